@@ -1,0 +1,179 @@
+"""The ledger: the boundary between a vertex and what keeps its facts.
+
+Above it: the vertex process. Below it: JetStream (`jetstream.py`) or memory (`memory.py`), which pass one contract
+suite (`tests/contract/ledger`). It knows lanes, buffers, marks and encoded frames; it does not know what a frame holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple, Protocol
+
+from millstream.record import BufferId, LaneId
+from millstream.wire.ledger.v1 import mark_pb2
+
+
+class DurabilityLevel(Enum):
+    """What an acknowledged commit survives."""
+
+    FSYNC = "fsync"
+    """Power loss: every write is fsynced before it is acknowledged."""
+    PROCESS = "process"
+    """The death of any process, not of the operating system."""
+    MEMORY = "memory"
+    """Nothing: for tests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Durability:
+    """What was found out about the broker at start."""
+
+    level: DurabilityLevel
+    verified: bool
+    """False when the server's settings could not be read."""
+    evidence: str
+    """Where it was read, or why it could not be."""
+
+
+class StoredMark(NamedTuple):
+    """A lane's mark as the ledger holds it."""
+
+    mark: mark_pb2.Mark
+    sequence: int
+    """Stream sequence of the mark's message: what the next commit is guarded with."""
+
+
+class FrameWrite(NamedTuple):
+    """One frame on its way into a buffer."""
+
+    buffer: BufferId
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """One atomic batch: frames in order, ids, then the mark. All or nothing."""
+
+    lane: LaneId
+    frames: Sequence[FrameWrite]
+    mark: mark_pb2.Mark
+    """`commit_id` is chosen by the caller and new for every commit."""
+    after: int
+    """`StoredMark.sequence` of the lane's previous mark."""
+    ids: Sequence[str] = ()
+    """Record ids to remember (sources that may repeat themselves)."""
+    ids_ttl_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """A commit that has landed."""
+
+    mark_sequence: int
+    frame_sequences: tuple[int, ...]
+    """Stream sequence of each frame, in the order of `Commit.frames`."""
+
+
+class StoredFrame(NamedTuple):
+    """One frame as read from a buffer."""
+
+    sequence: int
+    data: bytes
+
+
+@dataclass(slots=True)
+class LedgerStatistics:
+    """Running totals of one open ledger. Read by metrics, tests and the screen."""
+
+    commits: int = 0
+    commit_messages: int = 0
+    commit_bytes: int = 0
+    commit_seconds: float = 0.0
+    """Sum over all commits, from sending to answer."""
+    answers_settled: int = 0
+    """Commits whose answer was lost and that were settled by reading the mark."""
+    full_refusals: int = 0
+    frames_read: int = 0
+    bytes_read: int = 0
+    read_restarts: int = 0
+    """Times a reader had to set its consumer up again."""
+    trims: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerLimits:
+    """Settings of a vertex's ledger."""
+
+    frames_per_buffer_max: int
+    """Hard bound per buffer, kept by the server."""
+    replicas: int = 1
+    """Copies in a broker cluster."""
+    ids_ttl_s: float = field(default=0.0)
+    """Longest time ids are kept; 0 when no lane gives ids."""
+
+
+class Ledger(Protocol):
+    """The ledger of one vertex.
+
+    The owner of a lane calls `take_over`, then `commit` one after another. A downstream vertex calls `read` and `trim`
+    on the ledger of its upstream vertex. All methods may be used by several tasks at once; commits of one lane may not overlap.
+    """
+
+    @property
+    def vertex(self) -> str: ...
+
+    @property
+    def durability(self) -> Durability: ...
+
+    def statistics(self) -> LedgerStatistics: ...
+
+    async def mark(self, lane: LaneId) -> StoredMark | None:
+        """The lane's mark, read from the leader; None before its first."""
+
+    async def take_over(self, lane: LaneId, owner: str) -> StoredMark:
+        """Become the owner: writes the same mark under the next epoch. The owner before is fenced from now on."""
+
+    async def commit(self, commit: Commit) -> Receipt:
+        """Store everything or nothing, and return when it is durable.
+
+        A lost answer is settled inside, however long the broker stays away (the connection is retried for ever; cancel to
+        give up). Raises `FencedError` when another owner has taken over, `BufferFullError` or `StorageFullError` when
+        nothing was stored and the same commit may be tried again.
+        """
+
+    async def ids(self, lane: LaneId) -> set[str]:
+        """Record ids committed by this lane that have not expired."""
+
+    def read(self, buffer: BufferId, after: int) -> AbstractAsyncContextManager[AsyncIterator[StoredFrame]]:
+        """Frames of a buffer in order, those after stream sequence `after`; waits for more for ever.
+
+        Survives restarts of the broker without a gap or a repetition.
+        """
+
+    async def trim(self, buffer: BufferId, through: int) -> None:
+        """Remove frames up to and including stream sequence `through`."""
+
+    async def peek(self, buffer: BufferId, after: int, frames: int) -> Sequence[StoredFrame]:
+        """Up to `frames` stored frames after `after`, without consuming anything and without waiting."""
+
+    async def last_sequence(self, buffer: BufferId) -> int:
+        """Stream sequence of the last frame ever written to the buffer that is still stored; 0 when it is empty."""
+
+
+class Broker(Protocol):
+    """Where a pipeline's ledgers live."""
+
+    async def ledger(self, vertex: str, limits: LedgerLimits) -> Ledger:
+        """The ledger of `vertex`, made when it does not exist and brought to `limits` when it does.
+
+        Raises `DurabilityError` when the broker keeps less than was asked for at opening.
+        """
+
+    async def existing_ledger(self, vertex: str) -> Ledger | None:
+        """The ledger of `vertex` as it is; None when it does not exist (yet)."""
+
+    async def delete(self) -> None:
+        """Remove everything the pipeline keeps in this broker."""

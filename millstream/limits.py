@@ -1,0 +1,59 @@
+"""Every limit, in one place, with the relations between them asserted.
+
+Sizes are bytes, times are seconds, counts are counts.
+"""
+
+from __future__ import annotations
+
+KIB = 1024
+MIB = 1024 * KIB
+
+FRAME_RECORDS_MAX = 4096
+"""Records in a frame that a writer builds. Sources and UDF answers are cut to it."""
+FRAME_BYTES_MAX = 1 * MIB
+"""Bytes of values and columns in a frame that a writer builds, unless a single record is larger."""
+RECORD_BYTES_MAX = 7 * MIB
+"""Largest record, with keys and headers. A larger one is refused where it enters."""
+MESSAGE_BYTES_MAX = 8 * MIB
+"""`max_payload` of the broker: one frame is one message."""
+FRAMES_IN_FLIGHT_MAX = 64
+"""Frames a lane has read and not committed. 64 frames of 1 MiB bound its memory to 64 MiB."""
+BYTES_IN_FLIGHT_MAX = 64 * MIB
+"""Bytes a lane has read and not committed."""
+COMMIT_MESSAGES_MAX = 1000
+"""Messages in an atomic batch; the server's own limit."""
+COMMIT_BYTES_MAX = 8 * MIB
+"""Bytes in an atomic batch, unless a single frame is larger."""
+BUFFER_RECORDS_MAX = 1_000_000
+"""Default of `bufferMaxLength`."""
+BUFFER_BYTES_MAX = 512 * MIB
+"""Default of `bufferMaxBytes`."""
+BUFFER_USAGE_LIMIT = 0.8
+"""Default of `bufferUsageLimit`: a writer stops at this share of a buffer."""
+BUFFER_FRAMES_MAX = 100_000
+"""`max_msgs_per_subject`: the hard bound, refused by the server."""
+GRPC_MESSAGE_BYTES_MAX = 64 * MIB
+"""Largest gRPC message, both ways."""
+SIDECAR_BACKOFF_FIRST_S = 0.1
+SIDECAR_BACKOFF_LAST_S = 5.0
+"""A sidecar that dies is restarted after the first, then double, up to the last."""
+COMMIT_TIMEOUT_S = 5.0
+"""How long a commit's answer is waited for before the mark is read back. The server drops an idle batch after 10 s."""
+OT_PUBLISH_INTERVAL_S = 0.02
+"""A lane publishes its watermark at most this often."""
+DRAIN_TIMEOUT_S = 30.0
+"""From the request to stop until a process gives up finishing what is in flight."""
+SLICE_TARGET_S = 0.5
+"""One UDF call should not take longer than this; larger frames are handed over in slices."""
+
+# A frame with its envelope, its subject and headers must fit a message, and the largest record a frame.
+assert FRAME_BYTES_MAX + 64 * KIB < MESSAGE_BYTES_MAX
+assert RECORD_BYTES_MAX + 64 * KIB < MESSAGE_BYTES_MAX
+# A UDF may answer a frame with several times its size before gRPC refuses it.
+assert GRPC_MESSAGE_BYTES_MAX >= 8 * MESSAGE_BYTES_MAX
+# Marks, ids and state need messages too: frames may use at most all but a few of a batch.
+assert COMMIT_MESSAGES_MAX <= 1000
+# Settling a commit must begin before the server can have forgotten the batch.
+assert COMMIT_TIMEOUT_S < 10
+assert FRAMES_IN_FLIGHT_MAX * FRAME_BYTES_MAX <= BYTES_IN_FLIGHT_MAX
+assert BUFFER_FRAMES_MAX * FRAME_RECORDS_MAX > BUFFER_RECORDS_MAX

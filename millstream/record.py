@@ -1,0 +1,70 @@
+"""Plain values that name and hold data: records, positions, lanes, buffers. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record, as users see it."""
+
+    value: bytes
+    """The payload."""
+    event_time_us: int
+    """When it happened: microseconds since the epoch, UTC."""
+    keys: tuple[str, ...] = ()
+    """Key parts; empty when the record has none."""
+    headers: Mapping[str, bytes] = field(default_factory=dict)
+    """User metadata that travels with the record."""
+    id: str | None = None
+    """Given by the source, where it gives one."""
+    tags: tuple[str, ...] = ()
+    """Set by a UDF for the conditions of the edges it leaves on; never stored."""
+
+
+class Position(NamedTuple):
+    """How far a lane has come in a buffer: `sequence` is done completely, and `record_index` records of the next frame."""
+
+    sequence: int
+    record_index: int = 0
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class LaneId:
+    """One input partition of a vertex: an (edge, partition), or for a source vertex ("source", split)."""
+
+    vertex: str
+    input: str
+    """Name of the edge, or `SOURCE_INPUT`."""
+    partition: int
+
+    @property
+    def key(self) -> str:
+        """Unique inside the vertex; the lane's key in the OT store and the tail of its mark's subject."""
+        return f"{self.input}.{self.partition}"
+
+    def __str__(self) -> str:
+        return f"{self.vertex}/{self.key}"
+
+
+SOURCE_INPUT = "source"
+"""`LaneId.input` of a source's lanes. No edge can have this name (edge names contain a hyphen or are checked)."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class BufferId:
+    """The durable queue of one (edge, partition), in the ledger of the edge's upstream vertex."""
+
+    edge: str
+    partition: int
+
+    @property
+    def key(self) -> str:
+        """Unique inside the pipeline."""
+        return f"{self.edge}.{self.partition}"
+
+    def __str__(self) -> str:
+        return self.key

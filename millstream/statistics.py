@@ -1,0 +1,95 @@
+"""Numbers every process can tell about itself: what tests, metrics and the screen read. Plain values.
+
+Counts are running totals since the lane's first commit (they are part of its mark, so they survive restarts) unless
+said otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from millstream.record import BufferId, LaneId
+
+
+@dataclass(frozen=True, slots=True)
+class LaneStatistics:
+    """One lane, as of its last commit."""
+
+    lane: LaneId
+    epoch: int
+    watermark_us: int
+    idle: bool
+    ended: bool
+    inputs: int
+    """Records done with. inputs = processed + filtered + dead_lettered + sum(dropped)."""
+    input_bytes: int
+    processed: int
+    filtered: int
+    dead_lettered: int
+    dropped: Mapping[str, int]
+    outputs: int
+    unrouted: int
+    discarded: int
+    late: int
+    fallback: int
+    repeated_ids: int
+    frames_in_flight: int = 0
+    """Read and not committed, now."""
+    records_in_flight: int = 0
+    bytes_in_flight: int = 0
+    retries: int = 0
+    """Attempts after the first, since this process started."""
+    udf_errors: int = 0
+    """Errors the function gave, since this process started."""
+    pending: int | None = None
+    """Records waiting: in the buffer, or at a source that can tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class BufferStatistics:
+    """One buffer, as its writer sees it."""
+
+    buffer: BufferId
+    records: int
+    """Written and not yet consumed."""
+    bytes: int
+    records_max: int
+    bytes_max: int
+    full: bool
+    """The writer waits (or discards) because of this buffer."""
+    written_records: int = 0
+    """Written by this vertex's lanes since their first commit."""
+    written_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SidecarStatistics:
+    """The process of a user-defined function."""
+
+    running: bool
+    restarts: int
+    """Since this process started."""
+    pid: int | None
+    language: str = ""
+    sdk_version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class VertexStatistics:
+    """One vertex process."""
+
+    pipeline: str
+    vertex: str
+    vertex_type: str
+    """source, map, reduce or sink."""
+    replica: int
+    lanes: Sequence[LaneStatistics]
+    buffers: Sequence[BufferStatistics]
+    sidecars: Mapping[str, SidecarStatistics] = field(default_factory=dict)
+    """By role: udf, transformer, sink, fallback, source."""
+    commits: int = 0
+    commit_bytes: int = 0
+    commit_seconds: float = 0.0
+    answers_settled: int = 0
+    read_restarts: int = 0

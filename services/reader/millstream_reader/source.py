@@ -1,0 +1,48 @@
+"""What a source is to the vertex that runs it.
+
+Above it: the source lane of the vertex process. Below it: one module per kind of source. A source knows records and
+positions; it does not know ledgers, marks or watermarks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from millstream.frame import Frame
+
+
+@dataclass(frozen=True, slots=True)
+class SourceBatch:
+    """What one read gave."""
+
+    frame: Frame | None
+    """None: nothing was ready in time."""
+    position: bytes
+    """Where the source stands after this batch, in its own encoding; goes into the mark. For an empty batch it may repeat the last."""
+    ended: bool = False
+    """Nothing will follow, ever."""
+
+
+class SourceLane(Protocol):
+    """One open split of a source. Opened at a position, read by one task."""
+
+    @property
+    def replayable(self) -> bool:
+        """True: reading again from a position gives the same records. False: records carry ids, and may be repeated."""
+
+    async def read(self, records_max: int, bytes_max: int, timeout_s: float) -> SourceBatch:
+        """The next batch: whatever is ready, at most the limits; an empty one after `timeout_s`. Never waits to fill up.
+
+        Raises a `UserError` for input that cannot be used (what, which file and line) and `EnvironmentFault` for input
+        that cannot be reached. A single record larger than `bytes_max` comes alone.
+        """
+
+    async def committed(self, position: bytes) -> None:
+        """Everything up to `position` is durable: external acks may be given."""
+
+    def pending(self) -> int | None:
+        """Records known to wait at the source; None when it cannot be known."""
+
+    async def drain(self) -> None:
+        """Take nothing new in from outside; what was taken in is still read. After it, `read` gives the rest, then empty batches."""

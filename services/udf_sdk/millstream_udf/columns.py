@@ -1,0 +1,168 @@
+"""Columns of a frame, to and from Python lists.
+
+Works on encoded columns (`bytes`), as described in `proto/millstream/frame/v1/frame.proto`. The mesh uses this module
+too, so that both sides agree by construction. Everything here is pure, and raises `ValueError` for bytes that are
+not a column.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate, chain, pairwise
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError
+
+from millstream_udf.wire.frame.v1 import frame_pb2
+
+_SWAP = sys.byteorder == "big"
+
+_Column = TypeVar(
+    "_Column", frame_pb2.SealedBytesColumn, frame_pb2.SealedListColumn, frame_pb2.SealedHeadersColumn
+)
+
+
+def pack_offsets(offsets: Iterable[int]) -> bytes:
+    """Little-endian unsigned 32-bit."""
+    packed = array("I", offsets)
+    if _SWAP:
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def unpack_offsets(data: bytes) -> array[int]:
+    """Inverse of `pack_offsets`."""
+    offsets = array("I")
+    if len(data) % offsets.itemsize:
+        raise ValueError(f"a column of offsets has {len(data)} bytes, which is not a multiple of {offsets.itemsize}")
+    offsets.frombytes(data)
+    if _SWAP:
+        offsets.byteswap()
+    return offsets
+
+
+def pack_times(times_us: Iterable[int]) -> bytes:
+    """Event times, microseconds: little-endian signed 64-bit."""
+    packed = times_us if isinstance(times_us, array) and not _SWAP else array("q", times_us)
+    if _SWAP:
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def unpack_times(data: bytes) -> array[int]:
+    """Inverse of `pack_times`."""
+    times = array("q")
+    if len(data) % times.itemsize:
+        raise ValueError(f"a column of times has {len(data)} bytes, which is not a multiple of {times.itemsize}")
+    times.frombytes(data)
+    if _SWAP:
+        times.byteswap()
+    return times
+
+
+def pack_bytes(items: Sequence[bytes]) -> bytes:
+    """An encoded `BytesColumn` of `items`."""
+    column = frame_pb2.SealedBytesColumn(offsets=_offsets_of(items), data=b"".join(items))
+    return column.SerializeToString()
+
+
+def unpack_bytes(column: bytes) -> list[bytes]:
+    """Items of an encoded `BytesColumn`; an empty column has none."""
+    if not column:
+        return []
+    message = _parse(frame_pb2.SealedBytesColumn, column)
+    return _cut(message.offsets, message.data)
+
+
+def count_bytes(column: bytes) -> int:
+    """Number of items of an encoded `BytesColumn`, without reading them; checks that the ends meet."""
+    if not column:
+        return 0
+    message = _parse(frame_pb2.SealedBytesColumn, column)
+    offsets = unpack_offsets(message.offsets)
+    if not offsets or offsets[0] != 0 or offsets[-1] != len(message.data):
+        raise ValueError("offsets do not begin at 0 and end at the length of the data")
+    return len(offsets) - 1
+
+
+def pack_lists(lists: Sequence[Sequence[bytes]]) -> bytes:
+    """An encoded `ListColumn`; empty when every list is empty."""
+    if not any(lists):
+        return b""
+    items = list(chain.from_iterable(lists))
+    column = frame_pb2.SealedListColumn(
+        items=frame_pb2.SealedBytesColumn(offsets=_offsets_of(items), data=b"".join(items))
+    )
+    if any(len(parts) != 1 for parts in lists):
+        column.starts = _offsets_of(lists)
+    return column.SerializeToString()
+
+
+def unpack_lists(column: bytes, records: int) -> list[tuple[bytes, ...]]:
+    """`records` tuples; all empty when the column is absent."""
+    if not column:
+        return [()] * records
+    message = _parse(frame_pb2.SealedListColumn, column)
+    items = _cut(message.items.offsets, message.items.data) if message.items.offsets else []
+    if not message.starts:
+        lists = [(item,) for item in items]
+    else:
+        starts = unpack_offsets(message.starts)
+        _check_ends(starts, len(items))
+        lists = [tuple(items[start:stop]) for start, stop in pairwise(starts)]
+    if len(lists) != records:
+        raise ValueError(f"a list column has {len(lists)} entries for {records} records")
+    return lists
+
+
+def pack_headers(headers: Sequence[Mapping[str, bytes]]) -> bytes:
+    """An encoded `HeadersColumn`; empty when no record has headers."""
+    if not any(headers):
+        return b""
+    column = frame_pb2.SealedHeadersColumn(
+        starts=_offsets_of(headers),
+        names=list(chain.from_iterable(headers)),
+        values=list(chain.from_iterable(h.values() for h in headers)),
+    )
+    return column.SerializeToString()
+
+
+def unpack_headers(column: bytes, records: int) -> list[dict[str, bytes]]:
+    """One dictionary a record; all empty when the column is absent."""
+    if not column:
+        return [{} for _ in range(records)]
+    message = _parse(frame_pb2.SealedHeadersColumn, column)
+    starts = unpack_offsets(message.starts)
+    names, values = list(message.names), list(message.values)
+    if len(names) != len(values) or len(starts) != records + 1:
+        raise ValueError(f"a headers column has {len(starts) - 1} entries for {records} records")
+    _check_ends(starts, len(names))
+    return [dict(zip(names[a:b], values[a:b], strict=True)) for a, b in pairwise(starts)]
+
+
+def _offsets_of(items: Sequence[Sequence[object]] | Sequence[bytes] | Sequence[Mapping[str, bytes]]) -> bytes:
+    return pack_offsets(accumulate(map(len, items), initial=0))
+
+
+def _cut(offsets_data: bytes, data: bytes) -> list[bytes]:
+    offsets = unpack_offsets(offsets_data)
+    _check_ends(offsets, len(data))
+    items = [data[start:stop] for start, stop in pairwise(offsets)]
+    # Falling offsets give slices whose lengths do not add up.
+    if sum(map(len, items)) != len(data):
+        raise ValueError("offsets fall")
+    return items
+
+
+def _check_ends(offsets: array[int], length: int) -> None:
+    if not offsets or offsets[0] != 0 or offsets[-1] != length:
+        raise ValueError(f"offsets do not begin at 0 and end at {length}")
+
+
+def _parse(kind: type[_Column], data: bytes) -> _Column:
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise ValueError(f"not a column: {error}") from error
