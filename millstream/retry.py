@@ -1,0 +1,67 @@
+"""How often, and after which pauses, a failing record is tried again. Plain values; no I/O and no clock.
+
+Shared by functions and sinks. Attempts are counted from 0: attempt 0 is the first try, attempt 1 the first retry.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from enum import Enum
+
+DELAY_MAX_S = 3600.0
+"""No pause is longer than this, whatever the factor has made of it."""
+
+
+class OnFailure(Enum):
+    """What happens to a record when its attempts are used up, or when trying again cannot help."""
+
+    RETRY = "retry"
+    """Begin again with the first pause, for ever. Nothing is lost; the lane waits."""
+    FALLBACK = "fallback"
+    """Hand it to the fallback sink."""
+    DEAD_LETTER = "deadLetter"
+    """Send it to the dead-letter edge with its reason."""
+    DROP = "drop"
+    """Leave it out, counted with its reason."""
+    STOP = "stop"
+    """Stop the lane with an error that names the record."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Pauses that grow by a factor, with a share of chance so that lanes do not try in step."""
+
+    interval_s: float
+    """Pause before the first retry."""
+    steps: int | None = None
+    """Attempts in all, the first one included; None for no limit."""
+    factor: float = 1.0
+    """Each pause is this many times the one before; at least 1."""
+    cap_s: float = DELAY_MAX_S
+    """Longest pause, before chance is added."""
+    jitter: float = 0.0
+    """Up to this share of the pause is added by chance; 0 to 1."""
+
+    def allows(self, attempt: int) -> bool:
+        """Whether attempt number `attempt` (0 is the first try) may be made."""
+        return self.steps is None or attempt < self.steps
+
+    def delay_s(self, attempt: int, rng: random.Random) -> float:
+        """Pause before attempt number `attempt`; 0 for the first try."""
+        if attempt < 1:
+            return 0.0
+        cap_s = min(self.cap_s, DELAY_MAX_S)
+        try:
+            delay_s = min(self.interval_s * self.factor ** (attempt - 1), cap_s)
+        except OverflowError:
+            delay_s = cap_s
+        return delay_s * (1.0 + self.jitter * rng.random())
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """A spec's `retryStrategy`, as plain values."""
+
+    backoff: Backoff
+    on_failure: OnFailure
