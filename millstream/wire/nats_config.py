@@ -1,0 +1,66 @@
+"""The text of a NATS server's configuration, with the durability and the sizes a ledger needs. Pure.
+
+Above it: the local runner, the test server and whoever deploys a broker. It starts nothing and reads nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from millstream import limits
+
+LOG_FILE_BYTES_MAX = 8 * limits.MIB
+"""A log file is rotated at this size, and one older is kept."""
+PENDING_BYTES_MAX = 4 * limits.BYTES_IN_FLIGHT_MAX
+"""What the server holds for one slow connection before it closes it."""
+
+# A connection carries several lanes, and each may have asked for as many bytes as it may have in flight.
+assert PENDING_BYTES_MAX >= 2 * limits.BYTES_IN_FLIGHT_MAX
+
+
+def server_config(
+    *,
+    store_dir: Path,
+    port: int,
+    monitor_port: int,
+    host: str = "127.0.0.1",
+    name: str = "millstream",
+    sync_always: bool = True,
+    file_store_bytes_max: int | None = None,
+    ports_dir: Path | None = None,
+    log_file: Path | None = None,
+) -> str:
+    """A configuration for one server with JetStream.
+
+    A port of -1 lets the server choose; it then tells its ports in a file below `ports_dir`. Without `sync_always` a commit
+    survives the death of any process, but not that of the operating system. `file_store_bytes_max` None: what the disk has.
+    """
+    jetstream = {
+        "store_dir": _quoted(store_dir),
+        # Every write is on the disk before it is acknowledged. The default is two minutes.
+        "sync_interval": "always" if sync_always else '"2m"',
+        "max_file_store": None if file_store_bytes_max is None else str(file_store_bytes_max),
+    }
+    server = {
+        "server_name": json.dumps(name),
+        "listen": json.dumps(f"{host}:{port}"),
+        "http": json.dumps(f"{host}:{monitor_port}"),
+        "max_payload": str(limits.MESSAGE_BYTES_MAX),
+        "max_pending": str(PENDING_BYTES_MAX),
+        # A process that was stopped for a while keeps its connection.
+        "write_deadline": '"30s"',
+        "ports_file_dir": None if ports_dir is None else _quoted(ports_dir),
+        "log_file": None if log_file is None else _quoted(log_file),
+        "logfile_size_limit": None if log_file is None else str(LOG_FILE_BYTES_MAX),
+        "logfile_max_num": None if log_file is None else "2",
+    }
+    return "\n".join([*_lines(server, ""), "jetstream {", *_lines(jetstream, "  "), "}", ""])
+
+
+def _lines(settings: dict[str, str | None], indent: str) -> list[str]:
+    return [f"{indent}{key}: {value}" for key, value in settings.items() if value is not None]
+
+
+def _quoted(path: Path) -> str:
+    return json.dumps(str(path.absolute()), ensure_ascii=False)
