@@ -1,0 +1,415 @@
+"""The pipeline as users write it: `Pipeline`, its vertices and its edges.
+
+Owns the names, types, units and defaults of the file; the parts of a vertex are in `programs`,
+`sources` and `sinks` and are handed on from here. Fields have Numaflow's v1alpha1 names wherever
+Numaflow has the concept. It does not know files, graphs or processes.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from millstream.limits import BUFFER_BYTES_MAX, BUFFER_RECORDS_MAX, BUFFER_USAGE_LIMIT
+from millstream.spec.programs import (
+    Backoff,
+    CatBuiltin,
+    Container,
+    EnvVar,
+    EventTime,
+    EventTimeBuiltin,
+    FilterArguments,
+    FilterBuiltin,
+    NoArguments,
+    OnFailure,
+    Program,
+    RetryStrategy,
+    Transformer,
+    Udf,
+)
+from millstream.spec.sinks import (
+    BlackholeSink,
+    FallbackSink,
+    FileSink,
+    HttpBatch,
+    HttpSink,
+    LogSink,
+    OnSinkFailure,
+    Rolling,
+    Sink,
+    SinkRetryStrategy,
+    UserSink,
+)
+from millstream.spec.sources import (
+    Column,
+    CsvOptions,
+    FileSource,
+    GeneratorSource,
+    HttpAuth,
+    HttpSource,
+    OnInvalid,
+    SecretKey,
+    Source,
+    UserSource,
+)
+from millstream.spec.values import (
+    Duration,
+    EdgeName,
+    Flag,
+    Name,
+    PositiveCount,
+    PositiveDuration,
+    Quantity,
+    ShapeFault,
+    SpecModel,
+    Text,
+    exactly_one,
+    is_name,
+)
+
+API_VERSION = "millstream.io/v1alpha1"
+NUMAFLOW_API_VERSION = "numaflow.numaproj.io/v1alpha1"
+KIND = "Pipeline"
+
+PARTITIONS_MAX = 1024
+"""Most partitions of a vertex."""
+
+VertexKind = Literal["source", "map", "sink"]
+EdgeKind = Literal["data", "deadLetter"]
+OnFull = Literal["retryUntilSuccess", "discardLatest"]
+Partitions = Annotated[int, Field(strict=True, ge=1, le=PARTITIONS_MAX)]
+Percent = Annotated[int, Field(strict=True, ge=1, le=100)]
+
+
+class Limits(SpecModel):
+    """How much is in flight and in the buffers; for every vertex of the pipeline."""
+
+    noun = "limits"
+
+    read_batch_size: PositiveCount = 500
+    """Records handed to a UDF at a time, at most."""
+    read_timeout_s: PositiveDuration = Field(default=1.0, alias="readTimeout")
+    """Longest wait for a batch to fill. Duration, default 1s."""
+    buffer_max_length: PositiveCount = BUFFER_RECORDS_MAX
+    """Records in one input buffer (one edge and partition into the vertex)."""
+    buffer_max_bytes: Quantity = BUFFER_BYTES_MAX
+    """Bytes in one input buffer. Default 512 MiB."""
+    buffer_usage_limit: Percent = round(BUFFER_USAGE_LIMIT * 100)
+    """Percentage of `bufferMaxLength` and `bufferMaxBytes` at which writing into the buffer waits,
+    or drops, as the edge's `onFull` says."""
+    concurrency: PositiveCount | None = None
+    """Records of one lane that a UDF works on at once. Default: `readBatchSize`."""
+
+    @property
+    def usable_length(self) -> int:
+        """Records at which a writer waits."""
+        return max(1, self.buffer_max_length * self.buffer_usage_limit // 100)
+
+    @property
+    def usable_bytes(self) -> int:
+        """Bytes at which a writer waits."""
+        return max(1, self.buffer_max_bytes * self.buffer_usage_limit // 100)
+
+    @property
+    def concurrency_or_default(self) -> int:
+        """Records a UDF works on at once."""
+        return self.concurrency or self.read_batch_size
+
+
+class VertexLimits(SpecModel):
+    """Limits of one vertex; what is absent is taken from the pipeline's `limits`."""
+
+    noun = "limits"
+
+    read_batch_size: PositiveCount | None = None
+    """As in `spec.limits`."""
+    read_timeout_s: PositiveDuration | None = Field(default=None, alias="readTimeout")
+    """As in `spec.limits`. Duration."""
+    buffer_max_length: PositiveCount | None = None
+    """As in `spec.limits`."""
+    buffer_max_bytes: Quantity | None = None
+    """As in `spec.limits`."""
+    buffer_usage_limit: Percent | None = None
+    """As in `spec.limits`."""
+    concurrency: PositiveCount | None = None
+    """As in `spec.limits`."""
+
+    def over(self, base: Limits) -> Limits:
+        """The pipeline's limits with what this vertex sets."""
+        changes = {
+            name: value
+            for name in type(self).model_fields
+            if (value := getattr(self, name)) is not None
+        }
+        return base.model_copy(update=changes)
+
+
+class IdleSource(SpecModel):
+    """Moves the watermark on while a source has no data."""
+
+    noun = "idleSource"
+
+    threshold_s: PositiveDuration = Field(alias="threshold")
+    """Time without data after which a source is idle. Duration."""
+    increment_by_s: PositiveDuration = Field(alias="incrementBy")
+    """How far each step moves the watermark. Duration, at most `threshold`."""
+    step_interval_s: Duration = Field(default=0.0, alias="stepInterval")
+    """Time between steps. Duration; 0s means as often as watermarks are published."""
+    init_source_delay_s: Duration | None = Field(default=None, alias="initSourceDelay")
+    """Time after the start from which a source that never had data counts as idle. Duration, at
+    least `threshold`. Absent: such a source holds the watermark."""
+
+    def relation_faults(self) -> Iterator[ShapeFault]:
+        """A step is not longer than the silence it stands for."""
+        if self.increment_by_s > self.threshold_s:
+            what = "`incrementBy` is longer than `threshold`"
+            yield ShapeFault(("incrementBy",), what, "at most `threshold`")
+        delay_s = self.init_source_delay_s
+        if delay_s is not None and delay_s < self.threshold_s:
+            what = "`initSourceDelay` is shorter than `threshold`"
+            yield ShapeFault(("initSourceDelay",), what, "at least `threshold`")
+
+
+class Watermark(SpecModel):
+    """How event time advances."""
+
+    noun = "watermark"
+
+    disabled: Flag = False
+    """Publish no watermarks: nothing is ever late."""
+    max_delay_s: Duration = Field(default=0.0, alias="maxDelay")
+    """How far behind the newest event time of a source lane its watermark stays; records that are
+    further out of order are late. Duration, default 0s."""
+    idle_source: IdleSource | None = None
+    """What happens while a source has no data. Default: the watermark waits."""
+
+
+class TagConditions(SpecModel):
+    """Which tags of a message let it pass."""
+
+    noun = "tags"
+
+    operator: Literal["or", "and", "not"] = "or"
+    """`or`: any of the values; `and`: all of them; `not`: none of them."""
+    values: Annotated[tuple[Text, ...], Field(min_length=1)]
+    """Tags."""
+
+
+class Conditions(SpecModel):
+    """What a message must fulfil to take an edge."""
+
+    noun = "conditions"
+
+    tags: TagConditions | None = None
+    """Conditions on the tags that the UDF gave the message. Absent: every message passes."""
+
+
+class Edge(SpecModel):
+    """A connection from one vertex to another."""
+
+    noun = "an edge"
+
+    from_: Name = Field(alias="from")
+    """Vertex that writes."""
+    to: Name
+    """Vertex that reads; a map vertex may be its own or an earlier vertex's reader (a cycle)."""
+    name: EdgeName = ""
+    """Name of the edge, part of its buffers' names. Default: `<from>-<to>`, for a dead-letter edge
+    `<from>-<to>-dead-letter`."""
+    kind: EdgeKind = "data"
+    """`data`: what the vertex puts out. `deadLetter`: records it gave up on, with the reason."""
+    conditions: Conditions | None = None
+    """Which messages take this edge. Default: all."""
+    on_full: OnFull = "retryUntilSuccess"
+    """When the buffer is full: `retryUntilSuccess` makes the writer wait; `discardLatest` drops the
+    message and counts it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_name(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping) or data.get("name") is not None:
+            return data
+        if not all(
+            isinstance(end := data.get(key), str) and is_name(end) for key in ("from", "to")
+        ):
+            return data
+        return {**data, "name": default_edge_name(data)}
+
+    @classmethod
+    def shape_faults(cls, data: Mapping[str, Any]) -> Iterator[ShapeFault]:
+        """Dead letters have no tags to test."""
+        if data.get("kind") == "deadLetter" and data.get("conditions"):
+            what = "a dead-letter edge takes every record its vertex gives up on"
+            yield ShapeFault(("conditions",), what, "no conditions")
+
+
+def default_edge_name(edge: Mapping[str, Any]) -> str:
+    """The name of an edge (as written) that gives none itself."""
+    suffix = "-dead-letter" if edge.get("kind") == "deadLetter" else ""
+    return f"{edge.get('from')}-{edge.get('to')}{suffix}"
+
+
+class Vertex(SpecModel):
+    """One step of the pipeline: exactly one of a source, a UDF or a sink."""
+
+    noun = "a vertex"
+
+    name: Name
+    """Name of the vertex, part of its stream's name."""
+    source: Source | None = None
+    """Makes it a source vertex."""
+    udf: Udf | None = None
+    """Makes it a map vertex."""
+    sink: Sink | None = None
+    """Makes it a sink vertex."""
+    partitions: Partitions = 1
+    """Lanes per input; for a source, its lanes. Records with the same keys go to the same
+    partition."""
+    replicas: PositiveCount = 1
+    """Processes of the vertex, at most `partitions`; each owns the lanes whose partition modulo
+    `replicas` is its number."""
+    limits: VertexLimits | None = None
+    """Limits that differ from the pipeline's."""
+
+    @classmethod
+    def shape_faults(cls, data: Mapping[str, Any]) -> Iterator[ShapeFault]:
+        """One kind of vertex."""
+        yield from exactly_one(data, ("source", "udf", "sink"), cls.noun)
+
+    def relation_faults(self) -> Iterator[ShapeFault]:
+        """A replica without a lane would do nothing."""
+        if self.replicas > self.partitions:
+            what = f"{self.replicas} replicas cannot share {self.partitions} partition(s)"
+            yield ShapeFault(("replicas",), what, "at most `partitions`")
+
+    @property
+    def kind(self) -> VertexKind:
+        """Which of the kinds it is."""
+        if self.source is not None:
+            return "source"
+        return "map" if self.udf is not None else "sink"
+
+
+class Metadata(SpecModel):
+    """What the pipeline is called."""
+
+    noun = "metadata"
+
+    name: Name
+    """Name of the pipeline, first part of its streams' names."""
+    namespace: Name | None = None
+    """Kubernetes namespace."""
+    labels: dict[str, str] = Field(default_factory=dict)
+    """Kubernetes labels."""
+    annotations: dict[str, str] = Field(default_factory=dict)
+    """Kubernetes annotations."""
+
+
+class PipelineSpec(SpecModel):
+    """The vertices, the edges and what holds for all of them."""
+
+    noun = "spec"
+
+    vertices: Annotated[tuple[Vertex, ...], Field(min_length=1)]
+    """The steps."""
+    edges: tuple[Edge, ...] = ()
+    """The connections."""
+    limits: Limits = Limits()
+    """Limits of every vertex."""
+    watermark: Watermark = Watermark()
+    """How event time advances."""
+
+
+class Pipeline(SpecModel):
+    """The whole file."""
+
+    noun = "a pipeline"
+
+    api_version: Literal["millstream.io/v1alpha1", "numaflow.numaproj.io/v1alpha1"]
+    """`millstream.io/v1alpha1`, or Numaflow's `numaflow.numaproj.io/v1alpha1`."""
+    kind: Literal["Pipeline"]
+    """`Pipeline`."""
+    metadata: Metadata
+    """What the pipeline is called."""
+    spec: PipelineSpec
+    """What it does."""
+
+    @property
+    def name(self) -> str:
+        """`metadata.name`."""
+        return self.metadata.name
+
+    def vertex(self, name: str) -> Vertex:
+        """The vertex of that name. Errors: KeyError."""
+        for vertex in self.spec.vertices:
+            if vertex.name == name:
+                return vertex
+        raise KeyError(name)
+
+    def limits_of(self, vertex: Vertex) -> Limits:
+        """The limits that hold for a vertex and for the buffers of the edges into it."""
+        base = self.spec.limits
+        return base if vertex.limits is None else vertex.limits.over(base)
+
+    def concurrency_of(self, vertex: Vertex) -> int:
+        """Records of one lane that the vertex's UDF works on at once."""
+        own = vertex.udf.concurrency if vertex.udf is not None else None
+        return own or self.limits_of(vertex).concurrency_or_default
+
+
+__all__ = [
+    "API_VERSION",
+    "KIND",
+    "NUMAFLOW_API_VERSION",
+    "PARTITIONS_MAX",
+    "Backoff",
+    "BlackholeSink",
+    "CatBuiltin",
+    "Column",
+    "Conditions",
+    "Container",
+    "CsvOptions",
+    "Edge",
+    "EdgeKind",
+    "EnvVar",
+    "EventTime",
+    "EventTimeBuiltin",
+    "FallbackSink",
+    "FileSink",
+    "FileSource",
+    "FilterArguments",
+    "FilterBuiltin",
+    "GeneratorSource",
+    "HttpAuth",
+    "HttpBatch",
+    "HttpSink",
+    "HttpSource",
+    "IdleSource",
+    "Limits",
+    "LogSink",
+    "Metadata",
+    "NoArguments",
+    "OnFailure",
+    "OnFull",
+    "OnInvalid",
+    "OnSinkFailure",
+    "Pipeline",
+    "PipelineSpec",
+    "Program",
+    "RetryStrategy",
+    "Rolling",
+    "SecretKey",
+    "Sink",
+    "SinkRetryStrategy",
+    "Source",
+    "TagConditions",
+    "Transformer",
+    "Udf",
+    "UserSink",
+    "UserSource",
+    "Vertex",
+    "VertexKind",
+    "VertexLimits",
+    "Watermark",
+    "default_edge_name",
+]

@@ -1,0 +1,187 @@
+"""Where records go: the sink of a vertex and its options."""
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, Field
+
+from millstream.spec.programs import Backoff, Program
+from millstream.spec.sources import Column, repeated_columns
+from millstream.spec.values import (
+    PositiveCount,
+    PositiveDuration,
+    Quantity,
+    ShapeFault,
+    SpecModel,
+    Text,
+    exactly_one,
+    fault,
+)
+
+OnSinkFailure = Literal["retry", "fallback", "drop", "stop"]
+"""What becomes of a record that a sink still refuses after its retries."""
+
+SinkKind = Literal["log", "blackhole", "file", "http", "udsink"]
+
+
+def _checked_url(written: str) -> str:
+    try:
+        parts = urlsplit(written)
+        sound = parts.scheme in ("http", "https") and bool(parts.hostname)
+        sound = sound and (parts.port is None or parts.port > 0)
+    except ValueError:
+        sound = False
+    if not sound:
+        raise fault(f"{written!r} is not a URL to send to", "http://host:port/path or https://...")
+    return written
+
+
+class LogSink(SpecModel):
+    """Writes each record as a line to the vertex's log."""
+
+
+class BlackholeSink(SpecModel):
+    """Counts records and forgets them."""
+
+
+class Rolling(SpecModel):
+    """When a file is finished and the next one begun: at whichever limit comes first."""
+
+    noun = "rolling"
+
+    max_bytes: Quantity = 64 << 20
+    """Bytes of records in a file. Default 64 MiB."""
+    max_records: PositiveCount = 200_000
+    """Records in a file. Records of an unfinished file stay in the buffer, so this must be below
+    the buffer's limit."""
+    max_age_s: PositiveDuration = Field(default=10.0, alias="maxAge")
+    """Age of a file since its first record; also the longest time until a record can be seen.
+    Duration, default 10s."""
+
+
+class FileSink(SpecModel):
+    """Writes finished files into a directory; a file that can be seen is whole and final."""
+
+    noun = "a file sink"
+
+    path: Text
+    """Directory, relative to the pipeline file; made if absent."""
+    format: Literal["jsonl", "csv", "parquet"] = "jsonl"
+    """`jsonl` (the record's value per line), `csv` or `parquet`."""
+    columns: tuple[Column, ...] = ()
+    """Columns taken from the record's JSON value. CSV needs them; Parquet without them has one
+    binary column `value`."""
+    rolling: Rolling = Rolling()
+    """When a file is finished."""
+
+    def relation_faults(self) -> Iterator[ShapeFault]:
+        """Columns where they have a meaning."""
+        yield from repeated_columns(self.columns)
+        if self.format == "csv" and not self.columns:
+            yield ShapeFault((), "a CSV file needs columns", "`columns: [{name, type}]`")
+        if self.format == "jsonl" and self.columns:
+            what = "`columns` has no effect with `format: jsonl`"
+            yield ShapeFault(("columns",), what, "`format: csv` or `parquet`, or no `columns`")
+
+
+class HttpBatch(SpecModel):
+    """How many records go into one request."""
+
+    noun = "a batch"
+
+    max_records: PositiveCount = 1
+    """Records in one request. 1 sends the value as the body; more send one value per line."""
+    max_bytes: Quantity = 1 << 20
+    """Bytes of one request's body; a larger record goes alone. Default 1 MiB."""
+
+
+class HttpSink(SpecModel):
+    """Sends records by HTTP, with a key that is the same on every retry."""
+
+    noun = "an http sink"
+
+    url: Annotated[str, AfterValidator(_checked_url)]
+    """Where to send."""
+    method: Literal["POST", "PUT", "PATCH"] = "POST"
+    """HTTP method."""
+    headers: dict[str, str] = Field(default_factory=dict)
+    """Headers of every request."""
+    batch: HttpBatch = HttpBatch()
+    """How many records go into one request."""
+    idempotency_header: Text = "Idempotency-Key"
+    """Header that carries the key."""
+    timeout_s: PositiveDuration = Field(default=30.0, alias="timeout")
+    """Longest time for one request. Duration, default 30s."""
+
+
+class UserSink(Program):
+    """A sink that the user wrote."""
+
+    noun = "a udsink"
+
+
+class SinkRetryStrategy(SpecModel):
+    """What happens when a sink refuses a record."""
+
+    noun = "a retry strategy"
+
+    backoff: Backoff = Backoff()
+    """Delays and number of retries."""
+    on_failure: OnSinkFailure = "retry"
+    """After the last retry: `retry` for ever (the default), to the `fallback` sink, `drop`
+    (counted) or `stop` the lane."""
+
+
+class FallbackSink(SpecModel):
+    """The kinds of sink: exactly one of them. A fallback is tried for ever."""
+
+    noun = "a sink"
+    kinds: ClassVar[tuple[str, ...]] = ("log", "blackhole", "file", "http", "udsink")
+
+    log: LogSink | None = None
+    """To the vertex's log."""
+    blackhole: BlackholeSink | None = None
+    """Nowhere."""
+    file: FileSink | None = None
+    """To files."""
+    http: HttpSink | None = None
+    """By HTTP."""
+    udsink: UserSink | None = None
+    """To a program of the user's."""
+
+    @classmethod
+    def shape_faults(cls, data: Mapping[str, Any]) -> Iterator[ShapeFault]:
+        """One kind of sink."""
+        yield from exactly_one(data, cls.kinds, cls.noun)
+
+    @property
+    def kind(self) -> SinkKind:
+        """Which of the five it is."""
+        if self.log is not None:
+            return "log"
+        if self.blackhole is not None:
+            return "blackhole"
+        if self.file is not None:
+            return "file"
+        return "http" if self.http is not None else "udsink"
+
+
+class Sink(FallbackSink):
+    """Where the records of a sink vertex go."""
+
+    fallback: FallbackSink | None = None
+    """Where records go that the sink refused, with `onFailure: fallback` or when a `udsink` says
+    so."""
+    retry_strategy: SinkRetryStrategy = SinkRetryStrategy()
+    """What happens when the sink refuses a record."""
+
+    def relation_faults(self) -> Iterator[ShapeFault]:
+        """A fallback that is named must exist, and one that exists must be reachable."""
+        asked = self.retry_strategy.on_failure == "fallback"
+        if asked and self.fallback is None:
+            loc = ("retryStrategy", "onFailure")
+            yield ShapeFault(loc, "there is no fallback sink", "`fallback` with a sink")
+        if self.fallback is not None and not asked and self.udsink is None:
+            what = "`fallback` is never used"
+            yield ShapeFault(("fallback",), what, "`retryStrategy.onFailure: fallback`")

@@ -1,0 +1,310 @@
+"""The scalar types of the pipeline file and the base class of its models.
+
+Owns how a duration, a quantity and a name are written, and how a model reports several faults at
+once. Above it: the models. It knows nothing of pipelines.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    Strict,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic.alias_generators import to_camel
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from millstream.record import SOURCE_INPUT
+
+SPEC_FAULT = "spec_fault"
+"""The pydantic error type of faults that already carry `what` and `expected`."""
+
+NAME_LENGTH_MAX = 63
+"""Longest vertex, edge and pipeline name, in characters (a DNS label)."""
+
+EDGE_NAME_LENGTH_MAX = 2 * NAME_LENGTH_MAX + len("--dead-letter")
+"""Longest edge name, in characters: two vertex names and what the default name adds."""
+
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
+_DURATION_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h)")
+_DURATION_UNIT_S = {
+    "ns": 1e-9,
+    "us": 1e-6,
+    "µs": 1e-6,
+    "μs": 1e-6,
+    "ms": 1e-3,
+    "s": 1.0,
+    "m": 60.0,
+    "h": 3600.0,
+}
+_DURATION_MAX_S = 10.0 * 366 * 24 * 3600
+_QUANTITY = re.compile(r"(\d+(?:\.\d+)?)\s*([kKMGTP]?)(i?)(B?)")
+_QUANTITY_POWER = {"": 0, "k": 1, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
+_QUANTITY_MAX = 2**60
+
+_DURATION_EXPECTED = 'a duration such as "100ms", "1s" or "1h30m"'
+_QUANTITY_EXPECTED = 'a size such as 1048576, "512Mi", "1MiB" or "64M"'
+_NAME_EXPECTED = (
+    f"a DNS label: at most {NAME_LENGTH_MAX} characters a-z, 0-9 and '-', "
+    "first and last one a letter or digit"
+)
+_EDGE_NAME_EXPECTED = (
+    f"at most {EDGE_NAME_LENGTH_MAX} characters a-z, 0-9 and '-', first and last one a letter or "
+    "digit"
+)
+
+
+class ShapeFault(NamedTuple):
+    """A fault that a model finds itself: where (relative to the model), what, what was expected."""
+
+    loc: tuple[str | int, ...]
+    what: str
+    expected: str
+
+
+def fault(what: str, expected: str) -> PydanticCustomError:
+    """The error a field validator raises; both texts reach the user unchanged."""
+    return PydanticCustomError(SPEC_FAULT, "{what}", {"what": what, "expected": expected})
+
+
+def parse_duration(written: object) -> float:
+    """Seconds of a Go duration ("1h30m") or of a plain number of seconds.
+
+    Errors: a spec fault when it is neither, negative, or longer than ten years.
+    """
+    seconds = _duration_s(written)
+    if seconds is None:
+        raise fault(f"{_shown(written)} is not a duration", _DURATION_EXPECTED)
+    if not 0 <= seconds <= _DURATION_MAX_S:
+        raise fault(f"{_shown(written)} is out of range", f"{_DURATION_EXPECTED}, 0 to 10 years")
+    return seconds
+
+
+def _duration_s(written: object) -> float | None:
+    if isinstance(written, bool):
+        return None
+    if isinstance(written, int | float):
+        return float(written)
+    if not isinstance(written, str):
+        return None
+    text = written.strip()
+    if text == "0":
+        return 0.0
+    sign = -1.0 if text.startswith("-") else 1.0
+    text = text.removeprefix("-").removeprefix("+")
+    parts = _DURATION_PART.findall(text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        return None
+    return sign * sum(float(number) * _DURATION_UNIT_S[unit] for number, unit in parts)
+
+
+def parse_quantity(written: object) -> int:
+    """Bytes of a Kubernetes quantity ("512Mi", "64M"), the same with a B ("1MiB"), or an integer.
+
+    Errors: a spec fault when it is neither, not a whole number of bytes, or beyond 1 EiB.
+    """
+    size = _quantity_bytes(written)
+    if size is None:
+        raise fault(f"{_shown(written)} is not a size in bytes", _QUANTITY_EXPECTED)
+    if not 0 <= size <= _QUANTITY_MAX:
+        raise fault(f"{_shown(written)} is out of range", f"{_QUANTITY_EXPECTED}, 0 to 1 EiB")
+    return size
+
+
+def _quantity_bytes(written: object) -> int | None:
+    if isinstance(written, bool):
+        return None
+    if isinstance(written, int):
+        return int(written)
+    match = _QUANTITY.fullmatch(written.strip()) if isinstance(written, str) else None
+    if match is None:
+        return None
+    number, prefix, binary, _ = match.groups()
+    if binary and not prefix:
+        return None
+    size = float(number) * (1024 if binary else 1000) ** _QUANTITY_POWER[prefix]
+    return int(size) if size == int(size) else None
+
+
+def _shown(written: object) -> str:
+    text = repr(written) if isinstance(written, str) else str(written)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _positive(seconds: float) -> float:
+    if seconds <= 0:
+        raise fault("the duration must be longer than 0", _DURATION_EXPECTED)
+    return seconds
+
+
+def _positive_size(size: int) -> int:
+    if size <= 0:
+        raise fault("the size must be larger than 0", _QUANTITY_EXPECTED)
+    return size
+
+
+def _checked_name(name: str) -> str:
+    if not is_name(name):
+        raise fault(f"{_shown(name)} is not a valid name", _NAME_EXPECTED)
+    return name
+
+
+def is_name(name: str) -> bool:
+    """Whether a text may name a pipeline, vertex or edge (it becomes part of NATS subjects)."""
+    return len(name) <= NAME_LENGTH_MAX and _NAME.fullmatch(name) is not None
+
+
+def _checked_edge_name(name: str) -> str:
+    if len(name) > EDGE_NAME_LENGTH_MAX or _NAME.fullmatch(name) is None:
+        raise fault(f"{_shown(name)} is not a valid edge name", _EDGE_NAME_EXPECTED)
+    if name == SOURCE_INPUT:
+        raise fault(f"the edge name {name!r} is reserved", "another name")
+    return name
+
+
+def _filled(text: str) -> str:
+    if not text.strip():
+        raise fault("the text is empty", "a text that is not empty")
+    return text
+
+
+_DURATION_SCHEMA = WithJsonSchema(
+    {"type": ["string", "number"], "minimum": 0, "examples": ["100ms", "1s", "1h30m"]}
+)
+_QUANTITY_SCHEMA = WithJsonSchema(
+    {"type": ["string", "integer"], "minimum": 0, "examples": [1048576, "512Mi", "1MiB"]}
+)
+
+Duration = Annotated[float, BeforeValidator(parse_duration), _DURATION_SCHEMA]
+"""Seconds; written as in Go ("100ms", "1h30m") or as a number of seconds."""
+
+PositiveDuration = Annotated[Duration, AfterValidator(_positive)]
+"""Seconds, more than 0."""
+
+Quantity = Annotated[
+    int, BeforeValidator(parse_quantity), AfterValidator(_positive_size), _QUANTITY_SCHEMA
+]
+"""Bytes, more than 0; written as a Kubernetes quantity ("512Mi"), "1MiB" or an integer."""
+
+Count = Annotated[int, Strict(), Field(ge=0)]
+"""A whole number, 0 or more."""
+
+PositiveCount = Annotated[int, Strict(), Field(ge=1)]
+"""A whole number, 1 or more."""
+
+Share = Annotated[float, Strict(), Field(ge=0, le=1)]
+"""A share from 0 to 1."""
+
+Flag = Annotated[bool, Strict()]
+"""true or false, nothing that merely looks like it."""
+
+Text = Annotated[str, AfterValidator(_filled)]
+"""A text that is not empty."""
+
+Name = Annotated[
+    str,
+    AfterValidator(_checked_name),
+    WithJsonSchema(
+        {"type": "string", "maxLength": NAME_LENGTH_MAX, "pattern": f"^{_NAME.pattern}$"}
+    ),
+]
+"""A DNS label of at most 63 characters."""
+
+
+EdgeName = Annotated[
+    str,
+    AfterValidator(_checked_edge_name),
+    WithJsonSchema(
+        {"type": "string", "maxLength": EDGE_NAME_LENGTH_MAX, "pattern": f"^{_NAME.pattern}$"}
+    ),
+]
+"""As a name, but long enough for the two vertex names that make its default."""
+
+
+class SpecModel(BaseModel):
+    """Base of everything a user writes: frozen, strict about unknown fields, camelCase as in YAML.
+
+    A subclass reports what its fields cannot: `shape_faults` on the raw mapping (always run, so
+    that they are reported together with faulty fields) and `relation_faults` on the valid model.
+    """
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        alias_generator=to_camel,
+        use_attribute_docstrings=True,
+        allow_inf_nan=False,
+    )
+
+    noun: ClassVar[str] = "value"
+    """What messages call this model."""
+
+    @classmethod
+    def shape_faults(cls, data: Mapping[str, Any]) -> Iterator[ShapeFault]:
+        """Faults of the mapping as written, such as two of several exclusive fields."""
+        yield from ()
+
+    def relation_faults(self) -> Iterator[ShapeFault]:
+        """Faults between the values of fields that are each valid."""
+        yield from ()
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _every_fault(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        faults = list(cls.shape_faults(data)) if isinstance(data, Mapping) else []
+        details = [_shape_detail(item) for item in faults]
+        try:
+            model = handler(data)
+        except ValidationError as failure:
+            details.extend(_field_detail(dict(error)) for error in failure.errors())
+            raise ValidationError.from_exception_data(cls.__name__, details) from None
+        details.extend(_shape_detail(item) for item in model.relation_faults())
+        if details:
+            raise ValidationError.from_exception_data(cls.__name__, details)
+        return model
+
+
+def _shape_detail(item: ShapeFault) -> InitErrorDetails:
+    return InitErrorDetails(type=fault(item.what, item.expected), loc=item.loc, input=None)
+
+
+def _field_detail(error: dict[str, Any]) -> InitErrorDetails:
+    context = {key: value for key, value in error.get("ctx", {}).items() if key != "error"}
+    kind = PydanticCustomError(error["type"], error["msg"], context)
+    return InitErrorDetails(type=kind, loc=error["loc"], input=error["input"])
+
+
+def exactly_one(data: Mapping[str, Any], names: tuple[str, ...], noun: str) -> Iterator[ShapeFault]:
+    """A fault unless exactly one of the fields has a value."""
+    given = [name for name in names if data.get(name) is not None]
+    if len(given) == 1:
+        return
+    expected = f"exactly one of {_listed(names)}"
+    empty = [name for name in names if name in data and data[name] is None]
+    if len(given) > 1:
+        yield ShapeFault((), f"{noun} has {_listed(tuple(given))} together", expected)
+    elif empty:
+        what = f"`{empty[0]}` is empty"
+        yield ShapeFault((empty[0],), what, "a value (`{}` where it has defaults)")
+    else:
+        yield ShapeFault((), f"{noun} has none of {_listed(names)}", expected)
+
+
+def at_most_one(data: Mapping[str, Any], names: tuple[str, ...], noun: str) -> Iterator[ShapeFault]:
+    """A fault when more than one of the fields has a value."""
+    given = tuple(name for name in names if data.get(name) is not None)
+    if len(given) > 1:
+        yield ShapeFault((), f"{noun} has {_listed(given)} together", "at most one of them")
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
