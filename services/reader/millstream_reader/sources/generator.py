@@ -1,0 +1,357 @@
+"""The generator: numbered records made here, as fast as asked.
+
+Above it: a source lane. Below it: the clock, and nothing else. It owns what a record of a number is; the same
+settings and seed give the same values and keys again from any position, and with `step_us` the same event times.
+
+Numbers count through the vertex: lane p of P makes p, p + P, p + 2P, ..., so that lanes share the total and the rate
+and each number is made once. Columns are built by the frame, not by the record: numbers that share all but their
+last four digits differ in a suffix from a table only, and one `join` writes them all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from array import array
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from itertools import accumulate
+from operator import sub
+
+from millstream_udf import columns
+from millstream_udf.wire.frame.v1 import frame_pb2
+
+from millstream.clock import MICROSECONDS, Clock
+from millstream.errors import DamageError
+from millstream.frame import Frame
+from millstream.record import LaneId
+from millstream_reader.source import SourceBatch
+from millstream_reader.sources.positions import pack_position, unpack_position
+
+KIND = "generator"
+
+_BLOCK_DIGITS = 4
+_BLOCK = 10**_BLOCK_DIGITS
+_SUFFIXES = [b"%04d}" % low for low in range(_BLOCK)]
+_SHIFTS = 1 << 16
+"""How many records it takes until the pattern of moved event times repeats."""
+_KEY_COLUMNS_MAX = 64
+"""Key columns kept. A key column of 4,096 short keys has about 50 kB."""
+_RECORD_OVERHEAD = 12
+"""Bytes a record takes in the columns beside its value and key: an event time and an offset."""
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratorPlan:
+    """What one vertex's generator makes."""
+
+    message_bytes: int
+    """Bytes of a value, unless its JSON needs more."""
+    records: int | None = None
+    """Records in all, over every lane; None without end."""
+    records_per_s: float = 0.0
+    """Over every lane; 0 is as fast as possible."""
+    value: int | None = None
+    """A number that every record carries beside its own."""
+    blob: bytes | None = None
+    """The value of every record, instead of numbered JSON."""
+    key_count: int = 0
+    step_us: float | None = None
+    """Event time from one number to the next; None for the time at which a record is due."""
+    start_us: int | None = None
+    """Event time of number 0, with `step_us`; None for the time at which the lane was first opened."""
+    jitter_us: int = 0
+    """Each event time is moved back by a random time up to this."""
+    late_share: float = 0.0
+    late_by_us: int = 0
+    out_of_order_share: float = 0.0
+    out_of_order_by_us: int = 0
+    seed: int = 0
+
+
+@asynccontextmanager
+async def open_generator(
+    plan: GeneratorPlan, lane: LaneId, partitions: int, position: bytes, *, clock: Clock
+) -> AsyncIterator[GeneratorLane]:
+    """A generator lane, its schedule starting now at `position`."""
+    body = unpack_position(position, KIND, partitions, lane)
+    if body is None:
+        body = {"made": 0, "origin_us": clock.now_us()}
+    made, origin_us = body.get("made"), body.get("origin_us")
+    if not isinstance(made, int) or not isinstance(origin_us, int):
+        raise DamageError(f"lane {lane}: the stored position {position[:80]!r} is not one of a generator")
+    yield GeneratorLane(plan, lane, partitions, made, origin_us, clock)
+
+
+class GeneratorLane:
+    """One lane of a generator. See `SourceLane`."""
+
+    def __init__(
+        self,
+        plan: GeneratorPlan,
+        lane: LaneId,
+        partitions: int,
+        made: int,
+        origin_us: int,
+        clock: Clock,
+    ) -> None:
+        self._plan = plan
+        self._origin_us = origin_us
+        self._first = lane.partition
+        self._partitions = partitions
+        self._made = made
+        self._schedule = _Schedule(plan.records_per_s, lane.partition, partitions, made, clock)
+        self._values = _Values(plan, lane.partition, partitions)
+        self._keys = _Keys(plan.key_count, lane.partition, partitions)
+        self._shifts = _event_time_shifts(plan, lane.partition)
+        self._newest_us = 0
+        self._draining = False
+        self._total: int | None = None
+        if plan.records is not None:
+            self._total = max(0, -(-(plan.records - lane.partition) // partitions))
+
+    @property
+    def replayable(self) -> bool:
+        return True
+
+    async def read(self, records_max: int, bytes_max: int, timeout_s: float) -> SourceBatch:
+        """What the schedule says is due; at full speed, as much as fits."""
+        if self._draining or self._ended:
+            return self._batch(None)
+        count = self._ready()
+        if count == 0:
+            await asyncio.sleep(min(self._schedule.wait_s(self._made), timeout_s))
+            count = self._ready()
+        else:
+            # A source that always has something must not keep the loop from everybody else.
+            await asyncio.sleep(0)
+        count = min(count, records_max, max(1, bytes_max // self._record_bytes))
+        return self._batch(self._make(count) if count else None)
+
+    async def committed(self, position: bytes) -> None:
+        """Nobody outside waits for it."""
+
+    def pending(self) -> int | None:
+        if self._schedule.paced or self._total is not None:
+            return self._ready()
+        return None
+
+    async def drain(self) -> None:
+        self._draining = True
+
+    @property
+    def _ended(self) -> bool:
+        return self._total is not None and self._made >= self._total
+
+    @property
+    def _record_bytes(self) -> int:
+        return self._values.record_bytes_max + self._keys.record_bytes_max + _RECORD_OVERHEAD
+
+    def _ready(self) -> int:
+        due = self._schedule.due(self._made)
+        return due if self._total is None else min(due, self._total - self._made)
+
+    def _batch(self, frame: Frame | None) -> SourceBatch:
+        body = {"made": self._made, "origin_us": self._origin_us}
+        return SourceBatch(frame, pack_position(KIND, self._partitions, body), self._ended)
+
+    def _make(self, count: int) -> Frame:
+        start = self._made
+        ingest_us = self._schedule.wall_us(start)
+        times = self._event_times(start, count)
+        frame = Frame(
+            records=count,
+            event_time_min_us=min(times),
+            event_time_max_us=max(times),
+            ingest_time_us=ingest_us,
+            values_column=self._values.column(start, count),
+            event_times_column=columns.pack_times(times),
+            keys_column=self._keys.column(start, count),
+        )
+        self._made += count
+        return frame
+
+    def _event_times(self, start: int, count: int) -> array[int]:
+        if self._plan.step_us is not None:
+            times = self._stepped_times(self._plan.step_us, start, count)
+        else:
+            times = self._schedule.due_times_us(start, count)
+            # The wall clock may be set back; event times that are to be in order stay in order.
+            if times[0] < self._newest_us:
+                times = array("q", [max(time_us, self._newest_us) for time_us in times])
+            self._newest_us = times[-1]
+        if not self._shifts:
+            return times
+        offset = start % _SHIFTS
+        repeats = -(-(offset + count) // _SHIFTS)
+        stretch = self._shifts if repeats == 1 else self._shifts * repeats
+        return array("q", map(sub, times, stretch[offset : offset + count]))
+
+    def _stepped_times(self, step_us: float, start: int, count: int) -> array[int]:
+        origin_us = self._origin_us if self._plan.start_us is None else self._plan.start_us
+        first = self._first + start * self._partitions
+        numbers = range(first, first + count * self._partitions, self._partitions)
+        if not step_us.is_integer():
+            return array("q", [origin_us + int(number * step_us) for number in numbers])
+        step = int(step_us)
+        if step == 0:
+            return array("q", [origin_us]) * count
+        begin = origin_us + first * step
+        return array(
+            "q",
+            range(begin, begin + count * self._partitions * step, self._partitions * step),
+        )
+
+
+class _Schedule:
+    """When each record of a lane is due. It runs from the moment of opening and never forgets: what could not be read
+    in time is due at once, with the time at which it should have been read."""
+
+    def __init__(self, records_per_s: float, first: int, partitions: int, made: int, clock: Clock) -> None:
+        self._rate = records_per_s
+        self._first = first
+        self._partitions = partitions
+        self._made = made
+        self._clock = clock
+        self._start_s = clock.monotonic_s()
+        self._start_us = clock.now_us()
+
+    @property
+    def paced(self) -> bool:
+        return self._rate > 0
+
+    def due(self, made: int) -> int:
+        """Records that may be made now, after `made` of them."""
+        if not self.paced:
+            return 1 << 62
+        elapsed = (self._clock.monotonic_s() - self._start_s) * self._rate
+        since_start = int((elapsed - self._first) // self._partitions) + 1 if elapsed >= self._first else 0
+        return max(0, since_start - (made - self._made))
+
+    def wait_s(self, made: int) -> float:
+        """Until the record after `made` is due."""
+        if not self.paced:
+            return 0.0
+        return max(0.0, self._offset_s(made) - (self._clock.monotonic_s() - self._start_s))
+
+    def wall_us(self, made: int) -> int:
+        """When the record after `made` was due, by the wall clock as it is set now."""
+        now_us = self._clock.now_us()
+        if not self.paced:
+            return now_us
+        late_s = self._clock.monotonic_s() - self._start_s - self._offset_s(made)
+        return now_us - max(0, int(late_s * MICROSECONDS))
+
+    def due_times_us(self, made: int, count: int) -> array[int]:
+        """When `count` records after `made` are due, by the wall clock as it was set at the start."""
+        if not self.paced:
+            return array("q", [self._clock.now_us()]) * count
+        step = self._partitions * MICROSECONDS / self._rate
+        first = self._start_us + self._offset_s(made) * MICROSECONDS
+        return array("q", [int(first + index * step) for index in range(count)])
+
+    def _offset_s(self, made: int) -> float:
+        return ((made - self._made) * self._partitions + self._first) / self._rate
+
+
+class _Values:
+    """The value column: `{"lane":0,"number":   17}`, spaces before the number making up the size; or a blob."""
+
+    def __init__(self, plan: GeneratorPlan, lane: int, partitions: int) -> None:
+        self._first = lane
+        self._partitions = partitions
+        self._blob = plan.blob
+        self._blob_column: tuple[int, bytes] = (0, b"")
+        extra = b"" if plan.value is None else b'"value":%d,' % plan.value
+        self._prefix = b'{"lane":%d,%b"number":' % (lane, extra)
+        self._width = max(0, plan.message_bytes - len(self._prefix) - 1)
+        if self._blob is not None:
+            self.record_bytes_max = len(self._blob)
+        else:
+            self.record_bytes_max = max(plan.message_bytes, len(self._prefix) + len(str(1 << 63)) + 1)
+
+    def column(self, start: int, count: int) -> bytes:
+        """Of `count` records from the lane's record `start`."""
+        if self._blob is not None:
+            if self._blob_column[0] != count:
+                self._blob_column = (count, columns.pack_bytes([self._blob] * count))
+            return self._blob_column[1]
+        number = self._first + start * self._partitions
+        stop = number + count * self._partitions
+        pieces: list[bytes] = []
+        offsets = array("I", [0])
+        while number < stop:
+            block = number // _BLOCK
+            numbers = range(number, min(stop, (block + 1) * _BLOCK), self._partitions)
+            piece, sizes = self._piece(block, numbers)
+            pieces.append(piece)
+            begin = offsets.pop()
+            if isinstance(sizes, int):
+                offsets.extend(range(begin, begin + len(numbers) * sizes + 1, sizes))
+            else:
+                offsets.extend(accumulate(sizes, initial=begin))
+            number += len(numbers) * self._partitions
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        return frame_pb2.SealedBytesColumn(offsets=columns.pack_offsets(offsets), data=data).SerializeToString()
+
+    def _piece(self, block: int, numbers: range) -> tuple[bytes, int | list[int]]:
+        """Values of numbers of one block, and their size, or sizes where they differ."""
+        if block == 0:
+            values = [b"%b%*d}" % (self._prefix, self._width, number) for number in numbers]
+            return b"".join(values), list(map(len, values))
+        prefix = b"%b%*d" % (self._prefix, max(0, self._width - _BLOCK_DIGITS), block)
+        low = numbers.start - block * _BLOCK
+        suffixes = _SUFFIXES[low : low + len(numbers) * self._partitions : self._partitions]
+        return prefix + prefix.join(suffixes), len(prefix) + len(_SUFFIXES[0])
+
+
+class _Keys:
+    """The key column: number n has the key `key-<n modulo key count>`."""
+
+    def __init__(self, key_count: int, lane: int, partitions: int) -> None:
+        self._count = key_count
+        self._first = lane
+        self._partitions = partitions
+        self._columns: OrderedDict[tuple[int, int], bytes] = OrderedDict()
+        self.record_bytes_max = len(self._key(key_count)) + 4 if key_count else 0
+
+    def column(self, start: int, count: int) -> bytes:
+        """Of `count` records from the lane's record `start`; empty without keys."""
+        if not self._count:
+            return b""
+        first = (self._first + start * self._partitions) % self._count
+        column = self._columns.pop((first, count), None)
+        if column is None:
+            numbers = range(first, first + count * self._partitions, self._partitions)
+            column = columns.pack_lists([(self._key(number % self._count),) for number in numbers])
+            if len(self._columns) >= _KEY_COLUMNS_MAX:
+                self._columns.popitem(last=False)
+        self._columns[(first, count)] = column
+        return column
+
+    @staticmethod
+    def _key(number: int) -> bytes:
+        return b"key-%d" % number
+
+
+def _event_time_shifts(plan: GeneratorPlan, lane: int) -> array[int]:
+    """How far back the event time of each record lies, for a stretch that repeats; empty when none is moved."""
+    late, swapped = (
+        round(plan.late_share * _SHIFTS),
+        round(plan.out_of_order_share * _SHIFTS),
+    )
+    if not (late and plan.late_by_us) and not (swapped and plan.out_of_order_by_us) and not plan.jitter_us:
+        return array("q")
+    chance = random.Random(f"{plan.seed}/{lane}")
+    order = chance.sample(range(_SHIFTS), _SHIFTS)
+    shifts = array("q", [0]) * _SHIFTS
+    for index in order[:late]:
+        shifts[index] += plan.late_by_us
+    for index in order[_SHIFTS - swapped :]:
+        shifts[index] += plan.out_of_order_by_us
+    if plan.jitter_us:
+        for index in range(_SHIFTS):
+            shifts[index] += chance.randint(0, plan.jitter_us)
+    return shifts

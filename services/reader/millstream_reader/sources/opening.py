@@ -1,0 +1,82 @@
+"""From the source a user wrote to an open lane of it.
+
+Above it: the vertex process. Below it: one module per kind of source. It owns how the fields of the spec become what
+a source works with; the sources themselves do not know the spec.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from millstream.clock import MICROSECONDS, Clock
+from millstream.errors import MillstreamError
+from millstream.record import LaneId
+from millstream.spec.models import GeneratorSource, Source
+from millstream.udf.protocol import StreamName, UdfClient
+from millstream_reader.source import SourceLane
+from millstream_reader.sources.generator import GeneratorPlan, open_generator
+from millstream_reader.sources.user_defined import open_user_defined
+
+
+@asynccontextmanager
+async def open_source(
+    source: Source,
+    lane: LaneId,
+    partitions: int,
+    position: bytes,
+    *,
+    base_dir: Path,
+    clock: Clock,
+    udf_client: UdfClient | None = None,
+    stream_name: StreamName | None = None,
+) -> AsyncIterator[SourceLane]:
+    """The open lane of `source` that goes on at `position` (empty: at the very start).
+
+    `base_dir` is the directory of the pipeline file, from which its paths count. A user-defined source needs
+    `udf_client` and `stream_name`. Errors: those of `SourceLane.read`, for what shows at once.
+    """
+    if source.generator is not None:
+        plan = generator_plan(source.generator)
+        async with open_generator(plan, lane, partitions, position, clock=clock) as generator:
+            yield generator
+    else:
+        if udf_client is None or stream_name is None:
+            raise MillstreamError(f"lane {lane}: a user-defined source was opened without its function")
+        async with open_user_defined(udf_client, stream_name, lane, partitions, position, clock=clock) as user_defined:
+            yield user_defined
+
+
+def generator_plan(source: GeneratorSource) -> GeneratorPlan:
+    """What the fields of a `generator` mean."""
+    step_s = source.event_time_step_s
+    if step_s is None and source.start is not None and source.rpu:
+        step_s = source.duration_s / source.rpu
+    return GeneratorPlan(
+        message_bytes=source.msg_size,
+        records=source.records,
+        records_per_s=source.rpu / source.duration_s,
+        value=source.value,
+        blob=base64.b64decode(source.value_blob) if source.value_blob is not None else None,
+        key_count=source.key_count,
+        step_us=step_s * MICROSECONDS if step_s is not None else None,
+        start_us=_start_us(source.start) if source.start is not None else None,
+        jitter_us=_microseconds(source.jitter_s),
+        late_share=source.late_share,
+        late_by_us=_microseconds(source.late_by_s),
+        out_of_order_share=source.out_of_order_share,
+        out_of_order_by_us=_microseconds(source.out_of_order_by_s),
+        seed=source.seed,
+    )
+
+
+def _microseconds(seconds: float) -> int:
+    return round(seconds * MICROSECONDS)
+
+
+def _start_us(written: str) -> int:
+    start = datetime.fromisoformat(written)
+    return round((start if start.tzinfo is not None else start.replace(tzinfo=UTC)).timestamp() * MICROSECONDS)

@@ -1,0 +1,56 @@
+"""Positions of the built-in sources: small JSON objects, readable in tools. Pure.
+
+Every position names its kind, its version and the number of partitions it was made under. Partitions decide
+which lane owns what, so a position is of no use under another number of them.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from millstream.errors import DamageError, UserError
+from millstream.record import LaneId
+
+_VERSION = 1
+
+
+def pack_position(kind: str, partitions: int, body: dict[str, Any]) -> bytes:
+    """The bytes of a position: `body` and what every position carries."""
+    whole = {"source": kind, "version": _VERSION, "partitions": partitions, **body}
+    return json.dumps(whole, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogateescape")
+
+
+def unpack_position(position: bytes, kind: str, partitions: int, lane: LaneId) -> dict[str, Any] | None:
+    """What `pack_position` was given; None for the empty position, the very start.
+
+    Errors: `UserError` when the spec has changed in a way that positions do not survive, `DamageError` when the
+    bytes are not a position.
+    """
+    if not position:
+        return None
+    try:
+        body = json.loads(position.decode("utf-8", "surrogateescape"))
+        found_kind, version, found_partitions = (
+            body.pop("source"),
+            body.pop("version"),
+            body.pop("partitions"),
+        )
+    except (ValueError, AttributeError, KeyError, TypeError) as error:
+        raise DamageError(f"lane {lane}: the stored position {position[:80]!r} is not one of a source") from error
+    start_over = "put it back, or start over with --fresh"
+    if found_kind != kind:
+        raise UserError(
+            f"lane {lane}: the source is now `{kind}`, and was `{found_kind}` in earlier runs; {start_over}"
+        )
+    if version != _VERSION:
+        raise UserError(
+            f"lane {lane}: the stored position has version {version}; this release reads version {_VERSION}. "
+            "Run the release that wrote it, or start over with --fresh"
+        )
+    if found_partitions != partitions:
+        raise UserError(
+            f"lane {lane}: the vertex now has {partitions} partitions, and had {found_partitions} in earlier runs; "
+            f"they decide which lane reads what, so {start_over}"
+        )
+    return dict(body)
