@@ -41,6 +41,26 @@ COMMIT_TIMEOUT_S = 5.0
 """How long a commit's answer is waited for before the mark is read back. The server drops an idle batch after 10 s."""
 OT_PUBLISH_INTERVAL_S = 0.02
 """A lane publishes its watermark at most this often."""
+OT_PUT_TIMEOUT_S = 2.0
+"""How long one answer of the OT store is waited for."""
+OT_RETRY_INTERVAL_S = 0.1
+"""From a put or read of the OT store that failed to the next attempt."""
+OT_REREAD_INTERVAL_S = 1.0
+"""A watcher reads the whole OT store this often: what a lost message cost is made good within it."""
+OT_UPDATES_WAITING_MAX = 4096
+"""Updates of an OT store that wait for a slow watcher before only the newest of each lane is kept."""
+OT_TIMELINE_POINTS_MAX = 1024
+"""Steps of one lane's timeline: 20 s of publishing at full rate; thinned beyond, which makes it coarser, not wrong."""
+OT_PUT_TIMEOUT_S = 2.0
+"""How long one answer of the OT store is waited for."""
+OT_RETRY_INTERVAL_S = 0.1
+"""From a put or read of the OT store that failed to the next attempt."""
+OT_REREAD_INTERVAL_S = 1.0
+"""A watcher reads the whole OT store this often: what a lost message cost is made good within it."""
+OT_UPDATES_WAITING_MAX = 4096
+"""Updates of an OT store that wait for a slow watcher before only the newest of each lane is kept."""
+OT_TIMELINE_POINTS_MAX = 1024
+"""Steps of one lane's timeline: 20 s of publishing at full rate; thinned beyond, which makes it coarser, not wrong."""
 DRAIN_TIMEOUT_S = 30.0
 """From the request to stop until a process gives up finishing what is in flight."""
 SLICE_TARGET_S = 0.5
@@ -57,3 +77,7 @@ assert COMMIT_MESSAGES_MAX <= 1000
 assert COMMIT_TIMEOUT_S < 10
 assert FRAMES_IN_FLIGHT_MAX * FRAME_BYTES_MAX <= BYTES_IN_FLIGHT_MAX
 assert BUFFER_FRAMES_MAX * FRAME_RECORDS_MAX > BUFFER_RECORDS_MAX
+# Publishing is the fast path; retries and re-reads only make good what it lost.
+assert OT_PUBLISH_INTERVAL_S < OT_RETRY_INTERVAL_S < OT_REREAD_INTERVAL_S < OT_PUT_TIMEOUT_S
+# A timeline must bridge the longest silence of a watch (a put that gets no answer, then a re-read) at full rate.
+assert OT_TIMELINE_POINTS_MAX * OT_PUBLISH_INTERVAL_S > 2 * (OT_PUT_TIMEOUT_S + OT_REREAD_INTERVAL_S)

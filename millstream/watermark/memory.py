@@ -1,0 +1,189 @@
+"""OT stores in memory, with faults: for tests of ours and of users.
+
+`OtMemory` stands for the broker: give the same one to several `open_memory_ot_stores` and they see each other, as
+processes do. What a broker can do to a client is a method of `OtMemory`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from millstream import limits
+from millstream.errors import FencedError, RetryLaterError
+from millstream.record import LaneId
+from millstream.watermark.background import open_tasks
+from millstream.watermark.publish import CoalescingPublisher
+from millstream.watermark.store import OtStatistics, OtUpdate, decode_update
+from millstream.watermark.updates import UpdateQueue
+from millstream.wire.watermark.v1.ot_pb2 import OtEntry
+
+
+@dataclass(slots=True)
+class _Bucket:
+    entries: dict[str, bytes] = field(default_factory=dict)
+    watchers: list[UpdateQueue] = field(default_factory=list)
+
+
+class OtMemory:
+    """What all processes share, and what can go wrong with it."""
+
+    def __init__(self) -> None:
+        self._buckets: dict[tuple[str, str], _Bucket] = {}
+        self._puts_to_lose = 0
+        self._answers_to_lose = 0
+        self._held: list[tuple[_Bucket, OtUpdate]] | None = None
+        self._away = False
+
+    def lose_puts(self, count: int) -> None:
+        """The next puts vanish: not stored, no answer."""
+        self._puts_to_lose += count
+
+    def lose_answers(self, count: int) -> None:
+        """The next puts are stored and not answered."""
+        self._answers_to_lose += count
+
+    def hold_updates(self) -> None:
+        """Watchers hear of nothing from now on."""
+        self._held = []
+
+    def release_updates(self) -> None:
+        """Watchers hear, late, of everything since `hold_updates`."""
+        held, self._held = self._held or [], None
+        for bucket, update in held:
+            _tell(bucket, update)
+
+    def stop(self) -> None:
+        """The broker goes away: puts and reads fail, and watchers miss what is published meanwhile."""
+        self._away = True
+
+    def start(self) -> None:
+        """It is back, with what it had stored. Watchers read everything again."""
+        self._away = False
+        for name, bucket in self._buckets.items():
+            for watcher in bucket.watchers:
+                _read_into(watcher, str(name), bucket)
+
+    def _bucket(self, pipeline: str, vertex: str) -> _Bucket:
+        if self._away:
+            raise RetryLaterError(f"the OT store of {pipeline}/{vertex} is away")
+        return self._buckets.setdefault((pipeline, vertex), _Bucket())
+
+    def _delete(self, pipeline: str) -> None:
+        for name in [name for name in self._buckets if name[0] == pipeline]:
+            del self._buckets[name]
+
+    def _put(self, bucket: _Bucket, key: str, entry: OtEntry) -> None:
+        if self._away or self._puts_to_lose:
+            self._puts_to_lose = max(0, self._puts_to_lose - 1)
+            raise RetryLaterError(f"lane {key}: no answer to a put")
+        stored = bucket.entries.get(key)
+        if stored is not None and OtEntry.FromString(stored).epoch > entry.epoch:
+            raise FencedError(f"a newer owner than epoch {entry.epoch} publishes")
+        bucket.entries[key] = entry.SerializeToString()
+        update = decode_update("in memory", key, bucket.entries[key])
+        if self._held is not None:
+            self._held.append((bucket, update))
+        else:
+            _tell(bucket, update)
+        if self._answers_to_lose:
+            self._answers_to_lose -= 1
+            raise RetryLaterError(f"lane {key}: no answer to a put")
+
+
+class MemoryOtStore:
+    """`OtStore` over an `OtMemory`."""
+
+    def __init__(
+        self, memory: OtMemory, pipeline: str, vertex: str, tasks: asyncio.TaskGroup, interval_s: float
+    ) -> None:
+        self._memory = memory
+        self._pipeline = pipeline
+        self._vertex = vertex
+        self._statistics = OtStatistics()
+        self._publisher = CoalescingPublisher(self._put, self._statistics, tasks, interval_s=interval_s)
+
+    @property
+    def vertex(self) -> str:
+        return self._vertex
+
+    def statistics(self) -> OtStatistics:
+        return self._statistics
+
+    def publish(self, lane: LaneId, entry: OtEntry) -> None:
+        self._publisher.publish(lane.key, entry)
+
+    async def flush(self) -> None:
+        await self._publisher.flush()
+
+    async def get_all(self) -> Mapping[str, OtUpdate]:
+        bucket = self._memory._bucket(self._pipeline, self._vertex)
+        return {key: decode_update(self._vertex, key, data) for key, data in bucket.entries.items()}
+
+    @asynccontextmanager
+    async def watch(self) -> AsyncIterator[AsyncIterator[OtUpdate]]:
+        bucket = self._memory._bucket(self._pipeline, self._vertex)
+        queue = UpdateQueue(self._statistics)
+        _read_into(queue, self._vertex, bucket)
+        bucket.watchers.append(queue)
+        try:
+            yield queue
+        finally:
+            bucket.watchers.remove(queue)
+
+    def close(self) -> None:
+        """End publishing."""
+        self._publisher.cancel()
+
+    async def _put(self, key: str, entry: OtEntry) -> None:
+        self._memory._put(self._memory._bucket(self._pipeline, self._vertex), key, entry)
+
+
+class MemoryOtStores:
+    """`OtStores` over an `OtMemory`."""
+
+    def __init__(self, memory: OtMemory, pipeline: str, tasks: asyncio.TaskGroup, interval_s: float) -> None:
+        self._memory = memory
+        self._pipeline = pipeline
+        self._tasks = tasks
+        self._interval_s = interval_s
+        self._stores: dict[str, MemoryOtStore] = {}
+
+    async def store(self, vertex: str) -> MemoryOtStore:
+        if vertex not in self._stores:
+            self._memory._bucket(self._pipeline, vertex)
+            self._stores[vertex] = MemoryOtStore(self._memory, self._pipeline, vertex, self._tasks, self._interval_s)
+        return self._stores[vertex]
+
+    async def delete(self) -> None:
+        self._memory._delete(self._pipeline)
+
+    def close(self) -> None:
+        """End publishing."""
+        for store in self._stores.values():
+            store.close()
+
+
+@asynccontextmanager
+async def open_memory_ot_stores(
+    memory: OtMemory, pipeline: str, *, publish_interval_s: float = limits.OT_PUBLISH_INTERVAL_S
+) -> AsyncIterator[MemoryOtStores]:
+    """The OT stores of a pipeline. What is not flushed at the end is not published."""
+    async with open_tasks() as tasks:
+        stores = MemoryOtStores(memory, pipeline, tasks, publish_interval_s)
+        try:
+            yield stores
+        finally:
+            stores.close()
+
+
+def _tell(bucket: _Bucket, update: OtUpdate) -> None:
+    for watcher in bucket.watchers:
+        watcher.heard(update)
+
+
+def _read_into(queue: UpdateQueue, name: str, bucket: _Bucket) -> None:
+    queue.begin_reading()
+    queue.finish_reading([decode_update(name, key, data) for key, data in bucket.entries.items()])

@@ -1,0 +1,128 @@
+"""Publishing without being waited for: keeps the newest entry of each lane and stores it at most once per interval.
+
+Above it: a store's `publish` and `flush`. Below it: the store's put, which says what became of one attempt. It does not
+know what an entry means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from millstream import limits
+from millstream.errors import FencedError, RetryLaterError
+from millstream.watermark.store import OtStatistics
+from millstream.wire.watermark.v1.ot_pb2 import OtEntry
+
+_log = logging.getLogger(__name__)
+
+Put = Callable[[str, OtEntry], Awaitable[None]]
+"""Stores one entry. Raises `RetryLaterError` when it is not known to be stored, `FencedError` when a newer epoch is."""
+
+
+@dataclass(slots=True)
+class _Slot:
+    """The newest entry of one lane and where it stands."""
+
+    key: str
+    entry: OtEntry
+    waiting: asyncio.Event = field(default_factory=asyncio.Event)
+    """The entry has not been given to a put yet."""
+    stored: asyncio.Event = field(default_factory=asyncio.Event)
+    """Nothing is waiting or under way."""
+    hurry: asyncio.Event = field(default_factory=asyncio.Event)
+    """Somebody waits for the entry: do not sit the interval out."""
+    fenced: bool = False
+
+
+class CoalescingPublisher:
+    """One task per lane, in a task group that the store owns."""
+
+    def __init__(
+        self,
+        put: Put,
+        statistics: OtStatistics,
+        tasks: asyncio.TaskGroup,
+        *,
+        interval_s: float = limits.OT_PUBLISH_INTERVAL_S,
+        retry_s: float = limits.OT_RETRY_INTERVAL_S,
+    ) -> None:
+        self._put = put
+        self._statistics = statistics
+        self._tasks = tasks
+        self._interval_s = interval_s
+        self._retry_s = retry_s
+        self._slots: dict[str, _Slot] = {}
+        self._running: list[asyncio.Task[None]] = []
+
+    def publish(self, key: str, entry: OtEntry) -> None:
+        """As `OtStore.publish`."""
+        slot = self._slots.get(key)
+        if slot is not None and slot.fenced and entry.epoch > slot.entry.epoch:
+            # The lane came back to this process after somebody else had it.
+            del self._slots[key]
+            slot = None
+        if slot is None:
+            slot = self._slots[key] = _Slot(key, entry)
+            self._running.append(self._tasks.create_task(self._publish_lane(slot), name=f"watermark of {key}"))
+        elif slot.fenced:
+            return
+        elif slot.waiting.is_set():
+            self._statistics.coalesced += 1
+        slot.entry = entry
+        slot.stored.clear()
+        slot.waiting.set()
+
+    async def flush(self) -> None:
+        """As `OtStore.flush`."""
+        for slot in self._slots.values():
+            if not slot.stored.is_set():
+                slot.hurry.set()
+        for slot in list(self._slots.values()):
+            await slot.stored.wait()
+
+    def cancel(self) -> None:
+        """End the tasks; what is not stored by now never will be."""
+        for task in self._running:
+            task.cancel()
+
+    async def _publish_lane(self, slot: _Slot) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await slot.waiting.wait()
+            slot.waiting.clear()
+            begun_s = loop.time()
+            try:
+                await self._put(slot.key, slot.entry)
+            except FencedError as error:
+                _log.warning("lane %s: watermarks are not published any more: %s", slot.key, error)
+                slot.fenced = True
+                slot.stored.set()
+                self._statistics.fenced += 1
+                return
+            except RetryLaterError as error:
+                self._note_failure(slot, error)
+                slot.waiting.set()
+                await asyncio.sleep(self._retry_s)
+                continue
+            self._statistics.published += 1
+            self._statistics.last_error = ""
+            if not slot.waiting.is_set():
+                slot.stored.set()
+            await self._pause(slot, begun_s + self._interval_s - loop.time())
+
+    def _note_failure(self, slot: _Slot, error: RetryLaterError) -> None:
+        self._statistics.put_failures += 1
+        if not self._statistics.last_error:
+            _log.warning("lane %s: its watermark could not be stored, trying until it can: %s", slot.key, error)
+        self._statistics.last_error = str(error)
+
+    async def _pause(self, slot: _Slot, seconds: float) -> None:
+        if seconds > 0:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await slot.hurry.wait()
+        slot.hurry.clear()

@@ -1,0 +1,136 @@
+"""The OT store: where the lanes of a vertex publish their watermarks. The boundary, and the values that cross it.
+
+Above it: the lanes of the vertex process, and the readers and writers of its neighbours (`fetch.py`). Below it:
+JetStream (`jetstream.py`) or memory (`memory.py`), which pass one contract suite (`tests/contract/watermark`).
+
+Every entry is a true statement about something that had been committed before it was published. So it does no harm to
+see one twice, or one that was never stored; what must not happen is to miss the newest one for good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+from google.protobuf.message import DecodeError
+
+from millstream.errors import DamageError
+from millstream.record import BufferId, LaneId
+from millstream.wire.watermark.v1.ot_pb2 import BufferState, OtEntry
+
+
+@dataclass(frozen=True)
+class OtUpdate:
+    """What a lane published."""
+
+    key: str
+    """`LaneId.key` of the lane, unique inside the vertex."""
+    entry: OtEntry
+
+    @cached_property
+    def outputs(self) -> Mapping[BufferId, BufferState]:
+        """The buffers the lane writes."""
+        return {BufferId(state.edge, state.partition): state for state in self.entry.outputs}
+
+    def supersedes(self, older: OtUpdate) -> bool:
+        """Whether this is newer than what is known of the lane, or the same and said differently.
+
+        The entries of one owner only ever grow, so within an epoch any of their parts tells the order.
+        """
+        if self.entry.epoch != older.entry.epoch:
+            return self.entry.epoch > older.entry.epoch
+        mine, theirs = _progress(self.entry), _progress(older.entry)
+        return mine > theirs or (mine == theirs and self.entry.idle != older.entry.idle)
+
+
+def decode_update(bucket: str, key: str, data: bytes) -> OtUpdate:
+    """The update a bucket holds under `key`. Raises `DamageError` for bytes that are not an entry."""
+    try:
+        return OtUpdate(key, OtEntry.FromString(data))
+    except DecodeError as error:
+        raise DamageError(
+            f"the watermark of lane {key} in bucket {bucket} cannot be read ({len(data)} bytes: {error}); "
+            "stop the pipeline and delete that key, the lane publishes it anew at its start"
+        ) from error
+
+
+@dataclass(slots=True)
+class OtStatistics:
+    """Running totals of one open store. Read by metrics, tests and the screen."""
+
+    published: int = 0
+    """Entries stored and acknowledged."""
+    coalesced: int = 0
+    """Entries replaced by a newer one before they were sent."""
+    put_failures: int = 0
+    """Puts that had to be tried again."""
+    fenced: int = 0
+    """Lanes whose publishing ended because a newer owner publishes."""
+    updates: int = 0
+    """Updates handed to watchers."""
+    rereads: int = 0
+    """Times a watcher has read the whole bucket."""
+    last_error: str = ""
+    """Why the last put failed; empty after a success."""
+
+
+class OtStore(Protocol):
+    """The OT store of one vertex."""
+
+    @property
+    def vertex(self) -> str: ...
+
+    def statistics(self) -> OtStatistics: ...
+
+    def publish(self, lane: LaneId, entry: OtEntry) -> None:
+        """Hand over the newest entry of an own lane (not to be changed afterwards); stored without being waited for.
+
+        At once when nothing was published within the last `limits.OT_PUBLISH_INTERVAL_S`, else at its end; only the
+        newest one then. Tried again until it is stored, or until a newer epoch is found there.
+        """
+
+    async def flush(self) -> None:
+        """Return when everything handed over is stored. Waits as long as the broker is away."""
+
+    async def get_all(self) -> Mapping[str, OtUpdate]:
+        """The newest stored entry of every lane, by lane key. Raises `RetryLaterError` when the broker is away."""
+
+    def watch(self) -> AbstractAsyncContextManager[AsyncIterator[OtUpdate]]:
+        """What is stored, then every change, for ever. Nothing older than what it gave before of the same lane.
+
+        Survives restarts of the broker: whatever was missed is found by reading everything again. A watcher that is
+        slow to take updates is given the newest of each lane.
+        """
+
+
+class OtStores(Protocol):
+    """Where a pipeline's OT stores live."""
+
+    async def store(self, vertex: str) -> OtStore:
+        """The OT store of `vertex`, made when it does not exist; the same object for every call."""
+
+    async def delete(self) -> None:
+        """Remove all OT stores of the pipeline."""
+
+
+class OtListener(Protocol):
+    """Something that wants to know of updates: a `WatermarkFetcher`, one side of a `BufferFill`."""
+
+    def observe(self, update: OtUpdate) -> None: ...
+
+
+async def follow(store: OtStore, listeners: Iterable[OtListener]) -> None:
+    """Hand every update of a store to all listeners, until cancelled: one watch serves all lanes of a process."""
+    targets = list(listeners)
+    async with store.watch() as updates:
+        async for update in updates:
+            for target in targets:
+                target.observe(update)
+
+
+def _progress(entry: OtEntry) -> tuple[bool, int, int, int, int]:
+    written = sum(state.sequence for state in entry.outputs)
+    return entry.ended, entry.watermark_us, entry.input_sequence, entry.input_records, written

@@ -1,0 +1,74 @@
+"""The queue between a watch and the one who takes its updates: nothing older than before, bounded.
+
+Above it: whoever iterates over `OtStore.watch`. Below it: the store's subscription and its re-reads, which may bring
+the same entry twice and out of order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+
+from millstream import limits
+from millstream.watermark.store import OtStatistics, OtUpdate
+
+
+class UpdateQueue(AsyncIterator[OtUpdate]):
+    """Gives every update that supersedes what it gave before."""
+
+    def __init__(self, statistics: OtStatistics, updates_max: int = limits.OT_UPDATES_WAITING_MAX) -> None:
+        self._statistics = statistics
+        self._updates_max = updates_max
+        self._newest: dict[str, OtUpdate] = {}
+        self._waiting: deque[OtUpdate] = deque()
+        self._ready = asyncio.Event()
+        self._error: Exception | None = None
+        self._heard: set[str] | None = None
+
+    def heard(self, update: OtUpdate) -> None:
+        """An update as it was published."""
+        if self._heard is not None:
+            self._heard.add(update.key)
+        self._offer(update)
+
+    def begin_reading(self) -> None:
+        """The bucket is being read as a whole, while updates keep coming."""
+        self._heard = set()
+
+    def finish_reading(self, stored: list[OtUpdate]) -> None:
+        """What the bucket held. A lane that was heard of meanwhile is known better already."""
+        heard, self._heard = self._heard or set(), None
+        self._statistics.rereads += 1
+        for update in stored:
+            if update.key not in heard:
+                self._offer(update)
+
+    def abandon_reading(self) -> None:
+        """The bucket could not be read."""
+        self._heard = None
+
+    def fail(self, error: Exception) -> None:
+        """Raise `error` at whoever takes the next update."""
+        self._error = error
+        self._ready.set()
+
+    def _offer(self, update: OtUpdate) -> None:
+        known = self._newest.get(update.key)
+        if known is not None and not update.supersedes(known):
+            return
+        self._newest[update.key] = update
+        self._waiting.append(update)
+        if len(self._waiting) > self._updates_max:
+            # Steps in between only make a reader's answer finer; the newest of each lane is what must arrive.
+            self._waiting = deque({waiting.key: waiting for waiting in self._waiting}.values())
+        self._ready.set()
+
+    async def __anext__(self) -> OtUpdate:
+        while not self._waiting:
+            if self._error is not None:
+                raise self._error
+            self._ready.clear()
+            await self._ready.wait()
+        self._statistics.updates += 1
+        return self._waiting.popleft()
