@@ -1,0 +1,7 @@
+"""Event-time streaming pipelines whose steps are functions in any language, exactly once.
+
+This package holds the words and mechanisms that every process of a pipeline shares: records and frames,
+the ledger between two vertices, watermarks, the pipeline specification, and the calling side of a user
+function. The services under `services/` are built from it; it knows none of them, except for the command
+line and the local runner, which start them.
+"""
