@@ -17,7 +17,7 @@ class OnFailure(Enum):
     """What happens to a record when its attempts are used up, or when trying again cannot help."""
 
     RETRY = "retry"
-    """Begin again with the first pause, for ever. Nothing is lost; the lane waits."""
+    """Go on trying for ever, with the longest pause. Nothing is lost; the lane waits."""
     FALLBACK = "fallback"
     """Hand it to the fallback sink."""
     DEAD_LETTER = "deadLetter"

@@ -7,9 +7,11 @@ and its target; it does not know ledgers or watermarks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Protocol
+
+from millstream_udf import columns
 
 from millstream.frame import Frame
 from millstream.record import Position
@@ -25,7 +27,7 @@ class Guarantee(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SinkFrame:
-    """Records of one stored frame, or a slice of them."""
+    """Records of one stored frame, or some of them."""
 
     frame: Frame
     sequence: int
@@ -33,15 +35,52 @@ class SinkFrame:
     first_index: int
     """Index of this frame's first record in the stored frame."""
     id_prefix: str
-    """"<vertex>/<edge>/<partition>/<sequence>/": with the record's index in the stored frame, its id at every attempt."""
+    """"<vertex>/<edge>/<partition>/<sequence>/": with the record's index in the stored frame, its id for ever."""
+    picked: Sequence[int] | None = None
+    """Index in the stored frame of each record, rising; None when they follow `first_index` without a gap."""
+    attempt: int = 0
+    """0 when these records are offered for the first time."""
+
+    def indexes(self) -> Sequence[int]:
+        """Index in the stored frame of each record."""
+        if self.picked is not None:
+            return self.picked
+        return range(self.first_index, self.first_index + self.frame.records)
 
     def record_ids(self) -> list[str]:
         """The source's own ids where it gave them, else stable ones made of position and index."""
         given = self.frame.ids()
         if given is not None:
             return given
-        first = self.first_index
-        return [f"{self.id_prefix}{index}" for index in range(first, first + self.frame.records)]
+        return [f"{self.id_prefix}{index}" for index in self.indexes()]
+
+    def take(self, rows: Sequence[int]) -> SinkFrame:
+        """Some of the records (rising, not empty), each with the id it has here."""
+        if len(rows) == self.frame.records:
+            return self
+        ids = self.record_ids()
+        indexes = self.indexes()
+        picked = [indexes[row] for row in rows]
+        # Ids go into the frame: who numbers from `first_index`, as a user's sink does, would count past the gaps.
+        ids_column = columns.pack_bytes([ids[row].encode() for row in rows])
+        frame = replace(self.frame.take(rows), ids_column=ids_column)
+        return replace(self, frame=frame, first_index=picked[0], picked=picked)
+
+
+def exact_end(frames: Sequence[SinkFrame], end: Position) -> Position:
+    """`end`, the lane's position after `frames`, counted from right before the frame it lies in.
+
+    A mark in the middle of a frame names the frame before. That one's sequence depends on where the lane came from,
+    so two such positions cannot be compared; these can, and `exact_position` gives the same ones.
+    """
+    if not frames or end.record_index == 0:
+        return end
+    return Position(frames[-1].sequence - 1, end.record_index)
+
+
+def exact_position(frame: SinkFrame, index: int) -> Position:
+    """Where a lane stands when it has done the records of `frame` below `index` (an index in the stored frame)."""
+    return Position(frame.sequence - 1, index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +88,21 @@ class SinkFailure:
     """One record a sink could not write."""
 
     index: int
-    """Index in the `SinkFrame` given."""
+    """Row of the `SinkFrame` given: 0 for its first record."""
     reason: str
+    """Short and from a small set, because records are counted by it; what is particular stands in `detail`."""
     retryable: bool
     """False: trying again cannot help (refused by the target); the policy's `onFailure` applies at once."""
     fallback: bool = False
     """The sink itself asks for the fallback sink."""
     drop: bool = False
     """The sink itself asks to leave the record out, counted under `reason`."""
+    attempted: bool = True
+    """False: costs no attempt. It was not tried because one before it failed, or the sink asked for another time."""
+    delay_s: float = 0.0
+    """Not to be tried again before this many seconds."""
+    detail: str = ""
+    """What happened to this record, for messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +123,25 @@ class SinkLane(Protocol):
     def durable(self) -> Position | None:
         """How far the target is for sure; None for a target that does not know (what `write` returned is then durable).
 
-        Right after opening, this is what the target itself says, and the lane goes on from there if it is further than the
-        mark. A sink that collects before it commits (files) raises it as it commits.
+        Right after opening, this is what the target itself says. The lane goes on from its mark all the same: a sink
+        takes what is at or below this position without writing it again, so that a record it refuses is refused, and
+        counted, as it was before. A sink that collects before it commits (files) raises it as it commits.
         """
 
     async def write(self, frames: Sequence[SinkFrame], end: Position) -> WriteResult:
-        """Take these records, after which the lane stands at `end`. Raises `RetryLaterError` when the target cannot be reached at all."""
+        """Take these records, after which the lane stands at `end`. `frames` may be empty: nothing was for this sink.
+
+        Raises `RetryLaterError` when nothing of it was taken and the same call may be made again (target away, disk
+        full), and `FencedError` when another owner has opened the lane since. After any other error, or when it is
+        cancelled, the lane must be closed. A sink with a position (`durable`) gives no retryable failures: it takes the
+        whole write or raises.
+        """
 
     async def flush(self) -> None:
-        """Make everything taken durable now: at the end, while draining, and when the buffer upstream runs full."""
+        """Make everything taken durable now: at the end, while draining, and when the buffer upstream runs full.
+
+        Raises as `write` does; nothing is lost by `RetryLaterError`, and the call may be made again.
+        """
 
     async def tick(self) -> None:
-        """Called at least every second: for time-based commits."""
+        """Called at least every second: for time-based commits. Raises as `flush` does."""

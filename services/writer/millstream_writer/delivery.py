@@ -1,0 +1,384 @@
+"""Hands a lane's records to its sink and knows what became of every one: retried, set aside, dropped or written.
+
+    frames ─► primary sink ─► failures? ─no─► written
+                 ▲              │ yes
+                 └─ pause ◄─ again? ─no─► fallback sink │ dropped │ stop, by the spec's `retryStrategy`
+
+Above it: the sink lane of the vertex process, which commits what `take_settled` gives into its mark. Below it: two
+open sinks. It does not know ledgers, marks or watermarks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from millstream.account import Account
+from millstream.errors import RetryLaterError, UdfError, UserError
+from millstream.record import Position
+from millstream.retry import Backoff, OnFailure, RetryPolicy
+from millstream.spec.models import Sink, SinkRetryStrategy
+from millstream.udf.protocol import UdfClient
+from millstream_writer.sink import Guarantee, SinkFailure, SinkFrame, SinkLane, WriteResult, exact_end
+from millstream_writer.sinks.opening import SinkOwner, open_sink
+
+_log = logging.getLogger(__name__)
+
+REASONS_MAX = 32
+"""Different reasons records are counted under; later ones are counted as `OTHER_REASONS`, so that a mark stays small."""
+REASON_CHARACTERS_MAX = 100
+OTHER_REASONS = "other reasons"
+
+_GUARANTEES = (Guarantee.AT_LEAST_ONCE, Guarantee.EXACTLY_ONCE_IDEMPOTENT, Guarantee.EXACTLY_ONCE_TRANSACTIONAL)
+"""Weakest first."""
+
+
+class Settled(NamedTuple):
+    """What the lane may put into its mark."""
+
+    position: Position
+    """Every record up to here is where it belongs, for good."""
+    account: Account
+    """Of the records since the last `Settled`."""
+
+
+@dataclass(slots=True)
+class DeliveryStatistics:
+    """Read by metrics, tests and the screen."""
+
+    retries: int = 0
+    """Records tried again, since this process started."""
+    errors: int = 0
+    """Failures the sinks gave, since this process started."""
+    unsettled_records: int = 0
+    """Taken, and not yet durable in the target."""
+    unsettled_bytes: int = 0
+    waiting: str = ""
+    """Why the lane waits at this moment; empty when it does not."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryLimits:
+    """How much may be taken before it is made durable. Half of what the buffer upstream may hold, or it would stop."""
+
+    unsettled_records_max: int
+    unsettled_bytes_max: int
+
+
+class _Write(NamedTuple):
+    """One call of `write`, until it is durable."""
+
+    exact_end: Position
+    end: Position
+    account: Account
+    size: int
+
+
+class _Pending(NamedTuple):
+    """Rows of one frame that are not done."""
+
+    number: int
+    """Of the frame, in the write."""
+    rows: Sequence[int]
+    tries: int
+
+
+@dataclass(slots=True)
+class _Aside:
+    """Rows of the frames given that did not go where they were sent."""
+
+    fallback: dict[int, list[int]] = field(default_factory=dict)
+    """By number of the frame: rows for the fallback sink."""
+    dropped: list[str] = field(default_factory=list)
+    """A reason for each record left out."""
+
+
+class Delivery:
+    """The open sinks of one lane, with the policy for what they refuse. Used by one task."""
+
+    def __init__(
+        self,
+        primary: SinkLane,
+        fallback: SinkLane | None,
+        policy: RetryPolicy,
+        limits: DeliveryLimits,
+        *,
+        where: str,
+        rng: random.Random,
+        stop_error: type[UserError] = UserError,
+    ) -> None:
+        """`where` names pipeline, vertex and lane in messages; `stop_error` is raised when the policy says stop."""
+        self._primary = primary
+        self._fallback = fallback
+        self._policy = policy
+        # The last resort has no resort of its own: what can be tried again is tried for ever.
+        self._fallback_policy = RetryPolicy(policy.backoff, OnFailure.RETRY)
+        self._limits = limits
+        self._where = where
+        self._rng = rng
+        self._stop_error = stop_error
+        self._unsettled: deque[_Write] = deque()
+        self._reasons: set[str] = set()
+        self._statistics = DeliveryStatistics()
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """The weaker of the two sinks'."""
+        lanes = (self._primary,) if self._fallback is None else (self._primary, self._fallback)
+        return min((lane.guarantee for lane in lanes), key=_GUARANTEES.index)
+
+    def statistics(self) -> DeliveryStatistics:
+        return self._statistics
+
+    async def write(self, frames: Sequence[SinkFrame], end: Position) -> Account:
+        """Deliver these records (at least one frame, in order), after which the lane stands at `end`.
+
+        Returns when each has been taken by a sink or dropped, however often that has to be tried. The account that is
+        returned is the same that `take_settled` gives once the records are durable. Raises `UserError` or `UdfError`
+        naming the record when the policy says stop, and what the sinks raise.
+        """
+        exact = exact_end(frames, end)
+        aside = await self._deliver(self._primary, self._policy, frames, exact)
+        account = Account(inputs=sum(item.frame.records for item in frames))
+        if self._fallback is not None:
+            set_aside = [frames[number].take(rows) for number, rows in sorted(aside.fallback.items())]
+            account.fallback = sum(item.frame.records for item in set_aside)
+            refused = await self._deliver(self._fallback, self._fallback_policy, set_aside, exact)
+            account.fallback -= len(refused.dropped)
+            aside.dropped.extend(refused.dropped)
+        for reason in aside.dropped:
+            account.drop(self._counted_reason(reason))
+        account.processed = account.inputs - len(aside.dropped)
+        self._remember(_Write(exact, end, account, sum(item.frame.size for item in frames)))
+        if self._over_limits():
+            await self.flush()
+        return account
+
+    def take_settled(self) -> Settled | None:
+        """What has become durable since the last call; None when nothing has."""
+        durable = self._durable()
+        settled: Settled | None = None
+        while self._unsettled and (durable is None or self._unsettled[0].exact_end <= durable):
+            write = self._unsettled.popleft()
+            account = Account() if settled is None else settled.account
+            account.add(write.account)
+            settled = Settled(write.end, account)
+            self._statistics.unsettled_records -= write.account.inputs
+            self._statistics.unsettled_bytes -= write.size
+        return settled
+
+    async def flush(self) -> None:
+        """Make everything taken durable; waits as long as the target takes."""
+        await self._until_done(self._primary.flush)
+        if self._fallback is not None:
+            await self._until_done(self._fallback.flush)
+
+    async def tick(self) -> None:
+        """Call at least every second. A target that is away is tried again at the next tick."""
+        for lane in (self._primary, self._fallback):
+            if lane is None:
+                continue
+            try:
+                await lane.tick()
+            except RetryLaterError as error:
+                _log.warning("%s: %s", self._where, error)
+
+    def _durable(self) -> Position | None:
+        """How far both sinks are for sure; None when neither lags behind what it has taken."""
+        lanes = (self._primary,) if self._fallback is None else (self._primary, self._fallback)
+        known = [lane.durable for lane in lanes]
+        return min((position for position in known if position is not None), default=None)
+
+    def _remember(self, write: _Write) -> None:
+        self._unsettled.append(write)
+        self._statistics.unsettled_records += write.account.inputs
+        self._statistics.unsettled_bytes += write.size
+
+    def _over_limits(self) -> bool:
+        if not self._reached(self._statistics.unsettled_records, self._statistics.unsettled_bytes):
+            return False
+        # Some of it may be durable already: the lane has not taken it yet.
+        durable = self._durable()
+        if durable is None:
+            return False
+        records = size = 0
+        for write in reversed(self._unsettled):
+            if write.exact_end <= durable:
+                break
+            records += write.account.inputs
+            size += write.size
+        return self._reached(records, size)
+
+    def _reached(self, records: int, size: int) -> bool:
+        return records >= self._limits.unsettled_records_max or size >= self._limits.unsettled_bytes_max
+
+    async def _deliver(self, lane: SinkLane, policy: RetryPolicy, frames: Sequence[SinkFrame], end: Position) -> _Aside:
+        """Offer the records to one sink until each is written or set aside."""
+        aside = _Aside()
+        pending: list[_Pending] = [_Pending(n, range(item.frame.records), 0) for n, item in enumerate(frames)]
+        attempts: dict[tuple[int, int], int] = {}
+        while True:
+            parts = [self._part(frames[number], rows, tries) for number, rows, tries in pending]
+            result = await self._offer(lane, parts, end)
+            again: list[_Pending] = []
+            delay_s = 0.0
+            for (number, rows, tries), failures in zip(pending, result.failures, strict=bool(result.failures)):
+                rows_again = []
+                for failure in sorted(failures, key=lambda item: item.index):
+                    row = rows[failure.index]
+                    made = attempts.get((number, row), 0) + failure.attempted
+                    attempts[number, row] = made
+                    if self._is_final(failure, policy, made):
+                        self._set_aside(failure, policy, frames[number], number, row, made, aside)
+                        continue
+                    rows_again.append(row)
+                    delay_s = max(delay_s, failure.delay_s)
+                    if failure.attempted:
+                        delay_s = max(delay_s, policy.backoff.delay_s(made, self._rng))
+                if rows_again:
+                    again.append(_Pending(number, rows_again, tries + 1))
+            if not again:
+                self._statistics.waiting = ""
+                return aside
+            self._statistics.retries += sum(len(item.rows) for item in again)
+            pending = again
+            await asyncio.sleep(delay_s)
+
+    @staticmethod
+    def _part(item: SinkFrame, rows: Sequence[int], tries: int) -> SinkFrame:
+        return item if tries == 0 else replace(item.take(rows), attempt=tries)
+
+    async def _offer(self, lane: SinkLane, parts: Sequence[SinkFrame], end: Position) -> WriteResult:
+        """One try. A target that cannot take anything now has failed on every record."""
+        try:
+            result = await lane.write(parts, end)
+        except RetryLaterError as error:
+            if not parts:
+                # Nothing is for this sink: that it stands at `end` it is told again with the next write.
+                return WriteResult()
+            self._waits(str(error))
+            away = "target cannot take records now"
+            result = WriteResult(
+                [
+                    [SinkFailure(row, away, retryable=True, detail=str(error)) for row in range(part.frame.records)]
+                    for part in parts
+                ]
+            )
+        self._statistics.errors += sum(failure.attempted for failures in result.failures for failure in failures)
+        first = next((failure for failures in result.failures for failure in failures if failure.retryable), None)
+        if first is not None:
+            self._waits(f"{first.reason}: {first.detail}" if first.detail else first.reason)
+        return result
+
+    def _is_final(self, failure: SinkFailure, policy: RetryPolicy, attempts: int) -> bool:
+        if failure.drop or failure.fallback or not failure.retryable:
+            return True
+        return failure.attempted and policy.on_failure is not OnFailure.RETRY and not policy.backoff.allows(attempts)
+
+    def _set_aside(
+        self,
+        failure: SinkFailure,
+        policy: RetryPolicy,
+        frame: SinkFrame,
+        number: int,
+        row: int,
+        attempts: int,
+        aside: _Aside,
+    ) -> None:
+        """Where a record goes that will not be tried again.
+
+        1. The sink said drop: dropped.
+        2. The sink said fallback, or the policy does: to the fallback sink; without one this is an error.
+        3. The policy says drop: dropped.
+        4. The policy says stop, or retry where trying again cannot help: stop, so that nothing is lost.
+        """
+        wants_fallback = failure.fallback or policy.on_failure is OnFailure.FALLBACK
+        if failure.drop:
+            aside.dropped.append(failure.reason)
+        elif wants_fallback and self._fallback is not None and policy is not self._fallback_policy:
+            aside.fallback.setdefault(number, []).append(row)
+        elif policy.on_failure is OnFailure.DROP and not failure.fallback:
+            aside.dropped.append(failure.reason)
+        else:
+            which = "fallback sink" if policy is self._fallback_policy else "sink"
+            why = "it asks for a fallback sink, and there is none" if failure.fallback else failure.reason
+            raise self._stop_error(
+                f"{self._where}: the {which} did not take record {frame.record_ids()[row]} "
+                f"after {attempts} attempt(s): {why}{': ' if failure.detail else ''}{failure.detail}\n"
+                "Nothing was lost. Put the cause right and start again, or set sink.retryStrategy.onFailure "
+                "to fallback or drop."
+            )
+
+    def _counted_reason(self, reason: str) -> str:
+        short = reason[:REASON_CHARACTERS_MAX] or "no reason given"
+        if short not in self._reasons:
+            if len(self._reasons) >= REASONS_MAX:
+                return OTHER_REASONS
+            self._reasons.add(short)
+        return short
+
+    async def _until_done(self, call: Callable[[], Awaitable[None]]) -> None:
+        attempt = 0
+        while True:
+            try:
+                await call()
+            except RetryLaterError as error:
+                self._waits(str(error))
+            else:
+                self._statistics.waiting = ""
+                return
+            attempt += 1
+            await asyncio.sleep(self._policy.backoff.delay_s(attempt, self._rng))
+
+    def _waits(self, why: str) -> None:
+        """Say why the lane waits, once for each new reason."""
+        if why != self._statistics.waiting:
+            _log.warning("%s: waiting to try again: %s", self._where, why)
+        self._statistics.waiting = why
+
+
+def retry_policy(spec: SinkRetryStrategy) -> RetryPolicy:
+    """A spec's `retryStrategy` as plain values. There, `steps` counts the retries after the first attempt."""
+    backoff = Backoff(
+        interval_s=spec.backoff.interval_s,
+        steps=spec.backoff.steps + 1,
+        factor=spec.backoff.factor,
+        cap_s=spec.backoff.cap_s,
+        jitter=spec.backoff.jitter,
+    )
+    return RetryPolicy(backoff, OnFailure(spec.on_failure))
+
+
+@asynccontextmanager
+async def open_delivery(
+    spec: Sink,
+    owner: SinkOwner,
+    limits: DeliveryLimits,
+    *,
+    rng: random.Random,
+    udf_client: UdfClient | None = None,
+    fallback_udf_client: UdfClient | None = None,
+) -> AsyncIterator[Delivery]:
+    """Open a vertex's sink, and its fallback where it has one, for one lane."""
+    async with AsyncExitStack() as stack:
+        primary = await stack.enter_async_context(open_sink(spec, owner, udf_client=udf_client))
+        fallback: SinkLane | None = None
+        if spec.fallback is not None:
+            fallback = await stack.enter_async_context(
+                open_sink(spec.fallback, owner.as_fallback(), udf_client=fallback_udf_client)
+            )
+        yield Delivery(
+            primary,
+            fallback,
+            retry_policy(spec.retry_strategy),
+            limits,
+            where=owner.where,
+            rng=rng,
+            stop_error=UdfError if spec.kind == "udsink" else UserError,
+        )

@@ -1,0 +1,71 @@
+"""Opens the kind of sink a spec names.
+
+Above it: the delivery. Below it: one module per kind. Knows the spec's names and nothing of how a sink works.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from millstream.clock import Clock
+from millstream.errors import UserError
+from millstream.record import LaneId, Position
+from millstream.spec.models import FallbackSink
+from millstream.udf.protocol import StreamName, UdfClient
+from millstream_writer.sink import SinkLane
+from millstream_writer.sinks.blackhole import open_blackhole_sink
+from millstream_writer.sinks.log import open_log_sink
+from millstream_writer.sinks.udf import open_udf_sink
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOwner:
+    """Who opens a sink: one owner of one lane."""
+
+    pipeline: str
+    lane: LaneId
+    replica: int
+    epoch: int
+    """Of the lane's mark. An owner with a higher epoch replaces one with a lower."""
+    start: Position
+    """The lane's mark: where it goes on."""
+    ledger_id: str
+    """Of the vertex's ledger: another one after the pipeline was started over, when positions begin again."""
+    base_dir: Path
+    """What relative paths in the spec are relative to."""
+    clock: Clock
+    fallback: bool = False
+    """The sink is the lane's fallback: it gets some of the records only."""
+
+    @property
+    def where(self) -> str:
+        """For messages."""
+        return f"{self.pipeline}/{self.lane}"
+
+    @property
+    def name(self) -> str:
+        """Of the lane in a target that several lanes share."""
+        role = ".fallback" if self.fallback else ""
+        return f"{self.lane.vertex}{role}.{self.lane.key}"
+
+    @property
+    def stream_name(self) -> StreamName:
+        return StreamName(self.pipeline, self.lane.vertex, self.lane.key, self.replica)
+
+    def as_fallback(self) -> SinkOwner:
+        return replace(self, fallback=True)
+
+
+def open_sink(
+    spec: FallbackSink, owner: SinkOwner, *, udf_client: UdfClient | None = None
+) -> AbstractAsyncContextManager[SinkLane]:
+    """The lane's target, open from entering to leaving. `udf_client` is needed by a `udsink` only."""
+    if spec.log is not None:
+        return open_log_sink()
+    if spec.blackhole is not None:
+        return open_blackhole_sink()
+    if spec.udsink is not None and udf_client is not None:
+        return open_udf_sink(udf_client, owner.stream_name)
+    raise UserError(f"{owner.where}: the sink kind {spec.kind!r} cannot be opened here")

@@ -1,0 +1,115 @@
+"""The user-defined sink: records go to a function in a process of its own, which says what became of each.
+
+Above it: the delivery. Below it: the stream of a sidecar (`millstream.udf.protocol`). At least once: what the function
+does with a record is its own; it is given an id that is the same at every attempt, so that it can do better.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from millstream_udf.wire.udf.v1 import udf_pb2
+
+from millstream.errors import UdfError
+from millstream.record import Position
+from millstream.udf.protocol import SinkStream, StreamName, UdfClient
+from millstream_writer.sink import Guarantee, SinkFailure, SinkFrame, SinkLane, WriteResult
+
+FAILED = "function failed"
+"""What a record is counted under when the function gave an error; the error itself is in the message."""
+_NO_REASON = "no reason given"
+
+_OUTCOME = udf_pb2.Outcome
+
+
+def failures_of(answer: udf_pb2.SinkAnswer, records: int, where: str) -> list[SinkFailure]:
+    """What an answer says about the records it does not count as written. Raises `UdfError` when it makes no sense."""
+    if answer.error:
+        return [SinkFailure(row, FAILED, retryable=True, detail=answer.error) for row in range(records)]
+    failures: dict[int, SinkFailure] = {}
+    for outcome in answer.outcomes:
+        row = outcome.index
+        if row >= records:
+            raise UdfError(f"{where}: the sink's answer speaks of record {row} of {records}")
+        if row in failures:
+            raise UdfError(f"{where}: the sink's answer speaks of record {row} twice")
+        failures[row] = _failure_of(outcome, where)
+    return list(failures.values())
+
+
+def _failure_of(outcome: udf_pb2.Outcome, where: str) -> SinkFailure:
+    row, reason = outcome.index, outcome.reason or _NO_REASON
+    if outcome.result == _OUTCOME.RESULT_ERROR:
+        detail = f"{outcome.reason}\n{outcome.detail}" if outcome.detail else outcome.reason
+        return SinkFailure(row, FAILED, retryable=True, detail=detail)
+    if outcome.result == _OUTCOME.RESULT_RETRY:
+        return SinkFailure(row, reason, retryable=True, attempted=False, delay_s=outcome.delay_us / 1e6)
+    if outcome.result == _OUTCOME.RESULT_DEAD_LETTER:
+        return SinkFailure(row, reason, retryable=False, detail=outcome.detail)
+    if outcome.result == _OUTCOME.RESULT_DROP:
+        return SinkFailure(row, reason, retryable=False, drop=True)
+    if outcome.result == _OUTCOME.RESULT_FALLBACK:
+        return SinkFailure(row, reason, retryable=False, fallback=True, detail=outcome.detail)
+    raise UdfError(f"{where}: the sink's answer has an outcome {outcome.result} that a sink cannot have")
+
+
+class _UdfLane:
+    def __init__(self, stream: SinkStream, where: str) -> None:
+        self._stream = stream
+        self._where = where
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return Guarantee.AT_LEAST_ONCE
+
+    @property
+    def durable(self) -> Position | None:
+        return None
+
+    async def write(self, frames: Sequence[SinkFrame], end: Position) -> WriteResult:
+        calls = asyncio.Semaphore(self._stream.calls_max)
+        answers: list[udf_pb2.SinkAnswer | None] = [None] * len(frames)
+        try:
+            # Tasks start in the order they are made and a semaphore lets them in by turns: calls are sent in order.
+            async with asyncio.TaskGroup() as group:
+                for number, item in enumerate(frames):
+                    group.create_task(self._call(number, item, calls, answers))
+        except ExceptionGroup as errors:
+            # The first call that failed has cancelled the others; callers know single errors.
+            raise errors.exceptions[0] from errors
+        failures = [
+            failures_of(answer, item.frame.records, self._where)
+            for answer, item in zip(answers, frames, strict=True)
+            if answer is not None
+        ]
+        return WriteResult(failures if any(failures) else ())
+
+    async def _call(
+        self,
+        number: int,
+        item: SinkFrame,
+        calls: asyncio.Semaphore,
+        answers: list[udf_pb2.SinkAnswer | None],
+    ) -> None:
+        async with calls:
+            answers[number] = await self._stream.call(
+                item.frame.encode(),
+                id_prefix=item.id_prefix,
+                first_index=item.first_index,
+                attempt=item.attempt,
+                traceparent=item.frame.traceparent,
+            )
+
+    async def flush(self) -> None:
+        return None
+
+    async def tick(self) -> None:
+        return None
+
+
+@asynccontextmanager
+async def open_udf_sink(client: UdfClient, name: StreamName) -> AsyncIterator[SinkLane]:
+    async with client.open_sink(name) as stream:
+        yield _UdfLane(stream, f"{name.pipeline}/{name.vertex}/{name.lane}")
