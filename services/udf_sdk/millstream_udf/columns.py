@@ -117,6 +117,15 @@ def unpack_lists(column: bytes, records: int) -> list[tuple[bytes, ...]]:
     return lists
 
 
+def count_lists(column: bytes) -> int:
+    """Number of entries of an encoded `ListColumn`, without reading them."""
+    if not column:
+        return 0
+    message = _parse(frame_pb2.SealedListColumn, column)
+    offsets = message.starts or message.items.offsets
+    return len(unpack_offsets(offsets)) - 1
+
+
 def pack_headers(headers: Sequence[Mapping[str, bytes]]) -> bytes:
     """An encoded `HeadersColumn`; empty when no record has headers."""
     if not any(headers):

@@ -1,0 +1,67 @@
+"""The conservation account of a lane (I2): where every input record went. Pure.
+
+Part of the lane's mark, so it is committed together with the output it speaks of and survives every restart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from millstream.wire.ledger.v1 import mark_pb2
+
+
+@dataclass(slots=True)
+class Account:
+    """Running totals, records unless said otherwise. The fields are described in `proto/millstream/ledger/v1/mark.proto`."""
+
+    inputs: int = 0
+    input_bytes: int = 0
+    processed: int = 0
+    filtered: int = 0
+    dead_lettered: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+    outputs: int = 0
+    unrouted: int = 0
+    discarded: int = 0
+    late: int = 0
+    fallback: int = 0
+    repeated_ids: int = 0
+
+    def add(self, other: Account) -> None:
+        """Take another account's totals in."""
+        for name in _COUNTS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for reason, count in other.dropped.items():
+            self.drop(reason, count)
+
+    def drop(self, reason: str, count: int = 1) -> None:
+        self.dropped[reason] = self.dropped.get(reason, 0) + count
+
+    @property
+    def difference(self) -> int:
+        """Inputs that are not accounted for; 0 when the account balances."""
+        return self.inputs - self.processed - self.filtered - self.dead_lettered - sum(self.dropped.values())
+
+    def to_message(self) -> mark_pb2.Account:
+        return mark_pb2.Account(dropped=self.dropped, **{name: getattr(self, name) for name in _COUNTS})
+
+    @classmethod
+    def from_message(cls, message: mark_pb2.Account) -> Account:
+        dropped: Mapping[str, int] = message.dropped
+        return cls(dropped=dict(dropped), **{name: getattr(message, name) for name in _COUNTS})
+
+
+_COUNTS = (
+    "inputs",
+    "input_bytes",
+    "processed",
+    "filtered",
+    "dead_lettered",
+    "outputs",
+    "unrouted",
+    "discarded",
+    "late",
+    "fallback",
+    "repeated_ids",
+)

@@ -1,0 +1,55 @@
+"""What a lane has read and not committed, and the bounds on it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Tracked:
+    """One piece of work in flight."""
+
+    records: int
+    size: int
+    """Bytes."""
+
+
+class Tracker:
+    """Work in flight, oldest first. Work is finished in the order in which it was begun."""
+
+    def __init__(self, *, pieces_max: int, bytes_max: int) -> None:
+        self._pieces_max = pieces_max
+        self._bytes_max = bytes_max
+        self._pieces: deque[Tracked] = deque()
+        self._room = asyncio.Condition()
+        self.records = 0
+        """Records in flight."""
+        self.size = 0
+        """Bytes in flight."""
+
+    def __len__(self) -> int:
+        return len(self._pieces)
+
+    async def begin(self, piece: Tracked) -> None:
+        """Take a piece in; waits while the bounds are reached. A piece larger than the bound goes alone."""
+        async with self._room:
+            await self._room.wait_for(lambda: self._fits(piece.size))
+            self._pieces.append(piece)
+            self.records += piece.records
+            self.size += piece.size
+
+    async def finish(self, count: int) -> None:
+        """The `count` oldest pieces are committed."""
+        async with self._room:
+            for _ in range(count):
+                piece = self._pieces.popleft()
+                self.records -= piece.records
+                self.size -= piece.size
+            self._room.notify_all()
+
+    def _fits(self, size: int) -> bool:
+        if not self._pieces:
+            return True
+        return len(self._pieces) < self._pieces_max and self.size + size <= self._bytes_max

@@ -1,0 +1,94 @@
+"""What map and sink lanes share: the input watermark, trimming, and the end of a lane that reads a buffer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+
+from millstream.clock import END_OF_TIME_US
+from millstream.ledger.protocol import Ledger
+from millstream_reader.buffer import BufferReader
+from millstream_vertex.input import LaneInput
+from millstream_vertex.lane import LaneCore
+from millstream_writer.committer import Unit
+
+
+class BufferLane:
+    """The input side of a lane: what follows from its commits, and the watermark while there is nothing to commit."""
+
+    def __init__(self, core: LaneCore, reader: BufferReader, lane_input: LaneInput, upstream: Ledger) -> None:
+        self.core = core
+        self.reader = reader
+        self.input = lane_input
+        self._trimmer = Trimmer(lambda sequence: upstream.trim(reader.buffer, sequence))
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[asyncio.TaskGroup]:
+        """A group for the lane's work; on leaving, all of it is committed, and the lane ends if its input has."""
+        async with asyncio.TaskGroup() as background:
+            tasks = [
+                background.create_task(self._trimmer.run(), name=f"trim {self.core.lane}"),
+                background.create_task(self._follow_watermark(), name=f"watermark {self.core.lane}"),
+            ]
+            async with asyncio.TaskGroup() as work:
+                work.create_task(self.core.commit_all(self._watermark_after, self._committed), name=f"commit {self.core.lane}")
+                yield work
+                self.core.units.close()
+            for task in tasks:
+                task.cancel()
+        await self._trimmer.finish()
+        if self.reader.ended:
+            await self.core.end()
+
+    def _watermark_after(self, units: Sequence[Unit]) -> int:
+        if self.input.back_edge:
+            return END_OF_TIME_US
+        # Of what is read and not committed nothing is promised, so what counts is the input's watermark at the last
+        # frame that is committed completely.
+        last = units[-1].position if units else None
+        return self.input.watermark_at(last.sequence if last is not None else self.core.committer.mark.sequence)
+
+    async def _committed(self, units: Sequence[Unit]) -> None:
+        sequence = self.core.committer.mark.sequence
+        self._trimmer.consumed(sequence)
+        self.input.forget(sequence)
+
+    async def _follow_watermark(self) -> None:
+        """Move the lane's watermark on with its input's, also while nothing is committed."""
+        self.core.publish(self._watermark_after([]))
+        while True:
+            await self.input.changed.wait()
+            self.input.changed.clear()
+            watermark_us = self._watermark_after([])
+            if watermark_us > self.core.watermark_us:
+                self.core.publish(watermark_us, idle=len(self.core.tracker) == 0)
+
+
+class Trimmer:
+    """Removes what a lane has consumed from its buffer, in the background, seldom."""
+
+    def __init__(self, trim: Callable[[int], Awaitable[None]], interval_s: float = 0.25) -> None:
+        self._trim = trim
+        self._interval_s = interval_s
+        self._wanted = 0
+        self._wake = asyncio.Event()
+
+    def consumed(self, sequence: int) -> None:
+        """Everything up to `sequence` is committed downstream."""
+        if sequence > self._wanted:
+            self._wanted = sequence
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            await self._trim(self._wanted)
+            await asyncio.sleep(self._interval_s)
+
+    async def finish(self) -> None:
+        """The last trim, after `run` has ended."""
+        if self._wanted:
+            await self._trim(self._wanted)

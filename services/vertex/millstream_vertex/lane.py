@@ -1,0 +1,155 @@
+"""What all kinds of lanes share: committing finished units in order, and telling the OT store.
+
+    begin ─► work (side by side) ─► Ordered ─► commit ─► OT entry, trim, external ack
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from millstream.account import Account
+from millstream.clock import END_OF_TIME_US, START_OF_TIME_US, Clock
+from millstream.record import LaneId
+from millstream.statistics import LaneStatistics
+from millstream.telemetry import Telemetry
+from millstream.watermark.store import OtStore
+from millstream.wire.watermark.v1 import ot_pb2
+from millstream_reader.tracker import Tracker
+from millstream_vertex.ordered import Ordered
+from millstream_writer.committer import Committer, Unit, batch_of
+
+
+@dataclass(slots=True)
+class LaneCounters:
+    """Since this process started."""
+
+    retries: int = 0
+    udf_errors: int = 0
+
+
+class LaneCore:
+    """Commits for one lane and publishes what it has done. Made by `open_lane`."""
+
+    def __init__(
+        self,
+        lane: LaneId,
+        committer: Committer,
+        ot: OtStore,
+        telemetry: Telemetry,
+        clock: Clock,
+        tracker: Tracker,
+        *,
+        watermarks: bool,
+    ) -> None:
+        self.lane = lane
+        self.committer = committer
+        self.tracker = tracker
+        self.telemetry = telemetry
+        self.clock = clock
+        self.units: Ordered[Unit] = Ordered()
+        self.counters = LaneCounters()
+        self._ot = ot
+        self.watermarks = watermarks
+        self._watermark_us = committer.mark.watermark_us
+        self._idle = False
+
+    async def commit_all(
+        self,
+        watermark_after: Callable[[Sequence[Unit]], int],
+        committed: Callable[[Sequence[Unit]], Awaitable[None]],
+    ) -> None:
+        """Commit units as they get ready, until `units` is closed and empty.
+
+        `watermark_after(units)`: the lane's watermark once those units are done; called once per commit, in order.
+        `committed(units)`: they are durable.
+        """
+        waiting: deque[Unit] = deque()
+        while True:
+            if not waiting:
+                waiting.extend(await self.units.ready())
+                if not waiting:
+                    return
+            batch = [waiting.popleft() for _ in range(batch_of(waiting))]
+            watermark_us = self._promise(watermark_after(batch))
+            started = self.clock.monotonic_s()
+            await self.committer.commit(batch, watermark_us=watermark_us)
+            self.telemetry.observe_processing("commit", self.clock.monotonic_s() - started)
+            await self.tracker.finish(sum(unit.pieces for unit in batch))
+            await committed(batch)
+            self._idle = False
+            self.publish(watermark_us)
+
+    async def end(self) -> None:
+        """Nothing will follow: the last commit, and the last OT entry."""
+        if not self.committer.mark.ended:
+            await self.committer.commit([], watermark_us=END_OF_TIME_US, ended=True)
+        self.publish(END_OF_TIME_US)
+        await self._ot.flush()
+
+    def publish(self, watermark_us: int, *, idle: bool = False) -> None:
+        """Tell the OT store where the lane stands. The watermark never goes back."""
+        self._watermark_us = max(self._watermark_us, self._promise(watermark_us))
+        self._idle = idle
+        mark = self.committer.mark
+        entry = ot_pb2.OtEntry(
+            epoch=mark.epoch,
+            watermark_us=self._watermark_us,
+            idle=idle,
+            ended=mark.ended,
+            input_sequence=mark.sequence,
+            input_records=mark.account.inputs,
+            input_bytes=mark.account.input_bytes,
+            published_us=self.clock.now_us(),
+        )
+        totals = {(written.edge, written.partition): written for written in mark.written}
+        for buffer, sequence in self.committer.sequences.items():
+            written = totals.get((buffer.edge, buffer.partition))
+            entry.outputs.add(
+                edge=buffer.edge,
+                partition=buffer.partition,
+                sequence=sequence,
+                records=written.records if written is not None else 0,
+                bytes=written.bytes if written is not None else 0,
+            )
+        self._ot.publish(self.lane, entry)
+
+    def _promise(self, watermark_us: int) -> int:
+        """With watermarks disabled nothing is promised but the end."""
+        return watermark_us if self.watermarks or self.committer.mark.ended else START_OF_TIME_US
+
+    @property
+    def watermark_us(self) -> int:
+        """The newest watermark published."""
+        return self._watermark_us
+
+    def statistics(self, pending: int | None) -> LaneStatistics:
+        mark = self.committer.mark
+        account = Account.from_message(mark.account)
+        return LaneStatistics(
+            lane=self.lane,
+            epoch=mark.epoch,
+            watermark_us=self._watermark_us,
+            idle=self._idle,
+            ended=mark.ended,
+            inputs=account.inputs,
+            input_bytes=account.input_bytes,
+            processed=account.processed,
+            filtered=account.filtered,
+            dead_lettered=account.dead_lettered,
+            dropped=account.dropped,
+            outputs=account.outputs,
+            unrouted=account.unrouted,
+            discarded=account.discarded,
+            late=account.late,
+            fallback=account.fallback,
+            repeated_ids=account.repeated_ids,
+            frames_in_flight=len(self.tracker),
+            records_in_flight=self.tracker.records,
+            bytes_in_flight=self.tracker.size,
+            retries=self.counters.retries,
+            udf_errors=self.counters.udf_errors,
+            pending=pending,
+        )

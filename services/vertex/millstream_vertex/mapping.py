@@ -1,0 +1,316 @@
+"""Calls a UDF for a stretch of records and makes of its answer what is to be written. Knows the retry policy.
+
+Above it: the map and source lanes. Below it: a UDF stream. Nothing here has an effect that outlives it, so it may run
+any number of times for the same records; only the commit of its result counts.
+
+    records ─► call ─► answer ─► all fine? ──yes──► one frame (columns unread)
+                                    └─no─► keep what is fine, try the rest again ─► rows in input order ─► one frame
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from millstream_udf import columns
+from millstream_udf.wire.udf.v1 import udf_pb2
+
+from millstream.account import Account
+from millstream.errors import UdfError
+from millstream.frame import Frame, build_frame
+from millstream.limits import RECORD_BYTES_MAX
+from millstream.retry import OnFailure, RetryPolicy
+from millstream.udf.protocol import MapStream
+
+Tags = Sequence[tuple[bytes, ...]]
+
+_OUTCOME = udf_pb2.Outcome
+
+
+@dataclass(slots=True)
+class Mapped:
+    """What became of a stretch of records."""
+
+    frame: Frame | None
+    """Outputs in input order; None when there are none."""
+    tags: Tags | None
+    """Tags of each output; None when none has any."""
+    dead_letters: Frame | None
+    """Inputs that could not be processed, with the reason in their headers."""
+    account: Account
+    retries: int = 0
+    errors: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One output, on the slow path."""
+
+    value: bytes
+    keys: tuple[bytes, ...]
+    tags: tuple[bytes, ...]
+    headers: dict[str, bytes]
+    event_time_us: int
+
+
+@dataclass(slots=True)
+class _Attempted:
+    """The inputs of one stretch while some of them are tried again. Indexes are those of the stretch."""
+
+    rows: dict[int, list[Row]] = field(default_factory=dict)
+    """Outputs of each input that is done; an empty list for one that was filtered."""
+    dropped: dict[int, str] = field(default_factory=dict)
+    dead: dict[int, udf_pb2.Outcome] = field(default_factory=dict)
+
+
+class Mapper:
+    """One UDF stream with its policy, for one lane."""
+
+    def __init__(
+        self, stream: MapStream, policy: RetryPolicy, *, where: str, has_dead_letter: bool, needs_tags: bool, rng: random.Random
+    ) -> None:
+        """`where` names pipeline, vertex and lane in messages."""
+        self._stream = stream
+        self._policy = policy
+        self._where = where
+        self._has_dead_letter = has_dead_letter
+        self._needs_tags = needs_tags
+        self._rng = rng
+
+    async def map(self, frame: Frame, *, watermark_us: int, traceparent: str = "") -> Mapped:
+        """Process the records of `frame`. Raises `UdfError` when the policy says stop or the function breaks the protocol."""
+        answer = await self._stream.call(frame.encode(), watermark_us=watermark_us, traceparent=traceparent)
+        if not answer.outcomes and not answer.error:
+            return self._take_whole(frame, answer)
+        return await self._take_in_parts(frame, answer, watermark_us, traceparent)
+
+    def _take_whole(self, frame: Frame, answer: udf_pb2.SealedMapAnswer) -> Mapped:
+        """Every input is done: make the output frame of the answer's columns and what is inherited."""
+        account = Account(inputs=frame.records, outputs=answer.records)
+        try:
+            parents = self._parents(frame, answer)
+            if columns.count_bytes(answer.values) != answer.records:
+                raise ValueError(f"it says {answer.records} outputs and gives {columns.count_bytes(answer.values)} values")
+            tags = columns.unpack_lists(answer.tags, answer.records) if answer.tags and self._needs_tags else None
+            output = self._output(frame, answer, parents)
+        except ValueError as error:
+            raise UdfError(f"{self._where}: the function's answer does not fit its call: {error}") from error
+        done = frame.records if parents is None else len(set(parents))
+        account.processed, account.filtered = done, frame.records - done
+        if output is not None and output.size > RECORD_BYTES_MAX:
+            self._check_sizes(output)
+        return Mapped(output, tags, None, account)
+
+    def _parents(self, frame: Frame, answer: udf_pb2.SealedMapAnswer) -> array[int] | None:
+        """Input of each output; None when output i is of input i."""
+        if not answer.parents:
+            if answer.records not in (0, frame.records):
+                raise ValueError(f"{answer.records} outputs for {frame.records} inputs, and no parents")
+            return None if answer.records else array("I")
+        parents = columns.unpack_offsets(answer.parents)
+        if len(parents) != answer.records:
+            raise ValueError(f"{len(parents)} parents for {answer.records} outputs")
+        if parents and parents[-1] >= frame.records:
+            raise ValueError(f"an output names input {parents[-1]} of {frame.records}")
+        if any(later < earlier for earlier, later in zip(parents, parents[1:], strict=False)):
+            raise ValueError("outputs are not in the order of their inputs")
+        return parents
+
+    def _output(self, frame: Frame, answer: udf_pb2.SealedMapAnswer, parents: array[int] | None) -> Frame | None:
+        if not answer.records:
+            return None
+        for name, column in (("keys", answer.keys), ("tags", answer.tags)):
+            if column and (count := columns.count_lists(column)) != answer.records:
+                raise ValueError(f"{count} {name} for {answer.records} outputs")
+        if answer.headers:
+            columns.unpack_headers(answer.headers, answer.records)
+        times = answer.event_times_us
+        if times and len(times) != 8 * answer.records:
+            raise ValueError(f"{len(times) // 8} event times for {answer.records} outputs")
+        inherited = frame
+        if parents is not None and not (len(parents) == frame.records and parents[0] == 0 and len(set(parents)) == len(parents)):
+            inherited = _inherit(frame, parents, keys=not answer.keys, headers=not answer.headers, times=not times)
+        output = replace(
+            inherited,
+            records=answer.records,
+            values_column=answer.values,
+            keys_column=answer.keys or inherited.keys_column,
+            headers_column=answer.headers or inherited.headers_column,
+            ids_column=b"",
+        )
+        if times:
+            all_times = columns.unpack_times(times)
+            output = replace(
+                output, event_times_column=times, event_time_min_us=min(all_times), event_time_max_us=max(all_times)
+            )
+        return output
+
+    def _check_sizes(self, output: Frame) -> None:
+        largest = max(len(value) for value in output.values())
+        if largest > RECORD_BYTES_MAX:
+            raise UdfError(f"{self._where}: the function put out a record of {largest} bytes; at most {RECORD_BYTES_MAX} can be sent")
+
+    async def _take_in_parts(
+        self, frame: Frame, answer: udf_pb2.SealedMapAnswer, watermark_us: int, traceparent: str
+    ) -> Mapped:
+        """Some inputs were not simply processed: keep what is done, try again what may be, until nothing is left."""
+        attempted = _Attempted()
+        pending: list[int] = list(range(frame.records))
+        attempts = [0] * frame.records
+        retries = errors = 0
+        while True:
+            again, delay_s = self._sort(frame, pending, answer, attempted, attempts)
+            errors += sum(outcome.result == _OUTCOME.RESULT_ERROR for outcome in answer.outcomes) or bool(answer.error)
+            if not again:
+                break
+            retries += len(again)
+            await asyncio.sleep(delay_s)
+            pending = again
+            part = frame.take(pending)
+            answer = await self._stream.call(
+                part.encode(), watermark_us=watermark_us, attempt=max(attempts[index] for index in pending), traceparent=traceparent
+            )
+        mapped = self._assemble(frame, attempted)
+        mapped.retries, mapped.errors = retries, errors
+        return mapped
+
+    def _sort(
+        self, frame: Frame, pending: Sequence[int], answer: udf_pb2.SealedMapAnswer, attempted: _Attempted, attempts: list[int]
+    ) -> tuple[list[int], float]:
+        """Take an answer to the inputs `pending` in. Returns which to try again, after how long."""
+        if answer.error:
+            outcomes = {
+                place: _OUTCOME(index=place, result=_OUTCOME.RESULT_ERROR, reason=_first_line(answer.error), detail=answer.error)
+                for place in range(len(pending))
+            }
+        else:
+            outcomes = {outcome.index: outcome for outcome in answer.outcomes}
+            try:
+                self._keep_rows(frame, pending, answer, attempted)
+            except ValueError as error:
+                raise UdfError(f"{self._where}: the function's answer does not fit its call: {error}") from error
+        again: list[int] = []
+        delay_s = 0.0
+        for place, outcome in outcomes.items():
+            if place >= len(pending):
+                raise UdfError(f"{self._where}: the function's answer speaks of input {place} of {len(pending)}")
+            index = pending[place]
+            attempted.rows.pop(index, None)
+            if outcome.result == _OUTCOME.RESULT_RETRY:
+                again.append(index)
+                delay_s = max(delay_s, outcome.delay_us / 1e6)
+            elif outcome.result == _OUTCOME.RESULT_DROP:
+                attempted.dropped[index] = outcome.reason or "dropped by the function"
+            elif outcome.result == _OUTCOME.RESULT_DEAD_LETTER:
+                self._give_up(index, outcome, attempted, attempts[index] + 1)
+            elif outcome.result == _OUTCOME.RESULT_ERROR:
+                attempts[index] += 1
+                forever = self._policy.on_failure is OnFailure.RETRY
+                if forever or self._policy.backoff.allows(attempts[index]):
+                    again.append(index)
+                    delay_s = max(delay_s, self._policy.backoff.delay_s(attempts[index], self._rng))
+                else:
+                    self._give_up(index, outcome, attempted, attempts[index])
+            else:
+                raise UdfError(f"{self._where}: the function's answer has an outcome {outcome.result} that a map cannot have")
+        return sorted(again), delay_s
+
+    def _give_up(self, index: int, outcome: udf_pb2.Outcome, attempted: _Attempted, attempts: int) -> None:
+        if self._policy.on_failure is OnFailure.DROP:
+            attempted.dropped[index] = "function failed"
+        elif self._has_dead_letter and self._policy.on_failure is not OnFailure.STOP:
+            attempted.dead[index] = outcome
+        else:
+            raise UdfError(
+                f"{self._where}: the function failed on a record after {attempts} attempt(s): {outcome.reason}\n"
+                f"{outcome.detail}\nFix the function and start again (nothing was lost), or set udf.retryStrategy.onFailure."
+            )
+
+    def _keep_rows(self, frame: Frame, pending: Sequence[int], answer: udf_pb2.SealedMapAnswer, attempted: _Attempted) -> None:
+        part = frame if len(pending) == frame.records else frame.take(pending)
+        failed = {outcome.index for outcome in answer.outcomes}
+        values = columns.unpack_bytes(answer.values)
+        if len(values) != answer.records:
+            raise ValueError(f"it says {answer.records} outputs and gives {len(values)} values")
+        given = self._parents(part, answer)
+        parents: Sequence[int] = given if given is not None else range(len(values))
+        keys = columns.unpack_lists(answer.keys, len(values)) if answer.keys else None
+        tags = columns.unpack_lists(answer.tags, len(values))
+        headers = columns.unpack_headers(answer.headers, len(values)) if answer.headers else None
+        times = columns.unpack_times(answer.event_times_us) if answer.event_times_us else None
+        part_keys, part_headers, part_times = part.keys(), part.headers(), part.event_times_us()
+        for place in range(len(pending)):
+            if place not in failed:
+                attempted.rows[pending[place]] = []
+        for output, place in enumerate(parents):
+            if place in failed:
+                raise ValueError(f"input {place} has both an output and an outcome")
+            row = Row(
+                values[output],
+                keys[output] if keys is not None else part_keys[place],
+                tags[output],
+                headers[output] if headers is not None else part_headers[place],
+                times[output] if times is not None else part_times[place],
+            )
+            attempted.rows[pending[place]].append(row)
+
+    def _assemble(self, frame: Frame, attempted: _Attempted) -> Mapped:
+        account = Account(inputs=frame.records, dead_lettered=len(attempted.dead))
+        rows: list[Row] = []
+        for index in sorted(attempted.rows):
+            if attempted.rows[index]:
+                account.processed += 1
+                rows.extend(attempted.rows[index])
+            else:
+                account.filtered += 1
+        for reason in attempted.dropped.values():
+            account.drop(reason)
+        account.outputs = len(rows)
+        output = None
+        if rows:
+            output = build_frame(
+                [row.value for row in rows],
+                array("q", [row.event_time_us for row in rows]),
+                ingest_time_us=frame.ingest_time_us,
+                keys=[row.keys for row in rows],
+                headers=[row.headers for row in rows],
+                traceparent=frame.traceparent,
+            )
+        return Mapped(output, [row.tags for row in rows], self._dead_letters(frame, attempted), account)
+
+    def _dead_letters(self, frame: Frame, attempted: _Attempted) -> Frame | None:
+        if not attempted.dead:
+            return None
+        indexes = sorted(attempted.dead)
+        part = frame.take(indexes)
+        headers = [
+            {
+                **known,
+                "millstream-dead-letter-reason": attempted.dead[index].reason.encode(),
+                "millstream-dead-letter-detail": attempted.dead[index].detail.encode(),
+                "millstream-dead-letter-at": self._where.encode(),
+            }
+            for index, known in zip(indexes, part.headers(), strict=True)
+        ]
+        return replace(part, headers_column=columns.pack_headers(headers))
+
+
+def _inherit(frame: Frame, parents: Sequence[int], *, keys: bool, headers: bool, times: bool) -> Frame:
+    """A frame whose keys, headers and event times are those of the parents; its values are not meant to be read."""
+    taken = array("q", map(frame.event_times_us().__getitem__, parents)) if times else array("q", [0])
+    all_keys, all_headers = (frame.keys() if keys else []), (frame.headers() if headers else [])
+    return replace(
+        frame,
+        event_time_min_us=min(taken),
+        event_time_max_us=max(taken),
+        event_times_column=columns.pack_times(taken),
+        keys_column=columns.pack_lists([all_keys[p] for p in parents]) if keys and frame.keys_column else b"",
+        headers_column=columns.pack_headers([all_headers[p] for p in parents]) if headers and frame.headers_column else b"",
+    )
+
+
+def _first_line(text: str) -> str:
+    return text.strip().splitlines()[-1] if text.strip() else "error without a message"

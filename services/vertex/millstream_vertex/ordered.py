@@ -1,0 +1,43 @@
+"""Work that runs side by side and is taken out in the order in which it began."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Ordered(Generic[T]):
+    """A queue of tasks. One task adds, one takes out."""
+
+    def __init__(self) -> None:
+        self._tasks: deque[asyncio.Future[T]] = deque()
+        self._added = asyncio.Event()
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def add(self, task: asyncio.Future[T]) -> None:
+        self._tasks.append(task)
+        self._added.set()
+
+    def close(self) -> None:
+        """Nothing will be added any more."""
+        self._closed = True
+        self._added.set()
+
+    async def ready(self) -> list[T]:
+        """Waits for the oldest, and gives all that are done behind it without a gap. Empty: closed, and all taken."""
+        while not self._tasks:
+            if self._closed:
+                return []
+            self._added.clear()
+            await self._added.wait()
+        await asyncio.wait((self._tasks[0],))
+        results = []
+        while self._tasks and self._tasks[0].done():
+            results.append(self._tasks.popleft().result())
+        return results

@@ -1,0 +1,130 @@
+"""A lane of a sink vertex: reads its buffer, delivers, and commits how far the target is for sure.
+
+    buffer ─► a few frames ahead ─► delivery (retries, fallback) ─► settled? ─► commit: mark
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from contextlib import suppress
+
+from millstream.account import Account
+from millstream.clock import MICROSECONDS
+from millstream.limits import COMMIT_BYTES_MAX
+from millstream.record import Position
+from millstream.statistics import LaneStatistics
+from millstream_reader.buffer import ReadFrame, late_records
+from millstream_reader.tracker import Tracked
+from millstream_vertex.buffer_lane import BufferLane
+from millstream_writer.committer import Unit
+from millstream_writer.delivery import Delivery
+from millstream_writer.sink import SinkFrame
+
+TICK_S = 0.5
+"""How often a sink may commit by time when nothing arrives."""
+
+
+class SinkVertexLane:
+    """One lane; `run` returns when its input has ended or `stop` was called, with all it took made durable."""
+
+    def __init__(self, base: BufferLane, delivery: Delivery) -> None:
+        self.core = base.core
+        self._base = base
+        self._delivery = delivery
+        self._read: deque[ReadFrame] = deque()
+        self._arrived = asyncio.Event()
+        self._closed = False
+        self._unsettled: deque[tuple[Position, Account]] = deque()
+        lane = base.core.lane
+        self._id_prefix = f"{lane.vertex}/{lane.input}/{lane.partition}/"
+
+    def stop(self) -> None:
+        """Read nothing more; what was read is still delivered."""
+        self._base.reader.stop()
+
+    def statistics(self) -> LaneStatistics:
+        delivery = self._delivery.statistics()
+        self.core.counters.retries = delivery.retries
+        self.core.counters.udf_errors = delivery.errors
+        return self.core.statistics(pending=None)
+
+    async def run(self) -> None:
+        if self.core.committer.mark.ended:
+            await self.core.end()
+            return
+        async with self._base.running() as work:
+            delivering = work.create_task(self._deliver_all(), name=f"deliver {self.core.lane}")
+            while (read := await self._base.reader.next()) is not None:
+                await self.core.tracker.begin(Tracked(read.frame.records, read.frame.size))
+                self._read.append(read)
+                self._arrived.set()
+            self._closed = True
+            self._arrived.set()
+            await delivering
+
+    async def _deliver_all(self) -> None:
+        while True:
+            await self._wait_for_frames()
+            batch = self._take_batch()
+            if batch:
+                await self._deliver(batch)
+            elif self._closed:
+                await self._delivery.flush()
+                self._settle()
+                return
+            await self._delivery.tick()
+            self._settle()
+
+    async def _wait_for_frames(self) -> None:
+        if self._read or self._closed:
+            return
+        self._arrived.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(TICK_S):
+                await self._arrived.wait()
+
+    def _take_batch(self) -> list[ReadFrame]:
+        batch: list[ReadFrame] = []
+        size = 0
+        while self._read and (not batch or size + self._read[0].frame.size <= COMMIT_BYTES_MAX):
+            batch.append(self._read.popleft())
+            size += batch[-1].frame.size
+        return batch
+
+    async def _deliver(self, batch: list[ReadFrame]) -> None:
+        core = self.core
+        frames = [SinkFrame(read.frame, read.sequence, read.first_index, f"{self._id_prefix}{read.sequence}/") for read in batch]
+        end = Position(batch[-1].sequence, 0)
+        records = sum(read.frame.records for read in batch)
+        started = core.clock.monotonic_s()
+        with core.telemetry.span(
+            "millstream.sink.write",
+            parent=batch[0].frame.traceparent,
+            lane=core.lane.key,
+            records=records,
+            sequence=batch[-1].sequence,
+        ):
+            await self._delivery.write(frames, end)
+        core.telemetry.observe_processing("sink", core.clock.monotonic_s() - started)
+        now_us = core.clock.now_us()
+        extra = Account()
+        for read in batch:
+            core.telemetry.observe_latency((now_us - read.frame.ingest_time_us) / MICROSECONDS, read.frame.records)
+            extra.input_bytes += read.size
+            extra.late += late_records(read.frame, read.watermark_us)
+        self._unsettled.append((end, extra))
+        # From here on the sink bounds what it holds; the lane's own bound is for what it has not taken.
+        await core.tracker.finish(len(batch))
+
+    def _settle(self) -> None:
+        """Hand what has become durable to the commit."""
+        settled = self._delivery.take_settled()
+        if settled is None:
+            return
+        account = settled.account
+        while self._unsettled and self._unsettled[0][0] <= settled.position:
+            account.add(self._unsettled.popleft()[1])
+        unit: asyncio.Future[Unit] = asyncio.get_running_loop().create_future()
+        unit.set_result(Unit(position=settled.position, account=account, pieces=0))
+        self.core.units.add(unit)

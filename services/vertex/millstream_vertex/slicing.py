@@ -1,0 +1,38 @@
+"""How many records to hand to a function at a time, so that one call stays near a target time. Pure."""
+
+from __future__ import annotations
+
+FIRST_SLICE_RECORDS = 64
+"""Records in the first call, when nothing is known of the function."""
+
+
+class Slicer:
+    """Learns a function's rate from its answers."""
+
+    def __init__(self, *, target_s: float, records_max: int | None) -> None:
+        """`records_max`: never more than this (`readBatchSize`, where the user set it); None for no bound."""
+        self._target_s = target_s
+        self._records_max = records_max
+        self._records_per_s: float | None = None
+
+    @property
+    def learned(self) -> bool:
+        """An answer has been seen."""
+        return self._records_per_s is not None
+
+    def answered(self, records_ahead: int, seconds: float) -> None:
+        """A call was answered `seconds` after it was sent, when it and the calls before it held `records_ahead` records.
+
+        That many records in that time is the function's rate, however many it works on at once (Little's law).
+        """
+        rate = records_ahead / max(seconds, 1e-6)
+        known = self._records_per_s
+        self._records_per_s = rate if known is None else 0.8 * known + 0.2 * rate
+
+    def records(self) -> int:
+        """Records in the next call."""
+        if self._records_per_s is None:
+            wanted = FIRST_SLICE_RECORDS
+        else:
+            wanted = max(1, int(self._records_per_s * self._target_s))
+        return wanted if self._records_max is None else min(wanted, self._records_max)

@@ -1,0 +1,162 @@
+"""A lane of a source vertex: reads the source, drops repeated ids, has records transformed, routes and commits.
+
+    source ─► ids seen before? ─► transformer (several calls at once) ─► Ordered ─► commit: frames + ids + mark ─► ack
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from millstream.account import Account
+from millstream.frame import Frame
+from millstream.limits import FRAME_BYTES_MAX, FRAME_RECORDS_MAX, OT_PUBLISH_INTERVAL_S
+from millstream.statistics import LaneStatistics
+from millstream.watermark.source import SourceWatermark
+from millstream_reader.source import SourceBatch, SourceLane
+from millstream_reader.tracker import Tracked
+from millstream_vertex.ids import SeenIds
+from millstream_vertex.lane import LaneCore
+from millstream_vertex.mapping import Mapper
+from millstream_writer.committer import Unit
+from millstream_writer.routing import Router
+
+READ_TIMEOUT_S = 0.2
+"""How long one read waits for data; a request to stop is noticed within it."""
+
+
+@dataclass(slots=True)
+class SourceUnit(Unit):
+    """A unit of a source lane."""
+
+    event_times_us: tuple[int, int] | None = None
+    """Oldest and newest event time in it; None when it has no records."""
+
+
+class SourceVertexLane:
+    """One lane; `run` returns when the source has ended, or was drained after `stop`."""
+
+    def __init__(
+        self,
+        core: LaneCore,
+        source: SourceLane,
+        transformer: Mapper | None,
+        router: Router,
+        watermark: SourceWatermark,
+        seen: SeenIds | None,
+    ) -> None:
+        """`seen` is needed for a source that is not replayable."""
+        self.core = core
+        self._source = source
+        self._transformer = transformer
+        self._router = router
+        self._watermark = watermark
+        self._seen = seen
+        self._stopping = False
+
+    def stop(self) -> None:
+        """Take nothing new in; what the source has taken in from outside is still finished."""
+        self._stopping = True
+
+    def statistics(self) -> LaneStatistics:
+        return self.core.statistics(pending=self._source.pending())
+
+    async def run(self) -> None:
+        if self.core.committer.mark.ended:
+            await self.core.end()
+            return
+        async with asyncio.TaskGroup() as background:
+            ticking = background.create_task(self._tick(), name=f"idle {self.core.lane}")
+            async with asyncio.TaskGroup() as work:
+                work.create_task(self.core.commit_all(self._watermark_after, self._committed), name=f"commit {self.core.lane}")
+                ended = await self._read_all(work)
+                self.core.units.close()
+            ticking.cancel()
+        if ended:
+            await self.core.end()
+
+    async def _read_all(self, work: asyncio.TaskGroup) -> bool:
+        """Read until the source has ended (True) or there is nothing left after `stop`."""
+        position = self.core.committer.mark.position
+        draining = False
+        while True:
+            if self._stopping and not draining:
+                draining = True
+                await self._source.drain()
+                if self._source.replayable:
+                    return False
+            batch = await self._source.read(FRAME_RECORDS_MAX, FRAME_BYTES_MAX, READ_TIMEOUT_S)
+            if batch.frame is not None or batch.position != position:
+                position = batch.position
+                await self._begin(batch, work)
+            if batch.ended:
+                return True
+            if draining and batch.frame is None:
+                return False
+
+    async def _begin(self, batch: SourceBatch, work: asyncio.TaskGroup) -> None:
+        frame, ids, repeated = batch.frame, list[str](), 0
+        if frame is not None and self._seen is not None:
+            frame, ids, repeated = self._seen.admit(frame)
+        unit = SourceUnit(source_position=batch.position, ids=ids, account=Account(repeated_ids=repeated))
+        if frame is None:
+            await self.core.tracker.begin(Tracked(0, 0))
+            done: asyncio.Future[Unit] = asyncio.get_running_loop().create_future()
+            done.set_result(unit)
+            self.core.units.add(done)
+            return
+        await self.core.tracker.begin(Tracked(frame.records, frame.size))
+        self.core.units.add(work.create_task(self._process(frame, unit)))
+
+    async def _process(self, frame: Frame, unit: SourceUnit) -> Unit:
+        core = self.core
+        with core.telemetry.source_span(frame, lane=core.lane.key) as span:
+            output, tags = frame, None
+            if self._transformer is None:
+                unit.account.processed = unit.account.outputs = frame.records
+                unit.account.inputs = frame.records
+            else:
+                started = core.clock.monotonic_s()
+                mapped = await self._transformer.map(
+                    frame, watermark_us=self._watermark.watermark_us, traceparent=span.traceparent
+                )
+                core.telemetry.observe_processing("transformer", core.clock.monotonic_s() - started)
+                core.counters.retries += mapped.retries
+                core.counters.udf_errors += mapped.errors
+                unit.account.add(mapped.account)
+                if mapped.dead_letters is not None:
+                    unit.frames.extend(self._router.route_dead_letter(mapped.dead_letters).frames)
+                if mapped.frame is None:
+                    unit.size = sum(part.size for _, part in unit.frames)
+                    return unit
+                output, tags = mapped.frame, mapped.tags
+            unit.account.input_bytes = frame.size
+            unit.event_times_us = (output.event_time_min_us, output.event_time_max_us)
+            if span.traceparent:
+                output = output.traced(span.traceparent)
+            routed = self._router.route(output, tags)
+        unit.frames.extend(routed.frames)
+        unit.account.unrouted = routed.unrouted
+        unit.size = sum(part.size for _, part in unit.frames)
+        return unit
+
+    def _watermark_after(self, units: Sequence[Unit]) -> int:
+        now_s = self.core.clock.monotonic_s()
+        for unit in units:
+            if isinstance(unit, SourceUnit) and unit.event_times_us is not None:
+                self._watermark.observe(*unit.event_times_us, now_s=now_s)
+        return self._watermark.watermark_us
+
+    async def _committed(self, units: Sequence[Unit]) -> None:
+        await self._source.committed(self.core.committer.mark.position)
+
+    async def _tick(self) -> None:
+        """Let an idle source's watermark move on, as the spec says."""
+        self.core.publish(self._watermark.watermark_us)
+        while True:
+            await asyncio.sleep(OT_PUBLISH_INTERVAL_S * 2)
+            if len(self.core.tracker) == 0:
+                watermark_us = self._watermark.tick(self.core.clock.monotonic_s(), self.core.clock.now_us())
+                if watermark_us > self.core.watermark_us:
+                    self.core.publish(watermark_us, idle=True)

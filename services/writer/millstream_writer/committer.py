@@ -1,0 +1,191 @@
+"""Commits a lane's finished work: frames, ids and mark in one atomic batch.
+
+Above it: a lane of the vertex process, which hands over units in input order. Below it: the ledger. It knows marks,
+accounts and back-pressure; it does not know where the units came from.
+
+    units ─► room in every buffer? ─► join small frames ─► one batch ─► new mark ─► OT entry
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from millstream.account import Account
+from millstream.errors import RetryLaterError
+from millstream.frame import Frame, join_frames
+from millstream.ledger.protocol import Commit, FrameWrite, Ledger, StoredMark
+from millstream.limits import COMMIT_BYTES_MAX, COMMIT_MESSAGES_MAX, FRAME_BYTES_MAX, FRAME_RECORDS_MAX
+from millstream.record import BufferId, LaneId, Position
+from millstream.wire.ledger.v1 import mark_pb2
+from millstream_writer.room import Room
+from millstream_writer.routing import Router
+
+log = logging.getLogger(__name__)
+
+REFUSED_WAIT_S = 0.05
+"""How long a commit that the server refused for want of space waits before it is tried again."""
+
+JOIN_BELOW_RECORDS = FRAME_RECORDS_MAX // 8
+"""Frames smaller than this are joined with their neighbours: decoding them costs less than storing them alone."""
+
+
+@dataclass(slots=True)
+class Unit:
+    """A stretch of a lane's input that is finished: its outputs, and where the lane stands after it."""
+
+    position: Position | None = None
+    """After this unit; None for sources."""
+    source_position: bytes | None = None
+    """After this unit; None for vertices that read a buffer."""
+    frames: list[tuple[BufferId, Frame]] = field(default_factory=list)
+    account: Account = field(default_factory=Account)
+    ids: Sequence[str] = ()
+    size: int = 0
+    """Bytes of all frames."""
+    pieces: int = 1
+    """Pieces of work in flight that end with this unit's commit."""
+
+
+def batch_of(units: Sequence[Unit]) -> int:
+    """How many of the units at the head fit into one commit; at least one."""
+    frames, size = 0, 0
+    for count, unit in enumerate(units):
+        frames += len(unit.frames)
+        size += unit.size
+        # Two messages are kept for the ids and the mark.
+        if count and (frames > COMMIT_MESSAGES_MAX - 2 or size > COMMIT_BYTES_MAX):
+            return count
+    return len(units)
+
+
+class Committer:
+    """Commits for one lane, one batch after another, beginning at the mark that the takeover gave."""
+
+    def __init__(
+        self, ledger: Ledger, lane: LaneId, taken_over: StoredMark, sequences: dict[BufferId, int], router: Router, room: Room
+    ) -> None:
+        """`sequences`: the last sequence in each buffer of the router, as the ledger tells it after the takeover."""
+        self._ledger = ledger
+        self._lane = lane
+        self._stored = taken_over
+        self._sequences = sequences
+        self._router = router
+        self._room = room
+        self.ids_ttl_s = 0.0
+
+    @property
+    def mark(self) -> mark_pb2.Mark:
+        """The lane's mark as of the last commit."""
+        return self._stored.mark
+
+    @property
+    def sequences(self) -> Mapping[BufferId, int]:
+        """Per buffer a stored sequence that is not below the last one this lane wrote: what an OT entry says."""
+        return self._sequences
+
+    async def commit(self, units: Sequence[Unit], *, watermark_us: int, ended: bool = False) -> None:
+        """Make `units` (in input order) durable, with the lane's new watermark. Waits while a buffer is full.
+
+        Raises `FencedError`. The watermark is never lowered: the mark keeps the highest it was given.
+        """
+        account = Account.from_message(self._stored.mark.account)
+        for unit in units:
+            account.add(unit.account)
+        frames = join_small([pair for unit in units for pair in unit.frames])
+        frames_records = sum(frame.records for _, frame in frames)
+        ids = [record_id for unit in units for record_id in unit.ids]
+        watermark_us = max(watermark_us, self.mark.watermark_us)
+        while True:
+            kept = await self._make_room(frames)
+            kept_records = sum(frame.records for _, frame in kept)
+            discarded = replace(account, discarded=account.discarded + frames_records - kept_records)
+            writes = [FrameWrite(buffer, frame.encode()) for buffer, frame in kept]
+            mark = self._next_mark(units, kept, writes, discarded, watermark_us, ended)
+            commit = Commit(self._lane, writes, mark, self._stored.sequence, ids, self.ids_ttl_s)
+            try:
+                receipt = await self._ledger.commit(commit)
+            except RetryLaterError as error:
+                # Nothing was stored. Room is asked for again, since an edge may discard what does not fit.
+                log.warning("commit put off: %s", error, extra={"lane": str(self._lane)})
+                await asyncio.sleep(REFUSED_WAIT_S)
+                continue
+            break
+        for (buffer, _), sequence in zip(kept, receipt.frame_sequences, strict=True):
+            self._sequences[buffer] = sequence
+        self._stored = StoredMark(mark, receipt.mark_sequence)
+        self._room.written(self._lane, mark.written)
+
+    async def _make_room(self, frames: Sequence[tuple[BufferId, Frame]]) -> list[tuple[BufferId, Frame]]:
+        """Wait for buffers that are full; leave out what an edge discards instead."""
+        kept: list[tuple[BufferId, Frame]] = []
+        for buffer, frame in frames:
+            if self._room.is_full(buffer):
+                if self._router.discards_when_full(buffer):
+                    continue
+                await self._room.wait(buffer)
+            kept.append((buffer, frame))
+        return kept
+
+    def _next_mark(
+        self,
+        units: Sequence[Unit],
+        kept: Sequence[tuple[BufferId, Frame]],
+        writes: Sequence[FrameWrite],
+        account: Account,
+        watermark_us: int,
+        ended: bool,
+    ) -> mark_pb2.Mark:
+        previous = self._stored.mark
+        mark = mark_pb2.Mark(
+            commit_id=os.urandom(16),
+            epoch=previous.epoch,
+            owner=previous.owner,
+            sequence=previous.sequence,
+            record_index=previous.record_index,
+            position=previous.position,
+            watermark_us=watermark_us,
+            ended=ended,
+            account=account.to_message(),
+        )
+        for unit in units:
+            if unit.position is not None:
+                mark.sequence, mark.record_index = unit.position
+            if unit.source_position is not None:
+                mark.position = unit.source_position
+        written = {(entry.edge, entry.partition): entry for entry in previous.written}
+        totals: dict[tuple[str, int], mark_pb2.Written] = {}
+        for key, entry in written.items():
+            totals[key] = mark_pb2.Written()
+            totals[key].CopyFrom(entry)
+        for (buffer, frame), write in zip(kept, writes, strict=True):
+            entry = totals.setdefault(
+                (buffer.edge, buffer.partition), mark_pb2.Written(edge=buffer.edge, partition=buffer.partition)
+            )
+            entry.frames += 1
+            entry.records += frame.records
+            entry.bytes += len(write.data)
+        mark.written.extend(totals.values())
+        return mark
+
+
+def join_small(frames: Sequence[tuple[BufferId, Frame]]) -> list[tuple[BufferId, Frame]]:
+    """The same records in the same order per buffer, small neighbours made one frame."""
+    runs: dict[BufferId, list[list[Frame]]] = {}
+    for buffer, frame in frames:
+        buffer_runs = runs.setdefault(buffer, [])
+        last = buffer_runs[-1] if buffer_runs else None
+        if (
+            last is not None
+            and frame.records < JOIN_BELOW_RECORDS
+            and last[-1].records < JOIN_BELOW_RECORDS
+            and sum(part.records for part in last) + frame.records <= FRAME_RECORDS_MAX
+            and sum(part.size for part in last) + frame.size <= FRAME_BYTES_MAX
+        ):
+            last.append(frame)
+        else:
+            buffer_runs.append([frame])
+    return [(buffer, join_frames(run)) for buffer, buffer_runs in runs.items() for run in buffer_runs]

@@ -1,0 +1,140 @@
+"""Which record goes into which buffer. Pure.
+
+A frame that leaves a vertex goes to every edge whose condition its records' tags meet, and there to the partition of
+its keys. Without conditions and with one partition, a frame is passed on as it is, columns unread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from millstream.errors import MillstreamError
+from millstream.frame import Frame, partition_of
+from millstream.limits import FRAME_BYTES_MAX, FRAME_RECORDS_MAX
+from millstream.record import BufferId
+
+Tags = Sequence[tuple[bytes, ...]]
+"""Tags of each record of a frame, UTF-8."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One outgoing edge, ready for use."""
+
+    edge: str
+    partitions: int
+    condition: Callable[[frozenset[bytes]], bool] | None
+    """None: every record."""
+    discard_when_full: bool = False
+    """`onFull: discardLatest`."""
+
+
+def tag_condition(operator: str, values: Sequence[str]) -> Callable[[frozenset[bytes]], bool] | None:
+    """The test of `conditions.tags`; None when there are no values, which means always."""
+    wanted = frozenset(value.encode() for value in values)
+    if not wanted:
+        return None
+    if operator == "or":
+        return lambda tags: not wanted.isdisjoint(tags)
+    if operator == "and":
+        return lambda tags: wanted <= tags
+    if operator == "not":
+        return lambda tags: wanted.isdisjoint(tags)
+    raise MillstreamError(f"the spec let an unknown tag operator pass: {operator!r}")
+
+
+@dataclass(slots=True)
+class Routed:
+    """Frames by buffer, and what no edge wanted."""
+
+    frames: list[tuple[BufferId, Frame]] = field(default_factory=list)
+    unrouted: int = 0
+    """Records that met no edge's condition."""
+
+
+class Router:
+    """The outgoing edges of one vertex for one lane."""
+
+    def __init__(self, routes: Sequence[Route], dead_letter: Sequence[Route] = ()) -> None:
+        self._routes = tuple(routes)
+        self._dead_letter = tuple(dead_letter)
+        self._buffers = {
+            (route.edge, partition): BufferId(route.edge, partition)
+            for route in (*routes, *dead_letter)
+            for partition in range(route.partitions)
+        }
+        self._next_partition = 0
+        self.needs_tags = any(route.condition is not None for route in routes)
+
+    @property
+    def buffers(self) -> Sequence[BufferId]:
+        """Every buffer this vertex writes."""
+        return tuple(self._buffers.values())
+
+    @property
+    def has_dead_letter(self) -> bool:
+        return bool(self._dead_letter)
+
+    def discards_when_full(self, buffer: BufferId) -> bool:
+        return any(route.edge == buffer.edge and route.discard_when_full for route in (*self._routes, *self._dead_letter))
+
+    def route(self, frame: Frame, tags: Tags | None) -> Routed:
+        """Send `frame` on its ways. `tags` is None when no record has any."""
+        routed = Routed()
+        if not self.needs_tags:
+            for route in self._routes:
+                self._spread(route, frame, routed)
+            return routed
+        sets = [frozenset(record_tags) for record_tags in tags] if tags is not None else [frozenset[bytes]()] * frame.records
+        wanted = [False] * frame.records
+        for route in self._routes:
+            if route.condition is None:
+                wanted = [True] * frame.records
+                self._spread(route, frame, routed)
+                continue
+            indexes = [index for index, record_tags in enumerate(sets) if route.condition(record_tags)]
+            for index in indexes:
+                wanted[index] = True
+            if len(indexes) == frame.records:
+                self._spread(route, frame, routed)
+            elif indexes:
+                self._spread(route, frame.take(indexes), routed)
+        routed.unrouted = wanted.count(False)
+        return routed
+
+    def route_dead_letter(self, frame: Frame) -> Routed:
+        """Send records that could not be processed to the dead-letter edges."""
+        routed = Routed()
+        for route in self._dead_letter:
+            self._spread(route, frame, routed)
+        return routed
+
+    def _spread(self, route: Route, frame: Frame, routed: Routed) -> None:
+        if route.partitions == 1:
+            routed.frames.extend((self._buffers[route.edge, 0], part) for part in cut(frame))
+            return
+        if not frame.keys_column:
+            self._next_partition += 1
+            buffer = self._buffers[route.edge, self._next_partition % route.partitions]
+            routed.frames.extend((buffer, part) for part in cut(frame))
+            return
+        indexes_of: list[list[int]] = [[] for _ in range(route.partitions)]
+        for index, keys in enumerate(frame.keys()):
+            indexes_of[partition_of(keys, route.partitions)].append(index)
+        for partition, indexes in enumerate(indexes_of):
+            if indexes:
+                part = frame if len(indexes) == frame.records else frame.take(indexes)
+                routed.frames.extend((self._buffers[route.edge, partition], piece) for piece in cut(part))
+
+
+def cut(frame: Frame) -> list[Frame]:
+    """`frame` in pieces within the limits of a frame; a single record may exceed the bytes."""
+    if frame.records <= FRAME_RECORDS_MAX and (frame.size <= FRAME_BYTES_MAX or frame.records == 1):
+        return [frame]
+    pieces = max(-(-frame.records // FRAME_RECORDS_MAX), -(-frame.size // FRAME_BYTES_MAX))
+    step = -(-frame.records // max(pieces, 2))
+    parts = []
+    for start in range(0, frame.records, step):
+        parts.extend(cut(frame.slice(start, start + step)))
+    return parts
