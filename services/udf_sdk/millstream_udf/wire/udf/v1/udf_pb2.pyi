@@ -588,6 +588,68 @@ class SinkCall(_message.Message):
 Global___SinkCall: _TypeAlias = SinkCall  # noqa: Y015
 
 @_typing.final
+class SealedSinkRequest(_message.Message):
+    """The same bytes as SinkRequest, frame unread."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HELLO_FIELD_NUMBER: _builtins.int
+    CALL_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def hello(self) -> Global___Hello: ...
+    @_builtins.property
+    def call(self) -> Global___SealedSinkCall: ...
+    def __init__(
+        self,
+        *,
+        hello: Global___Hello | None = ...,
+        call: Global___SealedSinkCall | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "hello", b"hello", "message", b"message"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "hello", b"hello", "message", b"message"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "call"]  # noqa: Y015
+    _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
+
+Global___SealedSinkRequest: _TypeAlias = SealedSinkRequest  # noqa: Y015
+
+@_typing.final
+class SealedSinkCall(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALL_ID_FIELD_NUMBER: _builtins.int
+    FRAME_FIELD_NUMBER: _builtins.int
+    ID_PREFIX_FIELD_NUMBER: _builtins.int
+    FIRST_INDEX_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
+    call_id: _builtins.int
+    frame: _builtins.bytes
+    id_prefix: _builtins.str
+    first_index: _builtins.int
+    attempt: _builtins.int
+    traceparent: _builtins.str
+    def __init__(
+        self,
+        *,
+        call_id: _builtins.int = ...,
+        frame: _builtins.bytes = ...,
+        id_prefix: _builtins.str = ...,
+        first_index: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+        traceparent: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "call_id", b"call_id", "first_index", b"first_index", "frame", b"frame", "id_prefix", b"id_prefix", "traceparent", b"traceparent"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SealedSinkCall: _TypeAlias = SealedSinkCall  # noqa: Y015
+
+@_typing.final
 class SinkResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
