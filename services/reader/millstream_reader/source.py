@@ -13,6 +13,16 @@ from millstream.frame import Frame
 
 
 @dataclass(frozen=True, slots=True)
+class InvalidRecord:
+    """A piece of input that cannot become a record. The source's `onInvalid` says what happens to it."""
+
+    value: bytes
+    """The input as it was found; the beginning of it when it is larger than a record may be."""
+    reason: str
+    """Where it stands (file and line), what is wrong with it and what was expected."""
+
+
+@dataclass(frozen=True, slots=True)
 class SourceBatch:
     """What one read gave."""
 
@@ -22,6 +32,8 @@ class SourceBatch:
     """Where the source stands after this batch, in its own encoding; goes into the mark. For an empty batch it may repeat the last."""
     ended: bool = False
     """Nothing will follow, ever."""
+    invalid: tuple[InvalidRecord, ...] = ()
+    """Input before `position` that is not in `frame` because it could not be read; each counts as an input of the lane."""
 
 
 class SourceLane(Protocol):
