@@ -136,11 +136,7 @@ class VertexLimits(SpecModel):
 
     def over(self, base: Limits) -> Limits:
         """The pipeline's limits with what this vertex sets."""
-        changes = {
-            name: value
-            for name in type(self).model_fields
-            if (value := getattr(self, name)) is not None
-        }
+        changes = {name: value for name in type(self).model_fields if (value := getattr(self, name)) is not None}
         return base.model_copy(update=changes)
 
 
@@ -229,9 +225,7 @@ class Edge(SpecModel):
     def _default_name(cls, data: Any) -> Any:
         if not isinstance(data, Mapping) or data.get("name") is not None:
             return data
-        if not all(
-            isinstance(end := data.get(key), str) and is_name(end) for key in ("from", "to")
-        ):
+        if not all(isinstance(end := data.get(key), str) and is_name(end) for key in ("from", "to")):
             return data
         return {**data, "name": default_edge_name(data)}
 

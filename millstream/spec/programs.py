@@ -11,7 +11,6 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Field
 
 from millstream.spec.values import (
-    Count,
     Flag,
     PositiveCount,
     PositiveDuration,
@@ -24,7 +23,7 @@ from millstream.spec.values import (
 )
 
 OnFailure = Literal["retry", "drop", "deadLetter", "stop"]
-"""What becomes of a record that a UDF or transformer still fails on after its retries."""
+"""What becomes of a record that a UDF or transformer still fails on after its last attempt."""
 
 TIME_FORMATS = ("rfc3339", "epoch", "epoch_ms", "epoch_us")
 """The named formats of event times; anything else is a strptime pattern."""
@@ -42,9 +41,7 @@ def _checked_time_format(written: str) -> str:
 def _checked_python(written: str) -> str:
     module, separator, function = written.rpartition(":")
     name_is_sound = function.isidentifier()
-    place_is_sound = module.endswith(".py") or all(
-        part.isidentifier() for part in module.split(".")
-    )
+    place_is_sound = module.endswith(".py") or all(part.isidentifier() for part in module.split("."))
     if not (separator and name_is_sound and place_is_sound):
         raise fault(
             f"{written!r} does not name a Python function",
@@ -154,9 +151,7 @@ class EventTimeBuiltin(SpecModel):
 
 
 MapBuiltin = Annotated[CatBuiltin | FilterBuiltin, Field(discriminator="name")]
-TransformBuiltin = Annotated[
-    CatBuiltin | FilterBuiltin | EventTimeBuiltin, Field(discriminator="name")
-]
+TransformBuiltin = Annotated[CatBuiltin | FilterBuiltin | EventTimeBuiltin, Field(discriminator="name")]
 
 
 class Container(SpecModel):
@@ -175,21 +170,21 @@ class Container(SpecModel):
 
 
 class Backoff(SpecModel):
-    """The delays between attempts: interval x factor^n, at most cap, spread by jitter."""
+    """The pauses between attempts: interval x factor^n, at most cap, spread by jitter."""
 
     noun = "a backoff"
 
     interval_s: PositiveDuration = Field(default=0.1, alias="interval")
-    """Delay before the first retry. Duration, default 100ms."""
-    steps: Count = 3
-    """Retries after the first attempt before `onFailure` decides; not used by `onFailure: retry`,
-    which goes on for ever."""
+    """Pause before the first retry. Duration, default 100ms."""
+    steps: PositiveCount = 3
+    """Attempts in all, the first one included, before `onFailure` decides; not used by
+    `onFailure: retry`, which goes on for ever."""
     factor: Annotated[float, Field(ge=1, strict=True)] = 2.0
-    """What each delay is multiplied by to give the next."""
+    """What each pause is multiplied by to give the next."""
     cap_s: PositiveDuration = Field(default=10.0, alias="cap")
-    """Longest delay. Duration, default 10s."""
+    """Longest pause. Duration, default 10s."""
     jitter: Share = 0.2
-    """Share of each delay that is drawn at random, so that retries of many lanes spread out."""
+    """Up to this share of each pause is added by chance, so that lanes do not try in step."""
 
 
 class RetryStrategy(SpecModel):
@@ -198,9 +193,9 @@ class RetryStrategy(SpecModel):
     noun = "a retry strategy"
 
     backoff: Backoff = Backoff()
-    """Delays and number of retries."""
+    """Pauses and number of attempts."""
     on_failure: OnFailure | None = None
-    """After the last retry: `retry` for ever, `drop` (counted), `deadLetter` (to the vertex's
+    """After the last attempt: `retry` for ever, `drop` (counted), `deadLetter` (to the vertex's
     dead-letter edges) or `stop` the lane. Default: `deadLetter` if the vertex has a dead-letter
     edge, else `stop`."""
 

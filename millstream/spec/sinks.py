@@ -20,7 +20,7 @@ from millstream.spec.values import (
 )
 
 OnSinkFailure = Literal["retry", "fallback", "drop", "stop"]
-"""What becomes of a record that a sink still refuses after its retries."""
+"""What becomes of a record that a sink still refuses after its last attempt."""
 
 SinkKind = Literal["log", "blackhole", "file", "http", "udsink"]
 
@@ -127,9 +127,9 @@ class SinkRetryStrategy(SpecModel):
     noun = "a retry strategy"
 
     backoff: Backoff = Backoff()
-    """Delays and number of retries."""
+    """Pauses and number of attempts."""
     on_failure: OnSinkFailure = "retry"
-    """After the last retry: `retry` for ever (the default), to the `fallback` sink, `drop`
+    """After the last attempt: `retry` for ever (the default), to the `fallback` sink, `drop`
     (counted) or `stop` the lane."""
 
 

@@ -46,9 +46,7 @@ def _checked_start(written: str) -> str:
     try:
         datetime.fromisoformat(written)
     except ValueError:
-        raise fault(
-            f"{written!r} is not a time", "an RFC 3339 time such as 2024-01-01T00:00:00Z"
-        ) from None
+        raise fault(f"{written!r} is not a time", "an RFC 3339 time such as 2024-01-01T00:00:00Z") from None
     return written
 
 

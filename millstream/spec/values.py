@@ -6,7 +6,7 @@ once. Above it: the models. It knows nothing of pipelines.
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, LiteralString, NamedTuple, Self
 
 from pydantic import (
     AfterValidator,
@@ -27,6 +27,9 @@ from millstream.record import SOURCE_INPUT
 
 SPEC_FAULT = "spec_fault"
 """The pydantic error type of faults that already carry `what` and `expected`."""
+
+NONE_GIVEN = "none_given"
+"""The same, where the fault is that none of several fields is there."""
 
 NAME_LENGTH_MAX = 63
 """Longest vertex, edge and pipeline name, in characters (a DNS label)."""
@@ -54,12 +57,10 @@ _QUANTITY_MAX = 2**60
 _DURATION_EXPECTED = 'a duration such as "100ms", "1s" or "1h30m"'
 _QUANTITY_EXPECTED = 'a size such as 1048576, "512Mi", "1MiB" or "64M"'
 _NAME_EXPECTED = (
-    f"a DNS label: at most {NAME_LENGTH_MAX} characters a-z, 0-9 and '-', "
-    "first and last one a letter or digit"
+    f"a DNS label: at most {NAME_LENGTH_MAX} characters a-z, 0-9 and '-', first and last one a letter or digit"
 )
 _EDGE_NAME_EXPECTED = (
-    f"at most {EDGE_NAME_LENGTH_MAX} characters a-z, 0-9 and '-', first and last one a letter or "
-    "digit"
+    f"at most {EDGE_NAME_LENGTH_MAX} characters a-z, 0-9 and '-', first and last one a letter or digit"
 )
 
 
@@ -69,11 +70,12 @@ class ShapeFault(NamedTuple):
     loc: tuple[str | int, ...]
     what: str
     expected: str
+    code: LiteralString = SPEC_FAULT
 
 
-def fault(what: str, expected: str) -> PydanticCustomError:
+def fault(what: str, expected: str, code: LiteralString = SPEC_FAULT) -> PydanticCustomError:
     """The error a field validator raises; both texts reach the user unchanged."""
-    return PydanticCustomError(SPEC_FAULT, "{what}", {"what": what, "expected": expected})
+    return PydanticCustomError(code, "{what}", {"what": what, "expected": expected})
 
 
 def parse_duration(written: object) -> float:
@@ -177,12 +179,8 @@ def _filled(text: str) -> str:
     return text
 
 
-_DURATION_SCHEMA = WithJsonSchema(
-    {"type": ["string", "number"], "minimum": 0, "examples": ["100ms", "1s", "1h30m"]}
-)
-_QUANTITY_SCHEMA = WithJsonSchema(
-    {"type": ["string", "integer"], "minimum": 0, "examples": [1048576, "512Mi", "1MiB"]}
-)
+_DURATION_SCHEMA = WithJsonSchema({"type": ["string", "number"], "minimum": 0, "examples": ["100ms", "1s", "1h30m"]})
+_QUANTITY_SCHEMA = WithJsonSchema({"type": ["string", "integer"], "minimum": 0, "examples": [1048576, "512Mi", "1MiB"]})
 
 Duration = Annotated[float, BeforeValidator(parse_duration), _DURATION_SCHEMA]
 """Seconds; written as in Go ("100ms", "1h30m") or as a number of seconds."""
@@ -190,9 +188,7 @@ Duration = Annotated[float, BeforeValidator(parse_duration), _DURATION_SCHEMA]
 PositiveDuration = Annotated[Duration, AfterValidator(_positive)]
 """Seconds, more than 0."""
 
-Quantity = Annotated[
-    int, BeforeValidator(parse_quantity), AfterValidator(_positive_size), _QUANTITY_SCHEMA
-]
+Quantity = Annotated[int, BeforeValidator(parse_quantity), AfterValidator(_positive_size), _QUANTITY_SCHEMA]
 """Bytes, more than 0; written as a Kubernetes quantity ("512Mi"), "1MiB" or an integer."""
 
 Count = Annotated[int, Strict(), Field(ge=0)]
@@ -213,9 +209,7 @@ Text = Annotated[str, AfterValidator(_filled)]
 Name = Annotated[
     str,
     AfterValidator(_checked_name),
-    WithJsonSchema(
-        {"type": "string", "maxLength": NAME_LENGTH_MAX, "pattern": f"^{_NAME.pattern}$"}
-    ),
+    WithJsonSchema({"type": "string", "maxLength": NAME_LENGTH_MAX, "pattern": f"^{_NAME.pattern}$"}),
 ]
 """A DNS label of at most 63 characters."""
 
@@ -223,9 +217,7 @@ Name = Annotated[
 EdgeName = Annotated[
     str,
     AfterValidator(_checked_edge_name),
-    WithJsonSchema(
-        {"type": "string", "maxLength": EDGE_NAME_LENGTH_MAX, "pattern": f"^{_NAME.pattern}$"}
-    ),
+    WithJsonSchema({"type": "string", "maxLength": EDGE_NAME_LENGTH_MAX, "pattern": f"^{_NAME.pattern}$"}),
 ]
 """As a name, but long enough for the two vertex names that make its default."""
 
@@ -274,7 +266,7 @@ class SpecModel(BaseModel):
 
 
 def _shape_detail(item: ShapeFault) -> InitErrorDetails:
-    return InitErrorDetails(type=fault(item.what, item.expected), loc=item.loc, input=None)
+    return InitErrorDetails(type=fault(item.what, item.expected, item.code), loc=item.loc, input=None)
 
 
 def _field_detail(error: dict[str, Any]) -> InitErrorDetails:
@@ -296,7 +288,7 @@ def exactly_one(data: Mapping[str, Any], names: tuple[str, ...], noun: str) -> I
         what = f"`{empty[0]}` is empty"
         yield ShapeFault((empty[0],), what, "a value (`{}` where it has defaults)")
     else:
-        yield ShapeFault((), f"{noun} has none of {_listed(names)}", expected)
+        yield ShapeFault((), f"{noun} has none of {_listed(names)}", expected, NONE_GIVEN)
 
 
 def at_most_one(data: Mapping[str, Any], names: tuple[str, ...], noun: str) -> Iterator[ShapeFault]:

@@ -1,0 +1,81 @@
+"""What is wrong with a pipeline file, or worth knowing about it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from millstream.errors import UserError
+
+Path = tuple[str | int, ...]
+"""The way to a value in the file: member names and list indexes."""
+
+
+def path_text(path: Path) -> str:
+    """A path as users read it: `spec.vertices[2].udf`."""
+    text = ""
+    for step in path:
+        text += f"[{step}]" if isinstance(step, int) else f".{step}"
+    return text.removeprefix(".")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that is wrong."""
+
+    file: str
+    """The pipeline file, as the user named it; empty for a pipeline that has none."""
+    line: int
+    """Line in the file, from 1; 0 when the fault is not at a place in it."""
+    column: int
+    """Column, from 1; 0 when the fault is not at a place in it."""
+    path: str
+    """The place in the pipeline, such as `spec.vertices[2].udf`; empty for the whole file."""
+    what: str
+    """What is wrong."""
+    expected: str
+    """What was expected, or what to do."""
+
+    def __str__(self) -> str:
+        place = ":".join(str(part) for part in (self.file, self.line, self.column) if part)
+        head = ": ".join(part for part in (place, self.path, self.what) if part)
+        return f"{head} (expected: {self.expected})"
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something that is accepted but has no effect here, or that the user should know."""
+
+    file: str
+    """As in `Fault`."""
+    line: int
+    """As in `Fault`."""
+    column: int
+    """As in `Fault`."""
+    path: str
+    """As in `Fault`."""
+    what: str
+    """What the user should know."""
+
+    def __str__(self) -> str:
+        place = ":".join(str(part) for part in (self.file, self.line, self.column) if part)
+        return ": ".join(part for part in (place, self.path, self.what) if part)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A fault before it has a file and a line."""
+
+    path: Path
+    """The place in the pipeline."""
+    what: str
+    """What is wrong."""
+    expected: str
+    """What was expected."""
+
+
+class SpecError(UserError):
+    """A pipeline that cannot be run as written; carries every fault that was found."""
+
+    def __init__(self, faults: Sequence[Fault]) -> None:
+        self.faults = tuple(faults)
+        """Every fault, in the order of the file."""
+        super().__init__("\n".join(str(fault) for fault in self.faults))

@@ -1,0 +1,144 @@
+"""The pipeline as a graph: who reads whom, in which order, with which policies. Pure.
+
+A `Graph` is only ever made of a pipeline whose shape is sound, so what it answers needs no further
+checking. Above: lanes, the runner, the vertex processes. It knows no files and no brokers.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+from millstream import retry
+from millstream.spec import topology
+from millstream.spec.faults import Fault, SpecError, path_text
+from millstream.spec.models import Backoff, Edge, Limits, Pipeline, RetryStrategy, Vertex
+from millstream.spec.outline import outline_of, shape_findings
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A sound pipeline, indexed."""
+
+    pipeline: Pipeline
+    """What it was made of."""
+    order: tuple[str, ...]
+    """Vertex names in topological order, back edges left out; a cycle's vertices stand together."""
+    sccs: tuple[tuple[str, ...], ...]
+    """Strongly connected components in topological order; most have one vertex."""
+    back_edges: frozenset[str]
+    """Names of the edges that close a cycle."""
+    edges_in: Mapping[str, tuple[Edge, ...]]
+    """For each vertex the edges it reads, in file order."""
+    edges_out: Mapping[str, tuple[Edge, ...]]
+    """For each vertex the edges it writes, dead-letter edges included, in file order."""
+    _vertices: Mapping[str, Vertex]
+    _edges: Mapping[str, Edge]
+
+    @classmethod
+    def of(cls, pipeline: Pipeline) -> Self:
+        """The graph of a pipeline. Errors: SpecError (without line numbers) when it is not sound."""
+        outline = outline_of(pipeline.model_dump(mode="json", by_alias=True))
+        findings = list(shape_findings(outline)) if outline is not None else []
+        if findings:
+            raise SpecError([Fault("", 0, 0, path_text(f.path), f.what, f.expected) for f in findings])
+        nodes = [vertex.name for vertex in pipeline.spec.vertices]
+        edges = pipeline.spec.edges
+        arcs = list(dict.fromkeys((edge.from_, edge.to) for edge in edges))
+        backs = topology.back_arcs(nodes, arcs)
+        return cls(
+            pipeline=pipeline,
+            order=tuple(topology.ordered(nodes, arcs)),
+            sccs=tuple(topology.components(nodes, arcs)),
+            back_edges=frozenset(e.name for e in edges if (e.from_, e.to) in backs),
+            edges_in={name: tuple(e for e in edges if e.to == name) for name in nodes},
+            edges_out={name: tuple(e for e in edges if e.from_ == name) for name in nodes},
+            _vertices={vertex.name: vertex for vertex in pipeline.spec.vertices},
+            _edges={edge.name: edge for edge in edges},
+        )
+
+    @property
+    def vertices(self) -> tuple[Vertex, ...]:
+        """Vertices in topological order."""
+        return tuple(self._vertices[name] for name in self.order)
+
+    @property
+    def edges(self) -> tuple[Edge, ...]:
+        """Edges in file order."""
+        return self.pipeline.spec.edges
+
+    @property
+    def sources(self) -> tuple[Vertex, ...]:
+        """Source vertices (the roots) in topological order."""
+        return tuple(vertex for vertex in self.vertices if vertex.kind == "source")
+
+    @property
+    def sinks(self) -> tuple[Vertex, ...]:
+        """Sink vertices in topological order."""
+        return tuple(vertex for vertex in self.vertices if vertex.kind == "sink")
+
+    def vertex(self, name: str) -> Vertex:
+        """The vertex of that name. Errors: KeyError."""
+        return self._vertices[name]
+
+    def edge(self, name: str) -> Edge:
+        """The edge of that name. Errors: KeyError."""
+        return self._edges[name]
+
+    def data_edges(self, vertex: str) -> tuple[Edge, ...]:
+        """The edges that take what a vertex puts out."""
+        return tuple(edge for edge in self.edges_out[vertex] if edge.kind == "data")
+
+    def dead_letter_edges(self, vertex: str) -> tuple[Edge, ...]:
+        """The edges that take the records a vertex gives up on."""
+        return tuple(edge for edge in self.edges_out[vertex] if edge.kind == "deadLetter")
+
+    def limits_of(self, vertex: str) -> Limits:
+        """The limits that hold for a vertex and for the buffers of the edges into it."""
+        return self.pipeline.limits_of(self._vertices[vertex])
+
+    def in_cycle(self, vertex: str) -> bool:
+        """Whether a record can come back to a vertex."""
+        group = next(group for group in self.sccs if vertex in group)
+        return len(group) > 1 or any(edge.to == vertex for edge in self.edges_out[vertex])
+
+    def retry_policy(self, vertex: str) -> retry.RetryPolicy | None:
+        """What happens to a record that a vertex's UDF, transformer or sink fails on; None for a
+        source without a transformer."""
+        step = self._vertices[vertex]
+        if step.udf is not None:
+            return self._program_policy(vertex, step.udf.retry_strategy)
+        if step.sink is not None:
+            strategy = step.sink.retry_strategy
+            return _policy(strategy.backoff, retry.OnFailure(strategy.on_failure))
+        assert step.source is not None, "a vertex is a source, a map or a sink"
+        transformer = step.source.transformer
+        if transformer is None:
+            return None
+        return self._program_policy(vertex, transformer.retry_strategy)
+
+    def on_invalid(self, vertex: str) -> retry.OnFailure:
+        """What happens to a record of a source whose text, event time or key cannot be read."""
+        source = self._vertices[vertex].source
+        written = source.on_invalid if source is not None else None
+        return retry.OnFailure(written) if written else self._default_on_failure(vertex)
+
+    def _program_policy(self, vertex: str, strategy: RetryStrategy) -> retry.RetryPolicy:
+        written = strategy.on_failure
+        on_failure = retry.OnFailure(written) if written else self._default_on_failure(vertex)
+        return _policy(strategy.backoff, on_failure)
+
+    def _default_on_failure(self, vertex: str) -> retry.OnFailure:
+        has_edge = bool(self.dead_letter_edges(vertex))
+        return retry.OnFailure.DEAD_LETTER if has_edge else retry.OnFailure.STOP
+
+
+def _policy(backoff: Backoff, on_failure: retry.OnFailure) -> retry.RetryPolicy:
+    steps = None if on_failure is retry.OnFailure.RETRY else backoff.steps
+    pauses = retry.Backoff(
+        interval_s=backoff.interval_s,
+        steps=steps,
+        factor=backoff.factor,
+        cap_s=backoff.cap_s,
+        jitter=backoff.jitter,
+    )
+    return retry.RetryPolicy(pauses, on_failure)

@@ -1,0 +1,53 @@
+"""The lanes of a pipeline: which there are, who owns them, what they read. Pure.
+
+Lanes follow from the graph alone, so every process computes the same ones.
+"""
+
+from millstream.record import SOURCE_INPUT, BufferId, LaneId
+from millstream.spec.graph import Graph
+from millstream.spec.models import Edge
+
+
+def lanes_of(graph: Graph, vertex: str) -> tuple[LaneId, ...]:
+    """The lanes of a vertex: one per input edge and partition; for a source one per partition."""
+    step = graph.vertex(vertex)
+    inputs = [edge.name for edge in graph.edges_in[vertex]]
+    if step.kind == "source":
+        inputs = [SOURCE_INPUT]
+    partitions = range(step.partitions)
+    return tuple(LaneId(vertex, name, partition) for name in inputs for partition in partitions)
+
+
+def all_lanes(graph: Graph) -> tuple[LaneId, ...]:
+    """The lanes of every vertex, in topological order of the vertices."""
+    return tuple(lane for vertex in graph.order for lane in lanes_of(graph, vertex))
+
+
+def replica_of(graph: Graph, lane: LaneId) -> int:
+    """The number of the replica that owns a lane, from 0."""
+    return lane.partition % graph.vertex(lane.vertex).replicas
+
+
+def owned_lanes(graph: Graph, vertex: str, replica: int) -> tuple[LaneId, ...]:
+    """The lanes that one replica of a vertex owns. Errors: ValueError for a replica there is not."""
+    replicas = graph.vertex(vertex).replicas
+    if not 0 <= replica < replicas:
+        raise ValueError(f"vertex {vertex} has replicas 0 to {replicas - 1}, not {replica}")
+    return tuple(lane for lane in lanes_of(graph, vertex) if replica_of(graph, lane) == replica)
+
+
+def buffer_of(lane: LaneId) -> BufferId | None:
+    """The buffer that a lane reads; None for a source's lane."""
+    return None if lane.input == SOURCE_INPUT else BufferId(lane.input, lane.partition)
+
+
+def buffers_of(graph: Graph, edge: Edge) -> tuple[BufferId, ...]:
+    """The buffers of an edge: one per partition of the vertex that reads it."""
+    return tuple(BufferId(edge.name, p) for p in range(graph.vertex(edge.to).partitions))
+
+
+def upstream_lanes(graph: Graph, lane: LaneId) -> tuple[LaneId, ...]:
+    """The lanes that may write into a lane's buffer: all of the vertex upstream of its edge."""
+    if lane.input == SOURCE_INPUT:
+        return ()
+    return lanes_of(graph, graph.edge(lane.input).from_)

@@ -1,0 +1,153 @@
+"""A pipeline file into a pipeline, or into everything that is wrong with it.
+
+    bytes ─► text ─► YAML with places ─► sift Numaflow's own fields ─► models
+                                                   └─► outline ─► graph checks
+    all findings together ─► faults with file, line and column
+
+What the user sees of a fault is made here. It does not look at anything but the one file; what the
+pipeline refers to is looked at in `checks`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path as FilePath
+from typing import Any
+
+from pydantic import ValidationError
+
+from millstream.spec import numaflow, yaml_text
+from millstream.spec.faults import Fault, Finding, Note, Path, SpecError, path_text
+from millstream.spec.graph import Graph
+from millstream.spec.models import Pipeline
+from millstream.spec.outline import outline_of, shape_findings
+from millstream.spec.wording import findings_of
+
+FILE_BYTES_MAX = 4 << 20
+"""Largest pipeline file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A valid pipeline file."""
+
+    path: FilePath
+    """The file, as it was named."""
+    pipeline: Pipeline
+    """Its contents."""
+    graph: Graph
+    """Its graph."""
+    notes: tuple[Note, ...]
+    """What is accepted without effect."""
+    document: yaml_text.Document
+    """The file's values with their places, for faults that are found later."""
+
+    @property
+    def base_dir(self) -> FilePath:
+        """Absolute directory of the file: where relative paths in it start from."""
+        return self.path.absolute().parent
+
+    def fault(self, finding: Finding) -> Fault:
+        """A finding as a fault of this file."""
+        return _fault(str(self.path), self.document, finding)
+
+
+def load(path: FilePath | str) -> Loaded:
+    """Read and check a pipeline file. Errors: SpecError with every fault."""
+    file = FilePath(path)
+    return load_text(_text_of(file), file)
+
+
+def load_text(text: str, path: FilePath | str) -> Loaded:
+    """Check the text of a pipeline file that is, or would be, at `path`. Errors: SpecError."""
+    file = str(path)
+    try:
+        document = yaml_text.parse(text)
+    except yaml_text.UnreadableError as problem:
+        raise SpecError([_text_fault(file, problem.fault)]) from None
+    sifted = numaflow.sift(document.value)
+    pipeline, findings = _validated(sifted)
+    outline = outline_of(sifted.value)
+    if outline is not None:
+        findings += shape_findings(outline)
+    faults = [_text_fault(file, fault) for fault in document.faults]
+    faults += [_fault(file, document, finding) for finding in findings]
+    if faults or pipeline is None:
+        unique = dict.fromkeys(faults)
+        raise SpecError(sorted(unique, key=lambda fault: (fault.line, fault.column, fault.path)))
+    notes = sorted(_notes(file, document, sifted, pipeline), key=lambda n: (n.line, n.column))
+    return Loaded(FilePath(path), pipeline, Graph.of(pipeline), tuple(notes), document)
+
+
+def _text_of(file: FilePath) -> str:
+    def refusal(what: str, expected: str) -> SpecError:
+        return SpecError([Fault(str(file), 0, 0, "", what, expected)])
+
+    try:
+        if file.is_dir():
+            raise refusal("it is a directory", "a pipeline file in it, such as pipeline.yaml")
+        with file.open("rb") as stream:
+            data = stream.read(FILE_BYTES_MAX + 1)
+    except FileNotFoundError:
+        expected = "an existing file; `millstream init` makes a working one"
+        raise refusal("there is no such file", expected) from None
+    except OSError as problem:
+        raise refusal(f"it cannot be read: {problem.strerror}", "a file you may read") from None
+    if len(data) > FILE_BYTES_MAX:
+        raise refusal("the file is too large", f"at most {FILE_BYTES_MAX} bytes of YAML")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as problem:
+        line = data.count(b"\n", 0, problem.start) + 1
+        column = problem.start - (data.rfind(b"\n", 0, problem.start) + 1) + 1
+        fault = Fault(str(file), line, column, "", "the text is not UTF-8", "a file in UTF-8")
+        raise SpecError([fault]) from None
+
+
+def _validated(sifted: numaflow.Sifted) -> tuple[Pipeline | None, list[Finding]]:
+    findings = list(sifted.faults)
+    if not isinstance(sifted.value, dict):
+        findings.append(Finding((), "the file is not a mapping", "a Pipeline: `apiVersion: ...`"))
+        return None, findings
+    try:
+        return Pipeline.model_validate(sifted.value), findings
+    except ValidationError as failure:
+        explained = {finding.path[:-1] for finding in sifted.faults}
+        findings += findings_of(failure, sifted.value, explained)
+        return None, findings
+
+
+def _fault(file: str, document: yaml_text.Document, finding: Finding) -> Fault:
+    unknown = finding.what.startswith("unknown field")
+    place = document.place_of(finding.path, key=unknown)
+    text = path_text(finding.path)
+    return Fault(file, place.line, place.column, text, finding.what, finding.expected)
+
+
+def _text_fault(file: str, fault: yaml_text.TextFault) -> Fault:
+    place, text = fault.place, path_text(fault.path)
+    return Fault(file, place.line, place.column, text, fault.what, fault.expected)
+
+
+def _notes(file: str, document: yaml_text.Document, sifted: numaflow.Sifted, pipeline: Pipeline) -> Iterator[Note]:
+    for path, what in (*sifted.notes, *_idle_settings(sifted.value, pipeline)):
+        place = document.place_of(path, key=True)
+        yield Note(file, place.line, place.column, path_text(path), what)
+
+
+def _idle_settings(value: Any, pipeline: Pipeline) -> Iterator[tuple[Path, str]]:
+    """Settings that are valid but decide nothing beside others."""
+    for index, vertex in enumerate(pipeline.spec.vertices):
+        here: Path = ("spec", "vertices", index)
+        written = value["spec"]["vertices"][index]
+        for kind in ("udf", "sink"):
+            strategy = (written.get(kind) or {}).get("retryStrategy") or {}
+            forever = strategy.get("onFailure", "retry" if kind == "sink" else None) == "retry"
+            if forever and "steps" in (strategy.get("backoff") or {}):
+                path = (*here, kind, "retryStrategy", "backoff", "steps")
+                yield path, "`steps` has no effect with `onFailure: retry`, which never gives up"
+        generator = (written.get("source") or {}).get("generator") or {}
+        if "msgSize" in generator and generator.get("valueBlob") is not None:
+            path = (*here, "source", "generator", "msgSize")
+            yield path, "`msgSize` has no effect with `valueBlob`"
+        if vertex.udf is not None and vertex.udf.builtin is not None and vertex.udf.concurrency:
+            yield (*here, "udf", "concurrency"), "`concurrency` has no effect on a built-in"

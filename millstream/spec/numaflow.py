@@ -1,0 +1,194 @@
+"""Fields of Numaflow's v1alpha1 Pipeline that our models do not have, and what they mean here.
+
+Two kinds. Fields that only say how Kubernetes runs things are taken out and reported as notes.
+Fields that would change results are faults until they are supported. Nothing is passed over.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from millstream.spec.faults import Finding, Path
+
+NO_EFFECT = "has no effect on `millstream run`"
+
+_METADATA = [
+    "creationTimestamp",
+    "deletionGracePeriodSeconds",
+    "deletionTimestamp",
+    "finalizers",
+    "generateName",
+    "generation",
+    "managedFields",
+    "ownerReferences",
+    "resourceVersion",
+    "selfLink",
+    "uid",
+]
+_POD = [
+    "affinity",
+    "automountServiceAccountToken",
+    "containerTemplate",
+    "dnsConfig",
+    "dnsPolicy",
+    "imagePullSecrets",
+    "initContainerTemplate",
+    "initContainers",
+    "metadata",
+    "nodeSelector",
+    "ordered",
+    "priority",
+    "priorityClassName",
+    "resourceClaims",
+    "runtimeClassName",
+    "scale",
+    "securityContext",
+    "serviceAccountName",
+    "sideInputsContainerTemplate",
+    "sidecars",
+    "tolerations",
+    "updateStrategy",
+    "volumes",
+]
+_CONTAINER = [
+    "imagePullPolicy",
+    "livenessProbe",
+    "ports",
+    "readinessProbe",
+    "resources",
+    "securityContext",
+    "volumeMounts",
+]
+_LIFECYCLE = ["pauseGracePeriodSeconds", "deletionGracePeriodSeconds", "deleteGracePeriodSeconds"]
+
+_WITHOUT_EFFECT: Mapping[str, Mapping[str, str]] = {
+    "pipeline": {"status": "is written by Kubernetes and ignored"},
+    "metadata": dict.fromkeys(_METADATA, "is written by Kubernetes and ignored"),
+    "spec": {
+        "interStepBufferServiceName": f"{NO_EFFECT}, which starts its own buffer service",
+        "templates": NO_EFFECT,
+        "ordered": "has no effect: records of one key and partition always stay in order",
+    },
+    "lifecycle": dict.fromkeys(_LIFECYCLE, NO_EFFECT),
+    "vertex": {
+        **dict.fromkeys(_POD, NO_EFFECT),
+        "ordered": "has no effect: records of one key and partition always stay in order",
+        "scale": f"{NO_EFFECT}; the number of processes is `replicas`",
+    },
+    "container": dict.fromkeys(_CONTAINER, NO_EFFECT),
+    "http source": {"service": NO_EFFECT},
+}
+
+_UNSUPPORTED: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    "spec": {
+        "sideInputs": ("side inputs are not supported yet", "no `sideInputs`"),
+        "interStepBuffer": ("buffer compression is not supported yet", "no `interStepBuffer`"),
+        "serving": ("serving is not supported yet", "no `serving`"),
+    },
+    "limits": {"rateLimit": ("rate limits are not supported yet", "no `rateLimit`")},
+    "vertex": {"sideInputs": ("side inputs are not supported yet", "no `sideInputs`")},
+    "udf": {"groupBy": ("reduce vertices are not supported yet", "a map: no `groupBy`")},
+    "builtin": {"args": ("arguments of built-ins have names here", "`kwargs`")},
+    "source": {
+        name: (f"the {name} source is not supported yet", "generator, file, http or udsource")
+        for name in ["kafka", "nats", "jetstream", "pulsar", "sqs", "serving", "redisStreams"]
+    },
+    "sink": {
+        **{
+            name: (f"the {name} sink is not supported yet", "log, blackhole, file, http or udsink")
+            for name in ["kafka", "pulsar", "sqs", "serve"]
+        },
+        "onSuccess": ("onSuccess sinks are not supported yet", "no `onSuccess`"),
+    },
+    "http source": {"ports": ("HTTPS and several ports are not supported yet", "`port`")},
+    "container": {"envFrom": ("whole sets of variables are not supported yet", "`env` with `value`")},
+    "env": {"valueFrom": ("values from other objects are not supported yet", "`value`")},
+}
+
+
+@dataclass(slots=True)
+class Sifted:
+    """A pipeline without the fields that only Numaflow has."""
+
+    value: Any = None
+    """The rest, for the models; the input itself is left as it was."""
+    notes: list[tuple[Path, str]] = field(default_factory=list)
+    """Fields without effect, with what to tell the user."""
+    faults: list[Finding] = field(default_factory=list)
+    """Fields that would change results and are not supported."""
+
+
+def sift(value: Any) -> Sifted:
+    """Part Numaflow's own fields from the rest."""
+    sifted = Sifted()
+    sifted.value = _sift(value, (), sifted)
+    return sifted
+
+
+def field_names(path: Path) -> tuple[str, ...]:
+    """Names of the fields that are known at a place beyond those of the models."""
+    place = place_name(path)
+    return (*_WITHOUT_EFFECT.get(place, {}), *_UNSUPPORTED.get(place, {}))
+
+
+def place_name(path: Path) -> str:
+    """What stands at a path, in the words of the tables above; empty for anything else."""
+    match path:
+        case ():
+            return "pipeline"
+        case ("metadata",) | ("spec",) | ("spec", "lifecycle"):
+            return str(path[-1])
+        case ("spec", "limits") | ("spec", "vertices", int(), "limits"):
+            return "limits"
+        case ("spec", "vertices", int()):
+            return "vertex"
+        case ("spec", "vertices", int(), "udf" | "source" | "sink" as kind):
+            return kind
+        case ("spec", "vertices", int(), "sink", "fallback"):
+            return "sink"
+        case ("spec", "vertices", int(), "source", "http"):
+            return "http source"
+        case ("spec", "vertices", int(), *_, "container" | "builtin" as last):
+            return last
+        case ("spec", "vertices", int(), *_, "env", int()):
+            return "env"
+    return ""
+
+
+def _sift(value: Any, path: Path, sifted: Sifted) -> Any:
+    if isinstance(value, list):
+        return [_sift(entry, (*path, index), sifted) for index, entry in enumerate(value)]
+    if not isinstance(value, dict):
+        return value
+    place = place_name(path)
+    rest = {}
+    for name, member in value.items():
+        here = (*path, name)
+        if here == ("spec", "lifecycle"):
+            _sift_lifecycle(member, here, sifted)
+        elif name in _WITHOUT_EFFECT.get(place, {}):
+            sifted.notes.append((here, f"`{name}` {_WITHOUT_EFFECT[place][name]}"))
+        elif name in _UNSUPPORTED.get(place, {}):
+            sifted.faults.append(Finding(here, *_UNSUPPORTED[place][name]))
+        else:
+            rest[name] = _sift(member, here, sifted)
+    return rest
+
+
+def _sift_lifecycle(value: Any, path: Path, sifted: Sifted) -> None:
+    if not isinstance(value, dict):
+        expected = "a mapping with `desiredPhase`"
+        sifted.faults.append(Finding(path, "`lifecycle` is not a mapping", expected))
+        return
+    for name, member in value.items():
+        here = (*path, name)
+        if name in _WITHOUT_EFFECT["lifecycle"]:
+            sifted.notes.append((here, f"`{name}` {NO_EFFECT}"))
+        elif name != "desiredPhase":
+            names = ", ".join(("desiredPhase", *_LIFECYCLE))
+            sifted.faults.append(Finding(here, f"unknown field `{name}`", f"one of {names}"))
+        elif member == "Running":
+            sifted.notes.append((here, f"`desiredPhase` {NO_EFFECT}, which always runs"))
+        else:
+            what = f"`desiredPhase: {member}` is not supported yet"
+            sifted.faults.append(Finding(here, what, "`Running`"))

@@ -1,0 +1,248 @@
+"""The shape of a pipeline as far as it can be read, and everything wrong with that shape.
+
+An outline is taken from the file's plain values, before or after the models have seen them, so that
+the faults of the graph are reported together with the faults of the fields. What cannot be read is
+left out, and the checks that would mistake it for something absent are not made.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from millstream.spec import topology
+from millstream.spec.faults import Finding, Path
+from millstream.spec.models import EdgeKind, VertexKind, default_edge_name
+
+_KINDS: Mapping[str, VertexKind] = {"source": "source", "udf": "map", "sink": "sink"}
+
+
+@dataclass(frozen=True, slots=True)
+class VertexOutline:
+    """What the checks need to know of a vertex."""
+
+    index: int
+    name: str
+    kind: VertexKind | None
+    """None when it is none or several of them."""
+    settings: Mapping[str, Any]
+    """The contents of `source`, `udf` or `sink`."""
+
+    @property
+    def path(self) -> Path:
+        return ("spec", "vertices", self.index)
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeOutline:
+    """What the checks need to know of an edge."""
+
+    index: int
+    name: str
+    origin: str
+    target: str
+    kind: EdgeKind
+
+    @property
+    def path(self) -> Path:
+        return ("spec", "edges", self.index)
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """The vertices and edges that could be read."""
+
+    vertices: tuple[VertexOutline, ...]
+    edges: tuple[EdgeOutline, ...]
+    vertices_whole: bool
+    """Whether every vertex could be read."""
+    edges_whole: bool
+    """Whether every edge could be read."""
+
+
+def outline_of(pipeline: Any) -> Outline | None:
+    """The outline of a pipeline's plain values; None when there are no vertices to speak of."""
+    spec = pipeline.get("spec") if isinstance(pipeline, Mapping) else None
+    written = spec.get("vertices") if isinstance(spec, Mapping) else None
+    if not isinstance(spec, Mapping) or not isinstance(written, list) or not written:
+        return None
+    arrows = spec.get("edges")
+    arrows = arrows if isinstance(arrows, list) else []
+    vertices = tuple(_vertices_of(written))
+    edges = tuple(_edges_of(arrows))
+    return Outline(
+        vertices,
+        edges,
+        len(vertices) == len(written) and all(vertex.kind for vertex in vertices),
+        len(edges) == len(arrows),
+    )
+
+
+def _vertices_of(written: list[Any]) -> Iterator[VertexOutline]:
+    for index, vertex in enumerate(written):
+        if not isinstance(vertex, Mapping) or not isinstance(vertex.get("name"), str):
+            continue
+        kinds = [field for field in _KINDS if vertex.get(field) is not None]
+        kind = _KINDS[kinds[0]] if len(kinds) == 1 else None
+        settings = vertex[kinds[0]] if kind is not None else {}
+        settings = settings if isinstance(settings, Mapping) else {}
+        yield VertexOutline(index, vertex["name"], kind, settings)
+
+
+def _edges_of(written: list[Any]) -> Iterator[EdgeOutline]:
+    for index, edge in enumerate(written):
+        if not isinstance(edge, Mapping):
+            continue
+        origin, target = edge.get("from"), edge.get("to")
+        if not isinstance(origin, str) or not isinstance(target, str):
+            continue
+        name = edge.get("name")
+        name = name if isinstance(name, str) else default_edge_name(edge)
+        kind: EdgeKind = "deadLetter" if edge.get("kind") == "deadLetter" else "data"
+        yield EdgeOutline(index, name, origin, target, kind)
+
+
+def shape_findings(outline: Outline) -> Iterator[Finding]:
+    """Everything wrong with the graph."""
+    yield from _repeated(outline)
+    yield from _unknown_ends(outline)
+    yield from _wrong_ends(outline)
+    yield from _missing_kinds(outline)
+    yield from _unconnected(outline)
+    yield from _dead_letters(outline)
+
+
+def _repeated(outline: Outline) -> Iterator[Finding]:
+    vertices: dict[str, int] = {}
+    for vertex in outline.vertices:
+        first = vertices.setdefault(vertex.name, vertex.index)
+        if first != vertex.index:
+            what = f"vertex `{vertex.name}` is there twice; the first is vertices[{first}]"
+            yield Finding((*vertex.path, "name"), what, "a name of its own")
+    pairs: dict[tuple[str, str, str], int] = {}
+    names: dict[str, int] = {}
+    for edge in outline.edges:
+        first = pairs.setdefault((edge.origin, edge.target, edge.kind), edge.index)
+        if first != edge.index:
+            what = f"the edge from `{edge.origin}` to `{edge.target}` is there twice"
+            yield Finding(edge.path, f"{what}; the first is edges[{first}]", "each edge once")
+            continue
+        first = names.setdefault(edge.name, edge.index)
+        if first != edge.index:
+            what = f"edge name `{edge.name}` is there twice; the first is edges[{first}]"
+            yield Finding(edge.path, what, "a `name` of its own for one of them")
+
+
+def _unknown_ends(outline: Outline) -> Iterator[Finding]:
+    if len(outline.vertices) == 0:
+        return
+    known = {vertex.name for vertex in outline.vertices}
+    for edge in outline.edges:
+        for member, name in (("from", edge.origin), ("to", edge.target)):
+            if name not in known:
+                expected = f"one of {', '.join(sorted(known))}"
+                yield Finding((*edge.path, member), f"there is no vertex `{name}`", expected)
+
+
+def _wrong_ends(outline: Outline) -> Iterator[Finding]:
+    kinds = {vertex.name: vertex.kind for vertex in outline.vertices}
+    for edge in outline.edges:
+        if kinds.get(edge.origin) == "sink":
+            what = f"`{edge.origin}` is a sink and has no output"
+            yield Finding((*edge.path, "from"), what, "a source or a udf vertex")
+        if kinds.get(edge.target) == "source":
+            what = f"`{edge.target}` is a source and has no input"
+            yield Finding((*edge.path, "to"), what, "a udf or a sink vertex")
+
+
+def _missing_kinds(outline: Outline) -> Iterator[Finding]:
+    if not outline.vertices_whole:
+        return
+    kinds = {vertex.kind for vertex in outline.vertices}
+    for kind in ("source", "sink"):
+        if kind not in kinds:
+            expected = f"at least one vertex with `{kind}`"
+            yield Finding(("spec", "vertices"), f"the pipeline has no {kind}", expected)
+
+
+def _unconnected(outline: Outline) -> Iterator[Finding]:
+    """Vertices without a way in or out. A vertex behind one that is named already is not named."""
+    known = {vertex.name for vertex in outline.vertices}
+    edges_known = outline.edges_whole and all(edge.origin in known and edge.target in known for edge in outline.edges)
+    if not outline.vertices_whole or not edges_known:
+        return
+    arcs = [(edge.origin, edge.target) for edge in outline.edges]
+    with_input = {edge.target for edge in outline.edges}
+    with_output = {edge.origin for edge in outline.edges if edge.kind == "data"}
+    begins = {v.name for v in outline.vertices if v.kind == "source" or v.name not in with_input}
+    ends = {v.name for v in outline.vertices if v.kind == "sink" or v.name not in with_output}
+    reached = topology.reachable(begins, arcs)
+    arriving = topology.reachable(ends, [(target, origin) for origin, target in arcs])
+    for vertex in outline.vertices:
+        name = vertex.name
+        if vertex.kind != "source" and name not in with_input:
+            yield Finding(vertex.path, f"`{name}` has no input", f"an edge to `{name}`")
+        elif name not in reached:
+            expected = f"an edge into `{name}` or its cycle"
+            yield Finding(vertex.path, f"`{name}` cannot be reached from a source", expected)
+        if vertex.kind != "sink" and name not in with_output:
+            expected = f"a data edge from `{name}`"
+            yield Finding(vertex.path, f"`{name}` has no output", expected)
+        elif name not in arriving:
+            expected = f"an edge out of `{name}` or its cycle"
+            yield Finding(vertex.path, f"`{name}` leads to no sink", expected)
+
+
+def _dead_letters(outline: Outline) -> Iterator[Finding]:
+    """Dead-letter edges that can never carry a record, policies without an edge, and circles."""
+    vertices = {vertex.name: vertex for vertex in outline.vertices}
+    arcs = [(edge.origin, edge.target) for edge in outline.edges]
+    with_edge = set()
+    for edge in outline.edges:
+        if edge.kind != "deadLetter":
+            continue
+        with_edge.add(edge.origin)
+        origin = vertices.get(edge.origin)
+        if edge.origin in topology.reachable([edge.target], arcs):
+            what = f"dead letters of `{edge.origin}` would come back to it"
+            yield Finding(edge.path, what, "a dead-letter edge out of every cycle")
+        if origin is not None and _never_dead_letters(origin):
+            what = f"`{edge.origin}` never dead-letters a record"
+            expected = "`onFailure: deadLetter` (or `onInvalid`), or no such edge"
+            yield Finding((*edge.path, "kind"), what, expected)
+    if not outline.edges_whole:
+        return
+    for vertex in outline.vertices:
+        if vertex.name in with_edge:
+            continue
+        for path in _asks_for_dead_letters(vertex):
+            what = f"`{vertex.name}` has no dead-letter edge"
+            yield Finding(path, what, f"an edge from `{vertex.name}` with `kind: deadLetter`")
+
+
+def _policy(settings: Any, field: str) -> Any:
+    """`onFailure` of a program's settings; "" when it is not given."""
+    settings = settings.get(field) if field and isinstance(settings, Mapping) else settings
+    strategy = settings.get("retryStrategy") if isinstance(settings, Mapping) else None
+    policy = strategy.get("onFailure") if isinstance(strategy, Mapping) else None
+    return "" if policy is None else policy
+
+
+def _never_dead_letters(vertex: VertexOutline) -> bool:
+    possible = ("", "deadLetter")
+    if vertex.kind == "map":
+        return vertex.settings.get("builtin") is not None or (_policy(vertex.settings, "") not in possible)
+    if vertex.kind == "source":
+        transformer = vertex.settings.get("transformer")
+        may = transformer is not None and _policy(vertex.settings, "transformer") in possible
+        return not may and (vertex.settings.get("onInvalid") or "") not in possible
+    return False
+
+
+def _asks_for_dead_letters(vertex: VertexOutline) -> Iterator[Path]:
+    if vertex.kind == "map" and _policy(vertex.settings, "") == "deadLetter":
+        yield (*vertex.path, "udf", "retryStrategy", "onFailure")
+    if vertex.kind == "source":
+        if _policy(vertex.settings, "transformer") == "deadLetter":
+            yield (*vertex.path, "source", "transformer", "retryStrategy", "onFailure")
+        if vertex.settings.get("onInvalid") == "deadLetter":
+            yield (*vertex.path, "source", "onInvalid")

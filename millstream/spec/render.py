@@ -1,0 +1,83 @@
+"""A pipeline's graph for people: text for a terminal, Mermaid for a page. Pure."""
+
+from millstream.spec.graph import Graph
+from millstream.spec.models import Edge, Vertex
+
+
+def to_text(graph: Graph) -> str:
+    """One block per vertex in topological order, its outgoing edges as arrows below it.
+
+        in  source (generator)
+        ├──► even  tags or [even]
+        └──► odd   tags or [odd]
+
+    An arrow with `↺` goes back into a cycle, one with `╌╌►` carries dead letters.
+    """
+    lines = [f"pipeline {graph.pipeline.name}"]
+    for vertex in graph.vertices:
+        lines += ["", f"{vertex.name}  {_description(vertex)}"]
+        edges = graph.edges_out[vertex.name]
+        width = max((len(edge.to) for edge in edges), default=0)
+        for index, edge in enumerate(edges):
+            corner = "└" if index == len(edges) - 1 else "├"
+            arrow = "╌╌►" if edge.kind == "deadLetter" else "──►"
+            label = ", ".join(_labels(graph, edge))
+            lines.append(f"{corner}{arrow} {edge.to:<{width}}  {label}".rstrip())
+    return "\n".join(lines) + "\n"
+
+
+def to_mermaid(graph: Graph) -> str:
+    """A Mermaid flow chart; sources are stadiums, sinks cylinders, dead-letter edges dotted."""
+    ids = {vertex.name: f"v{index}" for index, vertex in enumerate(graph.vertices)}
+    lines = ["flowchart LR"]
+    for vertex in graph.vertices:
+        opening, closing = (
+            {"source": "([", "sink": "[("}.get(vertex.kind, "["),
+            {
+                "source": "])",
+                "sink": ")]",
+            }.get(vertex.kind, "]"),
+        )
+        text = f"{vertex.name}<br/>{_description(vertex)}".replace('"', "#quot;")
+        lines.append(f'    {ids[vertex.name]}{opening}"{text}"{closing}')
+    for edge in graph.edges:
+        arrow = "-.->" if edge.kind == "deadLetter" else "-->"
+        label = ", ".join(_labels(graph, edge)).replace('"', "#quot;")
+        between = f'{arrow}|"{label}"|' if label else arrow
+        lines.append(f"    {ids[edge.from_]} {between} {ids[edge.to]}")
+    return "\n".join(lines) + "\n"
+
+
+def _description(vertex: Vertex) -> str:
+    parts = [vertex.kind, f"({_contents(vertex)})"]
+    if vertex.partitions > 1:
+        parts.append(f"x{vertex.partitions}")
+    return " ".join(parts)
+
+
+def _contents(vertex: Vertex) -> str:
+    if vertex.source is not None:
+        return vertex.source.kind
+    if vertex.sink is not None:
+        return vertex.sink.kind
+    assert vertex.udf is not None, "a vertex is a source, a map or a sink"
+    udf = vertex.udf
+    if udf.builtin is not None:
+        return udf.builtin.name
+    if udf.container is not None:
+        return udf.container.image
+    return udf.python or " ".join(udf.command or ())
+
+
+def _labels(graph: Graph, edge: Edge) -> list[str]:
+    labels = []
+    if edge.kind == "deadLetter":
+        labels.append("dead letters")
+    if edge.conditions is not None and edge.conditions.tags is not None:
+        tags = edge.conditions.tags
+        labels.append(f"tags {tags.operator} [{', '.join(tags.values)}]")
+    if edge.on_full == "discardLatest":
+        labels.append("discards when full")
+    if edge.name in graph.back_edges:
+        labels.append("↺")
+    return labels

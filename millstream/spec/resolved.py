@@ -1,0 +1,55 @@
+"""A valid pipeline as JSON, for the processes of its vertices.
+
+The runner writes it once; every process reads the same text, so none of them reads the user's file
+again, which may have changed since.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from millstream.errors import MillstreamError
+from millstream.spec.graph import Graph
+from millstream.spec.models import Pipeline
+
+FORMAT = 1
+"""Number of the format; a text of another number is refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A valid pipeline and where its relative paths start."""
+
+    pipeline: Pipeline
+    """The pipeline."""
+    graph: Graph
+    """Its graph."""
+    base_dir: Path
+    """Absolute directory that relative paths in the pipeline start from."""
+
+
+def dump(pipeline: Pipeline, base_dir: Path) -> str:
+    """The JSON text; base_dir is made absolute."""
+    contents = {
+        "format": FORMAT,
+        "baseDir": str(base_dir.absolute()),
+        "pipeline": pipeline.model_dump(mode="json", by_alias=True, exclude_none=True),
+    }
+    return json.dumps(contents, indent=1)
+
+
+def load(text: str) -> Resolved:
+    """What `dump` wrote. Errors: MillstreamError when it is anything else."""
+    try:
+        contents = json.loads(text)
+        if contents["format"] != FORMAT:
+            raise MillstreamError(
+                f"the resolved pipeline has format {contents['format']}, this program reads "
+                f"{FORMAT}: start the pipeline again with one version of Millstream"
+            )
+        pipeline = Pipeline.model_validate(contents["pipeline"])
+        return Resolved(pipeline, Graph.of(pipeline), Path(contents["baseDir"]))
+    except (ValidationError, ValueError, KeyError, TypeError) as problem:
+        raise MillstreamError(f"the resolved pipeline cannot be read: {problem}") from problem

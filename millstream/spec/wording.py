@@ -1,0 +1,181 @@
+"""What users read instead of pydantic's errors. Pure.
+
+Turns each error into a place in the file, what is wrong and what was expected; pydantic's union and
+type names never reach a user.
+"""
+
+import difflib
+from collections.abc import Collection, Mapping
+from functools import cache
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic.alias_generators import to_camel
+from pydantic_core import ErrorDetails
+
+from millstream.spec import numaflow
+from millstream.spec.faults import Finding, Path
+from millstream.spec.models import Pipeline
+from millstream.spec.values import NONE_GIVEN, SPEC_FAULT
+
+_TYPES = {
+    "bool_type": "true or false",
+    "dict_type": "a mapping",
+    "float_type": "a number",
+    "int_type": "a whole number",
+    "model_attributes_type": "a mapping",
+    "model_type": "a mapping",
+    "string_type": "a text (quote what looks like a number)",
+    "tuple_type": "a list",
+}
+_BOUNDS = {
+    "greater_than_equal": ("ge", "at least"),
+    "greater_than": ("gt", "more than"),
+    "less_than_equal": ("le", "at most"),
+    "less_than": ("lt", "less than"),
+}
+
+
+def findings_of(failure: ValidationError, value: Mapping[str, Any], explained: Collection[Path]) -> list[Finding]:
+    """The errors of one validation in the users' words.
+
+    `explained` are places of which something unsupported was taken out; that nothing is left there
+    needs no saying.
+    """
+    errors = failure.errors(include_url=False)
+    locs = [error["loc"] for error in errors]
+    findings = []
+    for error in errors:
+        loc = error["loc"]
+        path = _path_in(loc, value, is_missing=error["type"] == "missing")
+        if error["type"] == NONE_GIVEN and path in explained:
+            continue
+        deeper = any(len(other) > len(loc) and other[: len(loc)] == loc for other in locs)
+        if error["type"] == "too_short" and deeper:
+            continue
+        findings.append(_finding(error, path, value))
+    return findings
+
+
+def _path_in(loc: Path, value: Any, *, is_missing: bool) -> Path:
+    """A pydantic location without the names of union members, which are not in the file."""
+    path: list[str | int] = []
+    for index, step in enumerate(loc):
+        is_last = index == len(loc) - 1
+        if isinstance(step, str) and isinstance(value, Mapping):
+            if step in value:
+                value = value[step]
+            elif not (is_last and is_missing):
+                continue
+        elif isinstance(step, int) and isinstance(value, list):
+            value = value[step] if step < len(value) else None
+        path.append(step)
+    return tuple(path)
+
+
+def _finding(error: ErrorDetails, path: Path, value: Mapping[str, Any]) -> Finding:
+    kind, context, written = error["type"], error.get("ctx", {}), error["input"]
+    if kind in (SPEC_FAULT, NONE_GIVEN):
+        return Finding(path, context["what"], context["expected"])
+    if kind == "missing":
+        return Finding(path, f"`{path[-1]}` is missing", _meaning(path, value))
+    if kind == "extra_forbidden":
+        return Finding(path, f"unknown field `{path[-1]}`", _nearest(path, value))
+    if written is None:
+        expected = _TYPES.get(kind, "a value, or leave the field out")
+        return Finding(path, f"`{path[-1]}` is empty", expected)
+    if kind == "literal_error":
+        return Finding(path, f"{_shown(written)} is not allowed", _choice(context["expected"]))
+    if kind == "union_tag_invalid":
+        what = f"{_shown(context['tag'])} is not allowed"
+        return Finding((*path, "name"), what, _choice(context["expected_tags"]))
+    if kind == "union_tag_not_found":
+        return Finding((*path, "name"), "`name` is missing", "the name of the built-in")
+    if kind in _TYPES:
+        return Finding(path, f"{_shown(written)} is of another type", _TYPES[kind])
+    if kind in _BOUNDS:
+        key, words = _BOUNDS[kind]
+        bound = context[key]
+        number = int(bound) if bound == int(bound) else bound
+        return Finding(path, f"{_shown(written)} is out of range", f"{words} {number}")
+    if kind == "too_short":
+        return Finding(path, "the list is empty", "at least one entry")
+    if kind == "finite_number":
+        return Finding(path, f"{_shown(written)} is out of range", "a finite number")
+    return Finding(path, error["msg"], "a value as the reference describes it")
+
+
+def _shown(written: Any) -> str:
+    if isinstance(written, Mapping):
+        return "a mapping"
+    if isinstance(written, list | tuple):
+        return "a list"
+    if isinstance(written, bool):
+        return str(written).lower()
+    text = repr(written)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _choice(quoted: str) -> str:
+    """Pydantic's "'a', 'b' or 'c'" without the quotes."""
+    names = quoted.replace(" or ", ", ").replace("'", "").split(", ")
+    return f"one of {', '.join(names)}" if len(names) > 1 else names[0]
+
+
+def _meaning(path: Path, value: Mapping[str, Any]) -> str:
+    """The first sentence of a field's description."""
+    schema = _properties(path[:-1], value).get(str(path[-1]), {})
+    text = " ".join(str(schema.get("description", "a value")).split())
+    sentence = text.split(". ")[0].rstrip(".")
+    return f"`{path[-1]}`: {sentence}"
+
+
+def _nearest(path: Path, value: Mapping[str, Any]) -> str:
+    names = [*_properties(path[:-1], value), *numaflow.field_names(path[:-1])]
+    written = str(path[-1])
+    camel = to_camel(written.replace("-", "_"))
+    lowered = {name.lower(): name for name in reversed(names)}
+    near = difflib.get_close_matches(camel.lower(), lowered, n=1, cutoff=0.7)
+    if near:
+        return f"`{lowered[near[0]]}`"
+    own = list(_properties(path[:-1], value))
+    return f"one of {', '.join(own)}" if own else "no fields here"
+
+
+def _properties(path: Path, value: Any) -> Mapping[str, Any]:
+    """The schemas of the fields at a path; empty where there are none."""
+    node: Any = _schema()
+    for step in path:
+        value = _member(value, step)
+        node = node.get("items", {}) if isinstance(step, int) else node.get("properties", {}).get(step, {})
+        node = _resolved(node, value)
+    properties = node.get("properties", {})
+    return properties if isinstance(properties, Mapping) else {}
+
+
+def _member(value: Any, step: str | int) -> Any:
+    if isinstance(step, str) and isinstance(value, Mapping):
+        return value.get(step)
+    if isinstance(step, int) and isinstance(value, list) and step < len(value):
+        return value[step]
+    return None
+
+
+def _resolved(node: Any, value: Any) -> Any:
+    """A schema behind its reference, without null, and of a union the member that is meant."""
+    while True:
+        if "$ref" in node:
+            node = _schema()["$defs"][node["$ref"].rsplit("/", 1)[1]]
+        elif "anyOf" in node:
+            node = next((part for part in node["anyOf"] if part.get("type") != "null"), {})
+        elif "oneOf" in node:
+            name = value.get("name") if isinstance(value, Mapping) else None
+            reference = node["discriminator"]["mapping"].get(name)
+            node = {"$ref": reference} if reference else {}
+        else:
+            return node
+
+
+@cache
+def _schema() -> dict[str, Any]:
+    return Pipeline.model_json_schema(by_alias=True)

@@ -1,0 +1,213 @@
+"""YAML text into plain values, with the place of every key and value.
+
+Works on the node graph instead of constructed objects, because only nodes know where everything
+stands, repeated keys included. It knows nothing of pipelines.
+"""
+
+from dataclasses import dataclass, field
+from io import StringIO
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+from millstream.spec.faults import Path
+
+NODES_MAX = 100_000
+"""Most values in a file, counting what aliases repeat; it stops files that unfold without bound."""
+DEPTH_MAX = 64
+"""Deepest nesting; it stops aliases that contain themselves."""
+
+_TAG = "tag:yaml.org,2002:"
+_TEXT_TAGS = (f"{_TAG}str", f"{_TAG}timestamp")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Line and column, from 1."""
+
+    line: int
+    column: int
+
+
+@dataclass(frozen=True, slots=True)
+class TextFault:
+    """Something wrong with the text as YAML."""
+
+    place: Place
+    path: Path
+    what: str
+    expected: str
+
+
+class UnreadableError(Exception):
+    """The text is not one YAML document; nothing more can be said about its contents."""
+
+    def __init__(self, fault: TextFault) -> None:
+        self.fault = fault
+        super().__init__(fault.what)
+
+
+@dataclass(slots=True)
+class Document:
+    """The contents of one YAML document."""
+
+    value: Any = None
+    """Plain dicts, lists, texts, numbers, booleans and None."""
+    keys: dict[Path, Place] = field(default_factory=dict)
+    """Where the key (or the list entry) of each path begins."""
+    values: dict[Path, Place] = field(default_factory=dict)
+    """Where the value of each path begins, if it is a scalar that is not empty."""
+    faults: list[TextFault] = field(default_factory=list)
+    """Repeated keys, keys that are not texts, tags that are not known."""
+
+    def place_of(self, path: Path, *, key: bool = False) -> Place:
+        """Where to point for a path: a scalar itself, the key of what is larger (or, with `key`,
+        always the key); for what is not there, the nearest thing around it."""
+        if not key and path in self.values:
+            return self.values[path]
+        for length in range(len(path), 0, -1):
+            part = path[:length]
+            if part in self.keys:
+                return self.keys[part]
+        return Place(1, 1)
+
+
+def parse(text: str) -> Document:
+    """The one document in a text. Errors: UnreadableError."""
+    nodes = _composed(text)
+    if not nodes:
+        what = "the file is empty"
+        raise UnreadableError(TextFault(Place(1, 1), (), what, "a Pipeline in YAML"))
+    if len(nodes) > 1:
+        what = f"the file has {len(nodes)} YAML documents"
+        expected = "one; put each pipeline into a file of its own"
+        raise UnreadableError(TextFault(_place(nodes[1]), (), what, expected))
+    document = Document()
+    document.value = _Reader(document).value(nodes[0], ())
+    return document
+
+
+def _composed(text: str) -> list[Node]:
+    yaml = YAML(typ="safe", pure=True)
+    try:
+        nodes = list(yaml.compose_all(StringIO(text)))
+    except MarkedYAMLError as problem:
+        mark = problem.problem_mark or problem.context_mark
+        place = Place(mark.line + 1, mark.column + 1) if mark is not None else Place(1, 1)
+        parts = (str(part) for part in (problem.problem, problem.context) if part)
+        fault = TextFault(place, (), f"not YAML: {', '.join(parts)}", "YAML")
+        raise UnreadableError(fault) from None
+    except (YAMLError, ValueError, RecursionError) as problem:
+        what = f"not YAML: {' '.join(str(problem).split()) or type(problem).__name__}"
+        raise UnreadableError(TextFault(Place(1, 1), (), what, "YAML")) from None
+    return [node for node in nodes if not _is_blank(node)]
+
+
+def _is_blank(node: Node | None) -> bool:
+    """Whether a document has no contents, as before a first or after a last `---`."""
+    if node is None:
+        return True
+    return isinstance(node, ScalarNode) and node.tag == f"{_TAG}null" and not node.value
+
+
+def _place(node: Node) -> Place:
+    return Place(node.start_mark.line + 1, node.start_mark.column + 1)
+
+
+class _Reader:
+    """Turns nodes into values and notes their places."""
+
+    def __init__(self, document: Document) -> None:
+        self._document = document
+        self._nodes = 0
+
+    def value(self, node: Node, path: Path) -> Any:
+        self._nodes += 1
+        if self._nodes > NODES_MAX or len(path) > DEPTH_MAX:
+            what = "the document unfolds into too much"
+            expected = f"at most {NODES_MAX} values and {DEPTH_MAX} levels"
+            raise UnreadableError(TextFault(_place(node), path, what, expected))
+        if isinstance(node, MappingNode):
+            return self._mapping(node, path)
+        if isinstance(node, SequenceNode):
+            return self._sequence(node, path)
+        if node.value:
+            self._document.values[path] = _place(node)
+        return self._scalar(node, path)
+
+    def _mapping(self, node: MappingNode, path: Path) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        merged: list[Node] = []
+        for key_node, value_node in node.value:
+            if key_node.tag == f"{_TAG}merge":
+                merged.extend(value_node.value if isinstance(value_node, SequenceNode) else [value_node])
+                continue
+            key = self._key(key_node, path)
+            if key is None:
+                continue
+            if key in result:
+                first = self._document.keys[(*path, key)]
+                what = f"`{key}` is there twice; the first is in line {first.line}"
+                self._fault(key_node, (*path, key), what, "each key once")
+                continue
+            self._document.keys[(*path, key)] = _place(key_node)
+            result[key] = self.value(value_node, (*path, key))
+        for value_node in merged:
+            self._merge(value_node, path, result)
+        return result
+
+    def _merge(self, node: Node, path: Path, result: dict[str, Any]) -> None:
+        if not isinstance(node, MappingNode):
+            self._fault(node, path, "`<<` merges something that is no mapping", "a mapping")
+            return
+        document = self._document
+        keys, values = dict(document.keys), dict(document.values)
+        for key, value in self._mapping(node, path).items():
+            result.setdefault(key, value)
+        document.keys.update(keys)
+        document.values.update(values)
+
+    def _sequence(self, node: SequenceNode, path: Path) -> list[Any]:
+        result = []
+        for index, entry in enumerate(node.value):
+            self._document.keys[(*path, index)] = _place(entry)
+            result.append(self.value(entry, (*path, index)))
+        return result
+
+    def _key(self, node: Node, path: Path) -> str | None:
+        if isinstance(node, ScalarNode) and node.tag in _TEXT_TAGS:
+            return str(node.value)
+        self._fault(node, path, "a key is not a text", "a text; quote it if it looks like a number")
+        return None
+
+    def _scalar(self, node: Node, path: Path) -> Any:
+        text = str(node.value)
+        if node.tag in _TEXT_TAGS:
+            return text
+        if node.tag == f"{_TAG}null":
+            return None
+        try:
+            return _plain(str(node.tag), text)
+        except ValueError:
+            shown = str(node.tag).replace(_TAG, "!!")
+            self._fault(node, path, f"`{shown} {text}` is not supported", "plain YAML values")
+            return None
+
+    def _fault(self, node: Node, path: Path, what: str, expected: str) -> None:
+        self._document.faults.append(TextFault(_place(node), path, what, expected))
+
+
+def _plain(tag: str, text: str) -> bool | int | float:
+    """The value of a boolean or number. Errors: ValueError."""
+    if tag == f"{_TAG}bool":
+        return text.lower() in ("true", "yes", "on", "y")
+    number = text.replace("_", "")
+    if tag == f"{_TAG}int":
+        digits = number.lstrip("+-").lower()
+        base = {"0x": 16, "0o": 8, "0b": 2}.get(digits[:2], 10)
+        return int(number, base)
+    if tag == f"{_TAG}float":
+        return float(number.lower().replace(".inf", "inf").replace(".nan", "nan"))
+    raise ValueError(tag)
