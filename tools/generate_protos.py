@@ -10,13 +10,11 @@ from __future__ import annotations
 import argparse
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-
-import grpc_tools
-from grpc_tools import protoc
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PROTO_ROOT = REPOSITORY / "proto"
@@ -46,19 +44,16 @@ def _with_owner(match: re.Match[str]) -> str:
 def _with_owned_imports(source: str) -> str:
     """Turns the imports of proto packages, and the names used through them, to their owners."""
     lines = source.split("\n")
-    return "\n".join(
-        line if "AddSerializedFile" in line else _PROTO_PACKAGE.sub(_with_owner, line) for line in lines
-    )
+    return "\n".join(line if "AddSerializedFile" in line else _PROTO_PACKAGE.sub(_with_owner, line) for line in lines)
 
 
 def _run_protoc(output: Path) -> None:
     sources = sorted(PROTO_ROOT.rglob("*.proto"))
-    well_known = Path(grpc_tools.__file__).parent / "_proto"
     scripts = Path(sys.executable).parent
-    arguments = [
-        "protoc",
+    command = [
+        sys.executable,
+        *("-m", "grpc_tools.protoc"),
         f"--proto_path={PROTO_ROOT}",
-        f"--proto_path={well_known}",
         f"--plugin=protoc-gen-mypy={scripts / 'protoc-gen-mypy'}",
         f"--plugin=protoc-gen-mypy_grpc={scripts / 'protoc-gen-mypy_grpc'}",
         f"--python_out={output}",
@@ -67,7 +62,7 @@ def _run_protoc(output: Path) -> None:
         f"--mypy_grpc_out=quiet:{output}",
         *(str(source) for source in sources),
     ]
-    if protoc.main(arguments) != 0:
+    if subprocess.run(command, check=False).returncode != 0:
         raise SystemExit("protoc failed; its own messages stand above")
 
 

@@ -1,0 +1,64 @@
+# The two commands that matter are `make demo` and `make test`. Both need Python 3.11 or later and make,
+# set up everything else in .venv at their first run, and start in seconds after that.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+LOCK := requirements/dev.txt
+STAMP := $(VENV)/.set-up
+PROJECTS := pyproject.toml services/udf_sdk/pyproject.toml
+CHECKED := millstream services tests tools examples benchmarks
+PRESENT := $(foreach folder,$(CHECKED),$(if $(wildcard $(folder)/*.py $(folder)/*/*.py $(folder)/*/*/*.py),$(folder)))
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint types format proto lock clean
+
+help:  ## Show this list.
+	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+
+setup: $(STAMP)  ## Create .venv from the lock; does nothing when that is up to date.
+
+$(STAMP): $(LOCK) $(PROJECTS)
+	@command -v $(PYTHON) >/dev/null || \
+		{ echo "make: $(PYTHON) was not found. Install Python 3.11 or later, or name one: make $(MAKECMDGOALS) PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "make: $(PYTHON) is $$($(PYTHON) -V 2>&1), but Millstream needs Python 3.11 or later. Name another one: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+		{ echo "make: $(PYTHON) has no venv module. On Debian and Ubuntu it is the package python3-venv." >&2; exit 1; }
+	@rm -f $(STAMP)
+	@test -x $(BIN)/python || { echo "Creating $(VENV)"; $(PYTHON) -m venv --clear $(VENV); }
+	@echo "Installing the locked packages (about a minute the first time)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement $(LOCK)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+		--editable services/udf_sdk --editable .
+	@touch $(STAMP)
+
+demo: $(STAMP)  ## Replay the flights of 2013 through examples/flights and check the counts.
+	$(BIN)/python examples/flights/demo.py
+
+test: $(STAMP) lint types  ## All checks and all tests.
+	$(BIN)/python -m pytest
+
+lint: $(STAMP)  ## Style, import direction, proto files, generated code.
+	$(BIN)/ruff check $(PRESENT)
+	$(BIN)/ruff format --check $(PRESENT)
+	$(BIN)/lint-imports
+	$(BIN)/buf lint
+	$(BIN)/python tools/generate_protos.py --check
+
+types: $(STAMP)  ## Strict type checking.
+	$(BIN)/mypy $(PRESENT)
+
+format: $(STAMP)  ## Rewrite the code in the project's format and apply safe fixes.
+	$(BIN)/ruff check --fix $(PRESENT)
+	$(BIN)/ruff format $(PRESENT)
+
+proto: $(STAMP)  ## Regenerate the wire modules from proto/.
+	$(BIN)/python tools/generate_protos.py
+
+lock: $(STAMP)  ## Resolve the lock files anew from the two pyproject.toml files.
+	$(BIN)/python tools/lock.py
+
+clean:  ## Remove .venv, caches and build output.
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find $(PRESENT) -name __pycache__ -prune -exec rm -rf {} +
