@@ -313,6 +313,20 @@ class PipelineSpec(SpecModel):
     watermark: Watermark = Watermark()
     """How event time advances."""
 
+    def relation_faults(self) -> Iterator[ShapeFault]:
+        """A file that could never fill up would hold the buffer full for ever."""
+        for index, vertex in enumerate(self.vertices):
+            limit = (vertex.limits or VertexLimits()).over(self.limits).usable_length
+            for field in ("sink", "fallback"):
+                sink: FallbackSink | None = vertex.sink
+                loc: tuple[str | int, ...] = ("vertices", index, "sink")
+                if field == "fallback":
+                    sink, loc = vertex.sink.fallback if vertex.sink else None, (*loc, field)
+                if sink is None or sink.file is None or (sink.file.rolling.max_records or 0) <= limit:
+                    continue
+                what = f"a file takes more records than the buffer ({limit} records) hands out"
+                yield ShapeFault((*loc, "file", "rolling", "maxRecords"), what, f"at most {limit}")
+
 
 class Pipeline(SpecModel):
     """The whole file."""
@@ -344,6 +358,10 @@ class Pipeline(SpecModel):
         """The limits that hold for a vertex and for the buffers of the edges into it."""
         base = self.spec.limits
         return base if vertex.limits is None else vertex.limits.over(base)
+
+    def rolling_records_of(self, vertex: Vertex, sink: FileSink) -> int:
+        """Records after which a file sink of a vertex finishes a file."""
+        return sink.rolling.max_records or max(1, self.limits_of(vertex).usable_length // 2)
 
     def concurrency_of(self, vertex: Vertex) -> int:
         """Records of one lane that the vertex's UDF works on at once."""

@@ -52,9 +52,9 @@ class Rolling(SpecModel):
 
     max_bytes: Quantity = 64 << 20
     """Bytes of records in a file. Default 64 MiB."""
-    max_records: PositiveCount = 200_000
-    """Records in a file. Records of an unfinished file stay in the buffer, so this must be below
-    the buffer's limit."""
+    max_records: PositiveCount | None = None
+    """Records in a file. Records of an unfinished file stay in the buffer, so this is at most the
+    number at which the buffer's writers wait. Default: half of that number."""
     max_age_s: PositiveDuration = Field(default=10.0, alias="maxAge")
     """Age of a file since its first record; also the longest time until a record can be seen.
     Duration, default 10s."""

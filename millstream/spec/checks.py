@@ -1,0 +1,229 @@
+"""Whether this machine has what a pipeline refers to: programs, functions, files, directories.
+
+Above: `validate` and `run`. User code is never imported; functions are looked up in the syntax tree.
+"""
+
+import ast
+import glob
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
+from pathlib import Path as FilePath
+
+from millstream.spec.faults import Fault, Finding, Path
+from millstream.spec.loading import Loaded
+from millstream.spec.models import FallbackSink, FileSource, HttpAuth, Program, Vertex
+
+
+def local_faults(loaded: Loaded) -> list[Fault]:
+    """Everything that a run of the pipeline on this machine would lack."""
+    findings: list[Finding] = []
+    directories: dict[FilePath, Path] = {}
+    for index, vertex in enumerate(loaded.pipeline.spec.vertices):
+        path: Path = ("spec", "vertices", index)
+        for place, program in _programs(vertex, path):
+            findings += _program_findings(_Program(program, place, loaded.base_dir))
+        findings += _source_findings(vertex, path, loaded.base_dir)
+        for place, sink in _sinks(vertex, path):
+            findings += _sink_findings(sink, place, loaded.base_dir, directories)
+    faults = [loaded.fault(finding) for finding in findings]
+    return sorted(faults, key=lambda fault: (fault.line, fault.column, fault.path))
+
+
+@dataclass(frozen=True, slots=True)
+class _Program:
+    """A user's program at its place, with the directory it would run in."""
+
+    settings: Program
+    path: Path
+    base_dir: FilePath
+
+    @property
+    def directory(self) -> FilePath:
+        return self.base_dir / (self.settings.working_dir or ".")
+
+
+def _programs(vertex: Vertex, path: Path) -> Iterator[tuple[Path, Program]]:
+    if vertex.udf is not None:
+        yield (*path, "udf"), vertex.udf
+    if vertex.source is not None and vertex.source.udsource is not None:
+        yield (*path, "source", "udsource"), vertex.source.udsource
+    if vertex.source is not None and vertex.source.transformer is not None:
+        yield (*path, "source", "transformer"), vertex.source.transformer
+    for place, sink in _sinks(vertex, path):
+        if sink.udsink is not None:
+            yield (*place, "udsink"), sink.udsink
+
+
+def _sinks(vertex: Vertex, path: Path) -> Iterator[tuple[Path, FallbackSink]]:
+    if vertex.sink is not None:
+        yield (*path, "sink"), vertex.sink
+        if vertex.sink.fallback is not None:
+            yield (*path, "sink", "fallback"), vertex.sink.fallback
+
+
+def _program_findings(program: _Program) -> Iterator[Finding]:
+    settings = program.settings
+    if settings.container is not None:
+        what = "containers are started on Kubernetes only"
+        yield Finding((*program.path, "container"), what, "`command` or `python` for a run on this machine")
+        return
+    if not program.directory.is_dir():
+        what = f"there is no directory {program.directory}"
+        yield Finding((*program.path, "workingDir"), what, "an existing directory")
+    elif settings.command is not None:
+        yield from _command_findings(program, settings.command[0])
+    elif settings.python is not None:
+        yield from _python_findings(program, settings.python)
+
+
+def _command_findings(program: _Program, command: str) -> Iterator[Finding]:
+    path = (*program.path, "command", 0)
+    search = next((v.value for v in program.settings.env if v.name == "PATH"), os.environ.get("PATH", os.defpath))
+    if os.sep not in command:
+        if shutil.which(command, path=search) is None:
+            yield Finding(path, f"there is no program `{command}` on the PATH", "a program that is installed")
+        return
+    file = program.directory / command
+    if not file.is_file():
+        yield Finding(path, f"there is no file {file}", "a program, relative to the working directory")
+    elif not os.access(file, os.X_OK):
+        yield Finding(path, f"{file} may not be executed", f"`chmod +x {file}`")
+
+
+def _python_findings(program: _Program, reference: str) -> Iterator[Finding]:
+    path = (*program.path, "python")
+    module, _, function = reference.rpartition(":")
+    if module.endswith(".py"):
+        file: FilePath | None = program.directory / module
+        if file is None or not file.is_file():
+            yield Finding(path, f"there is no file {file}", "a file, relative to the working directory")
+            return
+    else:
+        found = _module_file(module, program)
+        if found is None:
+            what = f"there is no Python module `{module}`"
+            yield Finding(path, what, f"a module that is installed or lies in {program.directory}")
+            return
+        file = found if found.suffix == ".py" else None
+    if file is None:
+        return
+    try:
+        tree = ast.parse(file.read_bytes(), filename=str(file))
+    except (SyntaxError, ValueError) as problem:
+        yield Finding(path, f"{file} is not Python: {problem}", "a file that Python can compile")
+    except OSError as problem:
+        yield Finding(path, f"{file} cannot be read: {problem.strerror}", "a file you may read")
+    else:
+        names = top_level_names(tree)
+        if names is not None and function not in names:
+            offered = ", ".join(sorted(name for name in names if not name.startswith("_")))
+            yield Finding(path, f"{file} has no `{function}`", f"one of {offered}" if offered else "a function")
+
+
+def _module_file(module: str, program: _Program) -> FilePath | None:
+    """The file of a module, found as the import system would, without running any of it."""
+    extra = next((v.value for v in program.settings.env if v.name == "PYTHONPATH"), "")
+    search: list[str] | None = [str(program.directory), *filter(None, extra.split(os.pathsep)), *sys.path]
+    name, spec = "", None
+    for part in module.split("."):
+        if search is None:
+            return None
+        name = f"{name}.{part}" if name else part
+        spec = PathFinder.find_spec(name, search)
+        if spec is None:
+            return None
+        search = list(spec.submodule_search_locations) if spec.submodule_search_locations is not None else None
+    return FilePath(spec.origin) if spec is not None and spec.origin else None
+
+
+def top_level_names(tree: ast.Module) -> set[str] | None:
+    """The names a module binds at its top level; None when `import *` makes them unknowable."""
+    names: set[str] = set()
+    open_: list[ast.stmt] = list(tree.body)
+    while open_:
+        statement = open_.pop()
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(statement.name)
+            continue
+        if isinstance(statement, ast.Import | ast.ImportFrom):
+            if any(alias.name == "*" for alias in statement.names):
+                return None
+            names |= {alias.asname or alias.name.split(".")[0] for alias in statement.names}
+        for node in ast.iter_child_nodes(statement):
+            if isinstance(node, ast.stmt):
+                open_.append(node)
+            elif isinstance(node, ast.ExceptHandler):
+                open_.extend(node.body)
+            else:
+                names |= {
+                    inner.id
+                    for inner in ast.walk(node)
+                    if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store)
+                }
+    return names
+
+
+def _source_findings(vertex: Vertex, path: Path, base_dir: FilePath) -> Iterator[Finding]:
+    if vertex.source is None:
+        return
+    if vertex.source.file is not None:
+        yield from _input_findings(vertex.source.file, (*path, "source", "file"), base_dir)
+    http = vertex.source.http
+    if http is not None:
+        if http.auth is not None:
+            yield from _token_findings(http.auth, (*path, "source", "http", "auth"), base_dir)
+        if vertex.replicas > 1 and http.port != 0:
+            what = f"{vertex.replicas} processes cannot listen on one port of this machine"
+            yield Finding((*path, "replicas"), what, "`replicas: 1` or `port: 0`")
+
+
+def _input_findings(source: FileSource, path: Path, base_dir: FilePath) -> Iterator[Finding]:
+    for index, pattern in enumerate(source.paths):
+        here = (*path, "paths", index)
+        matches = glob.glob(str(base_dir / pattern), recursive=True)
+        files = [match for match in matches if os.path.isfile(match)]
+        if not files and not source.follow:
+            what = f"{pattern!r} matches directories only" if matches else f"{pattern!r} matches no file"
+            yield Finding(here, what, f"a file, relative to {base_dir}, or `follow: true` to wait for it")
+        for file in files:
+            if not os.access(file, os.R_OK):
+                yield Finding(here, f"{file} cannot be read", "a file you may read")
+
+
+def _token_findings(auth: HttpAuth, path: Path, base_dir: FilePath) -> Iterator[Finding]:
+    if auth.token is not None:
+        what = "a Kubernetes Secret cannot be read on this machine"
+        yield Finding((*path, "token"), what, "`tokenEnv` or `tokenFile`")
+    if auth.token_env is not None and not os.environ.get(auth.token_env):
+        what = f"the environment variable {auth.token_env} is not set"
+        yield Finding((*path, "tokenEnv"), what, "the token in that variable")
+    if auth.token_file is not None and not (base_dir / auth.token_file).is_file():
+        what = f"there is no file {base_dir / auth.token_file}"
+        yield Finding((*path, "tokenFile"), what, "a file that holds the token")
+
+
+def _sink_findings(
+    sink: FallbackSink, path: Path, base_dir: FilePath, directories: dict[FilePath, Path]
+) -> Iterator[Finding]:
+    """Faults of a file sink; `directories` collects the ones that are taken."""
+    if sink.file is None:
+        return
+    here = (*path, "file", "path")
+    directory = FilePath(os.path.normpath(base_dir / sink.file.path))
+    if directories.setdefault(directory, here) != here:
+        yield Finding(here, f"another sink writes into {directory}", "a directory for each file sink")
+    nearest = directory
+    while not nearest.exists() and nearest != nearest.parent:
+        nearest = nearest.parent
+    if not nearest.is_dir():
+        yield Finding(here, f"{nearest} is not a directory", "a directory, or a name for a new one")
+    elif not os.access(nearest, os.W_OK | os.X_OK):
+        yield Finding(here, f"nothing may be written in {nearest}", "a directory you may write to")
+    if sink.file.format == "parquet" and find_spec("pyarrow") is None:
+        what = "Parquet needs the package pyarrow, which is not installed"
+        yield Finding((*path, "file", "format"), what, "`pip install 'millstream[arrow]'`")
