@@ -247,7 +247,9 @@ def _repeated_names(env: tuple[EnvVar, ...], loc: tuple[str, ...]) -> Iterator[S
 
 
 class Udf(Program):
-    """The program of a map vertex. (Reduce will be a member `groupBy` here, as in Numaflow.)"""
+    """The program of a map vertex."""
+
+    # A reduce vertex will be a udf with `groupBy`, as in Numaflow; see `numaflow._UNSUPPORTED`.
 
     noun = "a udf"
     kinds: ClassVar[tuple[str, ...]] = ("command", "python", "builtin", "container")

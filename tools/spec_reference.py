@@ -1,0 +1,182 @@
+"""Writes the reference of the pipeline file, docs/spec.md and docs/pipeline.schema.json.
+
+Both come from the models and their docstrings alone. With --check nothing is written, and the exit
+code is 1 when a file is not what would be written.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from millstream.spec.models import NUMAFLOW_API_VERSION, Pipeline
+
+ROOT = Path(__file__).resolve().parent.parent
+
+INTRODUCTION = f"""# The pipeline file
+
+Made from the models in `millstream/spec`; `python tools/spec_reference.py` writes it anew.
+
+One file holds one `Pipeline`, in YAML. `millstream validate FILE` reports every fault at once: file, line, place,
+what is wrong and what was expected. Unknown fields are faults. Fields have the names of Numaflow's v1alpha1
+wherever it has the concept, and `apiVersion: {NUMAFLOW_API_VERSION}` is accepted too. Numaflow's fields that only
+say how Kubernetes runs a pod are accepted and named in a note; those that would change results and are not
+supported are faults.
+
+- **duration**: as in Go (`100ms`, `1s`, `1h30m`), or a number of seconds.
+- **size**: bytes (`1048576`), a Kubernetes quantity (`512Mi`, `64M`), or the same with a B (`1MiB`).
+- **name**: a DNS label (at most 63 characters a-z, 0-9 and `-`).
+- Relative paths start from the directory of the pipeline file. Nothing in the file is expanded: a `$` is a `$`.
+"""
+
+
+def schema() -> dict[str, Any]:
+    """The JSON schema of the file, with its fields as they are written in YAML."""
+    body = Pipeline.model_json_schema(by_alias=True)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **body}
+
+
+def reference() -> str:
+    """The page: a section per model, in the order in which the file refers to them."""
+    body = schema()
+    sections = [INTRODUCTION]
+    for name in _in_order(body):
+        model = body if name == "Pipeline" else body["$defs"][name]
+        sections.append("\n".join(_section(name, model)))
+    return "\n".join(sections)
+
+
+def _in_order(body: dict[str, Any]) -> list[str]:
+    names = ["Pipeline"]
+    for name in names:
+        model = body if name == "Pipeline" else body["$defs"][name]
+        for field in model.get("properties", {}).values():
+            names += [other for other in _references(field) if other not in names]
+    return names
+
+
+def _references(node: Any) -> Iterator[str]:
+    """Names of the models that a schema mentions, in order and once each."""
+    found: dict[str, None] = {}
+    open_ = [node]
+    while open_:
+        part = open_.pop(0)
+        if isinstance(part, dict):
+            if "$ref" in part:
+                found[_name_of(part["$ref"])] = None
+            open_ = [value for key, value in part.items() if key != "discriminator"] + open_
+        elif isinstance(part, list):
+            open_ = part + open_
+    yield from found
+
+
+def _name_of(reference: str) -> str:
+    return reference.rsplit("/", 1)[1]
+
+
+def _section(name: str, model: dict[str, Any]) -> Iterator[str]:
+    yield f"## {name}\n"
+    yield _flat(model.get("description", "")) + "\n"
+    fields = model.get("properties", {})
+    if not fields:
+        yield "It has no fields: write `{}`.\n"
+        return
+    yield "| field | type | default | meaning |"
+    yield "|---|---|---|---|"
+    for field, contents in fields.items():
+        default = _default(field, contents, model)
+        cells = (f"`{field}`", _type(contents), default, _meaning(contents))
+        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    yield ""
+
+
+def _meaning(contents: dict[str, Any]) -> str:
+    """A field's docstring; the schema leaves it out where it is that of the field's own model."""
+    own = contents.get("description")
+    if own is None and "$ref" in contents:
+        own = schema()["$defs"][_name_of(contents["$ref"])].get("description")
+    return _flat(own or "")
+
+
+def _flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _default(field: str, contents: dict[str, Any], model: dict[str, Any]) -> str:
+    if field in model.get("required", ()):
+        return "required"
+    value = contents.get("default")
+    if value is None or value in ([], {}, ""):
+        return ""
+    if isinstance(value, dict):
+        return "its defaults"
+    if _type(contents) == "duration":
+        return f"`{value:g}s`"
+    return f"`{json.dumps(value) if not isinstance(value, str) else value}`"
+
+
+def _type(node: dict[str, Any]) -> str:
+    if "$ref" in node:
+        name = _name_of(node["$ref"])
+        return f"[{name}](#{name.lower()})"
+    for union in ("anyOf", "oneOf"):
+        if union in node:
+            return " or ".join(_type(part) for part in node[union] if part.get("type") != "null")
+    if "const" in node or "enum" in node:
+        return ", ".join(f"`{choice}`" for choice in node.get("enum", [node.get("const")]))
+    match node.get("type"):
+        case "array":
+            return f"list of {_type(node['items'])}"
+        case "object":
+            return f"mapping of {_type(node['additionalProperties'])}"
+        case ["string", "number"]:
+            return "duration"
+        case ["string", "integer"]:
+            return "size"
+        case "integer":
+            return "whole number" + _range(node)
+        case "number":
+            return "number" + _range(node)
+        case "boolean":
+            return "true or false"
+        case "string":
+            return "name" if "pattern" in node else "text"
+    return "text, number, true or false"
+
+
+def _range(node: dict[str, Any]) -> str:
+    low, high = node.get("minimum"), node.get("maximum")
+    if low is not None and high is not None:
+        return f", {low:g} to {high:g}" if high < 1e6 else f", at least {low:g}"
+    return f", at least {low:g}" if low is not None else ""
+
+
+def contents() -> dict[Path, str]:
+    """What each file should hold."""
+    return {
+        ROOT / "docs" / "spec.md": reference(),
+        ROOT / "docs" / "pipeline.schema.json": json.dumps(schema(), indent=1) + "\n",
+    }
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write or check the files."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a file is stale")
+    check = parser.parse_args(arguments).check
+    stale = []
+    for file, text in contents().items():
+        if check:
+            if not file.exists() or file.read_text(encoding="utf-8") != text:
+                stale.append(file.name)
+        else:
+            file.write_text(text, encoding="utf-8")
+    if stale:
+        print(f"stale: {', '.join(stale)}; run python tools/spec_reference.py", file=sys.stderr)
+    return 1 if stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
