@@ -31,7 +31,7 @@ from millstream_writer.sinks.opening import SinkOwner, open_sink
 _log = logging.getLogger(__name__)
 
 REASONS_MAX = 32
-"""Different reasons records are counted under; later ones are counted as `OTHER_REASONS`, so that a mark stays small."""
+"""Different reasons records are counted under; later ones count as `OTHER_REASONS`, so that a mark stays small."""
 REASON_CHARACTERS_MAX = 100
 OTHER_REASONS = "other reasons"
 

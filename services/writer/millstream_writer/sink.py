@@ -11,10 +11,9 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Protocol
 
-from millstream_udf import columns
-
 from millstream.frame import Frame
 from millstream.record import Position
+from millstream_udf import columns
 
 
 class Guarantee(Enum):

@@ -16,6 +16,9 @@ from millstream.spec.models import FallbackSink
 from millstream.udf.protocol import StreamName, UdfClient
 from millstream_writer.sink import SinkLane
 from millstream_writer.sinks.blackhole import open_blackhole_sink
+from millstream_writer.sinks.file import open_file_sink
+from millstream_writer.sinks.file_directory import DirectoryOwner
+from millstream_writer.sinks.http import open_http_sink
 from millstream_writer.sinks.log import open_log_sink
 from millstream_writer.sinks.udf import open_udf_sink
 
@@ -68,4 +71,23 @@ def open_sink(
         return open_blackhole_sink()
     if spec.udsink is not None and udf_client is not None:
         return open_udf_sink(udf_client, owner.stream_name)
-    raise UserError(f"{owner.where}: the sink kind {spec.kind!r} cannot be opened here")
+    if spec.http is not None:
+        return open_http_sink(spec.http, owner.where)
+    if spec.file is not None:
+        directory_owner = DirectoryOwner(
+            pipeline=owner.pipeline,
+            vertex=owner.lane.vertex,
+            lane=owner.name,
+            epoch=owner.epoch,
+            ledger_id=owner.ledger_id,
+            where=owner.where,
+        )
+        return open_file_sink(
+            spec.file,
+            directory_owner,
+            base_dir=owner.base_dir,
+            start=owner.start,
+            clock=owner.clock,
+            trust_names=not owner.fallback,
+        )
+    raise UserError(f"{owner.where}: a user-defined sink was opened without its function")

@@ -10,11 +10,10 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from millstream_udf.wire.udf.v1 import udf_pb2
-
 from millstream.errors import UdfError
 from millstream.record import Position
 from millstream.udf.protocol import SinkStream, StreamName, UdfClient
+from millstream_udf.wire.udf.v1 import udf_pb2
 from millstream_writer.sink import Guarantee, SinkFailure, SinkFrame, SinkLane, WriteResult
 
 FAILED = "function failed"

@@ -1,0 +1,254 @@
+"""The file sink: finished files in a directory, each record in exactly one of them, once.
+
+    write ─► convert ─► growing file ─► full, old or asked for? ─► sealed ─► written, fsynced, renamed ─► durable
+                        (memory and a hidden file)
+
+What a lane has taken and not finished is in memory and in a hidden file; both are worth nothing after a crash, and the
+lane offers the records again from its mark. How far finished files go, their names say, so what is offered again and is
+in one of them is not written twice.
+
+Above it: the delivery. Below it: `file_directory` (who may write, how files become visible) and `file_formats`.
+Everything that touches the disk runs in one worker thread per lane.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from bisect import bisect_left
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from millstream.clock import Clock
+from millstream.errors import RetryLaterError, UserError
+from millstream.limits import MIB
+from millstream.record import Position
+from millstream.spec.models import FileSink, Rolling
+from millstream_writer.sink import Guarantee, SinkFrame, SinkLane, WriteResult, exact_end, exact_position
+from millstream_writer.sinks.file_directory import DirectoryOwner, LaneDirectory, UnfinishedFile
+from millstream_writer.sinks.file_formats import Body, Converted, Csv, FileFormat, JsonLines
+
+WRITE_BYTES = 1 * MIB
+"""A growing file is written to disk in pieces of at least this size; only sealed files are written to the end."""
+
+_T = TypeVar("_T")
+
+
+@dataclass(slots=True)
+class _File:
+    """One file, from its first record until it is visible."""
+
+    after: Position
+    body: Body[Any]
+    begun_s: float
+    records: int = 0
+    size: int = 0
+    unwritten: deque[bytes] = field(default_factory=deque)
+    unwritten_bytes: int = 0
+    unfinished: UnfinishedFile | None = None
+    """None until something of it is on disk."""
+
+    def keep(self, data: bytes) -> None:
+        if data:
+            self.unwritten.append(data)
+            self.unwritten_bytes += len(data)
+
+
+class _Sealed(NamedTuple):
+    """A file to which nothing will be added."""
+
+    file: _File
+    end: Position
+
+
+class FileLane:
+    """The lane's files. The methods with an underscore and no `async` run in the worker thread, one at a time."""
+
+    def __init__(
+        self,
+        directory: LaneDirectory,
+        file_format: FileFormat[Any],
+        rolling: Rolling,
+        *,
+        start: Position,
+        finished: Position | None,
+        clock: Clock,
+        worker: ThreadPoolExecutor,
+    ) -> None:
+        """`start` is the lane's mark; `finished` how far it is by its files, None to write whatever is offered."""
+        self._directory = directory
+        self._format = file_format
+        self._rolling = rolling
+        self._records_max = rolling.max_records or sys.maxsize
+        self._finished = finished
+        self._clock = clock
+        self._worker = worker
+        self._durable = start if finished is None else max(start, finished)
+        self._taken = self._durable
+        self._chain = self._durable
+        self._sealed: deque[_Sealed] = deque()
+        self._growing: _File | None = None
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return Guarantee.EXACTLY_ONCE_TRANSACTIONAL
+
+    @property
+    def durable(self) -> Position | None:
+        return self._durable
+
+    async def write(self, frames: Sequence[SinkFrame], end: Position) -> WriteResult:
+        return await self._run(self._write, frames, end)
+
+    async def flush(self) -> None:
+        await self._run(self._flush)
+
+    async def tick(self) -> None:
+        # Most ticks find nothing to do; those need no thread.
+        if self._sealed or self._is_old():
+            await self._run(self._tick)
+
+    async def _run(self, call: Callable[..., _T], *arguments: object) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._worker, call, *arguments)
+
+    def _write(self, frames: Sequence[SinkFrame], end: Position) -> WriteResult:
+        # 1. What could not be stored last time must be stored first: memory stays bounded by one write, and nothing of
+        #    this one is taken while the disk is full.
+        self._store()
+        # 2. Take everything into memory. Nothing can fail here for lack of space.
+        failures = []
+        for item in frames:
+            converted = self._format.convert(item.frame)
+            failures.append(converted.failures)
+            self._take(item, converted)
+        self._taken = max(self._taken, exact_end(frames, end))
+        # 3. Store it as far as it goes. A full disk is no failure of this write: it is reported by the next call.
+        with suppress(RetryLaterError):
+            self._tick()
+        return WriteResult(failures if any(failures) else ())
+
+    def _take(self, item: SinkFrame, converted: Converted[Any]) -> None:
+        """Add the records that are not in a finished file, and seal files as they fill."""
+        indexes = item.indexes()
+        start, rows = 0, converted.rows
+        if self._finished is not None:
+            finished = self._finished
+            start = bisect_left(rows, True, key=lambda row: exact_position(item, indexes[row] + 1) > finished)
+        record_size = max(1.0, converted.size / max(1, len(rows)))
+        while start < len(rows):
+            file = self._growing
+            if file is None:
+                file = _File(self._chain, self._format.begin(), self._clock.monotonic_s())
+                self._growing = file
+            room = min(self._records_max - file.records, int((self._rolling.max_bytes - file.size) / record_size))
+            stop = min(len(rows), start + max(1, room))
+            file.keep(file.body.add(converted.content, start, stop))
+            file.records += stop - start
+            file.size += int(record_size * (stop - start))
+            start = stop
+            if start < len(rows) or file.records >= self._records_max or file.size >= self._rolling.max_bytes:
+                self._seal(exact_position(item, indexes[rows[stop - 1]] + 1))
+
+    def _seal(self, end: Position) -> None:
+        """Nothing will be added to the growing file; it holds everything up to `end`."""
+        file = self._growing
+        if file is None:
+            return
+        file.keep(file.body.finish())
+        # Without names to go by (a fallback's), records may come again from before where the last file ended.
+        self._chain = max(end, file.after)
+        self._sealed.append(_Sealed(file, self._chain))
+        self._growing = None
+
+    def _tick(self) -> None:
+        if self._is_old():
+            self._seal(self._taken)
+        self._store()
+
+    def _flush(self) -> None:
+        self._seal(self._taken)
+        self._store()
+
+    def _is_old(self) -> bool:
+        file = self._growing
+        return file is not None and self._clock.monotonic_s() - file.begun_s >= self._rolling.max_age_s
+
+    def _store(self) -> None:
+        """Bring sealed files to their end and large growing ones to disk. Goes on where it failed when called again."""
+        while self._sealed:
+            file, end = self._sealed[0]
+            self._directory.finish(self._write_out(file), file.after, end, self._format.extension)
+            self._sealed.popleft()
+            self._durable = max(self._durable, end)
+        if self._growing is None:
+            self._durable = self._taken
+        elif self._growing.unwritten_bytes >= WRITE_BYTES:
+            self._write_out(self._growing)
+
+    def _write_out(self, file: _File) -> UnfinishedFile:
+        if file.unfinished is None:
+            file.unfinished = self._directory.begin(self._format.extension)
+        while file.unwritten:
+            data = file.unwritten[0]
+            written = self._directory.append(file.unfinished, data)
+            file.unwritten_bytes -= written
+            if written < len(data):
+                file.unwritten[0] = data[written:]
+            else:
+                file.unwritten.popleft()
+        return file.unfinished
+
+    def discard(self) -> None:
+        """Remove what is not finished. The lane is not used afterwards."""
+        for file in (*(sealed.file for sealed in self._sealed), self._growing):
+            if file is not None and file.unfinished is not None:
+                self._directory.discard(file.unfinished)
+
+
+def _format_of(spec: FileSink, where: str) -> FileFormat[Any]:
+    if spec.format == "jsonl":
+        return JsonLines()
+    if spec.format == "csv":
+        return Csv(spec.columns)
+    try:
+        from millstream_writer.sinks.file_parquet import Parquet
+    except ImportError as error:
+        raise UserError(
+            f"{where}: Parquet needs Arrow, which is not installed ({error}): pip install 'millstream[arrow]'"
+        ) from error
+    return Parquet(spec.columns)
+
+
+@asynccontextmanager
+async def open_file_sink(
+    spec: FileSink, owner: DirectoryOwner, *, base_dir: Path, start: Position, clock: Clock, trust_names: bool
+) -> AsyncIterator[SinkLane]:
+    """Open the directory for one lane and fence every earlier owner.
+
+    `trust_names`: what finished files say of how far the lane is counts. Not so for a sink that is given some of a
+    lane's records only, and maybe others when they are offered again: there, a record twice is better than one lost.
+    """
+    worker = ThreadPoolExecutor(1, thread_name_prefix="file-sink")
+    loop = asyncio.get_running_loop()
+    directory = LaneDirectory(base_dir / spec.path, owner)
+    lane: FileLane | None = None
+    try:
+        file_format = await loop.run_in_executor(worker, _format_of, spec, owner.where)
+        await loop.run_in_executor(worker, directory.open)
+        finished = await loop.run_in_executor(worker, directory.finished) if trust_names else None
+        lane = FileLane(
+            directory, file_format, spec.rolling, start=start, finished=finished, clock=clock, worker=worker
+        )
+        yield lane
+    finally:
+        # In the worker, behind whatever it is still doing: a cancelled call goes on there.
+        try:
+            if lane is not None:
+                await asyncio.shield(loop.run_in_executor(worker, lane.discard))
+        finally:
+            worker.shutdown(wait=False)

@@ -1,0 +1,81 @@
+"""Names of finished files, which say how far their lane is. Pure.
+
+    out.map-out.0-0000000000000012.0000000-0000000000000345.0000128-e3.parquet
+    └── lane ───┘ └──── after ───────────┘ └──── up to ────────────┘  │
+                                                          epoch of the owner
+
+Both positions are exact ones (`sink.exact_end`): sequence, then records of the frame after it. Names sort in the order
+of their records. A lane's next file begins where its last one ended.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from millstream.errors import DamageError
+from millstream.record import Position
+
+LANE_CHARACTERS_MAX = 150
+"""A file name has at most 255 bytes in all; a longer lane name is cut and told apart by its checksum."""
+
+_PATTERN = re.compile(r"(?P<lane>.+)-(\d{16,})\.(\d{7,})-(\d{16,})\.(\d{7,})-e(?P<epoch>\d+)\.(?P<extension>[a-z]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedName:
+    """The name of one finished file."""
+
+    lane: str
+    """As `lane_text` makes it."""
+    after: Position
+    end: Position
+    epoch: int
+    extension: str
+
+    def __str__(self) -> str:
+        return f"{self.lane}-{_text(self.after)}-{_text(self.end)}-e{self.epoch}.{self.extension}"
+
+    @classmethod
+    def parse(cls, name: str) -> FinishedName | None:
+        """None for a name that is not one of ours."""
+        match = _PATTERN.fullmatch(name)
+        if match is None:
+            return None
+        lane, after, after_index, end, end_index, epoch, extension = match.groups()
+        return cls(
+            lane, Position(int(after), int(after_index)), Position(int(end), int(end_index)), int(epoch), extension
+        )
+
+
+def lane_text(name: str) -> str:
+    """A lane's name as it stands in file names."""
+    if len(name) <= LANE_CHARACTERS_MAX:
+        return name
+    return f"{name[:LANE_CHARACTERS_MAX]}~{zlib.crc32(name.encode()):08x}"
+
+
+def how_far(files: Sequence[FinishedName], where: str) -> tuple[Position | None, list[str]]:
+    """How far a lane is by its finished files, and what is odd about them.
+
+    Two files that hold the same records are damage: somebody else wrote or copied into the directory. A gap is not:
+    whoever consumes the files may have moved some away. It is returned in words.
+    """
+    odd: list[str] = []
+    ordered = sorted(files, key=lambda file: (file.after, file.end))
+    for one, other in pairwise(ordered):
+        if other.after < one.end:
+            raise DamageError(
+                f"{where}: {one} and {other} hold the same records. Find out who wrote or copied one of them, "
+                "and move it out of the directory."
+            )
+        if other.after > one.end:
+            odd.append(f"{where}: no file holds the records between {one} and {other}; moved away, or lost")
+    return (ordered[-1].end if ordered else None), odd
+
+
+def _text(position: Position) -> str:
+    return f"{position.sequence:016}.{position.record_index:07}"

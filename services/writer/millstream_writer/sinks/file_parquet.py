@@ -1,0 +1,166 @@
+"""Parquet for the file sink. Imported only when a sink asks for it, because Arrow is an extra of the distribution.
+
+    values ─► one JSON text a line ─► Arrow's parser ─► table            the fast way, for frames in which all is well
+           └► record by record ─► cells of those that fit ─► table       when the fast way refuses anything
+
+Both give the same table for what both accept: the fast way is never taken for a frame whose lines are not exactly one
+object each.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pj
+import pyarrow.parquet as pq
+
+from millstream.frame import Frame
+from millstream.limits import MIB
+from millstream.spec.sources import Column
+from millstream_writer.sinks.file_formats import Converted, convert_cells
+
+ROW_GROUP_RECORDS = 64 * 1024
+"""Rows kept in memory until they are encoded. Readers like larger groups; a lane's memory does not."""
+ROW_GROUP_BYTES = 16 * MIB
+
+_TIMESTAMP = pa.timestamp("us", tz="UTC")
+_TYPES: dict[str, pa.DataType] = {
+    "string": pa.string(),
+    "int": pa.int64(),
+    "float": pa.float64(),
+    "bool": pa.bool_(),
+    "timestamp": _TIMESTAMP,
+}
+_OFFSET = r"(?:[zZ]|[+-]\d\d:?\d\d)$"
+_BINARY = pa.schema([pa.field("value", pa.binary(), nullable=False)])
+
+
+class Parquet:
+    """Members of a JSON object as columns; without declared columns, one binary column `value`."""
+
+    extension = "parquet"
+
+    def __init__(self, columns: Sequence[Column]) -> None:
+        self._columns = columns
+        self._schema = pa.schema([(column.name, _TYPES[column.type]) for column in columns]) if columns else _BINARY
+        # Times come as text first: Arrow's JSON parser and ours would not agree on which times there are.
+        parsed = [(c.name, pa.string() if c.type == "timestamp" else _TYPES[c.type]) for c in columns]
+        self._parse_options = pj.ParseOptions(
+            explicit_schema=pa.schema(parsed), newlines_in_values=False, unexpected_field_behavior="ignore"
+        )
+
+    def convert(self, frame: Frame) -> Converted[pa.Table]:
+        if not self._columns:
+            table = _values_table(frame)
+            return Converted(range(frame.records), table, table.nbytes)
+        values = frame.values()
+        fast = self._parse_all(values)
+        if fast is not None:
+            return Converted(range(frame.records), fast, fast.nbytes)
+        cells, rows, failures = convert_cells(values, self._columns)
+        arrays = [
+            pa.array([row_cells[number] for row_cells in cells], field.type)
+            for number, field in enumerate(self._schema)
+        ]
+        table = pa.Table.from_arrays(arrays, schema=self._schema)
+        return Converted(rows, table, table.nbytes, failures)
+
+    def begin(self) -> ParquetBody:
+        return ParquetBody(self._schema)
+
+    def _parse_all(self, values: Sequence[bytes]) -> pa.Table | None:
+        """All values at once; None when anything is out of the ordinary."""
+        text = b"\n".join(values)
+        # As many lines as values, and each begins an object: then each is at least one row, and together exactly one.
+        plain = text.startswith(b"{") and b"\r" not in text
+        if not plain or text.count(b"\n") != len(values) - 1 or text.count(b"\n{") != len(values) - 1:
+            return None
+        try:
+            if not text.isascii():
+                text.decode()
+            options = pj.ReadOptions(use_threads=False, block_size=len(text) + 1)
+            # The stubs know files and paths only; Arrow's own reader saves a copy.
+            table = pj.read_json(pa.BufferReader(text), options, self._parse_options)  # type: ignore[arg-type]
+            if table.num_rows != len(values):
+                return None
+            return self._typed(table)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, UnicodeDecodeError):
+            return None
+
+    def _typed(self, table: pa.Table) -> pa.Table | None:
+        """The parsed columns in their final types."""
+        arrays = []
+        for field in self._schema:
+            column = table.column(field.name)
+            if field.type == _TIMESTAMP:
+                has_offset = pc.match_substring_regex(column, _OFFSET)
+                if pc.all(has_offset).as_py() is False:
+                    # The stubs want all of one shape; a scalar goes with every item.
+                    zoned = pc.binary_join_element_wise(column, "Z", "")  # type: ignore[call-overload]
+                    column = pc.if_else(has_offset, column, zoned)
+                column = pc.cast(column, _TIMESTAMP)
+            elif field.type == pa.float64() and pc.all(pc.is_finite(column)).as_py() is False:
+                return None
+            arrays.append(column)
+        return pa.Table.from_arrays(arrays, schema=self._schema)
+
+
+class ParquetBody:
+    """One Parquet file. What Arrow writes is caught in memory, so that a full disk never spoils a file half way."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+        self._waiting: list[pa.Table] = []
+        self._records = 0
+        self._bytes = 0
+        self._caught = _Caught()
+        self._writer = pq.ParquetWriter(pa.PythonFile(self._caught, "w"), schema)
+
+    def add(self, content: pa.Table, start: int, stop: int) -> bytes:
+        part = content.slice(start, stop - start)
+        self._waiting.append(part)
+        self._records += part.num_rows
+        self._bytes += part.nbytes
+        if self._records >= ROW_GROUP_RECORDS or self._bytes >= ROW_GROUP_BYTES:
+            self._write_group()
+        return self._caught.take()
+
+    def finish(self) -> bytes:
+        if self._waiting:
+            self._write_group()
+        self._writer.close()
+        return self._caught.take()
+
+    def _write_group(self) -> None:
+        table = pa.concat_tables(self._waiting)
+        self._writer.write_table(table, row_group_size=table.num_rows)
+        self._waiting.clear()
+        self._records = self._bytes = 0
+
+
+class _Caught(io.RawIOBase):
+    """A file that only keeps what was written since it was last asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._parts: list[bytes] = []
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: object) -> int:
+        part = bytes(data)  # type: ignore[call-overload]  # Any buffer; `RawIOBase` has no public name for that in 3.11.
+        self._parts.append(part)
+        return len(part)
+
+    def take(self) -> bytes:
+        data = b"".join(self._parts)
+        self._parts.clear()
+        return data
+
+
+def _values_table(frame: Frame) -> pa.Table:
+    return pa.Table.from_arrays([pa.array(frame.values(), pa.binary())], schema=_BINARY)

@@ -1,0 +1,217 @@
+"""The HTTP sink: records as requests, one after another, each with a key that is the same at every attempt.
+
+    frame ─► cut into batches ─► POST, Idempotency-Key ─► 2xx: written
+                                                       └► 408 409 425 429 5xx, no answer: to be tried again
+                                                       └► anything else: refused
+
+A batch never reaches over a stored frame and is cut at indexes of the stored frame, so that the same records have the
+same key after a restart as well. Order is kept: what follows a batch that failed is not sent.
+
+Above it: the delivery. Below it: aiohttp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+
+import aiohttp
+
+from millstream.errors import UserError
+from millstream.limits import KIB
+from millstream.record import Position
+from millstream.retry import DELAY_MAX_S
+from millstream.spec.models import HttpBatch, HttpSink
+from millstream_writer.sink import Guarantee, SinkFailure, SinkFrame, SinkLane, WriteResult
+from millstream_writer.sinks.file_formats import one_line, parse_json
+
+RETRIED_STATUSES = frozenset({408, 409, 425, 429})
+"""Below 500. 409 is what a target says that is still busy with a request of the same key."""
+ANSWER_BYTES_MAX = 64 * KIB
+"""As much of an answer is read so that the connection can be used again; after more than that it is closed."""
+DETAIL_BYTES_MAX = 300
+
+UNREACHABLE = "target cannot be reached"
+NO_ANSWER = "target did not answer in time"
+WAITING = "waits for the record before it"
+LINE_BREAK = "value has a line break and is not JSON"
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Records of one request."""
+
+    rows: Sequence[int]
+    body: bytes
+    key: str
+    content_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """Why a request failed."""
+
+    reason: str
+    retryable: bool
+    detail: str = ""
+    delay_s: float = 0.0
+    everything: bool = False
+    """The target as a whole is away: what would have followed counts as tried too."""
+
+
+def batches_of(item: SinkFrame, limits: HttpBatch) -> tuple[list[Batch], list[SinkFailure]]:
+    """The requests for a frame's records, in order, and the records that cannot be sent. Pure."""
+    values, ids, indexes = item.frame.values(), item.record_ids(), item.indexes()
+    if limits.max_records == 1:
+        return [Batch((row,), value, ids[row], _BYTES) for row, value in enumerate(values)], []
+    batches: list[Batch] = []
+    failures: list[SinkFailure] = []
+    rows: list[int] = []
+    lines: list[bytes] = []
+    size = 0
+
+    def close() -> None:
+        nonlocal size
+        if rows:
+            key = ids[rows[0]] if len(rows) == 1 else f"{ids[rows[0]]}..{ids[rows[-1]]}"
+            batches.append(Batch(tuple(rows), b"".join(lines), key, _LINES))
+        rows.clear()
+        lines.clear()
+        size = 0
+
+    for row, value in enumerate(values):
+        if b"\n" in value or b"\r" in value:
+            try:
+                parse_json(value)
+            except ValueError as error:
+                failures.append(SinkFailure(row, LINE_BREAK, retryable=False, detail=str(error)))
+                continue
+        line = one_line(value) + b"\n"
+        new_group = rows and indexes[row] // limits.max_records != indexes[rows[0]] // limits.max_records
+        if new_group or (rows and size + len(line) > limits.max_bytes):
+            close()
+        rows.append(row)
+        lines.append(line)
+        size += len(line)
+    close()
+    return batches, failures
+
+
+_BYTES = "application/octet-stream"
+_LINES = "application/x-ndjson"
+
+
+class HttpLane:
+    """The session of one lane. One request at a time."""
+
+    def __init__(self, session: aiohttp.ClientSession, spec: HttpSink) -> None:
+        self._session = session
+        self._spec = spec
+        self._own_type = any(name.lower() == "content-type" for name in spec.headers)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return Guarantee.EXACTLY_ONCE_IDEMPOTENT
+
+    @property
+    def durable(self) -> Position | None:
+        return None
+
+    async def write(self, frames: Sequence[SinkFrame], end: Position) -> WriteResult:
+        results: list[list[SinkFailure]] = []
+        failed: _Failed | None = None
+        for item in frames:
+            batches, failures = batches_of(item, self._spec.batch)
+            for batch in batches:
+                if failed is None:
+                    failed = await self._send(batch, item.frame.traceparent)
+                    if failed is not None:
+                        failures.extend(_failures(batch, failed))
+                        if not failed.retryable:
+                            failed = None
+                elif failed.everything:
+                    failures.extend(_failures(batch, failed))
+                else:
+                    failures.extend(SinkFailure(row, WAITING, retryable=True, attempted=False) for row in batch.rows)
+            results.append(failures)
+        return WriteResult(results if any(results) else ())
+
+    async def flush(self) -> None:
+        return None
+
+    async def tick(self) -> None:
+        return None
+
+    async def _send(self, batch: Batch, traceparent: str) -> _Failed | None:
+        headers = {self._spec.idempotency_header: batch.key}
+        if not self._own_type:
+            headers["Content-Type"] = batch.content_type
+        if traceparent:
+            headers["traceparent"] = traceparent
+        try:
+            async with self._session.request(
+                self._spec.method, self._spec.url, data=batch.body, headers=headers, allow_redirects=False
+            ) as response:
+                return await _judge(response)
+        except TimeoutError:
+            return _Failed(NO_ANSWER, retryable=True, detail=f"within {self._spec.timeout_s:g} s")
+        except aiohttp.ClientError as error:
+            return _Failed(UNREACHABLE, retryable=True, detail=str(error) or type(error).__name__, everything=True)
+
+
+async def _judge(response: aiohttp.ClientResponse) -> _Failed | None:
+    """What a target's answer means. Once the status is here, an answer that breaks off changes nothing."""
+    status = response.status
+    try:
+        text = await response.content.read(ANSWER_BYTES_MAX)
+    except aiohttp.ClientError:
+        text = b""
+    if not response.content.at_eof():
+        response.close()
+    if 200 <= status < 300:
+        return None
+    return _Failed(
+        f"HTTP status {status}",
+        retryable=status >= 500 or status in RETRIED_STATUSES,
+        detail=text[:DETAIL_BYTES_MAX].decode(errors="replace"),
+        delay_s=retry_after_s(response.headers, datetime.now(UTC)),
+    )
+
+
+def retry_after_s(headers: Mapping[str, str], now: datetime) -> float:
+    """Seconds the target asks to be left alone: a number or a date; 0 when it does not, or says nothing sensible."""
+    text = headers.get("Retry-After", "").strip()
+    if text.isdecimal():
+        return min(float(text), DELAY_MAX_S)
+    try:
+        moment = parsedate_to_datetime(text)
+    except ValueError:
+        return 0.0
+    moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    return min(max((moment - now).total_seconds(), 0.0), DELAY_MAX_S)
+
+
+def _failures(batch: Batch, failed: _Failed) -> list[SinkFailure]:
+    return [
+        SinkFailure(row, failed.reason, retryable=failed.retryable, delay_s=failed.delay_s, detail=failed.detail)
+        for row in batch.rows
+    ]
+
+
+@asynccontextmanager
+async def open_http_sink(spec: HttpSink, where: str) -> AsyncIterator[SinkLane]:
+    """A session for one lane; nothing is sent yet."""
+    try:
+        session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=1),
+            timeout=aiohttp.ClientTimeout(total=spec.timeout_s),
+            headers=spec.headers,
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{where}: the headers of the http sink cannot be sent: {error}") from error
+    async with session:
+        yield HttpLane(session, spec)
