@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, Protocol
 
+from millstream import limits
 from millstream.record import BufferId, LaneId
 from millstream.wire.ledger.v1 import mark_pb2
 
@@ -109,6 +110,9 @@ class LedgerLimits:
 
     frames_per_buffer_max: int
     """Hard bound per buffer, kept by the server."""
+    bytes_max: int = limits.LEDGER_BYTES_MAX
+    """Hard bound of the ledger, all buffers together, kept by the server; reserved in its storage from the start. Without
+    it a server that runs out of storage in the middle of a batch stores half of it."""
     replicas: int = 1
     """Copies in a broker cluster."""
     ids_ttl_s: float = field(default=0.0)
@@ -124,6 +128,10 @@ class Ledger(Protocol):
 
     @property
     def vertex(self) -> str: ...
+
+    @property
+    def ledger_id(self) -> str:
+        """The same for as long as the ledger exists, another after it was deleted and made anew: positions begin again then."""
 
     @property
     def durability(self) -> Durability: ...

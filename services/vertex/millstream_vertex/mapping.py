@@ -27,6 +27,11 @@ from millstream.udf.protocol import MapStream
 
 Tags = Sequence[tuple[bytes, ...]]
 
+REASON_HEADER = "millstream-dead-letter-reason"
+DETAIL_HEADER = "millstream-dead-letter-detail"
+PLACE_HEADER = "millstream-dead-letter-at"
+"""Headers of a dead letter: why, the stack trace or the like, and in which lane."""
+
 _OUTCOME = udf_pb2.Outcome
 
 
@@ -289,9 +294,9 @@ class Mapper:
         headers = [
             {
                 **known,
-                "millstream-dead-letter-reason": attempted.dead[index].reason.encode(),
-                "millstream-dead-letter-detail": attempted.dead[index].detail.encode(),
-                "millstream-dead-letter-at": self._where.encode(),
+                REASON_HEADER: attempted.dead[index].reason.encode(),
+                DETAIL_HEADER: attempted.dead[index].detail.encode(),
+                PLACE_HEADER: self._where.encode(),
             }
             for index, known in zip(indexes, part.headers(), strict=True)
         ]

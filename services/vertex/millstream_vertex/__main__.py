@@ -1,0 +1,129 @@
+"""One replica of one vertex, as a process: `python -m millstream_vertex --help`.
+
+Exit code 0: its lanes have ended, or were finished after SIGTERM. Otherwise the code of the error that ended it
+(`millstream/errors.py`), which is also the last line of its log.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import uvloop
+
+from millstream.clock import SystemClock
+from millstream.errors import DamageError, EnvironmentFault, FencedError, MillstreamError, UserError
+from millstream.ledger.protocol import DurabilityLevel
+from millstream.limits import DRAIN_TIMEOUT_S
+from millstream.spec import resolved
+from millstream.telemetry.logging import configure_logging
+from millstream_vertex.assembly import VertexConfig, open_vertex
+
+log = logging.getLogger(__name__)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a vertex replica until it has ended. Returns the exit code."""
+    options = _parser().parse_args(arguments)
+    configure_logging("", options.vertex, options.replica, level=options.log_level)
+    try:
+        config = _config(options)
+        configure_logging(config.resolved.pipeline.name, options.vertex, options.replica, level=options.log_level)
+        return uvloop.run(_run(config))
+    except MillstreamError as error:
+        log.error("%s", error)
+        return error.exit_code
+    except BaseExceptionGroup as group:
+        return _report(group)
+
+
+def _config(options: argparse.Namespace) -> VertexConfig:
+    try:
+        text = options.pipeline.read_text(encoding="utf-8")
+    except OSError as error:
+        raise EnvironmentFault(f"the resolved pipeline {options.pipeline} cannot be read: {error}") from error
+    return VertexConfig(
+        resolved=resolved.load(text),
+        vertex=options.vertex,
+        replica=options.replica,
+        nats_url=options.nats,
+        monitor_url=options.monitor,
+        durability=DurabilityLevel(options.durability),
+        metrics_port=options.metrics_port,
+    )
+
+
+async def _run(config: VertexConfig) -> int:
+    loop = asyncio.get_running_loop()
+    stopped = asyncio.Event()
+    loop.add_signal_handler(signal.SIGTERM, stopped.set)
+    # Ctrl-C in a terminal reaches the whole group; the runner decides when a vertex stops.
+    loop.add_signal_handler(signal.SIGINT, lambda: None)
+    async with open_vertex(config, SystemClock()) as process, asyncio.TaskGroup() as group:
+        running = group.create_task(process.run(), name="lanes")
+        watching = group.create_task(stopped.wait(), name="stop")
+        await asyncio.wait((running, watching), return_when=asyncio.FIRST_COMPLETED)
+        if not running.done():
+            log.info("stopping: finishing what is in flight")
+            process.stop()
+            await asyncio.wait((running,), timeout=DRAIN_TIMEOUT_S)
+            if not running.done():
+                log.warning("not finished in %.0f s: the rest is processed at the next start", DRAIN_TIMEOUT_S)
+                running.cancel()
+        watching.cancel()
+    return 0
+
+
+def _report(group: BaseExceptionGroup[BaseException]) -> int:
+    """Log what ended the process, most telling first, and give the exit code.
+
+    When one task fails the others are cancelled, and some fail in turn; one report is enough.
+    """
+    errors = sorted(_leaves(group), key=_telling)
+    first = errors[0]
+    if isinstance(first, MillstreamError):
+        log.error("%s", first)
+        return first.exit_code
+    log.error("defect: %r", first, exc_info=first)
+    return MillstreamError.exit_code
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error
+
+
+def _telling(error: BaseException) -> int:
+    """Who must act: us before the user, the user before the machine; being fenced explains itself."""
+    if isinstance(error, FencedError):
+        return 0
+    if not isinstance(error, MillstreamError):
+        return 1
+    if isinstance(error, DamageError):
+        return 2
+    return 3 if isinstance(error, UserError) else 4
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="millstream_vertex", description=__doc__)
+    parser.add_argument("--pipeline", type=Path, required=True, help="the resolved pipeline, as JSON")
+    parser.add_argument("--vertex", required=True)
+    parser.add_argument("--replica", type=int, default=0)
+    parser.add_argument("--nats", required=True, help="URL of the broker")
+    parser.add_argument("--monitor", help="URL of the broker's monitoring endpoint")
+    parser.add_argument("--durability", choices=[level.value for level in DurabilityLevel], default=DurabilityLevel.FSYNC.value)
+    parser.add_argument("--metrics-port", type=int, default=0, help="Prometheus endpoint on loopback; 0 for none")
+    parser.add_argument("--log-level", default="INFO")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,413 @@
+"""Puts a vertex process together from the pipeline's spec: ledgers, OT stores, sidecars, lanes.
+
+The only place that knows every part. It decides nothing while records flow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import socket
+from collections import defaultdict
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from millstream_udf.wire.udf.v1 import udf_pb2
+
+from millstream.clock import MICROSECONDS, Clock
+from millstream.errors import MillstreamError, UdfError, UserError
+from millstream.ledger.jetstream import open_jetstream_broker
+from millstream.ledger.protocol import Broker, DurabilityLevel, Ledger, LedgerLimits
+from millstream.limits import BUFFER_FRAMES_MAX, BYTES_IN_FLIGHT_MAX, FRAMES_IN_FLIGHT_MAX
+from millstream.record import LaneId, Position
+from millstream.spec.graph import Graph
+from millstream.spec.lanes import buffer_of, buffers_of, lanes_of, owned_lanes, upstream_lanes
+from millstream.spec.models import Edge
+from millstream.spec.resolved import Resolved
+from millstream.statistics import VertexStatistics
+from millstream.telemetry import Telemetry, open_telemetry
+from millstream.udf.protocol import MapStream, StreamName
+from millstream.watermark.jetstream import open_jetstream_ot_stores
+from millstream.watermark.source import IdlePolicy, SourceWatermark
+from millstream.watermark.store import OtListener, OtStore, OtStores, follow
+from millstream.wire.nats import open_connection
+from millstream_reader.buffer import open_buffer_reader
+from millstream_reader.sources.opening import open_source
+from millstream_reader.tracker import Tracker
+from millstream_vertex.buffer_lane import BufferLane
+from millstream_vertex.cycle import Cycle, wait_until_empty
+from millstream_vertex.ids import SeenIds
+from millstream_vertex.input import LaneInput
+from millstream_vertex.lane import LaneCore
+from millstream_vertex.map_lane import MapLane
+from millstream_vertex.mapping import Mapper
+from millstream_vertex.programs import Programs, open_programs
+from millstream_vertex.sink_lane import SinkVertexLane
+from millstream_vertex.source_lane import SourceVertexLane
+from millstream_writer.committer import Committer
+from millstream_writer.delivery import Delivery, DeliveryLimits
+from millstream_writer.room import Room, RoomLimits
+from millstream_writer.routing import Route, Router, tag_condition
+from millstream_writer.sinks.opening import SinkOwner, open_sink
+
+USER_SOURCE_ID_TTL_S = 86_400.0
+"""How long the record ids of a user-defined source that may repeat itself are remembered."""
+
+VertexLane = MapLane | SourceVertexLane | SinkVertexLane
+
+
+@dataclass(frozen=True, slots=True)
+class VertexConfig:
+    """What a vertex process is told at its start."""
+
+    resolved: Resolved
+    vertex: str
+    replica: int
+    nats_url: str
+    monitor_url: str | None
+    durability: DurabilityLevel
+    """The weakest that is accepted."""
+    metrics_port: int
+    """Of the Prometheus endpoint; 0 for none."""
+
+
+class VertexProcess:
+    """The open lanes of one replica of one vertex. Made by `open_vertex`."""
+
+    def __init__(self, shared: _Shared, lanes: Sequence[VertexLane], cycle_ends: Sequence[LaneInput]) -> None:
+        self._shared = shared
+        self._lanes = lanes
+        self._cycle_ends = cycle_ends
+
+    async def run(self) -> None:
+        """Until every lane has ended, or is finished after `stop`."""
+        async with asyncio.TaskGroup() as background:
+            tasks = [
+                background.create_task(follow(store, listeners), name=f"follow {store.vertex}")
+                for store, listeners in self._shared.listeners()
+            ]
+            if self._cycle_ends:
+                tasks.append(background.create_task(self._watch_cycle(), name="watch the cycle"))
+            async with asyncio.TaskGroup() as running:
+                for lane in self._lanes:
+                    running.create_task(lane.run(), name=str(lane.core.lane))
+            for task in tasks:
+                task.cancel()
+
+    def stop(self) -> None:
+        """Take nothing new in; `run` returns when what is in flight is finished."""
+        for lane in self._lanes:
+            lane.stop()
+
+    async def _watch_cycle(self) -> None:
+        await wait_until_empty(*await self._shared.cycle())
+        for lane_input in self._cycle_ends:
+            lane_input.cycle_is_empty()
+
+
+@asynccontextmanager
+async def open_vertex(config: VertexConfig, clock: Clock) -> AsyncIterator[VertexProcess]:
+    """Take the replica's lanes over and open everything they need."""
+    async with AsyncExitStack() as stack:
+        shared = await _Shared.open(config, clock, stack)
+        lanes: list[VertexLane] = []
+        cycle_ends: list[LaneInput] = []
+        statistics = _Statistics(shared, lanes)
+        telemetry = await stack.enter_async_context(
+            open_telemetry(
+                config.resolved.pipeline.name,
+                config.vertex,
+                shared.kind,
+                config.replica,
+                statistics,
+                metrics_port=config.metrics_port,
+            )
+        )
+        for lane in owned_lanes(shared.graph, config.vertex, config.replica):
+            opening = _LaneOpening(shared, lane, telemetry, stack)
+            lanes.append(await opening.open())
+            if opening.closes_cycle is not None:
+                cycle_ends.append(opening.closes_cycle)
+        yield VertexProcess(shared, lanes, cycle_ends)
+
+
+class _Shared:
+    """What all lanes of the process use."""
+
+    def __init__(self, config: VertexConfig, clock: Clock, broker: Broker, stores: OtStores, programs: Programs) -> None:
+        self.config = config
+        self.clock = clock
+        self.graph: Graph = config.resolved.graph
+        self.vertex = self.graph.vertex(config.vertex)
+        self.kind = self.vertex.kind
+        self.programs = programs
+        self.pipeline = config.resolved.pipeline.name
+        self.owner = f"{config.vertex}-{config.replica}/{os.getpid()}@{socket.gethostname()}"
+        self.rng = random.Random()
+        self._broker = broker
+        self._stores = stores
+        self._ledgers: dict[str, Ledger] = {}
+        self._listeners: dict[str, list[OtListener]] = defaultdict(list)
+        self._ot: dict[str, OtStore] = {}
+        self.room = Room(
+            {
+                buffer: _room_limits(self.graph, edge)
+                for edge in self.graph.edges_out[config.vertex]
+                for buffer in buffers_of(self.graph, edge)
+            }
+        )
+
+    @classmethod
+    async def open(cls, config: VertexConfig, clock: Clock, stack: AsyncExitStack) -> _Shared:
+        name = config.resolved.pipeline.name
+        broker = await stack.enter_async_context(
+            open_jetstream_broker(config.nats_url, name, require=config.durability, monitor_url=config.monitor_url)
+        )
+        connection = await stack.enter_async_context(open_connection(config.nats_url, name=f"{name}/{config.vertex} watermarks"))
+        stores = await stack.enter_async_context(open_jetstream_ot_stores(connection, name))
+        programs = await stack.enter_async_context(open_programs(config.resolved, config.vertex, config.replica))
+        shared = cls(config, clock, broker, stores, programs)
+        for buffer, fill in shared.room.fills.items():
+            await shared.listen(shared.graph.edge(buffer.edge).to, fill.downstream)
+            if shared.vertex.replicas > 1:
+                await shared.listen(config.vertex, fill.upstream)
+        return shared
+
+    async def ledger(self, vertex: str) -> Ledger:
+        if vertex not in self._ledgers:
+            source = self.graph.vertex(vertex).source
+            ids_ttl_s = source.http.id_ttl_s if source is not None and source.http is not None else 0.0
+            limits = LedgerLimits(frames_per_buffer_max=BUFFER_FRAMES_MAX, ids_ttl_s=ids_ttl_s)
+            self._ledgers[vertex] = await self._broker.ledger(vertex, limits)
+        return self._ledgers[vertex]
+
+    async def ot(self, vertex: str) -> OtStore:
+        if vertex not in self._ot:
+            self._ot[vertex] = await self._stores.store(vertex)
+        return self._ot[vertex]
+
+    async def listen(self, vertex: str, listener: OtListener) -> None:
+        """Have the updates of that vertex's OT store handed to `listener`."""
+        await self.ot(vertex)
+        self._listeners[vertex].append(listener)
+
+    def listeners(self) -> list[tuple[OtStore, Sequence[OtListener]]]:
+        return [(self._ot[vertex], listeners) for vertex, listeners in self._listeners.items()]
+
+    def ledgers(self) -> Sequence[Ledger]:
+        return tuple(self._ledgers.values())
+
+    def router(self) -> Router:
+        name = self.config.vertex
+        data, dead = self.graph.data_edges(name), self.graph.dead_letter_edges(name)
+        return Router([_route(self.graph, edge) for edge in data], [_route(self.graph, edge) for edge in dead])
+
+    async def cycle(self) -> tuple[Cycle, Mapping[str, Ledger]]:
+        """The cycle this vertex is part of."""
+        members = next(group for group in self.graph.sccs if self.config.vertex in group)
+        entering: list[LaneId] = []
+        inside: list[tuple[LaneId, str]] = []
+        for lane in (lane for member in members for lane in lanes_of(self.graph, member)):
+            writer = self.graph.edge(lane.input).from_
+            if writer in members:
+                inside.append((lane, writer))
+            else:
+                entering.append(lane)
+        return Cycle(entering, inside), {member: await self.ledger(member) for member in members}
+
+
+class _LaneOpening:
+    """Opens one lane into the process's exit stack."""
+
+    def __init__(self, shared: _Shared, lane: LaneId, telemetry: Telemetry, stack: AsyncExitStack) -> None:
+        self._shared = shared
+        self._lane = lane
+        self._telemetry = telemetry
+        self._stack = stack
+        self._name = StreamName(shared.pipeline, lane.vertex, lane.key, shared.config.replica)
+        self._where = f"{shared.pipeline}/{lane}"
+        self.closes_cycle: LaneInput | None = None
+        """The lane's input, when it is a back edge."""
+
+    async def open(self) -> VertexLane:
+        core = await self._core()
+        if self._shared.kind == "source":
+            return await self._open_source(core)
+        base = await self._buffer_lane(core)
+        if self._shared.kind == "map":
+            return await self._open_map(base)
+        return await self._open_sink(base)
+
+    async def _core(self) -> LaneCore:
+        shared, lane = self._shared, self._lane
+        ledger = await shared.ledger(lane.vertex)
+        taken_over = await ledger.take_over(lane, shared.owner)
+        self._router = shared.router()
+        sequences = {buffer: await ledger.last_sequence(buffer) for buffer in self._router.buffers}
+        shared.room.written(lane, taken_over.mark.written)
+        return LaneCore(
+            lane,
+            Committer(ledger, lane, taken_over, sequences, self._router, shared.room),
+            await shared.ot(lane.vertex),
+            self._telemetry,
+            shared.clock,
+            Tracker(pieces_max=FRAMES_IN_FLIGHT_MAX, bytes_max=BYTES_IN_FLIGHT_MAX),
+            watermarks=not shared.config.resolved.pipeline.spec.watermark.disabled,
+        )
+
+    async def _buffer_lane(self, core: LaneCore) -> BufferLane:
+        shared, lane = self._shared, self._lane
+        buffer = buffer_of(lane)
+        if buffer is None:
+            raise MillstreamError(f"{self._where}: a lane of a {shared.kind} vertex has no buffer")
+        writer = shared.graph.edge(lane.input).from_
+        lane_input = LaneInput(buffer, upstream_lanes(shared.graph, lane), back_edge=lane.input in shared.graph.back_edges)
+        if lane_input.back_edge:
+            self.closes_cycle = lane_input
+        await shared.listen(writer, lane_input)
+        upstream = await shared.ledger(writer)
+        mark = core.committer.mark
+        reader = await self._stack.enter_async_context(
+            open_buffer_reader(upstream, buffer, Position(mark.sequence, mark.record_index), lane_input)
+        )
+        return BufferLane(core, reader, lane_input, upstream)
+
+    async def _open_map(self, base: BufferLane) -> MapLane:
+        shared = self._shared
+        stream = await self._stack.enter_async_context(shared.programs.open_map("udf", udf_pb2.KIND_MAP, self._name))
+        limits = shared.graph.limits_of(self._lane.vertex)
+        # The default of 500 is Numaflow's; only who sets it wants calls that small.
+        batch = limits.read_batch_size if "read_batch_size" in limits.model_fields_set else None
+        return MapLane(base, self._mapper(stream), self._router, slice_records_max=batch)
+
+    def _mapper(self, stream: MapStream) -> Mapper:
+        policy = self._shared.graph.retry_policy(self._lane.vertex)
+        if policy is None:
+            raise MillstreamError(f"{self._where}: a function has no retry policy")
+        return Mapper(
+            stream,
+            policy,
+            where=self._where,
+            has_dead_letter=self._router.has_dead_letter,
+            needs_tags=self._router.needs_tags,
+            rng=self._shared.rng,
+        )
+
+    async def _open_source(self, core: LaneCore) -> SourceVertexLane:
+        shared, lane = self._shared, self._lane
+        spec = shared.vertex.source
+        if spec is None:
+            raise MillstreamError(f"{self._where}: a source vertex has no source")
+        source = await self._stack.enter_async_context(
+            open_source(
+                spec,
+                lane,
+                shared.vertex.partitions,
+                core.committer.mark.position,
+                base_dir=shared.config.resolved.base_dir,
+                clock=shared.clock,
+                udf_client=shared.programs.client("source"),
+                stream_name=self._name,
+            )
+        )
+        mapper = None
+        if spec.transformer is not None:
+            stream = await self._stack.enter_async_context(
+                shared.programs.open_map("transformer", udf_pb2.KIND_SOURCE_TRANSFORM, self._name)
+            )
+            mapper = self._mapper(stream)
+        seen = None
+        if not source.replayable:
+            ttl_s = spec.http.id_ttl_s if spec.http is not None else USER_SOURCE_ID_TTL_S
+            ledger = await shared.ledger(lane.vertex)
+            seen = SeenIds(await ledger.ids(lane), ttl_s=ttl_s, clock=shared.clock)
+            core.committer.ids_ttl_s = ttl_s
+        watermark = _source_watermark(shared.config.resolved, core)
+        on_invalid = shared.graph.on_invalid(lane.vertex)
+        return SourceVertexLane(core, source, mapper, self._router, watermark, seen, on_invalid)
+
+    async def _open_sink(self, base: BufferLane) -> SinkVertexLane:
+        shared, lane = self._shared, self._lane
+        spec, mark = shared.vertex.sink, base.core.committer.mark
+        policy = shared.graph.retry_policy(lane.vertex)
+        if spec is None or policy is None:
+            raise MillstreamError(f"{self._where}: a sink vertex has no sink")
+        owner = SinkOwner(
+            pipeline=shared.pipeline,
+            lane=lane,
+            replica=shared.config.replica,
+            epoch=mark.epoch,
+            start=Position(mark.sequence, mark.record_index),
+            ledger_id=(await shared.ledger(shared.graph.edge(lane.input).from_)).ledger_id,
+            base_dir=shared.config.resolved.base_dir,
+            clock=shared.clock,
+        )
+        primary = await self._stack.enter_async_context(open_sink(spec, owner, udf_client=shared.programs.client("sink")))
+        fallback = None
+        if spec.fallback is not None:
+            fallback = await self._stack.enter_async_context(
+                open_sink(spec.fallback, owner.as_fallback(), udf_client=shared.programs.client("fallback"))
+            )
+        limits = shared.graph.limits_of(lane.vertex)
+        half = DeliveryLimits(max(1, limits.usable_length // 2), max(1, limits.usable_bytes // 2))
+        error = UdfError if spec.udsink is not None else UserError
+        delivery = Delivery(primary, fallback, policy, half, where=self._where, rng=shared.rng, stop_error=error)
+        return SinkVertexLane(base, delivery)
+
+
+class _Statistics:
+    """The process's numbers, when asked for."""
+
+    def __init__(self, shared: _Shared, lanes: Sequence[VertexLane]) -> None:
+        self._shared = shared
+        self._lanes = lanes
+
+    def __call__(self) -> VertexStatistics:
+        shared = self._shared
+        totals = [ledger.statistics() for ledger in shared.ledgers()]
+        return VertexStatistics(
+            pipeline=shared.pipeline,
+            vertex=shared.config.vertex,
+            vertex_type=shared.kind,
+            replica=shared.config.replica,
+            lanes=[lane.statistics() for lane in self._lanes],
+            buffers=shared.room.statistics(),
+            sidecars=shared.programs.statistics(),
+            commits=sum(total.commits for total in totals),
+            commit_bytes=sum(total.commit_bytes for total in totals),
+            commit_seconds=sum(total.commit_seconds for total in totals),
+            answers_settled=sum(total.answers_settled for total in totals),
+            read_restarts=sum(total.read_restarts for total in totals),
+        )
+
+
+def _route(graph: Graph, edge: Edge) -> Route:
+    tags = edge.conditions.tags if edge.conditions is not None else None
+    return Route(
+        edge=edge.name,
+        partitions=graph.vertex(edge.to).partitions,
+        condition=tag_condition(tags.operator, tags.values) if tags is not None else None,
+        discard_when_full=edge.on_full == "discardLatest",
+    )
+
+
+def _room_limits(graph: Graph, edge: Edge) -> RoomLimits:
+    limits = graph.limits_of(edge.to)
+    return RoomLimits(limits.buffer_max_length, limits.buffer_max_bytes, limits.usable_length, limits.usable_bytes)
+
+
+def _source_watermark(resolved: Resolved, core: LaneCore) -> SourceWatermark:
+    spec = resolved.pipeline.spec.watermark
+    idle = None
+    if spec.idle_source is not None:
+        idle = IdlePolicy(
+            threshold_s=spec.idle_source.threshold_s,
+            increment_by_s=spec.idle_source.increment_by_s,
+            step_interval_s=spec.idle_source.step_interval_s,
+            init_source_delay_s=spec.idle_source.init_source_delay_s,
+        )
+    return SourceWatermark(
+        max_delay_us=round(spec.max_delay_s * MICROSECONDS), idle=idle, restored_us=core.committer.mark.watermark_us
+    )

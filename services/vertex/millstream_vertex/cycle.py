@@ -1,0 +1,57 @@
+"""When a cycle of vertices is empty. For lanes whose input closes a cycle: their upstream lanes cannot end before them.
+
+Marks and frames move together (a commit is atomic), so what the ledgers say at one moment is the whole truth: when
+every lane that feeds the cycle from outside has ended, and every buffer inside holds nothing beyond its reader's mark,
+nothing moves and nothing will. The ledgers cannot be asked at one moment, so they are asked twice: when both answers
+are equal, nothing moved between the end of the first and the beginning of the second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from millstream.ledger.protocol import Ledger
+from millstream.record import BufferId, LaneId
+
+ASK_INTERVAL_S = 0.2
+"""Between two looks at the cycle."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cycle:
+    """One strongly connected part of the graph, by what has to be looked at."""
+
+    entering: Sequence[LaneId]
+    """Lanes that bring records in from outside."""
+    inside: Sequence[tuple[LaneId, str]]
+    """Lanes whose buffer is written inside, each with the vertex that writes it."""
+
+
+async def wait_until_empty(cycle: Cycle, ledgers: Mapping[str, Ledger]) -> None:
+    """Return once nothing is in the cycle and nothing can enter it. `ledgers`: by vertex."""
+    before: list[tuple[int, int]] | None = None
+    while True:
+        now = await _look(cycle, ledgers)
+        if now is not None and now == before:
+            return
+        before = now
+        await asyncio.sleep(ASK_INTERVAL_S)
+
+
+async def _look(cycle: Cycle, ledgers: Mapping[str, Ledger]) -> list[tuple[int, int]] | None:
+    """Position of every lane and end of every buffer inside; None when something is still to be done."""
+    for lane in cycle.entering:
+        stored = await ledgers[lane.vertex].mark(lane)
+        if stored is None or not stored.mark.ended:
+            return None
+    state: list[tuple[int, int]] = []
+    for lane, writer in cycle.inside:
+        stored = await ledgers[lane.vertex].mark(lane)
+        done = stored.mark.sequence if stored is not None else 0
+        last = await ledgers[writer].last_sequence(BufferId(lane.input, lane.partition))
+        if last > done:
+            return None
+        state.append((done, last))
+    return state
