@@ -95,6 +95,7 @@ class JetStreamOtStore:
                 try:
                     yield queue
                 finally:
+                    queue.close()
                     rereading.cancel()
         finally:
             if not self._connection.is_closed:
@@ -167,7 +168,7 @@ class JetStreamOtStore:
         return stored.seq or 0
 
     async def _reread(self, queue: UpdateQueue) -> None:
-        while True:
+        while not queue.closed:
             queue.begin_reading()
             try:
                 stored = await self._read_all()

@@ -15,8 +15,8 @@ class LaneWatermark:
     __slots__ = ("_watermark_us",)
 
     def __init__(self, restored_us: int = START_OF_TIME_US) -> None:
-        """`restored_us`: from the lane's mark, or from its last entry in the OT store where that is later (a lane that was
-        moved on while idle).
+        """`restored_us`: from the lane's mark, or from its last entry in the OT store where that is later (a lane that
+        was moved on while idle).
         """
         self._watermark_us = restored_us
 

@@ -57,6 +57,7 @@ class CoalescingPublisher:
         self._retry_s = retry_s
         self._slots: dict[str, _Slot] = {}
         self._running: list[asyncio.Task[None]] = []
+        self._closed = False
 
     def publish(self, key: str, entry: OtEntry) -> None:
         """As `OtStore.publish`."""
@@ -86,12 +87,15 @@ class CoalescingPublisher:
 
     def cancel(self) -> None:
         """End the tasks; what is not stored by now never will be."""
+        # A client that waits with `asyncio.wait_for` may lose the cancellation when the answer comes in the same moment
+        # (Python 3.11), so the loop looks for itself.
+        self._closed = True
         for task in self._running:
             task.cancel()
 
     async def _publish_lane(self, slot: _Slot) -> None:
         loop = asyncio.get_running_loop()
-        while True:
+        while not self._closed:
             await slot.waiting.wait()
             slot.waiting.clear()
             begun_s = loop.time()

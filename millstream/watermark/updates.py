@@ -25,6 +25,8 @@ class UpdateQueue(AsyncIterator[OtUpdate]):
         self._ready = asyncio.Event()
         self._error: Exception | None = None
         self._heard: set[str] | None = None
+        self.closed = False
+        """Nobody takes updates any more."""
 
     def heard(self, update: OtUpdate) -> None:
         """An update as it was published."""
@@ -52,6 +54,10 @@ class UpdateQueue(AsyncIterator[OtUpdate]):
         """Raise `error` at whoever takes the next update."""
         self._error = error
         self._ready.set()
+
+    def close(self) -> None:
+        """Nobody will take an update again. Also for a task whose cancellation got lost (see `publish.py`)."""
+        self.closed = True
 
     def _offer(self, update: OtUpdate) -> None:
         known = self._newest.get(update.key)

@@ -1,0 +1,106 @@
+"""What only the JetStream store has to get right: other people's buckets, damage, size, a frozen server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import nats
+import pytest
+from nats.aio.client import Client
+
+from millstream import limits
+from millstream.errors import DamageError, EnvironmentFault
+from millstream.record import LaneId
+from millstream.testing.nats_server import NatsServer, open_nats_server
+from millstream.watermark.jetstream import open_jetstream_ot_stores
+from millstream.wire.watermark.v1.ot_pb2 import OtEntry
+
+pytestmark = pytest.mark.asyncio
+
+LANE = LaneId("clean", "in-clean", 0)
+
+
+@asynccontextmanager
+async def connected(directory: Path) -> AsyncIterator[tuple[NatsServer, Client]]:
+    async with open_nats_server(directory / "nats") as server:
+        connection = await nats.connect(server.url)
+        try:
+            yield server, connection
+        finally:
+            await connection.close()
+
+
+async def test_a_bucket_that_belongs_to_another_pipeline_is_not_used(tmp_path: Path) -> None:
+    async with (
+        connected(tmp_path) as (_, connection),
+        open_jetstream_ot_stores(connection, "a-b") as one,
+        open_jetstream_ot_stores(connection, "a") as other,
+    ):
+        await one.store("c")
+        with pytest.raises(EnvironmentFault, match="belongs to vertex c of pipeline a-b"):
+            await other.store("b-c")
+        await other.delete()
+        assert await (await one.store("c")).get_all() == {}
+
+
+async def test_a_bucket_keeps_one_entry_per_lane_on_disk_for_ever(tmp_path: Path) -> None:
+    async with (
+        connected(tmp_path) as (_, connection),
+        open_jetstream_ot_stores(connection, "p", publish_interval_s=0.001) as stores,
+    ):
+        store = await stores.store("clean")
+        for watermark_us in range(20):
+            store.publish(LANE, OtEntry(epoch=1, watermark_us=watermark_us))
+            await store.flush()
+        info = await connection.jetstream().stream_info("KV_p-clean-OT")
+        assert (info.config.storage, info.config.max_age, info.state.messages) == ("file", 0, 1)
+
+
+@pytest.mark.guarantee("I10")
+async def test_an_entry_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    async with connected(tmp_path) as (_, connection), open_jetstream_ot_stores(connection, "p") as stores:
+        store = await stores.store("clean")
+        async with store.watch() as updates:
+            await connection.jetstream().publish("$KV.p-clean-OT.in-clean.0", b"\xff\xff")
+            with pytest.raises(DamageError, match=r"in-clean\.0 in bucket p-clean-OT"):
+                async with asyncio.timeout(10):
+                    await anext(updates)
+        with pytest.raises(DamageError, match=r"in-clean\.0"):
+            await store.get_all()
+        async with store.watch() as updates:
+            with pytest.raises(DamageError, match=r"in-clean\.0"):
+                async with asyncio.timeout(10):
+                    await anext(updates)
+
+
+async def test_more_lanes_than_one_request_can_ask_for(tmp_path: Path) -> None:
+    async with connected(tmp_path) as (_, connection), open_jetstream_ot_stores(connection, "p") as stores:
+        store = await stores.store("clean")
+        lanes = [LaneId("clean", "in-clean", partition) for partition in range(1003)]
+        for lane in lanes:
+            store.publish(lane, OtEntry(epoch=1, watermark_us=lane.partition))
+        async with asyncio.timeout(30):
+            await store.flush()
+        found = await store.get_all()
+        assert {key: update.entry.watermark_us for key, update in found.items()} == {
+            lane.key: lane.partition for lane in lanes
+        }
+
+
+async def test_a_server_that_freezes_costs_a_retry_and_no_entry(tmp_path: Path) -> None:
+    async with connected(tmp_path) as (server, connection), open_jetstream_ot_stores(connection, "p") as stores:
+        store = await stores.store("clean")
+        store.publish(LANE, OtEntry(epoch=1, watermark_us=1))
+        await store.flush()
+        server.pause()
+        store.publish(LANE, OtEntry(epoch=1, watermark_us=2))
+        async with asyncio.timeout(3 * limits.OT_PUT_TIMEOUT_S):
+            while not store.statistics().put_failures:  # noqa: ASYNC110 - a counter, no event tells of it
+                await asyncio.sleep(0.01)
+        server.resume()
+        async with asyncio.timeout(10):
+            await store.flush()
+        assert (await store.get_all())[LANE.key].entry.watermark_us == 2
