@@ -1,0 +1,155 @@
+"""Style as a test: what reviewers should not have to look for."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import tomllib
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from tools import style
+
+CONFIGURATION = tomllib.loads((style.REPOSITORY / "pyproject.toml").read_text())
+SDK = style.REPOSITORY / "services/udf_sdk/millstream_udf"
+SDK_MAY_IMPORT = sys.stdlib_module_names | {"grpc", "google", "millstream_udf"}
+SDK_MAY_IMPORT_LATE = {"pyarrow", "opentelemetry"}
+"""Inside a function only: what works with them when they are there."""
+
+
+def relative(path: Path) -> PurePosixPath:
+    return PurePosixPath(path.relative_to(style.REPOSITORY).as_posix())
+
+
+def test_hand_written_modules_keep_the_rules() -> None:
+    modules = list(style.modules())
+    assert len(modules) > 50
+    faults = [fault for path in modules for fault in style.faults_of_module(relative(path), path.read_text())]
+    assert not faults, "\n".join(faults)
+
+
+def test_committed_texts_hold_nothing_of_one_machine() -> None:
+    texts = list(style.texts())
+    assert {"pyproject.toml", "requirements/dev.txt", ".ci/run"} <= {str(relative(path)) for path in texts}
+    faults = [fault for path in texts for fault in style.faults_of_text(relative(path), path.read_text())]
+    assert not faults, "\n".join(faults)
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "fault"),
+    [
+        ("millstream/a.py", '"""A."""\nasyncio.create_task(run())\n', "a task that nobody owns"),
+        ("millstream/a.py", '"""A."""\nasyncio.get_running_loop().create_task(run())\n', "a task that nobody owns"),
+        ("millstream/a.py", '"""A."""\nfrom asyncio import ensure_future\n', "tasks that nobody owns"),
+        ("millstream/a.py", '"""A."""\nprint("seen")\n', "standard output"),
+        ("millstream/a.py", "ANSWER = 42\n", "no docstring"),
+        ("millstream/a.py", '"""A."""\ntry:\n    run()\nexcept Exception:\n    pass\n', "swallows every error"),
+        (
+            "millstream/a.py",
+            '"""A."""\nfor x in y:\n    try:\n        run()\n    except:\n        continue\n',
+            "swallows",
+        ),
+        ("millstream/spec/utils.py", '"""A."""\n', "the name says nothing"),
+        ("services/reader/millstream_reader/helpers/a.py", '"""A."""\n', "the name says nothing"),
+        ("tests/unit/test_a.py", "import time\ntime.sleep(1)\n", "time.sleep"),
+        ("tests/unit/test_a.py", "from time import sleep\n", "time.sleep"),
+        ("tests/unit/test_a.py", "async def test_a():\n    await asyncio.sleep(0.1)\n", "does not sleep"),
+        ("tools/a.py", "x = 1\n" * 501, "501 lines, 500 are the most"),
+        ("tools/a.py", "def run():\n" + "    x = 1\n" * 80, "run has 81 lines, 80 are the most"),
+    ],
+)
+def test_a_broken_rule_is_seen(path: str, source: str, fault: str) -> None:
+    faults = style.faults_of_module(PurePosixPath(path), source)
+    assert len(faults) == 1
+    assert fault in faults[0]
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("millstream/a.py", '"""A."""\ntasks.create_task(run())\n'),
+        ("millstream/a.py", '"""A."""\nprint("seen", file=sys.stderr)\n'),
+        ("millstream/a.py", '"""A."""\ntry:\n    run()\nexcept Exception as error:\n    report(error)\n'),
+        ("millstream/cli/a.py", '"""A."""\nprint("seen")\n'),
+        ("millstream/__init__.py", ""),
+        ("tests/unit/test_a.py", "async def test_a():\n    await asyncio.sleep(0)\n"),
+        ("tests/unit/test_a.py", "async def test_a():\n    while not done():\n        await asyncio.sleep(0.01)\n"),
+        ("tests/unit/test_a.py", "async def test_a():\n    async def slow():\n        await asyncio.sleep(1)\n"),
+        ("tools/a.py", "x = 1\n" * 500),
+        ("tools/a.py", "def run():\n" + "    x = 1\n" * 79),
+    ],
+)
+def test_what_the_rules_allow(path: str, source: str) -> None:
+    assert style.faults_of_module(PurePosixPath(path), source) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "see https://" + "pypi" + ".org/project/x",
+        '"resolved": ' + '"https://example.com/x.tgz"',
+        "--index" + "-url https://example.com/simple",
+        'url = "https://' + 'example.com/x.whl"',
+        "cd /" + "home/someone",
+        'DATA = "/' + 'root/data"',
+    ],
+)
+def test_foreign_text_is_seen(line: str) -> None:
+    assert len(style.faults_of_text(PurePosixPath("docs/a.md"), line)) == 1
+
+
+def test_texts_may_name_places_that_exist_everywhere() -> None:
+    text = "see https://docs.nats.io, the folder tests/work/one, ./home/x and /var/lib/millstream"
+    assert style.faults_of_text(PurePosixPath("docs/a.md"), text) == []
+
+
+def test_every_folder_with_modules_is_a_package() -> None:
+    """A package without `__init__.py` is invisible to the import rules."""
+    folders = {path.parent for path in style.modules() if relative(path).parts[0] == "millstream"}
+    folders |= {path.parent for path in style.modules() if len(relative(path).parts) > 3 and "services" in path.parts}
+    missing = [str(relative(folder)) for folder in sorted(folders) if not (folder / "__init__.py").exists()]
+    assert missing == []
+
+
+def test_every_part_of_the_library_has_its_layer() -> None:
+    """The import rules hold for what they name, so they must name everything."""
+    (contract,) = CONFIGURATION["tool"]["importlinter"]["contracts"]
+    named = {name.strip(" ()") for line in contract["layers"] for name in line.replace("|", ":").split(":")}
+    package = style.REPOSITORY / "millstream"
+    parts = {f"millstream.{path.stem}" for path in package.glob("*.py") if path.stem != "__init__"}
+    parts |= {f"millstream.{path.parent.name}" for path in package.glob("*/__init__.py")}
+    parts |= {path.parent.name for path in style.REPOSITORY.glob("services/*/millstream_*/__init__.py")}
+    assert parts - named == set()
+    assert named - parts == set()
+
+
+def test_the_sdk_needs_grpcio_and_protobuf_only() -> None:
+    faults = []
+    for path in sorted(SDK.rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        at_import = {id(node) for node in tree.body}
+        for node in ast.walk(tree):
+            match node:
+                case ast.Import():
+                    names = {alias.name.partition(".")[0] for alias in node.names}
+                case ast.ImportFrom():
+                    names = {(node.module or "").partition(".")[0]}
+                case _:
+                    continue
+            allowed = SDK_MAY_IMPORT if id(node) in at_import else SDK_MAY_IMPORT | SDK_MAY_IMPORT_LATE
+            faults += [f"{relative(path)}:{node.lineno}: {name}" for name in sorted(names - allowed)]
+    assert not faults, "\n".join(faults)
+
+
+def test_the_wire_modules_are_what_the_proto_files_generate() -> None:
+    command = [sys.executable, str(style.REPOSITORY / "tools/generate_protos.py"), "--check"]
+    check = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert check.returncode == 0, check.stdout + check.stderr
+
+
+def test_both_distributions_have_one_version() -> None:
+    sdk = tomllib.loads((style.REPOSITORY / "services/udf_sdk/pyproject.toml").read_text())
+    assert CONFIGURATION["project"]["version"] == sdk["project"]["version"]
+    assert f"millstream-udf=={sdk['project']['version']}" in CONFIGURATION["project"]["dependencies"]

@@ -1,0 +1,175 @@
+"""The project's own style rules, those that ruff and mypy do not know.
+
+`faults_of_module` looks at one Python file, `faults_of_text` at any committed text; both return one line per
+fault and touch nothing. `tests/unit/test_style.py` runs them over the whole repository.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+CODE_FOLDERS = ("millstream", "services", "tests", "tools", "examples", "benchmarks")
+TEXT_FOLDERS = (*CODE_FOLDERS, "proto", "deploy", "docs", "requirements", ".ci")
+TEXT_SUFFIXES = frozenset({
+    "", ".cfg", ".conf", ".csv", ".go", ".html", ".in", ".ini", ".java", ".js", ".json", ".md", ".mjs", ".mod",
+    ".proto", ".py", ".pyi", ".rs", ".sh", ".sum", ".svg", ".toml", ".ts", ".txt", ".xml", ".yaml", ".yml",
+})  # fmt: skip
+"""Other files are taken for binary."""
+
+NOT_OURS = frozenset({"__pycache__", "node_modules", "out", "data", "build", "dist"})
+"""Folders that tools and runs leave behind; none of them is committed."""
+
+FILE_LINES_MAX = 500
+FUNCTION_LINES_MAX = 80
+
+VAGUE_NAMES = frozenset({"utils", "util", "common", "helpers", "helper", "misc"})
+
+MAY_PRINT = ("millstream/cli/", "millstream/local/", "examples/", "benchmarks/", "tools/")
+"""Standard output belongs to the command line and to scripts; everything else logs."""
+
+STARTS_UNOWNED_TASKS = frozenset({"create_task", "ensure_future"})
+MAY_START_UNOWNED_TASKS = frozenset({
+    # A read that is given up must not look like the cancellation of the stream it reads from.
+    "services/udf_sdk/millstream_udf/server.py",
+})  # fmt: skip
+"""Files that may start a task outside a TaskGroup, each with its reason."""
+
+_HOSTS = "|".join(
+    re.escape(".".join(parts))
+    for parts in (
+        ("pypi", "org"),
+        ("pythonhosted", "org"),
+        ("npmjs", "org"),
+        ("yarnpkg", "com"),
+        ("proxy", "golang", "org"),
+        ("crates", "io"),
+        ("maven", "org"),
+        ("deb", "debian", "org"),
+    )
+)
+FOREIGN_TEXT = (
+    ("names the host of a package registry", re.compile(rf"\b(?:{_HOSTS})\b")),
+    (
+        "records a download address",
+        re.compile(
+            r'"?resolved"?[": =]+https?://|^(?:source|url) = .*https?://|url = "https?://[^"]*\.(?:whl|tar\.gz)"'
+        ),
+    ),
+    ("sets a package index", re.compile(r"--(?:extra-)?index-url\b")),
+    ("holds a path of one machine", re.compile(r"(?:^|[^a-z.])/(?:work|root|home)/[a-z.]+")),
+)
+
+
+def is_generated(path: PurePosixPath) -> bool:
+    """Whether `tools/generate_protos.py` writes this file."""
+    return "_pb2" in path.name
+
+
+def _files_below(folders: tuple[str, ...]) -> Iterator[Path]:
+    for folder in folders:
+        for path in sorted((REPOSITORY / folder).rglob("*")):
+            inner = path.relative_to(REPOSITORY / folder).parts
+            if path.is_file() and not any(part in NOT_OURS or part.startswith(".") for part in inner[:-1]):
+                yield path
+
+
+def modules() -> Iterator[Path]:
+    """The hand-written Python files."""
+    for path in _files_below(CODE_FOLDERS):
+        if path.suffix == ".py" and not is_generated(PurePosixPath(path)):
+            yield path
+
+
+def texts() -> Iterator[Path]:
+    """The committed text files, generated ones too."""
+    yield from (path for path in _files_below(TEXT_FOLDERS) if path.suffix in TEXT_SUFFIXES)
+    yield from (path for path in sorted(REPOSITORY.iterdir()) if path.is_file() and path.suffix in TEXT_SUFFIXES)
+
+
+def faults_of_text(path: PurePosixPath, text: str) -> list[str]:
+    """What a committed file says that is true on one machine only."""
+    return [
+        f"{path}:{number}: {fault}"
+        for number, line in enumerate(text.splitlines(), start=1)
+        for fault, pattern in FOREIGN_TEXT
+        if pattern.search(line)
+    ]
+
+
+def faults_of_module(path: PurePosixPath, source: str) -> list[str]:
+    """What breaks a rule in one hand-written Python file; `path` is relative to the repository."""
+    tree = ast.parse(source)
+    lines = source.count("\n")
+    faults = []
+    if lines > FILE_LINES_MAX:
+        faults.append(f"{path}: {lines} lines, {FILE_LINES_MAX} are the most; split it by what it is about")
+    if VAGUE_NAMES & {*path.parts[:-1], path.stem}:
+        faults.append(f"{path}: the name says nothing; name it for what it holds")
+    if path.parts[0] in ("millstream", "services") and tree.body and ast.get_docstring(tree) is None:
+        faults.append(f"{path}: no docstring that says what the module owns")
+    faults += (f"{path}:{line}: {fault}" for line, fault in sorted(_faults_of_nodes(path, tree)))
+    return faults
+
+
+def _faults_of_nodes(path: PurePosixPath, tree: ast.Module) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                length = (node.end_lineno or node.lineno) - node.lineno + 1
+                if length > FUNCTION_LINES_MAX:
+                    yield node.lineno, f"{node.name} has {length} lines, {FUNCTION_LINES_MAX} are the most"
+                if path.parts[0] == "tests" and node.name.startswith("test_"):
+                    yield from _sleeps_of_test(node)
+            case ast.Call():
+                yield from _faults_of_call(path, node)
+            case ast.ExceptHandler() if _catches_everything(node) and _does_nothing(node):
+                yield node.lineno, "swallows every error; catch what you expect, or report it"
+            case ast.ImportFrom(module="time") if any(alias.name == "sleep" for alias in node.names):
+                yield (
+                    node.lineno,
+                    "imports time.sleep: it blocks the event loop, and a test that sleeps is slow or flaky",
+                )
+            case ast.ImportFrom(module="asyncio") if any(alias.name in STARTS_UNOWNED_TASKS for alias in node.names):
+                yield node.lineno, "starts tasks that nobody owns; open a TaskGroup"
+
+
+def _faults_of_call(path: PurePosixPath, call: ast.Call) -> Iterator[tuple[int, str]]:
+    name = ast.unparse(call.func)
+    owner, _, method = name.rpartition(".")
+    starts_unowned_task = method in STARTS_UNOWNED_TASKS and (owner == "asyncio" or "loop" in owner)
+    names_its_output = any(keyword.arg == "file" for keyword in call.keywords)
+    if name == "time.sleep":
+        yield call.lineno, "time.sleep blocks the event loop, and a test that sleeps is slow or flaky"
+    if starts_unowned_task and str(path) not in MAY_START_UNOWNED_TASKS:
+        yield call.lineno, f"{name} starts a task that nobody owns; open a TaskGroup"
+    if name == "print" and not names_its_output and not str(path).startswith(MAY_PRINT):
+        yield call.lineno, "prints to standard output, which belongs to the command line; log it"
+
+
+def _catches_everything(handler: ast.ExceptHandler) -> bool:
+    return handler.type is None or ast.unparse(handler.type) in ("Exception", "BaseException")
+
+
+def _does_nothing(handler: ast.ExceptHandler) -> bool:
+    return all(
+        isinstance(statement, ast.Pass | ast.Continue)
+        or (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant))
+        for statement in handler.body
+    )
+
+
+def _sleeps_of_test(test: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[tuple[int, str]]:
+    """Sleeps of a test itself. Polling in a loop is a wait, and `sleep(0)` lets others run; both may stay."""
+    pending: list[ast.AST] = list(test.body)
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.While | ast.For | ast.AsyncFor | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if isinstance(node, ast.Call) and re.match(r"asyncio\.sleep\((?!0\))", ast.unparse(node)):
+            yield node.lineno, "a test waits for an event, with a limit; it does not sleep"
+        pending += ast.iter_child_nodes(node)
