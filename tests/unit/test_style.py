@@ -91,7 +91,7 @@ def test_what_the_rules_allow(path: str, source: str) -> None:
         "see https://" + "pypi" + ".org/project/x",
         '"resolved": ' + '"https://example.com/x.tgz"',
         "--index" + "-url https://example.com/simple",
-        'url = "https://' + 'example.com/x.whl"',
+        'url = "ht' + 'tps://example.com/x.whl"',
         "cd /" + "home/someone",
         'DATA = "/' + 'root/data"',
     ],
