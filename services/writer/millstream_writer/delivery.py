@@ -14,19 +14,15 @@ import asyncio
 import logging
 import random
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from millstream.account import Account
-from millstream.errors import RetryLaterError, UdfError, UserError
+from millstream.errors import RetryLaterError, UserError
 from millstream.record import Position
-from millstream.retry import Backoff, OnFailure, RetryPolicy
-from millstream.spec.models import Sink, SinkRetryStrategy
-from millstream.udf.protocol import UdfClient
+from millstream.retry import OnFailure, RetryPolicy
 from millstream_writer.sink import Guarantee, SinkFailure, SinkFrame, SinkLane, WriteResult, exact_end
-from millstream_writer.sinks.opening import SinkOwner, open_sink
 
 _log = logging.getLogger(__name__)
 
@@ -341,44 +337,3 @@ class Delivery:
         if why != self._statistics.waiting:
             _log.warning("%s: waiting to try again: %s", self._where, why)
         self._statistics.waiting = why
-
-
-def retry_policy(spec: SinkRetryStrategy) -> RetryPolicy:
-    """A spec's `retryStrategy` as plain values. There, `steps` counts the retries after the first attempt."""
-    backoff = Backoff(
-        interval_s=spec.backoff.interval_s,
-        steps=spec.backoff.steps + 1,
-        factor=spec.backoff.factor,
-        cap_s=spec.backoff.cap_s,
-        jitter=spec.backoff.jitter,
-    )
-    return RetryPolicy(backoff, OnFailure(spec.on_failure))
-
-
-@asynccontextmanager
-async def open_delivery(
-    spec: Sink,
-    owner: SinkOwner,
-    limits: DeliveryLimits,
-    *,
-    rng: random.Random,
-    udf_client: UdfClient | None = None,
-    fallback_udf_client: UdfClient | None = None,
-) -> AsyncIterator[Delivery]:
-    """Open a vertex's sink, and its fallback where it has one, for one lane."""
-    async with AsyncExitStack() as stack:
-        primary = await stack.enter_async_context(open_sink(spec, owner, udf_client=udf_client))
-        fallback: SinkLane | None = None
-        if spec.fallback is not None:
-            fallback = await stack.enter_async_context(
-                open_sink(spec.fallback, owner.as_fallback(), udf_client=fallback_udf_client)
-            )
-        yield Delivery(
-            primary,
-            fallback,
-            retry_policy(spec.retry_strategy),
-            limits,
-            where=owner.where,
-            rng=rng,
-            stop_error=UdfError if spec.kind == "udsink" else UserError,
-        )

@@ -96,7 +96,7 @@ class FileLane:
 
     @property
     def guarantee(self) -> Guarantee:
-        return Guarantee.EXACTLY_ONCE_TRANSACTIONAL
+        return Guarantee.AT_LEAST_ONCE if self._finished is None else Guarantee.EXACTLY_ONCE_TRANSACTIONAL
 
     @property
     def durable(self) -> Position | None:
@@ -240,7 +240,9 @@ async def open_file_sink(
     try:
         file_format = await loop.run_in_executor(worker, _format_of, spec, owner.where)
         await loop.run_in_executor(worker, directory.open)
-        finished = await loop.run_in_executor(worker, directory.finished) if trust_names else None
+        finished = None
+        if trust_names:
+            finished = await loop.run_in_executor(worker, directory.finished) or start
         lane = FileLane(
             directory, file_format, spec.rolling, start=start, finished=finished, clock=clock, worker=worker
         )

@@ -14,22 +14,30 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import TextIO
 
+from millstream.clock import MICROSECONDS
 from millstream.errors import EnvironmentFault
 from millstream.record import Position
 from millstream_writer.sink import Guarantee, SinkFrame, SinkLane, WriteResult
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_encode = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def time_text(time_us: int) -> str:
     """RFC 3339 with microseconds; the plain number where a calendar has no such time."""
+    second = _second_text(time_us // MICROSECONDS)
+    return f"{second}.{time_us % MICROSECONDS:06}Z" if second else str(time_us)
+
+
+@lru_cache(maxsize=4096)
+def _second_text(time_s: int) -> str:
     try:
-        moment = _EPOCH + timedelta(microseconds=time_us)
+        return (_EPOCH + timedelta(seconds=time_s)).isoformat().removesuffix("+00:00")
     except OverflowError:
-        return str(time_us)
-    return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ") if moment.year >= 1000 else str(time_us)
+        return ""
 
 
 def record_lines(item: SinkFrame) -> str:
@@ -48,7 +56,7 @@ def record_lines(item: SinkFrame) -> str:
             line["value"] = value.decode()
         except UnicodeDecodeError:
             line["valueBase64"] = base64.b64encode(value).decode()
-        lines.append(json.dumps(line, ensure_ascii=False))
+        lines.append(_encode(line))
     lines.append("")
     return "\n".join(lines)
 
