@@ -13,16 +13,14 @@ have missed. A put is guarded, so an owner that was replaced while it slept cann
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import logging
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from typing import Any
 
-import nats.errors
-import nats.js.errors
-from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.js.api import StorageType, StreamConfig
 
 from millstream import limits
 from millstream.errors import DamageError, EnvironmentFault, FencedError, RetryLaterError
@@ -31,26 +29,29 @@ from millstream.watermark.background import open_tasks
 from millstream.watermark.publish import CoalescingPublisher
 from millstream.watermark.store import OtStatistics, OtUpdate, decode_update
 from millstream.watermark.updates import UpdateQueue
+from millstream.wire.nats import AnswerLostError, ApiError, BrokerConnection
 from millstream.wire.watermark.v1.ot_pb2 import OtEntry
 
 _log = logging.getLogger(__name__)
 
 _WRONG_REVISION = (10071, 10164)
 _NO_STREAM = 10059
+_NO_MESSAGE = 10037
 _OWNER_PIPELINE = "millstream.pipeline"
 _OWNER_VERTEX = "millstream.vertex"
 _READ_BATCH = 1000
 """Keys asked for in one request."""
+
+_FAILURES = (AnswerLostError, ApiError, TimeoutError)
 
 
 class JetStreamOtStore:
     """`OtStore` over one key-value bucket."""
 
     def __init__(
-        self, connection: Client, pipeline: str, vertex: str, tasks: asyncio.TaskGroup, interval_s: float
+        self, connection: BrokerConnection, pipeline: str, vertex: str, tasks: asyncio.TaskGroup, interval_s: float
     ) -> None:
         self._connection = connection
-        self._jetstream = connection.jetstream(timeout=limits.OT_PUT_TIMEOUT_S)
         self._vertex = vertex
         self._bucket = bucket_name(pipeline, vertex)
         self._stream = f"KV_{self._bucket}"
@@ -75,7 +76,7 @@ class JetStreamOtStore:
     async def get_all(self) -> Mapping[str, OtUpdate]:
         try:
             return {update.key: update for update in await self._read_all()}
-        except (nats.errors.Error, OSError) as error:
+        except _FAILURES as error:
             raise RetryLaterError(f"bucket {self._bucket} cannot be read: {error!r}") from error
 
     @asynccontextmanager
@@ -88,7 +89,8 @@ class JetStreamOtStore:
             except DamageError as error:
                 queue.fail(error)
 
-        subscription = await self._connection.subscribe(f"{self._prefix}>", cb=heard)
+        client = self._connection.client
+        subscription = await client.subscribe(f"{self._prefix}>", cb=heard)
         try:
             async with open_tasks() as tasks:
                 rereading = tasks.create_task(self._reread(queue), name=f"read of {self._bucket}")
@@ -98,7 +100,7 @@ class JetStreamOtStore:
                     queue.close()
                     rereading.cancel()
         finally:
-            if not self._connection.is_closed:
+            if not client.is_closed:
                 await subscription.unsubscribe()
 
     def close(self) -> None:
@@ -109,106 +111,127 @@ class JetStreamOtStore:
         """Make the bucket, or see that it is this vertex's."""
         owner = {_OWNER_PIPELINE: pipeline, _OWNER_VERTEX: self._vertex}
         try:
-            info = await self._jetstream.stream_info(self._stream)
-        except nats.js.errors.NotFoundError:
-            info = await self._jetstream.add_stream(
-                StreamConfig(
-                    name=self._stream,
-                    subjects=[f"{self._prefix}>"],
-                    storage=StorageType.FILE,
-                    num_replicas=replicas,
-                    max_msgs_per_subject=1,
-                    allow_direct=True,
-                    allow_rollup_hdrs=True,
-                    deny_delete=True,
-                    metadata=owner,
-                )
-            )
-        found = info.config.metadata or {}
+            info = await self._connection.api(f"STREAM.INFO.{self._stream}")
+        except ApiError as error:
+            if error.code != _NO_STREAM:
+                raise
+            config = self._config(replicas, owner)
+            info = await self._connection.api(f"STREAM.CREATE.{self._stream}", config)
+        found = info["config"].get("metadata", {})
         if any(found.get(name) != value for name, value in owner.items()):
             raise EnvironmentFault(
                 f"bucket {self._bucket} belongs to vertex {found.get(_OWNER_VERTEX)} of pipeline "
                 f"{found.get(_OWNER_PIPELINE)}, and vertex {self._vertex} of pipeline {pipeline} needs that name; "
                 "rename one of the two"
             )
-        if info.config.num_replicas != replicas:
-            await self._jetstream.update_stream(info.config.evolve(num_replicas=replicas))
+        if info["config"]["num_replicas"] != replicas:
+            await self._connection.api(f"STREAM.UPDATE.{self._stream}", {**info["config"], "num_replicas": replicas})
+
+    def _config(self, replicas: int, owner: Mapping[str, str]) -> dict[str, object]:
+        return {
+            "name": self._stream,
+            "subjects": [f"{self._prefix}>"],
+            "storage": "file",
+            "retention": "limits",
+            "num_replicas": replicas,
+            "max_msgs_per_subject": 1,
+            "allow_direct": True,
+            "allow_rollup_hdrs": True,
+            "deny_delete": True,
+            "metadata": owner,
+        }
 
     async def _put(self, key: str, entry: OtEntry) -> None:
         subject = f"{self._prefix}{key}"
         try:
-            revision = self._revisions.pop(key, None)
-            if revision is None:
-                revision = await self._revision_before(subject, entry.epoch)
-            receipt = await self._jetstream.publish(
-                subject,
-                entry.SerializeToString(),
-                headers={"Nats-Expected-Last-Subject-Sequence": str(revision)},
-            )
-        except nats.js.errors.APIError as error:
-            if error.err_code in _WRONG_REVISION:
+            async with asyncio.timeout(limits.OT_PUT_TIMEOUT_S):
+                revision = self._revisions.pop(key, None)
+                if revision is None:
+                    revision = await self._revision_before(subject, entry.epoch)
+                self._revisions[key] = await self._put_after(revision, subject, entry.SerializeToString())
+        except ApiError as error:
+            if error.code in _WRONG_REVISION:
                 # An own put that was stored and not answered, or another owner: the next attempt finds out.
                 raise RetryLaterError(f"bucket {self._bucket}: {key} was put by somebody else") from error
-            raise RetryLaterError(f"bucket {self._bucket} refuses {key}: {error!r}") from error
-        except (nats.errors.Error, OSError) as error:
+            raise RetryLaterError(f"bucket {self._bucket} refuses {key}: {error}") from error
+        except (AnswerLostError, TimeoutError) as error:
             raise RetryLaterError(f"bucket {self._bucket} does not answer: {error!r}") from error
-        self._revisions[key] = receipt.seq
+
+    async def _put_after(self, revision: int, subject: str, data: bytes) -> int:
+        """Put, if the key still has that revision; returns the new one."""
+        await self._connection.connected()
+        reply, answer = self._connection.expect_answer()
+        try:
+            guard = {"Nats-Expected-Last-Subject-Sequence": str(revision)}
+            await self._connection.publish(subject, data, guard, reply)
+            message = await self._connection.answer_of(answer, limits.OT_PUT_TIMEOUT_S)
+        finally:
+            answer.cancel()
+        receipt: dict[str, Any] = json.loads(message.data)
+        if (error := receipt.get("error")) is not None:
+            raise ApiError(error.get("err_code", error.get("code", 0)), error.get("description", ""))
+        return int(receipt["seq"])
 
     async def _revision_before(self, subject: str, epoch: int) -> int:
         """What the key's next put is guarded with. Read from the leader; raises `FencedError` below a newer epoch."""
         try:
-            stored = await self._jetstream.get_last_msg(self._stream, subject)
-        except nats.js.errors.NotFoundError as error:
-            if error.err_code == _NO_STREAM:
+            found = await self._connection.api(f"STREAM.MSG.GET.{self._stream}", {"last_by_subj": subject})
+        except ApiError as error:
+            if error.code != _NO_MESSAGE:
                 raise
             return 0
-        update = self._decode(subject, stored.data or b"")
+        stored = found["message"]
+        update = self._decode(subject, base64.b64decode(stored.get("data", "")))
         if update.entry.epoch > epoch:
             raise FencedError(f"epoch {update.entry.epoch} publishes, this owner has epoch {epoch}")
-        return stored.seq or 0
+        return int(stored["seq"])
 
     async def _reread(self, queue: UpdateQueue) -> None:
-        while not queue.closed:
-            queue.begin_reading()
-            try:
-                stored = await self._read_all()
-            except (nats.errors.Error, OSError) as error:
-                _log.debug("bucket %s cannot be read, trying until it can: %r", self._bucket, error)
-                queue.abandon_reading()
-                await asyncio.sleep(limits.OT_RETRY_INTERVAL_S)
-            except DamageError as error:
-                queue.fail(error)
-                return
-            else:
-                queue.finish_reading(stored)
-                await asyncio.sleep(limits.OT_REREAD_INTERVAL_S)
+        """Read everything at the start, whenever a lost connection is back, and from time to time."""
+        lost = asyncio.Event()
+        forget = self._connection.on_loss(lost.set)
+        try:
+            while not queue.closed:
+                await self._connection.connected()
+                lost.clear()
+                queue.begin_reading()
+                pause_s = limits.OT_REREAD_INTERVAL_S
+                try:
+                    queue.finish_reading(await self._read_all())
+                except _FAILURES as error:
+                    _log.debug("bucket %s cannot be read, trying until it can: %r", self._bucket, error)
+                    queue.abandon_reading()
+                    pause_s = limits.OT_RETRY_INTERVAL_S
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(pause_s):
+                        await lost.wait()
+        except (DamageError, EnvironmentFault) as error:
+            queue.fail(error)
+        finally:
+            forget()
 
     async def _read_all(self) -> list[OtUpdate]:
         """Every key. One that is put again while this reads may be missed or come twice; its watcher hears of it."""
-        answers = await self._connection.subscribe(self._connection.new_inbox())
+        client = self._connection.client
+        answers: asyncio.Queue[Msg] = asyncio.Queue()
+        inbox = client.new_inbox()
+        subscription = await client.subscribe(inbox, cb=answers.put)
         try:
             updates: list[OtUpdate] = []
-            after = 0
-            while True:
+            after, left = 0, 1
+            while left:
                 request = {"seq": after + 1, "batch": _READ_BATCH, "next_by_subj": f"{self._prefix}>"}
-                await self._connection.publish(
-                    f"$JS.API.DIRECT.GET.{self._stream}", json.dumps(request).encode(), reply=answers.subject
-                )
-                while True:
-                    answer = await answers.next_msg(limits.OT_PUT_TIMEOUT_S)
-                    headers = answer.headers or {}
-                    status = headers.get("Status")
-                    if status is not None:
-                        break
-                    updates.append(self._decode(headers["Nats-Subject"], answer.data))
-                    after = int(headers["Nats-Sequence"])
-                if status == "404" or (status == "204" and headers.get("Nats-Num-Pending", "0") == "0"):
-                    return updates
-                if status != "204":
-                    raise nats.errors.Error(f"direct get of {self._stream}: status {status}")
+                subject = f"$JS.API.DIRECT.GET.{self._stream}"
+                await self._connection.publish(subject, json.dumps(request).encode(), reply=inbox)
+                async with asyncio.timeout(limits.OT_PUT_TIMEOUT_S):
+                    while (headers := (answer := await answers.get()).headers or {}).get("Status") is None:
+                        updates.append(self._decode(headers["Nats-Subject"], answer.data))
+                        after = int(headers["Nats-Sequence"])
+                left = _left_to_read(headers)
+            return updates
         finally:
-            if not self._connection.is_closed:
-                await answers.unsubscribe()
+            if not client.is_closed:
+                await subscription.unsubscribe()
 
     def _decode(self, subject: str, data: bytes) -> OtUpdate:
         return decode_update(self._bucket, subject.removeprefix(self._prefix), data)
@@ -218,7 +241,7 @@ class JetStreamOtStores:
     """`OtStores` over one connection."""
 
     def __init__(
-        self, connection: Client, pipeline: str, tasks: asyncio.TaskGroup, replicas: int, interval_s: float
+        self, connection: BrokerConnection, pipeline: str, tasks: asyncio.TaskGroup, replicas: int, interval_s: float
     ) -> None:
         self._connection = connection
         self._pipeline = pipeline
@@ -234,7 +257,7 @@ class JetStreamOtStores:
                 store = JetStreamOtStore(self._connection, self._pipeline, vertex, self._tasks, self._interval_s)
                 try:
                     await store.create(self._pipeline, self._replicas)
-                except (nats.errors.Error, OSError) as error:
+                except _FAILURES as error:
                     raise RetryLaterError(
                         f"the OT store of vertex {vertex} of pipeline {self._pipeline} cannot be made: {error!r}; "
                         "is the broker up, and has it JetStream?"
@@ -243,16 +266,15 @@ class JetStreamOtStores:
             return self._stores[vertex]
 
     async def delete(self) -> None:
-        jetstream = self._connection.jetstream(timeout=limits.OT_PUT_TIMEOUT_S)
         names: list[str] = []
         seen = 0
         try:
-            while page := await jetstream.streams_info(offset=seen):
+            while page := (await self._connection.api("STREAM.LIST", {"offset": seen}))["streams"]:
                 seen += len(page)
-                names += [info.config.name or "" for info in page if _is_bucket_of(self._pipeline, info.config)]
+                names += [info["config"]["name"] for info in page if _is_bucket_of(self._pipeline, info["config"])]
             for name in names:
-                await jetstream.delete_stream(name)
-        except (nats.errors.Error, OSError) as error:
+                await self._connection.api(f"STREAM.DELETE.{name}")
+        except _FAILURES as error:
             raise RetryLaterError(f"the OT stores of pipeline {self._pipeline} cannot be removed: {error!r}") from error
 
     def close(self) -> None:
@@ -263,7 +285,7 @@ class JetStreamOtStores:
 
 @asynccontextmanager
 async def open_jetstream_ot_stores(
-    connection: Client,
+    connection: BrokerConnection,
     pipeline: str,
     *,
     replicas: int = 1,
@@ -281,10 +303,20 @@ async def open_jetstream_ot_stores(
             stores.close()
 
 
-def _is_bucket_of(pipeline: str, config: StreamConfig) -> bool:
-    return (config.name or "").startswith("KV_") and (config.metadata or {}).get(_OWNER_PIPELINE) == pipeline
-
-
 def bucket_name(pipeline: str, vertex: str) -> str:
     """The key-value bucket of a vertex."""
     return f"{pipeline}-{vertex}-OT"
+
+
+def _is_bucket_of(pipeline: str, config: Mapping[str, Any]) -> bool:
+    return str(config["name"]).startswith("KV_") and config.get("metadata", {}).get(_OWNER_PIPELINE) == pipeline
+
+
+def _left_to_read(headers: Mapping[str, str]) -> int:
+    """Messages behind the end of a batch, which the last answer of a direct get tells."""
+    status = headers["Status"]
+    if status == "404":
+        return 0
+    if status != "204":
+        raise AnswerLostError(f"a direct get was answered with status {status}")
+    return int(headers.get("Nats-Num-Pending", "0"))

@@ -7,15 +7,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import nats
 import pytest
-from nats.aio.client import Client
 
 from millstream import limits
 from millstream.errors import DamageError, EnvironmentFault
 from millstream.record import LaneId
 from millstream.testing.nats_server import NatsServer, open_nats_server
 from millstream.watermark.jetstream import open_jetstream_ot_stores
+from millstream.wire.nats import BrokerConnection, open_connection
 from millstream.wire.watermark.v1.ot_pb2 import OtEntry
 
 pytestmark = pytest.mark.asyncio
@@ -24,13 +23,9 @@ LANE = LaneId("clean", "in-clean", 0)
 
 
 @asynccontextmanager
-async def connected(directory: Path) -> AsyncIterator[tuple[NatsServer, Client]]:
-    async with open_nats_server(directory / "nats") as server:
-        connection = await nats.connect(server.url)
-        try:
-            yield server, connection
-        finally:
-            await connection.close()
+async def connected(directory: Path) -> AsyncIterator[tuple[NatsServer, BrokerConnection]]:
+    async with open_nats_server(directory / "nats") as server, open_connection(server.url) as connection:
+        yield server, connection
 
 
 async def test_a_bucket_that_belongs_to_another_pipeline_is_not_used(tmp_path: Path) -> None:
@@ -55,8 +50,8 @@ async def test_a_bucket_keeps_one_entry_per_lane_on_disk_for_ever(tmp_path: Path
         for watermark_us in range(20):
             store.publish(LANE, OtEntry(epoch=1, watermark_us=watermark_us))
             await store.flush()
-        info = await connection.jetstream().stream_info("KV_p-clean-OT")
-        assert (info.config.storage, info.config.max_age, info.state.messages) == ("file", 0, 1)
+        info = await connection.api("STREAM.INFO.KV_p-clean-OT")
+        assert (info["config"]["storage"], info["config"]["max_age"], info["state"]["messages"]) == ("file", 0, 1)
 
 
 @pytest.mark.guarantee("I10")
@@ -64,7 +59,7 @@ async def test_an_entry_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     async with connected(tmp_path) as (_, connection), open_jetstream_ot_stores(connection, "p") as stores:
         store = await stores.store("clean")
         async with store.watch() as updates:
-            await connection.jetstream().publish("$KV.p-clean-OT.in-clean.0", b"\xff\xff")
+            await connection.request("$KV.p-clean-OT.in-clean.0", b"\xff\xff")
             with pytest.raises(DamageError, match=r"in-clean\.0 in bucket p-clean-OT"):
                 async with asyncio.timeout(10):
                     await anext(updates)

@@ -8,10 +8,8 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from pathlib import Path
 from typing import Protocol
 
-import nats
 import pytest
 import pytest_asyncio
-from nats.aio.client import Client
 
 from millstream.errors import RetryLaterError
 from millstream.record import LaneId
@@ -19,6 +17,7 @@ from millstream.testing.nats_server import NatsServer, open_nats_server
 from millstream.watermark.jetstream import bucket_name, open_jetstream_ot_stores
 from millstream.watermark.memory import OtMemory, open_memory_ot_stores
 from millstream.watermark.store import OtStore, OtStores, OtUpdate, follow
+from millstream.wire.nats import open_connection
 from millstream.wire.watermark.v1.ot_pb2 import OtEntry
 
 pytestmark = pytest.mark.asyncio
@@ -69,22 +68,9 @@ class JetStreamBroker:
         self._server = server
 
     @asynccontextmanager
-    async def connect(self) -> AsyncIterator[Client]:
-        async def quiet(_: Exception) -> None:
-            """The client would print every refused connection of a test that stops the server."""
-
-        connection = await nats.connect(
-            self._server.url, max_reconnect_attempts=-1, reconnect_time_wait=0.02, error_cb=quiet
-        )
-        try:
-            yield connection
-        finally:
-            await connection.close()
-
-    @asynccontextmanager
     async def open(self, pipeline: str = PIPELINE, *, publish_interval_s: float = 0.02) -> AsyncIterator[OtStores]:
         async with (
-            self.connect() as connection,
+            open_connection(self._server.url) as connection,
             open_jetstream_ot_stores(connection, pipeline, publish_interval_s=publish_interval_s) as stores,
         ):
             yield stores
@@ -96,9 +82,8 @@ class JetStreamBroker:
         await self._server.restart()
 
     async def lose_answer(self, vertex: str, lane: LaneId, entry: OtEntry) -> None:
-        async with self.connect() as connection:
-            subject = f"$KV.{bucket_name(PIPELINE, vertex)}.{lane.key}"
-            await connection.jetstream().publish(subject, entry.SerializeToString())
+        async with open_connection(self._server.url) as connection:
+            await connection.request(f"$KV.{bucket_name(PIPELINE, vertex)}.{lane.key}", entry.SerializeToString())
 
 
 @pytest_asyncio.fixture(params=["memory", "jetstream"])
