@@ -20,6 +20,7 @@ DEPTH_MAX = 64
 """Deepest nesting; it stops aliases that contain themselves."""
 
 _TAG = "tag:yaml.org,2002:"
+_COLLECTION_TAGS = (f"{_TAG}map", f"{_TAG}seq")
 _TEXT_TAGS = (f"{_TAG}str", f"{_TAG}timestamp")
 
 
@@ -129,6 +130,8 @@ class _Reader:
             what = "the document unfolds into too much"
             expected = f"at most {NODES_MAX} values and {DEPTH_MAX} levels"
             raise UnreadableError(TextFault(_place(node), path, what, expected))
+        if not isinstance(node, ScalarNode) and str(node.tag) not in _COLLECTION_TAGS:
+            self._fault(node, path, f"the tag `{node.tag}` is not supported", "plain YAML values")
         if isinstance(node, MappingNode):
             return self._mapping(node, path)
         if isinstance(node, SequenceNode):

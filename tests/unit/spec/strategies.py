@@ -1,0 +1,92 @@
+"""Valid pipelines, as plain values of a file, for property tests."""
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+names = st.from_regex(r"[a-z]([a-z0-9-]{0,8}[a-z0-9])?", fullmatch=True)
+texts = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc", "Z"]), min_size=1, max_size=8)
+durations = st.sampled_from(["1ms", "250ms", "1s", "1h30m", 3, 0.5])
+sizes = st.sampled_from(["1Mi", "512MiB", "64M", 4096])
+
+
+def some(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    """A mapping with any of the fields."""
+    return st.fixed_dictionaries({}, optional=fields)
+
+
+backoffs = some(
+    interval=durations, steps=st.integers(1, 9), factor=st.floats(1, 4), cap=durations, jitter=st.floats(0, 1)
+)
+env = st.lists(texts, unique=True, max_size=2).map(lambda keys: [{"name": key, "value": "v"} for key in keys])
+programs = st.one_of(
+    st.fixed_dictionaries({"command": st.lists(texts, min_size=1)}, optional={"env": env, "workingDir": texts}),
+    st.fixed_dictionaries({"python": st.sampled_from(["a.b:f", "dir/a.py:f"])}, optional={"env": env}),
+    st.fixed_dictionaries({"container": st.fixed_dictionaries({"image": texts}, optional={"env": env})}),
+)
+builtins = st.one_of(
+    st.just({"name": "cat"}),
+    st.fixed_dictionaries(
+        {"name": st.just("filter"), "kwargs": st.fixed_dictionaries({"field": texts, "equals": st.integers() | texts})}
+    ),
+).map(lambda builtin: {"builtin": builtin})
+udfs = st.builds(
+    lambda program, more: program | more,
+    programs | builtins,
+    some(
+        concurrency=st.integers(1, 9),
+        retryStrategy=some(backoff=backoffs, onFailure=st.sampled_from(["drop", "retry"])),
+    ),
+)
+sources = st.one_of(
+    some(rpu=st.integers(1, 9), duration=durations, records=st.integers(0, 9), jitter=durations).map(
+        lambda generator: {"generator": generator}
+    ),
+    st.fixed_dictionaries({"paths": st.lists(texts, min_size=1)}, optional={"follow": st.booleans()}).map(
+        lambda file: {"file": file, "eventTime": {"field": "a.b", "format": "epoch_ms"}, "keys": ["k"]}
+    ),
+    some(port=st.integers(0, 65535), idTtl=st.just("1h")).map(lambda http: {"http": http}),
+    programs.map(lambda program: {"udsource": program, "onInvalid": "drop"}),
+)
+sinks = st.one_of(
+    st.just({"log": {}}),
+    st.just({"blackhole": {}}),
+    st.fixed_dictionaries({"path": texts}, optional={"rolling": some(maxBytes=sizes, maxAge=durations)}).map(
+        lambda file: {"file": file}
+    ),
+    programs.map(lambda program: {"udsink": program, "fallback": {"log": {}}}),
+    st.just({"http": {"url": "http://h:1/x"}, "retryStrategy": {"onFailure": "fallback"}, "fallback": {"log": {}}}),
+)
+
+
+def chains(draw: st.DrawFn) -> dict[str, Any]:
+    """Sources into a row of maps, with forward and backward edges among those, into sinks."""
+    ids = draw(st.lists(names, min_size=3, max_size=8, unique=True))
+    count = draw(st.integers(1, len(ids) - 2))
+    maps = ids[1 : 1 + count]
+    partitions = st.integers(1, 4)
+    vertices: list[dict[str, Any]] = [{"name": ids[0], "source": draw(sources)}]
+    vertices += [{"name": name, "udf": draw(udfs), "partitions": draw(partitions)} for name in maps]
+    ends = ids[1 + count :]
+    vertices += [{"name": name, "sink": draw(sinks), "partitions": draw(partitions)} for name in ends]
+    pairs = list(zip(ids[: 1 + count], maps, strict=False)) + [(maps[-1], end) for end in ends]
+    extra = draw(st.lists(st.tuples(st.sampled_from(maps), st.sampled_from(maps)), max_size=4))
+    pairs = list(dict.fromkeys(pairs + extra))
+    edges = [
+        {
+            "from": a,
+            "to": b,
+            "name": f"e-{index}",
+            "onFull": draw(st.sampled_from(["retryUntilSuccess", "discardLatest"])),
+        }
+        for index, (a, b) in enumerate(pairs)
+    ]
+    spec = {
+        "vertices": draw(st.permutations(vertices)),
+        "edges": edges,
+        "limits": draw(some(bufferMaxBytes=sizes, readTimeout=durations)),
+    }
+    return {"apiVersion": "millstream.io/v1alpha1", "kind": "Pipeline", "metadata": {"name": "p"}, "spec": spec}
+
+
+pipelines = st.composite(chains)()

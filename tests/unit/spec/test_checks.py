@@ -1,0 +1,193 @@
+"""What a machine lacks for a pipeline, found without importing user code."""
+
+import ast
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from millstream.spec import checks
+from millstream.spec.loading import Loaded, load
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    """A directory with data, a program and modules that must not be imported."""
+    (tmp_path / "in.csv").write_text("a\n1\n")
+    (tmp_path / "tool").write_text("#!/bin/sh\n")
+    (tmp_path / "tool").chmod(0o755)
+    (tmp_path / "plain").write_text("no program")
+    (tmp_path / "sub").mkdir()
+    body = "raise SystemExit('imported')\ndef f(value): return value\ng = h = f\ndef _private(): ...\n"
+    (tmp_path / "steps.py").write_text(body)
+    (tmp_path / "sub" / "__init__.py").write_text("")
+    (tmp_path / "sub" / "deep.py").write_text(body)
+    (tmp_path / "broken.py").write_text("def f(:\n")
+    (tmp_path / "star.py").write_text("from steps import *\n")
+    return tmp_path
+
+
+def loaded(base: Path, **vertices: dict[str, Any]) -> Loaded:
+    """A pipeline of the given source, udf or sink, completed to a whole one."""
+    source = vertices.pop("source", {"generator": {}})
+    sink = vertices.pop("sink", {"log": {}})
+    udf = vertices.pop("udf", {"builtin": {"name": "cat"}})
+    more = vertices.pop("more", {})
+    spec = {
+        "vertices": [
+            {"name": "in", "source": source, **more},
+            {"name": "m", "udf": udf},
+            {"name": "out", "sink": sink},
+        ],
+        "edges": [{"from": "in", "to": "m"}, {"from": "m", "to": "out"}],
+    }
+    file = base / "pipeline.yaml"
+    head = {"apiVersion": "millstream.io/v1alpha1", "kind": "Pipeline", "metadata": {"name": "p"}}
+    with file.open("w") as stream:
+        YAML(typ="safe", pure=True).dump({**head, "spec": spec}, stream)
+    return load(file)
+
+
+def found(pipeline: Loaded) -> list[tuple[str, str]]:
+    faults = checks.local_faults(pipeline)
+    assert all(fault.line > 0 and fault.expected for fault in faults)
+    base = f"{pipeline.base_dir}/"
+    return [(fault.path.removeprefix("spec.vertices"), fault.what.replace(base, "")) for fault in faults]
+
+
+@pytest.mark.parametrize(
+    "udf",
+    [
+        {"python": "steps.py:f"},
+        {"python": "steps:h"},
+        {"python": "sub.deep:f"},
+        {"python": "deep:g", "workingDir": "sub"},
+        {"python": "deep:g", "env": [{"name": "PYTHONPATH", "value": "sub"}], "workingDir": "sub"},
+        {"python": "star:anything"},
+        {"python": "json.decoder:scanstring"},
+        {"command": ["sh", "-c", "true"]},
+        {"command": ["./tool"]},
+        {"command": ["../tool"], "workingDir": "sub"},
+    ],
+)
+def test_programs_that_are_there(base: Path, udf: dict[str, Any]) -> None:
+    assert found(loaded(base, udf=udf)) == []
+
+
+@pytest.mark.parametrize(
+    ("udf", "path", "what"),
+    [
+        ({"python": "none.py:f"}, "python", "there is no file none.py"),
+        ({"python": "steps.py:nope"}, "python", "steps.py has no `nope`"),
+        ({"python": "steps:nope"}, "python", "steps.py has no `nope`"),
+        ({"python": "sub.none:f"}, "python", "there is no Python module `sub.none`"),
+        ({"python": "steps.none:f"}, "python", "there is no Python module `steps.none`"),
+        ({"python": "broken.py:f"}, "python", "broken.py is not Python: "),
+        ({"python": "steps:f", "workingDir": "away"}, "workingDir", "there is no directory away"),
+        ({"command": ["no-such-program"]}, "command[0]", "there is no program `no-such-program` on the PATH"),
+        (
+            {"command": ["sh"], "env": [{"name": "PATH", "value": "/nowhere"}]},
+            "command[0]",
+            "there is no program `sh` on the PATH",
+        ),
+        ({"command": ["./none"]}, "command[0]", "there is no file none"),
+        ({"command": ["./plain"]}, "command[0]", "plain may not be executed"),
+        ({"container": {"image": "i"}}, "container", "containers are started on Kubernetes only"),
+    ],
+)
+def test_programs_that_are_not(base: Path, udf: dict[str, Any], path: str, what: str) -> None:
+    ((found_path, found_what),) = found(loaded(base, udf=udf))
+    assert found_path == f"[1].udf.{path}"
+    assert found_what.startswith(what)
+
+
+def test_every_program_of_a_pipeline_is_looked_at(base: Path) -> None:
+    missing = {"python": "steps:nope"}
+    pipeline = loaded(
+        base,
+        source={"udsource": missing, "transformer": missing},
+        sink={"udsink": missing, "fallback": {"udsink": missing}},
+    )
+    assert sorted(path for path, _ in found(pipeline)) == [
+        "[0].source.transformer.python",
+        "[0].source.udsource.python",
+        "[2].sink.fallback.udsink.python",
+        "[2].sink.udsink.python",
+    ]
+
+
+def test_inputs(base: Path) -> None:
+    assert found(loaded(base, source={"file": {"paths": ["*.csv"]}})) == []
+    assert found(loaded(base, source={"file": {"paths": ["*.log"], "follow": True}})) == []
+    assert found(loaded(base, source={"file": {"paths": ["*.csv", "*.log", "su*"]}})) == [
+        ("[0].source.file.paths[1]", "'*.log' matches no file"),
+        ("[0].source.file.paths[2]", "'su*' matches directories only"),
+    ]
+
+
+def test_http_sources(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def http(**auth: object) -> Loaded:
+        return loaded(base, source={"http": {"auth": auth}})
+
+    monkeypatch.delenv("TOKEN_FOR_TEST", raising=False)
+    assert found(http(tokenEnv="TOKEN_FOR_TEST")) == [
+        ("[0].source.http.auth.tokenEnv", "the environment variable TOKEN_FOR_TEST is not set")
+    ]
+    monkeypatch.setenv("TOKEN_FOR_TEST", "t")
+    assert found(http(tokenEnv="TOKEN_FOR_TEST")) == []
+    assert found(http(tokenFile="plain")) == []
+    assert found(http(tokenFile="none")) == [("[0].source.http.auth.tokenFile", "there is no file none")]
+    assert found(http(token={"name": "n", "key": "k"})) == [
+        ("[0].source.http.auth.token", "a Kubernetes Secret cannot be read on this machine")
+    ]
+    two = {"partitions": 2, "replicas": 2}
+    assert found(loaded(base, source={"http": {"port": 0}}, more=two)) == []
+    assert found(loaded(base, source={"http": {}}, more=two)) == [
+        ("[0].replicas", "2 processes cannot listen on one port of this machine")
+    ]
+
+
+def test_outputs(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def sink(path: str, **more: Any) -> Loaded:
+        return loaded(base, sink={"file": {"path": path}, **more})
+
+    retry = {"retryStrategy": {"onFailure": "fallback"}}
+    assert found(sink("new/deep/out")) == []
+    assert found(sink("sub")) == []
+    assert found(sink("plain/out")) == [("[2].sink.file.path", "plain is not a directory")]
+    assert found(sink("a", fallback={"file": {"path": "./b/../a"}}, **retry)) == [
+        ("[2].sink.fallback.file.path", "another sink writes into a")
+    ]
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert found(sink("sub/new")) == [("[2].sink.file.path", "nothing may be written in sub")]
+
+
+def test_parquet_needs_a_package(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline = loaded(base, sink={"file": {"path": "out", "format": "parquet"}})
+    monkeypatch.setattr(checks, "find_spec", lambda _: None)
+    assert found(pipeline) == [("[2].sink.file.format", "Parquet needs the package pyarrow, which is not installed")]
+
+
+def test_names_at_the_top_of_a_module() -> None:
+    text = """
+import os.path, json as j
+from a import b as c
+try:
+    from x import fast
+except ImportError:
+    fast = None
+    def slow(): inner = 1
+if True:
+    p, (q, *r) = 1, (2, 3)
+with open("f") as handle:
+    pass
+class K:
+    member = 1
+async def co(): ...
+for i in []: ...
+z: int = 3
+"""
+    expected = {"os", "j", "c", "fast", "slow", "p", "q", "r", "handle", "K", "co", "i", "z"}
+    assert checks.top_level_names(ast.parse(text)) == expected

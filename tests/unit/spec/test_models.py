@@ -1,0 +1,78 @@
+"""The models by themselves: they round-trip, cannot be changed, and pair fields that belong together."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from pydantic import ValidationError
+
+from millstream.errors import MillstreamError
+from millstream.spec import resolved
+from millstream.spec.models import GeneratorSource, Pipeline, Source
+from tests.unit.spec.strategies import pipelines
+
+
+@given(pipelines)
+def test_a_valid_pipeline_survives_json(written: dict[str, Any]) -> None:
+    pipeline = Pipeline.model_validate(written)
+    assert Pipeline.model_validate_json(pipeline.model_dump_json(by_alias=True)) == pipeline
+    again = resolved.load(resolved.dump(pipeline, Path("/data/flows")))
+    assert again.pipeline == pipeline
+    assert again.graph.order == again.graph.of(pipeline).order
+    assert again.base_dir == Path("/data/flows")
+
+
+@given(pipelines)
+def test_no_field_is_written_in_two_ways(written: dict[str, Any]) -> None:
+    """The attribute names are not accepted in files."""
+    written["spec"]["limits"]["read_batch_size"] = 3
+    with pytest.raises(ValidationError, match="read_batch_size"):
+        Pipeline.model_validate(written)
+
+
+def test_models_cannot_be_changed() -> None:
+    generator = GeneratorSource()
+    with pytest.raises(ValidationError):
+        setattr(generator, "rpu", 7)  # noqa: B010 - a plain assignment is refused by the type checker already
+
+
+def test_a_resolved_pipeline_of_another_format_or_none_is_refused() -> None:
+    for text in (json.dumps({"format": 99}), "{}", "[]", "not json", json.dumps({"format": 1, "pipeline": {}})):
+        with pytest.raises(MillstreamError):
+            resolved.load(text)
+
+
+@pytest.mark.parametrize(
+    ("settings", "fault"),
+    [
+        ({"value": 1, "valueBlob": "aGk="}, "together"),
+        ({"valueBlob": "a"}, "not base64"),
+        ({"lateShare": 0.1}, "has no effect without `lateBy`"),
+        ({"outOfOrderBy": "1s"}, "has no effect without `outOfOrderShare`"),
+        ({"lateShare": 1.5, "lateBy": "1s"}, "less than or equal to 1"),
+        ({"start": "yesterday"}, "is not a time"),
+        ({"start": "2024-01-01T00:00:00Z", "rpu": 0}, "leaves event time without a step"),
+        ({"msgSize": 0}, "greater than or equal to 1"),
+    ],
+)
+def test_generators_that_make_no_sense(settings: dict[str, Any], fault: str) -> None:
+    with pytest.raises(ValidationError, match=fault):
+        GeneratorSource.model_validate(settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind", "bounded"),
+    [
+        ({"generator": {}}, "generator", False),
+        ({"generator": {"records": 0}}, "generator", True),
+        ({"file": {"paths": ["a"]}}, "file", True),
+        ({"file": {"paths": ["a"], "follow": True}}, "file", False),
+        ({"http": {}}, "http", False),
+        ({"udsource": {"python": "a:b"}}, "udsource", None),
+    ],
+)
+def test_sources_know_whether_they_end(settings: dict[str, Any], kind: str, bounded: bool | None) -> None:
+    source = Source.model_validate(settings)
+    assert (source.kind, source.bounded) == (kind, bounded)
