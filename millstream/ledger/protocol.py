@@ -111,8 +111,8 @@ class LedgerLimits:
     frames_per_buffer_max: int
     """Hard bound per buffer, kept by the server."""
     bytes_max: int = limits.LEDGER_BYTES_MAX
-    """Hard bound of the ledger, all buffers together, kept by the server; reserved in its storage from the start. Without
-    it a server that runs out of storage in the middle of a batch stores half of it."""
+    """Hard bound of the ledger, all buffers together, kept by the server and reserved in its storage from the start.
+    Without it a server that runs out of storage in the middle of a batch stores half of it."""
     replicas: int = 1
     """Copies in a broker cluster."""
     ids_ttl_s: float = field(default=0.0)
@@ -123,7 +123,8 @@ class Ledger(Protocol):
     """The ledger of one vertex.
 
     The owner of a lane calls `take_over`, then `commit` one after another. A downstream vertex calls `read` and `trim`
-    on the ledger of its upstream vertex. All methods may be used by several tasks at once; commits of one lane may not overlap.
+    on the ledger of its upstream vertex. All methods may be used by several tasks at once; commits of one lane may
+    not overlap.
     """
 
     @property
@@ -131,7 +132,7 @@ class Ledger(Protocol):
 
     @property
     def ledger_id(self) -> str:
-        """The same for as long as the ledger exists, another after it was deleted and made anew: positions begin again then."""
+        """The same for as long as the ledger exists, another after it was made anew: positions begin again then."""
 
     @property
     def durability(self) -> Durability: ...
@@ -147,9 +148,9 @@ class Ledger(Protocol):
     async def commit(self, commit: Commit) -> Receipt:
         """Store everything or nothing, and return when it is durable.
 
-        A lost answer is settled inside, however long the broker stays away (the connection is retried for ever; cancel to
-        give up). Raises `FencedError` when another owner has taken over, `BufferFullError` or `StorageFullError` when
-        nothing was stored and the same commit may be tried again.
+        A lost answer is settled inside, however long the broker stays away (the connection is retried for ever;
+        cancel to give up). Raises `FencedError` when another owner has taken over, `BufferFullError` or
+        `StorageFullError` when nothing was stored and the same commit may be tried again.
         """
 
     async def ids(self, lane: LaneId) -> set[str]:

@@ -13,7 +13,7 @@ import shutil
 import signal
 import sysconfig
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from millstream.errors import EnvironmentFault
@@ -143,14 +143,17 @@ class NatsServer:
         process = self._process
         if process is None or process.returncode is not None:
             return
-        process.send_signal(how)
-        # A paused process hears nothing but SIGKILL until it is continued.
-        process.send_signal(signal.SIGCONT)
+        # Not `Process.send_signal`: it looks whether the process has ended, and takes the exit code from the event loop.
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, how)
+            # A paused process hears nothing but SIGKILL until it is continued.
+            os.kill(process.pid, signal.SIGCONT)
         try:
             async with asyncio.timeout(_STOP_TIMEOUT_S):
                 await process.wait()
         except TimeoutError:
-            process.kill()
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
             await process.wait()
         finally:
             (self._directory / f"nats-server_{process.pid}.ports").unlink(missing_ok=True)

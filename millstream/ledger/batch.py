@@ -1,0 +1,134 @@
+"""A commit as messages: what is written, in which order, and what the server's answers mean.
+
+Above it: the two ledgers. Below it: the connection. The first half is pure and shared by both implementations; the
+second sends one attempt of a batch to JetStream and does not decide what to do when it fails.
+
+    d.<edge>.<partition>  ...  frames, in order
+    i.<input>.<partition>.<n>  ids of records, with a time to live
+    p.<input>.<partition>      the mark: last, guarded by the mark before it, replacing it
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+from uuid import uuid4
+
+from nats import errors as nats_errors
+
+from millstream import limits
+from millstream.errors import MillstreamError, UserError
+from millstream.ledger.protocol import Commit
+from millstream.ledger.subjects import buffer_subject, ids_subject, mark_subject
+from millstream.wire.nats import ApiError, BrokerConnection
+
+BATCH_ID = "Nats-Batch-Id"
+BATCH_SEQUENCE = "Nats-Batch-Sequence"
+BATCH_COMMIT = "Nats-Batch-Commit"
+_ROLLUP = "Nats-Rollup"
+_GUARD = "Nats-Expected-Last-Subject-Sequence"
+_TTL = "Nats-TTL"
+
+ENVELOPE_BYTES = 16 * limits.KIB
+"""Left in a message for its headers and subject."""
+
+# The largest record, as a frame of its own, is a message.
+assert limits.RECORD_BYTES_MAX + 2 * ENVELOPE_BYTES < limits.MESSAGE_BYTES_MAX
+
+
+class Message(NamedTuple):
+    subject: str
+    data: bytes
+    headers: dict[str, str]
+
+
+def commit_messages(stream: str, commit: Commit) -> list[Message]:
+    """The messages of a commit. Raises `UserError` or `MillstreamError` when they cannot be one batch."""
+    messages = [Message(buffer_subject(stream, buffer), data, {}) for buffer, data in commit.frames]
+    if commit.ids:
+        subject = ids_subject(stream, commit.lane, commit.after)
+        # Whole seconds, rounded up, and at least one: what the server takes.
+        ttl = {_TTL: f"{max(1, int(-(-commit.ids_ttl_s // 1)))}s"}
+        messages += [Message(subject, data, ttl) for data in encode_ids(commit.ids)]
+    guard = {_ROLLUP: "sub", _GUARD: str(commit.after)}
+    messages.append(Message(mark_subject(stream, commit.lane), commit.mark.SerializeToString(), guard))
+    if len(messages) > limits.COMMIT_MESSAGES_MAX:
+        raise MillstreamError(
+            f"a commit of lane {commit.lane} has {len(messages)} messages; at most {limits.COMMIT_MESSAGES_MAX} "
+            "are one batch"
+        )
+    for message in messages:
+        if len(message.data) > limits.MESSAGE_BYTES_MAX - ENVELOPE_BYTES:
+            raise UserError(
+                f"a frame of {len(message.data)} bytes on its way to {message.subject} is larger than a message "
+                "of the broker "
+                f"({limits.MESSAGE_BYTES_MAX} bytes, less {ENVELOPE_BYTES} for headers); make the record smaller"
+            )
+    return messages
+
+
+def encode_ids(ids: Sequence[str]) -> Iterator[bytes]:
+    """Ids as JSON lists, each well below a message's size."""
+    chunk: list[str] = []
+    size = 0
+    for record_id in ids:
+        # Six bytes is the most a character takes in JSON.
+        size += 6 * len(record_id) + 4
+        if chunk and size > limits.FRAME_BYTES_MAX:
+            yield json.dumps(chunk).encode()
+            chunk, size = [], 6 * len(record_id) + 4
+        chunk.append(record_id)
+    if chunk:
+        yield json.dumps(chunk).encode()
+
+
+def decode_ids(data: bytes) -> list[str]:
+    ids: list[str] = json.loads(data)
+    return ids
+
+
+def frame_sequences(mark_sequence: int, messages: int, frames: int) -> tuple[int, ...]:
+    """Sequences of the frames of a landed batch: a batch lies in the stream without a gap, its mark last."""
+    first = mark_sequence - messages + 1
+    return tuple(range(first, first + frames))
+
+
+def new_batch_id() -> str:
+    return uuid4().hex
+
+
+async def send_batch(connection: BrokerConnection, messages: Sequence[Message], batch_id: str, timeout_s: float) -> int:
+    """One attempt; returns the sequence of the last message.
+
+    Raises `ApiError` when the server refused, and `AnswerLostError` when it is not known whether the batch landed. A
+    batch
+    that reaches the server in part, or in two parts with a gap, is dropped by it.
+    """
+    last = len(messages)
+    reply, answer = connection.expect_answer()
+    try:
+        for number, (subject, data, headers) in enumerate(messages, 1):
+            batch_headers = {BATCH_ID: batch_id, BATCH_SEQUENCE: str(number), **headers}
+            if number < last:
+                await connection.publish(subject, data, batch_headers)
+            else:
+                batch_headers[BATCH_COMMIT] = "1"
+                await connection.publish(subject, data, batch_headers, reply)
+    except nats_errors.MaxPayloadError as error:
+        answer.cancel()
+        raise UserError(
+            f"the broker at {connection.place} takes messages of at most {connection.client.max_payload} bytes; "
+            f"set its max_payload to {limits.MESSAGE_BYTES_MAX}"
+        ) from error
+    except BaseException:
+        answer.cancel()
+        raise
+    message = await connection.answer_of(answer, timeout_s)
+    told = json.loads(message.data)
+    refusal = told.get("error")
+    if refusal is not None:
+        raise ApiError(refusal.get("err_code", 0), refusal.get("description", ""))
+    if told.get("count") != last:
+        raise MillstreamError(f"the broker acknowledged {told.get('count')} messages of a batch of {last}: {told}")
+    return int(told["seq"])

@@ -1,0 +1,306 @@
+"""Reading a buffer from JetStream: in order, without a gap, across restarts of the broker.
+
+Above it: `jetstream.py`. Below it: the connection. It owns one ephemeral consumer at a time, which acknowledges
+nothing:
+the mark of whoever reads is the acknowledgement.
+
+    pull 1  ├──frames──┤
+    pull 2        ├──frames──┤        always one more asked for, so the server never waits for us,
+    pull 3              ├──   ...     and never more than the limits, so memory is bounded however slow the reader is
+
+A new consumer is made after the last frame handed out when: the connection was lost, the server says that the
+consumer or
+its leader is gone, a heartbeat is missed, or a delivery number is missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import NamedTuple
+from uuid import uuid4
+
+from nats import errors as nats_errors
+from nats.aio.msg import Msg
+
+from millstream import limits
+from millstream.errors import DamageError
+from millstream.ledger.protocol import LedgerStatistics, StoredFrame
+from millstream.wire.nats import AnswerLostError, ApiError, BrokerConnection
+
+_log = logging.getLogger(__name__)
+
+_NANOSECONDS = 1_000_000_000
+_PULL_EXPIRES_S = 30
+_HEARTBEAT_S = 1
+_SILENCE_MAX_S = 3.0
+"""Three missed heartbeats."""
+_INACTIVE_S = 120
+"""The server removes the consumer of a reader that asks for nothing this long; going on, it makes a new one."""
+_RETRY_FIRST_S = 0.02
+_RETRY_LAST_S = 1.0
+
+PULLS = 4
+"""Pulls in flight, when there is room for that many."""
+PULL_FRAMES = limits.FRAMES_IN_FLIGHT_MAX // PULLS
+PULL_BYTES = limits.BYTES_IN_FLIGHT_MAX // PULLS
+_PULL_REQUEST = json.dumps(
+    {
+        "batch": PULL_FRAMES,
+        "max_bytes": PULL_BYTES,
+        "expires": _PULL_EXPIRES_S * _NANOSECONDS,
+        "idle_heartbeat": _HEARTBEAT_S * _NANOSECONDS,
+    }
+).encode()
+
+# A pull that cannot hold the largest message would never deliver it.
+assert PULL_BYTES >= 2 * limits.MESSAGE_BYTES_MAX
+
+_NO_STREAM = 10059
+_STATUS_HEARTBEAT = "100"
+
+
+class _Arrival(NamedTuple):
+    sequence: int
+    waiting: int
+    """Frames behind it."""
+    data: bytes
+
+
+class PullReader:
+    """Frames of one subject after a sequence. An async iterator that never ends; for one task."""
+
+    def __init__(
+        self,
+        connection: BrokerConnection,
+        stream: str,
+        subject: str,
+        after: int,
+        created: str,
+        statistics: LedgerStatistics,
+    ) -> None:
+        self._connection = connection
+        self._stream = stream
+        self._subject = subject
+        self._last = after
+        """Sequence of the last frame handed out."""
+        self._created = created
+        """When the stream was made: a stream of the same name made later is another one."""
+        self._statistics = statistics
+        self._inbox = connection.client.new_inbox()
+        self._consumer = ""
+        self._round = 0
+        """Counts consumers, so that what an earlier one still sends is told apart."""
+        self._losses = -1
+        self._delivered = 0
+        self._owed = 0
+        """Frames asked for that have not arrived."""
+        self._frame_bytes = 0.0
+        """Size of a frame, lately."""
+        self._arrived: deque[_Arrival] = deque()
+        """Frames that are here and not handed out."""
+        self._arrived_bytes = 0
+        self._something = asyncio.Event()
+        self._restart: str | None = "start"
+        """Why a new consumer is needed; None while all is well."""
+        self._heard_s = 0.0
+        self._waiting = 0
+
+    @property
+    def waiting(self) -> int:
+        """Frames that were stored and not handed out, when the last one was sent."""
+        return self._waiting
+
+    async def open(self) -> None:
+        # The limits of the subscription are off: what is asked for is bounded, and a drop would be a gap.
+        self._subscription = await self._connection.client.subscribe(
+            f"{self._inbox}.*", cb=self._on_message, pending_msgs_limit=0, pending_bytes_limit=0
+        )
+        self._deaf = self._connection.on_loss(self._something.set)
+        await self._new_consumer()
+
+    async def close(self) -> None:
+        self._deaf()
+        client = self._connection.client
+        try:
+            if not client.is_closed:
+                await self._subscription.unsubscribe()
+            if client.is_connected and self._consumer:
+                # Nobody waits for the answer; the server would remove it by itself, later.
+                await client.publish(f"$JS.API.CONSUMER.DELETE.{self._stream}.{self._consumer}", b"")
+        except nats_errors.Error as error:
+            _log.debug("consumer of %s not removed: %r", self._subject, error)
+
+    def __aiter__(self) -> AsyncIterator[StoredFrame]:
+        return self
+
+    async def __anext__(self) -> StoredFrame:
+        while True:
+            if self._restart is not None or self._losses != self._connection.losses:
+                await self._new_consumer()
+            if self._arrived:
+                return await self._hand_out()
+            self._something.clear()
+            await self._ask()
+            try:
+                async with asyncio.timeout_at(self._heard_s + _SILENCE_MAX_S):
+                    await self._something.wait()
+            except TimeoutError:
+                if not self._arrived and self._now_s() >= self._heard_s + _SILENCE_MAX_S:
+                    self._needs_restart("the server is silent")
+
+    async def _hand_out(self) -> StoredFrame:
+        sequence, self._waiting, data = self._arrived.popleft()
+        self._arrived_bytes -= len(data)
+        self._last = sequence
+        self._statistics.frames_read += 1
+        self._statistics.bytes_read += len(data)
+        await self._ask()
+        return StoredFrame(sequence, data)
+
+    async def _ask(self) -> None:
+        """Ask for more while there is room for a whole pull."""
+        while self._restart is None:
+            frames = len(self._arrived) + self._owed + PULL_FRAMES
+            if frames > limits.FRAMES_IN_FLIGHT_MAX:
+                return
+            size = self._arrived_bytes + (self._owed + PULL_FRAMES) * self._frame_bytes
+            # With nothing owed one pull is always right: the server cuts it at PULL_BYTES.
+            if size > limits.BYTES_IN_FLIGHT_MAX and (self._owed or self._arrived):
+                return
+            if not self._owed:
+                # Nothing was asked for until now, so nothing was owed to us either.
+                self._heard_s = self._now_s()
+            self._owed += PULL_FRAMES
+            try:
+                await self._connection.publish(
+                    f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._consumer}",
+                    _PULL_REQUEST,
+                    reply=f"{self._inbox}.{self._round}",
+                )
+            except AnswerLostError as error:
+                self._needs_restart(str(error))
+
+    async def _on_message(self, message: Msg) -> None:
+        # A frame comes under its own subject; what it answers stands in its reply. A status comes to our inbox.
+        if not message.reply.startswith("$JS.ACK."):
+            if message.subject == f"{self._inbox}.{self._round}":
+                self._heard_s = self._now_s()
+                self._on_status(message.headers or {})
+            return
+        consumer, sequence, delivered, waiting = _origin(message.reply)
+        if consumer != self._consumer or self._restart is not None:
+            return
+        self._heard_s = self._now_s()
+        if delivered != self._delivered + 1:
+            self._needs_restart(f"delivery {delivered} came after {self._delivered}")
+            return
+        self._delivered = delivered
+        self._owed -= 1
+        size = len(message.data)
+        self._frame_bytes += (size - self._frame_bytes) / PULL_FRAMES
+        self._arrived.append(_Arrival(sequence, waiting, message.data))
+        self._arrived_bytes += size
+        self._something.set()
+
+    def _on_status(self, headers: dict[str, str]) -> None:
+        status = headers.get("Status", "")
+        description = headers.get("Description", "")
+        if status == _STATUS_HEARTBEAT:
+            told = int(headers.get("Nats-Last-Consumer", self._delivered))
+            if told > self._delivered:
+                self._needs_restart(f"deliveries up to {told} were sent, up to {self._delivered} arrived")
+            return
+        not_sent = headers.get("Nats-Pending-Messages")
+        if status not in ("408", "409") or not_sent is None:
+            self._needs_restart(f"the server says {status} {description}")
+            return
+        # A pull has run out of time, or of bytes.
+        self._owed -= int(not_sent)
+        self._something.set()
+
+    def _needs_restart(self, reason: str) -> None:
+        self._restart = reason
+        self._something.set()
+
+    async def _new_consumer(self) -> None:
+        """A consumer after the last frame handed out; tries for ever. `DamageError` when the frames cannot be there."""
+        wait_s = _RETRY_FIRST_S
+        if self._restart != "start":
+            self._statistics.read_restarts += 1
+            _log.info("reading %s goes on after %d (%s)", self._subject, self._last, self._restart or "reconnected")
+        while True:
+            await self._connection.connected()
+            self._round += 1
+            self._losses = self._connection.losses
+            self._delivered = 0
+            self._owed = 0
+            self._arrived.clear()
+            self._arrived_bytes = 0
+            try:
+                await self._check_stream()
+                await self._create_consumer()
+            except (AnswerLostError, ApiError) as error:
+                _log.debug("no consumer for %s yet: %r", self._subject, error)
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, _RETRY_LAST_S)
+                continue
+            self._restart = None
+            self._heard_s = self._now_s()
+            return
+
+    async def _check_stream(self) -> None:
+        try:
+            info = await self._connection.api(f"STREAM.INFO.{self._stream}")
+        except ApiError as error:
+            if error.code != _NO_STREAM:
+                raise
+            raise DamageError(
+                f"{self._subject}: the stream {self._stream} is gone; it was read up to sequence {self._last}. "
+                "Restore it, or start the pipeline over"
+            ) from error
+        state = info["state"]
+        if info["created"] != self._created or state["last_seq"] < self._last:
+            raise DamageError(
+                f"{self._subject} was read up to sequence {self._last}, and the stream {self._stream}, made at "
+                f"{info['created']}, "
+                f"holds sequences {state['first_seq']} to {state['last_seq']}: it is not the one that was read, "
+                "or it has lost "
+                "its end. Restore it, or start the pipeline over"
+            )
+
+    async def _create_consumer(self) -> None:
+        name = f"r{uuid4().hex}"
+        info = await self._connection.api(
+            f"CONSUMER.CREATE.{self._stream}.{name}.{self._subject}",
+            {
+                "stream_name": self._stream,
+                "config": {
+                    "name": name,
+                    "ack_policy": "none",
+                    "deliver_policy": "by_start_sequence",
+                    "opt_start_seq": self._last + 1,
+                    "filter_subject": self._subject,
+                    "mem_storage": True,
+                    "num_replicas": 1,
+                    "inactive_threshold": _INACTIVE_S * _NANOSECONDS,
+                },
+            },
+        )
+        self._consumer = name
+        self._waiting = info["num_pending"]
+
+    def _now_s(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+def _origin(reply: str) -> tuple[str, int, int, int]:
+    """Consumer, stream sequence, delivery number and messages waiting behind, of a delivered message."""
+    tokens = reply.split(".")
+    # "$JS.ACK.<stream>.<consumer>.<count>.<stream sequence>.<delivery>.<time>.<waiting>", or with <domain>.<account>
+    # before the stream and a random token at the end.
+    first = 3 if len(tokens) == 9 else 5
+    return tokens[first], int(tokens[first + 2]), int(tokens[first + 3]), int(tokens[first + 5])

@@ -1,0 +1,255 @@
+"""The connection to a NATS server: opened once, retried for ever, and honest about answers that were lost.
+
+Above it: the ledger and the watermark store. Below it: `nats-py`. It knows requests and answers; it does not know
+streams.
+
+    request ──► connection ──► server          an answer comes, or
+       ▲            │                          AnswerLostError: nobody knows whether the request had an effect
+       └────────────┘
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+from nats import errors as nats_errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.transport import TcpTransport
+
+from millstream import limits
+from millstream.errors import EnvironmentFault
+
+_log = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_S = 10.0
+"""How long the first connection is tried before the server counts as not reachable."""
+API_TIMEOUT_S = 5.0
+"""How long an answer to a request is waited for."""
+
+_RECONNECT_WAIT_S = 0.05
+_PING_INTERVAL_S = 5
+_PINGS_MAX = 2
+"""A peer that is silent is given up after the third ping: 15 s."""
+_PENDING_BYTES_MAX = 4 * limits.COMMIT_BYTES_MAX
+"""What the client buffers before `publish` waits for the socket."""
+_CLOSE_TIMEOUT_S = 1.0
+_NO_RESPONDERS = "503"
+
+
+class AnswerLostError(Exception):
+    """The connection broke, or nothing came in time: the request may or may not have had an effect."""
+
+
+class ApiError(Exception):
+    """The server answered a JetStream request with an error."""
+
+    def __init__(self, code: int, description: str) -> None:
+        super().__init__(f"{description} ({code})")
+        self.code = code
+        self.description = description
+
+
+class BrokerConnection:
+    """One connection. Made by `open_connection`; used by any number of tasks."""
+
+    def __init__(self, url: str, name: str) -> None:
+        self._url = url
+        self._name = name
+        self._client = Client()
+        # A connection whose peer has vanished still has bytes to send: closing it must not wait for them.
+        self._client._transport = _AbortingTransport()  # type: ignore[no-untyped-call]  # as its base class is
+        self._up = asyncio.Event()
+        self._closing = False
+        self._refusal: str | None = None
+        self._losses = 0
+        self._answers: dict[str, asyncio.Future[Msg]] = {}
+        self._requests = 0
+        self._inbox = ""
+        self._loss_listeners: set[Callable[[], None]] = set()
+
+    @property
+    def client(self) -> Client:
+        """The client below, for whoever needs more than requests."""
+        return self._client
+
+    @property
+    def losses(self) -> int:
+        """How often the connection was lost since it was opened."""
+        return self._losses
+
+    @property
+    def place(self) -> str:
+        """Where the server is, without user or password."""
+        parts = urlsplit(self._url if "//" in self._url else f"nats://{self._url}")
+        return f"{parts.hostname}:{parts.port or 4222}"
+
+    async def open(self, timeout_s: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._client.connect(
+                    self._url.split(","),
+                    name=self._name,
+                    error_cb=self._on_error,
+                    disconnected_cb=self._on_lost,
+                    reconnected_cb=self._on_back,
+                    closed_cb=self._on_closed,
+                    reconnect_time_wait=_RECONNECT_WAIT_S,  # type: ignore[arg-type]  # seconds, used as a float
+                    max_reconnect_attempts=-1,
+                    ping_interval=_PING_INTERVAL_S,
+                    max_outstanding_pings=_PINGS_MAX,
+                    pending_size=_PENDING_BYTES_MAX,
+                )
+        except (TimeoutError, nats_errors.Error, OSError) as error:
+            reason = self._client.last_error or error
+            raise EnvironmentFault(
+                f"the NATS server at {self.place} could not be reached in {timeout_s:g} s ({reason!r}); "
+                "see that it runs, and that the address and credentials are right"
+            ) from error
+        self._inbox = self._client.new_inbox()
+        await self._client.subscribe(f"{self._inbox}.*", cb=self._on_answer)
+        self._up.set()
+
+    async def close(self) -> None:
+        self._closing = True
+        self._fail_answers()
+        await self._client.close()
+
+    async def connected(self) -> None:
+        """Wait until there is a connection, for ever."""
+        while not self._client.is_connected or not self._up.is_set():
+            if self._refusal is not None:
+                raise EnvironmentFault(f"the NATS server at {self.place} closed the connection: {self._refusal}")
+            await self._up.wait()
+            if not self._client.is_connected and self._refusal is None:
+                # Between losing the connection and hearing of it.
+                await asyncio.sleep(_RECONNECT_WAIT_S)
+
+    def on_loss(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Call `listener` whenever the connection is lost, until the function returned is called."""
+        self._loss_listeners.add(listener)
+        return lambda: self._loss_listeners.discard(listener)
+
+    def expect_answer(self) -> tuple[str, asyncio.Future[Msg]]:
+        """A subject to answer to, and the answer; it fails with `AnswerLostError` when the connection does."""
+        self._requests += 1
+        token = str(self._requests)
+        answer: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
+        self._answers[token] = answer
+        answer.add_done_callback(lambda _: self._answers.pop(token, None))
+        return f"{self._inbox}.{token}", answer
+
+    async def answer_of(self, answer: asyncio.Future[Msg], timeout_s: float) -> Msg:
+        """The answer, when it comes in time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                message = await answer
+        except TimeoutError as error:
+            raise AnswerLostError(f"no answer in {timeout_s:g} s") from error
+        finally:
+            answer.cancel()
+        if message.headers and message.headers.get("Status") == _NO_RESPONDERS:
+            raise AnswerLostError("nobody answers requests to JetStream there")
+        return message
+
+    async def publish(
+        self, subject: str, payload: bytes, headers: dict[str, str] | None = None, reply: str = ""
+    ) -> None:
+        """Send one message. Returns before it is on the wire."""
+        try:
+            await self._client.publish(subject, payload, reply=reply, headers=headers)
+        except (nats_errors.OutboundBufferLimitError, nats_errors.ConnectionClosedError) as error:
+            raise AnswerLostError(repr(error)) from error
+
+    async def request(self, subject: str, payload: bytes = b"", *, timeout_s: float = API_TIMEOUT_S) -> Msg:
+        """Ask, once there is a connection. Raises `AnswerLostError`."""
+        await self.connected()
+        reply, answer = self.expect_answer()
+        try:
+            await self.publish(subject, payload, reply=reply)
+        except BaseException:
+            answer.cancel()
+            raise
+        return await self.answer_of(answer, timeout_s)
+
+    async def api(self, subject: str, body: Mapping[str, object] | None = None) -> dict[str, Any]:
+        """One JetStream request, `$JS.API.<subject>`. Raises `ApiError` and `AnswerLostError`."""
+        payload = b"" if body is None else json.dumps(body).encode()
+        message = await self.request(f"$JS.API.{subject}", payload)
+        answer: dict[str, Any] = json.loads(message.data)
+        error = answer.get("error")
+        if error is not None:
+            raise ApiError(error.get("err_code", error.get("code", 0)), error.get("description", ""))
+        return answer
+
+    async def _on_answer(self, message: Msg) -> None:
+        answer = self._answers.get(message.subject.rpartition(".")[2])
+        if answer is not None and not answer.done():
+            answer.set_result(message)
+
+    async def _on_lost(self) -> None:
+        self._up.clear()
+        self._losses += 1
+        if not self._closing:
+            _log.warning("connection to the NATS server at %s lost; trying until it is back", self.place)
+        self._fail_answers()
+        for listener in list(self._loss_listeners):
+            listener()
+
+    async def _on_back(self) -> None:
+        _log.info("connection to the NATS server at %s is back", self.place)
+        self._up.set()
+
+    async def _on_closed(self) -> None:
+        # Not ours: the server has refused the connection for good (credentials withdrawn, for example).
+        if not self._closing:
+            self._refusal = repr(self._client.last_error)
+            self._fail_answers()
+        self._up.set()
+
+    async def _on_error(self, error: Exception) -> None:
+        if isinstance(error, nats_errors.SlowConsumerError):
+            _log.warning("the client dropped a message from %s: %r", self.place, error)
+        else:
+            _log.debug("NATS client: %r", error)
+
+    def _fail_answers(self) -> None:
+        for answer in list(self._answers.values()):
+            if not answer.done():
+                answer.set_exception(AnswerLostError("the connection was lost"))
+                # Nobody may be waiting any more.
+                answer.exception()
+
+
+class _AbortingTransport(TcpTransport):
+    """A TCP connection that does not wait for ever to be closed."""
+
+    async def wait_closed(self) -> None:
+        try:
+            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+                await super().wait_closed()  # type: ignore[no-untyped-call]  # as its base class is
+        except TimeoutError:
+            if self._io_writer is not None:
+                self._io_writer.transport.abort()
+
+
+@asynccontextmanager
+async def open_connection(
+    url: str, *, name: str = "millstream", timeout_s: float = CONNECT_TIMEOUT_S
+) -> AsyncIterator[BrokerConnection]:
+    """A connection to the server at `url` (or one of several, separated by commas).
+
+    Raises `EnvironmentFault` when no connection comes up in `timeout_s`; once it was up it is retried for ever.
+    """
+    connection = BrokerConnection(url, name)
+    try:
+        await connection.open(timeout_s)
+        yield connection
+    finally:
+        await connection.close()
