@@ -178,7 +178,9 @@ CASES: dict[str, tuple[dict[str, dict[str, Any]], list[dict[str, Any]], list[tup
     ),
     "dead letters without an edge": (
         {
-            "in": {"source": {"generator": {}, "onInvalid": "deadLetter", "transformer": policy_map("deadLetter")["udf"]}},
+            "in": {
+                "source": {"generator": {}, "onInvalid": "deadLetter", "transformer": policy_map("deadLetter")["udf"]}
+            },
             "m": policy_map("deadLetter"),
             "out": OUT,
         },

@@ -1,0 +1,61 @@
+"""Whatever is done to a good file, loading gives a pipeline or readable faults with their lines."""
+
+import copy
+import io
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from ruamel.yaml import YAML
+
+from millstream.spec.faults import SpecError
+from millstream.spec.loading import load_text
+
+FILES = sorted((Path(__file__).parent / "pipelines").glob("*.yaml"))
+ODD_VALUES: list[Any] = [
+    None, 0, -1, 1.5, float("nan"), 10**30, True, "", "x", "1s", "{what}", [], {}, [None], {"": {}}, {"name": "cat"},
+]  # fmt: skip
+ODD_FIELDS = ["foo", "source", "sink", "udf", "kafka", "fallback", "limits", "container", "retryStrategy", "builtin"]
+
+
+def yaml() -> YAML:
+    return YAML(typ="safe", pure=True)
+
+
+def places(value: Any) -> list[tuple[Any, Any]]:
+    """Every (container, key) of a document."""
+    members = list(value.items()) if isinstance(value, dict) else []
+    members = list(enumerate(value)) if isinstance(value, list) else members
+    return [(value, key) for key, _ in members] + [place for _, member in members for place in places(member)]
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> str:
+    document = copy.deepcopy(yaml().load(draw(st.sampled_from(FILES)).read_text()))
+    for _ in range(draw(st.integers(1, 3))):
+        container, key = draw(st.sampled_from(places(document)))
+        change = draw(st.sampled_from(["set", "remove", "add"]))
+        if change == "set":
+            container[key] = copy.deepcopy(draw(st.sampled_from(ODD_VALUES)))
+        elif change == "remove" and len(document) > 1:
+            del container[key]
+        elif isinstance(container, dict):
+            container[draw(st.sampled_from(ODD_FIELDS))] = copy.deepcopy(draw(st.sampled_from(ODD_VALUES)))
+    text = io.StringIO()
+    yaml().dump(document, text)
+    return text.getvalue()
+
+
+@given(damaged())
+def test_a_damaged_file_loads_or_says_why(text: str) -> None:
+    try:
+        load_text(text, "p.yaml")
+    except SpecError as error:
+        assert error.faults
+        for fault in error.faults:
+            assert fault.line >= 1
+            assert fault.column >= 1
+            assert fault.what
+            assert "Input should" not in fault.what, "pydantic's own words"
+            assert fault.expected != "a value as the reference describes it"
