@@ -13,7 +13,8 @@ from millstream.wire.ledger.v1 import mark_pb2
 
 @dataclass(slots=True)
 class Account:
-    """Running totals, records unless said otherwise. The fields are described in `proto/millstream/ledger/v1/mark.proto`."""
+    """Running totals, records unless said otherwise. The fields are described in
+    `proto/millstream/ledger/v1/mark.proto`."""
 
     inputs: int = 0
     input_bytes: int = 0

@@ -15,11 +15,11 @@ from itertools import chain
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError
-from millstream_udf import columns
-from millstream_udf.wire.frame.v1 import frame_pb2
 
 from millstream.errors import DamageError
 from millstream.record import Record
+from millstream_udf import columns
+from millstream_udf.wire.frame.v1 import frame_pb2
 
 _T = TypeVar("_T")
 

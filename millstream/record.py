@@ -26,7 +26,8 @@ class Record:
 
 
 class Position(NamedTuple):
-    """How far a lane has come in a buffer: `sequence` is done completely, and `record_index` records of the next frame."""
+    """How far a lane has come in a buffer: `sequence` is done completely, and `record_index` records of the next
+    frame."""
 
     sequence: int
     record_index: int = 0

@@ -33,10 +33,13 @@ class MapStream(Protocol):
     async def call(
         self, frame: bytes, *, watermark_us: int, attempt: int = 0, traceparent: str = ""
     ) -> udf_pb2.SealedMapAnswer:
-        """Send one encoded frame and wait for its answer; many calls may wait at once, and the order of sending is that of calling.
+        """Send one encoded frame and wait for its answer; many calls may wait at once, and the order of sending is
+        that of calling.
 
-        When the sidecar dies or the stream breaks, the call is sent again on the next stream: the answer that is returned is
-        the only one that counts. Raises `UdfError` when the function breaks the protocol (unknown call id, columns that do
+        When the sidecar dies or the stream breaks, the call is sent again on the next stream: the answer that is
+        returned is
+        the only one that counts. Raises `UdfError` when the function breaks the protocol (unknown call id, columns
+        that do
         not fit, an answer twice), with what it did. `answer.error` and `answer.outcomes` are the caller's to judge.
         """
 
@@ -57,7 +60,9 @@ class SourceStream(Protocol):
     """One open stream for one lane of a user-defined source. One read at a time."""
 
     async def read(self, records_max: int, bytes_max: int, timeout_s: float) -> udf_pb2.SourceBatch:
-        """As `SourceLane.read`. After a break the stream is opened again at the last committed position."""
+        """As `SourceLane.read`. After a break the stream is opened again at the position of the last batch that was
+        read: what was
+        read before is still in this process, and would come twice from the last committed one."""
 
     async def committed(self, position: bytes) -> None: ...
 
@@ -68,7 +73,7 @@ class UdfClient(Protocol):
     @property
     def description(self) -> udf_pb2.DescribeResponse: ...
 
-    def open_map(self, kind: udf_pb2.Kind, name: StreamName) -> AbstractAsyncContextManager[MapStream]:
+    def open_map(self, kind: udf_pb2.Kind.ValueType, name: StreamName) -> AbstractAsyncContextManager[MapStream]:
         """`kind` is KIND_MAP or KIND_SOURCE_TRANSFORM."""
 
     def open_sink(self, name: StreamName) -> AbstractAsyncContextManager[SinkStream]: ...

@@ -29,11 +29,13 @@ class SourceBatch:
     frame: Frame | None
     """None: nothing was ready in time."""
     position: bytes
-    """Where the source stands after this batch, in its own encoding; goes into the mark. For an empty batch it may repeat the last."""
+    """Where the source stands after this batch, in its own encoding; goes into the mark. For an empty batch it may
+    repeat the last."""
     ended: bool = False
     """Nothing will follow, ever."""
     invalid: tuple[InvalidRecord, ...] = ()
-    """Input before `position` that is not in `frame` because it could not be read; each counts as an input of the lane."""
+    """Input before `position` that is not in `frame` because it could not be read; each counts as an input of the
+    lane."""
 
 
 class SourceLane(Protocol):
@@ -44,7 +46,8 @@ class SourceLane(Protocol):
         """True: reading again from a position gives the same records. False: records carry ids, and may be repeated."""
 
     async def read(self, records_max: int, bytes_max: int, timeout_s: float) -> SourceBatch:
-        """The next batch: whatever is ready, at most the limits; an empty one after `timeout_s`. Never waits to fill up.
+        """The next batch: whatever is ready, at most the limits; an empty one after `timeout_s`. Never waits to fill
+        up.
 
         Raises a `UserError` for input that cannot be used (what, which file and line) and `EnvironmentFault` for input
         that cannot be reached. A single record larger than `bytes_max` comes alone.
@@ -57,4 +60,5 @@ class SourceLane(Protocol):
         """Records known to wait at the source; None when it cannot be known."""
 
     async def drain(self) -> None:
-        """Take nothing new in from outside; what was taken in is still read. After it, `read` gives the rest, then empty batches."""
+        """Take nothing new in from outside; what was taken in is still read. After it, `read` gives the rest, then
+        empty batches."""

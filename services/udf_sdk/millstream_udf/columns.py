@@ -19,9 +19,7 @@ from millstream_udf.wire.frame.v1 import frame_pb2
 
 _SWAP = sys.byteorder == "big"
 
-_Column = TypeVar(
-    "_Column", frame_pb2.SealedBytesColumn, frame_pb2.SealedListColumn, frame_pb2.SealedHeadersColumn
-)
+_Column = TypeVar("_Column", frame_pb2.SealedBytesColumn, frame_pb2.SealedListColumn, frame_pb2.SealedHeadersColumn)
 
 
 def pack_offsets(offsets: Iterable[int]) -> bytes:
@@ -100,6 +98,11 @@ def pack_lists(lists: Sequence[Sequence[bytes]]) -> bytes:
     return column.SerializeToString()
 
 
+def pack_no_lists(records: int) -> bytes:
+    """An encoded `ListColumn` that says that every list is empty, where an absent one would say something else."""
+    return frame_pb2.SealedListColumn(starts=pack_offsets([0] * (records + 1))).SerializeToString()
+
+
 def unpack_lists(column: bytes, records: int) -> list[tuple[bytes, ...]]:
     """`records` tuples; all empty when the column is absent."""
     if not column:
@@ -138,6 +141,11 @@ def pack_headers(headers: Sequence[Mapping[str, bytes]]) -> bytes:
     return column.SerializeToString()
 
 
+def pack_no_headers(records: int) -> bytes:
+    """An encoded `HeadersColumn` that says that no record has headers, where an absent one would say something else."""
+    return frame_pb2.SealedHeadersColumn(starts=pack_offsets([0] * (records + 1))).SerializeToString()
+
+
 def unpack_headers(column: bytes, records: int) -> list[dict[str, bytes]]:
     """One dictionary a record; all empty when the column is absent."""
     if not column:
@@ -159,8 +167,8 @@ def _cut(offsets_data: bytes, data: bytes) -> list[bytes]:
     offsets = unpack_offsets(offsets_data)
     _check_ends(offsets, len(data))
     items = [data[start:stop] for start, stop in pairwise(offsets)]
-    # Falling offsets give slices whose lengths do not add up.
-    if sum(map(len, items)) != len(data):
+    # Inside the data, falling offsets give slices whose lengths do not add up.
+    if sum(map(len, items)) != len(data) or max(offsets) != len(data):
         raise ValueError("offsets fall")
     return items
 

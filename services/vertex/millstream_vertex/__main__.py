@@ -15,13 +15,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import uvloop
+from millstream.telemetry.logging import configure_logging
 
 from millstream.clock import SystemClock
 from millstream.errors import DamageError, EnvironmentFault, FencedError, MillstreamError, UserError
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.limits import DRAIN_TIMEOUT_S
 from millstream.spec import resolved
-from millstream.telemetry.logging import configure_logging
 from millstream_vertex.assembly import VertexConfig, open_vertex
 
 log = logging.getLogger(__name__)
@@ -119,7 +119,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--replica", type=int, default=0)
     parser.add_argument("--nats", required=True, help="URL of the broker")
     parser.add_argument("--monitor", help="URL of the broker's monitoring endpoint")
-    parser.add_argument("--durability", choices=[level.value for level in DurabilityLevel], default=DurabilityLevel.FSYNC.value)
+    parser.add_argument(
+        "--durability", choices=[level.value for level in DurabilityLevel], default=DurabilityLevel.FSYNC.value
+    )
     parser.add_argument("--metrics-port", type=int, default=0, help="Prometheus endpoint on loopback; 0 for none")
     parser.add_argument("--log-level", default="INFO")
     return parser

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
-from millstream_udf.wire.udf.v1 import udf_pb2
+from millstream.telemetry import Telemetry, open_telemetry
 
 from millstream.clock import MICROSECONDS, Clock
 from millstream.errors import MillstreamError, UdfError, UserError
@@ -27,7 +27,6 @@ from millstream.spec.lanes import buffer_of, buffers_of, lanes_of, owned_lanes, 
 from millstream.spec.models import Edge
 from millstream.spec.resolved import Resolved
 from millstream.statistics import VertexStatistics
-from millstream.telemetry import Telemetry, open_telemetry
 from millstream.udf.protocol import MapStream, StreamName
 from millstream.watermark.jetstream import open_jetstream_ot_stores
 from millstream.watermark.source import IdlePolicy, SourceWatermark
@@ -36,6 +35,7 @@ from millstream.wire.nats import open_connection
 from millstream_reader.buffer import open_buffer_reader
 from millstream_reader.sources.opening import open_source
 from millstream_reader.tracker import Tracker
+from millstream_udf.wire.udf.v1 import udf_pb2
 from millstream_vertex.buffer_lane import BufferLane
 from millstream_vertex.cycle import Cycle, wait_until_empty
 from millstream_vertex.ids import SeenIds
@@ -136,7 +136,9 @@ async def open_vertex(config: VertexConfig, clock: Clock) -> AsyncIterator[Verte
 class _Shared:
     """What all lanes of the process use."""
 
-    def __init__(self, config: VertexConfig, clock: Clock, broker: Broker, stores: OtStores, programs: Programs) -> None:
+    def __init__(
+        self, config: VertexConfig, clock: Clock, broker: Broker, stores: OtStores, programs: Programs
+    ) -> None:
         self.config = config
         self.clock = clock
         self.graph: Graph = config.resolved.graph
@@ -165,7 +167,9 @@ class _Shared:
         broker = await stack.enter_async_context(
             open_jetstream_broker(config.nats_url, name, require=config.durability, monitor_url=config.monitor_url)
         )
-        connection = await stack.enter_async_context(open_connection(config.nats_url, name=f"{name}/{config.vertex} watermarks"))
+        connection = await stack.enter_async_context(
+            open_connection(config.nats_url, name=f"{name}/{config.vertex} watermarks")
+        )
         stores = await stack.enter_async_context(open_jetstream_ot_stores(connection, name))
         programs = await stack.enter_async_context(open_programs(config.resolved, config.vertex, config.replica))
         shared = cls(config, clock, broker, stores, programs)
@@ -263,7 +267,9 @@ class _LaneOpening:
         if buffer is None:
             raise MillstreamError(f"{self._where}: a lane of a {shared.kind} vertex has no buffer")
         writer = shared.graph.edge(lane.input).from_
-        lane_input = LaneInput(buffer, upstream_lanes(shared.graph, lane), back_edge=lane.input in shared.graph.back_edges)
+        lane_input = LaneInput(
+            buffer, upstream_lanes(shared.graph, lane), back_edge=lane.input in shared.graph.back_edges
+        )
         if lane_input.back_edge:
             self.closes_cycle = lane_input
         await shared.listen(writer, lane_input)
@@ -344,7 +350,9 @@ class _LaneOpening:
             base_dir=shared.config.resolved.base_dir,
             clock=shared.clock,
         )
-        primary = await self._stack.enter_async_context(open_sink(spec, owner, udf_client=shared.programs.client("sink")))
+        primary = await self._stack.enter_async_context(
+            open_sink(spec, owner, udf_client=shared.programs.client("sink"))
+        )
         fallback = None
         if spec.fallback is not None:
             fallback = await self._stack.enter_async_context(

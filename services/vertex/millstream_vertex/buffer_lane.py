@@ -32,7 +32,9 @@ class BufferLane:
                 background.create_task(self._follow_watermark(), name=f"watermark {self.core.lane}"),
             ]
             async with asyncio.TaskGroup() as work:
-                work.create_task(self.core.commit_all(self._watermark_after, self._committed), name=f"commit {self.core.lane}")
+                work.create_task(
+                    self.core.commit_all(self._watermark_after, self._committed), name=f"commit {self.core.lane}"
+                )
                 yield work
                 self.core.units.close()
             for task in tasks:

@@ -18,7 +18,8 @@ class SeenIds:
     """Ids and when they may be forgotten."""
 
     def __init__(self, known: Iterable[str], *, ttl_s: float, clock: Clock) -> None:
-        """`known`: ids in the ledger that have not expired; they are kept for `ttl_s` from now, at most twice what was promised."""
+        """`known`: ids in the ledger that have not expired; they are kept for `ttl_s` from now, at most twice what
+        was promised."""
         self._ttl_s = ttl_s
         self._clock = clock
         expires_s = clock.monotonic_s() + ttl_s

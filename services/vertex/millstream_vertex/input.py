@@ -1,4 +1,5 @@
-"""What a lane hears of its upstream lanes: input watermark, end of input, and for a back edge of a cycle its own rules."""
+"""What a lane hears of its upstream lanes: input watermark, end of input, and for a back edge of a cycle its own
+rules."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ class LaneInput:
         self._fetcher = WatermarkFetcher(buffer, upstream)
         self._quiet_end: int | None = None
         self.back_edge = back_edge
-        """The input closes a cycle. It holds no watermark back, and ends when the cycle is empty (`cycle.py`): the lanes
+        """The input closes a cycle. It holds no watermark back, and ends when the cycle is empty (`cycle.py`): the
+        lanes
         upstream of it can only end after it."""
         self.changed = asyncio.Event()
         """Something was heard. Cleared by the task that follows the watermark."""

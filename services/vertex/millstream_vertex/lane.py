@@ -1,20 +1,20 @@
 """What all kinds of lanes share: committing finished units in order, and telling the OT store.
 
-    begin ─► work (side by side) ─► Ordered ─► commit ─► OT entry, trim, external ack
+begin ─► work (side by side) ─► Ordered ─► commit ─► OT entry, trim, external ack
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+
+from millstream.telemetry import Telemetry
 
 from millstream.account import Account
 from millstream.clock import END_OF_TIME_US, START_OF_TIME_US, Clock
 from millstream.record import LaneId
 from millstream.statistics import LaneStatistics
-from millstream.telemetry import Telemetry
 from millstream.watermark.store import OtStore
 from millstream.wire.watermark.v1 import ot_pb2
 from millstream_reader.tracker import Tracker

@@ -1,6 +1,6 @@
 """A lane of a map vertex: reads its buffer, has the UDF called, routes and commits.
 
-    buffer ─► slices ─► UDF (several calls at once) ─► Ordered ─► commit: frames + mark
+buffer ─► slices ─► UDF (several calls at once) ─► Ordered ─► commit: frames + mark
 """
 
 from __future__ import annotations
@@ -90,7 +90,11 @@ class MapLane:
         ahead = core.tracker.records
         started = core.clock.monotonic_s()
         with core.telemetry.span(
-            "millstream.map", parent=frame.traceparent, lane=core.lane.key, records=frame.records, sequence=read.sequence
+            "millstream.map",
+            parent=frame.traceparent,
+            lane=core.lane.key,
+            records=frame.records,
+            sequence=read.sequence,
         ) as span:
             mapped = await self._mapper.map(frame, watermark_us=read.watermark_us, traceparent=span.traceparent)
         seconds = core.clock.monotonic_s() - started

@@ -10,13 +10,11 @@ any number of times for the same records; only the commit of its result counts.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-
-from millstream_udf import columns
-from millstream_udf.wire.udf.v1 import udf_pb2
 
 from millstream.account import Account
 from millstream.errors import UdfError
@@ -24,6 +22,8 @@ from millstream.frame import Frame, build_frame
 from millstream.limits import RECORD_BYTES_MAX
 from millstream.retry import OnFailure, RetryPolicy
 from millstream.udf.protocol import MapStream
+from millstream_udf import columns
+from millstream_udf.wire.udf.v1 import udf_pb2
 
 Tags = Sequence[tuple[bytes, ...]]
 
@@ -75,7 +75,14 @@ class Mapper:
     """One UDF stream with its policy, for one lane."""
 
     def __init__(
-        self, stream: MapStream, policy: RetryPolicy, *, where: str, has_dead_letter: bool, needs_tags: bool, rng: random.Random
+        self,
+        stream: MapStream,
+        policy: RetryPolicy,
+        *,
+        where: str,
+        has_dead_letter: bool,
+        needs_tags: bool,
+        rng: random.Random,
     ) -> None:
         """`where` names pipeline, vertex and lane in messages."""
         self._stream = stream
@@ -86,7 +93,8 @@ class Mapper:
         self._rng = rng
 
     async def map(self, frame: Frame, *, watermark_us: int, traceparent: str = "") -> Mapped:
-        """Process the records of `frame`. Raises `UdfError` when the policy says stop or the function breaks the protocol."""
+        """Process the records of `frame`. Raises `UdfError` when the policy says stop or the function breaks the
+        protocol."""
         answer = await self._stream.call(frame.encode(), watermark_us=watermark_us, traceparent=traceparent)
         if not answer.outcomes and not answer.error:
             return self._take_whole(frame, answer)
@@ -98,7 +106,9 @@ class Mapper:
         try:
             parents = self._parents(frame, answer)
             if columns.count_bytes(answer.values) != answer.records:
-                raise ValueError(f"it says {answer.records} outputs and gives {columns.count_bytes(answer.values)} values")
+                raise ValueError(
+                    f"it says {answer.records} outputs and gives {columns.count_bytes(answer.values)} values"
+                )
             tags = columns.unpack_lists(answer.tags, answer.records) if answer.tags and self._needs_tags else None
             output = self._output(frame, answer, parents)
         except ValueError as error:
@@ -120,7 +130,7 @@ class Mapper:
             raise ValueError(f"{len(parents)} parents for {answer.records} outputs")
         if parents and parents[-1] >= frame.records:
             raise ValueError(f"an output names input {parents[-1]} of {frame.records}")
-        if any(later < earlier for earlier, later in zip(parents, parents[1:], strict=False)):
+        if any(later < earlier for earlier, later in itertools.pairwise(parents)):
             raise ValueError("outputs are not in the order of their inputs")
         return parents
 
@@ -136,7 +146,9 @@ class Mapper:
         if times and len(times) != 8 * answer.records:
             raise ValueError(f"{len(times) // 8} event times for {answer.records} outputs")
         inherited = frame
-        if parents is not None and not (len(parents) == frame.records and parents[0] == 0 and len(set(parents)) == len(parents)):
+        if parents is not None and not (
+            len(parents) == frame.records and parents[0] == 0 and len(set(parents)) == len(parents)
+        ):
             inherited = _inherit(frame, parents, keys=not answer.keys, headers=not answer.headers, times=not times)
         output = replace(
             inherited,
@@ -156,7 +168,10 @@ class Mapper:
     def _check_sizes(self, output: Frame) -> None:
         largest = max(len(value) for value in output.values())
         if largest > RECORD_BYTES_MAX:
-            raise UdfError(f"{self._where}: the function put out a record of {largest} bytes; at most {RECORD_BYTES_MAX} can be sent")
+            raise UdfError(
+                f"{self._where}: the function put out a record of {largest} bytes; "
+                f"at most {RECORD_BYTES_MAX} can be sent"
+            )
 
     async def _take_in_parts(
         self, frame: Frame, answer: udf_pb2.SealedMapAnswer, watermark_us: int, traceparent: str
@@ -176,19 +191,29 @@ class Mapper:
             pending = again
             part = frame.take(pending)
             answer = await self._stream.call(
-                part.encode(), watermark_us=watermark_us, attempt=max(attempts[index] for index in pending), traceparent=traceparent
+                part.encode(),
+                watermark_us=watermark_us,
+                attempt=max(attempts[index] for index in pending),
+                traceparent=traceparent,
             )
         mapped = self._assemble(frame, attempted)
         mapped.retries, mapped.errors = retries, errors
         return mapped
 
     def _sort(
-        self, frame: Frame, pending: Sequence[int], answer: udf_pb2.SealedMapAnswer, attempted: _Attempted, attempts: list[int]
+        self,
+        frame: Frame,
+        pending: Sequence[int],
+        answer: udf_pb2.SealedMapAnswer,
+        attempted: _Attempted,
+        attempts: list[int],
     ) -> tuple[list[int], float]:
         """Take an answer to the inputs `pending` in. Returns which to try again, after how long."""
         if answer.error:
             outcomes = {
-                place: _OUTCOME(index=place, result=_OUTCOME.RESULT_ERROR, reason=_first_line(answer.error), detail=answer.error)
+                place: _OUTCOME(
+                    index=place, result=_OUTCOME.RESULT_ERROR, reason=_first_line(answer.error), detail=answer.error
+                )
                 for place in range(len(pending))
             }
         else:
@@ -220,7 +245,9 @@ class Mapper:
                 else:
                     self._give_up(index, outcome, attempted, attempts[index])
             else:
-                raise UdfError(f"{self._where}: the function's answer has an outcome {outcome.result} that a map cannot have")
+                raise UdfError(
+                    f"{self._where}: the function's answer has an outcome {outcome.result} that a map cannot have"
+                )
         return sorted(again), delay_s
 
     def _give_up(self, index: int, outcome: udf_pb2.Outcome, attempted: _Attempted, attempts: int) -> None:
@@ -231,10 +258,13 @@ class Mapper:
         else:
             raise UdfError(
                 f"{self._where}: the function failed on a record after {attempts} attempt(s): {outcome.reason}\n"
-                f"{outcome.detail}\nFix the function and start again (nothing was lost), or set udf.retryStrategy.onFailure."
+                f"{outcome.detail}\n"
+                "Fix the function and start again (nothing was lost), or set udf.retryStrategy.onFailure."
             )
 
-    def _keep_rows(self, frame: Frame, pending: Sequence[int], answer: udf_pb2.SealedMapAnswer, attempted: _Attempted) -> None:
+    def _keep_rows(
+        self, frame: Frame, pending: Sequence[int], answer: udf_pb2.SealedMapAnswer, attempted: _Attempted
+    ) -> None:
         part = frame if len(pending) == frame.records else frame.take(pending)
         failed = {outcome.index for outcome in answer.outcomes}
         values = columns.unpack_bytes(answer.values)
@@ -313,7 +343,9 @@ def _inherit(frame: Frame, parents: Sequence[int], *, keys: bool, headers: bool,
         event_time_max_us=max(taken),
         event_times_column=columns.pack_times(taken),
         keys_column=columns.pack_lists([all_keys[p] for p in parents]) if keys and frame.keys_column else b"",
-        headers_column=columns.pack_headers([all_headers[p] for p in parents]) if headers and frame.headers_column else b"",
+        headers_column=columns.pack_headers([all_headers[p] for p in parents])
+        if headers and frame.headers_column
+        else b"",
     )
 
 

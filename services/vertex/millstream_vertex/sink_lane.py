@@ -1,6 +1,6 @@
 """A lane of a sink vertex: reads its buffer, delivers, and commits how far the target is for sure.
 
-    buffer ─► a few frames ahead ─► delivery (retries, fallback) ─► settled? ─► commit: mark
+buffer ─► a few frames ahead ─► delivery (retries, fallback) ─► settled? ─► commit: mark
 """
 
 from __future__ import annotations
@@ -94,7 +94,10 @@ class SinkVertexLane:
 
     async def _deliver(self, batch: list[ReadFrame]) -> None:
         core = self.core
-        frames = [SinkFrame(read.frame, read.sequence, read.first_index, f"{self._id_prefix}{read.sequence}/") for read in batch]
+        frames = [
+            SinkFrame(read.frame, read.sequence, read.first_index, f"{self._id_prefix}{read.sequence}/")
+            for read in batch
+        ]
         end = Position(batch[-1].sequence, 0)
         records = sum(read.frame.records for read in batch)
         started = core.clock.monotonic_s()

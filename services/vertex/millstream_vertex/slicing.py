@@ -21,7 +21,8 @@ class Slicer:
         return self._records_per_s is not None
 
     def answered(self, records_ahead: int, seconds: float) -> None:
-        """A call was answered `seconds` after it was sent, when it and the calls before it held `records_ahead` records.
+        """A call was answered `seconds` after it was sent, when it and the calls before it held `records_ahead`
+        records.
 
         That many records in that time is the function's rate, however many it works on at once (Little's law).
         """

@@ -1,6 +1,6 @@
 """A lane of a source vertex: reads the source, drops repeated ids, has records transformed, routes and commits.
 
-    source ─► ids seen before? ─► transformer (several calls at once) ─► Ordered ─► commit: frames + ids + mark ─► ack
+source ─► ids seen before? ─► transformer (several calls at once) ─► Ordered ─► commit: frames + ids + mark ─► ack
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class SourceVertexLane:
         seen: SeenIds | None,
         on_invalid: OnFailure,
     ) -> None:
-        """`seen` is needed for a source that is not replayable; `on_invalid` decides about input that cannot be read."""
+        """`seen` is needed for a source that is not replayable; `on_invalid` decides about input that cannot be
+        read."""
         self.core = core
         self._source = source
         self._transformer = transformer
@@ -74,7 +75,9 @@ class SourceVertexLane:
         async with asyncio.TaskGroup() as background:
             ticking = background.create_task(self._tick(), name=f"idle {self.core.lane}")
             async with asyncio.TaskGroup() as work:
-                work.create_task(self.core.commit_all(self._watermark_after, self._committed), name=f"commit {self.core.lane}")
+                work.create_task(
+                    self.core.commit_all(self._watermark_after, self._committed), name=f"commit {self.core.lane}"
+                )
                 ended = await self._read_all(work)
                 self.core.units.close()
             ticking.cancel()
@@ -181,6 +184,8 @@ class SourceVertexLane:
         while True:
             await asyncio.sleep(OT_PUBLISH_INTERVAL_S * 2)
             waiting = len(self.core.tracker) == 0
-            watermark_us = self._watermark.tick(self.core.clock.now_us(), self.core.clock.monotonic_s(), waiting=waiting)
+            watermark_us = self._watermark.tick(
+                self.core.clock.now_us(), self.core.clock.monotonic_s(), waiting=waiting
+            )
             if waiting and watermark_us > self.core.watermark_us:
                 self.core.publish(watermark_us, idle=True)

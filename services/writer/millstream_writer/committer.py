@@ -66,7 +66,13 @@ class Committer:
     """Commits for one lane, one batch after another, beginning at the mark that the takeover gave."""
 
     def __init__(
-        self, ledger: Ledger, lane: LaneId, taken_over: StoredMark, sequences: dict[BufferId, int], router: Router, room: Room
+        self,
+        ledger: Ledger,
+        lane: LaneId,
+        taken_over: StoredMark,
+        sequences: dict[BufferId, int],
+        router: Router,
+        room: Room,
     ) -> None:
         """`sequences`: the last sequence in each buffer of the router, as the ledger tells it after the takeover."""
         self._ledger = ledger

@@ -40,7 +40,7 @@ def tag_condition(operator: str, values: Sequence[str]) -> Callable[[frozenset[b
     if operator == "and":
         return lambda tags: wanted <= tags
     if operator == "not":
-        return lambda tags: wanted.isdisjoint(tags)
+        return wanted.isdisjoint
     raise MillstreamError(f"the spec let an unknown tag operator pass: {operator!r}")
 
 
@@ -77,7 +77,9 @@ class Router:
         return bool(self._dead_letter)
 
     def discards_when_full(self, buffer: BufferId) -> bool:
-        return any(route.edge == buffer.edge and route.discard_when_full for route in (*self._routes, *self._dead_letter))
+        return any(
+            route.edge == buffer.edge and route.discard_when_full for route in (*self._routes, *self._dead_letter)
+        )
 
     def route(self, frame: Frame, tags: Tags | None) -> Routed:
         """Send `frame` on its ways. `tags` is None when no record has any."""
@@ -86,7 +88,11 @@ class Router:
             for route in self._routes:
                 self._spread(route, frame, routed)
             return routed
-        sets = [frozenset(record_tags) for record_tags in tags] if tags is not None else [frozenset[bytes]()] * frame.records
+        sets = (
+            [frozenset(record_tags) for record_tags in tags]
+            if tags is not None
+            else [frozenset[bytes]()] * frame.records
+        )
         wanted = [False] * frame.records
         for route in self._routes:
             if route.condition is None:

@@ -20,15 +20,14 @@ from dataclasses import dataclass
 from itertools import accumulate
 from operator import sub
 
-from millstream_udf import columns
-from millstream_udf.wire.frame.v1 import frame_pb2
-
 from millstream.clock import MICROSECONDS, Clock
 from millstream.errors import DamageError
 from millstream.frame import Frame
 from millstream.record import LaneId
 from millstream_reader.source import SourceBatch
 from millstream_reader.sources.positions import pack_position, unpack_position
+from millstream_udf import columns
+from millstream_udf.wire.frame.v1 import frame_pb2
 
 KIND = "generator"
 

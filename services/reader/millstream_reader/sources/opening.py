@@ -8,17 +8,24 @@ from __future__ import annotations
 
 import base64
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
 from millstream.clock import MICROSECONDS, Clock
 from millstream.errors import MillstreamError
 from millstream.record import LaneId
-from millstream.spec.models import GeneratorSource, Source
+from millstream.spec.models import CsvOptions, FileSource, GeneratorSource, Source
 from millstream.udf.protocol import StreamName, UdfClient
 from millstream_reader.source import SourceLane
+from millstream_reader.sources.csv_parsing import CsvFormat
+from millstream_reader.sources.disk import FilePatterns
+from millstream_reader.sources.extract import Extraction, time_parser
+from millstream_reader.sources.extracting import ExtractingLane
+from millstream_reader.sources.file import open_files
+from millstream_reader.sources.follow import open_followed
 from millstream_reader.sources.generator import GeneratorPlan, open_generator
+from millstream_reader.sources.text_file import TextFormat
 from millstream_reader.sources.user_defined import open_user_defined
 
 
@@ -39,15 +46,43 @@ async def open_source(
     `base_dir` is the directory of the pipeline file, from which its paths count. A user-defined source needs
     `udf_client` and `stream_name`. Errors: those of `SourceLane.read`, for what shows at once.
     """
-    if source.generator is not None:
-        plan = generator_plan(source.generator)
-        async with open_generator(plan, lane, partitions, position, clock=clock) as generator:
-            yield generator
-    else:
-        if udf_client is None or stream_name is None:
-            raise MillstreamError(f"lane {lane}: a user-defined source was opened without its function")
-        async with open_user_defined(udf_client, stream_name, lane, partitions, position, clock=clock) as user_defined:
-            yield user_defined
+    extraction = extraction_of(source)
+    async with AsyncExitStack() as stack:
+        if source.file is not None:
+            opener = open_followed if source.file.follow else open_files
+            patterns = FilePatterns(source.file.paths, base_dir)
+            text = text_format(source.file, extraction)
+            yield await stack.enter_async_context(opener(patterns, text, lane, partitions, position, clock=clock))
+            return
+        opened: SourceLane
+        if source.generator is not None:
+            plan = generator_plan(source.generator)
+            opened = await stack.enter_async_context(open_generator(plan, lane, partitions, position, clock=clock))
+        else:
+            if udf_client is None or stream_name is None:
+                raise MillstreamError(f"lane {lane}: a user-defined source was opened without its function")
+            opened = await stack.enter_async_context(
+                open_user_defined(udf_client, stream_name, lane, partitions, position, clock=clock)
+            )
+        yield ExtractingLane(opened, extraction) if extraction.reads_anything else opened
+
+
+def extraction_of(source: Source) -> Extraction:
+    """What `eventTime` and `keys` mean."""
+    wanted = source.event_time
+    return Extraction(
+        time_field=wanted.field if wanted is not None else None,
+        time_header=wanted.header.lower() if wanted is not None and wanted.header is not None else None,
+        parse_time=time_parser(wanted.format if wanted is not None else "rfc3339"),
+        key_fields=source.keys,
+    )
+
+
+def text_format(source: FileSource, extraction: Extraction) -> TextFormat:
+    """What `format`, `csv` and `encoding` mean."""
+    options = source.csv or CsvOptions()
+    types = tuple((column.name, column.type) for column in options.columns)
+    return TextFormat(source.format, source.encoding, CsvFormat(options.delimiter, options.header, types), extraction)
 
 
 def generator_plan(source: GeneratorSource) -> GeneratorPlan:

@@ -11,10 +11,6 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from millstream_udf import columns
-from millstream_udf.wire.frame.v1 import frame_pb2
-from millstream_udf.wire.udf.v1 import udf_pb2
-
 from millstream.clock import Clock
 from millstream.errors import UdfError
 from millstream.frame import Frame
@@ -22,6 +18,9 @@ from millstream.limits import RECORD_BYTES_MAX, SIDECAR_BACKOFF_FIRST_S
 from millstream.record import LaneId
 from millstream.udf.protocol import SourceStream, StreamName, UdfClient
 from millstream_reader.source import SourceBatch
+from millstream_udf import columns
+from millstream_udf.wire.frame.v1 import frame_pb2
+from millstream_udf.wire.udf.v1 import udf_pb2
 
 _log = logging.getLogger(__name__)
 

@@ -1,0 +1,117 @@
+"""The small mechanisms of a lane: order, bounds, slices, ids."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from millstream_reader.tracker import Tracked, Tracker
+from millstream_vertex.ids import SeenIds
+from millstream_vertex.ordered import Ordered
+from millstream_vertex.slicing import FIRST_SLICE_RECORDS, Slicer
+
+from millstream.errors import MillstreamError
+from millstream.frame import frame_of_records
+from millstream.record import Record
+
+
+class ManualClock:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def now_us(self) -> int:
+        return round(self.now_s * 1e6)
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+
+async def test_results_come_out_in_the_order_in_which_work_began() -> None:
+    ordered: Ordered[int] = Ordered()
+    first, second, third = (asyncio.get_running_loop().create_future() for _ in range(3))
+    for future in (first, second, third):
+        ordered.add(future)
+    second.set_result(2)
+    waiting = asyncio.ensure_future(ordered.ready())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    first.set_result(1)
+    assert await waiting == [1, 2]
+    third.set_result(3)
+    ordered.close()
+    assert await ordered.ready() == [3]
+    assert await ordered.ready() == []
+
+
+async def test_the_tracker_bounds_what_is_in_flight() -> None:
+    tracker = Tracker(pieces_max=2, bytes_max=100)
+    await tracker.begin(Tracked(records=5, size=60))
+    too_much = asyncio.ensure_future(tracker.begin(Tracked(records=1, size=60)))
+    await asyncio.sleep(0)
+    assert not too_much.done()
+    await tracker.finish(1)
+    await too_much
+    await tracker.begin(Tracked(records=1, size=40))
+    assert (len(tracker), tracker.records, tracker.size) == (2, 2, 100)
+    third = asyncio.ensure_future(tracker.begin(Tracked(records=1, size=0)))
+    await asyncio.sleep(0)
+    assert not third.done()
+    await tracker.finish(2)
+    await third
+
+
+async def test_a_piece_larger_than_the_bound_goes_alone() -> None:
+    tracker = Tracker(pieces_max=2, bytes_max=100)
+    await tracker.begin(Tracked(records=1, size=1000))
+    assert tracker.size == 1000
+
+
+def test_slices_follow_the_rate_of_the_function() -> None:
+    slicer = Slicer(target_s=0.5, records_max=None)
+    assert slicer.records() == FIRST_SLICE_RECORDS
+    assert not slicer.learned
+    slicer.answered(100, 2.0)
+    assert slicer.records() == 25
+    for _ in range(50):
+        slicer.answered(100, 0.001)
+    assert slicer.records() > 40_000
+    slicer.answered(1, 1e9)
+    assert slicer.records() >= 1
+
+
+def test_the_users_batch_size_bounds_a_slice() -> None:
+    slicer = Slicer(target_s=0.5, records_max=10)
+    assert slicer.records() == 10
+    slicer.answered(1_000_000, 0.1)
+    assert slicer.records() == 10
+
+
+@pytest.mark.guarantee("I1")
+def test_a_repeated_id_is_admitted_once_until_it_expires() -> None:
+    clock = ManualClock()
+    seen = SeenIds(["old"], ttl_s=10.0, clock=clock)
+    frame = frame_of_records([Record(b"a", 1, id="old"), Record(b"b", 2, id="new")], ingest_time_us=0)
+    kept, ids, repeated = seen.admit(frame)
+    assert kept is not None
+    assert kept.values() == [b"b"]
+    assert (ids, repeated) == (["new"], 1)
+    assert seen.admit(frame) == (None, [], 2)
+    clock.now_s = 11.0
+    kept, ids, repeated = seen.admit(frame)
+    assert (ids, repeated) == (["old", "new"], 0)
+    assert len(seen) == 2
+
+
+def test_an_id_twice_in_one_frame_is_admitted_once() -> None:
+    frame = frame_of_records([Record(b"a", 1, id="x"), Record(b"b", 2, id="x")], ingest_time_us=0)
+    kept, ids, repeated = SeenIds([], ttl_s=1.0, clock=ManualClock()).admit(frame)
+    assert kept is not None
+    assert (kept.values(), ids, repeated) == ([b"a"], ["x"], 1)
+
+
+def test_a_repeating_source_without_ids_is_a_defect() -> None:
+    frame = frame_of_records([Record(b"a", 1)], ingest_time_us=0)
+    with pytest.raises(MillstreamError, match="without ids"):
+        SeenIds([], ttl_s=1.0, clock=ManualClock()).admit(frame)
