@@ -72,7 +72,7 @@ def extraction_of(source: Source) -> Extraction:
     wanted = source.event_time
     return Extraction(
         time_field=wanted.field if wanted is not None else None,
-        time_header=wanted.header.lower() if wanted is not None and wanted.header is not None else None,
+        time_header=wanted.header if wanted is not None else None,
         parse_time=time_parser(wanted.format if wanted is not None else "rfc3339"),
         key_fields=source.keys,
     )

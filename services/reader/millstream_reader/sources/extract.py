@@ -1,0 +1,185 @@
+"""Event time and keys, read off a record. Pure.
+
+Above it: the sources, which bring JSON values, CSV columns or headers. It owns the formats of event times and how the
+path of a member is written; it does not know where a value came from. What cannot be read raises `ValueError` with
+what was found and what was expected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from typing import Any
+
+from millstream.clock import MICROSECONDS
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_TIMES_KEPT = 4096
+"""Parsed texts that each parser remembers: event times of neighbours are often the same."""
+_SHOWN = 60
+YEAR_10000_US = 253_402_300_800 * MICROSECONDS
+"""No event time lies this late. Milliseconds taken for seconds do, and would make everything after them late."""
+YEAR_1_US = -62_135_596_800 * MICROSECONDS
+
+TimeParser = Callable[[object], int]
+"""From a text or number to microseconds since the epoch."""
+
+_UNITS = {"epoch": ("seconds", MICROSECONDS), "epoch_ms": ("milliseconds", 1000), "epoch_us": ("microseconds", 1)}
+
+
+def time_parser(time_format: str) -> TimeParser:
+    """A parser for a named format or a strptime pattern."""
+    if time_format == "rfc3339":
+        return _text_parser(datetime.fromisoformat, "a time such as 2024-01-31T08:00:00Z")
+    if time_format in _UNITS:
+        return _number_parser(time_format, *_UNITS[time_format])
+    # `microseconds_of` takes a time without an offset as UTC.
+    return _text_parser(
+        lambda text: datetime.strptime(text, time_format),  # noqa: DTZ007
+        f"a time of the form {time_format}",
+    )
+
+
+def _text_parser(parse: Callable[[str], datetime], expected: str) -> TimeParser:
+    @lru_cache(maxsize=_TIMES_KEPT)
+    def parse_text(text: str) -> int:
+        try:
+            return microseconds_of(parse(text))
+        except (ValueError, OverflowError):
+            raise ValueError(f"{shown(text)} is not {expected}") from None
+
+    def parse_value(value: object) -> int:
+        if not isinstance(value, str):
+            raise ValueError(f"{shown(value)} is not {expected}")
+        return parse_text(value)
+
+    return parse_value
+
+
+def _number_parser(name: str, unit: str, scale_us: int) -> TimeParser:
+    expected = f"{unit} since 1970 ({name})"
+
+    def parse_value(value: object) -> int:
+        try:
+            time_us = _scaled(value, scale_us)
+        except (ValueError, OverflowError):
+            raise ValueError(f"{shown(value)} is not {expected}") from None
+        if not YEAR_1_US <= time_us < YEAR_10000_US:
+            raise ValueError(
+                f"{shown(value)} {unit} since 1970 ({name}) is not in the years 1 to 9999; is the unit right?"
+            )
+        return time_us
+
+    return parse_value
+
+
+def _scaled(value: object, scale_us: int) -> int:
+    if isinstance(value, str):
+        # Digits alone are exact as an integer; a fraction is rounded to microseconds.
+        value = int(value) if value.isdecimal() and value.isascii() else float(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError
+    if isinstance(value, int):
+        return value * scale_us
+    # Split, because a float of microseconds since 1970 has no digits left for rounding well.
+    whole = int(value)
+    return whole * scale_us + round((value - whole) * scale_us)
+
+
+_RFC3339 = time_parser("rfc3339")
+
+
+def microseconds_of(moment: datetime) -> int:
+    """Microseconds since the epoch; a time without an offset is UTC."""
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return (moment - _EPOCH) // timedelta(microseconds=1)
+
+
+def key_text(value: object) -> str:
+    """The key part that a member of a JSON value makes."""
+    if isinstance(value, str):
+        return value
+    if value is True:
+        return "true"
+    if value is False:
+        return "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    raise ValueError(f"{shown(value)} is not a text, a number, true or false")
+
+
+def member(value: object, path: str) -> object:
+    """The member of a JSON value at a dotted path. A member whose own name has the dots goes first."""
+    found = value
+    if isinstance(value, dict) and path in value:
+        return value[path]
+    for name in path.split("."):
+        if not isinstance(found, dict):
+            raise ValueError(f"there is no `{path}`: {shown(found)} is not an object")
+        if name not in found:
+            raise ValueError(f"there is no `{path}` in the record")
+        found = found[name]
+    return found
+
+
+def shown(value: object) -> str:
+    """A value for a message, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+
+
+@dataclass(frozen=True, slots=True)
+class Extraction:
+    """What is read off each record of a source."""
+
+    time_field: str | None = None
+    """Dotted path of the event time in the JSON value."""
+    time_header: str | None = None
+    """Header that has the event time."""
+    parse_time: TimeParser = _RFC3339
+    key_fields: tuple[str, ...] = ()
+    """Dotted paths of the key parts, in order."""
+
+    @property
+    def reads_value(self) -> bool:
+        """Whether the value has to be parsed."""
+        return self.time_field is not None or bool(self.key_fields)
+
+    @property
+    def reads_anything(self) -> bool:
+        return self.reads_value or self.time_header is not None
+
+    def event_time_us(self, value: Any) -> int:
+        """Of a parsed JSON value, by `time_field`."""
+        assert self.time_field is not None
+        # The common case, before the path is taken apart.
+        found = value.get(self.time_field) if type(value) is dict else None
+        return self._time(self.time_field, member(value, self.time_field) if found is None else found)
+
+    def header_time_us(self, headers: Mapping[str, bytes]) -> int:
+        """Of a record's headers, by `time_header`."""
+        assert self.time_header is not None
+        written = headers.get(self.time_header)
+        if written is None:
+            raise ValueError(f"there is no header `{self.time_header}`, which has the event time")
+        return self._time(self.time_header, written.decode("utf-8", "replace"))
+
+    def keys(self, value: Any) -> tuple[bytes, ...]:
+        """Key parts of a parsed JSON value."""
+        parts = []
+        for path in self.key_fields:
+            found = value.get(path) if type(value) is dict else None
+            try:
+                parts.append(key_text(member(value, path) if found is None else found).encode())
+            except ValueError as error:
+                raise ValueError(f"key `{path}`: {error}") from None
+        return tuple(parts)
+
+    def _time(self, name: str, written: object) -> int:
+        try:
+            return self.parse_time(written)
+        except ValueError as error:
+            raise ValueError(f"event time `{name}`: {error}") from None

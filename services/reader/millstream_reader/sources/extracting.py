@@ -1,0 +1,82 @@
+"""`eventTime` and `keys` for a source that gives whole frames.
+
+Above it: a source lane. Below it: another lane, of a generator or of a source of the user's own. Files and HTTP
+requests are read with their event time and keys in the first place and do not need it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import replace
+
+from millstream.frame import Frame
+from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane
+from millstream_reader.sources.extract import Extraction
+from millstream_reader.sources.parsing import checked_json
+from millstream_udf import columns
+
+
+class ExtractingLane:
+    """The records of another lane, with the event time and keys that the spec asks for. See `SourceLane`."""
+
+    def __init__(self, lane: SourceLane, extraction: Extraction) -> None:
+        self._lane = lane
+        self._extraction = extraction
+
+    @property
+    def replayable(self) -> bool:
+        return self._lane.replayable
+
+    async def read(self, records_max: int, bytes_max: int, timeout_s: float) -> SourceBatch:
+        batch = await self._lane.read(records_max, bytes_max, timeout_s)
+        if batch.frame is None:
+            return batch
+        frame, invalid = extract(batch.frame, self._extraction)
+        return replace(batch, frame=frame, invalid=(*batch.invalid, *invalid))
+
+    async def committed(self, position: bytes) -> None:
+        await self._lane.committed(position)
+
+    def pending(self) -> int | None:
+        return self._lane.pending()
+
+    async def drain(self) -> None:
+        await self._lane.drain()
+
+
+def extract(frame: Frame, extraction: Extraction) -> tuple[Frame | None, list[InvalidRecord]]:
+    """The frame with event times and keys read off its records, and the records that these cannot be read off. Pure."""
+    times = frame.event_times_us()
+    keys = frame.keys()
+    headers = frame.headers()
+    kept: list[int] = []
+    invalid: list[InvalidRecord] = []
+    for index, value in enumerate(frame.values()):
+        try:
+            item = checked_json(value) if extraction.reads_value else None
+            if extraction.time_field is not None:
+                times[index] = extraction.event_time_us(item)
+            elif extraction.time_header is not None:
+                times[index] = extraction.header_time_us(headers[index])
+            if extraction.key_fields:
+                keys[index] = extraction.keys(item)
+        except ValueError as error:
+            invalid.append(InvalidRecord(value, str(error)))
+        else:
+            kept.append(index)
+    if not kept:
+        return None, invalid
+    if invalid:
+        frame = frame.take(kept)
+        times = array("q", [times[index] for index in kept])
+        keys = [keys[index] for index in kept]
+    return (
+        replace(
+            frame,
+            event_time_min_us=min(times),
+            event_time_max_us=max(times),
+            event_times_column=columns.pack_times(times),
+            keys_column=columns.pack_lists(keys),
+        ),
+        invalid,
+    )

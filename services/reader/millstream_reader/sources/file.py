@@ -1,0 +1,185 @@
+"""Files that end: each is read once, from its beginning to its end, one after the other in the order of their names.
+
+Above it: a source lane. Below it: `text_file`. A lane owns the files whose name it is the hash of. Which files there
+are is decided when the lane opens. Its position is the file it is in and how far; whatever sorts before that is done,
+so a position has the same few bytes for any number of files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import zlib
+from bisect import bisect_left, bisect_right
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from millstream.clock import Clock
+from millstream.errors import DamageError, UserError
+from millstream.record import LaneId
+from millstream_reader.source import SourceBatch
+from millstream_reader.sources.disk import FilePatterns, Worker, open_worker
+from millstream_reader.sources.positions import pack_position, unpack_position
+from millstream_reader.sources.text_file import FileMark, TextFile, TextFormat, open_text_file
+
+KIND = "file"
+
+_log = logging.getLogger(__name__)
+
+
+@asynccontextmanager
+async def open_files(
+    patterns: FilePatterns, text: TextFormat, lane: LaneId, partitions: int, position: bytes, *, clock: Clock
+) -> AsyncIterator[FileLane]:
+    """A lane of the files there are now, going on at `position`.
+
+    Errors: `UserError` when there are none, `DamageError` when the file that was being read is not as it was.
+    """
+    body = unpack_position(position, KIND, partitions, lane)
+    async with open_worker(f"files-{lane.partition}") as worker:
+        found = await worker.run(patterns.find)
+        if missing := sorted(set(patterns.plain()) - set(found)) if body is None else []:
+            raise UserError(f"lane {lane}: there is no file {missing[0]} in {patterns.base_dir}. Correct `paths`")
+        if not found and body is None:
+            raise UserError(f"lane {lane}: no file in {patterns.base_dir} matches {patterns}. Correct `paths`")
+        names = [name for name in found if _owner(name, partitions) == lane.partition]
+        files = FileLane(names, patterns, text, lane, partitions, worker, clock)
+        try:
+            if body is not None:
+                try:
+                    await files.go_on(body["file"], FileMark(*body["mark"]), body["finished"], body["done"])
+                except (KeyError, TypeError) as error:
+                    raise DamageError(f"lane {lane}: the position {position[:80]!r} is not one of files") from error
+            yield files
+        finally:
+            worker.finish()
+            files.close()
+
+
+def _owner(name: str, partitions: int) -> int:
+    return zlib.crc32(name.encode("utf-8", "surrogateescape")) % partitions
+
+
+class FileLane:
+    """One lane of files that end. See `SourceLane`."""
+
+    def __init__(
+        self,
+        names: list[str],
+        patterns: FilePatterns,
+        text: TextFormat,
+        lane: LaneId,
+        partitions: int,
+        worker: Worker,
+        clock: Clock,
+    ) -> None:
+        self._names = names
+        self._patterns = patterns
+        self._text = text
+        self._lane = lane
+        self._partitions = partitions
+        self._worker = worker
+        self._clock = clock
+        self._done = 0
+        """Files of `names` that are finished."""
+        self._file: TextFile | None = None
+        self._last = ("", FileMark(), False)
+        """The newest file that was opened, its mark, and whether it is finished."""
+        self._draining = False
+
+    async def go_on(self, name: str, mark: FileMark, finished: bool, done: int) -> None:
+        """Go to a position of an earlier run."""
+        self._last = (name, mark, finished)
+        if not name:
+            return
+        self._done = bisect_right(self._names, name) if finished else bisect_left(self._names, name)
+        if self._done > done:
+            _log.warning(
+                "lane %s: %d files that sort before %s came after the run had passed their place; they are not read. "
+                "Give later files names that sort later, or use `follow`",
+                self._lane,
+                self._done - done,
+                name,
+            )
+        if not finished:
+            if name not in self._names:
+                raise self._damaged(name, "it is gone")
+            self._file = await self._worker.run(self._open, name, mark)
+
+    @property
+    def replayable(self) -> bool:
+        return True
+
+    async def read(self, records_max: int, bytes_max: int, timeout_s: float) -> SourceBatch:
+        # Records in memory are given without waiting, so others would never have their turn.
+        await asyncio.sleep(0)
+        while not self._draining:
+            if self._file is None:
+                if self._done == len(self._names):
+                    return SourceBatch(None, self._position(), ended=True)
+                self._file = await self._worker.run(self._open, self._names[self._done], FileMark())
+                self._last = (self._file.name, self._file.mark, False)
+            taken = self._file.take(records_max, bytes_max, now_us=self._clock.now_us(), closing=True)
+            if taken is not None:
+                self._last = (self._file.name, self._file.mark, False)
+                if taken.frame is not None or taken.invalid:
+                    return SourceBatch(taken.frame, self._position(), invalid=taken.invalid)
+            elif not self._file.at_end:
+                await self._worker.run(self._fill, self._file)
+            else:
+                self._finish(self._file)
+        return SourceBatch(None, self._position())
+
+    async def committed(self, position: bytes) -> None:
+        """Nobody outside waits for it."""
+
+    def pending(self) -> int | None:
+        return None
+
+    async def drain(self) -> None:
+        self._draining = True
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _finish(self, file: TextFile) -> None:
+        self._last = (file.name, file.mark, True)
+        self._done += 1
+        self.close()
+
+    def _position(self) -> bytes:
+        name, mark, finished = self._last
+        done = self._done
+        body = {"file": name, "mark": mark.pack(), "finished": finished, "done": done}
+        return pack_position(KIND, self._partitions, body)
+
+    def _open(self, name: str, mark: FileMark) -> TextFile:
+        """Blocks."""
+        try:
+            file = open_text_file(self._patterns.path(name), name, self._text, mark)
+        except FileNotFoundError as error:
+            raise self._damaged(name, "it is gone") from error
+        try:
+            fault = file.fault()
+            if fault is not None:
+                raise self._damaged(name, fault)
+            file.begin()
+        except BaseException:
+            file.close()
+            raise
+        return file
+
+    def _fill(self, file: TextFile) -> None:
+        """Blocks."""
+        if not file.fill():
+            fault = file.fault()
+            if fault is not None:
+                raise self._damaged(file.name, fault)
+
+    def _damaged(self, name: str, fault: str) -> DamageError:
+        return DamageError(
+            f"lane {self._lane}: {name} changed while it was being read: {fault}. What was read before is kept. "
+            "Put the file back as it was, or start over with --fresh"
+        )

@@ -1,0 +1,263 @@
+"""Files that grow: read to their end and then further as they are written, rotated, truncated, and as new ones come.
+
+Above it: a source lane. Below it: `text_file`. A file is known by its inode and by how it begins, not by its name: a
+file that is rotated by renaming is read to its end under its new name. A file that was truncated begins anew. A line
+counts when its newline is there; when a file has been rotated away and nothing was written to it for a while, its last
+line counts without.
+
+A lane owns the files whose inode modulo the partitions it is, because that survives renaming.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+
+from millstream.clock import Clock
+from millstream.errors import DamageError, UserError
+from millstream.record import LaneId
+from millstream_reader.source import SourceBatch
+from millstream_reader.sources.disk import FilePatterns, Worker, open_worker
+from millstream_reader.sources.positions import pack_position, unpack_position
+from millstream_reader.sources.text_file import FileMark, TextFile, TextFormat, open_text_file
+
+KIND = "follow"
+
+FOLLOWED_FILES_MAX = 500
+"""Files a lane follows at once. Each is an open file and about 100 bytes of every position."""
+_POLL_INTERVAL_S = 0.05
+"""How often files that have ended are looked at again."""
+_SCAN_INTERVAL_S = 1.0
+"""How often the patterns are matched anew."""
+_ROTATED_WAIT_S = 5.0
+"""How long a file that was rotated away must have been silent to be closed. Its writer may hold it open for a while."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Followed:
+    """One file and what is known of it beside its text."""
+
+    file: TextFile
+    name: str
+    inode: int
+    silent_since_s: float
+    """When something new was last seen in it."""
+    rotated: bool = False
+    """Its name is gone, or another file has it."""
+
+
+@asynccontextmanager
+async def open_followed(
+    patterns: FilePatterns, text: TextFormat, lane: LaneId, partitions: int, position: bytes, *, clock: Clock
+) -> AsyncIterator[FollowLane]:
+    """A lane that follows the files that match, going on at `position`."""
+    body = unpack_position(position, KIND, partitions, lane)
+    async with open_worker(f"follow-{lane.partition}") as worker:
+        followed = FollowLane(patterns, text, lane, partitions, worker, clock)
+        try:
+            if body is not None:
+                try:
+                    entries = [(str(name), int(inode), FileMark(*mark)) for name, inode, *mark in body["files"]]
+                except (KeyError, TypeError, ValueError) as error:
+                    raise DamageError(f"lane {lane}: the position {position[:80]!r} is not one of files") from error
+                await worker.run(followed.go_on, entries)
+            yield followed
+        finally:
+            worker.finish()
+            followed.close()
+
+
+class FollowLane:
+    """One lane of files that grow. See `SourceLane`."""
+
+    def __init__(
+        self,
+        patterns: FilePatterns,
+        text: TextFormat,
+        lane: LaneId,
+        partitions: int,
+        worker: Worker,
+        clock: Clock,
+    ) -> None:
+        self._patterns = patterns
+        self._text = text
+        self._lane = lane
+        self._partitions = partitions
+        self._worker = worker
+        self._clock = clock
+        self._files: deque[_Followed] = deque()
+        """In turn: whoever has given records goes to the back."""
+        self._scanned_s: float | None = None
+        self._draining = False
+
+    @property
+    def replayable(self) -> bool:
+        return True
+
+    async def read(self, records_max: int, bytes_max: int, timeout_s: float) -> SourceBatch:
+        await asyncio.sleep(0)
+        deadline_s = self._clock.monotonic_s() + timeout_s
+        while not self._draining:
+            batch = self._take(records_max, bytes_max)
+            if batch is not None:
+                return batch
+            if await self._worker.run(self._fill):
+                continue
+            left_s = deadline_s - self._clock.monotonic_s()
+            if left_s <= 0:
+                break
+            await asyncio.sleep(min(_POLL_INTERVAL_S, left_s))
+        return SourceBatch(None, self._position())
+
+    async def committed(self, position: bytes) -> None:
+        """Nobody outside waits for it."""
+
+    def pending(self) -> int | None:
+        return None
+
+    async def drain(self) -> None:
+        self._draining = True
+
+    def close(self) -> None:
+        while self._files:
+            self._files.pop().file.close()
+
+    def _position(self) -> bytes:
+        files = [[entry.name, entry.inode, *entry.file.mark.pack()] for entry in self._files]
+        # Sorted, so that the order of turns does not make another position of the same state.
+        return pack_position(KIND, self._partitions, {"files": sorted(files)})
+
+    def _take(self, records_max: int, bytes_max: int) -> SourceBatch | None:
+        for entry in list(self._files):
+            closing = self._is_over(entry)
+            while (
+                taken := entry.file.take(records_max, bytes_max, now_us=self._clock.now_us(), closing=closing)
+            ) is not None:
+                if taken.frame is not None or taken.invalid:
+                    self._files.remove(entry)
+                    self._files.append(entry)
+                    return SourceBatch(taken.frame, self._position(), invalid=taken.invalid)
+            if closing:
+                self._files.remove(entry)
+                entry.file.close()
+        return None
+
+    def _is_over(self, entry: _Followed) -> bool:
+        silent_s = self._clock.monotonic_s() - entry.silent_since_s
+        return entry.rotated and entry.file.at_end and silent_s >= _ROTATED_WAIT_S
+
+    # On the disk: these block.
+
+    def go_on(self, entries: list[tuple[str, int, FileMark]]) -> None:
+        """Find the files of an earlier run again, wherever their names have gone."""
+        for name, inode, mark in entries:
+            file = self._reopen(name, inode, mark)
+            if file is None and mark.offset > 0:
+                _log.warning(
+                    "lane %s: %s was removed or overwritten while nobody read it; what was written to it "
+                    "after byte %d, if anything, is lost",
+                    self._lane, name, mark.offset,
+                )  # fmt: skip
+            elif file is not None:
+                self._add(file, name)
+
+    def _reopen(self, name: str, inode: int, mark: FileMark) -> TextFile | None:
+        path = self._patterns.path(name)
+        candidates: list[str] = []
+        with suppress(FileNotFoundError), os.scandir(os.path.dirname(path) or ".") as found:
+            candidates = [item.path for item in found if item.inode() == inode]
+        if mark.offset > 0:
+            # Where a disk was moved, inodes are others: the text decides.
+            candidates.append(path)
+        followed = {entry.inode for entry in self._files}
+        for candidate in candidates:
+            file = self._open(candidate, name, mark)
+            if file is None:
+                continue
+            # An inode may be another file's by now.
+            if file.stat().st_ino not in followed and file.fault() is None:
+                file.begin()
+                return file
+            file.close()
+        return None
+
+    def _open(self, path: str, name: str, mark: FileMark) -> TextFile | None:
+        try:
+            return open_text_file(path, name, self._text, mark)
+        except FileNotFoundError:
+            return None
+
+    def _add(self, file: TextFile, name: str) -> None:
+        if len(self._files) >= FOLLOWED_FILES_MAX:
+            file.close()
+            raise UserError(
+                f"lane {self._lane}: more than {FOLLOWED_FILES_MAX} files match {self._patterns}. "
+                "Use narrower `paths` or more `partitions`"
+            )
+        self._files.append(_Followed(file, name, file.stat().st_ino, self._clock.monotonic_s()))
+
+    def _fill(self) -> bool:
+        """Look at every file; read what has grown. True when there is something to take."""
+        now_s = self._clock.monotonic_s()
+        if self._scanned_s is None or now_s - self._scanned_s >= _SCAN_INTERVAL_S:
+            self._scanned_s = now_s
+            self._scan()
+        filled = False
+        for entry in list(self._files):
+            self._begin_anew_if_truncated(entry)
+            if entry.file.fill():
+                entry.silent_since_s = now_s
+                filled = True
+                break
+            filled = filled or self._is_over(entry)
+        return filled
+
+    def _begin_anew_if_truncated(self, entry: _Followed) -> None:
+        file = entry.file
+        fault = file.fault(whole=False)
+        if fault is None:
+            return
+        _log.warning(
+            "lane %s: %s was truncated: %s; reading goes on at its new beginning%s",
+            self._lane, entry.name, fault, ", a line without its end is lost" if file.open_line else "",
+        )  # fmt: skip
+        entry.file = file.begun_anew()
+        entry.file.begin()
+
+    def _scan(self) -> None:
+        known = {(status.st_dev, status.st_ino): entry for entry in self._files for status in [entry.file.stat()]}
+        here: set[tuple[int, int]] = set()
+        for name in self._patterns.find():
+            if name.endswith(".gz"):
+                # Compressed files do not grow; those beside a log are what has been read already.
+                continue
+            file = None
+            try:
+                status = os.stat(self._patterns.path(name))
+            except FileNotFoundError:
+                continue
+            key = (status.st_dev, status.st_ino)
+            if key in known:
+                here.add(key)
+                known[key].name = known[key].file.name = name
+            elif status.st_ino % self._partitions == self._lane.partition:
+                file = self._open(self._patterns.path(name), name, FileMark())
+            # Renamed in between: the next scan sees what is what.
+            if file is not None and file.stat().st_ino != status.st_ino:
+                file.close()
+            elif file is not None:
+                file.begin()
+                self._add(file, name)
+                known[key] = self._files[-1]
+                here.add(key)
+        for key, entry in known.items():
+            if key not in here and not entry.rotated:
+                entry.silent_since_s = self._clock.monotonic_s()
+            entry.rotated = key not in here

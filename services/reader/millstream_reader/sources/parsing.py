@@ -1,0 +1,135 @@
+"""From lines of a file to records: plain lines and JSON lines. Pure.
+
+Above it: `text_file`, which cuts a file into lines. A parser takes some of the lines and says how many it has used;
+it does not know files or offsets. CSV, where a row may have several lines, is in `csv_parsing`.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from pydantic_core import from_json
+
+from millstream_reader.sources.extract import Extraction, shown
+
+UTF_8 = "utf-8"
+
+
+class InvalidLine(NamedTuple):
+    """Input that is no record, by the index of its first line in what the parser was given."""
+
+    line: int
+    raw: bytes
+    reason: str
+
+
+@dataclass(slots=True)
+class Parsed:
+    """What a parser has made of some lines."""
+
+    lines: int
+    """How many of the lines are used up; the rest is to be given again, with more behind it."""
+    values: list[bytes] = field(default_factory=list)
+    event_times_us: list[int] | None = None
+    """None: the source says nothing about event time."""
+    keys: list[tuple[bytes, ...]] | None = None
+    """None: the source says nothing about keys."""
+    invalid: list[InvalidLine] = field(default_factory=list)
+
+
+class Parser(Protocol):
+    """One format, set up for one file."""
+
+    def parse(self, lines: Sequence[bytes], records_max: int, *, final: bool) -> Parsed:
+        """At most `records_max` records of `lines` (without their newlines).
+
+        `final`: nothing follows these lines, so what does not end in them never will.
+        """
+
+
+class LineParser:
+    """A record per line: its text, or a JSON value that is checked."""
+
+    def __init__(self, *, encoding: str, json_lines: bool, extraction: Extraction) -> None:
+        self._encoding = normal_encoding(encoding)
+        self._json_lines = json_lines
+        self._reads_json = json_lines or extraction.reads_value
+        self._extraction = extraction
+
+    def parse(self, lines: Sequence[bytes], records_max: int, *, final: bool) -> Parsed:
+        lines = lines[:records_max]
+        parsed = Parsed(len(lines))
+        if any(line.endswith(b"\r") for line in lines):
+            lines = [line.removesuffix(b"\r") for line in lines]
+        try:
+            self._parse_all(lines, parsed)
+        except ValueError:
+            self._parse_each(lines, parsed)
+        return parsed
+
+    def _parse_all(self, lines: Sequence[bytes], parsed: Parsed) -> None:
+        """All lines at once; `ValueError` when one of them is invalid."""
+        extraction = self._extraction
+        if self._encoding != UTF_8:
+            values = "\n".join([line.decode(self._encoding) for line in lines]).encode().split(b"\n") if lines else []
+        else:
+            values = list(lines)
+            if not self._reads_json:
+                b"\n".join(lines).decode()
+        if self._json_lines:
+            values = [value for value in values if value and not value.isspace()]
+        if self._reads_json:
+            objects = [from_json(value, allow_inf_nan=False) for value in values]
+            if extraction.time_field is not None:
+                parsed.event_times_us = [extraction.event_time_us(item) for item in objects]
+            if extraction.key_fields:
+                parsed.keys = [extraction.keys(item) for item in objects]
+        parsed.values = values
+
+    def _parse_each(self, lines: Sequence[bytes], parsed: Parsed) -> None:
+        """Line by line, to find the invalid ones."""
+        extraction = self._extraction
+        times: list[int] = []
+        keys: list[tuple[bytes, ...]] = []
+        for index, line in enumerate(lines):
+            if self._json_lines and not line.strip():
+                continue
+            try:
+                value = decoded(line, self._encoding).encode()
+                item = checked_json(value) if self._reads_json else None
+                time_us = extraction.event_time_us(item) if extraction.time_field is not None else 0
+                parts = extraction.keys(item)
+            except ValueError as error:
+                parsed.invalid.append(InvalidLine(index, line, str(error)))
+                continue
+            parsed.values.append(value)
+            times.append(time_us)
+            keys.append(parts)
+        parsed.event_times_us = times if extraction.time_field is not None else None
+        parsed.keys = keys if extraction.key_fields else None
+
+
+def normal_encoding(encoding: str) -> str:
+    """The codec's own name. A byte order mark is dealt with where a file begins, so it needs no codec of its own."""
+    name = codecs.lookup(encoding).name
+    return UTF_8 if name == "utf-8-sig" else name
+
+
+def decoded(line: bytes, encoding: str) -> str:
+    """The text of a line. Errors: `ValueError` that says where it is not in the encoding."""
+    try:
+        return line.decode(encoding)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"byte 0x{line[error.start]:02x} in column {error.start + 1} is not {encoding} text") from None
+
+
+def checked_json(value: bytes) -> Any:
+    """A JSON value. Errors: `ValueError` that shows it."""
+    try:
+        return from_json(value, allow_inf_nan=False)
+    except ValueError as error:
+        reason = str(error).replace("at line 1 column", "in column")
+        raise ValueError(f"{shown(value.decode('utf-8', 'replace'))} is not a JSON value: {reason}") from None
