@@ -1,0 +1,190 @@
+"""The embedded broker of a local run: a nats-server process over the store in the data directory.
+
+Above it: the runner. Below it: the `nats-server` program. It has ports of its own on the loopback, remembered from run
+to run, and keeps them when it is restarted, so that every client finds it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from millstream.errors import EnvironmentFault
+from millstream.ledger.protocol import DurabilityLevel
+from millstream.local.directory import ProcessIdentity
+from millstream.local.policy import FAILURES_MAX, backoff_s, describe_exit
+from millstream.local.processes import Child, open_child
+from millstream.testing.nats_server import find_nats_server
+from millstream.wire.nats_config import server_config
+
+NAME = "broker"
+"""Of the process, in logs and in `runtime.json`."""
+START_TIMEOUT_S = 120.0
+"""A large store takes a while to be read after a crash."""
+_STOP_TIMEOUT_S = 10.0
+"""From SIGTERM to SIGKILL. Every acknowledged write is in the store either way."""
+_POLL_S = 0.005
+_TAIL_CHARS = 600
+_PROGRAM = "nats-server"
+
+
+class EmbeddedBroker:
+    """Runs the broker until told to stop; `serve` is its one task."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        durability: DurabilityLevel,
+        ports: tuple[int, int] | None,
+        on_line: Callable[[bytes], None],
+        on_started: Callable[[], None],
+    ) -> None:
+        """`ports`: client and monitor port of the run before, taken again if they are free.
+
+        `on_started` is called after every start, with the ports and the process known.
+        """
+        self._directory = directory
+        self._durability = durability
+        self._on_line = on_line
+        self._on_started = on_started
+        self._stop = asyncio.Event()
+        self._kill = False
+        self._first = True
+        self.ready = asyncio.Event()
+        """Set while the broker takes connections."""
+        self.ports = ports if ports is not None and _are_free(ports) else (-1, -1)
+        self.identity: ProcessIdentity | None = None
+        self.restarts = 0
+
+    @property
+    def url(self) -> str:
+        return f"nats://127.0.0.1:{self.ports[0]}"
+
+    @property
+    def monitor_url(self) -> str:
+        return f"http://127.0.0.1:{self.ports[1]}"
+
+    def stop(self, *, kill: bool = False) -> None:
+        """Ask `serve` to end the broker: in order, or at once."""
+        self._kill = kill
+        self._stop.set()
+
+    async def serve(self) -> None:
+        """Start, start again whenever it dies, and return after `stop`.
+
+        Raises `EnvironmentFault` when it does not come up, again and again.
+        """
+        failures = 0
+        while not self._stop.is_set():
+            self._prepare()
+            command = [find_nats_server(), "-c", str(self._directory / "nats.conf")]
+            async with open_child(NAME, command, on_line=self._on_line) as child:
+                self.identity = child.identity
+                came_up = await self._until_ready(child)
+                if came_up:
+                    failures = 0
+                    self._first = False
+                    self.ready.set()
+                    self._on_started()
+                    await self._until_over(child)
+                self.ready.clear()
+                exit_code = await child.wait() if not child.running else 0
+            self._ports_file(child.pid).unlink(missing_ok=True)
+            if self._stop.is_set():
+                return
+            failures += 1
+            self.restarts += 1
+            if failures >= (2 if self._first else FAILURES_MAX):
+                raise EnvironmentFault(f"the broker {describe_exit(exit_code)} and does not come up: {self._tail()}")
+            if self._first:
+                # Somebody may have taken the remembered ports since they were tried.
+                self.ports = (-1, -1)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(backoff_s(failures)):
+                    await self._stop.wait()
+
+    def _prepare(self) -> None:
+        try:
+            (self._directory / "store").mkdir(parents=True, exist_ok=True)
+            (self._directory / "nats.conf").write_text(
+                server_config(
+                    store_dir=self._directory / "store",
+                    port=self.ports[0],
+                    monitor_port=self.ports[1],
+                    sync_always=self._durability is DurabilityLevel.FSYNC,
+                    ports_dir=self._directory,
+                    log_file=self._log_file,
+                )
+            )
+        except OSError as error:
+            raise EnvironmentFault(
+                f"cannot prepare the broker's directory {self._directory}: {error.strerror}"
+            ) from error
+
+    async def _until_ready(self, child: Child) -> bool:
+        """True when the broker takes connections; False when it has ended, or `stop` was called, before."""
+        path = self._ports_file(child.pid)
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                while child.running and not self._stop.is_set():
+                    try:
+                        told = json.loads(path.read_text())
+                    except (FileNotFoundError, ValueError):
+                        # Not there yet, or half written.
+                        await asyncio.sleep(_POLL_S)
+                        continue
+                    self.ports = _port_of(told["nats"][0]), _port_of(told["monitoring"][0])
+                    return True
+        except TimeoutError as error:
+            raise EnvironmentFault(f"the broker is not ready after {START_TIMEOUT_S:.0f} s: {self._tail()}") from error
+        return False
+
+    async def _until_over(self, child: Child) -> None:
+        """Returns when the child has ended, of itself or because of `stop`."""
+        async with asyncio.TaskGroup() as group:
+            ending = group.create_task(self._end_when_told(child), name="end of the broker")
+            await child.wait()
+            ending.cancel()
+
+    async def _end_when_told(self, child: Child) -> None:
+        await self._stop.wait()
+        if not self._kill:
+            child.signal(signal.SIGTERM)
+            await asyncio.sleep(_STOP_TIMEOUT_S)
+        child.signal(signal.SIGKILL)
+
+    def _ports_file(self, pid: int) -> Path:
+        return self._directory / f"{_PROGRAM}_{pid}.ports"
+
+    @property
+    def _log_file(self) -> Path:
+        return self._directory / "nats.log"
+
+    def _tail(self) -> str:
+        try:
+            text = self._log_file.read_text(errors="replace")
+        except OSError:
+            text = ""
+        return text[-_TAIL_CHARS:].strip() or "it wrote nothing"
+
+
+def _are_free(ports: tuple[int, int]) -> bool:
+    for port in ports:
+        with socket.socket() as probe:
+            # As the server itself does: connections of the run before that linger do not take the port.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                return False
+    return True
+
+
+def _port_of(url: str) -> int:
+    return int(url.rsplit(":", 1)[1])

@@ -1,0 +1,255 @@
+"""The data directory of a local pipeline: what a run leaves behind and the next one continues from.
+
+Above it: the runner, and the commands that look at a run from outside. Below it: files. It does not know processes
+beyond their ids.
+
+    <root>/lock            held (flock) by the one runner; its text is that runner's process id
+    <root>/pipeline.json   the resolved pipeline, as the vertex processes read it
+    <root>/shape.json      names, kinds and partitions the stored data depends on
+    <root>/runtime.json    ports and processes of the current run, or of the last one
+    <root>/status.json     the numbers last shown; rewritten every second
+    <root>/broker/         the broker's configuration and its store: every buffer, mark and watermark
+    <root>/logs/           one file of JSON lines per process, bounded by rotation
+
+Small files are replaced whole (temporary name, fsync, rename), so a reader never sees half of one.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from millstream.errors import DamageError, EnvironmentFault, UserError
+
+HOME = Path(".millstream")
+"""Data directories lie here, below the current directory, unless the user names another place."""
+
+_CONTENTS = ("pipeline.json", "shape.json", "runtime.json", "status.json", "broker", "logs")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessIdentity:
+    """A process, told apart from a later one that got the same id."""
+
+    pid: int
+    created: float
+    """When it was started, seconds since the epoch, as the operating system says."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunningProcess:
+    """One process of a run."""
+
+    name: str
+    """"broker", or "<vertex>-<replica>"."""
+    identity: ProcessIdentity
+    metrics_port: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """What others need to find a run: `runtime.json`."""
+
+    pipeline: str
+    runner: ProcessIdentity
+    nats_port: int
+    monitor_port: int
+    processes: tuple[RunningProcess, ...] = field(default_factory=tuple)
+
+    @property
+    def nats_url(self) -> str:
+        return f"nats://127.0.0.1:{self.nats_port}"
+
+    @property
+    def monitor_url(self) -> str:
+        return f"http://127.0.0.1:{self.monitor_port}"
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        return cls(
+            pipeline=data["pipeline"],
+            runner=ProcessIdentity(**data["runner"]),
+            nats_port=data["nats_port"],
+            monitor_port=data["monitor_port"],
+            processes=tuple(
+                RunningProcess(item["name"], ProcessIdentity(**item["identity"]), item["metrics_port"])
+                for item in data["processes"]
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DataDirectory:
+    """Paths and small files below one root."""
+
+    root: Path
+
+    @property
+    def lock(self) -> Path:
+        return self.root / "lock"
+
+    @property
+    def pipeline(self) -> Path:
+        return self.root / "pipeline.json"
+
+    @property
+    def runtime(self) -> Path:
+        return self.root / "runtime.json"
+
+    @property
+    def status(self) -> Path:
+        return self.root / "status.json"
+
+    @property
+    def broker(self) -> Path:
+        return self.root / "broker"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    @property
+    def shape(self) -> Path:
+        return self.root / "shape.json"
+
+    def read_runtime(self) -> Runtime | None:
+        """The current run, or the last; None when there was none."""
+        data = read_json(self.runtime)
+        if data is None:
+            return None
+        try:
+            return Runtime.from_json(data)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise DamageError(f"{self.runtime} is not a runtime file ({error!r}); remove it") from error
+
+    def write_runtime(self, runtime: Runtime) -> None:
+        # Not fsynced: what dies with the machine takes the processes with it.
+        write_json(self.runtime, asdict(runtime), durable=False)
+
+    def write_pipeline(self, text: str) -> None:
+        write_text(self.pipeline, text)
+
+    def clear(self) -> None:
+        """Remove everything a run keeps, and nothing else that may lie here."""
+        for name in _CONTENTS:
+            path = self.root / name
+            with _explained(f"cannot remove {path}"):
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink(missing_ok=True)
+
+
+@contextmanager
+def held(root: Path) -> Iterator[DataDirectory]:
+    """The directory, made when it does not exist, for one runner alone.
+
+    The lock ends with the process that holds it, however that ends; children do not inherit it.
+    """
+    directory = DataDirectory(root)
+    with _explained(f"cannot use the data directory {root}"):
+        root.mkdir(parents=True, exist_ok=True)
+        handle = os.open(directory.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                raise EnvironmentFault(f"cannot lock {directory.lock}: {error.strerror}") from error
+            holder = os.pread(handle, 32, 0).decode(errors="replace").strip() or "unknown"
+            raise EnvironmentFault(
+                f"the data directory {root} is in use by process {holder}; end that run first (Ctrl-C in its terminal, "
+                f"or `kill {holder}`), or choose another directory with --data-dir"
+            ) from error
+        with _explained(f"cannot write into the data directory {root}"):
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+        yield directory
+    finally:
+        os.close(handle)
+
+
+def find_directory(data_dir: Path | None, pipeline: str | None) -> DataDirectory:
+    """The directory a command means: named, or that of a pipeline, or the only one there is."""
+    if data_dir is not None:
+        if not (data_dir / "runtime.json").exists():
+            raise UserError(f"{data_dir} is not the data directory of a pipeline (it has no runtime.json)")
+        return DataDirectory(data_dir)
+    known = sorted(path.parent for path in HOME.glob("*/runtime.json"))
+    names = ", ".join(path.name for path in known)
+    if pipeline is not None:
+        root = HOME / pipeline
+        if root not in known:
+            there = f"there are: {names}" if names else "there is none"
+            raise UserError(
+                f"no run of pipeline {pipeline!r} below {HOME.absolute()} ({there}); "
+                "go to the directory it was started from, or give --data-dir"
+            )
+        return DataDirectory(root)
+    if len(known) == 1:
+        return DataDirectory(known[0])
+    if not known:
+        raise UserError(
+            f"no pipeline has run here: {HOME.absolute()} holds none; go to the directory it was started from, "
+            "or give --data-dir"
+        )
+    raise UserError(f"several pipelines have run here ({names}): give --pipeline NAME or --data-dir DIR")
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """A JSON object from a file; None when there is no such file."""
+    try:
+        data = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise EnvironmentFault(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise DamageError(f"{path} is not JSON ({error}); remove it") from error
+    if not isinstance(data, dict):
+        raise DamageError(f"{path} holds {type(data).__name__}, expected an object; remove it")
+    return data
+
+
+def write_json(path: Path, data: Mapping[str, Any], *, durable: bool = True) -> None:
+    """Replace a file whole. Without `durable` it is not fsynced: for what is rewritten every second."""
+    write_text(path, json.dumps(data, indent=1) + "\n", durable=durable)
+
+
+def write_text(path: Path, text: str, *, durable: bool = True) -> None:
+    """As `write_json`, for any text."""
+    temporary = path.with_name(path.name + ".tmp")
+    with _explained(f"cannot write {path}"):
+        try:
+            with temporary.open("w", encoding="utf-8") as file:
+                file.write(text)
+                if durable:
+                    file.flush()
+                    os.fsync(file.fileno())
+            temporary.replace(path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def _explained(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        advice = {
+            errno.ENOSPC: "; the disk is full: free some space",
+            errno.EDQUOT: "; the disk quota is used up",
+            errno.EACCES: "; choose a directory you may write to with --data-dir",
+            errno.EPERM: "; choose a directory you may write to with --data-dir",
+            errno.EROFS: "; choose a directory you may write to with --data-dir",
+        }.get(error.errno or 0, "")
+        raise EnvironmentFault(f"{what}: {error.strerror}{advice}") from error

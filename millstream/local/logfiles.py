@@ -1,0 +1,133 @@
+"""Log files of a local run: one of JSON lines per process, bounded by rotation.
+
+Above it: the runner, which writes them, and `millstream logs`, which reads them. A log never stops a run: lines that
+cannot be written (a full disk) are counted and left out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any
+
+LOG_BYTES_MAX = 16 * 1024 * 1024
+"""Of one log file. One older file is kept beside it, so a process leaves at most twice this."""
+LINE_BYTES_MAX = 64 * 1024
+"""Of one line; a longer one is cut."""
+
+
+class LogFile:
+    """The log of one process, appended to by the runner alone. Used as a context manager."""
+
+    def __init__(self, path: Path, *, bytes_max: int = LOG_BYTES_MAX) -> None:
+        self.path = path
+        self.lines_lost = 0
+        """Lines that could not be written."""
+        self._bytes_max = bytes_max
+        self._file: IO[bytes] | None = None
+        self._size = 0
+
+    def __enter__(self) -> LogFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def write(self, line: bytes) -> None:
+        """Append one line, without its line feed."""
+        try:
+            if self._file is None:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                # Unbuffered: a line is in the file when `write` returns, and a full disk is met here, not later.
+                self._file = self.path.open("ab", buffering=0)
+                self._size = os.fstat(self._file.fileno()).st_size
+            if self._size + len(line) >= self._bytes_max:
+                self._file.close()
+                self._file = None
+                self.path.replace(older(self.path))
+                self.write(line)
+                return
+            self._file.write(line + b"\n")
+            self._size += len(line) + 1
+        except OSError:
+            self.lines_lost += 1
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def older(path: Path) -> Path:
+    """Where a log file goes when a new one is begun."""
+    return path.with_name(path.name + ".1")
+
+
+class LineSplitter:
+    """Cuts a byte stream into lines of bounded length. Pure."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._skipping = False
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """The lines that `data` completes."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            if self._skipping:
+                # The end of a line whose beginning has been handed out already.
+                self._skipping = False
+            else:
+                yield line[:LINE_BYTES_MAX]
+        if len(self._rest) > LINE_BYTES_MAX:
+            if not self._skipping:
+                yield self._rest[:LINE_BYTES_MAX]
+            self._skipping, self._rest = True, b""
+
+    def flush(self) -> Iterator[bytes]:
+        """What is left when the stream has ended without a line feed."""
+        if self._rest and not self._skipping:
+            yield self._rest
+        self._rest, self._skipping = b"", False
+
+
+def parse_line(line: bytes, source: str) -> dict[str, Any]:
+    """A log line as an object; text that is no JSON object (a crash report, a print) becomes its message."""
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        entry = None
+    if not isinstance(entry, dict):
+        entry = {"message": line.decode(errors="replace")}
+    entry.setdefault("process", source)
+    return entry
+
+
+def level_of(entry: Mapping[str, Any]) -> str:
+    """The line's level in capitals; a line without one is information."""
+    return str(entry.get("level", "INFO")).upper()
+
+
+def format_entry(entry: Mapping[str, Any]) -> str:
+    """One line for people: time, level, process, message, then the other fields."""
+    time = entry.get("time") or entry.get("timestamp") or ""
+    if isinstance(time, int | float):
+        time = datetime.fromtimestamp(time, UTC).isoformat(timespec="milliseconds")
+    message = entry.get("message", "")
+    known = {"time", "timestamp", "level", "process", "message", "exception", "pipeline", "vertex", "replica"}
+    rest = " ".join(
+        f"{key}={_plain(value)}" for key, value in entry.items() if key not in known and value not in ("", None)
+    )
+    text = f"{time:<24} {level_of(entry):<7} {entry.get('process', ''):<14} {message}"
+    if rest:
+        text += f"  [{rest}]"
+    if entry.get("exception"):
+        text += "\n" + str(entry["exception"])
+    return text
+
+
+def _plain(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)

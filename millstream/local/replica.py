@@ -1,0 +1,248 @@
+"""One vertex replica of a local run: its process, started again when it dies.
+
+Above it: the runner. Below it: the vertex process (`millstream_vertex`), of which it knows the command line, the exit
+codes, the lines it logs and how it is told to stop; not what it does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from millstream.errors import MillstreamError
+from millstream.ledger.protocol import DurabilityLevel
+from millstream.local.directory import RunningProcess
+from millstream.local.logfiles import LogFile, level_of, parse_line
+from millstream.local.policy import Finished, RestartPolicy, StopRun, describe_exit
+from millstream.local.processes import Child, open_child
+
+VERTEX_MODULE = "millstream_vertex"
+
+
+class State(Enum):
+    """What a replica is doing, in the words the screen shows."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    RESTARTING = "restarting"
+    DRAINING = "draining"
+    STOPPED = "stopped"
+    ENDED = "ended"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaPlan:
+    """What is started."""
+
+    vertex: str
+    replica: int
+    metrics_port: int | None
+
+    @property
+    def name(self) -> str:
+        return f"{self.vertex}-{self.replica}"
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What all vertex processes of a run are told."""
+
+    pipeline_file: Path
+    nats_url: str
+    monitor_url: str
+    durability: DurabilityLevel
+    log_level: str
+
+    def command(self, plan: ReplicaPlan) -> list[str]:
+        """The command line of a vertex process."""
+        metrics = [] if plan.metrics_port is None else ["--metrics-port", str(plan.metrics_port)]
+        return [
+            *(sys.executable, "-m", VERTEX_MODULE),
+            *("--pipeline", str(self.pipeline_file)),
+            *("--vertex", plan.vertex),
+            *("--replica", str(plan.replica)),
+            *("--nats", self.nats_url),
+            *("--monitor", self.monitor_url),
+            *("--durability", self.durability.value),
+            *("--log-level", self.log_level.upper()),
+            *metrics,
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why the run cannot go on."""
+
+    process: str
+    exit_code: int
+    reason: str
+    message: str
+    """The last error the process logged; empty when it logged none."""
+    detail: str = ""
+    """Its stack trace, for --debug."""
+
+
+class ReplicaSupervisor:
+    """Keeps one replica running until it has ended, is told to stop, or fails for good; `serve` is its one task."""
+
+    def __init__(
+        self,
+        plan: ReplicaPlan,
+        *,
+        log: LogFile,
+        progress: Callable[[], object],
+        lanes_ended: Callable[[], Awaitable[bool]],
+        on_entry: Callable[[Mapping[str, Any]], None],
+        on_change: Callable[[], None],
+    ) -> None:
+        """`progress` gives a value that changes when the replica's lanes get on; `lanes_ended` looks whether they have
+        nothing left to do. `on_entry` gets every line it logs; `on_change` is called whenever `state` or the process
+        has changed."""
+        self.plan = plan
+        self.state = State.WAITING
+        self.restarts = 0
+        self.failure: Failure | None = None
+        self.over = asyncio.Event()
+        """Set when nothing will be started any more."""
+        self._log = log
+        self._progress = progress
+        self._lanes_ended = lanes_ended
+        self._on_entry = on_entry
+        self._on_change = on_change
+        self._stop = asyncio.Event()
+        self._child: Child | None = None
+        self._last_error: Mapping[str, Any] = {}
+        self._last_lines: list[str] = []
+
+    @property
+    def process(self) -> RunningProcess | None:
+        """The process that runs now."""
+        if self._child is None:
+            return None
+        return RunningProcess(self.plan.name, self._child.identity, self.plan.metrics_port)
+
+    def stop(self, *, grace_s: float) -> None:
+        """Ask the process to drain and end; after `grace_s` it is killed. It is not started again.
+
+        The second time it only shortens the grace.
+        """
+        if self.over.is_set():
+            return
+        asyncio.get_running_loop().call_later(grace_s, self._kill)
+        if not self._stop.is_set():
+            self._set_state(State.DRAINING)
+        self._stop.set()
+
+    async def serve(self, surroundings: Surroundings) -> None:
+        """Run until over. Raises nothing of the vertex's: that is `failure`."""
+        policy = RestartPolicy()
+        try:
+            while not self._stop.is_set():
+                before = self._progress()
+                begun_s = time.monotonic()
+                exit_code = await self._run_once(surroundings)
+                if self._stop.is_set():
+                    break
+                verdict = policy.judge(
+                    exit_code,
+                    lanes_ended=exit_code == 0 and await self._lanes_ended(),
+                    progressed=self._progress() != before,
+                    ran_s=time.monotonic() - begun_s,
+                )
+                if isinstance(verdict, Finished):
+                    self._set_state(State.ENDED)
+                    return
+                if isinstance(verdict, StopRun):
+                    self._fail(verdict)
+                    return
+                self.restarts += 1
+                self._report_restart(exit_code, verdict.delay_s)
+                await self._pause(verdict.delay_s)
+            self._set_state(State.STOPPED)
+        finally:
+            self.over.set()
+            self._on_change()
+
+    async def _run_once(self, surroundings: Surroundings) -> int:
+        self._last_error, self._last_lines = {}, []
+        async with (
+            open_child(
+                self.plan.name,
+                surroundings.command(self.plan),
+                on_line=self._take_line,
+            ) as child,
+            asyncio.TaskGroup() as group,
+        ):
+            self._child = child
+            if not self._stop.is_set():
+                self._set_state(State.RUNNING)
+            ending = group.create_task(self._end_when_told(child), name=f"end of {self.plan.name}")
+            exit_code = await child.wait()
+            ending.cancel()
+        self._child = None
+        return exit_code
+
+    async def _end_when_told(self, child: Child) -> None:
+        await self._stop.wait()
+        child.signal(signal.SIGTERM)
+
+    def _kill(self) -> None:
+        if self._child is not None:
+            self._child.signal(signal.SIGKILL)
+
+    async def _pause(self, seconds: float) -> None:
+        self._set_state(State.RESTARTING)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._stop.wait()
+
+    def _fail(self, verdict: StopRun) -> None:
+        message = str(self._last_error.get("message", "")) or "\n".join(self._last_lines)
+        self.failure = Failure(
+            process=self.plan.name,
+            exit_code=verdict.exit_code,
+            reason=verdict.reason,
+            message=message,
+            detail=str(self._last_error.get("exception", "")),
+        )
+        self._set_state(State.FAILED)
+
+    def _report_restart(self, exit_code: int, delay_s: float) -> None:
+        cause = str(self._last_error.get("message", "")) or (self._last_lines or [""])[-1]
+        self._on_entry(
+            {
+                "level": "WARNING",
+                "process": self.plan.name,
+                "message": f"{describe_exit(exit_code)}; it is started again in {delay_s:.1f} s"
+                + (f" ({cause})" if cause else ""),
+            }
+        )
+
+    def _take_line(self, line: bytes) -> None:
+        self._log.write(line)
+        entry = parse_line(line, self.plan.name)
+        if level_of(entry) in ("ERROR", "CRITICAL", "FATAL"):
+            self._last_error = entry
+        if "level" not in entry:
+            # No log line: what Python or the system prints when a process dies. The end of it tells the cause.
+            self._last_lines = [*self._last_lines[-2:], str(entry["message"])]
+        self._on_entry(entry)
+
+    def _set_state(self, state: State) -> None:
+        self.state = state
+        self._on_change()
+
+
+def worst(failures: list[Failure]) -> Failure | None:
+    """The failure a run is reported under: a user's fault before damage before the rest, the first of its kind."""
+    order = {2: 0, 3: 0, 5: 1, 4: 2, MillstreamError.exit_code: 3}
+    return min(failures, key=lambda failure: order.get(failure.exit_code, 3), default=None)

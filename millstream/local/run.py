@@ -1,0 +1,393 @@
+"""`millstream run`: one pipeline on this machine, from the lock on its data directory to its summary.
+
+    lock ─► end what an earlier run left behind ─► same shape? ─► broker ─► vertex processes ─┐
+                                                                                              │ all ended
+    summary ◄─ marks ◄────────────── drain (Ctrl-C) or failure ◄──────── watch and show ◄─────┘
+
+Above it: the command line. Below it: the parts of this package. It moves no record: killing it at any point loses
+nothing, because every fact lies in the broker's store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from millstream import limits
+from millstream.clock import SystemClock
+from millstream.errors import EnvironmentFault, MillstreamError, RetryLaterError, UserError
+from millstream.ledger.protocol import DurabilityLevel
+from millstream.local.broker import NAME as BROKER
+from millstream.local.broker import EmbeddedBroker
+from millstream.local.directory import HOME, DataDirectory, RunningProcess, Runtime, held, read_json, write_json
+from millstream.local.logfiles import LogFile, format_entry, level_of
+from millstream.local.processes import end_stale, identify
+from millstream.local.progress import PipelineProgress
+from millstream.local.replica import Failure, ReplicaPlan, ReplicaSupervisor, Surroundings, worst
+from millstream.local.screen import MESSAGES_PER_S, Scene, Screen
+from millstream.local.shape import differences, shape_of
+from millstream.local.summary import Summary, summarize
+from millstream.local.view import PipelineView, first_cause, open_view
+from millstream.spec import resolved
+from millstream.spec.graph import Graph
+from millstream.spec.lanes import owned_lanes
+from millstream.spec.loading import Loaded
+
+SAMPLE_INTERVAL_S = 0.5
+"""Between two looks at the OT stores."""
+FAILURE_GRACE_S = 10.0
+"""From the failure of one vertex until the others are ended that have not drained."""
+DRAIN_GRACE_S = 5.0
+"""After the deadline of a drain: vertices that do not end by themselves are killed. Nothing is lost by it."""
+_DRAIN_POLL_S = 0.05
+ABORTED = 130
+"""Exit code after a second Ctrl-C, as a shell gives it."""
+_SHOWN_LEVELS = ("WARNING", "WARN", "ERROR", "CRITICAL", "FATAL")
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What the user asked for."""
+
+    data_dir: Path | None = None
+    """Default: `.millstream/<pipeline>` below the current directory."""
+    fresh: bool = False
+    """Remove what earlier runs stored, first."""
+    durability: DurabilityLevel = DurabilityLevel.FSYNC
+    metrics_port_base: int | None = None
+    """Port of the first vertex process's metrics; the next ones follow. None: no metrics endpoint."""
+    log_level: str = "info"
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """How a run went."""
+
+    exit_code: int
+    failure: Failure | None
+    summary: Summary | None
+    """None when it could not be read."""
+    directory: Path
+    elapsed_s: float
+    had_ended: bool
+    """Everything had been processed before this run."""
+
+
+async def run(loaded: Loaded, options: RunOptions, screen: Screen) -> RunResult:
+    """Run a pipeline until it has ended, is told to stop (SIGINT, SIGTERM, SIGHUP), or fails.
+
+    Raises errors of before the start: the directory is in use, or holds another pipeline's data.
+    """
+    root = options.data_dir or HOME / loaded.pipeline.name
+    with held(root.absolute()) as directory:
+        previous = directory.read_runtime()
+        if previous is not None:
+            stale = end_stale(process.identity for process in previous.processes)
+            if stale:
+                screen.message(f"ended {len(stale)} process(es) that an earlier run had left behind")
+        if options.fresh:
+            directory.clear()
+        _claim(directory, loaded)
+        ports = (previous.nats_port, previous.monitor_port) if previous is not None else None
+        return await _Run(loaded.graph, options, screen, directory).run(ports)
+
+
+def _claim(directory: DataDirectory, loaded: Loaded) -> None:
+    """Make the directory this pipeline's; refuse when what it holds does not fit."""
+    now = shape_of(loaded.graph)
+    before = read_json(directory.shape)
+    found = differences(before, now) if before is not None else []
+    if found:
+        raise UserError(
+            f"the data directory {directory.root} holds data of a different pipeline: {'; '.join(found)}. "
+            "Run with --fresh to remove that data and start over, or with --data-dir to use another directory"
+        )
+    write_json(directory.shape, now)
+    directory.write_pipeline(resolved.dump(loaded.pipeline, loaded.base_dir))
+
+
+class _Run:
+    """One run, between the lock and the exit code."""
+
+    def __init__(self, graph: Graph, options: RunOptions, screen: Screen, directory: DataDirectory) -> None:
+        self._graph = graph
+        self._options = options
+        self._screen = screen
+        self._directory = directory
+        self._clock = SystemClock()
+        self._begun_s = self._clock.monotonic_s()
+        self._identity = identify(os.getpid())
+        self._task = _current_task()
+        self._progress = PipelineProgress(graph)
+        self._broker: EmbeddedBroker | None = None
+        self._broker_over = False
+        self._view: PipelineView | None = None
+        self._replicas: list[ReplicaSupervisor] = []
+        self._changed = asyncio.Event()
+        """Something about a process has changed."""
+        self._drain_asked = asyncio.Event()
+        self._aborted = False
+        self._state = "starting"
+        self._durability: str | None = None
+        self._messages = 0
+        """Shown or left out since `_messages_since_s`."""
+        self._messages_since_s = 0.0
+        self._last_trouble = ""
+        self._had_ended = False
+
+    async def run(self, ports: tuple[int, int] | None) -> RunResult:
+        with _signals(self._on_signal), contextlib.ExitStack() as files:
+            broker_log = files.enter_context(LogFile(self._directory.logs / f"{BROKER}.jsonl"))
+            self._broker = EmbeddedBroker(
+                self._directory.broker,
+                durability=self._options.durability,
+                ports=ports,
+                on_line=broker_log.write,
+                on_started=self._on_change,
+            )
+            self._replicas = [self._supervisor(plan, files) for plan in self._plans()]
+            try:
+                summary = await self._run_processes(self._broker)
+            except BaseExceptionGroup as group:
+                raise first_cause(group) or group from None
+            except asyncio.CancelledError:
+                if not self._aborted:
+                    raise
+                self._screen.close()
+                return self._result(ABORTED, None)
+            failure = self._failure()
+            code = failure.exit_code if failure is not None else 0
+            if failure is None and not summary.balanced:
+                code = MillstreamError.exit_code
+            return self._result(code, summary)
+
+    async def _run_processes(self, broker: EmbeddedBroker) -> Summary:
+        async with asyncio.TaskGroup() as processes:
+            processes.create_task(broker.serve(), name=BROKER)
+            await broker.ready.wait()
+            level = self._options.durability
+            async with open_view(self._graph, broker.url, broker.monitor_url, level) as view:
+                self._view = view
+                summary = await self._run_vertices(broker, view)
+            broker.stop()
+        self._broker_over = True
+        self._write_runtime()
+        return summary
+
+    async def _run_vertices(self, broker: EmbeddedBroker, view: PipelineView) -> Summary:
+        surroundings = Surroundings(
+            self._directory.pipeline,
+            broker.url,
+            broker.monitor_url,
+            self._options.durability,
+            self._options.log_level,
+        )
+        self._had_ended = summarize(self._graph, await view.marks(), {}).ended
+        self._state = "running"
+        async with asyncio.TaskGroup() as tasks:
+            watching = tasks.create_task(self._watch(view), name="progress")
+            draining = tasks.create_task(self._drain_when_asked(view), name="drain")
+            for replica in self._replicas:
+                tasks.create_task(replica.serve(surroundings), name=replica.plan.name)
+            while not all(replica.over.is_set() for replica in self._replicas):
+                if self._failure() is not None and self._state != "failing":
+                    self._state = "failing"
+                    draining.cancel()
+                    self._stop(self._replicas, FAILURE_GRACE_S)
+                self._changed.clear()
+                await self._changed.wait()
+            draining.cancel()
+            watching.cancel()
+        summary = summarize(self._graph, await view.marks(), await view.waiting())
+        await view.update(self._progress)
+        self._state = "ended" if summary.ended else "stopped"
+        self._show()
+        self._screen.close()
+        return summary
+
+    async def _drain_when_asked(self, view: PipelineView) -> None:
+        """Stop the sources, then each vertex when all it reads has been read; at the deadline those that are left."""
+        await self._drain_asked.wait()
+        self._state = "draining"
+        deadline_s = self._clock.monotonic_s() + limits.DRAIN_TIMEOUT_S
+        sources = {vertex.name for vertex in self._graph.sources}
+        await self._stop_group(sources, deadline_s)
+        for group in self._graph.sccs:
+            if sources.isdisjoint(group):
+                await self._until_read(group, view, deadline_s)
+                await self._stop_group(group, deadline_s)
+
+    async def _until_read(self, vertices: Collection[str], view: PipelineView, deadline_s: float) -> None:
+        """Wait until the buffers these vertices read are empty; nobody writes them any more."""
+        while self._clock.monotonic_s() < deadline_s:
+            with contextlib.suppress(RetryLaterError):
+                await view.update(self._progress)
+                if not self._progress.waiting(vertices):
+                    return
+            if all(replica.over.is_set() for replica in self._replicas if replica.plan.vertex in vertices):
+                return
+            await asyncio.sleep(_DRAIN_POLL_S)
+
+    async def _stop_group(self, vertices: Collection[str], deadline_s: float) -> None:
+        """Stop these vertices and wait for them until the deadline."""
+        members = [replica for replica in self._replicas if replica.plan.vertex in vertices]
+        left_s = max(0.0, deadline_s - self._clock.monotonic_s())
+        self._stop(members, left_s + DRAIN_GRACE_S)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(left_s):
+                for replica in members:
+                    await replica.over.wait()
+
+    def _stop(self, replicas: Iterable[ReplicaSupervisor], grace_s: float) -> None:
+        for replica in replicas:
+            replica.stop(grace_s=grace_s)
+
+    async def _watch(self, view: PipelineView) -> None:
+        """Keep the screen and the files in the data directory up to date, for ever."""
+        self._durability = await self._shown_durability(view)
+        while True:
+            # While the broker is away the last numbers stand.
+            with contextlib.suppress(RetryLaterError):
+                await view.update(self._progress)
+            if self._durability is None:
+                self._durability = await self._shown_durability(view)
+            self._show()
+            await asyncio.sleep(SAMPLE_INTERVAL_S)
+
+    async def _shown_durability(self, view: PipelineView) -> str | None:
+        found = await view.durability()
+        if found is None:
+            return None
+        return f"{found.level.value} ({'verified' if found.verified else 'not verified'})"
+
+    def _show(self) -> None:
+        scene = Scene(
+            pipeline=self._graph.pipeline.name,
+            state=self._state,
+            elapsed_s=self._elapsed_s(),
+            durability=self._durability or self._options.durability.value,
+            vertices=self._progress.sample(now_us=self._clock.now_us(), now_s=self._clock.monotonic_s()),
+            states={vertex: self._state_of(vertex) for vertex in self._graph.order},
+        )
+        self._screen.show(scene)
+        self._keep(self._directory.status, {**asdict(scene), "written_us": self._clock.now_us()})
+
+    def _state_of(self, vertex: str) -> str:
+        replicas = [replica for replica in self._replicas if replica.plan.vertex == vertex]
+        states = Counter(replica.state.value for replica in replicas)
+        words = [name if len(states) == 1 else f"{count} {name}" for name, count in states.items()]
+        restarts = sum(replica.restarts for replica in replicas)
+        if restarts:
+            words.append(f"restarted {restarts}x")
+        return ", ".join(words)
+
+    def _failure(self) -> Failure | None:
+        return worst([replica.failure for replica in self._replicas if replica.failure is not None])
+
+    def _plans(self) -> Iterator[ReplicaPlan]:
+        port = self._options.metrics_port_base
+        for vertex in self._graph.vertices:
+            for replica in range(vertex.replicas):
+                yield ReplicaPlan(vertex.name, replica, port)
+                port = None if port is None else port + 1
+
+    def _supervisor(self, plan: ReplicaPlan, files: contextlib.ExitStack) -> ReplicaSupervisor:
+        return ReplicaSupervisor(
+            plan,
+            log=files.enter_context(LogFile(self._directory.logs / f"{plan.name}.jsonl")),
+            progress=lambda: self._progress.mark_of(plan.vertex, plan.replica),
+            lanes_ended=lambda: self._have_ended(plan),
+            on_entry=self._on_entry,
+            on_change=self._on_change,
+        )
+
+    async def _have_ended(self, plan: ReplicaPlan) -> bool:
+        assert self._view is not None, "vertices run while the broker can be looked at"
+        marks = await self._view.marks(plan.vertex)
+        lanes = owned_lanes(self._graph, plan.vertex, plan.replica)
+        return all(lane in marks and marks[lane].ended for lane in lanes)
+
+    def _result(self, exit_code: int, summary: Summary | None) -> RunResult:
+        return RunResult(exit_code, self._failure(), summary, self._directory.root, self._elapsed_s(), self._had_ended)
+
+    def _elapsed_s(self) -> float:
+        return self._clock.monotonic_s() - self._begun_s
+
+    def _on_signal(self) -> None:
+        """First: drain. Second: end everything at once."""
+        if not self._drain_asked.is_set() and self._replicas and self._state == "running":
+            self._screen.message(
+                "draining: sources take nothing new in, what is in flight is finished (again: stop at once)"
+            )
+            self._drain_asked.set()
+            return
+        self._aborted = True
+        self._task.cancel()
+
+    def _on_change(self) -> None:
+        self._changed.set()
+        self._write_runtime()
+
+    def _write_runtime(self) -> None:
+        broker = self._broker
+        if broker is None or self._identity is None:
+            return
+        processes = [replica.process for replica in self._replicas]
+        if broker.identity is not None and not self._broker_over:
+            processes.append(RunningProcess(BROKER, broker.identity))
+        runtime = Runtime(
+            self._graph.pipeline.name,
+            self._identity,
+            *broker.ports,
+            tuple(process for process in processes if process is not None),
+        )
+        self._keep(self._directory.runtime, asdict(runtime))
+
+    def _keep(self, path: Path, data: Mapping[str, Any]) -> None:
+        """Write a small file for others to look at. A full disk must not stop the run over it."""
+        try:
+            write_json(path, data, durable=False)
+        except EnvironmentFault as error:
+            if str(error) != self._last_trouble:
+                self._last_trouble = str(error)
+                self._screen.message(f"warning: {error}")
+
+    def _on_entry(self, entry: Mapping[str, Any]) -> None:
+        """A line that a vertex logged: warnings and worse are shown, not too many of them."""
+        if level_of(entry) not in _SHOWN_LEVELS:
+            return
+        now_s = self._clock.monotonic_s()
+        if now_s - self._messages_since_s >= 1.0:
+            if self._messages > MESSAGES_PER_S:
+                self._screen.message(f"... and {self._messages - MESSAGES_PER_S} more lines: see `millstream logs`")
+            self._messages_since_s, self._messages = now_s, 0
+        self._messages += 1
+        if self._messages <= MESSAGES_PER_S:
+            self._screen.message(format_entry(entry))
+
+
+@contextlib.contextmanager
+def _signals(handler: Callable[[], None]) -> Iterator[None]:
+    """Have SIGINT, SIGTERM and SIGHUP call `handler`."""
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    for number in numbers:
+        loop.add_signal_handler(number, handler)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+def _current_task() -> asyncio.Task[Any]:
+    task = asyncio.current_task()
+    assert task is not None, "a run is a task"
+    return task

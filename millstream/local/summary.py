@@ -1,0 +1,164 @@
+"""The conservation account of a whole pipeline (I2): where every record went, vertex by vertex, edge by edge. Pure.
+
+Above it: the runner and `status`. Below it: the marks of all lanes. Two equations must hold exactly:
+
+    for every lane:    inputs = processed + filtered + dead-lettered + dropped
+    for every buffer:  written by all lanes upstream = read by the lane downstream + still waiting in it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from millstream.account import Account
+from millstream.local.screen import aligned
+from millstream.record import BufferId, LaneId
+from millstream.spec.graph import Graph
+from millstream.spec.lanes import buffer_of, buffers_of, lanes_of
+from millstream.wire.ledger.v1 import mark_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class VertexAccount:
+    """All lanes of one vertex."""
+
+    vertex: str
+    kind: str
+    account: Account
+    written: int
+    """Records written to its buffers, each edge counted."""
+    ended: bool
+    """All its lanes have ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeAccount:
+    """All buffers of one edge."""
+
+    edge: str
+    written: int
+    read: int
+
+    @property
+    def waiting(self) -> int:
+        """Written and not read; negative when more was read than there was."""
+        return self.written - self.read
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The account of a pipeline."""
+
+    vertices: Sequence[VertexAccount]
+    edges: Sequence[EdgeAccount]
+    differences: Sequence[str]
+    """What does not balance, one sentence each."""
+
+    @property
+    def balanced(self) -> bool:
+        return not self.differences
+
+    @property
+    def ended(self) -> bool:
+        """Every lane has ended: there is nothing left to do."""
+        return all(vertex.ended for vertex in self.vertices)
+
+
+_HEAD = ("VERTEX", "TYPE", "INPUT", "PROCESSED", "FILTERED", "DEAD-LETTERED", "DROPPED", "WRITTEN", "LATE")
+
+
+def summarize(graph: Graph, marks: Mapping[LaneId, mark_pb2.Mark], waiting: Mapping[BufferId, int]) -> Summary:
+    """Add the marks up and check them. `waiting`: records counted in the buffers; those left out are not compared."""
+    written = _written(marks)
+    found: list[str] = []
+    vertices = []
+    for vertex in graph.vertices:
+        total = Account()
+        lanes = lanes_of(graph, vertex.name)
+        for lane in lanes:
+            account = Account.from_message(marks[lane].account) if lane in marks else Account()
+            total.add(account)
+            if account.difference:
+                found.append(
+                    f"lane {lane}: {account.inputs:,} inputs, but {account.inputs - account.difference:,} accounted for"
+                )
+        own = [buffer for edge in graph.edges_out[vertex.name] for buffer in buffers_of(graph, edge)]
+        ended = all(lane in marks and marks[lane].ended for lane in lanes)
+        vertices.append(
+            VertexAccount(vertex.name, vertex.kind, total, sum(written.get(buffer, 0) for buffer in own), ended)
+        )
+    edges = []
+    for edge in graph.edges:
+        lanes = tuple(lane for lane in lanes_of(graph, edge.to) if lane.input == edge.name)
+        read = 0
+        for lane in lanes:
+            buffer = buffer_of(lane)
+            assert buffer is not None, "a lane with an edge reads a buffer"
+            inputs = marks[lane].account.inputs if lane in marks else 0
+            read += inputs
+            found += _buffer_differences(buffer, written.get(buffer, 0), inputs, waiting.get(buffer))
+        edges.append(EdgeAccount(edge.name, sum(written.get(buffer, 0) for buffer in buffers_of(graph, edge)), read))
+    return Summary(vertices, edges, found)
+
+
+def summary_lines(summary: Summary) -> list[str]:
+    """The summary for people."""
+    rows: list[tuple[str, ...]] = [_HEAD]
+    rows += [
+        (
+            vertex.vertex,
+            vertex.kind,
+            *(
+                f"{count:,}"
+                for count in (
+                    vertex.account.inputs,
+                    vertex.account.processed,
+                    vertex.account.filtered,
+                    vertex.account.dead_lettered,
+                    sum(vertex.account.dropped.values()),
+                )
+            ),
+            "" if vertex.kind == "sink" else f"{vertex.written:,}",
+            f"{vertex.account.late:,}",
+        )
+        for vertex in summary.vertices
+    ]
+    lines = aligned(rows, left={0, 1})
+    lines += [remark for vertex in summary.vertices for remark in _remarks(vertex)]
+    lines += [f"edge {edge.edge}: {edge.waiting:,} records wait" for edge in summary.edges if edge.waiting > 0]
+    if summary.balanced:
+        lines.append("account: BALANCED (every record is accounted for, in every vertex and on every edge)")
+    else:
+        lines.append("account: NOT BALANCED")
+        lines += [f"  {difference}" for difference in summary.differences]
+    return lines
+
+
+def _remarks(vertex: VertexAccount) -> list[str]:
+    account = vertex.account
+    counts = {
+        "repeated ids left out": account.repeated_ids,
+        "outputs no edge wanted": account.unrouted,
+        "outputs discarded at a full buffer": account.discarded,
+        "handed to the fallback sink": account.fallback,
+    }
+    found = [f"{vertex.vertex}: {count:,} {text}" for text, count in counts.items() if count]
+    return found + [f"{vertex.vertex}: {count:,} dropped: {reason}" for reason, count in account.dropped.items()]
+
+
+def _written(marks: Mapping[LaneId, mark_pb2.Mark]) -> dict[BufferId, int]:
+    totals: dict[BufferId, int] = {}
+    for mark in marks.values():
+        for state in mark.written:
+            buffer = BufferId(state.edge, state.partition)
+            totals[buffer] = totals.get(buffer, 0) + state.records
+    return totals
+
+
+def _buffer_differences(buffer: BufferId, written: int, read: int, waiting: int | None) -> list[str]:
+    if read > written:
+        return [f"buffer {buffer}: {read:,} records read, but only {written:,} written"]
+    if waiting is not None and written != read + waiting:
+        return [f"buffer {buffer}: {written:,} records written, but {read:,} read and {waiting:,} waiting"]
+    return []

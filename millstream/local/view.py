@@ -1,0 +1,118 @@
+"""The broker's contents, looked at from outside: watermarks for the screen, marks for the summary, frames for `peek`.
+
+Above it: the runner and the command line. Below it: the ledgers and the OT stores. It owns no lane and commits nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from millstream.errors import MillstreamError, RetryLaterError
+from millstream.frame import Frame
+from millstream.ledger.jetstream import open_jetstream_broker
+from millstream.ledger.protocol import Broker, Durability, DurabilityLevel, Ledger
+from millstream.local.progress import PipelineProgress
+from millstream.record import BufferId, LaneId
+from millstream.spec.graph import Graph
+from millstream.spec.lanes import all_lanes, buffer_of, lanes_of
+from millstream.watermark.jetstream import open_jetstream_ot_stores
+from millstream.watermark.store import OtStore, OtStores
+from millstream.wire.ledger.v1 import mark_pb2
+from millstream.wire.nats import open_connection
+
+COUNTED_FRAMES_MAX = 1000
+"""A buffer that holds more frames than this after a drain is not counted: it would take long."""
+
+
+class PipelineView:
+    """What can be seen of one pipeline. Made by `open_view`."""
+
+    def __init__(self, graph: Graph, broker: Broker, stores: OtStores) -> None:
+        self._graph = graph
+        self._broker = broker
+        self._stores = stores
+        self._open_stores: dict[str, OtStore] = {}
+        self._ledgers: dict[str, Ledger] = {}
+
+    async def update(self, progress: PipelineProgress) -> None:
+        """Hand in what all lanes last published. Raises `RetryLaterError` while the broker is away."""
+        for vertex in self._graph.order:
+            if vertex not in self._open_stores:
+                self._open_stores[vertex] = await self._stores.store(vertex)
+            for key, update in (await self._open_stores[vertex].get_all()).items():
+                progress.observe(vertex, key, update.entry)
+
+    async def durability(self) -> Durability | None:
+        """What the broker keeps; None as long as there is no ledger to ask about."""
+        for vertex in self._graph.order:
+            ledger = await self._ledger(vertex)
+            if ledger is not None:
+                return ledger.durability
+        return None
+
+    async def marks(self, vertex: str | None = None) -> dict[LaneId, mark_pb2.Mark]:
+        """The mark of every lane that has one, of one vertex or of all."""
+        found: dict[LaneId, mark_pb2.Mark] = {}
+        for lane in all_lanes(self._graph) if vertex is None else lanes_of(self._graph, vertex):
+            ledger = await self._ledger(lane.vertex)
+            stored = await ledger.mark(lane) if ledger is not None else None
+            if stored is not None:
+                found[lane] = stored.mark
+        return found
+
+    async def waiting(self) -> dict[BufferId, int]:
+        """Records that lie in each buffer and are not read yet, counted one by one; without those too long to count."""
+        marks = await self.marks()
+        found: dict[BufferId, int] = {}
+        for lane in all_lanes(self._graph):
+            buffer = buffer_of(lane)
+            ledger = await self._ledger(self._graph.edge(buffer.edge).from_) if buffer is not None else None
+            if buffer is None or ledger is None:
+                continue
+            mark = marks.get(lane, mark_pb2.Mark())
+            frames = await ledger.peek(buffer, mark.sequence, COUNTED_FRAMES_MAX)
+            if len(frames) < COUNTED_FRAMES_MAX:
+                records = sum(Frame.decode(frame.data).records for frame in frames)
+                found[buffer] = records - (mark.record_index if frames else 0)
+        return found
+
+    async def ledger_of(self, buffer: BufferId) -> Ledger:
+        """The ledger a buffer lies in. Raises `RetryLaterError` as long as it does not exist."""
+        upstream = self._graph.edge(buffer.edge).from_
+        ledger = await self._ledger(upstream)
+        if ledger is None:
+            raise RetryLaterError(f"vertex {upstream} has not stored anything yet, so buffer {buffer} does not exist")
+        return ledger
+
+    async def _ledger(self, vertex: str) -> Ledger | None:
+        if vertex not in self._ledgers:
+            ledger = await self._broker.existing_ledger(vertex)
+            if ledger is None:
+                return None
+            self._ledgers[vertex] = ledger
+        return self._ledgers[vertex]
+
+
+@asynccontextmanager
+async def open_view(
+    graph: Graph, nats_url: str, monitor_url: str, require: DurabilityLevel = DurabilityLevel.MEMORY
+) -> AsyncIterator[PipelineView]:
+    """Look at a pipeline in a running broker."""
+    name = graph.pipeline.name
+    async with (
+        open_jetstream_broker(nats_url, name, require=require, monitor_url=monitor_url) as broker,
+        open_connection(nats_url, name=f"{name} view") as connection,
+        open_jetstream_ot_stores(connection, name) as stores,
+    ):
+        yield PipelineView(graph, broker, stores)
+
+
+def first_cause(group: BaseExceptionGroup[BaseException]) -> MillstreamError | None:
+    """The first of our errors in a group."""
+    for error in group.exceptions:
+        if isinstance(error, MillstreamError):
+            return error
+        if isinstance(error, BaseExceptionGroup) and (found := first_cause(error)) is not None:
+            return found
+    return None
