@@ -1,0 +1,118 @@
+"""The user's programs of a vertex: which there are, and how each is started.
+
+Above it: the assembly. Below it: sidecars and built-ins. It knows the spec's ways to name a program.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+from millstream_udf.wire.udf.v1 import udf_pb2
+
+from millstream.errors import MillstreamError, UserError
+from millstream.spec.models import Program, Transformer, Udf, Vertex
+from millstream.spec.resolved import Resolved
+from millstream.statistics import SidecarStatistics
+from millstream.udf.builtin import open_builtin
+from millstream.udf.protocol import MapStream, StreamName, UdfClient
+from millstream.udf.sidecar import LogLine, Sidecar, SidecarSpec, open_sidecar, python_command
+
+log = logging.getLogger(__name__)
+
+PROGRAM_LOG = logging.getLogger("millstream.program")
+"""What the user's programs print."""
+
+
+CONCURRENCY_VARIABLE = "MILLSTREAM_UDF_CONCURRENCY"
+"""Tells the SDK how many records of a stream to work on at once, where the spec says so."""
+
+
+class Programs:
+    """The running programs of one vertex, by role: udf, transformer, sink, fallback, source."""
+
+    def __init__(self, programs: Mapping[str, Program], sidecars: Mapping[str, Sidecar]) -> None:
+        self._programs = programs
+        self._sidecars = sidecars
+
+    def client(self, role: str) -> UdfClient | None:
+        """The running sidecar of that role; None where the vertex has none."""
+        return self._sidecars.get(role)
+
+    def open_map(
+        self, role: str, kind: udf_pb2.Kind.ValueType, name: StreamName
+    ) -> AbstractAsyncContextManager[MapStream]:
+        """A stream of the map or source transform of that role."""
+        sidecar = self._sidecars.get(role)
+        if sidecar is not None:
+            return sidecar.open_map(kind, name)
+        program = self._programs.get(role)
+        if isinstance(program, Udf | Transformer) and program.builtin is not None:
+            return open_builtin(program.builtin, name)
+        raise MillstreamError(f"vertex {name.vertex} has no {role}")
+
+    def statistics(self) -> Mapping[str, SidecarStatistics]:
+        return {role: sidecar.statistics() for role, sidecar in self._sidecars.items()}
+
+
+def programs_of(vertex: Vertex) -> dict[str, Program]:
+    """The user's programs of a vertex, by role."""
+    programs: dict[str, Program | None] = {"udf": vertex.udf}
+    if vertex.source is not None:
+        programs["source"] = vertex.source.udsource
+        programs["transformer"] = vertex.source.transformer
+    if vertex.sink is not None:
+        programs["sink"] = vertex.sink.udsink
+        programs["fallback"] = vertex.sink.fallback.udsink if vertex.sink.fallback is not None else None
+    return {role: program for role, program in programs.items() if program is not None}
+
+
+@asynccontextmanager
+async def open_programs(resolved: Resolved, vertex: str, replica: int) -> AsyncIterator[Programs]:
+    """Start every program of the vertex that is a process of its own, and keep it running."""
+    programs = programs_of(resolved.graph.vertex(vertex))
+    async with AsyncExitStack() as stack:
+        sidecars: dict[str, Sidecar] = {}
+        for role, program in programs.items():
+            spec = _sidecar_spec(resolved, vertex, replica, role, program)
+            if spec is not None:
+                sidecars[role] = await stack.enter_async_context(open_sidecar(spec, log=_logger_of(role)))
+        yield Programs(programs, sidecars)
+
+
+def _sidecar_spec(resolved: Resolved, vertex: str, replica: int, role: str, program: Program) -> SidecarSpec | None:
+    """How the program is started; None for a built-in."""
+    if program.container is not None:
+        raise UserError(
+            f"vertex {vertex}: its {role} is a container image, and this process starts no containers; "
+            "use `command` or `python`, or run the pipeline on Kubernetes"
+        )
+    if program.python is not None:
+        command = python_command(program.python)
+    elif program.command is not None:
+        command = list(program.command)
+    else:
+        return None
+    env = {variable.name: variable.value for variable in program.env}
+    graph = resolved.graph
+    limits = graph.limits_of(vertex)
+    if role == "udf" and (limits.concurrency is not None or getattr(program, "concurrency", None) is not None):
+        env[CONCURRENCY_VARIABLE] = str(resolved.pipeline.concurrency_of(graph.vertex(vertex)))
+    return SidecarSpec(
+        command=command,
+        role=role,
+        pipeline=resolved.pipeline.name,
+        vertex=vertex,
+        replica=replica,
+        env=env,
+        cwd=resolved.base_dir / (program.working_dir or Path()),
+    )
+
+
+def _logger_of(role: str) -> LogLine:
+    def line(stream: str, text: str) -> None:
+        PROGRAM_LOG.info("%s", text, extra={"role": role, "stream": stream})
+
+    return line
