@@ -65,6 +65,10 @@ OT_TIMELINE_POINTS_MAX = 1024
 """Steps of one lane's timeline: 20 s of publishing at full rate; thinned beyond, which makes it coarser, not wrong."""
 DRAIN_TIMEOUT_S = 30.0
 """From the request to stop until a process gives up finishing what is in flight."""
+TELEMETRY_FLUSH_TIMEOUT_S = 5.0
+"""How long a process that ends waits for a collector to take its last traces and metrics."""
+SPAN_LINKS_MAX = 32
+"""Trace contexts of its records that a source frame's span is linked to."""
 SLICE_TARGET_S = 0.5
 """One UDF call should not take longer than this; larger frames are handed over in slices."""
 

@@ -23,9 +23,9 @@ from typing import Any
 from nats.aio.msg import Msg
 
 from millstream import limits
+from millstream.background import open_tasks
 from millstream.errors import DamageError, EnvironmentFault, FencedError, RetryLaterError
 from millstream.record import LaneId
-from millstream.watermark.background import open_tasks
 from millstream.watermark.publish import CoalescingPublisher
 from millstream.watermark.store import OtStatistics, OtUpdate, decode_update
 from millstream.watermark.updates import UpdateQueue

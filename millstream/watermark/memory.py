@@ -12,9 +12,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from millstream import limits
+from millstream.background import open_tasks
 from millstream.errors import FencedError, RetryLaterError
 from millstream.record import LaneId
-from millstream.watermark.background import open_tasks
 from millstream.watermark.publish import CoalescingPublisher
 from millstream.watermark.store import OtStatistics, OtUpdate, decode_update
 from millstream.watermark.updates import UpdateQueue

@@ -1,0 +1,65 @@
+"""The two ways metrics leave a process: pushed over OTLP, or read as Prometheus text.
+
+Above it: `open_telemetry`. Below it: OpenTelemetry's exporters. Both collect on the event loop, from one snapshot of
+the statistics, so that no other thread looks into lanes at work.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
+from opentelemetry.exporter.prometheus import PrometheusMetricReader
+from opentelemetry.sdk.metrics.export import MetricReader, MetricsData
+from prometheus_client import CollectorRegistry, generate_latest
+
+from millstream.telemetry.metrics import VertexMetrics
+
+
+class PrometheusText:
+    """Metrics in Prometheus' text format, from a registry of its own."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self.reader = PrometheusMetricReader(
+            disable_target_info=True, scope_info_enabled=False, registry=self._registry
+        )
+
+    def text(self, metrics: VertexMetrics) -> bytes:
+        """What they are now."""
+        metrics.refresh()
+        return generate_latest(self._registry)
+
+
+class OtlpReader(MetricReader):
+    """Collects when asked to, and sends apart from that."""
+
+    def __init__(self, exporter: OTLPMetricExporter) -> None:
+        super().__init__(
+            preferred_temporality=exporter._preferred_temporality,
+            preferred_aggregation=exporter._preferred_aggregation,
+        )
+        self._exporter = exporter
+        self._collected: MetricsData | None = None
+
+    def take(self, metrics: VertexMetrics) -> MetricsData | None:
+        """What they are now; None when there is nothing to tell."""
+        metrics.refresh()
+        self.collect()
+        data, self._collected = self._collected, None
+        return data
+
+    def send(self, data: MetricsData) -> None:
+        """Send to the collector; blocks until it has taken them, or the exporter gives up and says so in the log."""
+        self._exporter.export(data)
+
+    def _receive_metrics(self, metrics_data: MetricsData, timeout_millis: float = 10_000, **kwargs: Any) -> None:
+        self._collected = metrics_data
+
+    def shutdown(self, timeout_millis: float = 30_000, **kwargs: Any) -> None:
+        self._exporter.shutdown(timeout_millis)
+
+
+def make_otlp_reader(timeout_s: float | None) -> OtlpReader:
+    """A reader that sends where OTEL_EXPORTER_OTLP_* says. `timeout_s` None: as the environment says."""
+    return OtlpReader(OTLPMetricExporter(timeout=timeout_s))

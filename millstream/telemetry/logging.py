@@ -1,0 +1,117 @@
+"""Logs: one JSON object per line on stderr, or a plain line when a person looks at a terminal.
+
+Above it: every process, once, at its start. Below it: the standard library. It does not know what is logged: what a
+record carries as `extra` becomes a field.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import sys
+from collections.abc import Iterator
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import Any, TextIO
+
+_lane: ContextVar[str] = ContextVar("millstream_lane", default="")
+_trace_id: ContextVar[str] = ContextVar("millstream_trace_id", default="")
+
+_OWN = frozenset(logging.LogRecord("", 0, "", 0, "", None, None).__dict__) | {"message", "asctime", "taskName"}
+"""Attributes every log record has; any other is an extra."""
+
+
+def configure_logging(
+    pipeline: str,
+    vertex: str,
+    replica: int = 0,
+    level: str = "INFO",
+    *,
+    stream: TextIO | None = None,
+    human: bool | None = None,
+) -> None:
+    """Send the process's logs to `stream` (stderr); a second call replaces the first.
+
+    `pipeline` and `vertex` may be empty where there is none (yet). `human`: plain lines; None: when it is a terminal.
+    """
+    target = stream or sys.stderr
+    handler = _Handler(target)
+    plain = target.isatty() if human is None else human
+    handler.setFormatter(_PlainFormatter(vertex, replica) if plain else _JsonFormatter(pipeline, vertex, replica))
+    root = logging.getLogger()
+    for other in [other for other in root.handlers if isinstance(other, _Handler)]:
+        root.removeHandler(other)
+    root.addHandler(handler)
+    root.setLevel(level.upper())
+
+
+@contextlib.contextmanager
+def log_lane(key: str) -> Iterator[None]:
+    """What this task, and the tasks it starts, log carries the lane."""
+    token = _lane.set(key)
+    try:
+        yield
+    finally:
+        _lane.reset(token)
+
+
+@contextlib.contextmanager
+def log_trace(trace_id: str) -> Iterator[None]:
+    """What this task logs carries the trace id."""
+    token = _trace_id.set(trace_id)
+    try:
+        yield
+    finally:
+        _trace_id.reset(token)
+
+
+class _Handler(logging.StreamHandler[TextIO]):
+    """Ours, to be found again."""
+
+
+class _JsonFormatter(logging.Formatter):
+    def __init__(self, pipeline: str, vertex: str, replica: int) -> None:
+        super().__init__()
+        self._fixed: dict[str, Any] = {"pipeline": pipeline, "vertex": vertex, "replica": replica} if vertex else {}
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": _time_of(record).isoformat(timespec="microseconds"),
+            "level": record.levelname.lower(),
+            "message": record.getMessage(),
+            "logger": record.name,
+            **self._fixed,
+        }
+        for name, variable in (("lane", _lane), ("trace_id", _trace_id)):
+            if value := variable.get():
+                line[name] = value
+        line.update(_extras(record))
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        if record.stack_info:
+            line["stack"] = self.formatStack(record.stack_info)
+        return json.dumps(line, default=str, ensure_ascii=False)
+
+
+class _PlainFormatter(logging.Formatter):
+    def __init__(self, vertex: str, replica: int) -> None:
+        super().__init__()
+        self._place = f" {vertex}/{replica}" if vertex else ""
+
+    def format(self, record: logging.LogRecord) -> str:
+        time = _time_of(record).astimezone().strftime("%H:%M:%S.%f")[:-3]
+        lane = f" {_lane.get()}" if _lane.get() else ""
+        line = f"{time} {record.levelname:<7}{self._place}{lane} {record.getMessage()}"
+        line += "".join(f" {name}={value}" for name, value in _extras(record).items())
+        if record.exc_info:
+            line += "\n" + self.formatException(record.exc_info)
+        return line
+
+
+def _time_of(record: logging.LogRecord) -> datetime:
+    return datetime.fromtimestamp(record.created, tz=UTC)
+
+
+def _extras(record: logging.LogRecord) -> dict[str, Any]:
+    return {name: value for name, value in record.__dict__.items() if name not in _OWN}

@@ -1,0 +1,390 @@
+"""Metrics: the table of all of them, and their reading from a vertex's statistics.
+
+Above it: `Telemetry`, and docs/telemetry.md, which a test compares with the table. Below it: `VertexStatistics`, the
+one source of numbers that the screen and tests read too. Names are Numaflow's where it has the same thing; its histograms
+are in microseconds. It does not know how metrics leave the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from opentelemetry.metrics import CallbackOptions, Meter, Observation
+
+from millstream.clock import END_OF_TIME_US, MICROSECONDS, START_OF_TIME_US, Clock
+from millstream.statistics import BufferStatistics, LaneStatistics, SidecarStatistics, VertexStatistics
+
+
+class MetricKind(Enum):
+    """What may be done with the numbers."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+Labels = Mapping[str, str]
+Reading = Iterator[tuple[float, Labels]]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One row of the table."""
+
+    name: str
+    kind: MetricKind
+    labels: tuple[str, ...]
+    """Beside `COMMON_LABELS`."""
+    description: str
+    read: Callable[[VertexStatistics, int], Reading] | None = None
+    """Values with their labels, from the statistics and the wall clock; None for histograms."""
+
+
+COMMON_LABELS = ("pipeline", "vertex", "vertex_type", "replica")
+"""Of every metric. `vertex_type`: source, map, reduce or sink."""
+
+_SECONDS = (
+    *(0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75),
+    *(1.0, 2.0, 3.0, 5.0, 7.5, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0),
+)
+LATENCY_BOUNDS_S = _SECONDS
+"""Bucket bounds of the end-to-end latency: 1 ms to 10 min, never more than twice the one before."""
+PROCESSING_BOUNDS_US = tuple(round(bound * MICROSECONDS) for bound in (0.0001, 0.0002, 0.0005, *_SECONDS))
+"""Bucket bounds of processing times: 100 µs to 10 min."""
+
+_LANE = "partition_name"
+
+
+def _lanes(read: Callable[[LaneStatistics], float | None], *vertex_types: str) -> Callable[..., Reading]:
+    """One value per lane, where there is one; of all types of vertex, or of some."""
+
+    def reading(statistics: VertexStatistics, now_us: int) -> Reading:
+        if vertex_types and statistics.vertex_type not in vertex_types:
+            return
+        for lane in statistics.lanes:
+            value = read(lane)
+            if value is not None:
+                yield value, {_LANE: lane.lane.key}
+
+    return reading
+
+
+def _buffers(read: Callable[[BufferStatistics], float], label: str = _LANE) -> Callable[..., Reading]:
+    def reading(statistics: VertexStatistics, now_us: int) -> Reading:
+        for buffer in statistics.buffers:
+            yield read(buffer), {label: buffer.buffer.key}
+
+    return reading
+
+
+def _sidecars(read: Callable[[SidecarStatistics], float]) -> Callable[..., Reading]:
+    def reading(statistics: VertexStatistics, now_us: int) -> Reading:
+        for role, sidecar in statistics.sidecars.items():
+            yield read(sidecar), {"role": role}
+
+    return reading
+
+
+def _vertex(read: Callable[[VertexStatistics], float]) -> Callable[..., Reading]:
+    def reading(statistics: VertexStatistics, now_us: int) -> Reading:
+        yield read(statistics), {}
+
+    return reading
+
+
+def _transformer(read: Callable[[LaneStatistics], float]) -> Callable[..., Reading]:
+    lanes = _lanes(read, "source")
+
+    def reading(statistics: VertexStatistics, now_us: int) -> Reading:
+        if "transformer" in statistics.sidecars:
+            yield from lanes(statistics, now_us)
+
+    return reading
+
+
+def _written_records(statistics: VertexStatistics, now_us: int) -> Reading:
+    """To buffers; for a sink, to its target."""
+    yield from _buffers(lambda buffer: buffer.written_records)(statistics, now_us)
+    yield from _lanes(lambda lane: lane.processed - lane.fallback, "sink")(statistics, now_us)
+
+
+def _drops(statistics: VertexStatistics, now_us: int) -> Reading:
+    for lane in statistics.lanes:
+        reasons = dict(lane.dropped)
+        for reason, count in (("buffer-full", lane.discarded), ("forwarding-rules-not-met", lane.unrouted)):
+            if count:
+                reasons[reason] = reasons.get(reason, 0) + count
+        for reason, count in reasons.items():
+            yield count, {_LANE: lane.lane.key, "reason": reason}
+
+
+def _watermark_lag(statistics: VertexStatistics, now_us: int) -> Reading:
+    for lane in statistics.lanes:
+        if START_OF_TIME_US < lane.watermark_us < END_OF_TIME_US:
+            yield (now_us - lane.watermark_us) / MICROSECONDS, {_LANE: lane.lane.key}
+
+
+_COUNTER, _GAUGE, _HISTOGRAM = MetricKind.COUNTER, MetricKind.GAUGE, MetricKind.HISTOGRAM
+
+PROCESSING = "forwarder_processing_time"
+UDF_TIME = "forwarder_udf_processing_time"
+TRANSFORMER_TIME = "source_forwarder_transformer_processing_time"
+WRITE_TIME = "forwarder_write_processing_time"
+COMMIT_TIME = "millstream_commit_seconds"
+LATENCY = "millstream_end_to_end_latency_seconds"
+LATENCY_SUM = "millstream_end_to_end_record_seconds_total"
+LATENCY_COUNT = "millstream_end_to_end_records_total"
+
+METRICS: tuple[Metric, ...] = (
+    Metric("forwarder_read_total", _COUNTER, (_LANE,), "Records read and done with.", _lanes(lambda n: n.inputs)),
+    Metric("forwarder_data_read_total", _COUNTER, (_LANE,), "The same; all are data.", _lanes(lambda n: n.inputs)),
+    Metric("forwarder_read_bytes_total", _COUNTER, (_LANE,), "Their bytes.", _lanes(lambda n: n.input_bytes)),
+    Metric("forwarder_data_read_bytes_total", _COUNTER, (_LANE,), "The same.", _lanes(lambda n: n.input_bytes)),
+    Metric("forwarder_ack_total", _COUNTER, (_LANE,), "Records whose commit is durable.", _lanes(lambda n: n.inputs)),
+    Metric("forwarder_write_total", _COUNTER, (_LANE,), "Records written, by buffer or sink lane.", _written_records),
+    Metric(
+        "forwarder_write_bytes_total",
+        _COUNTER,
+        (_LANE,),
+        "Bytes written, by buffer.",
+        _buffers(lambda b: b.written_bytes),
+    ),
+    Metric(
+        "forwarder_drop_total",
+        _COUNTER,
+        (_LANE, "reason"),
+        "Records left out: inputs by the reason given, outputs under buffer-full and forwarding-rules-not-met.",
+        _drops,
+    ),
+    Metric(
+        "forwarder_ud_drop_total",
+        _COUNTER,
+        (_LANE,),
+        "Inputs the function answered with no output.",
+        _lanes(lambda n: n.filtered, "map"),
+    ),
+    Metric("forwarder_udf_read_total", _COUNTER, (_LANE,), "Given to the function.", _lanes(lambda n: n.inputs, "map")),
+    Metric("forwarder_udf_write_total", _COUNTER, (_LANE,), "Its outputs.", _lanes(lambda n: n.outputs, "map")),
+    Metric("forwarder_udf_error_total", _COUNTER, (_LANE,), "Its errors.", _lanes(lambda n: n.udf_errors, "map")),
+    Metric(
+        "source_forwarder_transformer_read_total",
+        _COUNTER,
+        (_LANE,),
+        "Given to the source's transformer.",
+        _transformer(lambda n: n.inputs),
+    ),
+    Metric(
+        "source_forwarder_transformer_write_total",
+        _COUNTER,
+        (_LANE,),
+        "Its outputs.",
+        _transformer(lambda n: n.outputs),
+    ),
+    Metric(
+        "source_forwarder_transformer_drop_total",
+        _COUNTER,
+        (_LANE,),
+        "Inputs it answered with no output.",
+        _transformer(lambda n: n.filtered),
+    ),
+    Metric(
+        "source_forwarder_transformer_error_total",
+        _COUNTER,
+        (_LANE,),
+        "Its errors.",
+        _transformer(lambda n: n.udf_errors),
+    ),
+    Metric(
+        "forwarder_fbsink_write_total",
+        _COUNTER,
+        (_LANE,),
+        "Records handed to the fallback sink.",
+        _lanes(lambda n: n.fallback, "sink"),
+    ),
+    Metric(
+        "vertex_pending_messages_raw",
+        _GAUGE,
+        (_LANE,),
+        "Records that wait, in the lane's buffer or at its source; absent where nobody can tell.",
+        _lanes(lambda n: n.pending),
+    ),
+    Metric(
+        "isb_jetstream_buffer_soft_usage",
+        _GAUGE,
+        ("buffer",),
+        "Records that wait, as a share of bufferMaxLength.",
+        _buffers(lambda b: b.records / max(1, b.records_max), "buffer"),
+    ),
+    Metric(
+        "isb_jetstream_buffer_solid_usage",
+        _GAUGE,
+        ("buffer",),
+        "Bytes that wait, as a share of bufferMaxBytes.",
+        _buffers(lambda b: b.bytes / max(1, b.bytes_max), "buffer"),
+    ),
+    Metric(
+        "isb_jetstream_buffer_pending",
+        _GAUGE,
+        ("buffer",),
+        "Records that wait in the buffer.",
+        _buffers(lambda b: b.records, "buffer"),
+    ),
+    Metric(PROCESSING, _HISTOGRAM, ("stage",), "Every stage of a frame's way, microseconds."),
+    Metric(UDF_TIME, _HISTOGRAM, (), "One call of the function, microseconds."),
+    Metric(TRANSFORMER_TIME, _HISTOGRAM, (), "One call of the source's transformer, microseconds."),
+    Metric(WRITE_TIME, _HISTOGRAM, (), "One write to the buffers (a commit) or to the sink, microseconds."),
+    Metric(
+        "millstream_dead_lettered_total",
+        _COUNTER,
+        (_LANE,),
+        "Inputs that went to the dead-letter edge.",
+        _lanes(lambda n: n.dead_lettered),
+    ),
+    Metric("millstream_late_total", _COUNTER, (_LANE,), "Inputs older than the watermark.", _lanes(lambda n: n.late)),
+    Metric(
+        "millstream_repeated_ids_total",
+        _COUNTER,
+        (_LANE,),
+        "Records left out because their id was committed before.",
+        _lanes(lambda n: n.repeated_ids, "source"),
+    ),
+    Metric("millstream_retries_total", _COUNTER, (_LANE,), "Attempts after the first.", _lanes(lambda n: n.retries)),
+    Metric(
+        "millstream_frames_in_flight",
+        _GAUGE,
+        (_LANE,),
+        "Frames read and not committed.",
+        _lanes(lambda n: n.frames_in_flight),
+    ),
+    Metric("millstream_records_in_flight", _GAUGE, (_LANE,), "Their records.", _lanes(lambda n: n.records_in_flight)),
+    Metric("millstream_bytes_in_flight", _GAUGE, (_LANE,), "Their bytes.", _lanes(lambda n: n.bytes_in_flight)),
+    Metric(
+        "millstream_watermark_lag_seconds",
+        _GAUGE,
+        (_LANE,),
+        "Wall clock less the lane's watermark; absent before its first promise and after its end.",
+        _watermark_lag,
+    ),
+    Metric("millstream_lane_idle", _GAUGE, (_LANE,), "1: the lane has nothing to read.", _lanes(lambda n: int(n.idle))),
+    Metric("millstream_lane_ended", _GAUGE, (_LANE,), "1: nothing will follow.", _lanes(lambda n: int(n.ended))),
+    Metric(
+        "millstream_buffer_full",
+        _GAUGE,
+        ("buffer",),
+        "1: the writer waits, or discards, because of this buffer.",
+        _buffers(lambda b: int(b.full), "buffer"),
+    ),
+    Metric("millstream_commits_total", _COUNTER, (), "Atomic batches stored.", _vertex(lambda v: v.commits)),
+    Metric("millstream_commit_bytes_total", _COUNTER, (), "Their bytes.", _vertex(lambda v: v.commit_bytes)),
+    Metric(COMMIT_TIME, _HISTOGRAM, (), "One commit, from sending to answer, with its waiting for room; seconds."),
+    Metric(
+        "millstream_answers_settled_total",
+        _COUNTER,
+        (),
+        "Commits whose answer was lost and that the mark settled.",
+        _vertex(lambda v: v.answers_settled),
+    ),
+    Metric(
+        "millstream_read_restarts_total",
+        _COUNTER,
+        (),
+        "Times a reader had to set its consumer up again.",
+        _vertex(lambda v: v.read_restarts),
+    ),
+    Metric(
+        "millstream_sidecar_running",
+        _GAUGE,
+        ("role",),
+        "1: the process of the user's function runs.",
+        _sidecars(lambda s: int(s.running)),
+    ),
+    Metric(
+        "millstream_sidecar_restarts_total",
+        _COUNTER,
+        ("role",),
+        "Times it was started again.",
+        _sidecars(lambda s: s.restarts),
+    ),
+    Metric(LATENCY, _HISTOGRAM, (), "From the source to the sink, once per frame, by its oldest record; seconds."),
+    Metric(LATENCY_SUM, _COUNTER, (), "The same, summed over all records: with the next one, the mean per record."),
+    Metric(LATENCY_COUNT, _COUNTER, (), "Records that reached a sink, as the latency above counts them."),
+)
+
+_STAGE_TIME = {"udf": UDF_TIME, "transformer": TRANSFORMER_TIME, "sink": WRITE_TIME}
+
+
+class VertexMetrics:
+    """The instruments of one vertex process."""
+
+    def __init__(self, meter: Meter, statistics: Callable[[], VertexStatistics], labels: Labels, clock: Clock) -> None:
+        """`labels`: the values of `COMMON_LABELS`."""
+        self._meter = meter
+        self._statistics = statistics
+        self._labels = dict(labels)
+        self._clock = clock
+        self._newest: VertexStatistics | None = None
+        self._is_sink = labels["vertex_type"] == "sink"
+
+    def register(self) -> None:
+        """Make the instruments."""
+        for metric in METRICS:
+            if metric.read is None:
+                continue
+            make = (
+                self._meter.create_observable_counter
+                if metric.kind is MetricKind.COUNTER
+                else self._meter.create_observable_gauge
+            )
+            make(metric.name, callbacks=[self._callback(metric.read)], description=metric.description)
+        described = {metric.name: metric.description for metric in METRICS}
+        self._times = {
+            name: self._meter.create_histogram(
+                name, description=described[name], explicit_bucket_boundaries_advisory=list(bounds)
+            )
+            for name, bounds in (
+                (PROCESSING, PROCESSING_BOUNDS_US),
+                (UDF_TIME, PROCESSING_BOUNDS_US),
+                (TRANSFORMER_TIME, PROCESSING_BOUNDS_US),
+                (WRITE_TIME, PROCESSING_BOUNDS_US),
+                (COMMIT_TIME, LATENCY_BOUNDS_S),
+                (LATENCY, LATENCY_BOUNDS_S),
+            )
+        }
+        self._latency_sum = self._meter.create_counter(LATENCY_SUM, description=described[LATENCY_SUM])
+        self._latency_count = self._meter.create_counter(LATENCY_COUNT, description=described[LATENCY_COUNT])
+
+    def refresh(self) -> None:
+        """Take the statistics that the next collection reports: once for all instruments, on the event loop."""
+        self._newest = self._statistics()
+
+    def observe_processing(self, stage: str, seconds: float) -> None:
+        """How long a stage took for one frame (or slice, or batch)."""
+        micros = seconds * MICROSECONDS
+        self._times[PROCESSING].record(micros, {**self._labels, "stage": stage})
+        if stage == "commit":
+            self._times[COMMIT_TIME].record(seconds, self._labels)
+            if not self._is_sink:
+                self._times[WRITE_TIME].record(micros, self._labels)
+        elif (name := _STAGE_TIME.get(stage)) is not None:
+            self._times[name].record(micros, self._labels)
+
+    def observe_latency(self, seconds: float, records: int) -> None:
+        """A frame whose oldest record entered the pipeline `seconds` ago has been written by a sink."""
+        # Clocks of several machines may differ by more than a fast pipeline takes.
+        seconds = max(0.0, seconds)
+        self._times[LATENCY].record(seconds, self._labels)
+        self._latency_sum.add(seconds * records, self._labels)
+        self._latency_count.add(records, self._labels)
+
+    def _callback(
+        self, read: Callable[[VertexStatistics, int], Reading]
+    ) -> Callable[[CallbackOptions], Iterable[Observation]]:
+        def observe(_: CallbackOptions) -> Iterable[Observation]:
+            if self._newest is None:
+                return []
+            now_us = self._clock.now_us()
+            return [Observation(value, {**self._labels, **own}) for value, own in read(self._newest, now_us)]
+
+        return observe

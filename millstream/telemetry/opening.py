@@ -1,0 +1,241 @@
+"""Opens a process's telemetry as its environment says, and flushes it at the end.
+
+    OTEL_EXPORTER_OTLP_ENDPOINT (or ..._TRACES_..., ..._METRICS_...)   switches the export over OTLP/gRPC on
+    --metrics-port                                                     switches the Prometheus endpoint on
+
+All other standard OTEL_* variables (headers, certificates, sampler, intervals, resource attributes) are OpenTelemetry's
+own. Providers belong to the context that opened them; nothing global is set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from millstream import limits
+from millstream.background import open_tasks
+from millstream.clock import Clock, SystemClock
+from millstream.errors import UserError
+from millstream.statistics import VertexStatistics
+from millstream.telemetry.telemetry import Telemetry
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.metrics.export import MetricReader
+    from opentelemetry.sdk.resources import Resource
+
+    from millstream.telemetry.export import OtlpReader
+    from millstream.telemetry.metrics import VertexMetrics
+    from millstream.telemetry.tracing import Tracing
+
+_log = logging.getLogger(__name__)
+
+_METRIC_INTERVAL_MS = 60_000.0
+"""The standard's default of OTEL_METRIC_EXPORT_INTERVAL."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Identity:
+    """Whose telemetry it is: labels of every metric, attributes of every span."""
+
+    pipeline: str
+    vertex: str
+    vertex_type: str
+    replica: int
+
+    def labels(self) -> dict[str, str]:
+        return {
+            "pipeline": self.pipeline,
+            "vertex": self.vertex,
+            "vertex_type": self.vertex_type,
+            "replica": str(self.replica),
+        }
+
+    def attributes(self) -> dict[str, str]:
+        return {f"millstream.{name}": value for name, value in self.labels().items()}
+
+    def resource(self, environment: Mapping[str, str]) -> Resource:
+        from opentelemetry.sdk.resources import Resource
+
+        own = {"service.namespace": self.pipeline, "service.instance.id": f"{self.vertex}-{self.replica}"}
+        if "OTEL_SERVICE_NAME" not in environment:
+            own["service.name"] = f"{self.pipeline}-{self.vertex}"
+        return Resource.create({**own, **self.attributes()})
+
+
+@dataclass(frozen=True, slots=True)
+class _Endpoint:
+    """Where metrics and probes are served; port 0: nowhere."""
+
+    host: str
+    port: int
+    not_ready: Callable[[], str | None]
+
+
+@asynccontextmanager
+async def open_telemetry(
+    pipeline: str,
+    vertex: str,
+    vertex_type: str,
+    replica: int,
+    statistics: Callable[[], VertexStatistics],
+    *,
+    metrics_port: int = 0,
+    metrics_host: str = "127.0.0.1",
+    not_ready: Callable[[], str | None] = lambda: None,
+    clock: Clock | None = None,
+) -> AsyncIterator[Telemetry]:
+    """Telemetry of a vertex process until the context ends; then what is left is sent, for a few seconds at most.
+
+    `statistics` is called on the event loop, once per collection. `metrics_port` 0: no endpoint. `not_ready`: what
+    /readyz answers 503 with; None when ready. Raises `UserError` for an export that cannot be done and
+    `EnvironmentFault` for a port that is taken.
+    """
+    environment = os.environ
+    identity = _Identity(pipeline, vertex, vertex_type, replica)
+    async with AsyncExitStack() as stack:
+        tracing = None
+        if _exports("TRACES", environment):
+            tracing = await stack.enter_async_context(_open_tracing(identity, environment))
+        metrics = None
+        if metrics_port or _exports("METRICS", environment):
+            endpoint = _Endpoint(metrics_host, metrics_port, not_ready)
+            opening = _open_metrics(identity, statistics, environment, endpoint, clock or SystemClock())
+            metrics = await stack.enter_async_context(opening)
+        yield Telemetry(tracing, metrics)
+
+
+@asynccontextmanager
+async def _open_tracing(identity: _Identity, environment: Mapping[str, str]) -> AsyncIterator[Tracing]:
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+
+    from millstream.telemetry.tracing import make_tracing
+
+    exporter = OTLPSpanExporter(timeout=_timeout_s("TRACES", environment))
+    tracing = make_tracing(exporter, identity.resource(environment), identity.attributes(), environment)
+    try:
+        yield tracing
+    finally:
+        await run_bounded(tracing.shutdown, limits.TELEMETRY_FLUSH_TIMEOUT_S)
+
+
+@asynccontextmanager
+async def _open_metrics(
+    identity: _Identity,
+    statistics: Callable[[], VertexStatistics],
+    environment: Mapping[str, str],
+    endpoint: _Endpoint,
+    clock: Clock,
+) -> AsyncIterator[VertexMetrics]:
+    from opentelemetry.sdk.metrics import MeterProvider
+
+    from millstream.telemetry.export import PrometheusText, make_otlp_reader
+    from millstream.telemetry.metrics import VertexMetrics
+
+    prometheus = PrometheusText() if endpoint.port else None
+    otlp: OtlpReader | None = None
+    if _exports("METRICS", environment):
+        otlp = make_otlp_reader(_timeout_s("METRICS", environment))
+    readers: list[MetricReader] = [] if prometheus is None else [prometheus.reader]
+    provider = MeterProvider(
+        readers if otlp is None else [*readers, otlp], identity.resource(environment), shutdown_on_exit=False
+    )
+    metrics = VertexMetrics(provider.get_meter("millstream"), statistics, identity.labels(), clock)
+    metrics.register()
+    async with AsyncExitStack() as stack:
+        stack.callback(provider.shutdown)
+        if otlp is not None:
+            await stack.enter_async_context(_open_export(otlp, metrics, _interval_s(environment)))
+        if prometheus is not None:
+            from millstream.telemetry.endpoint import open_endpoint
+
+            text = partial(prometheus.text, metrics)
+            await stack.enter_async_context(open_endpoint(endpoint.host, endpoint.port, text, endpoint.not_ready))
+        yield metrics
+
+
+@asynccontextmanager
+async def _open_export(otlp: OtlpReader, metrics: VertexMetrics, interval_s: float) -> AsyncIterator[None]:
+    """Send the metrics every interval, and once more at the end."""
+
+    async def export() -> None:
+        # The statistics are the event loop's; only the sending, which may block, is left to a thread.
+        data = otlp.take(metrics)
+        if data is not None:
+            await run_bounded(partial(otlp.send, data), limits.TELEMETRY_FLUSH_TIMEOUT_S)
+
+    async def export_for_ever() -> None:
+        while True:
+            await asyncio.sleep(interval_s)
+            await export()
+
+    try:
+        async with open_tasks() as tasks:
+            exporting = tasks.create_task(export_for_ever(), name="export of metrics")
+            try:
+                yield
+            finally:
+                exporting.cancel()
+    finally:
+        await export()
+
+
+async def run_bounded(call: Callable[[], object], seconds: float) -> None:
+    """Run what may block in a thread of its own, and do not wait for it longer than `seconds`."""
+    loop = asyncio.get_running_loop()
+    done = asyncio.Event()
+
+    def run() -> None:
+        try:
+            call()
+        finally:
+            # The loop may be gone when the call outlasts it.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(done.set)
+
+    # A daemon: a collector that takes no data does not keep the process from ending.
+    threading.Thread(target=run, name="telemetry", daemon=True).start()
+    try:
+        async with asyncio.timeout(seconds):
+            await done.wait()
+    except TimeoutError:
+        _log.warning("the collector of traces and metrics did not take them within %g s", seconds)
+
+
+def _exports(signal: str, environment: Mapping[str, str]) -> bool:
+    """Whether traces or metrics go to a collector."""
+    disabled = environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
+    if disabled or environment.get(f"OTEL_{signal}_EXPORTER", "otlp") == "none":
+        return False
+    if not _setting("ENDPOINT", signal, environment):
+        return False
+    protocol = _setting("PROTOCOL", signal, environment)
+    if protocol not in ("", "grpc"):
+        raise UserError(
+            f"OTEL_EXPORTER_OTLP_PROTOCOL is {protocol}, and Millstream exports over grpc only; "
+            "leave it out, and point OTEL_EXPORTER_OTLP_ENDPOINT at the collector's gRPC port (usually 4317)"
+        )
+    return True
+
+
+def _setting(name: str, signal: str, environment: Mapping[str, str]) -> str:
+    return environment.get(f"OTEL_EXPORTER_OTLP_{signal}_{name}") or environment.get(f"OTEL_EXPORTER_OTLP_{name}", "")
+
+
+def _timeout_s(signal: str, environment: Mapping[str, str]) -> float | None:
+    """Ours, unless the environment sets one, which the exporter reads itself."""
+    return None if _setting("TIMEOUT", signal, environment) else limits.TELEMETRY_FLUSH_TIMEOUT_S
+
+
+def _interval_s(environment: Mapping[str, str]) -> float:
+    try:
+        interval_ms = float(environment.get("OTEL_METRIC_EXPORT_INTERVAL", _METRIC_INTERVAL_MS))
+    except ValueError:
+        interval_ms = _METRIC_INTERVAL_MS
+    return (interval_ms if interval_ms > 0 else _METRIC_INTERVAL_MS) / 1000

@@ -1,0 +1,62 @@
+"""What the lanes of a vertex say while they work: spans, processing times, latencies.
+
+Above it: lanes. Below it: tracing and metrics, each of which may be off; then a call costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+from millstream.frame import Frame
+from millstream.telemetry.untraced import Span, UntracedSpan
+
+if TYPE_CHECKING:
+    # OpenTelemetry takes a tenth of a second to import; a process that exports nothing does without.
+    from millstream.telemetry.metrics import VertexMetrics
+    from millstream.telemetry.tracing import Tracing
+
+_UNTRACED = UntracedSpan()
+
+
+class Telemetry:
+    """One per process. Made by `open_telemetry`."""
+
+    def __init__(self, tracing: Tracing | None = None, metrics: VertexMetrics | None = None) -> None:
+        self._tracing = tracing
+        self._metrics = metrics
+
+    def span(
+        self, name: str, *, parent: str, lane: str = "", records: int = 0, sequence: int = 0
+    ) -> AbstractContextManager[Span]:
+        """A stage at work on a frame; `parent`: the frame's traceparent.
+
+        The span's own traceparent goes to the function that is called, and with the frame to the next stage. A frame without a traceparent is not sampled: nothing is recorded for it.
+        """
+        if not parent:
+            return _UNTRACED
+        if self._tracing is None:
+            return UntracedSpan(parent)
+        return self._tracing.span(
+            name,
+            parent,
+            {"millstream.lane": lane, "millstream.records": records, "millstream.sequence": sequence},
+        )
+
+    def source_span(self, frame: Frame, *, lane: str = "") -> AbstractContextManager[Span]:
+        """`millstream.source.read`: where the trace of a frame begins, if it is sampled."""
+        if self._tracing is None:
+            return _UNTRACED
+        return self._tracing.source_span(
+            "millstream.source.read", frame, {"millstream.lane": lane, "millstream.records": frame.records}
+        )
+
+    def observe_processing(self, stage: str, seconds: float) -> None:
+        """How long a stage (udf, transformer, sink, commit) took for one frame."""
+        if self._metrics is not None:
+            self._metrics.observe_processing(stage, seconds)
+
+    def observe_latency(self, seconds: float, records: int) -> None:
+        """A sink has written a frame of `records` whose oldest entered the pipeline `seconds` ago."""
+        if self._metrics is not None:
+            self._metrics.observe_latency(seconds, records)

@@ -1,0 +1,187 @@
+"""Traces: one span per frame and stage, from the source to the sinks.
+
+    record's own traceparent ··link··► millstream.source.read ──► millstream.map ──► millstream.sink.write
+                                              │ the frame's traceparent, in the buffer ▲
+
+A trace begins at a source frame and is sampled there; a frame that is not sampled has no traceparent, and costs
+nothing at any later stage. Above it: `Telemetry`. Below it: OpenTelemetry with providers of its own, never the global
+ones. It does not know lanes or commits.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from types import TracebackType
+
+from opentelemetry.context import Context
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace.sampling import Decision, ParentBased, Sampler, SamplingResult, TraceIdRatioBased
+from opentelemetry.trace import (
+    Link,
+    NonRecordingSpan,
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    TraceFlags,
+    TraceState,
+    get_current_span,
+    set_span_in_context,
+)
+from opentelemetry.trace import Span as OtelSpan
+from opentelemetry.util.types import Attributes, AttributeValue
+
+from millstream import limits
+from millstream.frame import Frame
+from millstream.telemetry.logging import log_trace
+from millstream.telemetry.untraced import Span, UntracedSpan
+
+TRACEPARENT_HEADER = "traceparent"
+"""Header of a record that carries a trace context of its own (W3C)."""
+
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?")
+_SAMPLER_VARIABLE = "OTEL_TRACES_SAMPLER"
+_RATIO_VARIABLE = "OTEL_TRACES_SAMPLER_ARG"
+_RATIO = 0.001
+"""Share of source frames that are traced when the environment does not say."""
+
+
+class Tracing:
+    """The tracer of one process. Made by `make_tracing`."""
+
+    def __init__(self, provider: TracerProvider, fixed: Mapping[str, AttributeValue]) -> None:
+        self._provider = provider
+        self._tracer = provider.get_tracer("millstream")
+        self._fixed = dict(fixed)
+
+    def span(
+        self, name: str, parent: str, attributes: Mapping[str, AttributeValue], *, kind: SpanKind = SpanKind.INTERNAL
+    ) -> AbstractContextManager[Span]:
+        """A span below `parent`, a traceparent."""
+        context = parse_traceparent(parent)
+        if context is None:
+            return UntracedSpan()
+        return self._start(name, set_span_in_context(NonRecordingSpan(context), Context()), attributes, (), kind)
+
+    def source_span(
+        self, name: str, frame: Frame, attributes: Mapping[str, AttributeValue]
+    ) -> AbstractContextManager[Span]:
+        """The first span of a frame's trace, linked to the contexts its records carry; sampled if one of them is."""
+        links = [Link(context) for context in contexts_of(frame)]
+        return self._start(name, Context(), attributes, links, SpanKind.CONSUMER)
+
+    def shutdown(self) -> None:
+        """Send what is left and end; blocks, at most as long as the exporter takes for a batch."""
+        self._provider.shutdown()
+
+    def _start(
+        self,
+        name: str,
+        context: Context,
+        attributes: Mapping[str, AttributeValue],
+        links: Sequence[Link],
+        kind: SpanKind,
+    ) -> AbstractContextManager[Span]:
+        span = self._tracer.start_span(
+            name,
+            context,
+            kind=kind,
+            attributes={**self._fixed, **attributes},
+            links=links,
+            record_exception=False,
+            set_status_on_exception=False,
+        )
+        return _RecordedSpan(span) if span.get_span_context().trace_flags.sampled else UntracedSpan()
+
+
+class _RecordedSpan:
+    """A sampled span."""
+
+    def __init__(self, span: OtelSpan) -> None:
+        self._span = span
+        context = span.get_span_context()
+        self.traceparent = f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"
+        self._log = log_trace(f"{context.trace_id:032x}")
+
+    def __enter__(self) -> _RecordedSpan:
+        self._log.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._log.__exit__(None, None, None)
+        # A cancellation says nothing about the stage.
+        if isinstance(error, Exception):
+            self._span.record_exception(error)
+            self._span.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"))
+        self._span.end()
+
+
+class LinkedSampler(Sampler):
+    """Samples a root span that is linked to a sampled one, and otherwise as another sampler says."""
+
+    def __init__(self, other: Sampler) -> None:
+        self._other = other
+
+    def should_sample(
+        self,
+        parent_context: Context | None,
+        trace_id: int,
+        name: str,
+        kind: SpanKind | None = None,
+        attributes: Attributes = None,
+        links: Sequence[Link] | None = None,
+        trace_state: TraceState | None = None,
+    ) -> SamplingResult:
+        is_root = not get_current_span(parent_context).get_span_context().is_valid
+        if is_root and any(link.context.trace_flags.sampled for link in links or ()):
+            return SamplingResult(Decision.RECORD_AND_SAMPLE, attributes)
+        return self._other.should_sample(parent_context, trace_id, name, kind, attributes, links, trace_state)
+
+    def get_description(self) -> str:
+        return f"Linked({self._other.get_description()})"
+
+
+def make_tracing(
+    exporter: SpanExporter, resource: Resource, fixed: Mapping[str, AttributeValue], environment: Mapping[str, str]
+) -> Tracing:
+    """Tracing into an exporter. `fixed`: attributes of every span. The sampler follows `environment`."""
+    sampler = None if _SAMPLER_VARIABLE in environment else ParentBased(TraceIdRatioBased(_ratio(environment)))
+    provider = TracerProvider(sampler=sampler, resource=resource, shutdown_on_exit=False)
+    provider.sampler = LinkedSampler(provider.sampler)
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    return Tracing(provider, fixed)
+
+
+def parse_traceparent(text: str) -> SpanContext | None:
+    """The context a W3C traceparent stands for; None for one that is empty, malformed or all zeros."""
+    match = _TRACEPARENT.fullmatch(text)
+    if match is None or text.startswith("ff"):
+        return None
+    trace_id, span_id, flags = (int(part, 16) for part in match.groups())
+    context = SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(flags))
+    return context if context.is_valid else None
+
+
+def contexts_of(frame: Frame) -> Iterable[SpanContext]:
+    """Different contexts that the records of a frame carry, sampled ones first, at most `limits.SPAN_LINKS_MAX`."""
+    if TRACEPARENT_HEADER.encode() not in frame.headers_column:
+        return []
+    texts = {headers[TRACEPARENT_HEADER] for headers in frame.headers() if TRACEPARENT_HEADER in headers}
+    contexts = (parse_traceparent(text.decode("ascii", "replace")) for text in sorted(texts))
+    known = [context for context in contexts if context is not None]
+    known.sort(key=lambda context: not context.trace_flags.sampled)
+    return known[: limits.SPAN_LINKS_MAX]
+
+
+def _ratio(environment: Mapping[str, str]) -> float:
+    try:
+        ratio = float(environment.get(_RATIO_VARIABLE, _RATIO))
+    except ValueError:
+        return _RATIO
+    return ratio if 0 <= ratio <= 1 else _RATIO
