@@ -143,7 +143,7 @@ class NatsServer:
         process = self._process
         if process is None or process.returncode is not None:
             return
-        # Not `Process.send_signal`: it looks whether the process has ended, and takes the exit code from the event loop.
+        # Not `Process.send_signal`: it looks whether the process has ended, and so takes its exit code from the loop.
         with suppress(ProcessLookupError):
             os.kill(process.pid, how)
             # A paused process hears nothing but SIGKILL until it is continued.

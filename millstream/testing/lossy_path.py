@@ -1,0 +1,190 @@
+"""A path to a broker that loses and delays what the test tells it to: a proxy between a client and a real server.
+
+    client ──► LossyPath ──► server        requests dropped, or kept and delivered late
+           ◄──           ◄──               answers dropped
+
+Above it: tests of what happens to a commit whose answer never came. It knows only what an atomic batch and its answer
+look like on the wire.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from enum import Enum
+
+_BATCH_END = b"Nats-Batch-Commit"
+_BATCH_ANSWER = b'"stream":'
+_CHUNK_BYTES = 1 << 20
+
+
+class _Plan(Enum):
+    LOSE_BATCH = "the batch never reaches the server; the connection breaks"
+    LOSE_ANSWER = "the batch reaches the server, its answer never the client; the connection breaks"
+    DELAY_BATCH = "the connection breaks, and the batch reaches the server later"
+
+
+class LossyPath:
+    """Listens on a port of its own; made by `open_lossy_path`. Faults happen in the order they were planned in."""
+
+    def __init__(self, server_port: int) -> None:
+        self._server_port = server_port
+        self._plans: deque[_Plan] = deque()
+        self._late: deque[_Late] = deque()
+        self._before_next: Callable[[], Awaitable[object]] | None = None
+        self._pairs: set[_Pair] = set()
+        self._port = 0
+
+    @property
+    def url(self) -> str:
+        return f"nats://127.0.0.1:{self._port}"
+
+    def lose_answer(self, *, landed: bool) -> None:
+        """The next batch gets no answer, after (`landed`) or before it reached the server."""
+        self._plans.append(_Plan.LOSE_ANSWER if landed else _Plan.LOSE_BATCH)
+
+    def delay_batch(self) -> None:
+        """The next batch is kept until `deliver_late`; its sender loses its connection."""
+        self._plans.append(_Plan.DELAY_BATCH)
+
+    async def deliver_late(self) -> bytes:
+        """Let the server have the batch that was kept longest; returns what it answers."""
+        return await self._late.popleft().deliver()
+
+    def before_next_batch(self, action: Callable[[], Awaitable[object]]) -> None:
+        """Do something while the next batch is on its way, before any of its end reaches the server."""
+        self._before_next = action
+
+    def cut(self) -> None:
+        """Break every connection."""
+        for pair in list(self._pairs):
+            pair.cut()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One client, as long as it stays."""
+        try:
+            up = await asyncio.open_connection("127.0.0.1", self._server_port)
+        except OSError:
+            writer.transport.abort()
+            return
+        pair = _Pair(self, (reader, writer), up)
+        self._pairs.add(pair)
+        try:
+            await pair.run()
+        finally:
+            self._pairs.discard(pair)
+            pair.cut()
+
+    async def on_batch(self) -> _Plan | None:
+        """What happens to the batch that just arrived."""
+        action, self._before_next = self._before_next, None
+        if action is not None:
+            await action()
+        return self._plans.popleft() if self._plans else None
+
+    def keep(self, late: _Late) -> None:
+        self._late.append(late)
+
+    def close(self) -> None:
+        self.cut()
+        for late in self._late:
+            late.writer.transport.abort()
+
+    def listens_on(self, port: int) -> None:
+        self._port = port
+
+
+class _Late:
+    """The end of a batch, and the open connection on which it is still to come."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, data: bytes) -> None:
+        self.reader = reader
+        self.writer = writer
+        self._data = data
+
+    async def deliver(self) -> bytes:
+        self.writer.write(self._data)
+        answer = b""
+        try:
+            while _BATCH_ANSWER not in answer:
+                chunk = await self.reader.read(_CHUNK_BYTES)
+                if not chunk:
+                    break
+                answer += chunk
+        finally:
+            self.writer.transport.abort()
+        return answer
+
+
+class _Pair:
+    """One connection of the client and the one to the server that stands behind it."""
+
+    def __init__(
+        self,
+        path: LossyPath,
+        client: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+        server: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+    ) -> None:
+        self._path = path
+        self._client_reader, self._client_writer = client
+        self._server_reader, self._server_writer = server
+        self._lose_answer = False
+        self._kept: bytes | None = None
+        """A batch that is to come late, once this connection is gone."""
+
+    async def run(self) -> None:
+        pumps = {asyncio.ensure_future(self._upstream()), asyncio.ensure_future(self._downstream())}
+        try:
+            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for pump in pumps:
+                pump.cancel()
+            await asyncio.gather(*pumps, return_exceptions=True)
+
+    def cut(self) -> None:
+        """Break the connection; what is to come late keeps its way to the server."""
+        self._client_writer.transport.abort()
+        if self._kept is None:
+            self._server_writer.transport.abort()
+
+    async def _upstream(self) -> None:
+        with suppress(ConnectionError):
+            while data := await self._client_reader.read(_CHUNK_BYTES):
+                if _BATCH_END in data:
+                    match await self._path.on_batch():
+                        case _Plan.LOSE_BATCH:
+                            return
+                        case _Plan.DELAY_BATCH:
+                            self._kept = data
+                            self._path.keep(_Late(self._server_reader, self._server_writer, data))
+                            return
+                        case _Plan.LOSE_ANSWER:
+                            self._lose_answer = True
+                        case None:
+                            pass
+                self._server_writer.write(data)
+                await self._server_writer.drain()
+
+    async def _downstream(self) -> None:
+        with suppress(ConnectionError):
+            while data := await self._server_reader.read(_CHUNK_BYTES):
+                if self._lose_answer and _BATCH_ANSWER in data:
+                    return
+                self._client_writer.write(data)
+                await self._client_writer.drain()
+
+
+@asynccontextmanager
+async def open_lossy_path(server_port: int) -> AsyncIterator[LossyPath]:
+    """A path to the server on this port of the loopback."""
+    path = LossyPath(server_port)
+    listener = await asyncio.start_server(path.serve, "127.0.0.1", 0)
+    path.listens_on(listener.sockets[0].getsockname()[1])
+    try:
+        yield path
+    finally:
+        listener.close()
+        path.close()
+        await listener.wait_closed()

@@ -1,0 +1,38 @@
+"""Every test of the contract runs on both ledgers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from millstream.ledger.protocol import Ledger, LedgerLimits
+from millstream.record import LaneId
+from millstream.testing.ledgers import Harness, LaneOwner, open_jetstream_harness, open_memory_harness
+
+
+@pytest.fixture(params=["memory", "jetstream"])
+async def harness(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Harness]:
+    if request.param == "memory":
+        async with open_memory_harness() as memory:
+            yield memory
+    else:
+        async with open_jetstream_harness(tmp_path) as jetstream:
+            yield jetstream
+
+
+@pytest.fixture
+def limits() -> LedgerLimits:
+    return LedgerLimits(frames_per_buffer_max=2000)
+
+
+@pytest.fixture
+async def ledger(harness: Harness, limits: LedgerLimits) -> Ledger:
+    return await harness.broker.ledger("v", limits)
+
+
+@pytest.fixture
+async def owner(ledger: Ledger) -> LaneOwner:
+    lane = LaneId("v", "in-v", 0)
+    return LaneOwner(ledger, lane, await ledger.take_over(lane, "first"))
