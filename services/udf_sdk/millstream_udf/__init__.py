@@ -1,5 +1,47 @@
 """Write the steps of a Millstream pipeline as Python functions.
 
-The package serves plain or decorated functions to a pipeline over a unix socket. It needs grpcio and
-protobuf only and imports nothing of the `millstream` distribution.
+    def process(value: bytes) -> bytes:
+        return value.upper()
+
+is one already; nothing has to be imported for it. The decorators are for functions that take the whole record, are
+async, take batches, are sinks or sources. `millstream_udf.testing` runs a function without a pipeline.
+
+The package serves functions to a pipeline over a unix socket. It needs grpcio and protobuf only and imports nothing of
+the `millstream` distribution.
 """
+
+from typing import TYPE_CHECKING, Any
+
+from millstream_udf.context import Context
+from millstream_udf.decorators import map, sink, source, source_transform
+from millstream_udf.values import Batch, DeadLetter, Drop, Fallback, Message, Record, Retry
+from millstream_udf.version import SDK_VERSION as __version__
+
+if TYPE_CHECKING:
+    from millstream_udf.server import serve
+
+__all__ = [
+    "Batch",
+    "Context",
+    "DeadLetter",
+    "Drop",
+    "Fallback",
+    "Message",
+    "Record",
+    "Retry",
+    "__version__",
+    "map",
+    "serve",
+    "sink",
+    "source",
+    "source_transform",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # The mesh imports the wire modules and column codecs of this package and has no use for the server, which brings gRPC.
+    if name == "serve":
+        from millstream_udf.server import serve
+
+        return serve
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

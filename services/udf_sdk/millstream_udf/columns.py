@@ -110,7 +110,7 @@ def unpack_lists(column: bytes, records: int) -> list[tuple[bytes, ...]]:
     message = _parse(frame_pb2.SealedListColumn, column)
     items = _cut(message.items.offsets, message.items.data) if message.items.offsets else []
     if not message.starts:
-        lists = [(item,) for item in items]
+        lists: list[tuple[bytes, ...]] = [(item,) for item in items]
     else:
         starts = unpack_offsets(message.starts)
         _check_ends(starts, len(items))

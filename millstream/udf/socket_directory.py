@@ -1,0 +1,59 @@
+"""A private, short directory for a unix socket.
+
+Above it: `sidecar.py`. Below it: the file system. The path of a unix socket holds at most 107 bytes, so it cannot lie in a
+data directory of the user's. Whoever makes a directory holds a lock in it; the kernel drops the lock when the owner dies,
+however it dies, and the next one to make a directory removes what is left.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from millstream.errors import EnvironmentFault
+
+SOCKET_PATH_BYTES_MAX = 107
+"""The kernel's limit on Linux."""
+_PREFIX = "millstream-udf-"
+_LOCK = "owner"
+_YOUNG_S = 30.0
+"""A directory may be between its making and its locking for this long."""
+
+
+@contextmanager
+def open_socket_directory() -> Iterator[Path]:
+    """The directory, for this user only; gone at the end of the block."""
+    base = Path(tempfile.gettempdir())
+    if len(os.fsencode(base)) + 40 > SOCKET_PATH_BYTES_MAX:
+        raise EnvironmentFault(
+            f"the temporary directory {base} has too long a name for unix sockets: set TMPDIR to a shorter one"
+        )
+    remove_abandoned(base)
+    directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
+    try:
+        with (directory / _LOCK).open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def remove_abandoned(base: Path) -> None:
+    """Remove the directories in `base` whose owners are dead."""
+    for directory in base.glob(f"{_PREFIX}*"):
+        try:
+            status = directory.stat()
+            if status.st_uid != os.getuid() or time.time() - status.st_mtime < _YOUNG_S:
+                continue
+            with (directory / _LOCK).open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(directory, ignore_errors=True)
+        except OSError:
+            # Somebody else's, alive, or just being removed.
+            continue

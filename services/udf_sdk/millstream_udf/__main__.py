@@ -1,0 +1,27 @@
+"""`python -m millstream_udf module:function` or `python -m millstream_udf path/file.py:function`."""
+
+from __future__ import annotations
+
+import sys
+
+from millstream_udf.loading import LoadError, load
+from millstream_udf.server import run
+
+USAGE = "usage: python -m millstream_udf module:function | path/file.py:function"
+
+
+def main() -> None:
+    """Serve one function. Ends the process: 2 when there is no such function."""
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
+        print(USAGE, file=sys.stderr)
+        sys.exit(0 if sys.argv[1:] in (["-h"], ["--help"]) else 2)
+    try:
+        definition = load(sys.argv[1])
+    except LoadError as error:
+        print(f"millstream_udf: {error}", file=sys.stderr)
+        sys.exit(2)
+    run(definition)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""One call in, one answer out: a call's records through a function, with everything that may go wrong told in the answer.
+
+Above it: the server and the test kit. Below it: `execution`, `inputs`, `outputs`. It does not know gRPC.
+"""
+
+from __future__ import annotations
+
+from millstream_udf import arrow
+from millstream_udf.context import Context
+from millstream_udf.definition import SOURCE_TRANSFORM, Takes
+from millstream_udf.execution import Lane
+from millstream_udf.failures import describe, summary
+from millstream_udf.inputs import Inputs
+from millstream_udf.outputs import map_answer, sink_answer
+from millstream_udf.wire.udf.v1 import udf_pb2
+
+MESSAGE_BYTES_MAX = 64 * 1024 * 1024
+"""Largest gRPC message, both ways; the protocol's limit."""
+
+
+def context_of(hello: udf_pb2.Hello, *, attempt: int = 0, watermark_us: int = -(2**63), traceparent: str = "") -> Context:
+    """What a function is told about a call."""
+    return Context(
+        pipeline=hello.pipeline,
+        vertex=hello.vertex,
+        lane=hello.lane,
+        replica=hello.replica,
+        attempt=attempt,
+        watermark_us=watermark_us,
+        traceparent=traceparent,
+    )
+
+
+async def answer_map(lane: Lane, hello: udf_pb2.Hello, call: udf_pb2.SealedMapCall) -> udf_pb2.SealedMapAnswer:
+    """Never raises an `Exception`: a call that fails as a whole says so in `error`."""
+    context = context_of(
+        hello, attempt=call.attempt, watermark_us=call.watermark_us, traceparent=call.traceparent
+    )
+    times_allowed = hello.kind == SOURCE_TRANSFORM
+    try:
+        inputs = Inputs(call.frame)
+        if lane.definition.takes is Takes.ARROW:
+            batch = await lane.whole(arrow.to_batch(inputs), context)
+            return arrow.to_answer(call.call_id, inputs, batch, times_allowed=times_allowed)
+        results = await lane.results(inputs, context)
+        return map_answer(call.call_id, inputs, results, times_allowed=times_allowed)
+    except Exception as error:  # noqa: BLE001 - users' functions raise anything
+        return udf_pb2.SealedMapAnswer(call_id=call.call_id, error=_told(error))
+
+
+async def answer_sink(lane: Lane, hello: udf_pb2.Hello, call: udf_pb2.SealedSinkCall) -> udf_pb2.SinkAnswer:
+    """As `answer_map`, for a sink."""
+    context = context_of(hello, attempt=call.attempt, traceparent=call.traceparent)
+    try:
+        inputs = Inputs(call.frame, call.id_prefix, call.first_index)
+        results = await lane.results(inputs, context)
+        return sink_answer(call.call_id, results)
+    except Exception as error:  # noqa: BLE001 - users' functions raise anything
+        return udf_pb2.SinkAnswer(call_id=call.call_id, error=_told(error))
+
+
+def encode_map(answer: udf_pb2.SealedMapAnswer) -> bytes:
+    """The message to send; one that nobody would accept is replaced by an answer that says so."""
+    data = udf_pb2.SealedMapResponse(answer=answer).SerializeToString()
+    if len(data) <= MESSAGE_BYTES_MAX:
+        return data
+    error = (
+        f"the outputs of one call came to {len(data):,} bytes; the limit is {MESSAGE_BYTES_MAX:,}. "
+        "Give smaller or fewer outputs per record"
+    )
+    failed = udf_pb2.SealedMapAnswer(call_id=answer.call_id, error=error)
+    return udf_pb2.SealedMapResponse(answer=failed).SerializeToString()
+
+
+def _told(error: Exception) -> str:
+    """Message first, then the user's traceback."""
+    detail = describe(error)
+    return f"{summary(error)}\n{detail}" if detail else summary(error)

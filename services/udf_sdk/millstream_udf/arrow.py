@@ -1,0 +1,164 @@
+"""Records as a pyarrow.RecordBatch, without copying their values, and back.
+
+Above it: `answering`. Below it: pyarrow, an extra of this distribution (`millstream-udf[arrow]`), imported only when a
+function asks for Arrow.
+
+In:  value: binary, event_time: timestamp[us, UTC], keys: list<string>, headers: map<string, binary>, parent: uint32
+Out: value: binary or string (required); and optional parent: an integer, never falling, the index of the input record (left out:
+     row i came from record i); keys and tags: string or list<string>; headers: map<string, binary or string>; event_time
+     (source transforms). A column that is left out is inherited, except tags, which are then empty.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING, Any
+
+from millstream_udf import columns
+from millstream_udf.failures import BadOutput
+from millstream_udf.inputs import Inputs
+from millstream_udf.wire.frame.v1 import frame_pb2
+from millstream_udf.wire.udf.v1 import udf_pb2
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_COLUMNS = {"value", "parent", "keys", "tags", "headers", "event_time"}
+
+
+def to_batch(inputs: Inputs) -> pa.RecordBatch:
+    """The frame as a batch. The value column shares the frame's memory."""
+    import pyarrow as pa
+
+    sealed = frame_pb2.SealedBytesColumn.FromString(inputs.sealed.values)
+    columns.count_bytes(inputs.sealed.values)
+    # Arrow's offsets are signed, ours are not; below 2 GiB, and a message is far below it, the bits are the same.
+    value = pa.Array.from_buffers(
+        pa.binary(), inputs.count, [None, pa.py_buffer(sealed.offsets), pa.py_buffer(sealed.data)]
+    )
+    value.validate(full=True)
+    time = pa.Array.from_buffers(
+        pa.timestamp("us", tz="UTC"), inputs.count, [None, pa.py_buffer(inputs.sealed.event_times_us)]
+    )
+    time.validate()
+    return pa.RecordBatch.from_arrays(
+        [
+            value,
+            time,
+            pa.array(inputs.keys, pa.list_(pa.string())),
+            pa.array([list(headers.items()) for headers in inputs.headers], pa.map_(pa.string(), pa.binary())),
+            pa.array(range(inputs.count), pa.uint32()),
+        ],
+        names=["value", "event_time", "keys", "headers", "parent"],
+    )
+
+
+def to_answer(call_id: int, inputs: Inputs, batch: Any, *, times_allowed: bool) -> udf_pb2.SealedMapAnswer:
+    """The answer in what an Arrow function returned."""
+    import pyarrow as pa
+
+    if isinstance(batch, pa.Table):
+        batch = pa.RecordBatch.from_arrays([_chunk(column) for column in batch.columns], schema=batch.schema)
+    if not isinstance(batch, pa.RecordBatch):
+        raise BadOutput(f"a function with arrow=True returns a pyarrow.RecordBatch, not {type(batch).__name__}")
+    names = batch.schema.names
+    if "value" not in names or set(names) - _COLUMNS:
+        raise BadOutput(
+            f"a batch that is returned has a column value, and maybe {', '.join(sorted(_COLUMNS - {'value'}))}; "
+            f"this one has {', '.join(names)}"
+        )
+    count = batch.num_rows
+    parents = _parents(batch, inputs.count)
+    answer = udf_pb2.SealedMapAnswer(call_id=call_id, records=count, values=_values(batch["value"]))
+    if count == 0:
+        return answer
+    if parents is not None:
+        answer.parents = columns.pack_offsets(parents)
+    if "keys" in names:
+        answer.keys = columns.pack_lists(_texts(batch["keys"], "keys")) or columns.pack_no_lists(count)
+    if "tags" in names:
+        answer.tags = columns.pack_lists(_texts(batch["tags"], "tags"))
+    if "headers" in names:
+        cast: Any = batch["headers"].cast(pa.map_(pa.string(), pa.binary()))
+        rows: list[Any] = cast.to_pylist()
+        headers: list[dict[str, bytes]] = [dict(row or ()) for row in rows]
+        answer.headers = columns.pack_headers(headers) or columns.pack_no_headers(count)
+    if "event_time" in names:
+        column = batch["event_time"].cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
+        if column.null_count:
+            raise BadOutput("event_time has nulls")
+        given: Any = column.to_pylist()
+        times = array("q", given)
+        inherited = array("q", map(inputs.event_times_us.__getitem__, range(count) if parents is None else parents))
+        if times != inherited:
+            if not times_allowed:
+                raise BadOutput("only a source transform can set event times: the watermark is taken behind it")
+            answer.event_times_us = columns.pack_times(times)
+    return answer
+
+
+def _parents(batch: pa.RecordBatch, inputs: int) -> list[int] | None:
+    """None: row i came from record i."""
+    if "parent" not in batch.schema.names:
+        if batch.num_rows not in (0, inputs):
+            raise BadOutput(
+                f"{inputs} records came in and {batch.num_rows} went out: keep the column parent, which says which record "
+                "each row came from"
+            )
+        return None
+    column: Any = batch["parent"]
+    parents: list[int] = column.to_pylist()
+    previous = 0
+    for parent in parents:
+        if type(parent) is not int or not previous <= parent < inputs:
+            raise BadOutput(f"the column parent holds indexes of input records (0 to {inputs - 1}), never falling: {parent}")
+        previous = parent
+    return None if parents == list(range(inputs)) else parents
+
+
+def _values(column: Any) -> bytes:
+    """An encoded `BytesColumn` of an Arrow array, by its buffers."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if not _is_bytes(column.type):
+        raise BadOutput(f"the column value is binary or string, not {column.type}")
+    if column.null_count:
+        raise BadOutput("the column value has nulls; leave the rows out and keep the column parent")
+    column = column.cast(pa.binary())
+    if not len(column):
+        return columns.pack_bytes([])
+    _, offsets_buffer, data = column.buffers()
+    offsets = array("i")
+    offsets.frombytes(memoryview(offsets_buffer)[4 * column.offset : 4 * (column.offset + len(column) + 1)])
+    first, last = offsets[0], offsets[-1]
+    if first:
+        offsets = array("i", [offset - first for offset in offsets])
+    payload = b"" if data is None else bytes(memoryview(data)[first:last])
+    return frame_pb2.SealedBytesColumn(offsets=columns.pack_offsets(offsets), data=payload).SerializeToString()
+
+
+def _texts(column: Any, name: str) -> list[list[bytes]]:
+    import pyarrow as pa
+
+    kind = column.type
+    rows = column.to_pylist()
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return [[] if item is None else [item.encode()] for item in rows]
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return [[part.encode() for part in items or ()] for items in rows]
+    raise BadOutput(f"the column {name} is string or list<string>, not {kind}")
+
+
+def _is_bytes(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return any(
+        test(kind) for test in (pa.types.is_binary, pa.types.is_string, pa.types.is_large_binary, pa.types.is_large_string)
+    )
+
+
+def _chunk(column: Any) -> Any:
+    chunked = column.combine_chunks()
+    return chunked.chunk(0) if hasattr(chunked, "num_chunks") else chunked

@@ -1,0 +1,75 @@
+"""The decorators `@udf.map`, `@udf.source_transform`, `@udf.sink` and `@udf.source`.
+
+They leave their options on the function and return it unchanged, so it can still be called and tested as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, overload
+
+from millstream_udf import definition
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+_C = TypeVar("_C", bound=type)
+
+
+@overload
+def map(function: _F, /) -> _F: ...
+@overload
+def map(
+    *, batch: bool = False, arrow: bool = False, concurrency: int | None = None, threads: int = 0
+) -> Callable[[_F], _F]: ...
+def map(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    """A function from a record to none, one or many outputs.
+
+    `batch=True`: it takes a list of records and returns a list with the output of each (an exception in place of an
+    output is that record's outcome). `arrow=True`: it takes and returns a pyarrow.RecordBatch. `concurrency`: how many
+    records of a stream an async function works on at a time (1,000). `threads`: run a function that blocks in so many
+    threads; without it, no two calls of a function that is not async overlap.
+    """
+    return _decorate(definition.MAP, function, options)
+
+
+@overload
+def source_transform(function: _F, /) -> _F: ...
+@overload
+def source_transform(
+    *, batch: bool = False, arrow: bool = False, concurrency: int | None = None, threads: int = 0
+) -> Callable[[_F], _F]: ...
+def source_transform(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    """As `map`, run right behind a source, before the watermark is taken: it may also set event times."""
+    return _decorate(definition.SOURCE_TRANSFORM, function, options)
+
+
+@overload
+def sink(function: _F, /) -> _F: ...
+@overload
+def sink(*, batch: bool = False, concurrency: int | None = None, threads: int = 0) -> Callable[[_F], _F]: ...
+def sink(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    """A function that writes a record somewhere and returns nothing. `record.id` is the same at every attempt.
+
+    `batch=True`: it takes a list of records and returns nothing, or a list that has None or an exception for each.
+    """
+    return _decorate(definition.SINK, function, options)
+
+
+def source(cls: _C, /) -> _C:
+    """A class with `async def read(self, context, records_max, timeout) -> Batch`; one instance for each lane.
+
+    Optional, all async: `open(self, position, partition, partitions)`, `committed(self, position)`, `close(self)`.
+    """
+    definition.mark(definition.SOURCE, cls)
+    return cls
+
+
+def _decorate(kind: Any, function: Callable[..., Any] | None, options: dict[str, Any]) -> Any:
+    if function is not None:
+        definition.mark(kind, function)
+        return function
+
+    def decorate(target: Any) -> Any:
+        definition.mark(kind, target, **options)
+        return target
+
+    return decorate

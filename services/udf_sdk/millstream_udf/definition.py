@@ -1,0 +1,213 @@
+"""What a user's function is: decided once, when it is loaded, so that nothing is asked per record.
+
+Above it: the decorators and the loader. Below it: users' functions. It does not run anything.
+
+Cases, for a function with parameters p1 and maybe p2:
+ 1. p1 annotated `bytes`: it takes the value. Annotated `Record`: the record.
+ 2. p1 without annotation: an undecorated function takes the value; a decorated one the record, unless p1 is called `value`.
+ 3. p2, when there is one: the context.
+ 4. `batch=True`: p1 is the list of them (`list[bytes]`, `list[Record]`, or by the name `values`).
+ 5. `arrow=True`: p1 is a pyarrow.RecordBatch.
+"""
+
+from __future__ import annotations
+
+import enum
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from millstream_udf.values import Record
+from millstream_udf.wire.udf.v1 import udf_pb2
+
+ATTRIBUTE = "__millstream_udf__"
+"""Where a decorator leaves its options on the function."""
+
+MAP, SOURCE_TRANSFORM = udf_pb2.KIND_MAP, udf_pb2.KIND_SOURCE_TRANSFORM
+SINK, SOURCE = udf_pb2.KIND_SINK, udf_pb2.KIND_SOURCE
+KIND_NAMES = {MAP: "map", SOURCE_TRANSFORM: "source transform", SINK: "sink", SOURCE: "source"}
+DECORATORS = {MAP: "@udf.map", SOURCE_TRANSFORM: "@udf.source_transform", SINK: "@udf.sink", SOURCE: "@udf.source"}
+
+CONCURRENCY = 1000
+"""Records of a stream that an async function works on at a time, unless it says otherwise."""
+
+
+class Takes(enum.Enum):
+    """What the first parameter is."""
+
+    VALUE = "value"
+    RECORD = "record"
+    VALUES = "list of values"
+    RECORDS = "list of records"
+    ARROW = "record batch"
+
+
+class Flavour(enum.Enum):
+    """How the function is called."""
+
+    SYNC = "def"
+    GENERATOR = "def with yield"
+    ASYNC = "async def"
+    ASYNC_GENERATOR = "async def with yield"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a decorator was given."""
+
+    kinds: tuple[udf_pb2.Kind.ValueType, ...]
+    batch: bool = False
+    arrow: bool = False
+    concurrency: int | None = None
+    threads: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """A function and how to run it."""
+
+    name: str
+    kinds: tuple[udf_pb2.Kind.ValueType, ...]
+    target: Any
+    """What the user wrote: a function, or a class that is instantiated at start (a source: once a lane)."""
+    options: Options
+    takes: Takes = Takes.RECORD
+    wants_context: bool = False
+    flavour: Flavour = Flavour.SYNC
+
+    @property
+    def is_async(self) -> bool:
+        return self.flavour in (Flavour.ASYNC, Flavour.ASYNC_GENERATOR)
+
+    @property
+    def for_sinks(self) -> bool:
+        """It serves nothing but sinks, so it need not say that it gave no output."""
+        return self.kinds == (SINK,)
+
+    @property
+    def concurrency(self) -> int:
+        """Records of one stream that are worked on at a time."""
+        if self.takes in (Takes.VALUE, Takes.RECORD):
+            return (self.options.concurrency or CONCURRENCY) if self.is_async else max(1, self.options.threads)
+        return self.options.concurrency or 1
+
+
+def define(target: Any, name: str) -> Definition:
+    """Look at `target` once. Raises `TypeError` that says what to change."""
+    options: Options | None = getattr(target, ATTRIBUTE, None)
+    decorated = options is not None
+    if options is None:
+        options = Options(kinds=(MAP, SOURCE_TRANSFORM, SINK))
+    definition = Definition(name, options.kinds, target, options)
+    if SOURCE in options.kinds:
+        _check_source(target, name)
+        return definition
+    function, skip = target, 0
+    if inspect.isclass(target):
+        function, skip = getattr(target, "process", None), 1
+        if function is None:
+            raise TypeError(f"class {name} needs a method process(self, record)")
+        if isinstance(inspect.getattr_static(target, "process"), (staticmethod, classmethod)):
+            raise TypeError(f"{name}.process is an ordinary method: process(self, record)")
+    if not callable(function):
+        raise TypeError(f"{name} is not a function but {type(target).__name__}")
+    return _shaped(definition, function, skip, decorated=decorated)
+
+
+def _shaped(definition: Definition, function: Any, skip: int, *, decorated: bool) -> Definition:
+    options = definition.options
+    flavour = _flavour(function)
+    parameters = _parameters(function, definition.name)[skip:]
+    if len(parameters) not in (1, 2):
+        raise TypeError(
+            f"{definition.name} takes {len(parameters)} arguments; a function takes the value or record, and maybe the context"
+        )
+    if options.arrow:
+        takes = Takes.ARROW
+    else:
+        wants_value = _wants_value(function, parameters[0], decorated=decorated)
+        if options.batch:
+            takes = Takes.VALUES if wants_value else Takes.RECORDS
+        else:
+            takes = Takes.VALUE if wants_value else Takes.RECORD
+    if (options.batch or options.arrow) and flavour in (Flavour.GENERATOR, Flavour.ASYNC_GENERATOR):
+        raise TypeError(f"{definition.name} takes whole batches, so it returns its outputs instead of yielding them")
+    if options.threads and flavour in (Flavour.ASYNC, Flavour.ASYNC_GENERATOR):
+        raise TypeError(f"{definition.name} is async: concurrency=n is for it, threads=n is for functions that block")
+    if options.concurrency is not None and flavour in (Flavour.SYNC, Flavour.GENERATOR):
+        raise TypeError(f"{definition.name} is not async: threads=n is for functions that block, concurrency=n for async ones")
+    return replace(definition, takes=takes, wants_context=len(parameters) == 2, flavour=flavour)
+
+
+def _flavour(function: Any) -> Flavour:
+    unwrapped = inspect.unwrap(function)
+    if not inspect.isroutine(unwrapped):
+        unwrapped = type(unwrapped).__call__
+    if inspect.isasyncgenfunction(unwrapped):
+        return Flavour.ASYNC_GENERATOR
+    if inspect.iscoroutinefunction(unwrapped):
+        return Flavour.ASYNC
+    return Flavour.GENERATOR if inspect.isgeneratorfunction(unwrapped) else Flavour.SYNC
+
+
+def _parameters(function: Any, name: str) -> list[inspect.Parameter]:
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        # Functions written in C may not tell; such a one takes one argument.
+        return [inspect.Parameter("value", inspect.Parameter.POSITIONAL_ONLY)]
+    parameters: list[inspect.Parameter] = []
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty:
+            raise TypeError(f"{name} has an argument {parameter.name} by keyword only, which nobody gives it")
+        if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            continue
+        # A second parameter with a default is the author's own (def f(value, factor=2)), unless it is named or
+        # annotated as the context.
+        optional = parameter.default is not parameter.empty
+        if parameters and optional and not (parameter.name == "context" or "Context" in str(parameter.annotation)):
+            continue
+        parameters.append(parameter)
+    if not parameters and any(p.kind is p.VAR_POSITIONAL for p in signature.parameters.values()):
+        return [inspect.Parameter("value", inspect.Parameter.POSITIONAL_ONLY)]
+    return parameters
+
+
+def _wants_value(function: Any, parameter: inspect.Parameter, *, decorated: bool) -> bool:
+    annotation = parameter.annotation
+    if annotation is not parameter.empty:
+        # Annotations may be text (from __future__ import annotations) that names what cannot be imported here.
+        text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+        if annotation is Record or Record.__name__ in text:
+            return False
+        if "bytes" in text:
+            return True
+    if not decorated:
+        return True
+    return parameter.name in ("value", "values")
+
+
+def _check_source(target: Any, name: str) -> None:
+    if not inspect.isclass(target):
+        raise TypeError(f"a source is a class with async def read(self, context, records_max, timeout): {name} is not a class")
+    if not callable(getattr(target, "read", None)):
+        raise TypeError(f"source {name} needs a method read(self, context, records_max, timeout)")
+    for method in ("open", "read", "committed", "close"):
+        function = getattr(target, method, None)
+        if function is not None and not inspect.iscoroutinefunction(function):
+            raise TypeError(f"{name}.{method} must be async: async def {method}(...)")
+
+
+def mark(kind: udf_pb2.Kind.ValueType, target: Callable[..., Any], **given: Any) -> None:
+    """Leave a decorator's options on `target`."""
+    options = Options(kinds=(kind,), **given)
+    if options.batch and options.arrow:
+        raise TypeError(f"{DECORATORS[kind]}: batch or arrow, not both")
+    if options.concurrency is not None and options.concurrency < 1:
+        raise TypeError(f"{DECORATORS[kind]}: concurrency is at least 1, not {options.concurrency}")
+    if options.threads < 0:
+        raise TypeError(f"{DECORATORS[kind]}: threads is at least 0, not {options.threads}")
+    if options.threads and (options.batch or options.arrow):
+        raise TypeError(f"{DECORATORS[kind]}: threads is for functions of single records, not with batch or arrow")
+    setattr(target, ATTRIBUTE, options)

@@ -1,0 +1,231 @@
+"""Runs a function over the records of a call.
+
+Above it: the server and the test kit. Below it: users' functions. It does not know gRPC. Everything here runs in the
+function's own thread, on its event loop, so that a function that blocks never keeps the server from answering that it is well.
+
+One way in: `Lane.results`, which gives one result per record: what the function returned, or the exception it ended with.
+  * A function that is not async runs in line, one call after the other over all lanes; with `threads=n` the records of
+    a call are shared out to n threads.
+  * An async one has up to `concurrency` records of a lane in flight, over several calls.
+  * A batch function sees a call's records as one list.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from functools import partial
+from itertools import repeat
+from typing import Any
+
+from millstream_udf.context import Context
+from millstream_udf.definition import Definition, Flavour, Takes
+from millstream_udf.failures import BadOutput
+from millstream_udf.inputs import Inputs
+
+_TURN_S = 0.02
+"""An async function that never waits gives the event loop back after this long."""
+
+
+class Function:
+    """A user's function, set up and ready to run. Made by `open_function`."""
+
+    def __init__(
+        self,
+        definition: Definition,
+        call: Callable[..., Any],
+        pool: ThreadPoolExecutor | None,
+        workers: asyncio.TaskGroup,
+    ) -> None:
+        self.definition = definition
+        self.call = call
+        self.pool = pool
+        self.workers = workers
+
+    def lane(self) -> Lane:
+        """For one stream."""
+        return Lane(self)
+
+
+@asynccontextmanager
+async def open_function(definition: Definition, context: Context) -> AsyncIterator[Function]:
+    """Instantiate a class, call its `setup`; at the end its `close`."""
+    instance: Any = definition.target() if inspect.isclass(definition.target) else None
+    call = definition.target if instance is None else instance.process
+    if (setup := getattr(instance, "setup", None)) is not None:
+        await _maybe_await(setup(context))
+    pool = ThreadPoolExecutor(definition.options.threads, "millstream-udf") if definition.options.threads else None
+    try:
+        async with asyncio.TaskGroup() as workers:
+            yield Function(definition, _collecting(definition, call), pool, workers)
+    finally:
+        if pool is not None:
+            pool.shutdown()
+        if (close := getattr(instance, "close", None)) is not None:
+            await _maybe_await(close())
+
+
+class Lane:
+    """A function as one stream uses it."""
+
+    def __init__(self, function: Function) -> None:
+        self._function = function
+        self.definition = function.definition
+        self._running = 0
+        self._pending: deque[tuple[_Job, int]] = deque()
+        self._batches = asyncio.Semaphore(function.definition.concurrency)
+
+    async def results(self, inputs: Inputs, context: Context) -> Sequence[Any]:
+        """One entry per record. Raises what a batch function raises: then the call as a whole has failed."""
+        definition = self.definition
+        match definition.takes:
+            case Takes.VALUE:
+                items: Sequence[Any] = inputs.values
+            case Takes.RECORD:
+                items = inputs.records
+            case Takes.VALUES:
+                return await self._batch(inputs.values, context)
+            case _:
+                return await self._batch(inputs.records, context)
+        if definition.is_async:
+            return await self._concurrently(items, context)
+        arguments = (repeat(context),) if definition.wants_context else ()
+        if self._function.pool is not None:
+            return await self._in_threads(items, arguments)
+        results: list[Any] = []
+        apply(self._function.call, iter(items), arguments, results, len(items))
+        return results
+
+    async def whole(self, argument: Any, context: Context) -> Any:
+        """Call the function once, with a whole batch in its own form."""
+        arguments = (argument, context) if self.definition.wants_context else (argument,)
+        if not self.definition.is_async:
+            return self._function.call(*arguments)
+        async with self._batches:
+            return await self._function.call(*arguments)
+
+    async def _batch(self, items: Sequence[Any], context: Context) -> Sequence[Any]:
+        results = await self.whole(items, context)
+        if results is None:
+            # For sinks: everything was written. For others `outputs` would take None for "filtered"; they must say so.
+            return [None] * len(items) if self.definition.for_sinks else _not_a_list(None, len(items))
+        if not isinstance(results, (list, tuple)) or len(results) != len(items):
+            return _not_a_list(results, len(items))
+        return results
+
+    async def _in_threads(self, items: Sequence[Any], arguments: tuple[Iterator[Any], ...]) -> list[Any]:
+        # The threads take the next record from one shared iterator, so none waits while there is work.
+        results: list[Any] = [None] * len(items)
+        source = iter(enumerate(items))
+        call, context = self._function.call, tuple(next(iterator) for iterator in arguments)
+
+        def work() -> None:
+            for index, item in source:
+                try:
+                    results[index] = call(item, *context)
+                except Exception as error:  # noqa: BLE001 - users' functions raise anything
+                    results[index] = error
+
+        loop = asyncio.get_running_loop()
+        threads = min(self.definition.options.threads, len(items))
+        await asyncio.gather(*(loop.run_in_executor(self._function.pool, work) for _ in range(threads)))
+        return results
+
+    async def _concurrently(self, items: Sequence[Any], context: Context) -> list[Any]:
+        job = _Job(items, (context,) if self.definition.wants_context else ())
+        self._pending.extend(zip(repeat(job), range(len(items))))
+        for _ in range(min(len(items), self.definition.concurrency - self._running)):
+            self._running += 1
+            self._function.workers.create_task(self._work())
+        try:
+            await job.done.wait()
+        except asyncio.CancelledError:
+            # The stream is gone, and its calls come again on the next: what has not begun need not begin.
+            self._pending = deque(entry for entry in self._pending if entry[0] is not job)
+            raise
+        return job.results
+
+    async def _work(self) -> None:
+        # Workers live as long as there are records: starting one is cheaper than waking one.
+        call = self._function.call
+        turn_ends = time.monotonic() + _TURN_S
+        try:
+            while self._pending:
+                job, index = self._pending.popleft()
+                try:
+                    job.results[index] = await call(job.items[index], *job.context)
+                except Exception as error:  # noqa: BLE001 - users' functions raise anything
+                    job.results[index] = error
+                job.left -= 1
+                if not job.left:
+                    job.done.set()
+                if time.monotonic() > turn_ends:
+                    await asyncio.sleep(0)
+                    turn_ends = time.monotonic() + _TURN_S
+        finally:
+            self._running -= 1
+
+
+class _Job:
+    """The records of one call of an async function."""
+
+    __slots__ = ("context", "done", "items", "left", "results")
+
+    def __init__(self, items: Sequence[Any], context: tuple[Context, ...]) -> None:
+        self.items = items
+        self.context = context
+        self.results: list[Any] = [None] * len(items)
+        self.left = len(items)
+        self.done = asyncio.Event()
+        if not items:
+            self.done.set()
+
+
+def apply(
+    call: Callable[..., Any], items: Iterator[Any], arguments: tuple[Iterator[Any], ...], results: list[Any], count: int
+) -> None:
+    """Append the result of each item to `results`; an exception stands in for the result of its own item only.
+
+    `extend` keeps what came before an exception, so the loop goes on behind the failing record without asking anything
+    of the others.
+    """
+    while True:
+        try:
+            results.extend(map(call, items, *arguments))
+        except Exception as error:  # noqa: BLE001 - users' functions raise anything
+            results.append(error)
+            continue
+        if len(results) >= count:
+            return
+        # `map` takes a StopIteration out of the function for its own end.
+        results.append(RuntimeError("the function raised StopIteration; use next(iterator, default)"))
+
+
+def _collecting(definition: Definition, call: Callable[..., Any]) -> Callable[..., Any]:
+    """A generator function as one that returns a list, so that what it raises belongs to its record."""
+    if definition.flavour is Flavour.GENERATOR:
+        return lambda *arguments: list(call(*arguments))
+    if definition.flavour is Flavour.ASYNC_GENERATOR:
+        return partial(_collect_async, call)
+    return call
+
+
+async def _collect_async(call: Callable[..., AsyncIterator[Any]], *arguments: Any) -> list[Any]:
+    return [output async for output in call(*arguments)]
+
+
+async def _maybe_await(result: Any) -> None:
+    if inspect.isawaitable(result):
+        await result
+
+
+def _not_a_list(results: Any, count: int) -> Sequence[Any]:
+    what = f"{len(results)} results" if isinstance(results, (list, tuple)) else type(results).__name__
+    raise BadOutput(
+        f"a batch function returns a list with one result per record: {count} records came in, {what} came back"
+    )

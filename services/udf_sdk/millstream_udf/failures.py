@@ -1,0 +1,82 @@
+"""What became of records that were not simply processed: exceptions as outcomes. Pure.
+
+Above it: `outputs` and `execution`. Below it: nothing. A failure is told with the user's own traceback: frames of this
+package are cut away, because nobody can do anything about them.
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+from types import TracebackType
+
+from millstream_udf.values import DeadLetter, Drop, Fallback, Retry
+from millstream_udf.wire.udf.v1 import udf_pb2
+
+DETAIL_BYTES_MAX = 16 * 1024
+"""Of one traceback; the end of it is what counts."""
+DETAILS_BYTES_MAX = 1024 * 1024
+"""Of all tracebacks in an answer. Failures beyond it are told without theirs."""
+
+_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+
+class BadOutput(TypeError):
+    """A function returned what cannot be sent on. Raised by this package, so it has no traceback worth showing."""
+
+
+class Outcomes:
+    """Collects the outcomes of one call."""
+
+    def __init__(self, *, sink: bool = False) -> None:
+        self._sink = sink
+        self._details_left = DETAILS_BYTES_MAX
+        self.items: list[udf_pb2.Outcome] = []
+
+    def add(self, index: int, error: BaseException) -> None:
+        """Record `index` of the call ended with `error`."""
+        match error:
+            case Retry():
+                outcome = udf_pb2.Outcome(
+                    index=index, result=udf_pb2.Outcome.RESULT_RETRY, reason=error.reason, delay_us=error.delay_us
+                )
+            case DeadLetter():
+                outcome = udf_pb2.Outcome(index=index, result=udf_pb2.Outcome.RESULT_DEAD_LETTER, reason=error.reason)
+            case Drop():
+                outcome = udf_pb2.Outcome(index=index, result=udf_pb2.Outcome.RESULT_DROP, reason=error.reason)
+            case Fallback() if self._sink:
+                outcome = udf_pb2.Outcome(index=index, result=udf_pb2.Outcome.RESULT_FALLBACK, reason=error.reason)
+            case Fallback():
+                outcome = self._failed(index, BadOutput("Fallback is for sinks; a map raises DeadLetter(reason)"))
+            case _:
+                outcome = self._failed(index, error)
+        self.items.append(outcome)
+
+    def _failed(self, index: int, error: BaseException) -> udf_pb2.Outcome:
+        detail = describe(error) if self._details_left > 0 else ""
+        self._details_left -= len(detail)
+        return udf_pb2.Outcome(
+            index=index, result=udf_pb2.Outcome.RESULT_ERROR, reason=summary(error), detail=detail
+        )
+
+
+def summary(error: BaseException) -> str:
+    """One line: what went wrong."""
+    if isinstance(error, BadOutput):
+        return str(error)
+    return "".join(traceback.format_exception_only(error)).strip().replace("\n", " | ")[:1000]
+
+
+def describe(error: BaseException) -> str:
+    """The user's traceback."""
+    if isinstance(error, BadOutput):
+        return ""
+    trimmed = _users_part(error.__traceback__)
+    text = "".join(traceback.format_exception(type(error), error, trimmed)).rstrip()
+    return text if len(text) <= DETAIL_BYTES_MAX else "..." + text[-DETAIL_BYTES_MAX:]
+
+
+def _users_part(trace: TracebackType | None) -> TracebackType | None:
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+        trace = trace.tb_next
+    return trace

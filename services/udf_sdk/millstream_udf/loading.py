@@ -1,0 +1,82 @@
+"""Finds a function by what the user wrote: `module:function` or `path/file.py:function`.
+
+Above it: the command line. Below it: Python's import system. Errors say what to change; they are for people.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+from types import ModuleType
+from typing import Any
+
+from millstream_udf.definition import ATTRIBUTE, Definition, define
+
+
+class LoadError(Exception):
+    """The function cannot be found or cannot be used. The cause, if any, is the user's own exception."""
+
+
+def load(spec: str) -> Definition:
+    """The definition of the function that `spec` names. Modules are also looked for in the working directory."""
+    where, colon, name = spec.rpartition(":")
+    if not colon or not where or not name:
+        raise LoadError(f"{spec!r} does not name a function: write module:function or path/file.py:function")
+    module = _load_file(where) if where.endswith(".py") else _load_module(where)
+    target: Any = module
+    for part in name.split("."):
+        if not hasattr(target, part):
+            raise LoadError(f"{where} has no {name}{_candidates(module)}")
+        target = getattr(target, part)
+    try:
+        return define(target, name)
+    except TypeError as error:
+        raise LoadError(f"{spec}: {error}") from None
+
+
+def _load_file(path: str) -> ModuleType:
+    if not os.path.isfile(path):
+        raise LoadError(f"there is no file {path} (working directory: {os.getcwd()})")
+    # Its neighbours can be imported, as if it had been started as a script.
+    _search(os.path.dirname(os.path.abspath(path)))
+    _search(os.getcwd())
+    name = os.path.splitext(os.path.basename(path))[0]
+    module_spec = importlib.util.spec_from_file_location(name, path)
+    if module_spec is None or module_spec.loader is None:
+        raise LoadError(f"{path} cannot be imported")
+    module = importlib.util.module_from_spec(module_spec)
+    sys.modules[name] = module
+    module_spec.loader.exec_module(module)
+    return module
+
+
+def _load_module(name: str) -> ModuleType:
+    _search(os.getcwd())
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        # A module that is missing inside the user's module is the user's traceback to read.
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise LoadError(
+                f"there is no module {name} (working directory: {os.getcwd()}); for a file write path/file.py:function"
+            ) from None
+        raise
+
+
+def _search(directory: str) -> None:
+    if directory not in sys.path:
+        sys.path.insert(0, directory)
+
+
+def _candidates(module: ModuleType) -> str:
+    names = [
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_")
+        and getattr(value, "__module__", None) == module.__name__
+        and (inspect.isfunction(value) or hasattr(value, ATTRIBUTE))
+    ]
+    return f"; it has {', '.join(names)}" if names else "; it has no functions"

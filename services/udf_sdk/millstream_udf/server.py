@@ -1,0 +1,326 @@
+"""Serves a function to a pipeline over gRPC.
+
+Above it: the command line and `serve`. Below it: gRPC, and the function in its thread. It moves messages: it does not look into
+frames.
+
+    stream ──► read ──► [held: at most calls_max calls, HELD_BYTES_MAX bytes] ──► function's thread ──► write
+
+At SIGTERM it stops reading, answers what it holds, ends its streams and exits 0; what it did not read is sent again to the
+next process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import logging
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import grpc
+import grpc.aio
+from google.protobuf.message import Message
+
+from millstream_udf.answering import MESSAGE_BYTES_MAX, answer_map, answer_sink, context_of, encode_map
+from millstream_udf.context import Context
+from millstream_udf.definition import DECORATORS, KIND_NAMES, MAP, SINK, SOURCE, SOURCE_TRANSFORM, Definition, define
+from millstream_udf.failures import summary
+from millstream_udf.sources import SourceLane
+from millstream_udf.thread import FunctionThread, open_thread
+from millstream_udf.version import PROTOCOL_VERSION, SDK_VERSION
+from millstream_udf.wire.udf.v1 import udf_pb2
+
+SOCKET_VARIABLE = "MILLSTREAM_UDF_SOCKET"
+"""Environment variable with the path of the unix socket to serve at."""
+CALLS_MAX = 16
+"""Calls held at a time, for functions that work on one record after the other: enough that there is always a next one."""
+CALLS_MAX_ASYNC = 1024
+"""For functions that work on many records at a time: calls may be as small as one record."""
+HELD_BYTES_MAX = MESSAGE_BYTES_MAX
+"""Bytes of calls held at a time, over which no more are read."""
+
+_Servicer: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
+_FOR_EVER_S = 365 * 86400.0
+_SERVICE = "millstream.udf.v1.Udf"
+_OPTIONS = [
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+]
+
+
+class Server:
+    """The service of one function."""
+
+    def __init__(self, definition: Definition, thread: FunctionThread, tasks: asyncio.TaskGroup) -> None:
+        self._definition = definition
+        self._thread = thread
+        self._tasks = tasks
+        self._readers: set[_Reader] = set()
+        self._draining = False
+
+    def handlers(self) -> grpc.GenericRpcHandler:
+        """Of the service, for messages as bytes."""
+        stream = grpc.stream_stream_rpc_method_handler
+        return grpc.method_handlers_generic_handler(
+            _SERVICE,
+            {
+                "Describe": grpc.unary_unary_rpc_method_handler(self._describe),
+                "Map": stream(self._map),
+                "Sink": stream(self._sink),
+                "Source": stream(self._source),
+            },
+        )
+
+    def drain(self) -> None:
+        """Stop reading. Streams end when what they hold is answered."""
+        self._draining = True
+        for reader in self._readers:
+            reader.stop()
+
+    @property
+    def calls_max(self) -> int:
+        """Calls a stream may have without an answer."""
+        return min(max(CALLS_MAX, self._definition.concurrency), CALLS_MAX_ASYNC)
+
+    async def _describe(self, request: bytes, context: _Servicer) -> bytes:
+        return udf_pb2.DescribeResponse(
+            protocol_version=PROTOCOL_VERSION,
+            kinds=self._definition.kinds,
+            language="python",
+            sdk_version=SDK_VERSION,
+            concurrency=self._definition.concurrency,
+        ).SerializeToString()
+
+    async def _map(self, _: Any, context: _Servicer) -> None:
+        hello = await self._greet(context, udf_pb2.SealedMapRequest, udf_pb2.MapResponse, (MAP, SOURCE_TRANSFORM))
+        lane = self._thread.function.lane()
+
+        async def answer(data: bytes) -> bytes:
+            call = udf_pb2.SealedMapRequest.FromString(data).call
+            return encode_map(await answer_map(lane, hello, call))
+
+        await self._converse(context, answer)
+
+    async def _sink(self, _: Any, context: _Servicer) -> None:
+        hello = await self._greet(context, udf_pb2.SealedSinkRequest, udf_pb2.SinkResponse, (SINK,))
+        lane = self._thread.function.lane()
+
+        async def answer(data: bytes) -> bytes:
+            call = udf_pb2.SealedSinkRequest.FromString(data).call
+            return udf_pb2.SinkResponse(answer=await answer_sink(lane, hello, call)).SerializeToString()
+
+        await self._converse(context, answer)
+
+    async def _source(self, _: Any, context: _Servicer) -> None:
+        hello = await self._greet(context, udf_pb2.SourceRequest, udf_pb2.SourceResponse, (SOURCE,))
+        with self._reader(context) as reader:
+            data = await reader.read()
+            if data is None:
+                return
+            opening = udf_pb2.SourceRequest.FromString(data)
+            if opening.WhichOneof("message") != "open":
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the second message of a source stream is SourceOpen")
+            lane = SourceLane(self._definition.target(), context_of(hello))
+            try:
+                await self._thread.run(lane.open(opening.open))
+                while (data := await reader.read()) is not None:
+                    request = udf_pb2.SourceRequest.FromString(data)
+                    if request.WhichOneof("message") == "read":
+                        batch = await self._thread.run(lane.read(request.read))
+                        await context.write(udf_pb2.SourceResponse(batch=batch).SerializeToString())
+                    else:
+                        await self._thread.run(lane.committed(request.committed))
+            except Exception as error:  # noqa: BLE001 - users' functions raise anything
+                # In open or committed, which have no answer of their own: the stream ends with it, and is opened again.
+                traceback.print_exception(error)
+                await context.abort(grpc.StatusCode.ABORTED, summary(error))
+            finally:
+                await self._thread.run(lane.close())
+
+    async def _greet(
+        self, context: _Servicer, request: type[Message], response: type[Message], kinds: tuple[udf_pb2.Kind.ValueType, ...]
+    ) -> udf_pb2.Hello:
+        """Hello and Welcome. Aborts the stream, with what to do, when the two sides do not fit."""
+        first: Any = await context.read()
+        hello = getattr(request.FromString(first), "hello", None) if isinstance(first, bytes) else None
+        if hello is None or not hello.protocol_version:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message of a stream is Hello")
+        assert isinstance(hello, udf_pb2.Hello)
+        if hello.kind not in kinds or hello.kind not in self._definition.kinds:
+            served = " and ".join(KIND_NAMES[kind] for kind in self._definition.kinds)
+            wanted = KIND_NAMES.get(hello.kind, str(hello.kind))
+            await context.abort(
+                grpc.StatusCode.UNIMPLEMENTED,
+                f"{self._definition.name} serves {served}; vertex {hello.vertex} of {hello.pipeline} asks for {wanted}. "
+                f"Decorate a function with {DECORATORS.get(hello.kind, 'another decorator')}",
+            )
+        welcome = udf_pb2.Welcome(protocol_version=PROTOCOL_VERSION, calls_max=self.calls_max)
+        await context.write(response(welcome=welcome).SerializeToString())
+        return hello
+
+    async def _converse(self, context: _Servicer, answer: Callable[[bytes], Coroutine[Any, Any, bytes]]) -> None:
+        """Read calls, have each answered, write the answers as they come."""
+        held = _Held(self.calls_max)
+        writing = asyncio.Lock()
+
+        async def handle(data: bytes) -> None:
+            try:
+                reply = await self._thread.run(answer(data))
+                async with writing:
+                    await context.write(reply)
+            except grpc.aio.BaseError:
+                # The stream is gone; its reader ends too. What has no answer is sent again on the next.
+                return
+            finally:
+                held.release(len(data))
+
+        with self._reader(context) as reader:
+            async with asyncio.TaskGroup() as calls:
+                while (data := await reader.read()) is not None:
+                    await held.acquire(len(data))
+                    calls.create_task(handle(data))
+
+    @contextmanager
+    def _reader(self, context: _Servicer) -> Iterator[_Reader]:
+        reader = _Reader(context, self._tasks, stopped=self._draining)
+        self._readers.add(reader)
+        try:
+            yield reader
+        finally:
+            self._readers.discard(reader)
+
+
+class _Reader:
+    """Reads a stream until its end, or until it is stopped."""
+
+    def __init__(self, context: _Servicer, tasks: asyncio.TaskGroup, *, stopped: bool) -> None:
+        self._context = context
+        self._tasks = tasks
+        self._stopped = stopped
+        self._pending: asyncio.Task[bytes | None] | None = None
+
+    async def read(self) -> bytes | None:
+        """The next message; None at the end."""
+        if self._stopped:
+            return None
+        # A task of its own, so that stopping it cannot be mistaken for the cancellation of the stream.
+        self._pending = self._tasks.create_task(self._read())
+        try:
+            return await self._pending
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            return None
+
+    async def _read(self) -> bytes | None:
+        try:
+            data: Any = await self._context.read()
+        except grpc.aio.BaseError:
+            return None
+        return data if isinstance(data, bytes) else None
+
+    def stop(self) -> None:
+        self._stopped = True
+        if self._pending is not None:
+            self._pending.cancel()
+
+
+class _Held:
+    """Bounds the calls and bytes of a stream that are held without an answer."""
+
+    def __init__(self, calls_max: int) -> None:
+        self._calls_left = calls_max
+        self._bytes = 0
+        self._freed = asyncio.Event()
+
+    async def acquire(self, size: int) -> None:
+        """Waits for room; a message larger than all room is let in alone."""
+        while self._calls_left == 0 or (self._bytes and self._bytes + size > HELD_BYTES_MAX):
+            self._freed.clear()
+            await self._freed.wait()
+        self._calls_left -= 1
+        self._bytes += size
+
+    def release(self, size: int) -> None:
+        self._calls_left += 1
+        self._bytes -= size
+        self._freed.set()
+
+
+async def serve_until_told(definition: Definition, socket: str) -> int:
+    """Serve at a unix socket until SIGTERM or SIGINT. The exit code."""
+    told = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, told.set)
+    context = Context(
+        pipeline=os.environ.get("MILLSTREAM_PIPELINE", ""),
+        vertex=os.environ.get("MILLSTREAM_VERTEX", ""),
+        replica=int(os.environ.get("MILLSTREAM_REPLICA", "0")),
+    )
+    async with open_thread(definition, context) as thread, asyncio.TaskGroup() as tasks:
+        server = Server(definition, thread, tasks)
+        transport = grpc.aio.server(options=_OPTIONS)
+        transport.add_generic_rpc_handlers((server.handlers(),))
+        transport.add_insecure_port(f"unix:{socket}")
+        await transport.start()
+        waiting = tasks.create_task(told.wait())
+        ended = asyncio.wrap_future(thread.ended)
+        await asyncio.wait((waiting, ended), return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        if ended.done():
+            # The function ended the process (sys.exit): what it was working on has no answer and is sent again.
+            await transport.stop(None)
+            return _exit_code(ended.exception())
+        server.drain()
+        # No time limit here: how long an answer is worth waiting for is for the one who sent the signal to decide.
+        await transport.stop(_FOR_EVER_S)
+    return 0
+
+
+def serve(target: Any) -> None:
+    """Serve a function from a script of its own: `if __name__ == "__main__": udf.serve(function)`. Ends the process."""
+    name = getattr(target, "__name__", type(target).__name__)
+    try:
+        definition = define(target, name)
+    except TypeError as error:
+        sys.exit(f"millstream_udf: {error}")
+    run(definition)
+
+
+def run(definition: Definition) -> None:
+    """Serve `definition` at the socket that the environment names. Ends the process."""
+    socket = os.environ.get(SOCKET_VARIABLE)
+    if not socket:
+        sys.exit(
+            f"millstream_udf: {SOCKET_VARIABLE} is not set. Millstream starts this program and sets it; to try a function "
+            "by hand use millstream_udf.testing.run"
+        )
+    # What a function prints is read by somebody line by line, and must not be lost when the process is killed.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)
+    if not logging.getLogger().handlers:
+        logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    code = asyncio.run(serve_until_told(definition, socket))
+    # Threads of the user's that are still running must not hold up a process that has answered everything.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _exit_code(error: BaseException | None) -> int:
+    match error:
+        case SystemExit(code=None):
+            return 0
+        case SystemExit(code=int(code)):
+            return code
+    if error is not None:
+        traceback.print_exception(error)
+    return 1

@@ -1,0 +1,83 @@
+"""A source of the user's own, as one lane uses it.
+
+Above it: the server and the test kit. Below it: a user's class. It does not know gRPC.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+from millstream_udf import columns
+from millstream_udf.context import Context
+from millstream_udf.failures import BadOutput, describe, summary
+from millstream_udf.values import Batch, Record
+from millstream_udf.wire.frame.v1 import frame_pb2
+from millstream_udf.wire.udf.v1 import udf_pb2
+
+
+class SourceLane:
+    """One instance of the user's class, opened at a position. All methods are called one after the other."""
+
+    def __init__(self, source: Any, context: Context) -> None:
+        self._source = source
+        self._context = context
+
+    async def open(self, request: udf_pb2.SourceOpen) -> None:
+        """Raises what the user's `open` raises: the stream then fails."""
+        await self._call("open", request.position, request.partition, request.partitions)
+
+    async def read(self, request: udf_pb2.SourceRead) -> udf_pb2.SourceBatch:
+        """Never raises an `Exception`: a read that fails says so in `error`."""
+        try:
+            batch = await self._source.read(self._context, request.records_max, request.timeout_us / 1_000_000)
+            if not isinstance(batch, Batch):
+                raise BadOutput(f"read returns a Batch, not {type(batch).__name__}")
+            if len(batch.records) > request.records_max:
+                raise BadOutput(f"read returned {len(batch.records)} records when at most {request.records_max} were asked for")
+            answer = udf_pb2.SourceBatch(position=_position(batch.position), ended=batch.ended, pending=batch.pending)
+            if batch.records:
+                answer.frame.MergeFromString(frame_of(batch.records))
+            return answer
+        except Exception as error:  # noqa: BLE001 - users' functions raise anything
+            detail = describe(error)
+            return udf_pb2.SourceBatch(error=f"{summary(error)}\n{detail}" if detail else summary(error))
+
+    async def committed(self, request: udf_pb2.SourceCommitted) -> None:
+        """Raises what the user's `committed` raises: the stream then fails, and is opened again."""
+        await self._call("committed", request.position)
+
+    async def close(self) -> None:
+        await self._call("close")
+
+    async def _call(self, name: str, *arguments: Any) -> None:
+        method = getattr(self._source, name, None)
+        if method is not None:
+            await method(*arguments)
+
+
+def frame_of(records: Sequence[Record]) -> bytes:
+    """An encoded frame of at least one record."""
+    for record in records:
+        if not isinstance(record, Record):
+            raise BadOutput(f"a Batch holds Records, not {type(record).__name__}")
+    times = array("q", [record.event_time_us for record in records])
+    ids = [record.id for record in records if record.id is not None]
+    if ids and len(ids) != len(records):
+        raise BadOutput("either every record of a batch has an id or none has")
+    sealed = frame_pb2.SealedFrame(
+        info=frame_pb2.FrameInfo(records=len(records), event_time_min_us=min(times), event_time_max_us=max(times)),
+        values=columns.pack_bytes([record.value for record in records]),
+        event_times_us=columns.pack_times(times),
+        keys=columns.pack_lists([[part.encode() for part in record.keys] for record in records]),
+        headers=columns.pack_headers([record.headers for record in records]),
+        ids=columns.pack_bytes([item.encode() for item in ids]) if ids else b"",
+    )
+    return sealed.SerializeToString()
+
+
+def _position(position: object) -> bytes:
+    if isinstance(position, bytes):
+        return position
+    raise BadOutput(f"a position is bytes, not {type(position).__name__}; for a number str(n).encode()")

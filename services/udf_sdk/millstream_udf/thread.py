@@ -1,0 +1,82 @@
+"""The thread in which a function runs.
+
+Above it: the server. Below it: `execution` and the user's function. The server's own loop, in the main thread, does nothing but
+move messages and answer that it is well, however long a function computes or blocks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Coroutine
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+from millstream_udf.context import Context
+from millstream_udf.definition import Definition
+from millstream_udf.execution import Function, open_function
+
+_T = TypeVar("_T")
+
+
+class FunctionThread:
+    """A function in its own thread, on its own event loop. Made by `open_thread`."""
+
+    def __init__(self, definition: Definition, context: Context) -> None:
+        self._definition = definition
+        self._context = context
+        self._started: Future[tuple[Function, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+        self.ended: Future[None] = Future()
+        """Done when the thread is: with the `SystemExit` that a function raised, if that is why."""
+
+    @property
+    def function(self) -> Function:
+        return self._started.result()[0]
+
+    async def run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Run `work` in the function's thread. Cancelling the wait cancels the work."""
+        _, loop, _ = self._started.result()
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
+
+    async def wait_started(self) -> None:
+        """Returns when `setup` has; raises what it raises."""
+        await asyncio.wrap_future(self._started)
+
+    async def stop(self) -> None:
+        """Returns when `close` has."""
+        _, loop, stopping = self._started.result()
+        if not self.ended.done():
+            loop.call_soon_threadsafe(stopping.set)
+        await asyncio.wrap_future(self.ended)
+
+    def main(self) -> None:
+        """The thread."""
+        try:
+            asyncio.run(self._serve())
+        except BaseException as error:  # noqa: BLE001 - told to who waits
+            # Told to whoever waits: the start, or the end.
+            if not self._started.done():
+                self._started.set_exception(error)
+            self.ended.set_exception(error)
+        else:
+            self.ended.set_result(None)
+
+    async def _serve(self) -> None:
+        stopping = asyncio.Event()
+        async with open_function(self._definition, self._context) as function:
+            self._started.set_result((function, asyncio.get_running_loop(), stopping))
+            await stopping.wait()
+
+
+@asynccontextmanager
+async def open_thread(definition: Definition, context: Context) -> AsyncIterator[FunctionThread]:
+    """Start the thread and wait for the function's `setup`; at the end wait for its `close`."""
+    thread = FunctionThread(definition, context)
+    # A daemon: a function that never returns must not keep a process that was told to end.
+    threading.Thread(target=thread.main, name="function", daemon=True).start()
+    await thread.wait_started()
+    try:
+        yield thread
+    finally:
+        await thread.stop()

@@ -1,0 +1,178 @@
+"""What a function sees and what it gives back: records, messages, outcomes. Plain values.
+
+Above it: users' functions. Below it: nothing. It does not know gRPC or how a function is run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+_NO_HEADERS: Mapping[str, bytes] = {}
+
+
+def to_us(time: datetime | int) -> int:
+    """Microseconds since the epoch. A `datetime` must have a time zone; an `int` is microseconds already."""
+    if isinstance(time, int) and not isinstance(time, bool):
+        return time
+    if not isinstance(time, datetime):
+        raise TypeError(f"an event time is a datetime with a time zone, or microseconds as an int, not {time!r}")
+    if time.tzinfo is None:
+        raise ValueError(f"the event time {time!r} has no time zone; for UTC: {time!r}.replace(tzinfo=UTC)")
+    return (time - _EPOCH) // _MICROSECOND
+
+
+class Record:
+    """One record: what comes in, and what a source gives."""
+
+    __slots__ = ("event_time_us", "headers", "id", "keys", "value")
+
+    value: bytes
+    """The payload."""
+    event_time_us: int
+    """When it happened: microseconds since the epoch, UTC."""
+    keys: tuple[str, ...]
+    """Key parts; empty when the record has none."""
+    headers: Mapping[str, bytes]
+    """User metadata that travels with the record."""
+    id: str | None
+    """The source's own id where it gives one. In a sink always there, and the same at every attempt."""
+
+    def __init__(
+        self,
+        value: bytes,
+        event_time: datetime | int = 0,
+        keys: tuple[str, ...] = (),
+        headers: Mapping[str, bytes] = _NO_HEADERS,
+        id: str | None = None,
+    ) -> None:
+        self.value = value
+        self.event_time_us = event_time if type(event_time) is int else to_us(event_time)
+        self.keys = keys
+        self.headers = headers
+        self.id = id
+
+    @property
+    def event_time(self) -> datetime:
+        """When it happened, in UTC."""
+        return _EPOCH + self.event_time_us * _MICROSECOND
+
+    def __repr__(self) -> str:
+        return (
+            f"Record({self.value!r}, event_time={self.event_time.isoformat()}, keys={self.keys!r}, "
+            f"headers={dict(self.headers)!r}, id={self.id!r})"
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Record):
+            return NotImplemented
+        return all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
+
+    __hash__ = None  # type: ignore[assignment]  # headers may be a dictionary
+
+
+class Message:
+    """One output. What is left out is taken from the record it came from; tags are empty."""
+
+    __slots__ = ("event_time_us", "headers", "keys", "tags", "value")
+
+    value: bytes
+    keys: tuple[str, ...] | None
+    tags: tuple[str, ...]
+    headers: Mapping[str, bytes] | None
+    event_time_us: int | None
+
+    def __init__(
+        self,
+        value: bytes | str,
+        keys: Sequence[str] | None = None,
+        tags: Sequence[str] = (),
+        headers: Mapping[str, bytes] | None = None,
+        event_time: datetime | int | None = None,
+    ) -> None:
+        if type(value) is not bytes:
+            value = value.encode() if isinstance(value, str) else _as_bytes(value)
+        if isinstance(keys, str) or isinstance(tags, str):
+            raise TypeError("keys and tags are sequences of strings: keys=[key], not keys=key")
+        self.value = value
+        self.keys = None if keys is None else tuple(keys)
+        self.tags = tuple(tags)
+        self.headers = headers
+        self.event_time_us = None if event_time is None else to_us(event_time)
+
+    def __repr__(self) -> str:
+        return (
+            f"Message({self.value!r}, keys={self.keys!r}, tags={self.tags!r}, headers={self.headers!r}, "
+            f"event_time={self.event_time_us!r})"
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Message):
+            return NotImplemented
+        return all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
+
+    __hash__ = None  # type: ignore[assignment]  # headers may be a dictionary
+
+
+class Batch:
+    """What one read of a source gives."""
+
+    __slots__ = ("ended", "pending", "position", "records")
+
+    def __init__(
+        self, records: Iterable[Record] = (), *, position: bytes, ended: bool = False, pending: int | None = None
+    ) -> None:
+        """`position` is where the source stands after these records, in its own encoding: reading goes on there after a
+        restart. `ended`: nothing will follow, ever. `pending`: records known to wait behind these."""
+        self.records = list(records)
+        self.position = position
+        self.ended = ended
+        self.pending = pending
+
+
+class Retry(Exception):
+    """Raise it to see this record again after `delay` (seconds or a `timedelta`). It does not count as an attempt."""
+
+    def __init__(self, delay: float | timedelta = 1.0, reason: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.delay_us = max(0, round((delay.total_seconds() if isinstance(delay, timedelta) else delay) * 1_000_000))
+
+
+class DeadLetter(Exception):
+    """Raise it to hand this record to the dead-letter edge, without another attempt."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Drop(Exception):
+    """Raise it to leave this record out; it is counted under `reason`, so use few different ones."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Fallback(Exception):
+    """In a sink: raise it to hand this record to the fallback sink."""
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+def _as_bytes(value: object) -> bytes:
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value)
+    raise TypeError(f"a message's value is bytes or str, not {type(value).__name__}{hint_for(value)}")
+
+
+def hint_for(value: object) -> str:
+    """What to do about an output of a wrong type."""
+    if isinstance(value, (dict, int, float, bool)):
+        return "; for JSON return json.dumps(value)"
+    return ""
