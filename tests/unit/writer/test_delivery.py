@@ -32,7 +32,7 @@ class ListSink:
     guarantee: Guarantee = Guarantee.EXACTLY_ONCE_TRANSACTIONAL
     taken: list[tuple[str, bytes]] = field(default_factory=list)
     calls: list[list[bytes]] = field(default_factory=list)
-    end: Position = Position(0)
+    end: Position = field(default_factory=lambda: Position(0))
     flushes: int = 0
 
     async def write(self, frames: Sequence[SinkFrame], end: Position) -> WriteResult:
@@ -219,7 +219,9 @@ async def test_why_the_lane_waits_can_be_seen() -> None:
     work = delivery(sink)
     async with asyncio.timeout(5), asyncio.TaskGroup() as group:
         writing = group.create_task(work.write([sink_frame([b"a"], 1)], Position(1)))
-        while not work.statistics().waiting:
+        for _ in range(1000):
+            if work.statistics().waiting:
+                break
             await asyncio.sleep(0)
         assert "the target is away" in work.statistics().waiting
         sink.away = 0

@@ -10,7 +10,9 @@ object each.
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,6 +27,17 @@ from millstream_writer.sinks.file_formats import Converted, convert_cells
 ROW_GROUP_RECORDS = 64 * 1024
 """Rows kept in memory until they are encoded. Readers like larger groups; a lane's memory does not."""
 ROW_GROUP_BYTES = 16 * MIB
+
+NESTING_MAX = 500
+"""Arrays and objects in one value up to which nobody needs to ask how deep they lie in one another."""
+
+_CONSTANT = re.compile(rb"[:,\[]\s*-?(?:NaN|Inf(?:inity)?)\s*[,\]}]")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_TIMES_US = tuple(
+    (datetime(*parts, tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
+    for parts in ((1, 1, 1), (9999, 12, 31, 23, 59, 59, 999_999))
+)
+"""Times that Python has too."""
 
 _TIMESTAMP = pa.timestamp("us", tz="UTC")
 _TYPES: dict[str, pa.DataType] = {
@@ -74,9 +87,7 @@ class Parquet:
     def _parse_all(self, values: Sequence[bytes]) -> pa.Table | None:
         """All values at once; None when anything is out of the ordinary."""
         text = b"\n".join(values)
-        # As many lines as values, and each begins an object: then each is at least one row, and together exactly one.
-        plain = text.startswith(b"{") and b"\r" not in text
-        if not plain or text.count(b"\n") != len(values) - 1 or text.count(b"\n{") != len(values) - 1:
+        if not _is_plain(values, text):
             return None
         try:
             if not text.isascii():
@@ -102,10 +113,32 @@ class Parquet:
                     zoned = pc.binary_join_element_wise(column, "Z", "")  # type: ignore[call-overload]
                     column = pc.if_else(has_offset, column, zoned)
                 column = pc.cast(column, _TIMESTAMP)
+                times_us = column.cast(pa.int64())
+                earliest, latest = pc.min(times_us).as_py(), pc.max(times_us).as_py()
+                if earliest is not None and (earliest < _TIMES_US[0] or latest > _TIMES_US[1]):
+                    return None
             elif field.type == pa.float64() and pc.all(pc.is_finite(column)).as_py() is False:
                 return None
             arrays.append(column)
         return pa.Table.from_arrays(arrays, schema=self._schema)
+
+
+def _is_plain(values: Sequence[bytes], text: bytes) -> bool:
+    """Whether the two parsers agree on these values, joined by line breaks to `text`.
+
+    1. As many lines as values, and each begins an object: then each is at least one row, and together exactly one.
+    2. No NaN or Infinity outside of texts, which Arrow takes and JSON does not have.
+    3. No nesting that Python's parser refuses and Arrow's does not.
+    """
+    if b"\r" in text or not text.startswith(b"{"):
+        return False
+    if text.count(b"\n") != len(values) - 1 or text.count(b"\n{") != len(values) - 1:
+        return False
+    if (b"NaN" in text or b"Inf" in text) and _CONSTANT.search(text) is not None:
+        return False
+    if text.count(b"[") + text.count(b"{") - len(values) > NESTING_MAX:
+        return max(value.count(b"[") + value.count(b"{") for value in values) <= NESTING_MAX
+    return True
 
 
 class ParquetBody:
