@@ -33,11 +33,9 @@ NESTING_MAX = 500
 
 _CONSTANT = re.compile(rb"[:,\[]\s*-?(?:NaN|Inf(?:inity)?)\s*[,\]}]")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_TIMES_US = tuple(
-    (datetime(*parts, tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
-    for parts in ((1, 1, 1), (9999, 12, 31, 23, 59, 59, 999_999))
-)
-"""Times that Python has too."""
+_EARLIEST_US = (datetime(1, 1, 1, tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
+_LATEST_US = (datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
+"""Times that Python has too lie between these two."""
 
 _TIMESTAMP = pa.timestamp("us", tz="UTC")
 _TYPES: dict[str, pa.DataType] = {
@@ -114,8 +112,8 @@ class Parquet:
                     column = pc.if_else(has_offset, column, zoned)
                 column = pc.cast(column, _TIMESTAMP)
                 times_us = column.cast(pa.int64())
-                earliest, latest = pc.min(times_us).as_py(), pc.max(times_us).as_py()
-                if earliest is not None and (earliest < _TIMES_US[0] or latest > _TIMES_US[1]):
+                outside = pc.or_(pc.less(times_us, _EARLIEST_US), pc.greater(times_us, _LATEST_US))
+                if pc.any(outside).as_py() is True:
                     return None
             elif field.type == pa.float64() and pc.all(pc.is_finite(column)).as_py() is False:
                 return None
