@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _EPILOG = """\
 exit codes:
@@ -27,12 +31,17 @@ def parser() -> argparse.ArgumentParser:
     )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_run(commands)
+    _add_validate(commands)
+    _add_graph(commands)
+    _add_status(commands)
+    _add_logs(commands)
+    _add_peek(commands)
+    _add_init(commands)
+    _add_version(commands)
     return top
 
 
-def _command(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, summary: str, description: str
-) -> argparse.ArgumentParser:
+def _command(commands: Commands, name: str, summary: str, description: str) -> argparse.ArgumentParser:
     command = commands.add_parser(
         name, help=summary, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -41,7 +50,7 @@ def _command(
     return command
 
 
-def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_run(commands: Commands) -> None:
     command = _command(
         commands,
         "run",
@@ -74,3 +83,97 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         default="info",
         help="of the vertex processes, in the logs (default: info)",
     )
+
+
+def _add_validate(commands: Commands) -> None:
+    command = _command(
+        commands,
+        "validate",
+        "check a pipeline file",
+        "Check a pipeline file and what it refers to on this machine (programs, functions, files).\n"
+        "Reports every fault at once with file, line, path, what is wrong and what was expected; for a valid one, what\n"
+        "each sink guarantees.",
+    )
+    command.add_argument("file", type=Path, metavar="FILE", help="the pipeline, as YAML")
+    command.add_argument("--file-only", action="store_true", help="do not look for programs and files on this machine")
+    _add_json(command)
+
+
+def _add_graph(commands: Commands) -> None:
+    command = _command(commands, "graph", "draw a pipeline", "Draw a pipeline as text or as a Mermaid flow chart.")
+    command.add_argument("file", type=Path, metavar="FILE", help="the pipeline, as YAML")
+    command.add_argument("--format", choices=("text", "mermaid"), default="text", help="(default: text)")
+
+
+def _add_status(commands: Commands) -> None:
+    command = _command(
+        commands,
+        "status",
+        "show how far a run is",
+        "Show how far a run is, vertex by vertex and lane by lane; of a run that is over, how far it got.",
+    )
+    _add_place(command)
+    _add_json(command)
+
+
+def _add_logs(commands: Commands) -> None:
+    command = _command(
+        commands,
+        "logs",
+        "show what the processes log",
+        "Show what the processes of a run have logged, in order of time.",
+    )
+    command.add_argument("vertex", nargs="?", metavar="VERTEX", help="only this vertex (or `broker`)")
+    command.add_argument("-f", "--follow", action="store_true", help="go on showing what is added, until Ctrl-C")
+    _add_place(command)
+
+
+def _add_peek(commands: Commands) -> None:
+    command = _command(
+        commands,
+        "peek",
+        "show records of a buffer",
+        "Show records that lie in the buffer of an edge, without consuming them. Works while the pipeline runs and\n"
+        "when it does not. What has been read and committed is removed from a buffer soon after.",
+    )
+    command.add_argument("edge", metavar="EDGE", help="name of the edge (by default `<from>-<to>`)")
+    command.add_argument("--partition", type=int, default=0, metavar="N", help="partition of the edge (default: 0)")
+    command.add_argument("--count", type=int, default=10, metavar="N", help="records to show at most (default: 10)")
+    command.add_argument(
+        "--from",
+        dest="start",
+        type=int,
+        default=1,
+        metavar="SEQUENCE",
+        help="begin with this frame (default: the oldest that is stored)",
+    )
+    _add_place(command)
+    _add_json(command, "print one JSON object per record")
+
+
+def _add_init(commands: Commands) -> None:
+    command = _command(
+        commands,
+        "init",
+        "make a pipeline to begin with",
+        "Make a directory with a working pipeline, its function, a test and some data.",
+    )
+    command.add_argument("directory", type=Path, metavar="DIR", help="where to; made when it does not exist")
+    command.add_argument("--template", choices=("map",), default="map", help="what to begin with (default: map)")
+
+
+def _add_version(commands: Commands) -> None:
+    command = _command(commands, "version", "show versions", "Show the version of Millstream and what it works with.")
+    _add_json(command)
+
+
+def _add_place(command: argparse.ArgumentParser) -> None:
+    place = command.add_mutually_exclusive_group()
+    place.add_argument("--data-dir", type=Path, metavar="DIR", help="data directory of the run")
+    place.add_argument(
+        "--pipeline", metavar="NAME", help="pipeline that was run from here (default: the only one there is)"
+    )
+
+
+def _add_json(command: argparse.ArgumentParser, text: str = "print one JSON object") -> None:
+    command.add_argument("--json", action="store_true", help=text)

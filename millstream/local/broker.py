@@ -17,7 +17,7 @@ from pathlib import Path
 from millstream.errors import EnvironmentFault
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.local.directory import ProcessIdentity
-from millstream.local.policy import FAILURES_MAX, backoff_s, describe_exit
+from millstream.local.policy import KILLS_MAX, backoff_s, describe_exit
 from millstream.local.processes import Child, open_child
 from millstream.testing.nats_server import find_nats_server
 from millstream.wire.nats_config import server_config
@@ -84,7 +84,7 @@ class EmbeddedBroker:
         while not self._stop.is_set():
             self._prepare()
             command = [find_nats_server(), "-c", str(self._directory / "nats.conf")]
-            async with open_child(NAME, command, on_line=self._on_line) as child:
+            async with open_child(NAME, command, on_output=self._on_lines, on_line=self._on_line) as child:
                 self.identity = child.identity
                 came_up = await self._until_ready(child)
                 if came_up:
@@ -100,7 +100,7 @@ class EmbeddedBroker:
                 return
             failures += 1
             self.restarts += 1
-            if failures >= (2 if self._first else FAILURES_MAX):
+            if failures >= (2 if self._first else KILLS_MAX):
                 raise EnvironmentFault(f"the broker {describe_exit(exit_code)} and does not come up: {self._tail()}")
             if self._first:
                 # Somebody may have taken the remembered ports since they were tried.
@@ -108,6 +108,10 @@ class EmbeddedBroker:
             with suppress(TimeoutError):
                 async with asyncio.timeout(backoff_s(failures)):
                     await self._stop.wait()
+
+    def _on_lines(self, lines: list[bytes]) -> None:
+        for line in lines:
+            self._on_line(line)
 
     def _prepare(self) -> None:
         try:

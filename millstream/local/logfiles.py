@@ -111,6 +111,11 @@ def level_of(entry: Mapping[str, Any]) -> str:
     return str(entry.get("level", "INFO")).upper()
 
 
+def short_entry(entry: Mapping[str, Any]) -> str:
+    """One line for a person who is watching: level, process, message."""
+    return f"{level_of(entry).lower()}: {entry.get('process', '')}: {entry.get('message', '')}"
+
+
 def format_entry(entry: Mapping[str, Any]) -> str:
     """One line for people: time, level, process, message, then the other fields."""
     time = entry.get("time") or entry.get("timestamp") or ""

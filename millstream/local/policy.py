@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from millstream import limits
 from millstream.errors import DamageError, EnvironmentFault, MillstreamError, UdfError, UserError
 
-FAILURES_MAX = 10
-"""Times a process may end in a row without progress before the run gives up on it."""
-ENVIRONMENT_FAILURES_MAX = 4
-"""The same for faults of the environment (a port taken): they are seldom gone a second later."""
+KILLS_MAX = 10
+"""Times in a row a process may be ended from outside without any progress before the run gives up on it."""
+FAILURES_MAX = 4
+"""The same for a process that ends by itself (a port taken, a defect): that is seldom different a second later."""
 STEADY_S = 30.0
 """A process that has run this long was well, whether it had something to do or not."""
 
@@ -68,8 +68,9 @@ class RestartPolicy:
         if progressed or ran_s >= STEADY_S:
             self.failures = 0
         self.failures += 1
-        environment = exit_code == EnvironmentFault.exit_code
-        if self.failures >= (ENVIRONMENT_FAILURES_MAX if environment else FAILURES_MAX):
+        from_outside = exit_code <= 0
+        if self.failures >= (KILLS_MAX if from_outside else FAILURES_MAX):
+            environment = exit_code == EnvironmentFault.exit_code
             code = EnvironmentFault.exit_code if environment else MillstreamError.exit_code
             return StopRun(code, f"{describe_exit(exit_code)}, {self.failures} times in a row without any progress")
         return Restart(backoff_s(self.failures))

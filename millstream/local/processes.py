@@ -95,15 +95,19 @@ async def open_child(
     name: str,
     command: Sequence[str],
     *,
+    on_output: Callable[[list[bytes]], None],
     on_line: Callable[[bytes], None],
 ) -> AsyncIterator[Child]:
-    """Start a process; when the block ends it is killed, if it still runs, and its output has been read."""
+    """Start a process; when the block ends it is killed, if it still runs, and what it printed has been read.
+
+    `on_output` gets the lines of its standard output, as many as are there; `on_line` each one of its standard error.
+    """
     try:
         process = await asyncio.create_subprocess_exec(
             *tethered(list(command)),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
+            stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
         )
     except OSError as error:
@@ -111,9 +115,13 @@ async def open_child(
     # A child that has ended already is a zombie until it is waited for, so it can still be identified; unless the
     # loop's watcher was faster. Then there is nothing to tell apart any more.
     child = Child(name, process, identify(process.pid) or ProcessIdentity(process.pid, 0.0))
-    assert process.stdout is not None
+    assert process.stdout is not None, "it is a pipe"
+    assert process.stderr is not None, "it is a pipe"
     async with asyncio.TaskGroup() as group:
-        output = group.create_task(_read_lines(process.stdout, on_line), name=f"output of {name}")
+        reading = [
+            group.create_task(_read_lines(process.stdout, on_output), name=f"output of {name}"),
+            group.create_task(_read_lines(process.stderr, lambda lines: _each(lines, on_line)), name=f"log of {name}"),
+        ]
         try:
             yield child
         finally:
@@ -122,14 +130,20 @@ async def open_child(
             await process.wait()
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LEFTOVER_OUTPUT_S):
-                    await asyncio.wait([output])
-            output.cancel()
+                    await asyncio.wait(reading)
+            for task in reading:
+                task.cancel()
 
 
-async def _read_lines(stream: asyncio.StreamReader, on_line: Callable[[bytes], None]) -> None:
-    lines = LineSplitter()
+async def _read_lines(stream: asyncio.StreamReader, on_lines: Callable[[list[bytes]], None]) -> None:
+    splitter = LineSplitter()
     while data := await stream.read(_READ_BYTES):
-        for line in lines.feed(data):
-            on_line(line)
-    for line in lines.flush():
+        if lines := list(splitter.feed(data)):
+            on_lines(lines)
+    if lines := list(splitter.flush()):
+        on_lines(lines)
+
+
+def _each(lines: list[bytes], on_line: Callable[[bytes], None]) -> None:
+    for line in lines:
         on_line(line)

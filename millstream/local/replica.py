@@ -25,6 +25,8 @@ from millstream.local.policy import Finished, RestartPolicy, StopRun, describe_e
 from millstream.local.processes import Child, open_child
 
 VERTEX_MODULE = "millstream_vertex"
+ERROR_LEVELS = frozenset({"ERROR", "CRITICAL", "FATAL"})
+WARNING_LEVELS = ERROR_LEVELS | {"WARNING", "WARN"}
 
 
 class State(Enum):
@@ -101,12 +103,14 @@ class ReplicaSupervisor:
         log: LogFile,
         progress: Callable[[], object],
         lanes_ended: Callable[[], Awaitable[bool]],
+        on_output: Callable[[list[bytes]], None],
         on_entry: Callable[[Mapping[str, Any]], None],
         on_change: Callable[[], None],
     ) -> None:
         """`progress` gives a value that changes when the replica's lanes get on; `lanes_ended` looks whether they have
-        nothing left to do. `on_entry` gets every line it logs; `on_change` is called whenever `state` or the process
-        has changed."""
+        nothing left to do. `on_output` gets what it prints, `on_entry` the warnings and worse that it logs; `on_change`
+        is called whenever `state` or the process has changed.
+        """
         self.plan = plan
         self.state = State.WAITING
         self.restarts = 0
@@ -116,6 +120,7 @@ class ReplicaSupervisor:
         self._log = log
         self._progress = progress
         self._lanes_ended = lanes_ended
+        self._on_output = on_output
         self._on_entry = on_entry
         self._on_change = on_change
         self._stop = asyncio.Event()
@@ -178,6 +183,7 @@ class ReplicaSupervisor:
             open_child(
                 self.plan.name,
                 surroundings.command(self.plan),
+                on_output=self._take_output,
                 on_line=self._take_line,
             ) as child,
             asyncio.TaskGroup() as group,
@@ -227,15 +233,22 @@ class ReplicaSupervisor:
             }
         )
 
+    def _take_output(self, lines: list[bytes]) -> None:
+        self._log.write(b"\n".join(lines))
+        self._on_output(lines)
+
     def _take_line(self, line: bytes) -> None:
         self._log.write(line)
         entry = parse_line(line, self.plan.name)
-        if level_of(entry) in ("ERROR", "CRITICAL", "FATAL"):
-            self._last_error = entry
         if "level" not in entry:
             # No log line: what Python or the system prints when a process dies. The end of it tells the cause.
             self._last_lines = [*self._last_lines[-2:], str(entry["message"])]
-        self._on_entry(entry)
+            return
+        level = level_of(entry)
+        if level in ERROR_LEVELS:
+            self._last_error = entry
+        if level in WARNING_LEVELS:
+            self._on_entry(entry)
 
     def _set_state(self, state: State) -> None:
         self.state = state

@@ -27,7 +27,7 @@ from millstream.ledger.protocol import DurabilityLevel
 from millstream.local.broker import NAME as BROKER
 from millstream.local.broker import EmbeddedBroker
 from millstream.local.directory import HOME, DataDirectory, RunningProcess, Runtime, held, read_json, write_json
-from millstream.local.logfiles import LogFile, format_entry, level_of
+from millstream.local.logfiles import LogFile, short_entry
 from millstream.local.processes import end_stale, identify
 from millstream.local.progress import PipelineProgress
 from millstream.local.replica import Failure, ReplicaPlan, ReplicaSupervisor, Surroundings, worst
@@ -49,7 +49,6 @@ DRAIN_GRACE_S = 5.0
 _DRAIN_POLL_S = 0.05
 ABORTED = 130
 """Exit code after a second Ctrl-C, as a shell gives it."""
-_SHOWN_LEVELS = ("WARNING", "WARN", "ERROR", "CRITICAL", "FATAL")
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,6 +303,7 @@ class _Run:
             log=files.enter_context(LogFile(self._directory.logs / f"{plan.name}.jsonl")),
             progress=lambda: self._progress.mark_of(plan.vertex, plan.replica),
             lanes_ended=lambda: self._have_ended(plan),
+            on_output=self._screen.output,
             on_entry=self._on_entry,
             on_change=self._on_change,
         )
@@ -360,9 +360,7 @@ class _Run:
                 self._screen.message(f"warning: {error}")
 
     def _on_entry(self, entry: Mapping[str, Any]) -> None:
-        """A line that a vertex logged: warnings and worse are shown, not too many of them."""
-        if level_of(entry) not in _SHOWN_LEVELS:
-            return
+        """A warning or worse that a vertex logged: shown, if there are not too many."""
         now_s = self._clock.monotonic_s()
         if now_s - self._messages_since_s >= 1.0:
             if self._messages > MESSAGES_PER_S:
@@ -370,7 +368,7 @@ class _Run:
             self._messages_since_s, self._messages = now_s, 0
         self._messages += 1
         if self._messages <= MESSAGES_PER_S:
-            self._screen.message(format_entry(entry))
+            self._screen.message(short_entry(entry))
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ Above it: the runner. Below it: the terminal's stream. The formatting is pure; o
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -41,6 +42,9 @@ class Screen(Protocol):
     def message(self, text: str) -> None:
         """Something a person should read."""
 
+    def output(self, lines: list[bytes]) -> None:
+        """What a vertex printed (a log sink prints records): goes to standard output as it is."""
+
     def show(self, scene: Scene) -> None:
         """Replace what was shown before."""
 
@@ -56,6 +60,9 @@ class NoScreen:
 
     def message(self, text: str) -> None:
         _write(self._stream, text + "\n")
+
+    def output(self, lines: list[bytes]) -> None:
+        _print(lines)
 
     def show(self, scene: Scene) -> None:
         pass
@@ -74,6 +81,9 @@ class PlainScreen:
 
     def message(self, text: str) -> None:
         _write(self._stream, text + "\n")
+
+    def output(self, lines: list[bytes]) -> None:
+        _print(lines)
 
     def show(self, scene: Scene) -> None:
         if scene.elapsed_s - self._shown_s < PLAIN_INTERVAL_S:
@@ -96,6 +106,11 @@ class TerminalScreen:
     def message(self, text: str) -> None:
         self._erase()
         _write(self._stream, text + "\n")
+        self._draw()
+
+    def output(self, lines: list[bytes]) -> None:
+        self._erase()
+        _print(lines)
         self._draw()
 
     def show(self, scene: Scene) -> None:
@@ -197,6 +212,10 @@ def duration_text(seconds: float) -> str:
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes:02d}:{rest:02d}"
+
+
+def _print(lines: list[bytes]) -> None:
+    _write(sys.stdout, b"\n".join(lines).decode(errors="backslashreplace") + "\n")
 
 
 def _write(stream: TextIO, text: str) -> None:

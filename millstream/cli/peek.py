@@ -1,0 +1,122 @@
+"""`millstream peek`: records of a buffer, without consuming them.
+
+While the pipeline runs its broker is asked; when it does not, a broker is started over its store for the moment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from millstream.errors import UserError
+from millstream.frame import Frame
+from millstream.ledger.protocol import DurabilityLevel
+from millstream.local.broker import EmbeddedBroker
+from millstream.local.directory import DataDirectory, find_directory, held
+from millstream.local.processes import end_stale, is_alive
+from millstream.local.screen import time_text
+from millstream.local.view import PipelineView, first_cause, open_view
+from millstream.record import BufferId, Record
+from millstream.spec import resolved
+from millstream.spec.graph import Graph
+
+_FRAMES_AT_ONCE = 50
+_VALUE_CHARS_MAX = 200
+
+
+def run(arguments: argparse.Namespace) -> int:
+    directory = find_directory(arguments.data_dir, arguments.pipeline)
+    graph = resolved.load(directory.pipeline.read_text(encoding="utf-8")).graph
+    buffer = BufferId(arguments.edge, arguments.partition)
+    _check(graph, buffer)
+    if arguments.count < 1:
+        raise UserError(f"--count {arguments.count}: at least 1 is needed")
+    try:
+        return asyncio.run(_peek(directory, graph, buffer, arguments))
+    except BaseExceptionGroup as group:
+        raise first_cause(group) or group from None
+
+
+def _check(graph: Graph, buffer: BufferId) -> None:
+    names = [edge.name for edge in graph.edges]
+    if buffer.edge not in names:
+        raise UserError(f"pipeline {graph.pipeline.name} has no edge {buffer.edge!r}; it has: {', '.join(names)}")
+    partitions = graph.vertex(graph.edge(buffer.edge).to).partitions
+    if not 0 <= buffer.partition < partitions:
+        raise UserError(f"edge {buffer.edge} has partitions 0 to {partitions - 1}, not {buffer.partition}")
+
+
+async def _peek(directory: DataDirectory, graph: Graph, buffer: BufferId, arguments: argparse.Namespace) -> int:
+    async with _view(directory, graph) as view:
+        ledger = await view.ledger_of(buffer)
+        left, after = arguments.count, arguments.start - 1
+        while left > 0:
+            frames = await ledger.peek(buffer, after, _FRAMES_AT_ONCE)
+            if not frames:
+                break
+            after = frames[-1].sequence
+            for stored in frames:
+                for index, record in enumerate(Frame.decode(stored.data).to_records()):
+                    if left > 0:
+                        print(_line(stored.sequence, index, record, as_json=arguments.json))
+                    left -= 1
+    if left == arguments.count:
+        print(f"buffer {buffer} holds no records{'' if arguments.start <= 1 else f' from {arguments.start} on'}")
+    return 0
+
+
+@asynccontextmanager
+async def _view(directory: DataDirectory, graph: Graph) -> AsyncIterator[PipelineView]:
+    runtime = directory.read_runtime()
+    if runtime is not None and is_alive(runtime.runner):
+        async with open_view(graph, runtime.nats_url, runtime.monitor_url) as view:
+            yield view
+        return
+    with held(directory.root):
+        if runtime is not None:
+            end_stale(process.identity for process in runtime.processes)
+        async with asyncio.TaskGroup() as processes:
+            broker = EmbeddedBroker(
+                directory.broker,
+                durability=DurabilityLevel.FSYNC,
+                ports=None,
+                on_line=lambda line: None,
+                on_started=lambda: None,
+            )
+            processes.create_task(broker.serve(), name="broker")
+            await broker.ready.wait()
+            async with open_view(graph, broker.url, broker.monitor_url) as view:
+                yield view
+            broker.stop()
+
+
+def _line(sequence: int, index: int, record: Record, *, as_json: bool) -> str:
+    if as_json:
+        return json.dumps(_as_json(sequence, index, record))
+    value = record.value.decode(errors="backslashreplace")
+    if len(value) > _VALUE_CHARS_MAX:
+        value = f"{value[:_VALUE_CHARS_MAX]}... ({len(record.value):,} bytes)"
+    keys = f" keys={list(record.keys)}" if record.keys else ""
+    headers = f" headers={sorted(record.headers)}" if record.headers else ""
+    return f"{sequence}[{index}] {time_text(record.event_time_us)}{keys}{headers} {value}"
+
+
+def _as_json(sequence: int, index: int, record: Record) -> dict[str, Any]:
+    entry: dict[str, Any] = {
+        "sequence": sequence,
+        "index": index,
+        "event_time_us": record.event_time_us,
+        "keys": list(record.keys),
+        "id": record.id,
+        "headers": {name: value.decode(errors="backslashreplace") for name, value in record.headers.items()},
+    }
+    try:
+        entry["value"] = record.value.decode()
+    except UnicodeDecodeError:
+        entry["value_base64"] = base64.b64encode(record.value).decode()
+    return entry

@@ -1,0 +1,83 @@
+"""`millstream status`: how far a run is, or how far it got. Reads files only: it works in any state of a run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from millstream.clock import MICROSECONDS, SystemClock
+from millstream.errors import UserError
+from millstream.local.directory import DataDirectory, Runtime, find_directory, read_json
+from millstream.local.processes import is_alive
+from millstream.local.progress import LaneProgress, VertexProgress, vertex_from_json
+from millstream.local.screen import Scene, aligned, duration_text, table, watermark_text
+
+
+def run(arguments: argparse.Namespace) -> int:
+    directory = find_directory(arguments.data_dir, arguments.pipeline)
+    runtime = directory.read_runtime()
+    shown = read_json(directory.status)
+    if runtime is None or shown is None:
+        raise UserError(f"{directory.root} has no numbers yet: the run has not come far enough; try again in a second")
+    live = is_alive(runtime.runner)
+    age_s = (SystemClock().now_us() - shown["written_us"]) / MICROSECONDS
+    if arguments.json:
+        print(json.dumps(_as_json(directory, runtime, shown, live=live, age_s=age_s)))
+    else:
+        print("\n".join(_lines(directory, runtime, shown, live=live, age_s=age_s)))
+    return 0
+
+
+def _as_json(
+    directory: DataDirectory, runtime: Runtime, shown: Mapping[str, Any], *, live: bool, age_s: float
+) -> dict[str, Any]:
+    return {
+        "running": live,
+        "data_dir": str(directory.root),
+        "age_s": round(age_s, 3),
+        **{key: value for key, value in shown.items() if key != "written_us"},
+        "nats_url": runtime.nats_url if live else None,
+        "monitor_url": runtime.monitor_url if live else None,
+        "processes": [
+            {"name": process.name, "pid": process.identity.pid, "metrics_port": process.metrics_port}
+            for process in runtime.processes
+            if is_alive(process.identity)
+        ],
+    }
+
+
+def _lines(
+    directory: DataDirectory, runtime: Runtime, shown: Mapping[str, Any], *, live: bool, age_s: float
+) -> list[str]:
+    vertices = [vertex_from_json(vertex) for vertex in shown["vertices"]]
+    # What a runner that was killed wrote last says "running"; it is not.
+    state = shown["state"] if live or shown["state"] in ("ended", "stopped") else "interrupted"
+    states = shown["states"] if live else dict.fromkeys(shown["states"], "")
+    scene = Scene(shown["pipeline"], state, shown["elapsed_s"], shown["durability"], vertices, states)
+    lines = [*table(scene), "", *aligned(_lane_rows(vertices), left={0, 1, 5}), ""]
+    if live:
+        names = ", ".join(f"{process.name} {process.identity.pid}" for process in runtime.processes)
+        lines.append(f"processes: runner {runtime.runner.pid}, {names}")
+        lines.append(f"broker: {runtime.nats_url}, monitoring {runtime.monitor_url}")
+    else:
+        lines.append(f"not running; these numbers are {duration_text(age_s)} old")
+    lines.append(f"data directory: {directory.root}")
+    return lines
+
+
+def _lane_rows(vertices: Sequence[VertexProgress]) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [("VERTEX", "LANE", "RECORDS", "WAITING", "WATERMARK", "STATE")]
+    for vertex in vertices:
+        for lane in vertex.lanes:
+            waiting = "" if vertex.kind == "source" else f"{lane.waiting:,}"
+            watermark = watermark_text(lane.watermark_us, None)
+            rows += [(vertex.vertex, lane.lane, f"{lane.records:,}", waiting, watermark, _lane_state(lane))]
+    return rows
+
+
+def _lane_state(lane: LaneProgress) -> str:
+    if lane.ended:
+        return "ended"
+    return "idle" if lane.idle else "open"

