@@ -35,7 +35,8 @@ def dump(pipeline: Pipeline, base_dir: Path) -> str:
     contents = {
         "format": FORMAT,
         "baseDir": str(base_dir.absolute()),
-        "pipeline": pipeline.model_dump(mode="json", by_alias=True, exclude_none=True),
+        # What the user left out stays left out: some defaults mean less than the same value written down.
+        "pipeline": pipeline.model_dump(mode="json", by_alias=True, exclude_unset=True),
     }
     return json.dumps(contents, indent=1)
 
