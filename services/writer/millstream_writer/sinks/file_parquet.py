@@ -112,8 +112,8 @@ class Parquet:
                     column = pc.if_else(has_offset, column, zoned)
                 column = pc.cast(column, _TIMESTAMP)
                 times_us = column.cast(pa.int64())
-                outside = pc.or_(pc.less(times_us, _EARLIEST_US), pc.greater(times_us, _LATEST_US))
-                if pc.any(outside).as_py() is True:
+                early, late = pc.less(times_us, _EARLIEST_US), pc.greater(times_us, _LATEST_US)
+                if pc.any(early).as_py() is True or pc.any(late).as_py() is True:
                     return None
             elif field.type == pa.float64() and pc.all(pc.is_finite(column)).as_py() is False:
                 return None
