@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from io import StringIO
 from itertools import islice
 from json.encoder import encode_basestring
@@ -24,6 +27,8 @@ from millstream_reader.sources.parsing import InvalidLine, Parsed, normal_encodi
 csv.field_size_limit(RECORD_BYTES_MAX)
 
 _BOOLEANS = {"true": "true", "false": "false", "t": "true", "f": "false", "1": "true", "0": "false"}
+_TO_ESCAPE = re.compile(r'[\x00-\x09\x0b-\x1f"\\]')
+"""What JSON text must escape, and quoting in CSV; newlines are between rows where there is no quoting."""
 _rfc3339 = time_parser("rfc3339")
 
 
@@ -36,15 +41,34 @@ class CsvFormat(NamedTuple):
     """Name and type of columns, in order; those not named are strings. All of them when there is no header."""
 
 
-class Row(NamedTuple):
-    """One row and the lines it stands on."""
+class Header(NamedTuple):
+    """The names of the columns, and how many lines they take."""
 
-    fields: list[str]
-    first_line: int
+    names: list[str]
     lines: int
 
 
-def read_header(lines: Sequence[bytes], encoding: str, csv_format: CsvFormat, *, final: bool) -> Row | None:
+@dataclass(slots=True)
+class _Rows:
+    """Rows as they were taken apart, and where they stand."""
+
+    fields: list[list[str]]
+    lines: int
+    """Lines used up."""
+    places: list[range] | None = None
+    """The lines of each row; None when every row has one and none is left out."""
+
+    def place(self, index: int) -> range:
+        return self.places[index] if self.places is not None else range(index, index + 1)
+
+    def without(self, misfits: list[int]) -> _Rows:
+        """All but these."""
+        left_out = set(misfits)
+        kept = [index for index in range(len(self.fields)) if index not in left_out]
+        return _Rows([self.fields[index] for index in kept], self.lines, [self.place(index) for index in kept])
+
+
+def read_header(lines: Sequence[bytes], encoding: str, csv_format: CsvFormat, *, final: bool) -> Header | None:
     """The row that names the columns; None when it has not ended within `lines`.
 
     Errors: `ValueError` when it cannot be read or names no columns.
@@ -61,7 +85,7 @@ def read_header(lines: Sequence[bytes], encoding: str, csv_format: CsvFormat, *,
         raise ValueError("the first line is empty, and should name the columns")
     if repeated := {name for name in fields if fields.count(name) > 1}:
         raise ValueError(f"the header names the column `{min(repeated)}` twice")
-    return Row(fields, 0, reader.line_num)
+    return Header(fields, reader.line_num)
 
 
 def check_columns(names: Sequence[str], csv_format: CsvFormat, extraction: Extraction, where: str) -> None:
@@ -90,106 +114,122 @@ class CsvParser:
         self._extraction = extraction
         types = dict(csv_format.types)
         self._encoders = [_ENCODERS[types.get(name, "string")] for name in names]
-        members = ",".join(encode_basestring(name).replace("%", "%%") + ":%s" for name in names)
-        self._template = "{" + members + "}"
+        self._template = self._object_of(["%s"] * len(names))
+        # Text without anything to escape is put between quotes as it is.
+        self._plain_template = self._object_of(
+            ['"%s"' if encode is encode_basestring else "%s" for encode in self._encoders]
+        )
+        self._typed = [
+            (index, encode) for index, encode in enumerate(self._encoders) if encode is not encode_basestring
+        ]
         self._time_index = names.index(extraction.time_field) if extraction.time_field is not None else -1
         self._key_indexes = [names.index(name) for name in extraction.key_fields]
+
+    def _object_of(self, members: list[str]) -> str:
+        names = [encode_basestring(name).replace("%", "%%") for name in self._names]
+        return "{" + ",".join(f"{name}:{member}" for name, member in zip(names, members, strict=True)) + "}"
 
     def parse(self, lines: Sequence[bytes], records_max: int, *, final: bool) -> Parsed:
         text = b"\n".join(lines).decode(self._encoding, "surrogateescape")
         invalid: list[InvalidLine] = []
-        rows, used = self._rows(text, lines, invalid, records_max, final=final)
-        parsed = Parsed(used, invalid=invalid)
-        fitting = [row for row in rows if len(row.fields) == len(self._names)]
-        if len(fitting) != len(rows):
-            self._report_misfits(rows, lines, invalid)
-        try:
-            self._encode_all(fitting, parsed)
-        except ValueError:
-            self._encode_each(fitting, lines, parsed)
+        rows = self._rows(text, lines, invalid, records_max, final=final)
+        misfits = [index for index, fields in enumerate(rows.fields) if len(fields) != len(self._names)]
+        if misfits:
+            self._report(rows, misfits, lines, invalid)
+            rows = rows.without(misfits)
+        parsed = Parsed(rows.lines, invalid=invalid)
+        if rows.fields:
+            try:
+                self._encode_all(rows.fields, parsed, plain=_TO_ESCAPE.search(text) is None)
+            except ValueError:
+                self._encode_each(rows, lines, parsed)
         invalid.sort(key=lambda item: item.line)
         return parsed
 
     def _rows(
         self, text: str, lines: Sequence[bytes], invalid: list[InvalidLine], records_max: int, *, final: bool
-    ) -> tuple[list[Row], int]:
-        """Rows of the lines, and how many lines they use up."""
-        if len(lines) > records_max:
-            return self._rows_one_by_one(text, lines, invalid, records_max, final=final)
-        reader = csv.reader(StringIO(text), delimiter=self._delimiter, strict=True)
-        try:
-            fields = list(reader)
-        except csv.Error:
-            return self._rows_one_by_one(text, lines, invalid, records_max, final=final)
-        # An empty last line is no line to the reader.
-        if len(fields) == reader.line_num:
-            return [Row(row, index, 1) for index, row in enumerate(fields)], len(lines)
+    ) -> _Rows:
+        if len(lines) <= records_max:
+            reader = csv.reader(StringIO(text), delimiter=self._delimiter, strict=True)
+            with suppress(csv.Error):
+                fields = list(reader)
+                # An empty last line is no line to the reader.
+                if len(fields) == reader.line_num:
+                    return _Rows(fields, len(lines))
         return self._rows_one_by_one(text, lines, invalid, records_max, final=final)
 
     def _rows_one_by_one(
         self, text: str, lines: Sequence[bytes], invalid: list[InvalidLine], records_max: int, *, final: bool
-    ) -> tuple[list[Row], int]:
+    ) -> _Rows:
         texts = [line + "\n" for line in text.split("\n")]
-        rows: list[Row] = []
+        rows: list[list[str]] = []
+        places: list[range] = []
         base = 0
         reader = csv.reader(texts, delimiter=self._delimiter, strict=True)
         while True:
             first = base + reader.line_num
             if len(rows) + len(invalid) >= records_max:
-                return rows, first
+                return _Rows(rows, first, places)
             try:
                 fields = next(reader, None)
             except csv.Error as error:
                 # 1. A quoted field is open where the lines end: more lines may close it.
                 if base + reader.line_num >= len(texts) and str(error) == "unexpected end of data" and not final:
-                    return rows, first
+                    return _Rows(rows, first, places)
                 # 2. The row is wrong. Its end is not known, so reading goes on at the next line.
                 invalid.append(InvalidLine(first, lines[first], f"not a CSV row: {error}"))
                 base = first + 1
                 reader = csv.reader(islice(texts, base, None), delimiter=self._delimiter, strict=True)
                 continue
             if fields is None:
-                return rows, len(lines)
-            rows.append(Row(fields, first, base + reader.line_num - first))
+                return _Rows(rows, len(lines), places)
+            rows.append(fields)
+            places.append(range(first, base + reader.line_num))
 
-    def _report_misfits(self, rows: list[Row], lines: Sequence[bytes], invalid: list[InvalidLine]) -> None:
-        for row in rows:
+    def _report(self, rows: _Rows, misfits: list[int], lines: Sequence[bytes], invalid: list[InvalidLine]) -> None:
+        for index in misfits:
+            count = len(rows.fields[index])
             # A line without anything on it is no row.
-            if row.fields and len(row.fields) != len(self._names):
-                reason = f"the row has {len(row.fields)} fields, and there are {len(self._names)} columns"
-                invalid.append(InvalidLine(row.first_line, _raw(row, lines), reason))
+            if count:
+                reason = f"the row has {count} fields, and there are {len(self._names)} columns"
+                invalid.append(InvalidLine(rows.place(index).start, _raw(rows.place(index), lines), reason))
 
-    def _encode_all(self, rows: list[Row], parsed: Parsed) -> None:
-        """All rows at once, by columns; `ValueError` when one of them is invalid."""
-        if not rows:
-            return
-        columns = list(zip(*[row.fields for row in rows], strict=True))
-        encoded = [list(map(encode, column)) for encode, column in zip(self._encoders, columns, strict=True)]
-        template = self._template
-        texts = [template % members for members in zip(*encoded, strict=True)]
+    def _encode_all(self, rows: list[list[str]], parsed: Parsed, *, plain: bool) -> None:
+        """All rows at once; `ValueError` when one of them is invalid. `plain`: no text has anything to escape."""
+        if self._time_index >= 0:
+            parsed.event_times_us = [self._extraction.parse_time(row[self._time_index]) for row in rows]
+        if self._key_indexes:
+            parsed.keys = [tuple([row[index].encode() for index in self._key_indexes]) for row in rows]
+        if plain:
+            template, members = self._plain_template, self._typed
+        else:
+            template, members = self._template, list(enumerate(self._encoders))
+        encoded: list[list[str]] | list[tuple[str, ...]] = rows
+        if members:
+            columns: list[Sequence[str]] = list(zip(*rows, strict=True))
+            for index, encode in members:
+                columns[index] = list(map(encode, columns[index]))
+            encoded = list(zip(*columns, strict=True))
+        texts = [template % tuple(row) for row in encoded]
         # JSON text has no raw newline, so this is one encoding instead of one per row.
         parsed.values = "\n".join(texts).encode().split(b"\n")
-        if self._time_index >= 0:
-            parsed.event_times_us = list(map(self._extraction.parse_time, columns[self._time_index]))
-        if self._key_indexes:
-            parts = [[text.encode() for text in columns[index]] for index in self._key_indexes]
-            parsed.keys = list(zip(*parts, strict=True))
 
-    def _encode_each(self, rows: list[Row], lines: Sequence[bytes], parsed: Parsed) -> None:
+    def _encode_each(self, rows: _Rows, lines: Sequence[bytes], parsed: Parsed) -> None:
         """Row by row, to find the invalid ones."""
         values: list[bytes] = []
         times: list[int] = []
         keys: list[tuple[bytes, ...]] = []
-        for row in rows:
+        for index, fields in enumerate(rows.fields):
             try:
-                value = self._encode(row.fields)
-                time_us = self._event_time_us(row.fields) if self._time_index >= 0 else 0
+                value = self._encode(fields)
+                time_us = self._event_time_us(fields) if self._time_index >= 0 else 0
             except ValueError as error:
-                parsed.invalid.append(InvalidLine(row.first_line, _raw(row, lines), str(error)))
+                place = rows.place(index)
+                parsed.invalid.append(InvalidLine(place.start, _raw(place, lines), str(error)))
                 continue
             values.append(value)
             times.append(time_us)
-            keys.append(tuple(row.fields[index].encode() for index in self._key_indexes))
+            keys.append(tuple(fields[index].encode() for index in self._key_indexes))
         parsed.values = values
         parsed.event_times_us = times if self._time_index >= 0 else None
         parsed.keys = keys if self._key_indexes else None
@@ -213,8 +253,8 @@ class CsvParser:
             raise ValueError(f"event time `{self._extraction.time_field}`: {error}") from None
 
 
-def _raw(row: Row, lines: Sequence[bytes]) -> bytes:
-    return b"\n".join(lines[row.first_line : row.first_line + row.lines])
+def _raw(place: range, lines: Sequence[bytes]) -> bytes:
+    return b"\n".join(lines[place.start : place.stop])
 
 
 def _int_member(text: str) -> str:

@@ -7,15 +7,16 @@ a source works with; the sources themselves do not know the spec.
 from __future__ import annotations
 
 import base64
+import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
 from millstream.clock import MICROSECONDS, Clock
-from millstream.errors import MillstreamError
+from millstream.errors import MillstreamError, UserError
 from millstream.record import LaneId
-from millstream.spec.models import CsvOptions, FileSource, GeneratorSource, Source
+from millstream.spec.models import CsvOptions, FileSource, GeneratorSource, HttpAuth, HttpSource, Source
 from millstream.udf.protocol import StreamName, UdfClient
 from millstream_reader.source import SourceLane
 from millstream_reader.sources.csv_parsing import CsvFormat
@@ -25,6 +26,7 @@ from millstream_reader.sources.extracting import ExtractingLane
 from millstream_reader.sources.file import open_files
 from millstream_reader.sources.follow import open_followed
 from millstream_reader.sources.generator import GeneratorPlan, open_generator
+from millstream_reader.sources.http import HttpPlan, open_http
 from millstream_reader.sources.text_file import TextFormat
 from millstream_reader.sources.user_defined import open_user_defined
 
@@ -53,6 +55,10 @@ async def open_source(
             patterns = FilePatterns(source.file.paths, base_dir)
             text = text_format(source.file, extraction)
             yield await stack.enter_async_context(opener(patterns, text, lane, partitions, position, clock=clock))
+            return
+        if source.http is not None:
+            http = http_plan(source.http, base_dir, lane)
+            yield await stack.enter_async_context(open_http(http, extraction, lane, partitions, position, clock=clock))
             return
         opened: SourceLane
         if source.generator is not None:
@@ -83,6 +89,32 @@ def text_format(source: FileSource, extraction: Extraction) -> TextFormat:
     options = source.csv or CsvOptions()
     types = tuple((column.name, column.type) for column in options.columns)
     return TextFormat(source.format, source.encoding, CsvFormat(options.delimiter, options.header, types), extraction)
+
+
+def http_plan(source: HttpSource, base_dir: Path, lane: LaneId) -> HttpPlan:
+    """What the fields of an `http` mean. Errors: `UserError` when the token cannot be had."""
+    token = _token(source.auth, base_dir, lane) if source.auth is not None else None
+    return HttpPlan(source.host, source.port, source.buffer, token)
+
+
+def _token(auth: HttpAuth, base_dir: Path, lane: LaneId) -> str:
+    if auth.token_env is not None:
+        token, place = os.environ.get(auth.token_env, ""), f"the environment variable {auth.token_env}"
+    elif auth.token_file is not None:
+        path = base_dir / auth.token_file
+        place = f"the file {path}"
+        try:
+            token = path.read_text().strip()
+        except (OSError, ValueError) as error:
+            raise UserError(f"lane {lane}: {place} of `auth.tokenFile` cannot be read: {error}") from error
+    else:
+        raise UserError(
+            f"lane {lane}: `auth.token` names a Kubernetes Secret, which cannot be read here; "
+            "use `auth.tokenEnv` or `auth.tokenFile`"
+        )
+    if not token:
+        raise UserError(f"lane {lane}: {place} has no token; put one there, or leave `auth` out")
+    return token
 
 
 def generator_plan(source: GeneratorSource) -> GeneratorPlan:

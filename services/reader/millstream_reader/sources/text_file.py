@@ -285,7 +285,7 @@ class TextFile:
                 raise UserError(f"{self.name}:1: {error}. Correct the file, or say `header: false`") from error
             if header is None:
                 return None
-            names = header.fields
+            names = header.names
             self._advance(header.lines)
         else:
             names = [name for name, _ in text.csv.types]

@@ -1,0 +1,342 @@
+"""HTTP push: records come by POST, and the sender is told 200 when they are committed.
+
+Above it: a source lane. Below it: an HTTP server of its own. What was taken in waits in memory; its sender still has it
+and sends it again if this process dies before it answers. A record whose id was committed before is left out by the
+lane above, so that sending again has no effect.
+
+    POST ─► allowed? room? ─► records in order ─ read ─► lane … commit ─ committed ─► 200
+                  └─► 401 404 413 429 503 at once
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import socket
+import zlib
+from array import array
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from millstream.clock import Clock
+from millstream.errors import DamageError, EnvironmentFault
+from millstream.frame import Frame, build_frame
+from millstream.limits import BYTES_IN_FLIGHT_MAX, MESSAGE_BYTES_MAX
+from millstream.record import LaneId
+from millstream_reader.source import SourceBatch
+from millstream_reader.sources.extract import Extraction
+from millstream_reader.sources.http_records import HttpRecord, RequestRefused, Unpacker, read_records
+from millstream_reader.sources.positions import pack_position, unpack_position
+
+KIND = "http"
+
+BODY_BYTES_MAX = MESSAGE_BYTES_MAX
+"""Largest body, unpacked where it came packed."""
+BODY_TIMEOUT_S = 30.0
+"""How long a body may take to arrive."""
+_RETRY_AFTER_S = 1
+_ANSWER_TIMEOUT_S = 5.0
+"""How long the answers of requests in flight may take when the source is closed."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class HttpPlan:
+    """How the source listens."""
+
+    host: str
+    port: int
+    """Of lane 0; lane n listens on the n-th after it. 0: each takes a free one."""
+    buffer_records: int
+    """Records of unanswered requests at most."""
+    token: str | None
+    """Bearer token that senders must show."""
+
+
+@dataclass(slots=True)
+class _Request:
+    """A request that was taken in and is not answered yet."""
+
+    end: int
+    """Number of its last record, counted from 1 over the lane's life."""
+    committed: asyncio.Future[None]
+
+
+@asynccontextmanager
+async def open_http(
+    plan: HttpPlan, extraction: Extraction, lane: LaneId, partitions: int, position: bytes, *, clock: Clock
+) -> AsyncIterator[HttpLane]:
+    """A lane that listens. Errors: `EnvironmentFault` when it cannot."""
+    body = unpack_position(position, KIND, partitions, lane)
+    taken = 0 if body is None else body.get("taken")
+    if not isinstance(taken, int):
+        raise DamageError(f"lane {lane}: the stored position {position[:80]!r} is not one of an http source")
+    if extraction.time_header is not None:
+        extraction = replace(extraction, time_header=extraction.time_header.lower())
+    listener = _listen(plan.host, plan.port + lane.partition if plan.port else 0, lane)
+    try:
+        host, port = listener.getsockname()[:2]
+        address = f"http://{f'[{host}]' if ':' in host else host}:{port}/vertices/{lane.vertex}"
+        http = HttpLane(plan, extraction, lane, partitions, taken, address, clock)
+        # The limit on bodies is kept while they are read, where what they unpack to is counted.
+        application = web.Application()
+        application.router.add_post("/vertices/{vertex}", http.take_in)
+        application.router.add_get("/health", http.tell_health)
+        runner = web.AppRunner(application, access_log=None, shutdown_timeout=_ANSWER_TIMEOUT_S, auto_decompress=False)
+        await runner.setup()
+        try:
+            await web.SockSite(runner, listener).start()
+            _log.info("lane %s: takes records at %s", lane, address)
+            yield http
+        finally:
+            http.give_up()
+            await runner.cleanup()
+    finally:
+        listener.close()
+
+
+def _listen(host: str, port: int, lane: LaneId) -> socket.socket:
+    try:
+        family, _, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
+        )[0]
+        listener = socket.create_server(address[:2], family=family, backlog=128)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise EnvironmentFault(
+            f"lane {lane}: the http source cannot listen on {host} port {port}: {reason}. "
+            "Stop what uses the port, or choose another `http.host` or `http.port` (0 takes a free port)"
+        ) from error
+    listener.setblocking(False)
+    return listener
+
+
+class HttpLane:
+    """One lane of an HTTP source. See `SourceLane`."""
+
+    def __init__(
+        self,
+        plan: HttpPlan,
+        extraction: Extraction,
+        lane: LaneId,
+        partitions: int,
+        taken: int,
+        address: str,
+        clock: Clock,
+    ) -> None:
+        self.address = address
+        """Where to POST."""
+        self._plan = plan
+        self._extraction = extraction
+        self._lane = lane
+        self._partitions = partitions
+        self._clock = clock
+        self._waiting: deque[tuple[HttpRecord, int]] = deque()
+        """Records not read yet, and when each came."""
+        self._unanswered: deque[_Request] = deque()
+        self._arrived = asyncio.Event()
+        self._read = taken
+        """Records given to the lane, over its life."""
+        self._taken = taken
+        """Records taken in, over the lane's life; `_taken - _committed` are unanswered."""
+        self._committed = taken
+        self._body_bytes = 0
+        """Bytes of unanswered requests."""
+        self._draining = False
+
+    @property
+    def replayable(self) -> bool:
+        return False
+
+    # The lane's side.
+
+    async def read(self, records_max: int, bytes_max: int, timeout_s: float) -> SourceBatch:
+        if not self._waiting and not self._draining:
+            self._arrived.clear()
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._arrived.wait()
+            except TimeoutError:
+                pass
+        frame = self._next_frame(records_max, bytes_max)
+        return SourceBatch(frame, pack_position(KIND, self._partitions, {"taken": self._read}))
+
+    def _next_frame(self, records_max: int, bytes_max: int) -> Frame | None:
+        records: list[HttpRecord] = []
+        size = 0
+        ingest_us = 0
+        while self._waiting and len(records) < records_max:
+            record, came_us = self._waiting[0]
+            size += record.size
+            if records and size > bytes_max:
+                break
+            ingest_us = ingest_us or came_us
+            records.append(record)
+            self._waiting.popleft()
+        if not records:
+            return None
+        self._read += len(records)
+        return build_frame(
+            [record.value for record in records],
+            array("q", [record.event_time_us for record in records]),
+            ingest_time_us=ingest_us,
+            keys=[record.keys for record in records],
+            headers=[record.headers for record in records],
+            ids=[record.id for record in records],
+        )
+
+    async def committed(self, position: bytes) -> None:
+        body = unpack_position(position, KIND, self._partitions, self._lane)
+        if body is None:
+            return
+        self._committed = max(self._committed, body["taken"])
+        while self._unanswered and self._unanswered[0].end <= self._committed:
+            request = self._unanswered.popleft()
+            if not request.committed.done():
+                request.committed.set_result(None)
+
+    def pending(self) -> int | None:
+        return len(self._waiting)
+
+    async def drain(self) -> None:
+        self._draining = True
+        self._arrived.set()
+
+    def give_up(self) -> None:
+        """The lane is going away: what is not committed is to be sent again."""
+        self._draining = True
+        while self._unanswered:
+            request = self._unanswered.popleft()
+            if not request.committed.done():
+                request.committed.set_exception(_later(503, "not committed: the source is stopping"))
+
+    # The senders' side.
+
+    async def tell_health(self, request: web.Request) -> web.Response:
+        """Whether records are taken now."""
+        if self._draining:
+            return web.json_response({"status": "draining"}, status=503)
+        return web.json_response({"status": "ready"})
+
+    async def take_in(self, request: web.Request) -> web.Response:
+        """One POST, from its first byte to its answer."""
+        try:
+            self._check_allowed(request)
+            count = await self._commit(request)
+        except RequestRefused as refusal:
+            headers = {}
+            # What was not read of the body would be taken for the next request.
+            if not request.content.at_eof():
+                headers["Connection"] = "close"
+            if refusal.retry_after_s is not None:
+                headers["Retry-After"] = str(refusal.retry_after_s)
+            if refusal.status == 401:
+                headers["WWW-Authenticate"] = "Bearer"
+            return web.json_response({"error": refusal.reason}, status=refusal.status, headers=headers)
+        return web.json_response({"committed": count})
+
+    def _check_allowed(self, request: web.Request) -> None:
+        if self._plan.token is not None:
+            scheme, _, shown = request.headers.get("Authorization", "").partition(" ")
+            # Compared in constant time, so that the time of the answer tells nothing of the token.
+            equal = hmac.compare_digest(_text(shown).strip().encode(), self._plan.token.encode())
+            if scheme.lower() != "bearer" or not equal:
+                raise RequestRefused(401, "a bearer token is needed: `Authorization: Bearer <token>`")
+        vertex = request.match_info["vertex"]
+        if vertex != self._lane.vertex:
+            raise RequestRefused(404, f"there is no source {vertex!r} here; this is {self._lane.vertex!r}")
+        if self._draining:
+            raise _later(503, "the source takes nothing new: it is stopping")
+
+    async def _commit(self, request: web.Request) -> int:
+        """Take the request's records in and wait until they are committed; how many there are."""
+        held = _HeldBytes(self)
+        try:
+            body = await self._body(request, held)
+            came_us = self._clock.now_us()
+            # Names are lower case; of a header that comes twice, the first counts.
+            headers: dict[str, str] = {}
+            for name, value in request.headers.items():
+                headers.setdefault(name.lower(), _text(value))
+            records = read_records(body, request.content_type, headers, self._extraction, now_us=came_us)
+            if not records:
+                return 0
+            await self._admit(records, came_us)
+            return len(records)
+        finally:
+            held.release()
+
+    async def _body(self, request: web.Request, held: _HeldBytes) -> bytes:
+        if (request.content_length or 0) > BODY_BYTES_MAX:
+            raise RequestRefused(413, f"the body has {request.content_length} bytes; the limit is {BODY_BYTES_MAX}")
+        unpacker = Unpacker(request.headers.get("Content-Encoding", ""))
+        parts: list[bytes] = []
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                while part := await request.content.readany():
+                    for text in unpacker.add(part):
+                        held.add(len(text))
+                        parts.append(text)
+            unpacker.finish()
+        except TimeoutError:
+            raise RequestRefused(408, f"the body did not come within {BODY_TIMEOUT_S:.0f} s") from None
+        except (web.RequestPayloadError, HttpProcessingError, ConnectionError, zlib.error) as error:
+            raise RequestRefused(400, f"the body cannot be read: {error}") from None
+        return b"".join(parts)
+
+    async def _admit(self, records: list[HttpRecord], came_us: int) -> None:
+        room = self._plan.buffer_records
+        if len(records) > room:
+            raise RequestRefused(
+                413, f"the batch has {len(records)} records; the source holds {room} (`http.buffer`). Send smaller ones"
+            )
+        if self._taken - self._committed + len(records) > room:
+            raise _later(429, f"{self._taken - self._committed} records wait to be committed; try again")
+        # The body took its time, and the source may have been told to stop meanwhile.
+        if self._draining:
+            raise _later(503, "the source takes nothing new: it is stopping")
+        self._taken += len(records)
+        request = _Request(self._taken, asyncio.get_running_loop().create_future())
+        self._unanswered.append(request)
+        self._waiting.extend((record, came_us) for record in records)
+        self._arrived.set()
+        await request.committed
+
+    def hold(self, count: int) -> None:
+        """Room for more bytes of bodies, or less. Errors: `RequestRefused`."""
+        if count > 0 and self._body_bytes + count > BYTES_IN_FLIGHT_MAX:
+            raise _later(429, f"{self._body_bytes} bytes wait to be committed; try again")
+        self._body_bytes += count
+
+
+class _HeldBytes:
+    """What one request holds of the lane's room for bodies."""
+
+    def __init__(self, lane: HttpLane) -> None:
+        self._lane = lane
+        self._count = 0
+
+    def add(self, count: int) -> None:
+        if self._count + count > BODY_BYTES_MAX:
+            raise RequestRefused(413, f"the body has more than {BODY_BYTES_MAX} bytes, which is the limit")
+        self._lane.hold(count)
+        self._count += count
+
+    def release(self) -> None:
+        self._lane.hold(-self._count)
+
+
+def _text(header: str) -> str:
+    """A header's value, what is not UTF-8 in it replaced."""
+    return header.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def _later(status: int, reason: str) -> RequestRefused:
+    return RequestRefused(status, reason, _RETRY_AFTER_S)
