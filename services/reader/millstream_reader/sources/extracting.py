@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from millstream.frame import Frame
 from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane
-from millstream_reader.sources.extract import Extraction
+from millstream.extract import Extraction
 from millstream_reader.sources.parsing import checked_json
 from millstream_udf import columns
 

@@ -21,7 +21,7 @@ from millstream.udf.protocol import StreamName, UdfClient
 from millstream_reader.source import SourceLane
 from millstream_reader.sources.csv_parsing import CsvFormat
 from millstream_reader.sources.disk import FilePatterns
-from millstream_reader.sources.extract import Extraction, time_parser
+from millstream.extract import Extraction, time_parser
 from millstream_reader.sources.extracting import ExtractingLane
 from millstream_reader.sources.file import open_files
 from millstream_reader.sources.follow import open_followed

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from pydantic_core import from_json
 
-from millstream_reader.sources.extract import Extraction, shown
+from millstream.extract import Extraction, shown
 
 UTF_8 = "utf-8"
 

@@ -1,6 +1,6 @@
 """Event time and keys, read off a record. Pure.
 
-Above it: the sources, which bring JSON values, CSV columns or headers. It owns the formats of event times and how the
+Above it: the sources and the built-in functions, which bring JSON values, CSV columns or headers. It owns the formats of event times and how the
 path of a member is written; it does not know where a value came from. What cannot be read raises `ValueError` with
 what was found and what was expected.
 """
