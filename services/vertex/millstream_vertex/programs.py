@@ -16,7 +16,6 @@ from millstream.errors import MillstreamError, UserError
 from millstream.spec.models import Program, Transformer, Udf, Vertex
 from millstream.spec.resolved import Resolved
 from millstream.statistics import SidecarStatistics
-from millstream.udf.builtin import open_builtin
 from millstream.udf.protocol import MapStream, StreamName, UdfClient
 from millstream.udf.sidecar import LogLine, Sidecar, SidecarSpec, open_sidecar, python_command
 
@@ -50,6 +49,8 @@ class Programs:
             return sidecar.open_map(kind, name)
         program = self._programs.get(role)
         if isinstance(program, Udf | Transformer) and program.builtin is not None:
+            from millstream.udf.builtin import open_builtin
+
             return open_builtin(program.builtin, name)
         raise MillstreamError(f"vertex {name.vertex} has no {role}")
 
