@@ -19,8 +19,8 @@ from json.encoder import encode_basestring
 from typing import NamedTuple
 
 from millstream.errors import UserError
-from millstream.limits import RECORD_BYTES_MAX
 from millstream.extract import Extraction, shown, time_parser
+from millstream.limits import RECORD_BYTES_MAX
 from millstream_reader.sources.parsing import InvalidLine, Parsed, normal_encoding
 
 # The module's own limit of 128 KiB a field is the process's; a record of ours may be one field.

@@ -9,9 +9,9 @@ from __future__ import annotations
 from array import array
 from dataclasses import replace
 
+from millstream.extract import Extraction
 from millstream.frame import Frame
 from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane
-from millstream.extract import Extraction
 from millstream_reader.sources.parsing import checked_json
 from millstream_udf import columns
 

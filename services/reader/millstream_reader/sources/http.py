@@ -26,11 +26,11 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from millstream.clock import Clock
 from millstream.errors import DamageError, EnvironmentFault
+from millstream.extract import Extraction
 from millstream.frame import Frame, build_frame
 from millstream.limits import BYTES_IN_FLIGHT_MAX, MESSAGE_BYTES_MAX
 from millstream.record import LaneId
 from millstream_reader.source import SourceBatch
-from millstream_reader.sources.extract import Extraction
 from millstream_reader.sources.http_records import HttpRecord, RequestRefused, Unpacker, read_records
 from millstream_reader.sources.positions import pack_position, unpack_position
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
+from millstream.extract import Extraction, key_text, member, time_parser
 from millstream.limits import KIB, RECORD_BYTES_MAX
-from millstream_reader.sources.extract import Extraction, key_text, member, time_parser
 from millstream_reader.sources.parsing import checked_json
 
 ID_BYTES_MAX = 256

@@ -15,13 +15,13 @@ from pathlib import Path
 
 from millstream.clock import MICROSECONDS, Clock
 from millstream.errors import MillstreamError, UserError
+from millstream.extract import Extraction, time_parser
 from millstream.record import LaneId
 from millstream.spec.models import CsvOptions, FileSource, GeneratorSource, HttpAuth, HttpSource, Source
 from millstream.udf.protocol import StreamName, UdfClient
 from millstream_reader.source import SourceLane
 from millstream_reader.sources.csv_parsing import CsvFormat
 from millstream_reader.sources.disk import FilePatterns
-from millstream.extract import Extraction, time_parser
 from millstream_reader.sources.extracting import ExtractingLane
 from millstream_reader.sources.file import open_files
 from millstream_reader.sources.follow import open_followed
