@@ -77,7 +77,16 @@ def main() -> int:
     print("Preparing a year of flights, in the order in which they left ...", flush=True)
     expected = prepare()
     shutil.rmtree(OUTPUT, ignore_errors=True)
-    run = [sys.executable, "-m", "millstream", "run", "--fresh", "--data-dir", str(HERE / "state"), str(HERE / "pipeline.yaml")]
+    run = [
+        sys.executable,
+        "-m",
+        "millstream",
+        "run",
+        "--fresh",
+        "--data-dir",
+        str(HERE / "state"),
+        str(HERE / "pipeline.yaml"),
+    ]
     code = subprocess.run(run, check=False).returncode
     if code != 0:
         return code
