@@ -52,9 +52,13 @@ def _checked_start(written: str) -> str:
 
 def _checked_encoding(written: str) -> str:
     try:
-        codecs.lookup(written)
-    except LookupError:
+        name = codecs.lookup(written).name
+        newline_bytes = 1 if name == "utf-8-sig" else len("\n".encode(name))
+    except (LookupError, UnicodeError):
         raise fault(f"{written!r} is not a text encoding", "a name such as utf-8") from None
+    if newline_bytes != 1:
+        what = f"a newline is {newline_bytes} bytes in {written!r}, so files cannot be cut into lines"
+        raise fault(what, "a name such as utf-8; convert the files first")
     return written
 
 
@@ -70,18 +74,18 @@ class GeneratorSource(SpecModel):
     noun = "a generator"
 
     rpu: Count = 5
-    """Records per `duration` from each source lane; 0 means as fast as possible."""
+    """Records per `duration` over all lanes of the vertex; 0 means as fast as possible."""
     duration_s: PositiveDuration = Field(default=1.0, alias="duration")
     """The time unit of `rpu`. Duration, default 1s."""
     records: Count | None = None
     """Records in all, over every lane of the vertex. Absent: without end."""
     msg_size: Annotated[int, Field(strict=True, ge=1, le=RECORD_BYTES_MAX)] = 8
-    """Bytes of each record's value, padded where it would be shorter; at most 7 MiB. Not used with
-    `valueBlob`."""
+    """Bytes of each record's value, a JSON object with the record's `lane` and `number`, padded with spaces
+    where it would be shorter; at most 7 MiB. Not used with `valueBlob`."""
     key_count: Count = 0
     """Number of different keys, dealt out in turn; 0 means records without a key."""
     value: Annotated[int, Field(strict=True, ge=0, lt=1 << 64)] | None = None
-    """A number that every record carries. Default: the record's own number within the vertex."""
+    """A number that every record carries as `value`, beside its own `number` within the vertex."""
     value_blob: Annotated[str, AfterValidator(_checked_base64)] | None = None
     """Base64 of the bytes that are the value of every record."""
     jitter_s: Duration = Field(default=0.0, alias="jitter")
@@ -97,8 +101,8 @@ class GeneratorSource(SpecModel):
     """How far back late records lie; longer than `watermark.maxDelay` to be late. Duration,
     default 0s."""
     start: Annotated[str, AfterValidator(_checked_start)] | None = None
-    """Event time of the first record (RFC 3339; without an offset, UTC). Default: the time at which
-    the source starts."""
+    """Event time of the first record (RFC 3339; without an offset, UTC). Default: the time at which the source was
+    first opened."""
     event_time_step_s: PositiveDuration | None = Field(default=None, alias="eventTimeStep")
     """Event time between one record of the vertex and the next. Default: event time is the time at
     which the record is made; with `start`, `duration` / `rpu`."""
@@ -173,13 +177,13 @@ class FileSource(SpecModel):
     """Files or glob patterns (`data/*.csv`, `**` for any depth), relative to the pipeline file."""
     format: FileFormat = "lines"
     """`lines` (a record per line, without its end), `jsonl` (a JSON value per line) or `csv`. Names
-    that end in `.gz` are decompressed."""
+    that end in `.gz` are decompressed; `follow` leaves them out."""
     csv: CsvOptions | None = None
     """How CSV is read; only with `format: csv`."""
     follow: Flag = False
     """Go on reading as files grow, are rotated or appear; the source then has no end."""
     encoding: Annotated[str, AfterValidator(_checked_encoding)] = "utf-8"
-    """Encoding of the files; record values are UTF-8."""
+    """Encoding of the files, one in which a newline is one byte; record values are UTF-8."""
 
     def relation_faults(self) -> Iterator[ShapeFault]:
         """CSV options only for CSV."""
@@ -223,7 +227,7 @@ class HttpSource(SpecModel):
     host: Text = "127.0.0.1"
     """Address to listen on."""
     port: Port = HTTP_PORT
-    """Port to listen on; 0 takes a free one."""
+    """Port that lane 0 listens on, lane n on the n-th after it; 0 takes a free one for each."""
     auth: HttpAuth | None = None
     """Bearer token. Default: none is asked for."""
     id_ttl_s: Annotated[PositiveDuration, Field(ge=1)] = Field(default=24 * 3600.0, alias="idTtl")
@@ -269,6 +273,12 @@ class Source(SpecModel):
     def shape_faults(cls, data: Mapping[str, Any]) -> Iterator[ShapeFault]:
         """One kind of source."""
         yield from exactly_one(data, cls.kinds, cls.noun)
+
+    def relation_faults(self) -> Iterator[ShapeFault]:
+        """Event time is where the source has it."""
+        if self.event_time is not None and self.event_time.header is not None and self.kind in ("generator", "file"):
+            what = f"records of a {self.kind} source have no headers"
+            yield ShapeFault(("eventTime", "header"), what, "`eventTime.field`")
 
     @property
     def kind(self) -> Literal["generator", "file", "http", "udsource"]:
