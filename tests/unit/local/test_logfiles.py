@@ -1,0 +1,91 @@
+"""Logs of a run: bounded, complete, and never a reason to stop."""
+
+import json
+import os
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millstream.local.logfiles import (
+    LINE_BYTES_MAX,
+    LineSplitter,
+    LogFile,
+    format_entry,
+    level_of,
+    older,
+    parse_line,
+    short_entry,
+)
+
+
+def test_rotation_keeps_one_older_file_and_the_bound(tmp_path: Path) -> None:
+    path = tmp_path / "logs" / "map-0.jsonl"
+    with LogFile(path, bytes_max=1000) as log:
+        for number in range(500):
+            log.write(f"line {number:05}".encode())
+    assert sorted(entry.name for entry in path.parent.iterdir()) == [path.name, older(path).name]
+    assert path.stat().st_size <= 1000
+    assert older(path).stat().st_size <= 1000
+    lines = (older(path).read_text() + path.read_text()).splitlines()
+    assert lines == [f"line {number:05}" for number in range(500 - len(lines), 500)]
+    assert len(lines) > 90
+
+
+def test_a_second_run_appends(tmp_path: Path) -> None:
+    path = tmp_path / "map-0.jsonl"
+    for text in (b"one", b"two"):
+        with LogFile(path) as log:
+            log.write(text)
+    assert path.read_bytes() == b"one\ntwo\n"
+
+
+def test_a_log_that_cannot_be_written_counts_what_it_lost(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with LogFile(blocked / "map-0.jsonl") as log:
+        log.write(b"lost")
+        assert log.lines_lost == 1
+
+
+def test_a_full_disk_loses_lines_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "full"
+    os.symlink("/dev/full", path)
+    with LogFile(path) as log:
+        log.write(b"lost")
+        assert log.lines_lost == 1
+
+
+@given(st.lists(st.binary(max_size=20).map(lambda line: line.replace(b"\n", b" "))), st.data())
+def test_lines_come_out_as_they_went_in_wherever_they_are_cut(lines: list[bytes], data: st.DataObject) -> None:
+    stream = b"".join(line + b"\n" for line in lines)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)))))
+    splitter, found = LineSplitter(), []
+    for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        found += splitter.feed(stream[start:end])
+    assert found == lines
+    assert list(splitter.flush()) == []
+
+
+def test_a_line_without_end_takes_bounded_memory_and_is_cut() -> None:
+    splitter, found = LineSplitter(), []
+    for _ in range(100):
+        found += splitter.feed(b"x" * 10_000)
+    found += splitter.feed(b"x\nnext\nrest")
+    assert found == [b"x" * LINE_BYTES_MAX, b"next"]
+    assert list(splitter.flush()) == [b"rest"]
+
+
+def test_a_line_that_is_no_log_line_becomes_a_message() -> None:
+    assert parse_line(b"Segmentation fault", "map-0") == {"message": "Segmentation fault", "process": "map-0"}
+    assert parse_line(b"17", "map-0")["message"] == "17"
+
+
+def test_entries_for_people() -> None:
+    line = {"time": "2026-01-05T09:00:00.000001+00:00", "level": "warning", "message": "slow", "lane": "in-map.0"}
+    entry = parse_line(json.dumps({**line, "vertex": "map", "exception": "Traceback"}).encode(), "map-0")
+    assert level_of(entry) == "WARNING"
+    assert short_entry(entry) == "warning: map-0: slow"
+    text = format_entry(entry)
+    assert text.startswith("2026-01-05T09:00:00.000001+00:00 WARNING map-0")
+    assert text.endswith("slow  [lane=in-map.0]\nTraceback")

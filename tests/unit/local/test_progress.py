@@ -1,0 +1,105 @@
+"""From what lanes publish to the numbers on the screen."""
+
+import dataclasses
+import json
+
+from millstream.clock import END_OF_TIME_US, START_OF_TIME_US
+from millstream.local.progress import RATE_WINDOW_S, PipelineProgress, VertexProgress, vertex_from_json
+from millstream.local.screen import Scene, plain_line, table, watermark_text
+from millstream.wire.watermark.v1.ot_pb2 import BufferState, OtEntry
+from tests.unit.local.pipelines import small
+
+NOW_US = 1_800_000_000_000_000
+
+
+def entry(records: int, watermark_us: int = NOW_US - 2_000_000, ended: bool = False, **written: int) -> OtEntry:
+    return OtEntry(
+        watermark_us=watermark_us,
+        ended=ended,
+        input_records=records,
+        outputs=[BufferState(edge=edge.replace("_", "-"), records=count) for edge, count in written.items()],
+    )
+
+
+def sampled(progress: PipelineProgress, now_s: float = 0.0) -> dict[str, VertexProgress]:
+    return {vertex.vertex: vertex for vertex in progress.sample(now_us=NOW_US, now_s=now_s)}
+
+
+def test_what_waits_is_what_all_upstream_lanes_wrote_less_what_was_read() -> None:
+    progress = PipelineProgress(small(map={"limits": {"bufferMaxLength": 100}}))
+    progress.observe("in", "source.0", entry(30, in_map=30))
+    progress.observe("in", "source.1", entry(50, in_map=50))
+    progress.observe("map", "in-map.0", entry(60, map_out=60))
+    vertices = sampled(progress)
+    assert vertices["map"].waiting == 20
+    assert vertices["map"].fill == 0.2
+    assert vertices["out"].waiting == 60
+    assert vertices["in"].records == vertices["in"].written == 80
+    assert progress.waiting(["map", "out"]) == 80
+
+
+def test_a_side_that_publishes_late_never_makes_the_count_negative() -> None:
+    progress = PipelineProgress(small())
+    progress.observe("map", "in-map.0", entry(60))
+    assert sampled(progress)["map"].waiting == 0
+
+
+def test_the_watermark_of_a_vertex_is_that_of_its_lowest_lane() -> None:
+    progress = PipelineProgress(small())
+    progress.observe("in", "source.0", entry(1, NOW_US - 3_000_000))
+    assert sampled(progress)["in"].watermark_us is None
+    progress.observe("in", "source.1", entry(1, START_OF_TIME_US))
+    assert sampled(progress)["in"].watermark_us is None
+    progress.observe("in", "source.1", entry(1, END_OF_TIME_US, ended=True))
+    vertex = sampled(progress)["in"]
+    assert vertex.watermark_us == NOW_US - 3_000_000
+    assert vertex.watermark_lag_s == 3.0
+    assert vertex.lanes_ended == 1
+
+
+def test_rates_are_means_over_the_window() -> None:
+    progress = PipelineProgress(small())
+    rates = []
+    for second in range(20):
+        progress.observe("map", "in-map.0", entry(100 * second if second < 10 else 900))
+        rates.append(sampled(progress, float(second))["map"].records_per_s)
+    assert rates[0] == 0
+    assert rates[9] == 100
+    assert rates[10 + int(RATE_WINDOW_S)] == 0
+
+
+def test_progress_of_a_replica_changes_only_with_its_own_lanes() -> None:
+    progress = PipelineProgress(small(**{"in": {"replicas": 2}}))
+    first, second = progress.mark_of("in", 0), progress.mark_of("in", 1)
+    progress.observe("in", "source.1", entry(5))
+    assert progress.mark_of("in", 0) == first
+    assert progress.mark_of("in", 1) != second
+
+
+def test_numbers_survive_the_way_through_a_file() -> None:
+    progress = PipelineProgress(small())
+    progress.observe("in", "source.0", entry(30, in_map=30))
+    for vertex in progress.sample(now_us=NOW_US, now_s=1.0):
+        assert vertex_from_json(json.loads(json.dumps(dataclasses.asdict(vertex)))) == vertex
+
+
+def test_watermarks_in_words() -> None:
+    assert watermark_text(None, None) == "none yet"
+    assert watermark_text(END_OF_TIME_US, None) == "end"
+    assert watermark_text(NOW_US, 1.25) == "1.2 s behind"
+    assert watermark_text(1_357_016_400_000_000, 4e8) == "2013-01-01 05:00:00.000"
+    assert watermark_text(START_OF_TIME_US + 1, None) == f"{START_OF_TIME_US + 1} us"
+
+
+def test_the_table_and_the_line_show_the_same_numbers() -> None:
+    progress = PipelineProgress(small())
+    progress.observe("in", "source.0", entry(1234567, in_map=1234567))
+    scene = Scene(
+        "small", "running", 3725.0, "fsync (verified)", progress.sample(now_us=NOW_US, now_s=0.0), {"in": "running"}
+    )
+    lines = table(scene)
+    assert lines[0] == "small  running  1:02:05  durability: fsync (verified)"
+    assert len({line.index("none yet") for line in lines[3:]}) == 1
+    assert "1,234,567" in lines[2]
+    assert "in 1,234,567 (0/s)" in plain_line(scene)
+    assert "map 0 (0/s, 1,234,567 waiting)" in plain_line(scene)

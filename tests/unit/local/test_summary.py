@@ -1,0 +1,83 @@
+"""The conservation account: it balances exactly or says where it does not."""
+
+import pytest
+
+from millstream.account import Account
+from millstream.local.summary import Summary, summarize, summary_lines
+from millstream.record import BufferId, LaneId
+from millstream.wire.ledger.v1 import mark_pb2
+from tests.unit.local.pipelines import small
+
+Marks = dict[LaneId, mark_pb2.Mark]
+IN_0, IN_1 = LaneId("in", "source", 0), LaneId("in", "source", 1)
+MAP, OUT, DEAD = LaneId("map", "in-map", 0), LaneId("out", "map-out", 0), LaneId("dead", "map-dead-dead-letter", 0)
+
+
+def mark(account: Account, ended: bool = True, **written: int) -> mark_pb2.Mark:
+    return mark_pb2.Mark(
+        ended=ended,
+        account=account.to_message(),
+        written=[mark_pb2.Written(edge=edge.replace("_", "-"), records=count) for edge, count in written.items()],
+    )
+
+
+def finished() -> Marks:
+    """10 records in; 6 mapped, 2 filtered, 1 dropped, 1 dead-lettered."""
+    return {
+        IN_0: mark(Account(inputs=6, processed=6), in_map=6),
+        IN_1: mark(Account(inputs=4, processed=4, late=2), in_map=4),
+        MAP: mark(
+            Account(inputs=10, processed=6, filtered=2, dead_lettered=1, dropped={"too old": 1}),
+            map_out=6,
+            map_dead_dead_letter=1,
+        ),
+        OUT: mark(Account(inputs=6, processed=6)),
+        DEAD: mark(Account(inputs=1, processed=1)),
+    }
+
+
+def checked(marks: Marks, **waiting: int) -> Summary:
+    counts = {BufferId(edge.replace("_", "-"), 0): count for edge, count in waiting.items()}
+    return summarize(small(), marks, counts)
+
+
+@pytest.mark.guarantee("I2")
+def test_a_finished_pipeline_balances() -> None:
+    summary = checked(finished(), in_map=0, map_out=0, map_dead_dead_letter=0)
+    assert summary.balanced
+    assert summary.ended
+    text = "\n".join(summary_lines(summary))
+    assert "BALANCED" in text
+    assert "NOT" not in text
+    assert "map: 1 dropped: too old" in text
+
+
+@pytest.mark.guarantee("I2")
+def test_an_input_that_is_not_accounted_for_is_named() -> None:
+    marks = finished()
+    marks[MAP].account.filtered -= 1
+    summary = checked(marks)
+    assert summary.differences == ["lane map/in-map.0: 10 inputs, but 9 accounted for"]
+    assert "NOT BALANCED" in "\n".join(summary_lines(summary))
+
+
+@pytest.mark.guarantee("I2")
+def test_records_that_were_written_and_neither_read_nor_waiting_are_named() -> None:
+    marks = finished()
+    marks[OUT] = mark(Account(inputs=4, processed=4), ended=False)
+    assert checked(marks, map_out=2).balanced
+    assert checked(marks, map_out=2).edges[1].waiting == 2
+    assert checked(marks, map_out=1).differences == ["buffer map-out.0: 6 records written, but 4 read and 1 waiting"]
+
+
+@pytest.mark.guarantee("I2")
+def test_more_read_than_written_is_named_even_without_a_count() -> None:
+    marks = finished()
+    marks[OUT] = mark(Account(inputs=7, processed=7))
+    assert checked(marks).differences == ["buffer map-out.0: 7 records read, but only 6 written"]
+
+
+def test_a_pipeline_that_has_stored_nothing_balances_and_has_not_ended() -> None:
+    summary = checked({})
+    assert summary.balanced
+    assert not summary.ended
