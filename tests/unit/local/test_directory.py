@@ -88,7 +88,7 @@ def test_commands_find_the_only_run_and_ask_when_there_are_several(
         (tmp_path / ".millstream" / name).mkdir(parents=True)
     DataDirectory(tmp_path / ".millstream/one").write_runtime(RUNTIME)
     assert find_directory(None, None).root == Path(".millstream/one")
-    with pytest.raises(UserError, match="no run of pipeline 'two'.*there are: one"):
+    with pytest.raises(UserError, match=r"no run of pipeline 'two'.*there are: one"):
         find_directory(None, "two")
     DataDirectory(tmp_path / ".millstream/two").write_runtime(RUNTIME)
     with pytest.raises(UserError, match=r"several pipelines have run here \(one, two\)"):

@@ -60,7 +60,8 @@ def test_a_full_disk_loses_lines_and_nothing_else(tmp_path: Path) -> None:
 def test_lines_come_out_as_they_went_in_wherever_they_are_cut(lines: list[bytes], data: st.DataObject) -> None:
     stream = b"".join(line + b"\n" for line in lines)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)))))
-    splitter, found = LineSplitter(), []
+    splitter = LineSplitter()
+    found: list[bytes] = []
     for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
         found += splitter.feed(stream[start:end])
     assert found == lines
@@ -68,7 +69,8 @@ def test_lines_come_out_as_they_went_in_wherever_they_are_cut(lines: list[bytes]
 
 
 def test_a_line_without_end_takes_bounded_memory_and_is_cut() -> None:
-    splitter, found = LineSplitter(), []
+    splitter = LineSplitter()
+    found: list[bytes] = []
     for _ in range(100):
         found += splitter.feed(b"x" * 10_000)
     found += splitter.feed(b"x\nnext\nrest")
