@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from datetime import datetime
 
-from millstream_udf import Message, Record, udf
+import millstream_udf as udf
+from millstream_udf import Message, Record
 
 AIRLINES = {
     "9E": "Endeavor Air",
