@@ -40,11 +40,11 @@ async def open_endpoint(
 
     app = web.Application()
     app.add_routes([web.get("/metrics", metrics), web.get("/livez", livez), web.get("/readyz", readyz)])
-    runner = web.AppRunner(app, access_log=None)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     try:
         try:
-            await web.TCPSite(runner, host, port, shutdown_timeout=1.0).start()
+            await web.TCPSite(runner, host, port).start()
         except OSError as error:
             raise EnvironmentFault(
                 f"the metrics endpoint cannot listen on {host}:{port}: {error.strerror or error}; "

@@ -1,8 +1,8 @@
 """Metrics: the table of all of them, and their reading from a vertex's statistics.
 
 Above it: `Telemetry`, and docs/telemetry.md, which a test compares with the table. Below it: `VertexStatistics`, the
-one source of numbers that the screen and tests read too. Names are Numaflow's where it has the same thing; its histograms
-are in microseconds. It does not know how metrics leave the process.
+one source of numbers that the screen and tests read too. Names are Numaflow's where it has the same thing; its
+histograms are in microseconds. It does not know how metrics leave the process.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Metric:
     """Beside `COMMON_LABELS`."""
     description: str
     read: Callable[[VertexStatistics, int], Reading] | None = None
-    """Values with their labels, from the statistics and the wall clock; None for histograms."""
+    """Values with their labels, from the statistics and the wall clock; None for what is observed as it happens."""
 
 
 COMMON_LABELS = ("pipeline", "vertex", "vertex_type", "replica")
@@ -50,7 +50,7 @@ _SECONDS = (
     *(1.0, 2.0, 3.0, 5.0, 7.5, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0),
 )
 LATENCY_BOUNDS_S = _SECONDS
-"""Bucket bounds of the end-to-end latency: 1 ms to 10 min, never more than twice the one before."""
+"""Bucket bounds of the end-to-end latency: 1 ms to 10 min, at most two and a half times the one before."""
 PROCESSING_BOUNDS_US = tuple(round(bound * MICROSECONDS) for bound in (0.0001, 0.0002, 0.0005, *_SECONDS))
 """Bucket bounds of processing times: 100 µs to 10 min."""
 
@@ -128,7 +128,6 @@ def _watermark_lag(statistics: VertexStatistics, now_us: int) -> Reading:
 
 _COUNTER, _GAUGE, _HISTOGRAM = MetricKind.COUNTER, MetricKind.GAUGE, MetricKind.HISTOGRAM
 
-PROCESSING = "forwarder_processing_time"
 UDF_TIME = "forwarder_udf_processing_time"
 TRANSFORMER_TIME = "source_forwarder_transformer_processing_time"
 WRITE_TIME = "forwarder_write_processing_time"
@@ -231,7 +230,6 @@ METRICS: tuple[Metric, ...] = (
         "Records that wait in the buffer.",
         _buffers(lambda b: b.records, "buffer"),
     ),
-    Metric(PROCESSING, _HISTOGRAM, ("stage",), "Every stage of a frame's way, microseconds."),
     Metric(UDF_TIME, _HISTOGRAM, (), "One call of the function, microseconds."),
     Metric(TRANSFORMER_TIME, _HISTOGRAM, (), "One call of the source's transformer, microseconds."),
     Metric(WRITE_TIME, _HISTOGRAM, (), "One write to the buffers (a commit) or to the sink, microseconds."),
@@ -326,6 +324,8 @@ class VertexMetrics:
         self._clock = clock
         self._newest: VertexStatistics | None = None
         self._is_sink = labels["vertex_type"] == "sink"
+        self._record_seconds = 0.0
+        self._records = 0
 
     def register(self) -> None:
         """Make the instruments."""
@@ -344,7 +344,6 @@ class VertexMetrics:
                 name, description=described[name], explicit_bucket_boundaries_advisory=list(bounds)
             )
             for name, bounds in (
-                (PROCESSING, PROCESSING_BOUNDS_US),
                 (UDF_TIME, PROCESSING_BOUNDS_US),
                 (TRANSFORMER_TIME, PROCESSING_BOUNDS_US),
                 (WRITE_TIME, PROCESSING_BOUNDS_US),
@@ -352,8 +351,12 @@ class VertexMetrics:
                 (LATENCY, LATENCY_BOUNDS_S),
             )
         }
-        self._latency_sum = self._meter.create_counter(LATENCY_SUM, description=described[LATENCY_SUM])
-        self._latency_count = self._meter.create_counter(LATENCY_COUNT, description=described[LATENCY_COUNT])
+        # A counter that is read costs a frame an addition; one that is told costs as much as the histogram.
+        for name, total in (
+            (LATENCY_SUM, lambda _: [Observation(self._record_seconds, self._labels)]),
+            (LATENCY_COUNT, lambda _: [Observation(self._records, self._labels)]),
+        ):
+            self._meter.create_observable_counter(name, callbacks=[total], description=described[name])
 
     def refresh(self) -> None:
         """Take the statistics that the next collection reports: once for all instruments, on the event loop."""
@@ -362,7 +365,6 @@ class VertexMetrics:
     def observe_processing(self, stage: str, seconds: float) -> None:
         """How long a stage took for one frame (or slice, or batch)."""
         micros = seconds * MICROSECONDS
-        self._times[PROCESSING].record(micros, {**self._labels, "stage": stage})
         if stage == "commit":
             self._times[COMMIT_TIME].record(seconds, self._labels)
             if not self._is_sink:
@@ -375,8 +377,8 @@ class VertexMetrics:
         # Clocks of several machines may differ by more than a fast pipeline takes.
         seconds = max(0.0, seconds)
         self._times[LATENCY].record(seconds, self._labels)
-        self._latency_sum.add(seconds * records, self._labels)
-        self._latency_count.add(records, self._labels)
+        self._record_seconds += seconds * records
+        self._records += records
 
     def _callback(
         self, read: Callable[[VertexStatistics, int], Reading]

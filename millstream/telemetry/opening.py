@@ -133,7 +133,7 @@ async def _open_metrics(
     endpoint: _Endpoint,
     clock: Clock,
 ) -> AsyncIterator[VertexMetrics]:
-    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics import AlwaysOffExemplarFilter, MeterProvider
 
     from millstream.telemetry.export import PrometheusText, make_otlp_reader
     from millstream.telemetry.metrics import VertexMetrics
@@ -144,7 +144,11 @@ async def _open_metrics(
         otlp = make_otlp_reader(_timeout_s("METRICS", environment))
     readers: list[MetricReader] = [] if prometheus is None else [prometheus.reader]
     provider = MeterProvider(
-        readers if otlp is None else [*readers, otlp], identity.resource(environment), shutdown_on_exit=False
+        readers if otlp is None else [*readers, otlp],
+        identity.resource(environment),
+        # Exemplars would take as long as all the rest of an observation.
+        exemplar_filter=AlwaysOffExemplarFilter(),
+        shutdown_on_exit=False,
     )
     metrics = VertexMetrics(provider.get_meter("millstream"), statistics, identity.labels(), clock)
     metrics.register()

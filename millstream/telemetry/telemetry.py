@@ -31,7 +31,8 @@ class Telemetry:
     ) -> AbstractContextManager[Span]:
         """A stage at work on a frame; `parent`: the frame's traceparent.
 
-        The span's own traceparent goes to the function that is called, and with the frame to the next stage. A frame without a traceparent is not sampled: nothing is recorded for it.
+        The span's own traceparent goes to the function that is called, and with the frame to the next stage. A frame
+        without one is not sampled: nothing is recorded for it.
         """
         if not parent:
             return _UNTRACED
