@@ -118,7 +118,7 @@ class Frame:
 
     def to_records(self) -> Iterator[Record]:
         """The records one by one: for tools and sinks that need them, not for the hot path."""
-        ids = self.ids() or [None] * self.records
+        ids: Sequence[str | None] = self.ids() or [None] * self.records
         rows = zip(self.values(), self.event_times_us(), self.keys(), self.headers(), ids, strict=True)
         for value, time_us, keys, headers, record_id in rows:
             yield Record(value, time_us, tuple(part.decode() for part in keys), headers, record_id)

@@ -18,7 +18,6 @@ import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
-from uuid import uuid4
 
 from google.protobuf.message import DecodeError
 
@@ -32,6 +31,7 @@ from millstream.errors import (
     StorageFullError,
 )
 from millstream.ledger import batch, durability
+from millstream.ledger.marks import taken_over
 from millstream.ledger.protocol import (
     Broker,
     Commit,
@@ -120,12 +120,7 @@ class JetStreamLedger:
         while True:
             await self._await_whole(f"taking over lane {lane}")
             stored = await self.mark(lane)
-            mark = mark_pb2.Mark()
-            if stored is not None:
-                mark.CopyFrom(stored.mark)
-            mark.epoch += 1
-            mark.owner = owner
-            mark.commit_id = uuid4().bytes
+            mark = taken_over(stored, owner, uuid4().bytes)
             try:
                 receipt = await self.commit(Commit(lane, (), mark, after=stored.sequence if stored else 0))
             except FencedError:
@@ -204,6 +199,7 @@ class JetStreamLedger:
                 return landed
             if refusal is None:
                 await self._await_whole(f"a commit of lane {commit.lane}")
+                await self._check_not_torn(commit, messages[0], batch_id)
                 continue
             if refusal.code == _BATCH_INCOMPLETE:
                 incomplete += 1
@@ -295,6 +291,25 @@ class JetStreamLedger:
             return False
         # The server does not answer for a message while a batch is being applied; what follows now was not torn.
         return bool((await self._info())["state"]["last_seq"] == last)
+
+    async def _check_not_torn(self, commit: Commit, first: batch.Message, batch_id: str) -> None:
+        """Raise `DamageError` when a part of this batch is stored, and can never be completed.
+
+        It takes a server that ran out of storage in the middle of the batch, and another lane that wrote behind it when
+        there was room again, before the server was restarted.
+        """
+        if not commit.frames:
+            return
+        sequence = commit.after
+        while (message := await self._get({"seq": sequence + 1, "next_by_subj": first.subject})) is not None:
+            sequence = message["seq"]
+            if batch_id.encode() in base64.b64decode(message.get("hdrs", "")) and await self._settle(commit) is None:
+                raise DamageError(
+                    f"the broker at {self._connection.place} stored a part of a commit of lane {commit.lane}, from "
+                    f"sequence {sequence} of {self._stream} ({first.subject}), and others wrote behind it: readers of "
+                    "these buffers have seen records that were not committed. Start the pipeline over, with more "
+                    "storage for the broker"
+                )
 
     async def _info(self) -> dict[str, Any]:
         return await self._ask("STREAM.INFO")

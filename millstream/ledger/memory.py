@@ -18,6 +18,7 @@ from uuid import UUID, uuid5
 from millstream.clock import Clock, SystemClock
 from millstream.errors import BufferFullError, DurabilityError, FencedError, StorageFullError
 from millstream.ledger.batch import Message, commit_messages, decode_ids, frame_sequences
+from millstream.ledger.marks import taken_over
 from millstream.ledger.protocol import (
     Broker,
     Commit,
@@ -185,12 +186,7 @@ class MemoryLedger:
     async def take_over(self, lane: LaneId, owner: str) -> StoredMark:
         while True:
             stored = await self.mark(lane)
-            mark = mark_pb2.Mark()
-            if stored is not None:
-                mark.CopyFrom(stored.mark)
-            mark.epoch += 1
-            mark.owner = owner
-            mark.commit_id = self._commit_id(lane)
+            mark = taken_over(stored, owner, self._commit_id(lane))
             try:
                 receipt = await self.commit(Commit(lane, (), mark, after=stored.sequence if stored else 0))
             except FencedError:
