@@ -1,7 +1,7 @@
 """Does an answer fit its call? Pure.
 
-Above it: the streams of `client.py`. Below it: the column codecs. Raises `ValueError` that says what does not fit; who asked
-and what follows is the caller's to say.
+Above it: the streams of `client.py`. Below it: the column codecs. Raises `ValueError` that says what does not fit; who
+asked and what follows is the caller's to say.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ def check_map_answer(answer: udf_pb2.SealedMapAnswer, inputs: int) -> None:
     if answer.parents:
         _check_parents(answer.parents, count, inputs, failed)
     elif count and count != inputs:
-        raise ValueError(f"it has {count} outputs for {inputs} inputs, and no column parents that says which came from which")
+        raise ValueError(
+            f"it has {count} outputs for {inputs} inputs, and no column parents that says which came from which"
+        )
     elif count and failed:
         raise ValueError(f"input {min(failed)} has both an outcome and an output")
     if answer.event_times_us and len(answer.event_times_us) != 8 * count:

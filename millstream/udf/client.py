@@ -1,7 +1,7 @@
 """Calls a user-defined function over gRPC: an implementation of `millstream.udf.protocol`.
 
-Above it: the lanes of the vertex process. Below it: `stream.py` and gRPC. It knows what Map, Sink and Source say; it does
-not know which process is behind the socket (`sidecar.py`), nor retry policies.
+Above it: the lanes of the vertex process. Below it: `stream.py` and gRPC. It knows what Map, Sink and Source say; it
+does not know which process is behind the socket (`sidecar.py`), nor retry policies.
 """
 
 from __future__ import annotations
@@ -98,7 +98,8 @@ class GrpcUdfClient:
     def _check_kind(self, kind: udf_pb2.Kind.ValueType, name: StreamName) -> None:
         if kind not in self.description.kinds:
             raise UdfError(
-                f"{name.pipeline}/{name.vertex}: the function serves {_named(self.description.kinds)}, and this vertex needs a "
+                f"{name.pipeline}/{name.vertex}: the function serves {_named(self.description.kinds)}, and this "
+                f"vertex needs a "
                 f"{_KIND_NAMES[kind]}"
             )
 
@@ -159,7 +160,10 @@ async def open_channel(target: str) -> AsyncIterator[grpc.aio.Channel]:
 
 
 async def describe(channel: grpc.aio.Channel, timeout_s: float, *, wait: bool = True) -> udf_pb2.DescribeResponse:
-    """What the function says of itself. Raises `UdfError` when it does not fit, `grpc.aio.AioRpcError` when it does not say."""
+    """What the function says of itself.
+
+    Raises `UdfError` when it does not fit, `grpc.aio.AioRpcError` when it does not say.
+    """
     method: Any = channel.unary_unary(f"{SERVICE}/Describe")
     data = await method(b"", timeout=timeout_s, wait_for_ready=wait)
     try:
@@ -186,7 +190,8 @@ async def open_udf_client(target: str, *, timeout_s: float = 60.0) -> AsyncItera
             description = await describe(channel, timeout_s)
         except grpc.aio.AioRpcError as error:
             raise UdfError(
-                f"no function answered at {target} within {timeout_s:g} s ({error.code().name}: {error.details()}); is it running?"
+                f"no function answered at {target} within {timeout_s:g} s ({error.code().name}: {error.details()}); "
+                f"is it running?"
             ) from error
         yield GrpcUdfClient(channel, description)
 

@@ -1,6 +1,7 @@
 """A process's output, line by line.
 
-Above it: `sidecar.py`. Below it: asyncio's streams. A line without an end does not fill the memory: it is given in pieces.
+Above it: `sidecar.py`. Below it: asyncio's streams. A line without an end does not fill the memory: it is given in
+pieces.
 """
 
 from __future__ import annotations

@@ -4,13 +4,13 @@
       │ fails before it was ever ready, STARTS_MAX times in a row: UdfError
       └ once it was ready, it is restarted for ever
 
-Above it: the vertex process. Below it: `client.py`, and the operating system. Streams survive a restart by themselves (`stream.py`); what
-this module knows is processes and sockets.
+Above it: the vertex process. Below it: `client.py`, and the operating system. Streams survive a restart by themselves
+(`stream.py`); what this module knows is processes and sockets.
 
 A sidecar is well when it answers Describe. A function may compute or block for long without being ill, and servers that
-answer from a thread or process of their own (the Python and Go SDKs do) answer meanwhile. Only one that has not answered for
-`hung_after_s` in a row is killed and started anew; choose it longer than the longest call of a server that cannot answer
-while it computes.
+answer from a thread or process of their own (the Python and Go SDKs do) answer meanwhile. Only one that has not
+answered for `hung_after_s` in a row is killed and started anew; choose it longer than the longest call of a server that
+cannot answer while it computes.
 
 It ends by SIGTERM to its process group, then SIGKILL. It also ends when this process does, however that ends (see
 `millstream.tether`); that reaches the command itself, so a shell script in front of a function should `exec` it.
@@ -174,7 +174,8 @@ class Sidecar(GrpcUdfClient):
                 self._ready.set_result(None)
         elif process.returncode is not None:
             raise _NotReady(
-                f"exited with {_exit_text(process.returncode)} before it was ready", hopeless=process.returncode in _HOPELESS
+                f"exited with {_exit_text(process.returncode)} before it was ready",
+                hopeless=process.returncode in _HOPELESS,
             )
         else:
             raise _NotReady(
@@ -290,8 +291,8 @@ class _NotReady(Exception):
 async def open_sidecar(spec: SidecarSpec, *, log: LogLine) -> AsyncIterator[Sidecar]:
     """A function whose process is running and answers, and goes on running until the end of the block.
 
-    Raises `UdfError` with its exit code and last lines when it cannot be brought to answer. The event loop must run in a
-    thread that lives as long as the process: see `millstream.tether`.
+    Raises `UdfError` with its exit code and last lines when it cannot be brought to answer. The event loop must run in
+    a thread that lives as long as the process: see `millstream.tether`.
     """
     if spec.cwd is not None and not spec.cwd.is_dir():
         raise UdfError(f"{spec.where}: the working directory {spec.cwd} does not exist")

@@ -1,7 +1,7 @@
 """The stream of a user-defined source: one read at a time, opened again where it stood when it breaks.
 
-Above it: `client.py`. Below it: gRPC. What was read before a break is still in this process, so the stream goes on behind the
-last batch that was read, not behind the last that was committed.
+Above it: `client.py`. Below it: gRPC. What was read before a break is still in this process, so the stream goes on
+behind the last batch that was read, not behind the last that was committed.
 """
 
 from __future__ import annotations
@@ -62,7 +62,10 @@ class GrpcSourceStream:
             except _Break as error:
                 self.drop()
                 _log.warning(
-                    "%s: the stream to the source ended (%s); it is opened again in %.1f s", self._where, error, backoff_s
+                    "%s: the stream to the source ended (%s); it is opened again in %.1f s",
+                    self._where,
+                    error,
+                    backoff_s,
                 )
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(2 * backoff_s, SIDECAR_BACKOFF_LAST_S)

@@ -4,8 +4,8 @@
                  ▲                     x stream breaks
                  └── all calls without an answer, in order, on the next stream
 
-Above it: `client.py`, which knows what calls and answers look like. Below it: gRPC. An answer settles the call it names once;
-a call is sent as often as streams break. It knows nothing of the process behind the socket.
+Above it: `client.py`, which knows what calls and answers look like. Below it: gRPC. An answer settles the call it names
+once; a call is sent as often as streams break. It knows nothing of the process behind the socket.
 """
 
 from __future__ import annotations
@@ -219,7 +219,8 @@ class CallStream(Generic[_Answer]):
             raise self._broken("its first message is not Welcome")
         if welcome.protocol_version != PROTOCOL_VERSION:
             raise self._broken(
-                f"it speaks version {welcome.protocol_version} of the protocol, and this Millstream version {PROTOCOL_VERSION}; "
+                f"it speaks version {welcome.protocol_version} of the protocol, and this Millstream version "
+                f"{PROTOCOL_VERSION}; "
                 "install a version of the SDK that goes with it"
             )
         if welcome.calls_max < 1:
@@ -233,7 +234,9 @@ class CallStream(Generic[_Answer]):
         call = self._waiting.get(call_id)
         if call is None or not call.sends:
             raise self._broken(
-                f"it answered call {call_id} twice" if 0 < call_id <= self._ids else f"it answered call {call_id}, which nobody made"
+                f"it answered call {call_id} twice"
+                if 0 < call_id <= self._ids
+                else f"it answered call {call_id}, which nobody made"
             )
         try:
             self._dialect.check(answer, call.records)

@@ -39,7 +39,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # The mesh imports the wire modules and column codecs of this package and has no use for the server, which brings gRPC.
+    # The mesh imports the wire modules and column codecs of this package and has no use for the server, which brings
+    # gRPC.
     if name == "serve":
         from millstream_udf.server import serve
 

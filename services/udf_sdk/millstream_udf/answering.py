@@ -1,4 +1,4 @@
-"""One call in, one answer out: a call's records through a function, with everything that may go wrong told in the answer.
+"""One call in, one answer out: a call's records through a function, and what goes wrong told in the answer.
 
 Above it: the server and the test kit. Below it: `execution`, `inputs`, `outputs`. It does not know gRPC.
 """
@@ -18,7 +18,9 @@ MESSAGE_BYTES_MAX = 64 * 1024 * 1024
 """Largest gRPC message, both ways; the protocol's limit."""
 
 
-def context_of(hello: udf_pb2.Hello, *, attempt: int = 0, watermark_us: int = -(2**63), traceparent: str = "") -> Context:
+def context_of(
+    hello: udf_pb2.Hello, *, attempt: int = 0, watermark_us: int = -(2**63), traceparent: str = ""
+) -> Context:
     """What a function is told about a call."""
     return Context(
         pipeline=hello.pipeline,
@@ -33,9 +35,7 @@ def context_of(hello: udf_pb2.Hello, *, attempt: int = 0, watermark_us: int = -(
 
 async def answer_map(lane: Lane, hello: udf_pb2.Hello, call: udf_pb2.SealedMapCall) -> udf_pb2.SealedMapAnswer:
     """Never raises an `Exception`: a call that fails as a whole says so in `error`."""
-    context = context_of(
-        hello, attempt=call.attempt, watermark_us=call.watermark_us, traceparent=call.traceparent
-    )
+    context = context_of(hello, attempt=call.attempt, watermark_us=call.watermark_us, traceparent=call.traceparent)
     times_allowed = hello.kind == SOURCE_TRANSFORM
     try:
         inputs = Inputs(call.frame)

@@ -4,9 +4,9 @@ Above it: `answering`. Below it: pyarrow, an extra of this distribution (`millst
 function asks for Arrow.
 
 In:  value: binary, event_time: timestamp[us, UTC], keys: list<string>, headers: map<string, binary>, parent: uint32
-Out: value: binary or string (required); and optional parent: an integer, never falling, the index of the input record (left out:
-     row i came from record i); keys and tags: string or list<string>; headers: map<string, binary or string>; event_time
-     (source transforms). A column that is left out is inherited, except tags, which are then empty.
+Out: value: binary or string (required); and optional parent: an integer, never falling, the index of the input record
+     (left out: row i came from record i); keys and tags: string or list<string>; headers: map<string, binary or
+     string>; event_time (source transforms). A column that is left out is inherited, except tags, which are then empty.
 """
 
 from __future__ import annotations
@@ -102,7 +102,8 @@ def _parents(batch: pa.RecordBatch, inputs: int) -> list[int] | None:
     if "parent" not in batch.schema.names:
         if batch.num_rows not in (0, inputs):
             raise BadOutput(
-                f"{inputs} records came in and {batch.num_rows} went out: keep the column parent, which says which record "
+                f"{inputs} records came in and {batch.num_rows} went out: keep the column parent, which says which "
+                f"record "
                 "each row came from"
             )
         return None
@@ -111,7 +112,9 @@ def _parents(batch: pa.RecordBatch, inputs: int) -> list[int] | None:
     previous = 0
     for parent in parents:
         if type(parent) is not int or not previous <= parent < inputs:
-            raise BadOutput(f"the column parent holds indexes of input records (0 to {inputs - 1}), never falling: {parent}")
+            raise BadOutput(
+                f"the column parent holds indexes of input records (0 to {inputs - 1}), never falling: {parent}"
+            )
         previous = parent
     return None if parents == list(range(inputs)) else parents
 
@@ -155,7 +158,8 @@ def _is_bytes(kind: Any) -> bool:
     import pyarrow as pa
 
     return any(
-        test(kind) for test in (pa.types.is_binary, pa.types.is_string, pa.types.is_large_binary, pa.types.is_large_string)
+        test(kind)
+        for test in (pa.types.is_binary, pa.types.is_string, pa.types.is_large_binary, pa.types.is_large_string)
     )
 
 

@@ -4,7 +4,8 @@ Above it: the decorators and the loader. Below it: users' functions. It does not
 
 Cases, for a function with parameters p1 and maybe p2:
  1. p1 annotated `bytes`: it takes the value. Annotated `Record`: the record.
- 2. p1 without annotation: an undecorated function takes the value; a decorated one the record, unless p1 is called `value`.
+ 2. p1 without annotation: an undecorated function takes the value; a decorated one the record, unless p1 is called
+    `value`.
  3. p2, when there is one: the context.
  4. `batch=True`: p1 is the list of them (`list[bytes]`, `list[Record]`, or by the name `values`).
  5. `arrow=True`: p1 is a pyarrow.RecordBatch.
@@ -121,7 +122,8 @@ def _shaped(definition: Definition, function: Any, skip: int, *, decorated: bool
     parameters = _parameters(function, definition.name)[skip:]
     if len(parameters) not in (1, 2):
         raise TypeError(
-            f"{definition.name} takes {len(parameters)} arguments; a function takes the value or record, and maybe the context"
+            f"{definition.name} takes {len(parameters)} arguments; a function takes the value or record, and maybe "
+            f"the context"
         )
     if options.arrow:
         takes = Takes.ARROW
@@ -136,7 +138,9 @@ def _shaped(definition: Definition, function: Any, skip: int, *, decorated: bool
     if options.threads and flavour in (Flavour.ASYNC, Flavour.ASYNC_GENERATOR):
         raise TypeError(f"{definition.name} is async: concurrency=n is for it, threads=n is for functions that block")
     if options.concurrency is not None and flavour in (Flavour.SYNC, Flavour.GENERATOR):
-        raise TypeError(f"{definition.name} is not async: threads=n is for functions that block, concurrency=n for async ones")
+        raise TypeError(
+            f"{definition.name} is not async: threads=n is for functions that block, concurrency=n for async ones"
+        )
     return replace(definition, takes=takes, wants_context=len(parameters) == 2, flavour=flavour)
 
 
@@ -190,7 +194,9 @@ def _wants_value(function: Any, parameter: inspect.Parameter, *, decorated: bool
 
 def _check_source(target: Any, name: str) -> None:
     if not inspect.isclass(target):
-        raise TypeError(f"a source is a class with async def read(self, context, records_max, timeout): {name} is not a class")
+        raise TypeError(
+            f"a source is a class with async def read(self, context, records_max, timeout): {name} is not a class"
+        )
     if not callable(getattr(target, "read", None)):
         raise TypeError(f"source {name} needs a method read(self, context, records_max, timeout)")
     for method in ("open", "read", "committed", "close"):

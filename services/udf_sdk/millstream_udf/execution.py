@@ -1,9 +1,11 @@
 """Runs a function over the records of a call.
 
 Above it: the server and the test kit. Below it: users' functions. It does not know gRPC. Everything here runs in the
-function's own thread, on its event loop, so that a function that blocks never keeps the server from answering that it is well.
+function's own thread, on its event loop, so that a function that blocks never keeps the server from answering that it
+is well.
 
-One way in: `Lane.results`, which gives one result per record: what the function returned, or the exception it ended with.
+One way in: `Lane.results`, which gives one result per record: what the function returned, or the exception it ended
+with.
   * A function that is not async runs in line, one call after the other over all lanes; with `threads=n` the records of
     a call are shared out to n threads.
   * An async one has up to `concurrency` records of a lane in flight, over several calls.

@@ -55,9 +55,7 @@ class Outcomes:
     def _failed(self, index: int, error: BaseException) -> udf_pb2.Outcome:
         detail = describe(error) if self._details_left > 0 else ""
         self._details_left -= len(detail)
-        return udf_pb2.Outcome(
-            index=index, result=udf_pb2.Outcome.RESULT_ERROR, reason=summary(error), detail=detail
-        )
+        return udf_pb2.Outcome(index=index, result=udf_pb2.Outcome.RESULT_ERROR, reason=summary(error), detail=detail)
 
 
 def summary(error: BaseException) -> str:

@@ -20,11 +20,10 @@ _FILTERING = {bytes, type(None)}
 _SCALARS = (bytes, str, Message, Record, bytearray, memoryview)
 
 
-def map_answer(
-    call_id: int, inputs: Inputs, results: Sequence[Any], *, times_allowed: bool
-) -> udf_pb2.SealedMapAnswer:
+def map_answer(call_id: int, inputs: Inputs, results: Sequence[Any], *, times_allowed: bool) -> udf_pb2.SealedMapAnswer:
     """`times_allowed`: this is a source transform, so messages may carry event times."""
-    # The two usual cases are recognised by the set of types, which costs 20 ns a record, and never look at a record again.
+    # The two usual cases are recognised by the set of types, which costs 20 ns a record, and never look at a record
+    # again.
     types = set(map(type, results))
     if types == _PLAIN:
         return udf_pb2.SealedMapAnswer(call_id=call_id, records=len(results), values=columns.pack_bytes(results))
@@ -48,7 +47,9 @@ def sink_answer(call_id: int, results: Sequence[Any]) -> udf_pb2.SinkAnswer:
             if isinstance(result, Exception):
                 outcomes.add(index, result)
             elif result is not None:
-                outcomes.add(index, BadOutput(f"a sink's function returns nothing, not {_named(result)}; raise to fail"))
+                outcomes.add(
+                    index, BadOutput(f"a sink's function returns nothing, not {_named(result)}; raise to fail")
+                )
     return udf_pb2.SinkAnswer(call_id=call_id, outcomes=outcomes.items)
 
 
@@ -135,7 +136,8 @@ def _each(result: Any, *, times_allowed: bool) -> list[Any]:
         outputs = [_output(result)]
     elif isinstance(result, dict) or not isinstance(result, Iterable):
         raise BadOutput(
-            f"a function returns bytes, str, None, a Message, or a list of these, not {_named(result)}{hint_for(result)}"
+            f"a function returns bytes, str, None, a Message, or a list of these, not "
+            f"{_named(result)}{hint_for(result)}"
         )
     else:
         outputs = [_output(item) for item in result]

@@ -1,12 +1,12 @@
 """Serves a function to a pipeline over gRPC.
 
-Above it: the command line and `serve`. Below it: gRPC, and the function in its thread. It moves messages: it does not look into
-frames.
+Above it: the command line and `serve`. Below it: gRPC, and the function in its thread. It moves messages: it does not
+look into frames.
 
     stream ──► read ──► [held: at most calls_max calls, HELD_BYTES_MAX bytes] ──► function's thread ──► write
 
-At SIGTERM it stops reading, answers what it holds, ends its streams and exits 0; what it did not read is sent again to the
-next process.
+At SIGTERM it stops reading, answers what it holds, ends its streams and exits 0; what it did not read is sent again to
+the next process.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import sys
 import traceback
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import grpc
@@ -37,8 +38,10 @@ from millstream_udf.wire.udf.v1 import udf_pb2
 
 SOCKET_VARIABLE = "MILLSTREAM_UDF_SOCKET"
 """Environment variable with the path of the unix socket to serve at."""
+CONCURRENCY_VARIABLE = "MILLSTREAM_UDF_CONCURRENCY"
+"""Environment variable with the records of a stream that an async function is to work on at a time."""
 CALLS_MAX = 16
-"""Calls held at a time, for functions that work on one record after the other: enough that there is always a next one."""
+"""Calls held at a time, for functions that work on one record after the other: there is always a next one."""
 CALLS_MAX_ASYNC = 1024
 """For functions that work on many records at a time: calls may be as small as one record."""
 HELD_BYTES_MAX = MESSAGE_BYTES_MAX
@@ -124,7 +127,9 @@ class Server:
                 return
             opening = udf_pb2.SourceRequest.FromString(data)
             if opening.WhichOneof("message") != "open":
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the second message of a source stream is SourceOpen")
+                await context.abort(
+                    grpc.StatusCode.INVALID_ARGUMENT, "the second message of a source stream is SourceOpen"
+                )
             lane = SourceLane(self._definition.target(), context_of(hello))
             try:
                 await self._thread.run(lane.open(opening.open))
@@ -143,7 +148,11 @@ class Server:
                 await self._thread.run(lane.close())
 
     async def _greet(
-        self, context: _Servicer, request: type[Message], response: type[Message], kinds: tuple[udf_pb2.Kind.ValueType, ...]
+        self,
+        context: _Servicer,
+        request: type[Message],
+        response: type[Message],
+        kinds: tuple[udf_pb2.Kind.ValueType, ...],
     ) -> udf_pb2.Hello:
         """Hello and Welcome. Aborts the stream, with what to do, when the two sides do not fit."""
         first: Any = await context.read()
@@ -156,7 +165,8 @@ class Server:
             wanted = KIND_NAMES.get(hello.kind, str(hello.kind))
             await context.abort(
                 grpc.StatusCode.UNIMPLEMENTED,
-                f"{self._definition.name} serves {served}; vertex {hello.vertex} of {hello.pipeline} asks for {wanted}. "
+                f"{self._definition.name} serves {served}; vertex {hello.vertex} of {hello.pipeline} asks for "
+                f"{wanted}. "
                 f"Decorate a function with {DECORATORS.get(hello.kind, 'another decorator')}",
             )
         welcome = udf_pb2.Welcome(protocol_version=PROTOCOL_VERSION, calls_max=self.calls_max)
@@ -259,6 +269,7 @@ async def serve_until_told(definition: Definition, socket: str) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, told.set)
+    definition = _as_told(definition)
     context = Context(
         pipeline=os.environ.get("MILLSTREAM_PIPELINE", ""),
         vertex=os.environ.get("MILLSTREAM_VERTEX", ""),
@@ -299,7 +310,8 @@ def run(definition: Definition) -> None:
     socket = os.environ.get(SOCKET_VARIABLE)
     if not socket:
         sys.exit(
-            f"millstream_udf: {SOCKET_VARIABLE} is not set. Millstream starts this program and sets it; to try a function "
+            f"millstream_udf: {SOCKET_VARIABLE} is not set. Millstream starts this program and sets it; to try a "
+            f"function "
             "by hand use millstream_udf.testing.run"
         )
     # What a function prints is read by somebody line by line, and must not be lost when the process is killed.
@@ -313,6 +325,14 @@ def run(definition: Definition) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _as_told(definition: Definition) -> Definition:
+    """The pipeline's own setting of concurrency goes before the decorator's."""
+    told = os.environ.get(CONCURRENCY_VARIABLE)
+    if not told or not definition.is_async:
+        return definition
+    return replace(definition, options=replace(definition.options, concurrency=max(1, int(told))))
 
 
 def _exit_code(error: BaseException | None) -> int:

@@ -35,7 +35,9 @@ class SourceLane:
             if not isinstance(batch, Batch):
                 raise BadOutput(f"read returns a Batch, not {type(batch).__name__}")
             if len(batch.records) > request.records_max:
-                raise BadOutput(f"read returned {len(batch.records)} records when at most {request.records_max} were asked for")
+                raise BadOutput(
+                    f"read returned {len(batch.records)} records when at most {request.records_max} were asked for"
+                )
             answer = udf_pb2.SourceBatch(position=_position(batch.position), ended=batch.ended, pending=batch.pending)
             if batch.records:
                 answer.frame.MergeFromString(frame_of(batch.records))

@@ -1,7 +1,7 @@
 """The thread in which a function runs.
 
-Above it: the server. Below it: `execution` and the user's function. The server's own loop, in the main thread, does nothing but
-move messages and answer that it is well, however long a function computes or blocks.
+Above it: the server. Below it: `execution` and the user's function. The server's own loop, in the main thread, does
+nothing but move messages and answer that it is well, however long a function computes or blocks.
 """
 
 from __future__ import annotations

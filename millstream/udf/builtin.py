@@ -1,0 +1,165 @@
+"""Built-in functions: run in the vertex process, without a sidecar.
+
+Above it: the vertex process. Below it: frames. They answer as a sidecar would, so the lanes need not know. An input
+that a built-in cannot read has an outcome of its own, as with any function, and the retry policy decides.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+from millstream.extract import Extraction, member, time_parser
+from millstream.frame import Frame
+from millstream.spec.programs import CatBuiltin, EventTime, EventTimeBuiltin, FilterArguments, FilterBuiltin
+from millstream.udf.protocol import MapStream, StreamName
+from millstream_udf import columns
+from millstream_udf.wire.udf.v1 import udf_pb2
+
+_CALLS_MAX = 1
+"""They answer at once, so a second call in flight would only wait."""
+
+_Answer = Callable[[Frame], udf_pb2.SealedMapAnswer]
+
+
+class _BuiltinStream:
+    def __init__(self, answer: _Answer) -> None:
+        self._answer = answer
+
+    @property
+    def calls_max(self) -> int:
+        return _CALLS_MAX
+
+    async def call(
+        self, frame: bytes, *, watermark_us: int, attempt: int = 0, traceparent: str = ""
+    ) -> udf_pb2.SealedMapAnswer:
+        return self._answer(Frame.decode(frame))
+
+
+@asynccontextmanager
+async def open_builtin(
+    builtin: CatBuiltin | FilterBuiltin | EventTimeBuiltin, name: StreamName
+) -> AsyncIterator[MapStream]:
+    """The stream of a built-in."""
+    match builtin:
+        case CatBuiltin():
+            answer: _Answer = cat
+        case FilterBuiltin():
+            answer = filtering(builtin.kwargs)
+        case EventTimeBuiltin():
+            answer = timing(builtin.kwargs)
+    yield _BuiltinStream(answer)
+
+
+def cat(frame: Frame) -> udf_pb2.SealedMapAnswer:
+    """Every record as it is."""
+    return udf_pb2.SealedMapAnswer(records=frame.records, values=frame.values_column)
+
+
+def filtering(arguments: FilterArguments) -> _Answer:
+    """Keeps the records that fulfil the condition."""
+    keeps = _condition(arguments)
+
+    def answer(frame: Frame) -> udf_pb2.SealedMapAnswer:
+        values = frame.values()
+        parents = [index for index, value in enumerate(values) if keeps(_parsed(value))]
+        if len(parents) == len(values):
+            return cat(frame)
+        return udf_pb2.SealedMapAnswer(
+            records=len(parents),
+            values=columns.pack_bytes([values[index] for index in parents]),
+            parents=columns.pack_offsets(parents),
+        )
+
+    return answer
+
+
+def timing(arguments: EventTime) -> _Answer:
+    """Sets each record's event time to what it says itself."""
+    extraction = Extraction(
+        time_field=arguments.field, time_header=arguments.header, parse_time=time_parser(arguments.format)
+    )
+
+    def times_of(frame: Frame) -> Iterator[Callable[[], int]]:
+        if arguments.header is not None:
+            return (partial(extraction.header_time_us, headers) for headers in frame.headers())
+        return (partial(_field_time_us, extraction, value) for value in frame.values())
+
+    def answer(frame: Frame) -> udf_pb2.SealedMapAnswer:
+        times: list[int] = []
+        parents: list[int] = []
+        outcomes: list[udf_pb2.Outcome] = []
+        for index, time_us in enumerate(times_of(frame)):
+            try:
+                times.append(time_us())
+            except ValueError as error:
+                outcomes.append(
+                    udf_pb2.Outcome(index=index, result=udf_pb2.Outcome.RESULT_ERROR, reason=f"eventTime: {error}")
+                )
+            else:
+                parents.append(index)
+        if not outcomes:
+            return udf_pb2.SealedMapAnswer(
+                records=frame.records, values=frame.values_column, event_times_us=columns.pack_times(times)
+            )
+        values = frame.values()
+        return udf_pb2.SealedMapAnswer(
+            records=len(parents),
+            values=columns.pack_bytes([values[index] for index in parents]),
+            parents=columns.pack_offsets(parents),
+            event_times_us=columns.pack_times(times),
+            outcomes=outcomes,
+        )
+
+    return answer
+
+
+_ABSENT = object()
+
+
+def _condition(arguments: FilterArguments) -> Callable[[Any], bool]:
+    def found(value: Any) -> Any:
+        try:
+            return member(value, arguments.field)
+        except ValueError:
+            return _ABSENT
+
+    if arguments.exists is not None:
+        wanted = arguments.exists
+        return lambda value: (found(value) is not _ABSENT) is wanted
+    if arguments.matches is not None:
+        search = re.compile(arguments.matches).search
+
+        def matches(value: Any) -> bool:
+            text = found(value)
+            return isinstance(text, str) and search(text) is not None
+
+        return matches
+    expected = arguments.equals
+
+    def equals(value: Any) -> bool:
+        actual = found(value)
+        # 1 and true are not the same in JSON, though they are in Python.
+        return isinstance(actual, bool) is isinstance(expected, bool) and bool(actual == expected)
+
+    return equals
+
+
+def _parsed(value: bytes) -> Any:
+    """A value that is not JSON has no members."""
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return _ABSENT
+
+
+def _field_time_us(extraction: Extraction, value: bytes) -> int:
+    try:
+        parsed = json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"the value is not JSON: {error}") from None
+    return extraction.event_time_us(parsed)

@@ -1,0 +1,210 @@
+"""Runs a function without a pipeline, exactly as a pipeline would: the test kit.
+
+    from millstream_udf.testing import run
+
+    def test_it_shouts():
+        assert run(process, [b"hello"]).values == [b"HELLO"]
+
+Values and records are packed into a frame, go through the same code as in a running sidecar, and the answer is unpacked
+again. Nothing is started: no broker, no gRPC, no other process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from millstream_udf import columns
+from millstream_udf.answering import answer_map, answer_sink, context_of
+from millstream_udf.context import Context
+from millstream_udf.definition import MAP, SINK, SOURCE, SOURCE_TRANSFORM, Definition, define
+from millstream_udf.execution import open_function
+from millstream_udf.inputs import Inputs
+from millstream_udf.sources import SourceLane, frame_of
+from millstream_udf.values import Batch, Message, Record
+from millstream_udf.wire.udf.v1 import udf_pb2
+
+_RESULTS = {
+    udf_pb2.Outcome.RESULT_ERROR: "error",
+    udf_pb2.Outcome.RESULT_RETRY: "retry",
+    udf_pb2.Outcome.RESULT_DEAD_LETTER: "dead letter",
+    udf_pb2.Outcome.RESULT_DROP: "drop",
+    udf_pb2.Outcome.RESULT_FALLBACK: "fallback",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of an input that was not simply processed."""
+
+    index: int
+    """Of the input."""
+    result: str
+    """error, retry, dead letter, drop or fallback."""
+    reason: str = ""
+    detail: str = ""
+    """The traceback of an error."""
+    delay_s: float = 0.0
+    """Of a retry."""
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """What a function made of some inputs."""
+
+    messages: Sequence[Message] = ()
+    """Outputs in order, with what they inherit filled in: keys, headers, event time."""
+    parents: Sequence[int] = ()
+    """Index of the input of each output."""
+    outcomes: Sequence[Outcome] = ()
+    """Of the inputs that were not simply processed. An input with neither output nor outcome was filtered."""
+    inputs: int = field(default=0)
+    """How many there were."""
+
+    @property
+    def values(self) -> list[bytes]:
+        """Values of the outputs."""
+        return [message.value for message in self.messages]
+
+    def of(self, index: int) -> list[Message]:
+        """Outputs of one input."""
+        return [message for message, parent in zip(self.messages, self.parents, strict=True) if parent == index]
+
+
+def run(
+    function: Any,
+    inputs: Iterable[bytes | str | Record],
+    *,
+    kind: str = "",
+    attempt: int = 0,
+    watermark_us: int = -(2**63),
+) -> Results:
+    """Run `function` on `inputs` as one call. Raises `RuntimeError` where the call as a whole fails.
+
+    `kind` is "map", "source transform" or "sink", for functions that could be several; by default the first that it is.
+    """
+    return asyncio.run(arun(function, inputs, kind=kind, attempt=attempt, watermark_us=watermark_us))
+
+
+async def arun(
+    function: Any,
+    inputs: Iterable[bytes | str | Record],
+    *,
+    kind: str = "",
+    attempt: int = 0,
+    watermark_us: int = -(2**63),
+) -> Results:
+    """As `run`, for async tests."""
+    records = [_record(item) for item in inputs]
+    if not records:
+        return Results()
+    definition = define(function, getattr(function, "__name__", type(function).__name__))
+    hello = _hello(definition, kind)
+    frame = frame_of(records)
+    async with open_function(definition, context_of(hello)) as opened:
+        lane = opened.lane()
+        if hello.kind == SINK:
+            call = udf_pb2.SealedSinkCall(frame=frame, id_prefix="test/in-test/0/1/", attempt=attempt)
+            return _sink_results(len(records), await answer_sink(lane, hello, call))
+        map_call = udf_pb2.SealedMapCall(frame=frame, attempt=attempt, watermark_us=watermark_us)
+        return _map_results(Inputs(frame), await answer_map(lane, hello, map_call))
+
+
+def read_source(
+    source: type,
+    *,
+    position: bytes = b"",
+    partition: int = 0,
+    partitions: int = 1,
+    records_max: int = 100,
+    reads: int = 1,
+) -> list[Batch]:
+    """Open a source at `position` and read it `reads` times, or until it has ended; each batch is committed at once."""
+
+    async def read() -> list[Batch]:
+        lane = SourceLane(source(), Context(pipeline="test", vertex="test", lane=f"source.{partition}"))
+        await lane.open(udf_pb2.SourceOpen(position=position, partition=partition, partitions=partitions))
+        batches: list[Batch] = []
+        try:
+            while len(batches) < reads and not (batches and batches[-1].ended):
+                batch = await lane.read(udf_pb2.SourceRead(records_max=records_max, bytes_max=2**20, timeout_us=10_000))
+                if batch.error:
+                    raise RuntimeError(batch.error)
+                batches.append(_batch(batch))
+                await lane.committed(udf_pb2.SourceCommitted(position=batch.position))
+        finally:
+            await lane.close()
+        return batches
+
+    return asyncio.run(read())
+
+
+def _record(item: bytes | str | Record) -> Record:
+    match item:
+        case Record():
+            return item
+        case str():
+            return Record(item.encode())
+        case bytes():
+            return Record(item)
+    raise TypeError(f"inputs are bytes, str or Record, not {type(item).__name__}")
+
+
+def _hello(definition: Definition, kind: str) -> udf_pb2.Hello:
+    kinds = {"map": MAP, "source transform": SOURCE_TRANSFORM, "sink": SINK}
+    if kind and kind not in kinds:
+        raise ValueError(f"kind is one of {', '.join(kinds)}, not {kind!r}")
+    chosen = kinds[kind] if kind else definition.kinds[0]
+    if chosen == SOURCE:
+        raise TypeError("a source takes no inputs; use read_source")
+    if chosen not in definition.kinds:
+        raise TypeError(f"{definition.name} is not a {kind}")
+    return udf_pb2.Hello(
+        protocol_version=1, kind=chosen, pipeline="test", vertex=definition.name, lane=f"in-{definition.name}.0"
+    )
+
+
+def _map_results(inputs: Inputs, answer: udf_pb2.SealedMapAnswer) -> Results:
+    if answer.error:
+        raise RuntimeError(answer.error)
+    count = answer.records
+    parents = columns.unpack_offsets(answer.parents).tolist() if answer.parents else list(range(count))
+    keys = (
+        [tuple(part.decode() for part in parts) for parts in columns.unpack_lists(answer.keys, count)]
+        if answer.keys
+        else [inputs.keys[parent] for parent in parents]
+    )
+    headers = (
+        columns.unpack_headers(answer.headers, count)
+        if answer.headers
+        else [inputs.headers[parent] for parent in parents]
+    )
+    times = (
+        columns.unpack_times(answer.event_times_us).tolist()
+        if answer.event_times_us
+        else [inputs.event_times_us[parent] for parent in parents]
+    )
+    tags = [tuple(tag.decode() for tag in tags) for tags in columns.unpack_lists(answer.tags, count)]
+    rows = zip(columns.unpack_bytes(answer.values), keys, tags, headers, times, strict=True)
+    return Results([Message(*row) for row in rows], parents, _outcomes(answer.outcomes), inputs.count)
+
+
+def _sink_results(inputs: int, answer: udf_pb2.SinkAnswer) -> Results:
+    if answer.error:
+        raise RuntimeError(answer.error)
+    return Results(outcomes=_outcomes(answer.outcomes), inputs=inputs)
+
+
+def _outcomes(outcomes: Iterable[udf_pb2.Outcome]) -> list[Outcome]:
+    return [
+        Outcome(item.index, _RESULTS[item.result], item.reason, item.detail, item.delay_us / 1_000_000)
+        for item in outcomes
+    ]
+
+
+def _batch(batch: udf_pb2.SourceBatch) -> Batch:
+    records = Inputs(batch.frame.SerializeToString()).records if batch.HasField("frame") else []
+    pending = batch.pending if batch.HasField("pending") else None
+    return Batch(records, position=batch.position, ended=batch.ended, pending=pending)
