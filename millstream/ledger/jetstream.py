@@ -18,6 +18,7 @@ import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
+from uuid import uuid4
 
 from google.protobuf.message import DecodeError
 
