@@ -33,8 +33,8 @@ NESTING_MAX = 500
 
 _CONSTANT = re.compile(rb"[:,\[]\s*-?(?:NaN|Inf(?:inity)?)\s*[,\]}]")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_EARLIEST_US = (datetime(1, 1, 1, tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
-_LATEST_US = (datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
+_EARLIEST = pa.scalar((datetime(1, 1, 1, tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1))
+_LATEST = pa.scalar((datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1))
 """Times that Python has too lie between these two."""
 
 _TIMESTAMP = pa.timestamp("us", tz="UTC")
@@ -112,7 +112,7 @@ class Parquet:
                     column = pc.if_else(has_offset, column, zoned)
                 column = pc.cast(column, _TIMESTAMP)
                 times_us = column.cast(pa.int64())
-                early, late = pc.less(times_us, _EARLIEST_US), pc.greater(times_us, _LATEST_US)
+                early, late = pc.less(times_us, _EARLIEST), pc.greater(times_us, _LATEST)
                 if pc.any(early).as_py() is True or pc.any(late).as_py() is True:
                     return None
             elif field.type == pa.float64() and pc.all(pc.is_finite(column)).as_py() is False:
