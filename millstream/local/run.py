@@ -31,6 +31,7 @@ from millstream.local.logfiles import LogFile, short_entry
 from millstream.local.processes import end_stale, identify
 from millstream.local.progress import PipelineProgress
 from millstream.local.replica import Failure, ReplicaPlan, ReplicaSupervisor, Surroundings, worst
+from millstream.local.runner_log import runner_log
 from millstream.local.screen import MESSAGES_PER_S, Scene, Screen
 from millstream.local.shape import differences, shape_of
 from millstream.local.summary import Summary, summarize
@@ -142,8 +143,9 @@ class _Run:
         self._had_ended = False
 
     async def run(self, ports: tuple[int, int] | None) -> RunResult:
-        with _signals(self._on_signal), contextlib.ExitStack() as files:
-            broker_log = files.enter_context(LogFile(self._directory.logs / f"{BROKER}.jsonl"))
+        logs = self._directory.logs
+        with _signals(self._on_signal), runner_log(logs, self._screen.message), contextlib.ExitStack() as files:
+            broker_log = files.enter_context(LogFile(logs / f"{BROKER}.jsonl"))
             self._broker = EmbeddedBroker(
                 self._directory.broker,
                 durability=self._options.durability,
