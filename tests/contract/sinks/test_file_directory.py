@@ -1,0 +1,204 @@
+"""Who may write into a file sink's directory, and what an owner that lost it can still do."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from millstream.errors import DamageError, EnvironmentFault, FencedError, UserError
+from millstream.record import Position
+from millstream_writer.sinks.file_directory import DirectoryOwner, LaneDirectory, UnfinishedFile
+from millstream_writer.sinks.opening import open_sink
+from tests.contract.sinks.file_target import (
+    file_spec,
+    finished_files,
+    leftovers,
+    numbers_in,
+    sink_owner,
+    value_of,
+)
+from tests.unit.writer.sink_frames import sink_frame
+
+
+def owner(epoch: int, **changes: object) -> DirectoryOwner:
+    return replace(
+        DirectoryOwner("p", "out", "out.in-out.0", epoch, "first", "p/out/in-out.0"),
+        **changes,  # type: ignore[arg-type]
+    )
+
+
+def opened(path: Path, by: DirectoryOwner) -> LaneDirectory:
+    directory = LaneDirectory(path, by)
+    directory.open()
+    return directory
+
+
+def begun(directory: LaneDirectory, data: bytes = b"1\n") -> UnfinishedFile:
+    file = directory.begin("jsonl")
+    assert directory.append(file, data) == len(data)
+    return file
+
+
+def test_the_path_is_made_with_its_parents_and_a_finished_file_says_how_far_the_lane_is(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b"
+    directory = opened(path, owner(1))
+    assert directory.finished() is None
+    file = begun(directory)
+    assert finished_files(path) == []
+    directory.finish(file, Position(0), Position(4, 2), "jsonl")
+    assert [file.read_bytes() for file in finished_files(path)] == [b"1\n"]
+    assert opened(path, owner(2)).finished() == Position(4, 2)
+
+
+@pytest.mark.guarantee("I1")
+def test_an_owner_that_was_replaced_can_neither_begin_nor_finish_a_file(tmp_path: Path) -> None:
+    old = opened(tmp_path, owner(1))
+    file = begun(old)
+    new = opened(tmp_path, owner(2))
+    with pytest.raises(FencedError):
+        old.finish(file, Position(0), Position(1), "jsonl")
+    with pytest.raises(FencedError):
+        old.begin("jsonl")
+    old.discard(file)
+    new.finish(begun(new), Position(0), Position(1), "jsonl")
+    assert len(finished_files(tmp_path)) == 1
+    assert leftovers(tmp_path) == []
+
+
+@pytest.mark.guarantee("I1")
+def test_an_owner_that_comes_late_withdraws_and_does_not_disturb_the_newer_one(tmp_path: Path) -> None:
+    new = opened(tmp_path, owner(7))
+    file = begun(new)
+    with pytest.raises(FencedError, match="epoch 7"):
+        opened(tmp_path, owner(6))
+    new.finish(file, Position(0), Position(1), "jsonl")
+    # Also when the newer one has come and gone without a file.
+    new.finish(begun(new), Position(1), Position(2), "jsonl")
+    with pytest.raises(FencedError):
+        opened(tmp_path, owner(5))
+    assert opened(tmp_path, owner(8)).finished() == Position(2)
+
+
+@pytest.mark.guarantee("I1")
+def test_of_owners_that_open_at_once_only_the_newest_can_write(tmp_path: Path) -> None:
+    epochs = range(1, 7)
+    with ThreadPoolExecutor(len(epochs)) as threads:
+        for attempt in range(25):
+            path, start = tmp_path / str(attempt), threading.Barrier(len(epochs))
+            openings = [threads.submit(_open_and_begin, path, owner(epoch), start) for epoch in epochs]
+            begun_files = [opening.result(timeout=10) for opening in openings]
+            writers = [epoch for epoch, got in zip(epochs, begun_files, strict=True) if got and _finishes(*got, epoch)]
+            assert writers == [max(epochs)]
+            assert len(finished_files(path)) == 1
+
+
+def _open_and_begin(
+    path: Path, by: DirectoryOwner, start: threading.Barrier
+) -> tuple[LaneDirectory, UnfinishedFile] | None:
+    start.wait(timeout=10)
+    try:
+        directory = opened(path, by)
+        return directory, begun(directory)
+    except FencedError:
+        return None
+
+
+def _finishes(directory: LaneDirectory, file: UnfinishedFile, epoch: int) -> bool:
+    try:
+        directory.finish(file, Position(0), Position(epoch), "jsonl")
+    except FencedError:
+        directory.discard(file)
+        return False
+    return True
+
+
+def test_lanes_share_a_directory_and_leave_each_other_alone(tmp_path: Path) -> None:
+    one, ten = opened(tmp_path, owner(3)), opened(tmp_path, owner(1, lane="out.in-out.03"))
+    file = begun(one)
+    other = opened(tmp_path, owner(9, lane="out.in-out.1"))
+    other.finish(begun(other), Position(0), Position(8), "jsonl")
+    one.finish(file, Position(0), Position(1), "jsonl")
+    ten.finish(begun(ten), Position(0), Position(5), "jsonl")
+    assert [d.finished() for d in (one, ten, other)] == [Position(1), Position(5), Position(8)]
+
+
+@pytest.mark.parametrize("other", [owner(1, ledger_id="second"), owner(1, pipeline="q")])
+def test_positions_of_another_run_are_not_taken_for_ours(tmp_path: Path, other: DirectoryOwner) -> None:
+    directory = opened(tmp_path, owner(1))
+    directory.finish(begun(directory), Position(0), Position(9), "jsonl")
+    with pytest.raises(UserError, match="Move the files away") as raised:
+        opened(tmp_path, other)
+    (file,) = finished_files(tmp_path)
+    assert file.name in str(raised.value)
+    # Once they have been moved away, the directory is free, and the run before is fenced.
+    file.unlink()
+    assert opened(tmp_path, other).finished() is None
+    with pytest.raises(FencedError):
+        directory.begin("jsonl")
+
+
+def test_two_vertices_of_a_pipeline_may_share_a_directory(tmp_path: Path) -> None:
+    one = opened(tmp_path, owner(1))
+    one.finish(begun(one), Position(0), Position(9), "jsonl")
+    two = opened(tmp_path, owner(1, vertex="in-out", lane="in-out.out.0", ledger_id="another"))
+    assert two.finished() is None
+    two.finish(begun(two), Position(0), Position(2), "jsonl")
+    assert one.finished() == Position(9)
+
+
+def test_files_that_hold_the_same_records_stop_the_lane(tmp_path: Path) -> None:
+    directory = opened(tmp_path, owner(1))
+    for end in (Position(3), Position(5)):
+        directory.finish(begun(directory), Position(0), end, "jsonl")
+    with pytest.raises(DamageError, match="same records"):
+        opened(tmp_path, owner(2)).finished()
+
+
+def test_files_moved_away_are_reported_and_the_lane_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    directory = opened(tmp_path, owner(1))
+    for number in range(3):
+        directory.finish(begun(directory), Position(number), Position(number + 1), "jsonl")
+    finished_files(tmp_path)[1].unlink()
+    with caplog.at_level(logging.WARNING):
+        assert opened(tmp_path, owner(2)).finished() == Position(3)
+    assert "moved away" in caplog.text
+
+
+def test_a_path_that_cannot_be_a_directory_is_the_users_to_change(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file", tmp_path / "file" / "below", tmp_path / ("x" * 300)):
+        with pytest.raises(UserError, match="Choose another path"):
+            opened(path, owner(1))
+
+
+def test_a_directory_that_vanishes_is_not_taken_for_a_newer_owner(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    directory = opened(path, owner(1))
+    path.rename(tmp_path / "elsewhere")
+    with pytest.raises(EnvironmentFault, match="No such file"):
+        directory.begin("jsonl")
+
+
+@pytest.mark.parametrize("file_format", ["jsonl", "csv", "parquet"])
+async def test_an_open_sink_that_is_held_while_another_opens_is_fenced(tmp_path: Path, file_format: str) -> None:
+    spec = file_spec(tmp_path, file_format)
+    async with open_sink(spec, sink_owner(1)) as old:
+        await old.write([sink_frame([value_of(n) for n in range(10)], 1)], Position(1))
+        async with open_sink(spec, sink_owner(2)) as new:
+            assert new.durable == Position(0)
+            await new.write([sink_frame([value_of(n) for n in range(10)], 1)], Position(1))
+            with pytest.raises(FencedError):
+                await old.flush()
+            await new.flush()
+            assert new.durable == Position(1)
+            assert old.durable == Position(0)
+        with pytest.raises(FencedError):
+            async with open_sink(spec, sink_owner(1)):
+                pass
+    assert numbers_in(tmp_path) == list(range(10))
+    assert leftovers(tmp_path) == []
