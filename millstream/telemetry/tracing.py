@@ -29,7 +29,6 @@ from opentelemetry.trace import (
     StatusCode,
     TraceFlags,
     TraceState,
-    get_current_span,
     set_span_in_context,
 )
 from opentelemetry.trace import Span as OtelSpan
@@ -123,7 +122,7 @@ class _RecordedSpan:
 
 
 class LinkedSampler(Sampler):
-    """Samples a root span that is linked to a sampled one, and otherwise as another sampler says."""
+    """Samples a span that is linked to a sampled one, and otherwise as another sampler says. Only root spans have links."""
 
     def __init__(self, other: Sampler) -> None:
         self._other = other
@@ -138,8 +137,7 @@ class LinkedSampler(Sampler):
         links: Sequence[Link] | None = None,
         trace_state: TraceState | None = None,
     ) -> SamplingResult:
-        is_root = not get_current_span(parent_context).get_span_context().is_valid
-        if is_root and any(link.context.trace_flags.sampled for link in links or ()):
+        if any(link.context.trace_flags.sampled for link in links or ()):
             return SamplingResult(Decision.RECORD_AND_SAMPLE, attributes)
         return self._other.should_sample(parent_context, trace_id, name, kind, attributes, links, trace_state)
 
