@@ -122,7 +122,7 @@ class _RecordedSpan:
 
 
 class LinkedSampler(Sampler):
-    """Samples a span that is linked to a sampled one, and otherwise as another sampler says. Only root spans have links."""
+    """Samples a span that is linked to a sampled one, else as another sampler says. Only root spans have links."""
 
     def __init__(self, other: Sampler) -> None:
         self._other = other
