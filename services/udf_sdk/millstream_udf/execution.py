@@ -26,7 +26,7 @@ from itertools import repeat
 from typing import Any
 
 from millstream_udf.context import Context
-from millstream_udf.definition import Definition, Flavour, Takes
+from millstream_udf.definition import SOURCE, Definition, Flavour, Takes
 from millstream_udf.failures import BadOutput
 from millstream_udf.inputs import Inputs
 
@@ -57,7 +57,9 @@ class Function:
 @asynccontextmanager
 async def open_function(definition: Definition, context: Context) -> AsyncIterator[Function]:
     """Instantiate a class, call its `setup`; at the end its `close`."""
-    instance: Any = definition.target() if inspect.isclass(definition.target) else None
+    # A source is instantiated for each lane, when the lane is opened.
+    shared = inspect.isclass(definition.target) and SOURCE not in definition.options.kinds
+    instance: Any = definition.target() if shared else None
     call = definition.target if instance is None else instance.process
     if (setup := getattr(instance, "setup", None)) is not None:
         await _maybe_await(setup(context))
