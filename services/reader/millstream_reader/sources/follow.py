@@ -32,9 +32,9 @@ FOLLOWED_FILES_MAX = 500
 """Files a lane follows at once. Each is an open file and about 100 bytes of every position."""
 _POLL_INTERVAL_S = 0.05
 """How often files that have ended are looked at again."""
-_SCAN_INTERVAL_S = 1.0
+SCAN_INTERVAL_S = 1.0
 """How often the patterns are matched anew."""
-_ROTATED_WAIT_S = 5.0
+ROTATED_WAIT_S = 5.0
 """How long a file that was rotated away must have been silent to be closed. Its writer may hold it open for a while."""
 
 _log = logging.getLogger(__name__)
@@ -103,14 +103,15 @@ class FollowLane:
 
     async def read(self, records_max: int, bytes_max: int, timeout_s: float) -> SourceBatch:
         await asyncio.sleep(0)
-        deadline_s = self._clock.monotonic_s() + timeout_s
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + timeout_s
         while not self._draining:
             batch = self._take(records_max, bytes_max)
             if batch is not None:
                 return batch
             if await self._worker.run(self._fill):
                 continue
-            left_s = deadline_s - self._clock.monotonic_s()
+            left_s = deadline_s - loop.time()
             if left_s <= 0:
                 break
             await asyncio.sleep(min(_POLL_INTERVAL_S, left_s))
@@ -151,7 +152,7 @@ class FollowLane:
 
     def _is_over(self, entry: _Followed) -> bool:
         silent_s = self._clock.monotonic_s() - entry.silent_since_s
-        return entry.rotated and entry.file.at_end and silent_s >= _ROTATED_WAIT_S
+        return entry.rotated and entry.file.at_end and silent_s >= ROTATED_WAIT_S
 
     # On the disk: these block.
 
@@ -206,7 +207,7 @@ class FollowLane:
     def _fill(self) -> bool:
         """Look at every file; read what has grown. True when there is something to take."""
         now_s = self._clock.monotonic_s()
-        if self._scanned_s is None or now_s - self._scanned_s >= _SCAN_INTERVAL_S:
+        if self._scanned_s is None or now_s - self._scanned_s >= SCAN_INTERVAL_S:
             self._scanned_s = now_s
             self._scan()
         filled = False

@@ -84,7 +84,13 @@ class TextFile:
     """An open file. Made by `open_text_file`."""
 
     def __init__(
-        self, name: str, descriptor: int, unpacked: gzip.GzipFile | None, text: TextFormat, mark: FileMark
+        self,
+        name: str,
+        descriptor: int,
+        unpacked: gzip.GzipFile | None,
+        text: TextFormat,
+        mark: FileMark,
+        block_bytes: int,
     ) -> None:
         self.name = name
         """Shown in messages."""
@@ -92,6 +98,7 @@ class TextFile:
         """Behind the records that were taken."""
         self.at_end = False
         """The last `fill` found nothing more."""
+        self._block_bytes = block_bytes
         self._descriptor = descriptor
         self._unpacked = unpacked
         self._text = text
@@ -129,7 +136,7 @@ class TextFile:
 
     def begun_anew(self) -> TextFile:
         """The same open file, from its beginning; this object is not to be used any more."""
-        return TextFile(self.name, self._descriptor, self._unpacked, self._text, FileMark())
+        return TextFile(self.name, self._descriptor, self._unpacked, self._text, FileMark(), self._block_bytes)
 
     def close(self) -> None:
         if self._unpacked is not None:
@@ -182,9 +189,9 @@ class TextFile:
 
     def _read_block(self) -> bytes:
         if self._unpacked is None:
-            return os.pread(self._descriptor, BLOCK_BYTES, self._read_offset)
+            return os.pread(self._descriptor, self._block_bytes, self._read_offset)
         with self._unpacking():
-            return self._unpacked.read1(BLOCK_BYTES)
+            return self._unpacked.read1(self._block_bytes)
 
     def _start(self) -> bytes:
         if self._unpacked is None:
@@ -211,7 +218,7 @@ class TextFile:
 
     def _parser_behind_header(self) -> Parser:
         """The header of a file that is read from further on."""
-        before = TextFile(self.name, self._descriptor, self._unpacked, self._text, FileMark())
+        before = TextFile(self.name, self._descriptor, self._unpacked, self._text, FileMark(), self._block_bytes)
         if self._unpacked is not None:
             self._unpacked.seek(0)
         before.begin()
@@ -380,13 +387,15 @@ class TextFile:
         )
 
 
-def open_text_file(path: str, name: str, text: TextFormat, mark: FileMark) -> TextFile:
+def open_text_file(
+    path: str, name: str, text: TextFormat, mark: FileMark, *, block_bytes: int = BLOCK_BYTES
+) -> TextFile:
     """Blocks. Open a file at `mark`; `begin` is still to be called. Errors: `OSError`."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     if not path.endswith(".gz"):
-        return TextFile(name, descriptor, None, text, mark)
+        return TextFile(name, descriptor, None, text, mark, block_bytes)
     try:
-        return TextFile(name, descriptor, gzip.GzipFile(path, "rb"), text, mark)
+        return TextFile(name, descriptor, gzip.GzipFile(path, "rb"), text, mark, block_bytes)
     except OSError:
         os.close(descriptor)
         raise
