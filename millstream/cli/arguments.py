@@ -38,6 +38,7 @@ def parser() -> argparse.ArgumentParser:
     _add_peek(commands)
     _add_init(commands)
     _add_version(commands)
+    _add_bench(commands)
     return top
 
 
@@ -91,8 +92,8 @@ def _add_validate(commands: Commands) -> None:
         "validate",
         "check a pipeline file",
         "Check a pipeline file and what it refers to on this machine (programs, functions, files).\n"
-        "Reports every fault at once with file, line, path, what is wrong and what was expected; for a valid one, what\n"
-        "each sink guarantees.",
+        "Reports every fault at once with file, line, path, what is wrong and what was expected; for a valid\n"
+        "file, what each sink guarantees.",
     )
     command.add_argument("file", type=Path, metavar="FILE", help="the pipeline, as YAML")
     command.add_argument("--file-only", action="store_true", help="do not look for programs and files on this machine")
@@ -177,3 +178,23 @@ def _add_place(command: argparse.ArgumentParser) -> None:
 
 def _add_json(command: argparse.ArgumentParser, text: str = "print one JSON object") -> None:
     command.add_argument("--json", action="store_true", help=text)
+
+
+def _add_bench(commands: Commands) -> None:
+    command = _command(
+        commands,
+        "bench",
+        "measure this machine",
+        "Measure a real pipeline on this machine: generator, a Python function that returns what it gets, blackhole.\n"
+        "Everything is made in a temporary directory (TMPDIR) and removed. Beside it the limit of the broker alone.",
+    )
+    benches = command.add_subparsers(dest="bench", required=True, metavar="WHAT")
+    throughput = benches.add_parser("map", help="records per second, as fast as possible")
+    throughput.add_argument("--records", type=int, default=4_000_000, metavar="N", help="(default: 4000000)")
+    latency = benches.add_parser("latency", help="latency from source to sink at a given rate")
+    latency.add_argument("--rate", type=int, default=1000, metavar="N", help="records per second (default: 1000)")
+    latency.add_argument("--seconds", type=float, default=10.0, metavar="S", help="how long (default: 10)")
+    for bench in (throughput, latency):
+        bench.add_argument("--size", type=int, default=100, metavar="BYTES", help="of each record (default: 100)")
+        bench.add_argument("--durability", choices=("fsync", "process"), default="fsync", help="(default: fsync)")
+        _add_json(bench, "print one JSON object on the last line")

@@ -9,7 +9,7 @@ from typing import Any
 
 from millstream.clock import MICROSECONDS, SystemClock
 from millstream.errors import UserError
-from millstream.local.directory import DataDirectory, Runtime, find_directory, read_json
+from millstream.local.directory import DataDirectory, Runtime, find_directory
 from millstream.local.processes import is_alive
 from millstream.local.progress import LaneProgress, VertexProgress, vertex_from_json
 from millstream.local.screen import Scene, aligned, duration_text, table, watermark_text
@@ -18,7 +18,7 @@ from millstream.local.screen import Scene, aligned, duration_text, table, waterm
 def run(arguments: argparse.Namespace) -> int:
     directory = find_directory(arguments.data_dir, arguments.pipeline)
     runtime = directory.read_runtime()
-    shown = read_json(directory.status)
+    shown = directory.read_status()
     if runtime is None or shown is None:
         raise UserError(f"{directory.root} has no numbers yet: the run has not come far enough; try again in a second")
     live = is_alive(runtime.runner)

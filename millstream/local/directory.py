@@ -134,6 +134,10 @@ class DataDirectory:
         # Not fsynced: what dies with the machine takes the processes with it.
         write_json(self.runtime, asdict(runtime), durable=False)
 
+    def read_status(self) -> dict[str, Any] | None:
+        """The numbers last shown; None when there were none."""
+        return read_json(self.status)
+
     def write_pipeline(self, text: str) -> None:
         write_text(self.pipeline, text)
 

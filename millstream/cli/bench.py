@@ -1,0 +1,108 @@
+"""`millstream bench`: how fast a real pipeline is on this machine, and which share of the broker's own limit."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from millstream.errors import UserError
+from millstream.ledger.protocol import DurabilityLevel
+from millstream.local.bench import Load, Measured, measure
+from millstream.local.raw_limit import measure_raw_limit
+from millstream.local.screen import aligned
+
+_MIB = 1024 * 1024
+_WARM_UP_S = 2.0
+_RAW_RECORD_BYTES_MAX = 400 * _MIB
+"""The raw limit is measured over as many bytes as the pipeline's, up to this."""
+_RAW_RECORD_BYTES_MIN = 100 * _MIB
+"""And over at least this, so that it takes long enough to mean something."""
+
+
+def run(arguments: argparse.Namespace) -> int:
+    load = _load(arguments)
+    durability = DurabilityLevel(arguments.durability)
+    with tempfile.TemporaryDirectory(prefix="millstream-bench-") as name:
+        result = uvloop.run(_measure(arguments.bench, Path(name), load, durability))
+    if not arguments.json:
+        print("\n".join(_lines(result)))
+    else:
+        print(json.dumps(result))
+    return 0
+
+
+def _load(arguments: argparse.Namespace) -> Load:
+    options = ("records", "size") if arguments.bench == "map" else ("rate", "seconds", "size")
+    for name in options:
+        if getattr(arguments, name) < 1:
+            raise UserError(f"--{name} {getattr(arguments, name)}: at least 1 is needed")
+    if arguments.bench == "map":
+        return Load(records=arguments.records, record_bytes=arguments.size)
+    records = round(arguments.rate * (arguments.seconds + _WARM_UP_S))
+    return Load(records=records, record_bytes=arguments.size, rate=arguments.rate, warm_up_s=_WARM_UP_S)
+
+
+async def _measure(bench: str, directory: Path, load: Load, durability: DurabilityLevel) -> dict[str, Any]:
+    (directory / "pipeline").mkdir()
+    measured = await measure(directory / "pipeline", load, durability)
+    size = min(_RAW_RECORD_BYTES_MAX, max(_RAW_RECORD_BYTES_MIN, load.records * load.record_bytes))
+    raw_per_s = await measure_raw_limit(
+        directory / "raw",
+        records=-(-size // load.record_bytes),
+        record_bytes=load.record_bytes,
+        sync_always=durability is DurabilityLevel.FSYNC,
+    )
+    return _result(bench, load, measured, raw_per_s)
+
+
+def _result(bench: str, load: Load, measured: Measured, raw_per_s: float) -> dict[str, Any]:
+    return {
+        "bench": bench,
+        "records": load.records,
+        "record_bytes": load.record_bytes,
+        "elapsed_s": round(measured.elapsed_s, 3),
+        "records_per_s": round(measured.records_per_s),
+        "raw_limit_records_per_s": round(raw_per_s),
+        "share_of_limit": round(measured.records_per_s / raw_per_s, 4),
+        "stored_times": 2,
+        "latency_ms": {"p50": _milliseconds(measured, 0.5), "p99": _milliseconds(measured, 0.99)},
+        "latency_frames": measured.latency.total,
+        "durability": measured.durability,
+        "processes": {
+            name: {
+                "cpu_s": round(use.cpu_s, 2),
+                "cpu_share": round(use.cpu_s / measured.elapsed_s, 3) if measured.elapsed_s else None,
+                "rss_mib_max": round(use.rss_bytes_max / _MIB, 1),
+            }
+            for name, use in sorted(measured.use.items())
+        },
+    }
+
+
+def _milliseconds(measured: Measured, share: float) -> float | None:
+    seconds = measured.latency.quantile_s(share)
+    return None if seconds is None else round(seconds * 1000, 2)
+
+
+def _lines(result: dict[str, Any]) -> list[str]:
+    rate, size = result["records_per_s"], result["record_bytes"]
+    latency = result["latency_ms"]
+    rows = [("PROCESS (with its functions)", "CPU s", "CPU", "RSS MiB")]
+    rows += [
+        (name, f"{use['cpu_s']:.2f}", f"{use['cpu_share'] or 0:.0%}", f"{use['rss_mib_max']:.0f}")
+        for name, use in result["processes"].items()
+    ]
+    limit, share = result["raw_limit_records_per_s"], result["share_of_limit"]
+    return [
+        f"generator -> map (Python, identity) -> blackhole: {result['records']:,} records of {size} bytes",
+        f"rate        {rate:,} records/s ({rate * size / _MIB:.1f} MiB/s of values), stored twice on their way",
+        f"limit       {limit:,} records/s into JetStream alone, stored once; the pipeline reaches {share:.0%} of it",
+        f"latency     p50 {latency['p50']} ms, p99 {latency['p99']} ms, end to end",
+        f"durability  {result['durability']}",
+        *aligned(rows, left={0}),
+    ]
