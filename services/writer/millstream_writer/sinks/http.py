@@ -12,11 +12,13 @@ Above it: the delivery. Below it: aiohttp.
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from urllib.parse import quote
 
 import aiohttp
 
@@ -33,6 +35,14 @@ RETRIED_STATUSES = frozenset({408, 409, 425, 429})
 ANSWER_BYTES_MAX = 64 * KIB
 """As much of an answer is read so that the connection can be used again; after more than that it is closed."""
 DETAIL_BYTES_MAX = 300
+
+_BYTES = "application/octet-stream"
+_LINES = "application/x-ndjson"
+_NOT_A_HEADER_NAME = re.compile(r"[^A-Za-z0-9!#$%&'*+.^_`|~-]|^$")
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+_UNPRINTABLE = re.compile(r"[^ -~]")
+_PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
+"""What stays as it is in an id that has to be percent-encoded to fit a header."""
 
 UNREACHABLE = "target cannot be reached"
 NO_ANSWER = "target did not answer in time"
@@ -64,7 +74,8 @@ class _Failed:
 
 def batches_of(item: SinkFrame, limits: HttpBatch) -> tuple[list[Batch], list[SinkFailure]]:
     """The requests for a frame's records, in order, and the records that cannot be sent. Pure."""
-    values, ids, indexes = item.frame.values(), item.record_ids(), item.indexes()
+    values, indexes = item.frame.values(), item.indexes()
+    ids = [quote(name, safe=_PRINTABLE) if _UNPRINTABLE.search(name) else name for name in item.record_ids()]
     if limits.max_records == 1:
         return [Batch((row,), value, ids[row], _BYTES) for row, value in enumerate(values)], []
     batches: list[Batch] = []
@@ -98,10 +109,6 @@ def batches_of(item: SinkFrame, limits: HttpBatch) -> tuple[list[Batch], list[Si
         size += len(line)
     close()
     return batches, failures
-
-
-_BYTES = "application/octet-stream"
-_LINES = "application/x-ndjson"
 
 
 class HttpLane:
@@ -204,14 +211,14 @@ def _failures(batch: Batch, failed: _Failed) -> list[SinkFailure]:
 @asynccontextmanager
 async def open_http_sink(spec: HttpSink, where: str) -> AsyncIterator[SinkLane]:
     """A session for one lane; nothing is sent yet."""
-    try:
-        session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=1),
-            timeout=aiohttp.ClientTimeout(total=spec.timeout_s),
-            headers=spec.headers,
-            cookie_jar=aiohttp.DummyCookieJar(),
-        )
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{where}: the headers of the http sink cannot be sent: {error}") from error
+    for name, value in {**spec.headers, spec.idempotency_header: ""}.items():
+        if _NOT_A_HEADER_NAME.search(name) is not None or _CONTROL.search(value) is not None:
+            raise UserError(f"{where}: the header {name!r} of the http sink cannot be sent: {value!r}")
+    session = aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=1),
+        timeout=aiohttp.ClientTimeout(total=spec.timeout_s),
+        headers=spec.headers,
+        cookie_jar=aiohttp.DummyCookieJar(),
+    )
     async with session:
         yield HttpLane(session, spec)
