@@ -194,13 +194,14 @@ def main() -> int:
             print(error, file=sys.stderr)
             return 1
     done = sum(outcome.kills.values())
+    faults = {"lost": outcome.lost, "repeated": outcome.repeated, "disagreeing": outcome.disagreeing}
     print(
         f"{outcome.records:,} records, {done} kills ({', '.join(f'{r} {outcome.kills[r]}' for r in ROLES)}) "
-        f"in {outcome.seconds:.0f} s: {outcome.lost} lost, {outcome.repeated} repeated, {outcome.disagreeing} disagreeing"
+        f"in {outcome.seconds:.0f} s: {', '.join(f'{count} {name}' for name, count in faults.items())}"
     )
     if options.json:
         counts = {"records": outcome.records, "kills": dict(outcome.kills), "seconds": round(outcome.seconds, 1)}
-        print(json.dumps(counts | {"lost": outcome.lost, "repeated": outcome.repeated, "disagreeing": outcome.disagreeing}))
+        print(json.dumps(counts | faults))
     return 0 if outcome.sound and done == options.kills else 1
 
 

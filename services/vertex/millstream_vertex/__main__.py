@@ -15,13 +15,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import uvloop
-from millstream.telemetry.logging import configure_logging
 
 from millstream.clock import SystemClock
 from millstream.errors import DamageError, EnvironmentFault, FencedError, MillstreamError, UserError
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.limits import DRAIN_TIMEOUT_S
 from millstream.spec import resolved
+from millstream.telemetry.logging import configure_logging
 from millstream_vertex.assembly import VertexConfig, open_vertex
 
 log = logging.getLogger(__name__)

@@ -14,8 +14,6 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
-from millstream.telemetry import Telemetry, open_telemetry
-
 from millstream.clock import MICROSECONDS, Clock
 from millstream.errors import MillstreamError, UdfError, UserError
 from millstream.ledger.jetstream import open_jetstream_broker
@@ -27,6 +25,8 @@ from millstream.spec.lanes import buffer_of, buffers_of, lanes_of, owned_lanes, 
 from millstream.spec.models import Edge
 from millstream.spec.resolved import Resolved
 from millstream.statistics import VertexStatistics
+from millstream.telemetry import Telemetry, open_telemetry
+from millstream.telemetry.logging import log_lane
 from millstream.udf.protocol import MapStream, StreamName
 from millstream.watermark.jetstream import open_jetstream_ot_stores
 from millstream.watermark.source import IdlePolicy, SourceWatermark
@@ -92,7 +92,8 @@ class VertexProcess:
                 tasks.append(background.create_task(self._watch_cycle(), name="watch the cycle"))
             async with asyncio.TaskGroup() as running:
                 for lane in self._lanes:
-                    running.create_task(lane.run(), name=str(lane.core.lane))
+                    with log_lane(lane.core.lane.key):
+                        running.create_task(lane.run(), name=str(lane.core.lane))
             for task in tasks:
                 task.cancel()
 

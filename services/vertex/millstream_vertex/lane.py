@@ -9,12 +9,11 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from millstream.telemetry import Telemetry
-
 from millstream.account import Account
 from millstream.clock import END_OF_TIME_US, START_OF_TIME_US, Clock
 from millstream.record import LaneId
 from millstream.statistics import LaneStatistics
+from millstream.telemetry import Telemetry
 from millstream.watermark.store import OtStore
 from millstream.wire.watermark.v1 import ot_pb2
 from millstream_reader.tracker import Tracker
@@ -75,7 +74,10 @@ class LaneCore:
             batch = [waiting.popleft() for _ in range(batch_of(waiting))]
             watermark_us = self._promise(watermark_after(batch))
             started = self.clock.monotonic_s()
-            await self.committer.commit(batch, watermark_us=watermark_us)
+            with self.telemetry.span(
+                "millstream.commit", parent=_traceparent(batch), lane=self.lane.key, records=_records(batch)
+            ):
+                await self.committer.commit(batch, watermark_us=watermark_us)
             self.telemetry.observe_processing("commit", self.clock.monotonic_s() - started)
             await self.tracker.finish(sum(unit.pieces for unit in batch))
             await committed(batch)
@@ -153,3 +155,12 @@ class LaneCore:
             udf_errors=self.counters.udf_errors,
             pending=pending,
         )
+
+
+def _traceparent(units: Sequence[Unit]) -> str:
+    """Of the first sampled frame that is committed; empty when there is none."""
+    return next((frame.traceparent for unit in units for _, frame in unit.frames if frame.traceparent), "")
+
+
+def _records(units: Sequence[Unit]) -> int:
+    return sum(unit.account.inputs for unit in units)

@@ -10,14 +10,13 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from millstream_udf.wire.udf.v1 import udf_pb2
-
 from millstream.errors import MillstreamError, UserError
 from millstream.spec.models import Program, Transformer, Udf, Vertex
 from millstream.spec.resolved import Resolved
 from millstream.statistics import SidecarStatistics
 from millstream.udf.protocol import MapStream, StreamName, UdfClient
 from millstream.udf.sidecar import LogLine, Sidecar, SidecarSpec, open_sidecar, python_command
+from millstream_udf.wire.udf.v1 import udf_pb2
 
 log = logging.getLogger(__name__)
 

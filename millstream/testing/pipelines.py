@@ -1,0 +1,109 @@
+"""Runs a pipeline inside one process, on a real broker and with real sidecars: for tests of pipelines.
+
+Above it: tests, users' among them. Below it: the same lanes that `millstream run` starts, each vertex replica as a
+task instead of a process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from millstream.account import Account
+from millstream.clock import Clock, SystemClock
+from millstream.ledger.jetstream import open_jetstream_broker
+from millstream.ledger.protocol import DurabilityLevel
+from millstream.record import LaneId
+from millstream.spec import resolved
+from millstream.spec.lanes import all_lanes
+from millstream.spec.loading import load
+from millstream.testing.nats_server import NatsServer, open_nats_server
+from millstream.wire.ledger.v1 import mark_pb2
+from millstream_vertex.assembly import VertexConfig, open_vertex
+
+
+class PipelineRun:
+    """A pipeline and its broker. Made by `open_pipeline`."""
+
+    def __init__(self, path: Path, server: NatsServer, clock: Clock) -> None:
+        self._path = path
+        loaded = load(path)
+        self.resolved = resolved.load(resolved.dump(loaded.pipeline, path.parent))
+        self.graph = self.resolved.graph
+        self.server = server
+        self._clock = clock
+        self._stopping = asyncio.Event()
+
+    async def run(self, *, timeout_s: float = 60.0) -> None:
+        """Until every vertex has ended, or is finished after `stop`; goes on where an earlier run stopped.
+
+        Raises what ended a vertex (in an `ExceptionGroup`), and `TimeoutError`.
+        """
+        self._stopping.clear()
+        async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as group:
+            for vertex in self.graph.vertices:
+                for replica in range(vertex.replicas):
+                    group.create_task(self._run_vertex(vertex.name, replica), name=f"{vertex.name}-{replica}")
+
+    def stop(self) -> None:
+        """Have every vertex finish what is in flight, as SIGTERM does."""
+        self._stopping.set()
+
+    def again(self) -> PipelineRun:
+        """The same pipeline on the same broker once more: its lanes take those of this one over."""
+        return PipelineRun(self._path, self.server, self._clock)
+
+    def config(self, vertex: str, replica: int = 0) -> VertexConfig:
+        """What a process of that replica is told."""
+        return VertexConfig(
+            resolved=self.resolved,
+            vertex=vertex,
+            replica=replica,
+            nats_url=self.server.url,
+            monitor_url=self.server.monitor_url,
+            durability=DurabilityLevel.FSYNC,
+            metrics_port=0,
+        )
+
+    async def marks(self) -> Mapping[LaneId, mark_pb2.Mark]:
+        """The mark of every lane that has one, as the ledgers hold it now."""
+        marks: dict[LaneId, mark_pb2.Mark] = {}
+        async with open_jetstream_broker(
+            self.server.url, self.resolved.pipeline.name, monitor_url=self.server.monitor_url
+        ) as broker:
+            for lane in all_lanes(self.graph):
+                ledger = await broker.existing_ledger(lane.vertex)
+                stored = await ledger.mark(lane) if ledger is not None else None
+                if stored is not None:
+                    marks[lane] = stored.mark
+        return marks
+
+    async def account(self, vertex: str) -> Account:
+        """The conservation account of a vertex, over all its lanes."""
+        total = Account()
+        for lane, mark in (await self.marks()).items():
+            if lane.vertex == vertex:
+                total.add(Account.from_message(mark.account))
+        return total
+
+    async def _run_vertex(self, vertex: str, replica: int) -> None:
+        async with open_vertex(self.config(vertex, replica), self._clock) as process, asyncio.TaskGroup() as group:
+            stopping = group.create_task(self._stop(process.stop))
+            await process.run()
+            stopping.cancel()
+
+    async def _stop(self, stop: Callable[[], None]) -> None:
+        await self._stopping.wait()
+        stop()
+
+
+@asynccontextmanager
+async def open_pipeline(path: Path, directory: Path, *, clock: Clock | None = None) -> AsyncIterator[PipelineRun]:
+    """The pipeline of the YAML file `path`, on a broker of its own that keeps its data below `directory`.
+
+    Raises `SpecError` for a file that is not valid.
+    """
+    async with open_nats_server(directory) as server:
+        yield PipelineRun(path, server, clock or SystemClock())

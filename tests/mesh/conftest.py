@@ -1,0 +1,127 @@
+"""Pipelines of a few vertices, with their functions, in a test's own directory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FUNCTIONS = """\
+import json
+import uuid
+
+import millstream_udf as udf
+from millstream_udf import Drop, DeadLetter, Message, Retry
+
+
+def identity(value):
+    return value
+
+
+@udf.map
+def by_parity(record):
+    number = json.loads(record.value)["number"]
+    tags = ["even" if number % 2 == 0 else "odd"]
+    if number % 10 == 0:
+        tags.append("ten")
+    return Message(record.value, tags=tags)
+
+
+@udf.map
+def twice_or_not(record):
+    number = json.loads(record.value)["number"]
+    if number % 3 == 0:
+        return []
+    return [Message(json.dumps({"number": number, "copy": copy})) for copy in range(2)]
+
+
+@udf.map
+def branded(record):
+    row = json.loads(record.value)
+    return Message(json.dumps({**row, "keys": list(record.keys), "id": str(uuid.uuid4())}))
+
+
+@udf.map
+def picky(record, context):
+    number = json.loads(record.value)["number"]
+    if number % 10 == 1:
+        raise ValueError(f"number {number} is bad")
+    if number % 10 == 2:
+        raise Drop("unwanted")
+    if number % 10 == 3:
+        raise DeadLetter("hopeless")
+    if number % 10 == 4 and context.attempt == 0:
+        raise ValueError("works the second time")
+    return record.value
+
+
+@udf.map
+def countdown(record):
+    row = json.loads(record.value)
+    rounds = row.get("rounds", row["number"] % 4)
+    if rounds == 0:
+        return Message(json.dumps({"number": row["number"]}), tags=["done"])
+    return Message(json.dumps({"number": row["number"], "rounds": rounds - 1}), tags=["again"])
+
+
+@udf.source_transform
+def dated(record):
+    row = json.loads(record.value)
+    if row["number"] % 5 == 4:
+        return None
+    return Message(record.value, keys=[str(row["number"] % 7)], event_time=row["number"] * 1_000_000)
+"""
+
+
+class PipelineFiles:
+    """A directory with a pipeline, its functions and what its file sinks wrote."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        (directory / "functions.py").write_text(FUNCTIONS, encoding="utf-8")
+
+    def write(self, vertices: str, edges: Sequence[str], *, more: str = "") -> Path:
+        """The pipeline file. `vertices` is YAML of the list; `edges` are `from -> to`, or YAML of an edge; `more` is
+        YAML of further members of the spec."""
+        lines = ["apiVersion: millstream.io/v1alpha1", "kind: Pipeline", "metadata: {name: p}", "spec:"]
+        lines += ["  vertices:", *(f"    {line}" for line in vertices.strip("\n").splitlines()), "  edges:"]
+        for edge in edges:
+            start, arrow, end = edge.partition(" -> ")
+            lines.append(f"    - {{from: {start}, to: {end}}}" if arrow else f"    - {edge}")
+        lines += [f"  {line}" for line in more.splitlines()]
+        path = self.directory / "pipeline.yaml"
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        return path
+
+    def rows(self, sink: str) -> list[dict[str, Any]]:
+        """What a JSON lines sink has written, file by file."""
+        files = sorted((self.directory / sink).glob("*.jsonl"))
+        return [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+
+    def numbers(self, sink: str) -> list[int]:
+        """The `number` of each row."""
+        return [row["number"] for row in self.rows(sink)]
+
+    @staticmethod
+    def generator(records: int, **options: object) -> str:
+        """YAML of a source vertex `in` that numbers its records."""
+        settings = json.dumps({"records": records, "rpu": 0, "msgSize": 40} | options)
+        return f"- name: in\n  source: {{generator: {settings}}}\n"
+
+    @staticmethod
+    def function(name: str, *, vertex: str = "map", more: str = "") -> str:
+        """YAML of a map vertex that runs one of `FUNCTIONS`."""
+        return f"- name: {vertex}\n  udf: {{python: 'functions.py:{name}'{more}}}\n"
+
+    @staticmethod
+    def file_sink(name: str, *, more: str = "") -> str:
+        """YAML of a JSON lines sink into a directory of its own name."""
+        return f"- name: {name}\n  sink: {{file: {{path: {name}, format: jsonl}}}}\n{more}"
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> PipelineFiles:
+    return PipelineFiles(tmp_path)
