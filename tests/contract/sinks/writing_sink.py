@@ -1,4 +1,7 @@
-"""A sink as a user writes it: appends records to the file its environment names; run by the sink tests."""
+"""A sink as a user writes it: appends records to the file its environment names; run by the sink tests.
+
+It takes every number but a few above 1000, which make it say everything a sink can say.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +19,16 @@ _attempts: dict[str, int] = {}
 def append(record: udf.Record) -> None:
     number = json.loads(record.value)["n"]
     attempts = _attempts[record.id or ""] = _attempts.get(record.id or "", 0) + 1
-    match number % 100:
-        case 11 if attempts < 3:
+    match number:
+        case 1011 if attempts < 3:
             raise ValueError(f"cannot take {number} yet")
-        case 22 if attempts < 2:
+        case 1022 if attempts < 2:
             raise udf.Retry(0.001, "busy")
-        case 33:
+        case 1033:
             raise udf.Drop("unwanted")
-        case 44:
+        case 1044:
             raise udf.Fallback("not mine")
-        case 55:
+        case 1055:
             raise udf.DeadLetter("hopeless")
     with TARGET.open("a") as target:
         print(json.dumps({"n": number, "id": record.id}), file=target)

@@ -1,0 +1,69 @@
+"""A target for each kind of sink: what to write in the spec, and what has arrived."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from millstream.spec.models import FallbackSink
+from millstream.udf.protocol import UdfClient
+from millstream.udf.sidecar import SidecarSpec, open_sidecar, python_command
+from millstream_writer.sink import Guarantee
+from tests.contract.sinks.file_target import file_spec, numbers_in
+from tests.contract.sinks.http_target import HttpTarget, open_http_target
+
+WRITING_SINK = Path(__file__).parent / "writing_sink.py"
+KINDS = ["file jsonl", "file csv", "file parquet", "http", "http batches", "udsink"]
+
+_GUARANTEES = {
+    "file": Guarantee.EXACTLY_ONCE_TRANSACTIONAL,
+    "http": Guarantee.EXACTLY_ONCE_IDEMPOTENT,
+    "udsink": Guarantee.AT_LEAST_ONCE,
+}
+
+
+@dataclass
+class SinkTarget:
+    """A target that is there."""
+
+    kind: str
+    directory: Path
+    spec: FallbackSink
+    http: HttpTarget = field(default_factory=HttpTarget)
+    udf_client: UdfClient | None = None
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return _GUARANTEES[self.kind.split()[0]]
+
+    def numbers(self) -> list[int]:
+        """What has arrived, in the order of its coming; repeated records as the target itself takes them."""
+        if self.spec.file is not None:
+            return numbers_in(self.directory / "out")
+        if self.spec.http is not None:
+            return [json.loads(line)["n"] for body in self.http.accepted().values() for line in body.splitlines()]
+        written = self.directory / "written"
+        return [json.loads(line)["n"] for line in written.read_text().splitlines()] if written.exists() else []
+
+
+@asynccontextmanager
+async def open_target(kind: str, directory: Path) -> AsyncIterator[SinkTarget]:
+    name, _, option = kind.partition(" ")
+    async with AsyncExitStack() as stack:
+        if name == "file":
+            yield SinkTarget(kind, directory, file_spec(directory / "out", option))
+        elif name == "http":
+            http = await stack.enter_async_context(open_http_target(HttpTarget()))
+            batch = {"maxRecords": 7 if option else 1}
+            spec = FallbackSink.model_validate({"http": {"url": http.url, "batch": batch}})
+            yield SinkTarget(kind, directory, spec, http)
+        else:
+            function = f"{WRITING_SINK}:append"
+            env = {"SINK_TARGET": str(directory / "written")}
+            process = SidecarSpec(python_command(function), role="sink", pipeline="p", vertex="out", env=env)
+            client = await stack.enter_async_context(open_sidecar(process, log=lambda _, line: None))
+            spec = FallbackSink.model_validate({"udsink": {"python": function}})
+            yield SinkTarget(kind, directory, spec, udf_client=client)
