@@ -34,12 +34,8 @@ MAY_PRINT = ("millstream/cli/", "millstream/local/", "examples/", "benchmarks/",
 
 STARTS_UNOWNED_TASKS = frozenset({"create_task", "ensure_future"})
 MAY_START_UNOWNED_TASKS = frozenset({
-    # A read that is given up must not look like the cancellation of the stream it reads from.
-    "services/udf_sdk/millstream_udf/server.py",
     # The two directions of a connection end together, awaited by the function that started them.
     "millstream/testing/lossy_path.py",
-    # The writing half of a stream is ended and awaited by its reading half, whatever ended that.
-    "millstream/udf/stream.py",
 })  # fmt: skip
 """Files that may start a task outside a TaskGroup, each with its reason. Tests may, if they keep it."""
 

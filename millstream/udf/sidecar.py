@@ -214,7 +214,7 @@ class Sidecar(GrpcUdfClient):
         self._socket.unlink(missing_ok=True)
         process = await asyncio.create_subprocess_exec(
             *tethered(list(spec.command)),
-            env=os.environ | self._environment(),
+            env=self._environment(),
             cwd=spec.cwd,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
@@ -248,7 +248,10 @@ class Sidecar(GrpcUdfClient):
 
     def _environment(self) -> dict[str, str]:
         spec = self._spec
+        # What this process tells gRPC about forking (see `millstream.udf`) is not meant for others.
+        inherited = {name: value for name, value in os.environ.items() if name != "GRPC_ENABLE_FORK_SUPPORT"}
         return {
+            **inherited,
             **spec.env,
             SOCKET_VARIABLE: str(self._socket),
             "MILLSTREAM_PIPELINE": spec.pipeline,

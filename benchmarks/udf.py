@@ -1,0 +1,116 @@
+"""How fast a Python function is, by itself and behind its socket.
+
+    python benchmarks/udf.py [--seconds 3] [--json]
+
+Three figures:
+  * stage: the function stage alone (unpack columns, call, pack), records per second of CPU;
+  * stream: the same function in its own process, over the gRPC stream, records per second of wall clock;
+  * slow: an async function that waits 20 ms a record with 500 in flight; its limit is 25,000 records/s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import runpy
+import sys
+import time
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from millstream.frame import build_frame
+from millstream.udf.protocol import StreamName
+from millstream.udf.sidecar import SidecarSpec, open_sidecar, python_command
+from millstream_udf.answering import answer_map, context_of
+from millstream_udf.definition import define
+from millstream_udf.execution import open_function
+from millstream_udf.wire.udf.v1 import udf_pb2
+
+RECORD_BYTES = 100
+SLOW_DELAY_S = 0.02
+SLOW_IN_FLIGHT = 500
+FUNCTIONS = Path(__file__).parent / "udf_functions.py"
+
+
+def frame_of(records: int) -> bytes:
+    """Values of random-looking, equal size."""
+    values = [b"%0*d" % (RECORD_BYTES, index) for index in range(records)]
+    return build_frame(values, array("q", range(records)), ingest_time_us=0).encode()
+
+
+async def measure_stage(function: Callable[..., Any], records: int, seconds: float) -> float:
+    """Records per second of CPU."""
+    hello = udf_pb2.Hello(protocol_version=1, kind=udf_pb2.KIND_MAP)
+    call = udf_pb2.SealedMapCall(call_id=1, frame=frame_of(records))
+    async with open_function(define(function, "function"), context_of(hello)) as opened:
+        lane = opened.lane()
+        await answer_map(lane, hello, call)
+        calls, began, ends = 0, time.process_time(), time.monotonic() + seconds
+        while time.monotonic() < ends:
+            await answer_map(lane, hello, call)
+            calls += 1
+        return calls * records / (time.process_time() - began)
+
+
+async def measure_stream(function: str, records: int, in_flight: int, seconds: float, env: dict[str, str]) -> float:
+    """Records per second of wall clock, through a process of its own."""
+    frame = frame_of(records)
+    done = 0
+    spec = SidecarSpec(python_command(f"{FUNCTIONS}:{function}"), "udf", "benchmark", function, env=env)
+    async with (
+        open_sidecar(spec, log=lambda _, line: print(line, file=sys.stderr)) as sidecar,
+        sidecar.open_map(udf_pb2.KIND_MAP, StreamName("benchmark", function, "in.0", 0)) as stream,
+    ):
+        await stream.call(frame, watermark_us=0)
+        began = time.monotonic()
+
+        async def caller() -> None:
+            nonlocal done
+            while time.monotonic() - began < seconds:
+                answer = await stream.call(frame, watermark_us=0)
+                done += answer.records
+
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(in_flight):
+                tasks.create_task(caller())
+        return done / (time.monotonic() - began)
+
+
+async def measure(seconds: float) -> dict[str, float]:
+    """All figures."""
+    functions = runpy.run_path(str(FUNCTIONS))
+    figures = {}
+    for name in ("identity", "take_record", "give_message", "keep_half"):
+        for records in (1, 2000, 4096):
+            if records > 1 or name == "identity":
+                rate = await measure_stage(functions[name], records, seconds / 4)
+                figures[f"stage {name} frames of {records}"] = rate
+    for records, in_flight in ((1, 1), (1, 16), (500, 8), (2000, 8), (4096, 8)):
+        rate = await measure_stream("identity", records, in_flight, seconds, {})
+        figures[f"stream identity frames of {records} in flight {in_flight}"] = rate
+    for records, in_flight in ((50, 10), (100, 6), (500, 2), (1, 500)):
+        env = {"MILLSTREAM_UDF_CONCURRENCY": str(SLOW_IN_FLIGHT)}
+        rate = await measure_stream("slow", records, in_flight, seconds, env)
+        figures[f"slow frames of {records} calls {in_flight} share of limit"] = rate / (SLOW_IN_FLIGHT / SLOW_DELAY_S)
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=2.0, help="for each stream figure")
+    parser.add_argument("--json", action="store_true", help="one object on the last line")
+    arguments = parser.parse_args()
+    figures = uvloop.run(measure(arguments.seconds))
+    for name, figure in figures.items():
+        print(f"{name:50} {figure:12,.2f}" if figure < 10 else f"{name:50} {figure:12,.0f}")
+    if arguments.json:
+        print(json.dumps({name: round(figure, 3) for name, figure in figures.items()}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""Real sidecars in every language that is at hand, and frames to call them with."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from array import array
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from millstream.frame import build_frame
+from millstream.udf.protocol import MapStream, StreamName
+from millstream.udf.sidecar import Sidecar, SidecarSpec, open_sidecar, python_command
+from millstream_udf import columns
+from millstream_udf.wire.udf.v1 import udf_pb2
+
+HERE = Path(__file__).parent
+GO_EXAMPLE = HERE.parents[2] / "examples" / "udf-go"
+NAME = StreamName("flights", "clean", "in-clean.0", 0)
+
+Lines = list[tuple[str, str]]
+Open = Callable[[Sequence[str]], AbstractAsyncContextManager[Sidecar]]
+
+
+@pytest.fixture(scope="session")
+def go_command(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The Go function, built."""
+    go = shutil.which("go")
+    if go is None:
+        pytest.skip("no Go toolchain on the PATH: that the protocol works without Python is not tested here")
+    binary = tmp_path_factory.mktemp("udf-go") / "conformance"
+    built = subprocess.run(
+        [go, "build", "-o", str(binary), "./conformance"],
+        cwd=GO_EXAMPLE,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert built.returncode == 0, f"the Go function does not build:\n{built.stderr}"
+    return [str(binary)]
+
+
+@pytest.fixture(params=["python", "go"])
+def command(request: pytest.FixtureRequest) -> list[str]:
+    """The function of the suite, in each language."""
+    if request.param == "go":
+        built: list[str] = request.getfixturevalue("go_command")
+        return built
+    return python_command(f"{HERE / 'conformance.py'}:obey")
+
+
+@pytest.fixture
+def lines() -> Lines:
+    """What sidecars print."""
+    return []
+
+
+@pytest.fixture
+def open_function(lines: Lines) -> Open:
+    """Opens a sidecar of a command."""
+
+    def opened(command: Sequence[str]) -> AbstractAsyncContextManager[Sidecar]:
+        spec = SidecarSpec(command, "udf", NAME.pipeline, NAME.vertex, start_timeout_s=30, stop_timeout_s=10)
+        return open_sidecar(spec, log=lambda stream, line: lines.append((stream, line)))
+
+    return opened
+
+
+@pytest_asyncio.fixture
+async def sidecar(command: list[str], open_function: Open) -> AsyncIterator[Sidecar]:
+    """The function of the suite, running."""
+    async with open_function(command) as running:
+        yield running
+
+
+@pytest_asyncio.fixture
+async def stream(sidecar: Sidecar) -> AsyncIterator[MapStream]:
+    """An open map stream of it."""
+    async with sidecar.open_map(udf_pb2.KIND_MAP, NAME) as opened:
+        yield opened
+
+
+def frame_of(
+    values: Sequence[bytes],
+    *,
+    keys: Sequence[Sequence[bytes]] | None = None,
+    headers: Sequence[Mapping[str, bytes]] | None = None,
+) -> bytes:
+    """An encoded frame."""
+    times = array("q", range(1000, 1000 + len(values)))
+    return build_frame(values, times, ingest_time_us=1, keys=keys, headers=headers).encode()
+
+
+def values_of(answer: udf_pb2.SealedMapAnswer) -> list[bytes]:
+    """Values of the outputs."""
+    return columns.unpack_bytes(answer.values)
+
+
+def parents_of(answer: udf_pb2.SealedMapAnswer) -> list[int]:
+    """Input of each output."""
+    return columns.unpack_offsets(answer.parents).tolist() if answer.parents else list(range(answer.records))

@@ -1,0 +1,205 @@
+"""Servers that break the protocol: the caller says what they did, and waits for ever for nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from millstream.errors import UdfError
+from millstream.udf.client import open_udf_client
+from millstream.udf.protocol import MapStream
+from millstream_udf import columns
+from millstream_udf.wire.udf.v1 import udf_pb2
+from tests.contract.udf.conftest import NAME, frame_of
+
+Answers = Callable[[udf_pb2.SealedMapCall], Iterator[bytes]]
+WELCOME = udf_pb2.Welcome(protocol_version=1, calls_max=4)
+
+
+def answer(call: udf_pb2.SealedMapCall, **changes: Any) -> bytes:
+    """A right answer of one output per input (two of them), changed."""
+    fields: dict[str, Any] = {"call_id": call.call_id, "records": 2, "values": columns.pack_bytes([b"a", b"b"])}
+    return udf_pb2.SealedMapResponse(answer=udf_pb2.SealedMapAnswer(**(fields | changes))).SerializeToString()
+
+
+@asynccontextmanager
+async def serving(
+    directory: Path,
+    answers: Answers,
+    *,
+    welcome: bytes | None = None,
+    description: udf_pb2.DescribeResponse | None = None,
+    greet: Callable[[Any], Awaitable[None]] | None = None,
+) -> AsyncIterator[MapStream]:
+    """A map stream to a server that answers each call with whatever `answers` gives."""
+    described = description or udf_pb2.DescribeResponse(protocol_version=1, kinds=[udf_pb2.KIND_MAP])
+
+    async def describe(request: bytes, context: Any) -> bytes:
+        return described.SerializeToString()
+
+    async def serve_map(_: Any, context: Any) -> None:
+        if greet is not None:
+            await greet(context)
+        await context.read()
+        await context.write(welcome or udf_pb2.SealedMapResponse(welcome=WELCOME).SerializeToString())
+        while (data := await context.read()) is not grpc.aio.EOF:
+            for reply in answers(udf_pb2.SealedMapRequest.FromString(data).call):
+                await context.write(reply)
+
+    server = grpc.aio.server()
+    methods: dict[str, Any] = {
+        "Describe": grpc.unary_unary_rpc_method_handler(describe),
+        "Map": grpc.stream_stream_rpc_method_handler(serve_map),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("millstream.udf.v1.Udf", methods),))
+    server.add_insecure_port(f"unix:{directory}/s")
+    await server.start()
+    try:
+        async with (
+            asyncio.timeout(20),
+            open_udf_client(f"unix:{directory}/s", timeout_s=10) as client,
+            client.open_map(udf_pb2.KIND_MAP, NAME) as stream,
+        ):
+            yield stream
+    finally:
+        await server.stop(None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"records": 3}, "says it has 3 outputs, and has 2 values"),
+        ({"call_id": 77}, "answered call 77, which nobody made"),
+        ({"call_id": 0}, "answered call 0, which nobody made"),
+        ({"records": 1, "values": columns.pack_bytes([b"a"])}, "1 outputs for 2 inputs, and no column parents"),
+        ({"parents": columns.pack_offsets([1, 0])}, "parents fall"),
+        ({"parents": columns.pack_offsets([0, 2])}, "came from input 2 of 2"),
+        ({"parents": columns.pack_offsets([0])}, "2 outputs, and 1 parents"),
+        ({"parents": b"abc"}, "not a multiple of 4"),
+        ({"values": b"\xff\xff"}, "not a column"),
+        ({"keys": columns.pack_lists([[b"a"]])}, "1 entries in keys"),
+        ({"tags": columns.pack_lists([[b"a"], [b"b"], [b"c"]])}, "3 entries in tags"),
+        ({"headers": columns.pack_headers([{"a": b"b"}])}, "1 entries in headers"),
+        ({"event_times_us": columns.pack_times([1])}, "8 bytes of event times"),
+        ({"outcomes": [udf_pb2.Outcome(index=2, result=udf_pb2.Outcome.RESULT_DROP)]}, "input 2 of 2"),
+        ({"outcomes": [udf_pb2.Outcome(index=1, result=udf_pb2.Outcome.RESULT_DROP)]}, "both an outcome and an output"),
+        ({"outcomes": [udf_pb2.Outcome(index=0)]}, "has no result"),
+        (
+            {
+                "records": 0,
+                "values": b"",
+                "outcomes": [udf_pb2.Outcome(index=1, result=udf_pb2.Outcome.RESULT_DROP)] * 2,
+            },
+            "two outcomes speak of input 1",
+        ),
+    ],
+)
+async def test_an_answer_that_does_not_fit(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    async with serving(tmp_path, lambda call: iter([answer(call, **changes)])) as stream:
+        with pytest.raises(UdfError, match=message) as error:
+            await stream.call(frame_of([b"a", b"b"]), watermark_us=0)
+        assert "flights/clean/in-clean.0" in str(error.value)
+
+
+async def test_an_answer_twice(tmp_path: Path) -> None:
+    async with serving(tmp_path, lambda call: iter([answer(call), answer(call)])) as stream:
+        await stream.call(frame_of([b"a", b"b"]), watermark_us=0)
+        # The second answer may come before or after the next call is made.
+        with pytest.raises(UdfError, match="answered call 1 twice"):
+            await asyncio.gather(*(stream.call(frame_of([b"a", b"b"]), watermark_us=0) for _ in range(3)))
+
+
+async def test_every_waiting_call_hears_of_a_breach(tmp_path: Path) -> None:
+    def third_is_wrong(call: udf_pb2.SealedMapCall) -> Iterator[bytes]:
+        if call.call_id == 3:
+            yield b"\xff"
+
+    async with serving(tmp_path, third_is_wrong) as stream:
+        calls = [stream.call(frame_of([b"a", b"b"]), watermark_us=0) for _ in range(10)]
+        errors = await asyncio.gather(*calls, return_exceptions=True)
+    assert len(errors) == 10
+    assert all(isinstance(error, UdfError) and "no message of the protocol" in str(error) for error in errors)
+
+
+@pytest.mark.parametrize(
+    ("welcome", "message"),
+    [
+        (
+            udf_pb2.Welcome(protocol_version=2, calls_max=1),
+            "speaks version 2 of the protocol, and this Mill.* version 1",
+        ),
+        (udf_pb2.Welcome(protocol_version=1), "allows no calls"),
+    ],
+)
+async def test_a_welcome_that_does_not_fit(tmp_path: Path, welcome: udf_pb2.Welcome, message: str) -> None:
+    data = udf_pb2.SealedMapResponse(welcome=welcome).SerializeToString()
+    with pytest.raises(UdfError, match=message):
+        async with serving(tmp_path, lambda call: iter(()), welcome=data):
+            pass
+
+
+async def test_no_welcome(tmp_path: Path) -> None:
+    data = udf_pb2.SealedMapResponse(answer=udf_pb2.SealedMapAnswer()).SerializeToString()
+    with pytest.raises(UdfError, match="first message is not Welcome"):
+        async with serving(tmp_path, lambda call: iter(()), welcome=data):
+            pass
+
+
+async def test_an_older_protocol(tmp_path: Path) -> None:
+    old = udf_pb2.DescribeResponse(protocol_version=0, language="cobol", sdk_version="0.0.1")
+    with pytest.raises(UdfError, match=r"version 0 .* install a newer SDK \(cobol, 0\.0\.1\)"):
+        async with serving(tmp_path, lambda call: iter(()), description=old):
+            pass
+
+
+async def test_a_server_that_refuses(tmp_path: Path) -> None:
+    async def refuse(context: Any) -> None:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "I only serve on Mondays")
+
+    with pytest.raises(UdfError, match="does not serve this kind: I only serve on Mondays"):
+        async with serving(tmp_path, lambda call: iter(()), greet=refuse):
+            pass
+
+
+async def test_calls_in_flight_are_bounded_and_in_order(tmp_path: Path) -> None:
+    held: list[udf_pb2.SealedMapCall] = []
+    most = 0
+
+    def in_fours(call: udf_pb2.SealedMapCall) -> Iterator[bytes]:
+        nonlocal most
+        held.append(call)
+        most = max(most, len(held))
+        if len(held) == WELCOME.calls_max:
+            # In any order.
+            for one in reversed(held):
+                yield answer(one, values=columns.pack_bytes([b"%d" % one.call_id] * 2))
+            held.clear()
+
+    async with serving(tmp_path, in_fours) as stream:
+        assert stream.calls_max == 4
+        answers = await asyncio.gather(*(stream.call(frame_of([b"a", b"b"]), watermark_us=0) for _ in range(40)))
+    assert most == 4
+    assert [columns.unpack_bytes(one.values)[0] for one in answers] == [b"%d" % n for n in range(1, 41)]
+
+
+async def test_a_call_that_was_given_up_is_not_missed(tmp_path: Path) -> None:
+    async with serving(tmp_path, lambda call: iter([answer(call)])) as stream:
+        async with asyncio.TaskGroup() as tasks:
+            given_up = tasks.create_task(stream.call(frame_of([b"a", b"b"]), watermark_us=0))
+            await asyncio.sleep(0)
+            given_up.cancel()
+        assert given_up.cancelled()
+        assert (await stream.call(frame_of([b"a", b"b"]), watermark_us=0)).records == 2
+
+
+async def test_nobody_there(tmp_path: Path) -> None:
+    with pytest.raises(UdfError, match=r"no function answered at unix:.* within 0\.2 s"):
+        async with open_udf_client(f"unix:{tmp_path}/nobody", timeout_s=0.2):
+            pass

@@ -1,0 +1,167 @@
+"""What any sidecar has to do, in whatever language: one suite over real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from millstream.errors import UdfError
+from millstream.udf.protocol import MapStream
+from millstream.udf.sidecar import Sidecar, python_command
+from millstream_udf import columns
+from millstream_udf.wire.udf.v1 import udf_pb2
+from tests.contract.udf.conftest import NAME, Open, frame_of, parents_of, values_of
+
+TIMEOUT_S = 30
+
+
+async def call(stream: MapStream, *values: bytes) -> udf_pb2.SealedMapAnswer:
+    async with asyncio.timeout(TIMEOUT_S):
+        return await stream.call(frame_of(values), watermark_us=0)
+
+
+async def test_one_output_each(stream: MapStream) -> None:
+    answer = await call(stream, b"a", b"", b"c")
+    assert values_of(answer) == [b"A", b"", b"C"]
+    assert parents_of(answer) == [0, 1, 2]
+    assert not answer.outcomes
+
+
+async def test_none_one_and_many_outputs(stream: MapStream) -> None:
+    answer = await call(stream, b"none", b"split:a,b,c", b"x", b"none")
+    assert values_of(answer) == [b"a", b"b", b"c", b"X"]
+    assert parents_of(answer) == [1, 1, 1, 2]
+
+
+async def test_all_filtered(stream: MapStream) -> None:
+    answer = await call(stream, b"none", b"none")
+    assert answer.records == 0
+    assert not answer.outcomes
+
+
+async def test_keys_tags_and_headers(stream: MapStream) -> None:
+    frame = frame_of([b"dress:x", b"y"], keys=[[b"old"], [b"old", b"two"]], headers=[{"a": b"1"}, {"b": b"2"}])
+    answer = await stream.call(frame, watermark_us=0)
+    assert values_of(answer) == [b"x", b"Y"]
+    assert columns.unpack_lists(answer.keys, 2) == [(b"new", b"key"), (b"old", b"two")]
+    assert columns.unpack_lists(answer.tags, 2) == [(b"late", b"red"), ()]
+    assert columns.unpack_headers(answer.headers, 2) == [{"colour": b"red"}, {"b": b"2"}]
+
+
+async def test_outcomes_leave_neighbours_alone(stream: MapStream) -> None:
+    answer = await call(stream, b"a", b"fail:why", b"b", b"retry", b"dead:poison", b"drop:unwanted", b"c")
+    assert values_of(answer) == [b"A", b"B", b"C"]
+    assert parents_of(answer) == [0, 2, 6]
+    kinds = {outcome.index: outcome for outcome in answer.outcomes}
+    assert sorted(kinds) == [1, 3, 4, 5]
+    assert kinds[1].result == udf_pb2.Outcome.RESULT_ERROR
+    assert "failed: why" in kinds[1].reason
+    assert kinds[3].result == udf_pb2.Outcome.RESULT_RETRY
+    assert kinds[3].delay_us == 250_000
+    assert (kinds[4].result, kinds[4].reason) == (udf_pb2.Outcome.RESULT_DEAD_LETTER, "poison")
+    assert (kinds[5].result, kinds[5].reason) == (udf_pb2.Outcome.RESULT_DROP, "unwanted")
+
+
+async def test_answers_belong_to_their_calls(stream: MapStream) -> None:
+    async with asyncio.timeout(TIMEOUT_S):
+        answers = await asyncio.gather(
+            *(stream.call(frame_of([b"%d" % n] * (1 + n % 7)), watermark_us=0) for n in range(200))
+        )
+    assert [values_of(answer) for answer in answers] == [[b"%d" % n] * (1 + n % 7) for n in range(200)]
+
+
+async def test_lanes_share_a_process(sidecar: Sidecar) -> None:
+    async with (
+        sidecar.open_map(udf_pb2.KIND_MAP, NAME) as one,
+        sidecar.open_map(udf_pb2.KIND_MAP, NAME) as two,
+    ):
+        answers = await asyncio.gather(call(one, b"a"), call(two, b"b"))
+    assert [values_of(answer) for answer in answers] == [[b"A"], [b"B"]]
+
+
+async def test_a_large_frame_goes_through(stream: MapStream) -> None:
+    values = [b"v" * 1000] * 4096
+    assert values_of(await call(stream, *values)) == [b"V" * 1000] * 4096
+
+
+async def test_a_crash_in_the_middle_is_answered_once(stream: MapStream, sidecar: Sidecar, tmp_path: Path) -> None:
+    crash = b"exit:" + os.fsencode(tmp_path / "crashed")
+    async with asyncio.timeout(TIMEOUT_S):
+        answers = await asyncio.gather(*(call(stream, value) for value in (b"a", crash, b"b", b"c")))
+    assert [values_of(answer) for answer in answers] == [[b"A"], [crash.upper()], [b"B"], [b"C"]]
+    assert sidecar.statistics().restarts == 1
+
+
+async def test_killed_under_load(stream: MapStream, sidecar: Sidecar) -> None:
+    answered: list[list[bytes]] = []
+    halfway = asyncio.Event()
+
+    async def one(number: int) -> None:
+        answer = await stream.call(frame_of([b"%d" % number] * 100), watermark_us=0)
+        answered.append(values_of(answer))
+        if len(answered) == 100:
+            halfway.set()
+
+    async with asyncio.timeout(TIMEOUT_S), asyncio.TaskGroup() as tasks:
+        for number in range(400):
+            tasks.create_task(one(number))
+        await halfway.wait()
+        pid = sidecar.statistics().pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+    assert sorted(answered) == sorted([b"%d" % number] * 100 for number in range(400))
+    assert sidecar.statistics().restarts == 1
+
+
+async def test_drain_answers_what_is_held(stream: MapStream, sidecar: Sidecar, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    async with asyncio.TaskGroup() as tasks:
+        held = tasks.create_task(call(stream, b"wait:" + os.fsencode(gate)))
+        async with asyncio.timeout(TIMEOUT_S):
+            while not gate.with_suffix(".begun").exists():  # noqa: ASYNC110 - another process makes the file
+                await asyncio.sleep(0.005)
+        pid = sidecar.statistics().pid
+        assert pid is not None
+        os.kill(pid, signal.SIGTERM)
+        gate.touch()
+    # Not sent again: a second time it would have failed.
+    assert values_of(held.result()) == [b"WAIT:" + os.fsencode(gate).upper()]
+    # It did end, and the next one serves.
+    assert values_of(await call(stream, b"after")) == [b"AFTER"]
+
+
+async def test_an_answer_that_is_too_large_is_told(stream: MapStream) -> None:
+    # A server may say so itself, or be cut off by gRPC.
+    try:
+        told = (await call(stream, b"large")).error
+    except UdfError as error:
+        told = str(error)
+    assert "larger than" in told or "the limit is 67,108,864" in told
+
+
+async def test_a_kind_it_does_not_serve(sidecar: Sidecar) -> None:
+    with pytest.raises(UdfError, match=r"flights/clean: the function serves map.*needs a sink"):
+        async with sidecar.open_sink(NAME):
+            pass
+
+
+async def test_output_lines_are_passed_on(open_function: Open, lines: list[tuple[str, str]], tmp_path: Path) -> None:
+    script = tmp_path / "talks.py"
+    script.write_text(
+        "import sys\n"
+        "def process(value):\n"
+        "    print('out', value.decode())\n"
+        "    print('err', value.decode(), file=sys.stderr)\n"
+        "    return value\n"
+    )
+    async with (
+        open_function(python_command(f"{script}:process")) as sidecar,
+        sidecar.open_map(udf_pb2.KIND_MAP, NAME) as stream,
+    ):
+        await call(stream, b"x")
+    assert ("stdout", "out x") in lines
+    assert ("stderr", "err x") in lines
