@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import subprocess
+import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -20,6 +22,7 @@ from millstream_writer.sinks import file_formats, file_parquet
 from millstream_writer.sinks.file_formats import NOT_AN_OBJECT, NOT_JSON, WRONG_TYPE, Csv, FileFormat, JsonLines
 from millstream_writer.sinks.file_parquet import Parquet
 from tests.unit.writer.sink_frames import sink_frame
+from tools.style import REPOSITORY
 
 COLUMNS = tuple(
     Column.model_validate({"name": name, "type": type_})
@@ -244,3 +247,23 @@ def test_the_fast_way_is_taken_for_plain_objects() -> None:
     table = Parquet(COLUMNS)._parse_all(values)
     assert isinstance(table, pa.Table)
     assert table.num_rows == 100
+
+
+def test_the_fast_way_does_not_bring_pandas_in() -> None:
+    """Half a second, and more memory than all the rest of a sink's process."""
+    code = """
+import sys
+from millstream.spec.sources import Column
+from millstream_writer.sinks.file_parquet import Parquet
+from tests.unit.writer.sink_frames import sink_frame
+columns = [Column.model_validate({"name": name, "type": kind}) for name, kind in (("t", "timestamp"), ("f", "float"))]
+frame = sink_frame([b'{"t": "2013-01-01T00:00:00", "f": 1}', b'{"t": null}'], 1).frame
+for parquet in (Parquet(columns), Parquet(())):
+    converted = parquet.convert(frame)
+    assert len(converted.rows) == 2
+    body = parquet.begin()
+    body.add(converted.content, 0, 2)
+    body.finish()
+sys.exit("pandas" in sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, cwd=REPOSITORY)

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import io
 import re
+from array import array
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import accumulate
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -33,8 +35,13 @@ NESTING_MAX = 500
 
 _CONSTANT = re.compile(rb"[:,\[]\s*-?(?:NaN|Inf(?:inity)?)\s*[,\]}]")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_EARLIEST = pa.scalar((datetime(1, 1, 1, tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1))
-_LATEST = pa.scalar((datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1))
+_TIMES_US = [
+    (moment - _EPOCH) // timedelta(microseconds=1)
+    for moment in (datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC))
+]
+# Made of buffers here and below: where pandas is installed, `pa.array` and `pa.scalar` import it, which takes half a
+# second and more memory than everything else in this process.
+_EARLIEST, _LATEST = pa.Array.from_buffers(pa.int64(), 2, [None, pa.py_buffer(array("q", _TIMES_US))])
 """Times that Python has too lie between these two."""
 
 _TIMESTAMP = pa.timestamp("us", tz="UTC")
@@ -45,6 +52,8 @@ _TYPES: dict[str, pa.DataType] = {
     "bool": pa.bool_(),
     "timestamp": _TIMESTAMP,
 }
+_ZULU = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(array("i", [0, 1])), pa.py_buffer(b"Z")])[0]
+_NOTHING = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(array("i", [0, 0])), pa.py_buffer(b"")])[0]
 _OFFSET = r"(?:[zZ]|[+-]\d\d:?\d\d)$"
 _BINARY = pa.schema([pa.field("value", pa.binary(), nullable=False)])
 
@@ -108,7 +117,7 @@ class Parquet:
                 has_offset = pc.match_substring_regex(column, _OFFSET)
                 if pc.all(has_offset).as_py() is False:
                     # The stubs want all of one shape; a scalar goes with every item.
-                    zoned = pc.binary_join_element_wise(column, "Z", "")  # type: ignore[call-overload]
+                    zoned = pc.binary_join_element_wise(column, _ZULU, _NOTHING)  # type: ignore[call-overload]
                     column = pc.if_else(has_offset, column, zoned)
                 column = pc.cast(column, _TIMESTAMP)
                 times_us = column.cast(pa.int64())
@@ -194,4 +203,7 @@ class _Caught(io.RawIOBase):
 
 
 def _values_table(frame: Frame) -> pa.Table:
-    return pa.Table.from_arrays([pa.array(frame.values(), pa.binary())], schema=_BINARY)
+    values = frame.values()
+    offsets = array("i", accumulate(map(len, values), initial=0))
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(values))]
+    return pa.Table.from_arrays([pa.Array.from_buffers(pa.binary(), len(values), buffers)], schema=_BINARY)
