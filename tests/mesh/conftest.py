@@ -119,7 +119,9 @@ class PipelineFiles:
     @staticmethod
     def file_sink(name: str, *, more: str = "") -> str:
         """YAML of a JSON lines sink into a directory of its own name."""
-        return f"- name: {name}\n  sink: {{file: {{path: {name}, format: jsonl}}}}\n{more}"
+        return (
+            f"- name: {name}\n  sink: {{file: {{path: {name}, format: jsonl, rolling: {{maxAge: 200ms}}}}}}}}\n{more}"
+        )
 
 
 @pytest.fixture

@@ -1,0 +1,124 @@
+"""`millstream` as users run it: a process of its own, in a directory of its own, looked at through its files."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+LIMIT_S = 60.0
+_POLL_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a command ended."""
+
+    exit_code: int
+    out: str
+    err: str
+
+
+class Running:
+    """One `millstream` process that runs."""
+
+    def __init__(self, process: asyncio.subprocess.Process, directory: Path, name: str) -> None:
+        self.process = process
+        self._directory = directory
+        self._name = name
+
+    @property
+    def data(self) -> Path:
+        """The data directory of a run."""
+        return self._directory / ".millstream" / self._name
+
+    def interrupt(self) -> None:
+        """Ctrl-C."""
+        self.process.send_signal(signal.SIGINT)
+
+    def kill(self) -> None:
+        self.process.kill()
+
+    async def ended(self) -> Ended:
+        async with asyncio.timeout(LIMIT_S):
+            out, err = await self.process.communicate()
+        assert self.process.returncode is not None
+        return Ended(self.process.returncode, out.decode(), err.decode())
+
+    def json(self, name: str) -> dict[str, Any]:
+        """A file of the data directory; empty when it is not there yet."""
+        try:
+            data: dict[str, Any] = json.loads((self.data / name).read_text())
+        except FileNotFoundError:
+            return {}
+        return data
+
+    def records(self, vertex: str) -> int:
+        """Input records the vertex is done with, as the status says."""
+        vertices = self.json("status.json").get("vertices", [])
+        return sum(one["records"] for one in vertices if one["vertex"] == vertex)
+
+    def pids(self) -> dict[str, int]:
+        """Processes of the run, by name."""
+        return {one["name"]: one["identity"]["pid"] for one in self.json("runtime.json").get("processes", [])}
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for something, as long as the process runs."""
+        async with asyncio.timeout(LIMIT_S):
+            while not condition():
+                assert self.process.returncode is None, (await self.ended()).err
+                await asyncio.sleep(_POLL_S)
+
+
+@asynccontextmanager
+async def start(directory: Path, *arguments: str, name: str = "p") -> AsyncIterator[Running]:
+    """Start `millstream` with these arguments; killed, with all it has started, when the block ends."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "millstream", *arguments),
+        cwd=directory,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+    )
+    family: list[psutil.Process] = []
+    try:
+        yield Running(process, directory, name)
+    finally:
+        with suppress(ProcessLookupError, psutil.NoSuchProcess):
+            family = psutil.Process(process.pid).children(recursive=True)
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.communicate()
+        # They end because the runner has: a test that leaves one behind fails here.
+        _, left = await asyncio.to_thread(psutil.wait_procs, family, 10)
+        assert not left
+
+
+async def command(directory: Path, *arguments: str) -> Ended:
+    """Run `millstream` with these arguments to its end."""
+    async with start(directory, *arguments) as running:
+        return await running.ended()
+
+
+async def until_gone(pids: list[int]) -> None:
+    """Wait until none of these processes runs any more."""
+    async with asyncio.timeout(10):
+        while any(map(_runs, pids)):  # noqa: ASYNC110  # another process has no event to wait for
+            await asyncio.sleep(_POLL_S)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

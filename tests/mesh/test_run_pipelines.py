@@ -1,0 +1,191 @@
+"""`millstream run` from start to end: ends by itself, drains, goes on, whatever is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.mesh.running import command, start, until_gone
+
+if TYPE_CHECKING:
+    from tests.mesh.conftest import PipelineFiles
+
+RECORDS = 60_000
+PACE = {"rpu": 20_000}
+"""Slow enough to be met while it runs, fast enough to end in a few seconds."""
+
+
+def numbered(files: PipelineFiles, records: int = RECORDS, **options: object) -> Path:
+    return files.write(
+        files.generator(records, **options) + files.function("identity") + files.file_sink("out"),
+        ["in -> map", "map -> out"],
+        # The source cannot be far ahead of the sink, so what is asked for while it runs finds it running.
+        more="limits: {bufferMaxLength: 4000}",
+    )
+
+
+def assert_each_once(files: PipelineFiles, records: int = RECORDS) -> None:
+    assert files.numbers("out") == list(range(records))
+
+
+@pytest.mark.guarantee("I2")
+async def test_a_bounded_pipeline_ends_by_itself_and_is_found_ended_the_next_time(
+    files: PipelineFiles, tmp_path: Path
+) -> None:
+    numbered(files, rpu=0)
+    first = await command(tmp_path, "run", "pipeline.yaml")
+    assert first.exit_code == 0, first.err
+    assert "account: BALANCED" in first.out
+    assert "ended: everything has been processed" in first.out
+    assert_each_once(files)
+    status = json.loads((await command(tmp_path, "status", "--json")).out)
+    assert not status["running"]
+    assert status["state"] == "ended"
+    assert status["durability"] == "fsync (verified)"
+    assert [vertex["records"] for vertex in status["vertices"]] == [RECORDS] * 3
+
+    second = await command(tmp_path, "run", "pipeline.yaml", "--quiet")
+    assert (second.exit_code, second.out, second.err) == (0, "", "")
+    assert_each_once(files)
+
+    shutil.rmtree(tmp_path / "out")
+    third = await command(tmp_path, "run", "pipeline.yaml", "--fresh")
+    assert third.exit_code == 0, third.err
+    assert_each_once(files)
+
+
+@pytest.mark.guarantee("I1", "I2")
+async def test_ctrl_c_drains_and_the_next_run_goes_on(files: PipelineFiles, tmp_path: Path) -> None:
+    numbered(files, **PACE)
+    async with start(tmp_path, "run", "pipeline.yaml") as run:
+        await run.until(lambda: run.records("out") > 0)
+        pids = run.pids()
+        assert set(pids) == {"broker", "in-0", "map-0", "out-0"}
+        run.interrupt()
+        ended = await run.ended()
+        await until_gone(list(pids.values()))
+        assert run.pids() == {}
+    assert ended.exit_code == 0, ended.err
+    assert "draining" in ended.err
+    assert "account: BALANCED" in ended.out
+    assert "stopped, after" in ended.out
+    assert "wait" not in ended.out
+    before = files.numbers("out")
+    assert 0 < len(before) < RECORDS
+    assert before == list(range(len(before)))
+
+    again = await command(tmp_path, "run", "pipeline.yaml")
+    assert again.exit_code == 0, again.err
+    assert_each_once(files)
+
+
+@pytest.mark.guarantee("I1", "I8", "I9")
+async def test_a_killed_runner_takes_all_with_it_and_the_next_run_goes_on(files: PipelineFiles, tmp_path: Path) -> None:
+    numbered(files, **PACE)
+    async with start(tmp_path, "run", "pipeline.yaml") as run:
+        await run.until(lambda: run.records("out") > 0)
+        pids = run.pids()
+        run.kill()
+        assert (await run.ended()).exit_code == -signal.SIGKILL
+        await until_gone(list(pids.values()))
+    text = (await command(tmp_path, "status")).out
+    assert "interrupted" in text
+    assert "not running" in text
+
+    again = await command(tmp_path, "run", "pipeline.yaml")
+    assert again.exit_code == 0, again.err
+    assert "account: BALANCED" in again.out
+    assert_each_once(files)
+
+
+@pytest.mark.guarantee("I1", "I9")
+async def test_a_run_survives_the_death_of_each_of_its_processes(files: PipelineFiles, tmp_path: Path) -> None:
+    numbered(files, 2 * RECORDS, **PACE)
+    async with start(tmp_path, "run", "pipeline.yaml") as run:
+        await run.until(lambda: run.records("out") > 0)
+        for name in ("broker", "map-0", "out-0", "in-0"):
+            await run.until(lambda name=name: name in run.pids())  # type: ignore[misc]
+            before = run.pids()[name]
+            os.kill(before, signal.SIGKILL)
+            await run.until(lambda name=name, before=before: run.pids().get(name, before) != before)  # type: ignore[misc]
+        ended = await run.ended()
+    assert ended.exit_code == 0, ended.err
+    assert "the broker was ended by SIGKILL; it is started again" in ended.err
+    assert "map-0: was ended by SIGKILL; it is started again" in ended.err
+    assert_each_once(files, 2 * RECORDS)
+
+
+async def test_a_vertex_that_somebody_else_stops_is_started_again(files: PipelineFiles, tmp_path: Path) -> None:
+    numbered(files, **PACE)
+    async with start(tmp_path, "run", "pipeline.yaml") as run:
+        await run.until(lambda: run.records("out") > 0)
+        os.kill(run.pids()["map-0"], signal.SIGTERM)
+        ended = await run.ended()
+    assert ended.exit_code == 0, ended.err
+    assert "map-0: ended before its lanes had" in ended.err
+    assert_each_once(files)
+
+
+async def test_a_second_ctrl_c_ends_at_once_and_loses_nothing(files: PipelineFiles, tmp_path: Path) -> None:
+    numbered(files, **PACE)
+    async with start(tmp_path, "run", "pipeline.yaml") as run:
+        await run.until(lambda: run.records("out") > 0)
+        pids = run.pids()
+        # The broker does not answer, so the drain cannot end.
+        os.kill(pids["broker"], signal.SIGSTOP)
+        run.interrupt()
+        await run.until(lambda: run.json("status.json")["states"]["in"] == "draining")
+        run.interrupt()
+        ended = await run.ended()
+        await until_gone(list(pids.values()))
+    assert ended.exit_code == 130
+    assert "stopped at once" in ended.out
+    again = await command(tmp_path, "run", "pipeline.yaml")
+    assert again.exit_code == 0, again.err
+    assert_each_once(files)
+
+
+async def test_a_run_can_be_looked_at_from_outside(files: PipelineFiles, tmp_path: Path) -> None:
+    numbered(files, rpu=1000)
+    async with start(tmp_path, "run", "pipeline.yaml") as run:
+        await run.until(lambda: run.records("out") > 0)
+        refused = await command(tmp_path, "run", "pipeline.yaml")
+        status = json.loads((await command(tmp_path, "status", "--json")).out)
+        os.kill(run.pids()["map-0"], signal.SIGSTOP)
+        await run.until(lambda: run.json("status.json")["vertices"][1]["waiting"] >= 5)
+        peeked = await command(tmp_path, "peek", "in-map", "--count", "3", "--json")
+        again = await command(tmp_path, "peek", "in-map", "--count", "3", "--json")
+        os.kill(run.pids()["map-0"], signal.SIGKILL)
+        os.kill(run.pids()["map-0"], signal.SIGCONT)
+        await run.until(lambda: run.json("status.json")["states"]["map"].endswith("restarted 1x"))
+        logs = await command(tmp_path, "logs", "map")
+        run.interrupt()
+        assert (await run.ended()).exit_code == 0
+
+    assert refused.exit_code == 4
+    assert f"in use by process {run.process.pid}" in refused.err
+    assert status["running"]
+    assert status["state"] == "running"
+    assert {process["name"] for process in status["processes"]} == {"broker", "in-0", "map-0", "out-0"}
+    records = [json.loads(line) for line in peeked.out.splitlines()]
+    assert len(records) == 3
+    first = json.loads(records[0]["value"])["number"]
+    assert [json.loads(record["value"])["number"] for record in records] == [first, first + 1, first + 2]
+    # Nothing was consumed: what lies there can be seen again, unless it has been read and removed meanwhile.
+    assert again.out == peeked.out
+    assert logs.exit_code == 0
+    assert all(" map-0 " in line for line in logs.out.splitlines() if "INFO" in line)
+
+    # The same without a run: what the killed processes left in the buffer, if anything, and an edge there is not.
+    stopped = await command(tmp_path, "peek", "in-map")
+    assert stopped.exit_code == 0, stopped.err
+    assert "buffer in-map.0 holds no records" in stopped.out
+    wrong = await command(tmp_path, "peek", "in-out")
+    assert wrong.exit_code == 2
+    assert "no edge 'in-out'; it has: in-map, map-out" in wrong.err

@@ -1,0 +1,159 @@
+"""What `millstream run` says when it cannot: a message that names the cause and what to do, the right exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.mesh.running import command, start
+
+if TYPE_CHECKING:
+    from tests.mesh.conftest import PipelineFiles
+
+
+def small(files: PipelineFiles, function: str = "identity", records: int = 100) -> Path:
+    return files.write(
+        files.generator(records) + files.function(function) + files.file_sink("out"), ["in -> map", "map -> out"]
+    )
+
+
+async def ran(*arguments: str) -> bool:
+    """Run a program to its end; whether it went well."""
+    process = await asyncio.create_subprocess_exec(*arguments, stderr=asyncio.subprocess.DEVNULL)
+    return await process.wait() == 0
+
+
+async def test_a_typo_and_a_missing_file_are_named_with_their_lines(files: PipelineFiles, tmp_path: Path) -> None:
+    path = small(files)
+    path.write_text(path.read_text().replace("udf: {python", "udf: {pyton").replace("to: out", "to: outt"))
+    ended = await command(tmp_path, "run", "pipeline.yaml")
+    assert ended.exit_code == 2
+    assert "pipeline.yaml:" in ended.err
+    assert "pyton" in ended.err
+    assert "`outt`" in ended.err
+    assert "Traceback" not in ended.err
+    assert not (tmp_path / ".millstream").exists()
+    missing = await command(tmp_path, "run", "no.yaml")
+    assert missing.exit_code == 2
+    assert "no.yaml: there is no such file" in missing.err
+
+
+async def test_a_function_that_fails_stops_the_run_and_nothing_is_lost(files: PipelineFiles, tmp_path: Path) -> None:
+    path = small(files, "picky")
+    failed = await command(tmp_path, "run", "pipeline.yaml")
+    assert failed.exit_code == 3
+    assert "number 1 is bad" in failed.err
+    assert "map-0 ended with exit code 3" in failed.err
+    assert "nothing is lost" in failed.out
+    assert "Traceback" not in failed.err.splitlines()[-1]
+    path.write_text(path.read_text().replace("picky", "identity"))
+    fixed = await command(tmp_path, "run", "pipeline.yaml")
+    assert fixed.exit_code == 0, fixed.err
+    assert files.numbers("out") == list(range(100))
+
+
+async def test_a_command_that_ends_at_once_is_the_users_to_fix(files: PipelineFiles, tmp_path: Path) -> None:
+    path = small(files)
+    path.write_text(path.read_text().replace("{python: 'functions.py:identity'}", "{command: ['false']}"))
+    ended = await command(tmp_path, "run", "pipeline.yaml")
+    assert ended.exit_code == 3
+    assert "map-0 ended with exit code 3" in ended.err
+
+
+async def test_a_changed_pipeline_is_refused_unless_it_starts_over(files: PipelineFiles, tmp_path: Path) -> None:
+    path = small(files)
+    assert (await command(tmp_path, "run", "pipeline.yaml", "--quiet")).exit_code == 0
+    path.write_text(
+        path.read_text()
+        .replace("name: map", "name: mapped\n      partitions: 2")
+        .replace("from: map", "from: mapped")
+        .replace("to: map", "to: mapped")
+    )
+    refused = await command(tmp_path, "run", "pipeline.yaml")
+    assert refused.exit_code == 2
+    assert "vertex map is gone" in refused.err
+    assert "--fresh" in refused.err
+    shutil.rmtree(tmp_path / "out")
+    fresh = await command(tmp_path, "run", "pipeline.yaml", "--fresh")
+    assert fresh.exit_code == 0, fresh.err
+    assert sorted(files.numbers("out")) == list(range(100))
+
+
+async def test_a_port_that_is_taken_is_named(files: PipelineFiles, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        small(files)
+        ended = await command(tmp_path, "run", "pipeline.yaml", "--metrics-port-base", str(port))
+    assert ended.exit_code == 4
+    assert str(port) in ended.err
+    assert "in-0 ended with exit code 4, 4 times in a row without any progress" in ended.err
+
+
+async def test_a_remembered_port_that_is_taken_is_given_up(files: PipelineFiles, tmp_path: Path) -> None:
+    small(files)
+    assert (await command(tmp_path, "run", "pipeline.yaml", "--quiet")).exit_code == 0
+    runtime = tmp_path / ".millstream/p/runtime.json"
+    port = json.loads(runtime.read_text())["nats_port"]
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind(("127.0.0.1", port))
+        taken.listen()
+        ended = await command(tmp_path, "run", "pipeline.yaml")
+    assert ended.exit_code == 0, ended.err
+    assert json.loads(runtime.read_text())["nats_port"] != port
+
+
+async def test_a_directory_that_cannot_be_used_is_named(files: PipelineFiles, tmp_path: Path) -> None:
+    small(files)
+    (tmp_path / "file").write_text("")
+    ended = await command(tmp_path, "run", "pipeline.yaml", "--data-dir", "file/data")
+    assert ended.exit_code == 4
+    assert "cannot use the data directory" in ended.err
+    assert "Traceback" not in ended.err
+
+
+async def test_a_store_the_broker_cannot_open_is_named(files: PipelineFiles, tmp_path: Path) -> None:
+    small(files)
+    (tmp_path / "data/broker").mkdir(parents=True)
+    (tmp_path / "data/broker/store").write_text("not a directory")
+    ended = await command(tmp_path, "run", "pipeline.yaml", "--data-dir", "data")
+    assert ended.exit_code == 4
+    assert "data/broker" in ended.err
+
+
+@pytest.mark.guarantee("I1", "I9")
+async def test_a_full_disk_stops_nothing_for_good(files: PipelineFiles, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if os.geteuid() != 0 or not await ran("mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(disk)):
+        pytest.skip("a disk of its own cannot be mounted here")
+    try:
+        records = 30_000
+        files.write(
+            files.generator(records, msgSize=2000) + files.function("identity") + files.file_sink("out"),
+            ["in -> map", "map -> out"],
+        )
+        async with start(tmp_path, "run", "pipeline.yaml", "--data-dir", "disk/data", name="p") as run:
+            await run.until(lambda: os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize < 1 << 20)
+            assert await ran("mount", "-o", "remount,size=512m", str(disk))
+            ended = await run.ended()
+        assert ended.exit_code == 0, ended.err
+        assert "account: BALANCED" in ended.out
+        assert files.numbers("out") == list(range(records))
+    finally:
+        assert await ran("umount", "--lazy", str(disk))
+
+
+async def test_a_broken_option_and_a_defect_have_their_codes(tmp_path: Path) -> None:
+    assert (await command(tmp_path, "run")).exit_code == 2
+    assert (await command(tmp_path, "status")).exit_code == 2
+    assert (await command(tmp_path, "peek", "in-map")).exit_code == 2
