@@ -1,8 +1,8 @@
 """Event time and keys, read off a record. Pure.
 
-Above it: the sources and the built-in functions, which bring JSON values, CSV columns or headers. It owns the formats of event times and how the
-path of a member is written; it does not know where a value came from. What cannot be read raises `ValueError` with
-what was found and what was expected.
+Above it: the sources and the built-in functions, which bring JSON values, CSV columns or headers. It owns the formats
+of event times and how the path of a member is written; it does not know where a value came from. What cannot be read
+raises `ValueError` with what was found and what was expected.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _number_parser(name: str, unit: str, scale_us: int) -> TimeParser:
 def _scaled(value: object, scale_us: int) -> int:
     if isinstance(value, str):
         # Digits alone are exact as an integer; a fraction is rounded to microseconds.
-        value = int(value) if value.isdecimal() and value.isascii() else float(value)
+        value = int(value) if value.isascii() and value.removeprefix("-").isdecimal() else float(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError
     if isinstance(value, int):

@@ -12,7 +12,7 @@ class Counting:
         self.partitions = partitions
 
     async def read(self, context: Context, records_max: int, timeout_s: float) -> Batch:
-        records = []
+        records: list[Record] = []
         while self.next < END and len(records) < min(records_max, 7):
             records.append(Record(b'{"number":%d}' % self.next, event_time=self.next * 1000, keys=("odd",)))
             self.next += self.partitions

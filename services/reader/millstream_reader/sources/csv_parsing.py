@@ -20,11 +20,10 @@ from typing import NamedTuple
 
 from millstream.errors import UserError
 from millstream.extract import Extraction, shown, time_parser
-from millstream.limits import RECORD_BYTES_MAX
-from millstream_reader.sources.parsing import InvalidLine, Parsed, normal_encoding
+from millstream_reader.sources.parsing import InvalidLine, Parsed, decoded, normal_encoding
 
-# The module's own limit of 128 KiB a field is the process's; a record of ours may be one field.
-csv.field_size_limit(RECORD_BYTES_MAX)
+# The module's own limit is 128 KiB a field, for the whole process. Here, how much is parsed at once is the limit.
+csv.field_size_limit(2**31 - 1)
 
 _BOOLEANS = {"true": "true", "false": "false", "t": "true", "f": "false", "1": "true", "0": "false"}
 _TO_ESCAPE = re.compile(r'[\x00-\x09\x0b-\x1f"\\]')
@@ -73,8 +72,8 @@ def read_header(lines: Sequence[bytes], encoding: str, csv_format: CsvFormat, *,
 
     Errors: `ValueError` when it cannot be read or names no columns.
     """
-    text = b"\n".join(lines).decode(normal_encoding(encoding))
-    reader = csv.reader(StringIO(text), delimiter=csv_format.delimiter, strict=True)
+    texts = (decoded(line, normal_encoding(encoding)) + "\n" for line in lines)
+    reader = csv.reader(texts, delimiter=csv_format.delimiter, strict=True)
     try:
         fields = next(reader, None)
     except csv.Error as error:

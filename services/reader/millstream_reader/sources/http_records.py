@@ -125,7 +125,7 @@ class Unpacker:
 def _values(body: bytes, content_type: str) -> tuple[list[bytes], str | None]:
     """The values, and for a batch what its parts are called in messages."""
     if content_type in _LINE_TYPES:
-        return [line for line in body.split(b"\n") if line and not line.isspace()], "record "
+        return [line for piece in body.split(b"\n") if (line := piece.strip())], "record "
     if content_type == "application/json" and body.lstrip()[:1] == b"[":
         return _elements(body), "element "
     return [body], None

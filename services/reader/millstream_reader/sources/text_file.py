@@ -248,6 +248,9 @@ class TextFile:
             self._lines += others
 
     def _end_line(self) -> None:
+        if len(self._rest) > RECORD_BYTES_MAX:
+            self._rest_dropped = len(self._rest) - _INVALID_BYTES_MAX
+            self._rest = self._rest[:_INVALID_BYTES_MAX]
         if self._rest_dropped:
             self._dropped[len(self._lines)] = self._rest_dropped
         self._lines.append(self._rest)
