@@ -103,13 +103,19 @@ async def arun(
     definition = define(function, getattr(function, "__name__", type(function).__name__))
     hello = _hello(definition, kind)
     frame = frame_of(records)
+    map_answer, sink_answer = None, None
     async with open_function(definition, context_of(hello)) as opened:
         lane = opened.lane()
         if hello.kind == SINK:
-            call = udf_pb2.SealedSinkCall(frame=frame, id_prefix="test/in-test/0/1/", attempt=attempt)
-            return _sink_results(len(records), await answer_sink(lane, hello, call))
-        map_call = udf_pb2.SealedMapCall(frame=frame, attempt=attempt, watermark_us=watermark_us)
-        return _map_results(Inputs(frame), await answer_map(lane, hello, map_call))
+            sink_call = udf_pb2.SealedSinkCall(frame=frame, id_prefix="test/in-test/0/1/", attempt=attempt)
+            sink_answer = await answer_sink(lane, hello, sink_call)
+        else:
+            map_call = udf_pb2.SealedMapCall(frame=frame, attempt=attempt, watermark_us=watermark_us)
+            map_answer = await answer_map(lane, hello, map_call)
+    if sink_answer is not None:
+        return _sink_results(len(records), sink_answer)
+    assert map_answer is not None
+    return _map_results(Inputs(frame), map_answer)
 
 
 def read_source(

@@ -1,0 +1,146 @@
+"""Streams of the other kinds, against the Python SDK in its own process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from millstream.errors import UdfError
+from millstream.udf.sidecar import Sidecar, SidecarSpec, open_sidecar, python_command
+from millstream_udf import columns
+from millstream_udf.wire.udf.v1 import udf_pb2
+from tests.contract.udf.conftest import HERE, NAME, frame_of, values_of
+
+Serve = Callable[[str], AbstractAsyncContextManager[Sidecar]]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """Where the functions write what they did."""
+    return tmp_path / "log"
+
+
+@pytest.fixture
+def serve(log: Path) -> Serve:
+    """Opens one of the functions in `served.py`."""
+
+    @asynccontextmanager
+    async def served(name: str) -> AsyncIterator[Sidecar]:
+        command = python_command(f"{HERE / 'served.py'}:{name}")
+        spec = SidecarSpec(command, "udf", NAME.pipeline, NAME.vertex, env={"SERVED_LOG": str(log)}, stop_timeout_s=10)
+        async with asyncio.timeout(60), open_sidecar(spec, log=print) as sidecar:
+            yield sidecar
+
+    return served
+
+
+async def test_a_sink(serve: Serve, log: Path) -> None:
+    async with serve("write") as sidecar, sidecar.open_sink(NAME) as stream:
+        answer = await stream.call(frame_of([b"a", b"bad", b"c"]), id_prefix="clean/in/0/17/", first_index=5)
+    (outcome,) = answer.outcomes
+    assert (outcome.index, outcome.result) == (1, udf_pb2.Outcome.RESULT_FALLBACK)
+    assert log.read_bytes() == b"clean/in/0/17/5 a\nclean/in/0/17/7 c\n"
+
+
+async def test_a_source_transform(serve: Serve) -> None:
+    async with serve("stamp") as sidecar, sidecar.open_map(udf_pb2.KIND_SOURCE_TRANSFORM, NAME) as stream:
+        answer = await stream.call(frame_of([b"70", b"80"]), watermark_us=0)
+    assert columns.unpack_times(answer.event_times_us).tolist() == [70, 80]
+    assert columns.unpack_lists(answer.keys, 2) == [(b"k",), (b"k",)]
+
+
+async def test_a_source_transform_is_no_map(serve: Serve) -> None:
+    async with serve("stamp") as sidecar:
+        with pytest.raises(UdfError, match="the function serves source transform, and this vertex needs a map"):
+            async with sidecar.open_map(udf_pb2.KIND_MAP, NAME):
+                pass
+
+
+async def test_a_source_is_read_to_its_end(serve: Serve, log: Path) -> None:
+    values: list[bytes] = []
+    errors: list[str] = []
+    async with (
+        serve("Numbers") as sidecar,
+        sidecar.open_source(NAME, position=b"10", partition=1, partitions=4) as stream,
+    ):
+        ended = False
+        while not ended:
+            batch = await stream.read(20, 1 << 20, 1.0)
+            if batch.error:
+                errors.append(batch.error)
+                continue
+            values += columns.unpack_bytes(batch.frame.values.SerializeToString())
+            ended = batch.ended
+            await stream.committed(batch.position)
+    # The function lost the numbers of the read it failed; that is its own affair. What it gave came once and in order.
+    assert values == [b"%d" % n for n in (*range(10, 50), *range(70, 100))]
+    assert len(errors) == 1
+    assert errors[0].startswith("OSError: the other side is away\nTraceback")
+    assert log.read_text().split("\n") == [
+        "open 10 1 4",
+        "committed 30",
+        "committed 50",
+        "committed 90",
+        "committed 100",
+        "close",
+        "",
+    ]
+
+
+async def test_a_source_that_dies_goes_on_behind_what_was_read(serve: Serve, log: Path) -> None:
+    values: list[bytes] = []
+    async with (
+        serve("Numbers") as sidecar,
+        sidecar.open_source(NAME, position=b"", partition=0, partitions=1) as stream,
+    ):
+        for read in range(4):
+            batch = await stream.read(10, 1 << 20, 1.0)
+            values += columns.unpack_bytes(batch.frame.values.SerializeToString())
+            if read == 0:
+                await stream.committed(batch.position)
+            if read == 1:
+                pid = sidecar.statistics().pid
+                assert pid is not None
+                os.kill(pid, signal.SIGKILL)
+    # Committed up to 10, read up to 20 when it died.
+    assert values == [b"%d" % n for n in range(40)]
+    assert [line for line in log.read_text().splitlines() if line.startswith("open")] == ["open 0 0 1", "open 20 0 1"]
+
+
+async def test_slow_calls_wait_together(serve: Serve) -> None:
+    async with serve("wait") as sidecar, sidecar.open_map(udf_pb2.KIND_MAP, NAME) as stream:
+        assert stream.calls_max >= 500
+        began = time.monotonic()
+        # 40 calls of 10 records of 100 ms each: 40 s one after the other.
+        calls = [stream.call(frame_of([b"100"] * 10), watermark_us=0) for _ in range(40)]
+        answers = await asyncio.gather(*calls)
+        assert time.monotonic() - began < 10
+    assert all(values_of(answer) == [b"100"] * 10 for answer in answers)
+
+
+async def test_a_quick_call_overtakes_a_slow_one(serve: Serve) -> None:
+    order: list[bytes] = []
+    async with serve("wait") as sidecar, sidecar.open_map(udf_pb2.KIND_MAP, NAME) as stream:
+
+        async def call(milliseconds: bytes) -> None:
+            order.extend(values_of(await stream.call(frame_of([milliseconds]), watermark_us=0)))
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(call(b"1000"))
+            tasks.create_task(call(b"1"))
+    assert order == [b"1", b"1000"]
+
+
+@pytest.mark.parametrize("name", ["leave", "leave_politely"])
+async def test_a_function_that_ends_its_process(serve: Serve, tmp_path: Path, name: str) -> None:
+    once = os.fsencode(tmp_path / "once")
+    async with serve(name) as sidecar, sidecar.open_map(udf_pb2.KIND_MAP, NAME) as stream:
+        assert values_of(await stream.call(frame_of([once]), watermark_us=0)) == [b"second"]
+        assert sidecar.statistics().restarts == 1
