@@ -21,6 +21,7 @@ from millstream import limits
 from millstream.errors import MillstreamError, UserError
 from millstream.ledger.protocol import Commit
 from millstream.ledger.subjects import buffer_subject, ids_subject, mark_subject
+from millstream.record import BufferId
 from millstream.wire.nats import ApiError, BrokerConnection
 
 BATCH_ID = "Nats-Batch-Id"
@@ -29,6 +30,9 @@ BATCH_COMMIT = "Nats-Batch-Commit"
 _ROLLUP = "Nats-Rollup"
 _GUARD = "Nats-Expected-Last-Subject-Sequence"
 _TTL = "Nats-TTL"
+FRAME_NUMBER = "Millstream-Frame"
+"""Header of a frame: the lane that wrote it and its number among what that lane wrote to the buffer, "<lane>
+<number>"."""
 
 ENVELOPE_BYTES = 16 * limits.KIB
 """Left in a message for its headers and subject."""
@@ -45,7 +49,11 @@ class Message(NamedTuple):
 
 def commit_messages(stream: str, commit: Commit) -> list[Message]:
     """The messages of a commit. Raises `UserError` or `MillstreamError` when they cannot be one batch."""
-    messages = [Message(buffer_subject(stream, buffer), data, {}) for buffer, data in commit.frames]
+    numbers = frame_numbers(commit)
+    messages = [
+        Message(buffer_subject(stream, buffer), data, {FRAME_NUMBER: f"{commit.lane.key} {number}"} if number else {})
+        for (buffer, data), number in zip(commit.frames, numbers, strict=True)
+    ]
     if commit.ids:
         subject = ids_subject(stream, commit.lane, commit.after)
         # Whole seconds, rounded up, and at least one: what the server takes.
@@ -66,6 +74,23 @@ def commit_messages(stream: str, commit: Commit) -> list[Message]:
                 f"({limits.MESSAGE_BYTES_MAX} bytes, less {ENVELOPE_BYTES} for headers); make the record smaller"
             )
     return messages
+
+
+def frame_numbers(commit: Commit) -> list[int]:
+    """Numbers of the commit's frames in their buffers, from the totals in its mark; 0 where the mark has none.
+
+    A server drops messages from a damaged file without a word. A reader that finds a number missing knows.
+    """
+    totals = {BufferId(written.edge, written.partition): written.frames for written in commit.mark.written}
+    for buffer, _ in commit.frames:
+        if buffer in totals:
+            totals[buffer] -= 1
+    numbers: list[int] = []
+    for buffer, _ in commit.frames:
+        if buffer in totals:
+            totals[buffer] += 1
+        numbers.append(totals.get(buffer, 0))
+    return numbers
 
 
 def encode_ids(ids: Sequence[str]) -> Iterator[bytes]:

@@ -71,6 +71,7 @@ _UNAVAILABLE = (10008, 10009)
 
 _RETRY_FIRST_S = 0.02
 _RETRY_LAST_S = 2.0
+_QUIET_S = 0.25
 _INCOMPLETE_MAX = 4
 """A batch that was sent whole and is refused as incomplete this often cannot be staged: the disk is full."""
 
@@ -146,7 +147,12 @@ class JetStreamLedger:
         reader = PullReader(self._connection, self._stream, subject, 0, self._created, LedgerStatistics())
         async with _open(reader) as frames:
             while reader.waiting:
-                found.update(batch.decode_ids((await anext(frames)).data))
+                try:
+                    async with asyncio.timeout(_QUIET_S):
+                        found.update(batch.decode_ids((await anext(frames)).data))
+                except TimeoutError:
+                    # What was waiting has expired, perhaps.
+                    await reader.recount()
         return found
 
     @asynccontextmanager
@@ -217,16 +223,16 @@ class JetStreamLedger:
             return stored.sequence
         if (stored.sequence if stored is not None else 0) == commit.after:
             return None
-        if stored is None:
-            raise FencedError(
-                f"the mark of lane {commit.lane} at sequence {commit.after} is gone: its ledger was cleared"
+        if stored is None or stored.sequence < commit.after:
+            found = "gone" if stored is None else f"back at {stored.sequence}"
+            raise DamageError(
+                f"the mark of lane {commit.lane} in {self._stream}, which was at sequence {commit.after}, is {found}: "
+                "the stream was made anew or has lost its end. Restore it, or start the pipeline over"
             )
         raise FencedError(
             f"lane {commit.lane} of {self._stream} was taken over by {stored.mark.owner!r} (epoch "
-            f"{stored.mark.epoch}, mark at "
-            f"sequence {stored.sequence}); this owner, {commit.mark.owner!r} (epoch {commit.mark.epoch}), had its "
-            "last mark at "
-            f"{commit.after} and must stop"
+            f"{stored.mark.epoch}, mark at sequence {stored.sequence}); this owner, {commit.mark.owner!r} (epoch "
+            f"{commit.mark.epoch}), had its last mark at {commit.after} and must stop"
         )
 
     async def _surely_mark(self, lane: LaneId) -> StoredMark | None:

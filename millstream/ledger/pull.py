@@ -28,6 +28,7 @@ from nats.aio.msg import Msg
 
 from millstream import limits
 from millstream.errors import DamageError
+from millstream.ledger.batch import FRAME_NUMBER
 from millstream.ledger.protocol import LedgerStatistics, StoredFrame
 from millstream.wire.nats import AnswerLostError, ApiError, BrokerConnection
 
@@ -65,6 +66,8 @@ _STATUS_HEARTBEAT = "100"
 
 class _Arrival(NamedTuple):
     sequence: int
+    number: str
+    """Its writer's number for it; see `batch.FRAME_NUMBER`."""
     waiting: int
     """Frames behind it."""
     data: bytes
@@ -108,11 +111,18 @@ class PullReader:
         """Why a new consumer is needed; None while all is well."""
         self._heard_s = 0.0
         self._waiting = 0
+        self._numbers: dict[str, int] = {}
+        """Number of the last frame of each lane that writes to this buffer."""
 
     @property
     def waiting(self) -> int:
         """Frames that were stored and not handed out, when the last one was sent."""
         return self._waiting
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that have arrived and were not handed out."""
+        return self._arrived_bytes
 
     async def open(self) -> None:
         # The limits of the subscription are off: what is asked for is bounded, and a drop would be a gap.
@@ -134,6 +144,15 @@ class PullReader:
         except nats_errors.Error as error:
             _log.debug("consumer of %s not removed: %r", self._subject, error)
 
+    async def recount(self) -> None:
+        """Ask how many frames are still waiting: some may have expired since."""
+        try:
+            info = await self._connection.api(f"CONSUMER.INFO.{self._stream}.{self._consumer}")
+        except (AnswerLostError, ApiError) as error:
+            self._needs_restart(f"its consumer cannot be asked: {error}")
+        else:
+            self._waiting = info["num_pending"]
+
     def __aiter__(self) -> AsyncIterator[StoredFrame]:
         return self
 
@@ -153,13 +172,28 @@ class PullReader:
                     self._needs_restart("the server is silent")
 
     async def _hand_out(self) -> StoredFrame:
-        sequence, self._waiting, data = self._arrived.popleft()
+        # Before anything is taken out: a caller that gives up while this waits loses nothing.
+        await self._ask()
+        sequence, number, self._waiting, data = self._arrived.popleft()
         self._arrived_bytes -= len(data)
+        if number:
+            self._check_number(sequence, number)
         self._last = sequence
         self._statistics.frames_read += 1
         self._statistics.bytes_read += len(data)
-        await self._ask()
         return StoredFrame(sequence, data)
+
+    def _check_number(self, sequence: int, told: str) -> None:
+        lane, _, digits = told.rpartition(" ")
+        number = int(digits)
+        before = self._numbers.get(lane)
+        if before is not None and number != before + 1:
+            raise DamageError(
+                f"{self._subject}: after frame {before} of lane {lane} comes frame {number}, at sequence {sequence}; "
+                f"what lies between sequences {self._last} and {sequence} is damaged. Restore {self._stream}, or start "
+                "the pipeline over"
+            )
+        self._numbers[lane] = number
 
     async def _ask(self) -> None:
         """Ask for more while there is room for a whole pull."""
@@ -202,7 +236,8 @@ class PullReader:
         self._owed -= 1
         size = len(message.data)
         self._frame_bytes += (size - self._frame_bytes) / PULL_FRAMES
-        self._arrived.append(_Arrival(sequence, waiting, message.data))
+        number = message.headers.get(FRAME_NUMBER, "") if message.headers else ""
+        self._arrived.append(_Arrival(sequence, number, waiting, message.data))
         self._arrived_bytes += size
         self._something.set()
 

@@ -37,6 +37,12 @@ class LaneOwner:
         mark.CopyFrom(self.stored.mark)
         mark.commit_id = uuid4().bytes
         mark.sequence += 1
+        totals = {BufferId(written.edge, written.partition): written for written in mark.written}
+        for buffer, data in frames:
+            if buffer not in totals:
+                totals[buffer] = mark.written.add(edge=buffer.edge, partition=buffer.partition)
+            totals[buffer].frames += 1
+            totals[buffer].bytes += len(data)
         writes = [FrameWrite(buffer, data) for buffer, data in frames]
         return Commit(self.lane, writes, mark, self.stored.sequence, ids, ids_ttl_s)
 

@@ -10,6 +10,7 @@ look like on the wire.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -17,6 +18,7 @@ from enum import Enum
 
 _BATCH_END = b"Nats-Batch-Commit"
 _BATCH_ANSWER = b'"stream":'
+_REPLY = re.compile(rb"HPUB \S+ (\S+) \d+ \d+\r\n")
 _CHUNK_BYTES = 1 << 20
 
 
@@ -33,9 +35,12 @@ class LossyPath:
         self._server_port = server_port
         self._plans: deque[_Plan] = deque()
         self._late: deque[_Late] = deque()
+        self._late_changed = asyncio.Event()
         self._before_next: Callable[[], Awaitable[object]] | None = None
         self._pairs: set[_Pair] = set()
+        self._serving: set[asyncio.Task[None]] = set()
         self._port = 0
+        self._closed = False
 
     @property
     def url(self) -> str:
@@ -48,6 +53,12 @@ class LossyPath:
     def delay_batch(self) -> None:
         """The next batch is kept until `deliver_late`; its sender loses its connection."""
         self._plans.append(_Plan.DELAY_BATCH)
+
+    async def delayed(self) -> None:
+        """Wait until a batch is being kept."""
+        while not self._late:
+            self._late_changed.clear()
+            await self._late_changed.wait()
 
     async def deliver_late(self) -> bytes:
         """Let the server have the batch that was kept longest; returns what it answers."""
@@ -64,18 +75,27 @@ class LossyPath:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One client, as long as it stays."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
         try:
-            up = await asyncio.open_connection("127.0.0.1", self._server_port)
-        except OSError:
-            writer.transport.abort()
-            return
-        pair = _Pair(self, (reader, writer), up)
-        self._pairs.add(pair)
-        try:
-            await pair.run()
+            try:
+                up = await asyncio.open_connection("127.0.0.1", self._server_port)
+            except OSError:
+                # The server is away, and so is whoever asks for it here.
+                return
+            pair = _Pair(self, (reader, writer), up)
+            self._pairs.add(pair)
+            if self._closed:
+                pair.cut()
+            try:
+                await pair.run()
+            finally:
+                self._pairs.discard(pair)
+                pair.cut()
         finally:
-            self._pairs.discard(pair)
-            pair.cut()
+            writer.transport.abort()
 
     async def on_batch(self) -> _Plan | None:
         """What happens to the batch that just arrived."""
@@ -86,9 +106,13 @@ class LossyPath:
 
     def keep(self, late: _Late) -> None:
         self._late.append(late)
+        self._late_changed.set()
 
-    def close(self) -> None:
+    async def close(self) -> None:
+        self._closed = True
         self.cut()
+        while self._serving:
+            await asyncio.wait(self._serving)
         for late in self._late:
             late.writer.transport.abort()
 
@@ -105,17 +129,19 @@ class _Late:
         self._data = data
 
     async def deliver(self) -> bytes:
+        # The server also sends what answers later requests: the client listens in one place for all its answers.
+        answered = b"MSG %b " % _REPLY.findall(self._data)[-1]
         self.writer.write(self._data)
-        answer = b""
+        received = b""
         try:
-            while _BATCH_ANSWER not in answer:
+            while not (received.partition(answered)[2].count(b"\r\n") > 1):
                 chunk = await self.reader.read(_CHUNK_BYTES)
                 if not chunk:
                     break
-                answer += chunk
+                received += chunk
         finally:
             self.writer.transport.abort()
-        return answer
+        return received.partition(answered)[2]
 
 
 class _Pair:
@@ -186,5 +212,5 @@ async def open_lossy_path(server_port: int) -> AsyncIterator[LossyPath]:
         yield path
     finally:
         listener.close()
-        path.close()
+        await path.close()
         await listener.wait_closed()

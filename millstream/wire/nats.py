@@ -16,7 +16,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import ParseResult, urlsplit
 
 from nats import errors as nats_errors
 from nats.aio.client import Client
@@ -228,7 +228,17 @@ class BrokerConnection:
 
 
 class _AbortingTransport(TcpTransport):
-    """A TCP connection that does not wait for ever to be closed."""
+    """A TCP connection that does not wait for ever to be closed, and is closed before it is replaced."""
+
+    def __bool__(self) -> bool:
+        # The client replaces a transport that is false, as one is that was never connected.
+        return True
+
+    async def connect(self, uri: ParseResult, buffer_size: int, connect_timeout: int) -> None:
+        if self._io_writer is not None:
+            # The client forgets a connection that broke before the server had introduced itself.
+            self._io_writer.transport.abort()
+        await super().connect(uri, buffer_size, connect_timeout)
 
     async def wait_closed(self) -> None:
         try:

@@ -1,0 +1,347 @@
+"""What only the ledger in JetStream can do wrong: settings, names, storage, batches that come late."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from millstream import limits
+from millstream.errors import (
+    BufferFullError,
+    DamageError,
+    DurabilityError,
+    EnvironmentFault,
+    FencedError,
+    StorageFullError,
+    UserError,
+)
+from millstream.ledger.jetstream import open_jetstream_broker
+from millstream.ledger.protocol import DurabilityLevel, Ledger, LedgerLimits
+from millstream.ledger.pull import PullReader
+from millstream.record import BufferId, LaneId
+from millstream.testing.ledgers import PIPELINE, JetStreamHarness, LaneOwner, open_jetstream_harness
+from millstream.testing.nats_server import open_nats_server
+from millstream.wire.nats import open_connection
+
+A = BufferId("v-a", 0)
+B = BufferId("v-b", 0)
+LANE = LaneId("v", "in-v", 0)
+SMALL = LedgerLimits(frames_per_buffer_max=1000, bytes_max=64 * limits.MIB)
+WAIT_S = 20.0
+
+
+@pytest.fixture
+async def harness(tmp_path: Path) -> AsyncIterator[JetStreamHarness]:
+    async with open_jetstream_harness(tmp_path) as opened:
+        yield opened
+
+
+async def owner_of(harness: JetStreamHarness) -> LaneOwner:
+    ledger = await harness.broker.ledger("v", SMALL)
+    return LaneOwner(ledger, LANE, await ledger.take_over(LANE, "first"))
+
+
+async def stored(ledger: Ledger, buffer: BufferId) -> list[bytes]:
+    return [frame.data for frame in await ledger.peek(buffer, 0, 1000)]
+
+
+@pytest.mark.guarantee("I1")
+async def test_a_batch_that_arrives_after_it_was_sent_again_is_refused(harness: JetStreamHarness) -> None:
+    owner = await owner_of(harness)
+    harness.path.delay_batch()
+    async with asyncio.timeout(WAIT_S):
+        await owner.commit((A, b"a1"), (B, b"b1"))
+        answer = await harness.path.deliver_late()
+    assert b'"err_code":10071' in answer
+    await owner.commit((A, b"a2"))
+    assert await stored(owner.ledger, A) == [b"a1", b"a2"]
+    assert await stored(owner.ledger, B) == [b"b1"]
+
+
+@pytest.mark.guarantee("I1")
+async def test_a_batch_that_arrives_just_before_it_is_sent_again_counts(harness: JetStreamHarness) -> None:
+    owner = await owner_of(harness)
+    harness.path.delay_batch()
+    answers: list[bytes] = []
+
+    async def deliver_first() -> None:
+        answers.append(await harness.path.deliver_late())
+
+    async with asyncio.timeout(WAIT_S):
+        committing = asyncio.ensure_future(owner.commit((A, b"a1"), (B, b"b1")))
+        await harness.path.delayed()
+        harness.path.before_next_batch(deliver_first)
+        receipt = await committing
+    assert b'"count":3' in answers[0]
+    assert owner.ledger.statistics().answers_settled == 1
+    assert [frame.sequence for frame in await owner.ledger.peek(A, 0, 10)] == [receipt.frame_sequences[0]]
+    await owner.commit((A, b"a2"))
+    assert await stored(owner.ledger, A) == [b"a1", b"a2"]
+    assert await stored(owner.ledger, B) == [b"b1"]
+
+
+@pytest.mark.guarantee("I1")
+async def test_a_late_batch_of_a_fenced_owner_changes_nothing(harness: JetStreamHarness) -> None:
+    owner = await owner_of(harness)
+    elsewhere = await (await harness.other_process()).existing_ledger("v")
+    assert elsewhere is not None
+    harness.path.delay_batch()
+    async with asyncio.timeout(WAIT_S):
+        committing = asyncio.ensure_future(owner.commit((A, b"a1")))
+        await harness.path.delayed()
+        harness.path.before_next_batch(lambda: elsewhere.take_over(LANE, "second"))
+        with pytest.raises(FencedError, match="'second'"):
+            await committing
+        assert b'"err_code":10071' in await harness.path.deliver_late()
+    assert await stored(elsewhere, A) == []
+
+
+async def test_a_refused_commit_leaves_no_batch_behind(harness: JetStreamHarness) -> None:
+    ledger = await harness.broker.ledger("v", LedgerLimits(frames_per_buffer_max=1, bytes_max=64 * limits.MIB))
+    owner = LaneOwner(ledger, LANE, await ledger.take_over(LANE, "first"))
+    await owner.commit((A, b"a1"))
+    # More than the server has room for.
+    for _ in range(60):
+        with pytest.raises(BufferFullError):
+            await owner.commit((A, b"a2"))
+    await owner.commit((B, b"b1"))
+
+
+async def test_too_many_batches_in_flight_are_waited_for(harness: JetStreamHarness) -> None:
+    owner = await owner_of(harness)
+    async with open_connection(harness.server.url) as other, asyncio.timeout(WAIT_S):
+        # The server drops what idles for ten seconds, or when its sender ends it with a commit it cannot take.
+        for number in range(50):
+            await other.publish("p-v.d.v-x.0", b"", {"Nats-Batch-Id": f"other{number}", "Nats-Batch-Sequence": "1"})
+        await other.client.flush()
+        committing = asyncio.ensure_future(owner.commit((A, b"a1")))
+        for number in range(50):
+            await other.publish(
+                "p-v.d.v-x.0",
+                b"",
+                {"Nats-Batch-Id": f"other{number}", "Nats-Batch-Sequence": "2", "Nats-Batch-Commit": "never"},
+            )
+        await committing
+    assert await stored(owner.ledger, A) == [b"a1"]
+
+
+async def test_storage_that_cannot_be_reserved_is_told_at_the_start(tmp_path: Path) -> None:
+    async with (
+        open_nats_server(tmp_path, file_store_bytes_max=32 * limits.MIB) as server,
+        open_jetstream_broker(server.url, PIPELINE, monitor_url=server.monitor_url) as broker,
+    ):
+        with pytest.raises(EnvironmentFault, match="cannot reserve"):
+            await broker.ledger("v", SMALL)
+
+
+@pytest.mark.guarantee("I1")
+async def test_storage_that_runs_out_refuses_whole_commits(tmp_path: Path) -> None:
+    async with (
+        open_nats_server(tmp_path, file_store_bytes_max=12 * limits.MIB) as server,
+        open_jetstream_broker(server.url, PIPELINE, monitor_url=server.monitor_url) as broker,
+    ):
+        ledger = await broker.ledger("v", LedgerLimits(frames_per_buffer_max=1000, bytes_max=10 * limits.MIB))
+        owner = LaneOwner(ledger, LANE, await ledger.take_over(LANE, "first"))
+        for _ in range(4):
+            await owner.commit((A, bytes(limits.MIB)), (B, bytes(limits.MIB)))
+        with pytest.raises(StorageFullError):
+            await owner.commit((A, bytes(limits.MIB)), (B, bytes(limits.MIB)))
+        assert len(await stored(ledger, A)) == len(await stored(ledger, B)) == 4
+        await ledger.trim(A, await ledger.last_sequence(A))
+        await owner.commit((A, b"again"))
+
+
+@pytest.mark.guarantee("I1", "I10")
+async def test_nothing_is_written_behind_half_a_batch(tmp_path: Path) -> None:
+    # A server that meets the end of its storage in the middle of a batch stops there. Streams of ours reserve their
+    # storage, so another stream has to fill it.
+    async with (
+        open_nats_server(tmp_path, file_store_bytes_max=20 * limits.MIB) as server,
+        open_jetstream_broker(server.url, PIPELINE, monitor_url=server.monitor_url) as broker,
+        open_connection(server.url) as other,
+        asyncio.timeout(60),
+    ):
+        ledger = await broker.ledger("v", LedgerLimits(frames_per_buffer_max=1000, bytes_max=10 * limits.MIB))
+        owner = LaneOwner(ledger, LANE, await ledger.take_over(LANE, "first"))
+        await other.api("STREAM.CREATE.other", {"name": "other", "subjects": ["other"], "storage": "file"})
+        for _ in range(18):
+            await other.request("other", bytes(limits.MIB))
+        committing = asyncio.ensure_future(owner.commit(*((buffer, bytes(limits.MIB)) for buffer in (A, B, A, B))))
+        half = 0
+        while not half:
+            half = (await other.api("STREAM.INFO.p-v"))["state"]["last_seq"] - owner.stored.sequence
+        assert 0 < half < 5
+        taking_over = asyncio.ensure_future(ledger.take_over(LaneId("v", "in-v", 1), "another lane"))
+        await other.api("STREAM.DELETE.other")
+        await server.restart()
+        receipt = await committing
+        await taking_over
+        assert receipt.frame_sequences == (2, 3, 4, 5)
+        assert len(await stored(ledger, A)) == len(await stored(ledger, B)) == 2
+
+
+async def test_a_stream_of_another_pipeline_is_left_alone(harness: JetStreamHarness) -> None:
+    async with open_jetstream_broker(harness.server.url, "p-v", monitor_url=None) as broker:
+        await broker.ledger("w", SMALL)
+        with pytest.raises(EnvironmentFault, match="belongs to vertex w of pipeline p-v"):
+            await harness.broker.ledger("v-w", SMALL)
+        await harness.broker.delete()
+        assert await broker.existing_ledger("w") is not None
+
+
+async def test_a_name_that_cannot_be_a_subject_is_refused(harness: JetStreamHarness) -> None:
+    with pytest.raises(UserError, match="subject"):
+        await harness.broker.ledger("v.*", SMALL)
+
+
+class TestDurability:
+    async def test_it_is_read_from_the_server(self, harness: JetStreamHarness) -> None:
+        durability = (await harness.broker.ledger("v", SMALL)).durability
+        assert (durability.level, durability.verified) == (DurabilityLevel.FSYNC, True)
+        assert harness.server.monitor_url in durability.evidence
+
+    async def test_a_server_that_syncs_later_is_refused_unless_asked_for(self, tmp_path: Path) -> None:
+        async with open_nats_server(tmp_path, sync_always=False) as server:
+            async with open_jetstream_broker(server.url, PIPELINE, monitor_url=server.monitor_url) as broker:
+                with pytest.raises(DurabilityError, match="sync_interval: always"):
+                    await broker.ledger("v", SMALL)
+            opened = open_jetstream_broker(
+                server.url, PIPELINE, require=DurabilityLevel.PROCESS, monitor_url=server.monitor_url
+            )
+            async with opened as broker:
+                durability = (await broker.ledger("v", SMALL)).durability
+                assert (durability.level, durability.verified) == (DurabilityLevel.PROCESS, True)
+
+    @pytest.mark.parametrize("monitor_url", [None, "http://127.0.0.1:9"])
+    async def test_what_cannot_be_read_is_not_verified(
+        self, harness: JetStreamHarness, monitor_url: str | None
+    ) -> None:
+        async with open_jetstream_broker(harness.server.url, PIPELINE, monitor_url=monitor_url) as broker:
+            durability = (await broker.ledger("v", SMALL)).durability
+            assert not durability.verified
+            assert durability.evidence
+
+
+async def test_a_server_that_is_not_there_is_told_in_time() -> None:
+    with pytest.raises(EnvironmentFault, match=r"127\.0\.0\.1:9 could not be reached"):
+        async with open_connection("nats://user:secret@127.0.0.1:9", timeout_s=0.3):
+            pass
+
+
+async def test_a_server_that_is_not_there_does_not_show_the_password() -> None:
+    with pytest.raises(EnvironmentFault) as raised:
+        async with open_connection("nats://user:secret@127.0.0.1:9", timeout_s=0.3):
+            pass
+    assert "secret" not in str(raised.value)
+
+
+async def test_a_reader_leaves_no_consumer_behind(harness: JetStreamHarness) -> None:
+    owner = await owner_of(harness)
+    await owner.commit((A, b"a1"), ids=("x",))
+    async with open_connection(harness.server.url) as other, asyncio.timeout(WAIT_S):
+        async with owner.ledger.read(A, 0) as frames:
+            await anext(frames)
+            assert (await other.api("CONSUMER.NAMES.p-v"))["total"] == 1
+        await owner.ledger.ids(LANE)
+        while (await other.api("CONSUMER.NAMES.p-v"))["total"]:
+            pass
+
+
+async def test_a_reader_whose_consumer_is_gone_makes_itself_another(harness: JetStreamHarness) -> None:
+    owner = await owner_of(harness)
+    await owner.commit((A, b"a1"))
+    async with (
+        open_connection(harness.server.url) as other,
+        owner.ledger.read(A, 0) as frames,
+        asyncio.timeout(WAIT_S),
+    ):
+        await anext(frames)
+        for name in (await other.api("CONSUMER.NAMES.p-v"))["consumers"]:
+            await other.api(f"CONSUMER.DELETE.p-v.{name}")
+        await owner.commit((A, b"a2"))
+        assert (await anext(frames)).data == b"a2"
+    assert owner.ledger.statistics().read_restarts == 1
+
+
+@pytest.mark.guarantee("I8")
+async def test_a_reader_that_is_slow_holds_no_more_than_its_limits(harness: JetStreamHarness) -> None:
+    owner = LaneOwner(
+        await harness.broker.ledger("v", LedgerLimits(frames_per_buffer_max=1000)),
+        LANE,
+        await (await harness.broker.ledger("v", LedgerLimits(frames_per_buffer_max=1000))).take_over(LANE, "first"),
+    )
+    size = 4 * limits.MIB
+    for _ in range(40):
+        await owner.commit((A, bytes(size)))
+    async with owner.ledger.read(A, 0) as frames, asyncio.timeout(60):
+        assert isinstance(frames, PullReader)
+        seen = 0
+        for _ in range(40):
+            await anext(frames)
+            # A slow reader: everything that was asked for has time to arrive.
+            for _ in range(20):
+                await harness.broker.existing_ledger("v")
+            seen = max(seen, frames.held_bytes)
+    assert size < seen <= limits.BYTES_IN_FLIGHT_MAX + limits.MESSAGE_BYTES_MAX
+
+
+@pytest.mark.guarantee("I10")
+async def test_a_reader_of_a_stream_that_was_made_anew_says_so(harness: JetStreamHarness) -> None:
+    owner = await owner_of(harness)
+    await owner.commit((A, b"a1"))
+    async with open_connection(harness.server.url) as other, asyncio.timeout(WAIT_S):
+        config = (await other.api("STREAM.INFO.p-v"))["config"]
+        async with owner.ledger.read(A, 0) as frames:
+            await anext(frames)
+            await other.api("STREAM.DELETE.p-v")
+            await other.api("STREAM.CREATE.p-v", config)
+            with pytest.raises(DamageError, match=r"p-v\.d\.v-a\.0 was read up to sequence 2"):
+                await anext(frames)
+
+
+@pytest.mark.guarantee("I10")
+async def test_a_position_the_stream_never_reached_is_damage(harness: JetStreamHarness) -> None:
+    owner = await owner_of(harness)
+    with pytest.raises(DamageError, match="up to sequence 1000"):
+        async with owner.ledger.read(A, 1000):
+            pass
+
+
+@pytest.mark.guarantee("I10")
+async def test_a_frame_that_the_server_drops_from_a_damaged_file_is_missed(harness: JetStreamHarness) -> None:
+    owner = await owner_of(harness)
+    for _ in range(20):
+        await owner.commit((A, bytes(limits.MIB)))
+    await damage(harness, "1.blk")
+    async with owner.ledger.read(A, 0) as frames, asyncio.timeout(WAIT_S):
+        for _ in range(3):
+            await anext(frames)
+        with pytest.raises(DamageError, match=r"v-a\.0: after frame 3 of lane in-v\.0 comes frame 8"):
+            await anext(frames)
+
+
+@pytest.mark.guarantee("I10")
+async def test_a_lane_whose_mark_goes_back_says_so(harness: JetStreamHarness) -> None:
+    owner = await owner_of(harness)
+    for _ in range(20):
+        await owner.commit((A, bytes(limits.MIB)))
+    async with owner.ledger.read(A, 0) as frames, asyncio.timeout(WAIT_S):
+        for _ in range(20):
+            await anext(frames)
+        await damage(harness, "3.blk")
+        with pytest.raises(DamageError, match="back at"):
+            await owner.commit((A, b"a"))
+        with pytest.raises(DamageError, match="was read up to sequence 40"):
+            await anext(frames)
+
+
+async def damage(harness: JetStreamHarness, block: str) -> None:
+    await harness.server.kill()
+    path = harness.server.store_dir / "jetstream" / "$G" / "streams" / "p-v" / "msgs" / block
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    path.write_bytes(data)
+    await harness.server.start(port=harness.server.port)
