@@ -64,7 +64,11 @@ def _add_run(commands: Commands) -> None:
     command.add_argument(
         "--data-dir", type=Path, metavar="DIR", help="where the run keeps everything (default: .millstream/<pipeline>)"
     )
-    command.add_argument("--fresh", action="store_true", help="remove what earlier runs stored, and start over")
+    command.add_argument(
+        "--fresh",
+        action="store_true",
+        help="remove what earlier runs stored, and start over; what sinks have written is left as it is",
+    )
     command.add_argument("--quiet", action="store_true", help="no progress and no summary, only warnings and errors")
     command.add_argument(
         "--durability",

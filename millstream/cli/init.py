@@ -27,7 +27,7 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"wrote {target / name}")
     except OSError as error:
         raise EnvironmentFault(f"cannot write {error.filename}: {error.strerror}") from error
-    print(f"\nnext:\n  cd {target}\n  millstream run pipeline.yaml\n  python test_functions.py")
+    print(f"\nnext:\n  cd {target}\n  millstream run pipeline.yaml\n  python -m unittest")
     return 0
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import signal
 import socket
 from collections.abc import Callable
@@ -21,6 +22,8 @@ from millstream.local.policy import KILLS_MAX, backoff_s, describe_exit
 from millstream.local.processes import Child, open_child
 from millstream.testing.nats_server import find_nats_server
 from millstream.wire.nats_config import server_config
+
+_log = logging.getLogger(__name__)
 
 NAME = "broker"
 """Of the process, in logs and in `runtime.json`."""
@@ -102,6 +105,7 @@ class EmbeddedBroker:
             self.restarts += 1
             if failures >= (2 if self._first else KILLS_MAX):
                 raise EnvironmentFault(f"the broker {describe_exit(exit_code)} and does not come up: {self._tail()}")
+            _log.warning("the broker %s; it is started again in %.1f s", describe_exit(exit_code), backoff_s(failures))
             if self._first:
                 # Somebody may have taken the remembered ports since they were tried.
                 self.ports = (-1, -1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
@@ -31,6 +32,8 @@ class LogFile:
         self._size = 0
 
     def __enter__(self) -> LogFile:
+        with suppress(OSError):
+            self._open()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -39,21 +42,22 @@ class LogFile:
     def write(self, line: bytes) -> None:
         """Append one line, without its line feed."""
         try:
-            if self._file is None:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                # Unbuffered: a line is in the file when `write` returns, and a full disk is met here, not later.
-                self._file = self.path.open("ab", buffering=0)
-                self._size = os.fstat(self._file.fileno()).st_size
+            file = self._file or self._open()
             if self._size + len(line) >= self._bytes_max:
-                self._file.close()
-                self._file = None
+                self.close()
                 self.path.replace(older(self.path))
-                self.write(line)
-                return
-            self._file.write(line + b"\n")
+                file = self._open()
+            file.write(line + b"\n")
             self._size += len(line) + 1
         except OSError:
             self.lines_lost += 1
+
+    def _open(self) -> IO[bytes]:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        # Unbuffered: a line is in the file when `write` returns, and a full disk is met here, not later.
+        self._file = self.path.open("ab", buffering=0)
+        self._size = os.fstat(self._file.fileno()).st_size
+        return self._file
 
     def close(self) -> None:
         if self._file is not None:

@@ -7,12 +7,14 @@ codes, the lines it logs and how it is told to stop; not what it does.
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -105,11 +107,12 @@ class ReplicaSupervisor:
         lanes_ended: Callable[[], Awaitable[bool]],
         on_output: Callable[[list[bytes]], None],
         on_entry: Callable[[Mapping[str, Any]], None],
+        on_restart: Callable[[Mapping[str, Any]], None],
         on_change: Callable[[], None],
     ) -> None:
         """`progress` gives a value that changes when the replica's lanes get on; `lanes_ended` looks whether they have
-        nothing left to do. `on_output` gets what it prints, `on_entry` the warnings and worse that it logs; `on_change`
-        is called whenever `state` or the process has changed.
+        nothing left to do. `on_output` gets what it prints, `on_entry` the warnings and worse that it logs,
+        `on_restart` a line about every restart; `on_change` is called whenever `state` or the process has changed.
         """
         self.plan = plan
         self.state = State.WAITING
@@ -122,6 +125,7 @@ class ReplicaSupervisor:
         self._lanes_ended = lanes_ended
         self._on_output = on_output
         self._on_entry = on_entry
+        self._on_restart = on_restart
         self._on_change = on_change
         self._stop = asyncio.Event()
         self._child: Child | None = None
@@ -224,14 +228,15 @@ class ReplicaSupervisor:
 
     def _report_restart(self, exit_code: int, delay_s: float) -> None:
         cause = str(self._last_error.get("message", "")) or (self._last_lines or [""])[-1]
-        self._on_entry(
-            {
-                "level": "WARNING",
-                "process": self.plan.name,
-                "message": f"{describe_exit(exit_code)}; it is started again in {delay_s:.1f} s"
-                + (f" ({cause})" if cause else ""),
-            }
-        )
+        entry = {
+            "time": datetime.now(UTC).isoformat(timespec="microseconds"),
+            "level": "warning",
+            "process": self.plan.name,
+            "message": f"{describe_exit(exit_code)}; it is started again in {delay_s:.1f} s"
+            + (f" ({cause})" if cause else ""),
+        }
+        self._log.write(json.dumps(entry).encode())
+        self._on_restart(entry)
 
     def _take_output(self, lines: list[bytes]) -> None:
         self._log.write(b"\n".join(lines))

@@ -136,7 +136,7 @@ class _Run:
         self._aborted = False
         self._state = "starting"
         self._durability: str | None = None
-        self._messages = 0
+        self._messages: list[str] = []
         """Shown or left out since `_messages_since_s`."""
         self._messages_since_s = 0.0
         self._last_trouble = ""
@@ -193,7 +193,10 @@ class _Run:
         self._had_ended = summarize(self._graph, await view.marks(), {}).ended
         self._state = "running"
         async with asyncio.TaskGroup() as tasks:
-            watching = tasks.create_task(self._watch(view), name="progress")
+            watching = [
+                tasks.create_task(self._look(view), name="look"),
+                tasks.create_task(self._keep_showing(), name="show"),
+            ]
             draining = tasks.create_task(self._drain_when_asked(view), name="drain")
             for replica in self._replicas:
                 tasks.create_task(replica.serve(surroundings), name=replica.plan.name)
@@ -205,7 +208,8 @@ class _Run:
                 self._changed.clear()
                 await self._changed.wait()
             draining.cancel()
-            watching.cancel()
+            for task in watching:
+                task.cancel()
         summary = summarize(self._graph, await view.marks(), await view.waiting())
         await view.update(self._progress)
         self._state = "ended" if summary.ended else "stopped"
@@ -250,15 +254,18 @@ class _Run:
         for replica in replicas:
             replica.stop(grace_s=grace_s)
 
-    async def _watch(self, view: PipelineView) -> None:
-        """Keep the screen and the files in the data directory up to date, for ever."""
-        self._durability = await self._shown_durability(view)
+    async def _look(self, view: PipelineView) -> None:
+        """Keep the numbers up to date, for ever. While the broker is away the last ones stand."""
         while True:
-            # While the broker is away the last numbers stand.
             with contextlib.suppress(RetryLaterError):
                 await view.update(self._progress)
             if self._durability is None:
                 self._durability = await self._shown_durability(view)
+            await asyncio.sleep(SAMPLE_INTERVAL_S)
+
+    async def _keep_showing(self) -> None:
+        """Keep the screen and the files in the data directory up to date, for ever: also when nobody answers."""
+        while True:
             self._show()
             await asyncio.sleep(SAMPLE_INTERVAL_S)
 
@@ -307,6 +314,7 @@ class _Run:
             lanes_ended=lambda: self._have_ended(plan),
             on_output=self._screen.output,
             on_entry=self._on_entry,
+            on_restart=lambda entry: self._screen.message(short_entry(entry)),
             on_change=self._on_change,
         )
 
@@ -365,12 +373,16 @@ class _Run:
         """A warning or worse that a vertex logged: shown, if there are not too many."""
         now_s = self._clock.monotonic_s()
         if now_s - self._messages_since_s >= 1.0:
-            if self._messages > MESSAGES_PER_S:
-                self._screen.message(f"... and {self._messages - MESSAGES_PER_S} more lines: see `millstream logs`")
-            self._messages_since_s, self._messages = now_s, 0
-        self._messages += 1
-        if self._messages <= MESSAGES_PER_S:
-            self._screen.message(short_entry(entry))
+            left_out = len(self._messages) - MESSAGES_PER_S
+            if left_out > 0:
+                self._screen.message(f"... and {left_out} more lines: see `millstream logs`")
+            self._messages_since_s = now_s
+            self._messages.clear()
+        text = short_entry(entry)
+        # Several lanes of a process often say the same at once.
+        if text not in self._messages and len(self._messages) < MESSAGES_PER_S:
+            self._screen.message(text)
+        self._messages.append(text)
 
 
 @contextlib.contextmanager
