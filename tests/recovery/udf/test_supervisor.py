@@ -1,0 +1,241 @@
+"""Sidecars that do not start, die, hang or outlive their owner: real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import tempfile
+from array import array
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+
+from millstream.errors import UdfError
+from millstream.frame import build_frame
+from millstream.tether import tethered
+from millstream.udf import sidecar as sidecar_module
+from millstream.udf.client import describe
+from millstream.udf.protocol import StreamName
+from millstream.udf.sidecar import Sidecar, SidecarSpec, open_sidecar, python_command
+from millstream.udf.socket_directory import open_socket_directory, remove_abandoned
+from millstream_udf import columns
+from millstream_udf.wire.udf.v1 import udf_pb2
+
+NAME = StreamName("flights", "clean", "in-clean.0", 0)
+TIMEOUT_S = 60
+REPOSITORY = Path(__file__).parents[3]
+
+
+def spec_of(command: Sequence[str], **changes: object) -> SidecarSpec:
+    fields: dict[str, object] = {"start_timeout_s": 20.0, "stop_timeout_s": 5.0}
+    return SidecarSpec(command, "udf", "flights", "clean", **(fields | changes))  # type: ignore[arg-type]
+
+
+def script(directory: Path, text: str) -> list[str]:
+    path = directory / "function.py"
+    path.write_text(text)
+    return python_command(f"{path}:process")
+
+
+def socket_directories() -> set[Path]:
+    return set(Path(tempfile.gettempdir()).glob("millstream-udf-*"))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(TIMEOUT_S):
+        while not condition():  # noqa: ASYNC110 - other processes make it true
+            await asyncio.sleep(0.01)
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+async def call(sidecar: Sidecar, value: bytes) -> list[bytes]:
+    frame = build_frame([value], array("q", [1]), ingest_time_us=1).encode()
+    async with asyncio.timeout(TIMEOUT_S), sidecar.open_map(udf_pb2.KIND_MAP, NAME) as stream:
+        return columns.unpack_bytes((await stream.call(frame, watermark_us=0)).values)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("import no_such_module\n", ["ModuleNotFoundError: No module named 'no_such_module'", "tried 3 times"]),
+        ("def other(value): return value\n", ["has no process; it has other", "exited with code 2"]),
+        ("def process(): ...\n", ["takes 0 arguments", "exited with code 2"]),
+        (
+            "class process:\n"
+            "    def setup(self, context): raise ValueError('no database')\n"
+            "    def process(self, value): ...\n",
+            ["ValueError: no database", "tried 3 times"],
+        ),
+    ],
+)
+async def test_a_function_that_cannot_be_served(tmp_path: Path, text: str, parts: list[str]) -> None:
+    before = socket_directories()
+    with pytest.raises(UdfError) as error:
+        async with asyncio.timeout(TIMEOUT_S), open_sidecar(spec_of(script(tmp_path, text)), log=lambda *_: None):
+            pass
+    message = str(error.value)
+    assert message.startswith("flights/clean: udf exited with code")
+    assert f"-m millstream_udf {tmp_path}" in message
+    for part in parts:
+        assert part in message
+    assert socket_directories() <= before
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["no-such-command", "x"], r"code 127 before it was ready\n.*no-such-command x\n(.|\n)*command not found"),
+        (["/"], r"code 126 before it was ready\n(.|\n)*Permission denied"),
+        ([sys.executable, "-c", "raise SystemExit(5)"], r"code 5 before it was ready \(tried 3 times\)"),
+    ],
+)
+async def test_a_command_that_does_not_serve(command: list[str], message: str) -> None:
+    with pytest.raises(UdfError, match=message):
+        async with asyncio.timeout(TIMEOUT_S), open_sidecar(spec_of(command), log=lambda *_: None):
+            pass
+
+
+async def test_a_command_that_never_answers() -> None:
+    silent = [sys.executable, "-c", "import time; time.sleep(600)"]
+    with pytest.raises(UdfError, match=r"did not answer at MILLSTREAM_UDF_SOCKET within 0\.2 s"):
+        async with open_sidecar(spec_of(silent, start_timeout_s=0.2), log=lambda *_: None):
+            pass
+
+
+async def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UdfError, match=r"the working directory .* does not exist"):
+        async with open_sidecar(spec_of(["true"], cwd=tmp_path / "gone"), log=lambda *_: None):
+            pass
+
+
+async def test_nothing_is_left_behind(tmp_path: Path) -> None:
+    before = socket_directories()
+    async with open_sidecar(spec_of(script(tmp_path, "def process(value): return value\n")), log=print) as sidecar:
+        pid = sidecar.statistics().pid
+        assert pid is not None
+        assert len(socket_directories() - before) >= 1
+    assert is_gone(pid)
+    assert socket_directories() <= before
+
+
+async def test_an_error_in_the_block_comes_out_as_it_is(tmp_path: Path) -> None:
+    with pytest.raises(KeyError):
+        async with open_sidecar(spec_of(script(tmp_path, "def process(value): return value\n")), log=print):
+            raise KeyError
+
+
+def came_back(sidecar: Sidecar, deaths: int) -> bool:
+    statistics = sidecar.statistics()
+    return statistics.restarts == deaths and statistics.running
+
+
+async def test_it_is_restarted_as_often_as_it_dies(tmp_path: Path) -> None:
+    async with open_sidecar(spec_of(script(tmp_path, "def process(value): return value\n")), log=print) as sidecar:
+        for deaths in range(1, 4):
+            assert await call(sidecar, b"x") == [b"x"]
+            pid = sidecar.statistics().pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            # Unlike at the first start, bad luck does not stop it.
+            await until(partial(came_back, sidecar, deaths))
+
+
+async def test_one_that_ignores_being_told_is_killed_with_its_children(tmp_path: Path) -> None:
+    command = script(
+        tmp_path,
+        "import os, signal, subprocess, sys\n"
+        "class process:\n"
+        "    def setup(self, context):\n"
+        "        self.child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "    def process(self, value):\n"
+        "        if value == b'hold':\n"
+        "            while True: pass\n"
+        "        return str(self.child.pid)\n",
+    )
+    frame = build_frame([b"hold"], array("q", [1]), ingest_time_us=1).encode()
+    async with open_sidecar(spec_of(command, stop_timeout_s=0.5), log=print) as sidecar:
+        (child,) = await call(sidecar, b"child")
+        pid = sidecar.statistics().pid
+        assert pid is not None
+        async with sidecar.open_map(udf_pb2.KIND_MAP, NAME) as stream, asyncio.TaskGroup() as tasks:
+            held = tasks.create_task(stream.call(frame, watermark_us=0))
+            # It computes for ever, and is well all the same: the process answers beside the function.
+            await until(lambda: psutil.Process(pid).cpu_times().user > 0.5 or held.done())
+            description = await describe(sidecar._channel, 10)
+            assert description.language == "python"
+            held.cancel()
+    assert is_gone(pid)
+    assert is_gone(int(child))
+
+
+async def test_one_that_hangs_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sidecar_module, "PING_INTERVAL_S", 0.1)
+    spec = spec_of(script(tmp_path, "def process(value): return value\n"), hung_after_s=0.5)
+    async with open_sidecar(spec, log=print) as sidecar:
+        pid = sidecar.statistics().pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        await until(lambda: is_gone(pid))
+        assert await call(sidecar, b"x") == [b"x"]
+        assert sidecar.statistics().restarts == 1
+
+
+OWNER = """
+import asyncio, sys
+from millstream.udf.sidecar import *
+async def main():
+    spec = SidecarSpec(python_command(sys.argv[1]), "udf", "p", "v")
+    async with open_sidecar(spec, log=lambda *_: None) as sidecar:
+        print(sidecar.statistics().pid, sidecar._socket.parent, flush=True)
+        await asyncio.Event().wait()
+asyncio.run(main())
+"""
+
+
+async def test_a_killed_owner_takes_its_sidecar_along(tmp_path: Path) -> None:
+    function = script(tmp_path, "def process(value): return value\n")[-1]
+    owner = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", OWNER, function, stdout=asyncio.subprocess.PIPE, cwd=REPOSITORY
+    )
+    assert owner.stdout is not None
+    async with asyncio.timeout(TIMEOUT_S):
+        pid, directory = (await owner.stdout.readline()).decode().split()
+    assert not is_gone(int(pid))
+    owner.kill()
+    await owner.wait()
+    await until(lambda: is_gone(int(pid)))
+    # Its socket directory is left. The next owner removes it, once nobody can be just about to lock it.
+    left = Path(directory)
+    assert left.exists()
+    os.utime(left, (0, 0))
+    with open_socket_directory():
+        assert not left.exists()
+
+
+def test_a_directory_in_use_is_left_alone() -> None:
+    with open_socket_directory() as used:
+        os.utime(used, (0, 0))
+        remove_abandoned(used.parent)
+        assert used.exists()
+    assert not used.exists()
+
+
+async def test_a_tether_to_somebody_who_is_gone_starts_nothing(tmp_path: Path) -> None:
+    touched = tmp_path / "touched"
+    command = tethered(["touch", str(touched)])
+    # As if the parent had died between the fork and the tether.
+    command[command.index(str(os.getpid()))] = "0"
+    process = await asyncio.create_subprocess_exec(*command)
+    assert await process.wait() != 0
+    assert not touched.exists()
