@@ -34,6 +34,10 @@ BUFFER_FRAMES_MAX = 100_000
 """`max_msgs_per_subject`: the hard bound, refused by the server."""
 LEDGER_BYTES_MAX = 2048 * MIB
 """`max_bytes` of a ledger whose buffers do not say how much they need."""
+LEDGER_SLACK_BYTES = 64 * MIB
+"""Room in a ledger beyond its buffers: marks, what is consumed and not trimmed yet, and one large answer of a UDF."""
+IDS_BYTES_MAX = 512 * MIB
+"""Room in a source's ledger for the record ids it remembers."""
 GRPC_MESSAGE_BYTES_MAX = 64 * MIB
 """Largest gRPC message, both ways."""
 SIDECAR_BACKOFF_FIRST_S = 0.1
@@ -78,6 +82,7 @@ assert RECORD_BYTES_MAX + 64 * KIB < MESSAGE_BYTES_MAX
 # A UDF may answer a frame with several times its size before gRPC refuses it.
 assert GRPC_MESSAGE_BYTES_MAX >= 8 * MESSAGE_BYTES_MAX
 # A ledger holds at least a full buffer, and what its lanes commit until they see that it is full.
+assert LEDGER_SLACK_BYTES >= GRPC_MESSAGE_BYTES_MAX
 assert LEDGER_BYTES_MAX > BUFFER_BYTES_MAX + 8 * COMMIT_BYTES_MAX
 # Marks, ids and state need messages too: frames may use at most all but a few of a batch.
 assert COMMIT_MESSAGES_MAX <= 1000

@@ -120,7 +120,7 @@ class PipelineFiles:
     def file_sink(name: str, *, more: str = "") -> str:
         """YAML of a JSON lines sink into a directory of its own name."""
         return (
-            f"- name: {name}\n  sink: {{file: {{path: {name}, format: jsonl, rolling: {{maxAge: 200ms}}}}}}}}\n{more}"
+            f"- name: {name}\n  sink: {{file: {{path: {name}, format: jsonl, rolling: {{maxAge: 200ms}}}}}}\n{more}"
         )
 
 

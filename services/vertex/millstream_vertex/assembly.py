@@ -18,7 +18,14 @@ from millstream.clock import MICROSECONDS, Clock
 from millstream.errors import MillstreamError, UdfError, UserError
 from millstream.ledger.jetstream import open_jetstream_broker
 from millstream.ledger.protocol import Broker, DurabilityLevel, Ledger, LedgerLimits
-from millstream.limits import BUFFER_FRAMES_MAX, BYTES_IN_FLIGHT_MAX, FRAMES_IN_FLIGHT_MAX
+from millstream.limits import (
+    BUFFER_FRAMES_MAX,
+    BYTES_IN_FLIGHT_MAX,
+    COMMIT_BYTES_MAX,
+    FRAMES_IN_FLIGHT_MAX,
+    IDS_BYTES_MAX,
+    LEDGER_SLACK_BYTES,
+)
 from millstream.record import LaneId, Position
 from millstream.spec.graph import Graph
 from millstream.spec.lanes import buffer_of, buffers_of, lanes_of, owned_lanes, upstream_lanes
@@ -182,9 +189,7 @@ class _Shared:
 
     async def ledger(self, vertex: str) -> Ledger:
         if vertex not in self._ledgers:
-            source = self.graph.vertex(vertex).source
-            ids_ttl_s = source.http.id_ttl_s if source is not None and source.http is not None else 0.0
-            limits = LedgerLimits(frames_per_buffer_max=BUFFER_FRAMES_MAX, ids_ttl_s=ids_ttl_s)
+            limits = _ledger_limits(self.graph, vertex)
             self._ledgers[vertex] = await self._broker.ledger(vertex, limits)
         return self._ledgers[vertex]
 
@@ -399,6 +404,27 @@ def _route(graph: Graph, edge: Edge) -> Route:
         partitions=graph.vertex(edge.to).partitions,
         condition=tag_condition(tags.operator, tags.values) if tags is not None else None,
         discard_when_full=edge.on_full == "discardLatest",
+    )
+
+
+def _ledger_limits(graph: Graph, vertex: str) -> LedgerLimits:
+    """What the vertex's ledger may hold: the same for every process that opens it."""
+    source = graph.vertex(vertex).source
+    ids_ttl_s = 0.0
+    if source is not None and source.http is not None:
+        ids_ttl_s = source.http.id_ttl_s
+    elif source is not None and source.udsource is not None:
+        ids_ttl_s = USER_SOURCE_ID_TTL_S
+    buffers_bytes = sum(
+        graph.limits_of(edge.to).buffer_max_bytes * len(buffers_of(graph, edge)) for edge in graph.edges_out[vertex]
+    )
+    # The bound of a buffer is soft: each lane may overshoot it by what it has in flight.
+    overshoot_bytes = 2 * COMMIT_BYTES_MAX * len(lanes_of(graph, vertex))
+    ids_bytes = IDS_BYTES_MAX if ids_ttl_s else 0
+    return LedgerLimits(
+        frames_per_buffer_max=BUFFER_FRAMES_MAX,
+        bytes_max=buffers_bytes + overshoot_bytes + ids_bytes + LEDGER_SLACK_BYTES,
+        ids_ttl_s=ids_ttl_s,
     )
 
 
