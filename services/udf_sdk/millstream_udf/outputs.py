@@ -6,7 +6,7 @@ returned for it, or the exception it ended with.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from millstream_udf import columns
@@ -22,8 +22,7 @@ _SCALARS = (bytes, str, Message, Record, bytearray, memoryview)
 
 def map_answer(call_id: int, inputs: Inputs, results: Sequence[Any], *, times_allowed: bool) -> udf_pb2.SealedMapAnswer:
     """`times_allowed`: this is a source transform, so messages may carry event times."""
-    # The two usual cases are recognised by the set of types, which costs 20 ns a record, and never look at a record
-    # again.
+    # The two usual cases are recognised by the set of types, at 20 ns a record, and then no record is looked at.
     types = set(map(type, results))
     if types == _PLAIN:
         return udf_pb2.SealedMapAnswer(call_id=call_id, records=len(results), values=columns.pack_bytes(results))
@@ -57,77 +56,110 @@ def _mixed_answer(
     call_id: int, inputs: Inputs, results: Sequence[Any], *, times_allowed: bool
 ) -> udf_pb2.SealedMapAnswer:
     outcomes = Outcomes()
-    values: list[bytes] = []
+    outputs: list[bytes | Message] = []
     parents: list[int] = []
-    messages: dict[int, Message] = {}
     for index, result in enumerate(results):
-        if type(result) is bytes:
-            values.append(result)
+        kind = type(result)
+        if kind is bytes or (kind is Message and (times_allowed or result.event_time_us is None)):
+            outputs.append(result)
             parents.append(index)
         elif isinstance(result, Exception):
             outcomes.add(index, result)
         elif result is not None:
             try:
-                outputs = _each(result, times_allowed=times_allowed)
+                some = _each(result, times_allowed=times_allowed)
             except Exception as error:  # noqa: BLE001 - users' functions raise anything
                 # A record that fails half-way (a list with one bad item, a generator that raises) has no outputs.
                 outcomes.add(index, error)
-                continue
-            for output in outputs:
-                if type(output) is Message:
-                    messages[len(values)] = output
-                    values.append(output.value)
-                else:
-                    values.append(output)
-            parents.extend([index] * len(outputs))
-    answer = udf_pb2.SealedMapAnswer(
-        call_id=call_id, records=len(values), values=columns.pack_bytes(values), outcomes=outcomes.items
-    )
+            else:
+                outputs.extend(some)
+                parents.extend([index] * len(some))
+    try:
+        answer = _columns(inputs, outputs, parents)
+    except (TypeError, ValueError, AttributeError, OverflowError):
+        # Some message holds what cannot be encoded. Which one is only looked for now, so that nobody else pays for it.
+        faults = _faults(outputs, parents)
+        for index, fault in faults.items():
+            outcomes.add(index, fault)
+        sound = [position for position, parent in enumerate(parents) if parent not in faults]
+        outputs, parents = [outputs[position] for position in sound], [parents[position] for position in sound]
+        answer = _columns(inputs, outputs, parents)
+    answer.call_id = call_id
+    answer.outcomes.extend(outcomes.items)
     if parents != list(range(len(results))):
         answer.parents = columns.pack_offsets(parents)
-    if messages:
-        _add_columns(answer, inputs, parents, messages)
     return answer
 
 
-def _add_columns(
-    answer: udf_pb2.SealedMapAnswer, inputs: Inputs, parents: Sequence[int], messages: Mapping[int, Message]
-) -> None:
-    """Columns that some message of this answer needs; the other outputs inherit from their parents."""
-    count = len(parents)
-    given = messages.values()
+def _columns(inputs: Inputs, outputs: Sequence[bytes | Message], parents: Sequence[int]) -> udf_pb2.SealedMapAnswer:
+    """Columns that some message of this answer needs; where a message does not say, its output inherits."""
+    count = len(outputs)
+    messages = [output if type(output) is Message else None for output in outputs]
+    given = [message for message in messages if message is not None]
+    if not given:
+        return udf_pb2.SealedMapAnswer(records=count, values=columns.pack_bytes(outputs))  # type: ignore[arg-type]  # no Message among them
+    values = [output if message is None else message.value for output, message in zip(outputs, messages, strict=True)]
+    answer = udf_pb2.SealedMapAnswer(records=count, values=columns.pack_bytes(values))  # type: ignore[arg-type]  # as above
+    rows = list(zip(messages, parents, strict=True))
     if any(message.keys is not None for message in given):
-        answer.keys = columns.pack_lists(
-            _column(messages, count, lambda m: m.keys and [part.encode() for part in m.keys], inputs.key_parts, parents)
-        ) or columns.pack_no_lists(count)
+        own, encoded = inputs.key_parts, _Encoded()
+        keys = [own[at] if m is None or m.keys is None else encoded[m.keys] for m, at in rows]
+        answer.keys = columns.pack_lists(keys) or columns.pack_no_lists(count)
     if any(message.tags for message in given):
-        tags: list[Sequence[bytes]] = [()] * count
-        for position, message in messages.items():
-            tags[position] = [tag.encode() for tag in message.tags]
-        answer.tags = columns.pack_lists(tags)
+        encoded = _Encoded()
+        answer.tags = columns.pack_lists([() if m is None else encoded[m.tags] for m in messages])
     if any(message.headers is not None for message in given):
-        answer.headers = columns.pack_headers(
-            _column(messages, count, lambda m: m.headers, inputs.headers, parents)
-        ) or columns.pack_no_headers(count)
+        headers = [inputs.headers[at] if m is None or m.headers is None else m.headers for m, at in rows]
+        answer.headers = columns.pack_headers(headers) or columns.pack_no_headers(count)
     if any(message.event_time_us is not None for message in given):
+        times = inputs.event_times_us
         answer.event_times_us = columns.pack_times(
-            _column(messages, count, lambda m: m.event_time_us, inputs.event_times_us, parents)
+            [times[at] if m is None or m.event_time_us is None else m.event_time_us for m, at in rows]
         )
+    return answer
 
 
-def _column(
-    messages: Mapping[int, Message],
-    count: int,
-    field: Callable[[Message], Any],
-    inherited: Sequence[Any],
-    parents: Sequence[int],
-) -> list[Any]:
-    column = []
-    for position in range(count):
-        message = messages.get(position)
-        own = None if message is None else field(message)
-        column.append(inherited[parents[position]] if own is None else own)
-    return column
+class _Encoded(dict[tuple[str, ...], list[bytes]]):
+    """Texts as bytes; the same few keys and tags come again and again."""
+
+    def __missing__(self, texts: tuple[str, ...]) -> list[bytes]:
+        self[texts] = encoded = [text.encode() for text in texts]
+        return encoded
+
+
+def _faults(outputs: Sequence[bytes | Message], parents: Sequence[int]) -> dict[int, BadOutput]:
+    """Of messages that cannot be encoded, by input."""
+    faults: dict[int, BadOutput] = {}
+    for output, parent in zip(outputs, parents, strict=True):
+        if type(output) is not Message:
+            continue
+        for name, expected, sound in (
+            ("value", "bytes", type(output.value) is bytes),
+            ("keys", "texts", output.keys is None or _are_texts(output.keys)),
+            ("tags", "texts", _are_texts(output.tags)),
+            ("headers", "a mapping of texts to bytes", output.headers is None or _are_headers(output.headers)),
+            ("event_time", "within 64 bits", output.event_time_us is None or -(2**63) <= output.event_time_us < 2**63),
+        ):
+            if not sound:
+                faults[parent] = BadOutput(
+                    f"{name} of a message must be {expected}, not {_named(getattr(output, name, output.event_time_us))}"
+                )
+    return faults
+
+
+def _are_texts(texts: object) -> bool:
+    return isinstance(texts, (tuple, list)) and all(_is_text(text) for text in texts)
+
+
+def _are_headers(headers: object) -> bool:
+    return isinstance(headers, Mapping) and all(
+        _is_text(name) and isinstance(value, bytes) for name, value in headers.items()
+    )
+
+
+def _is_text(text: object) -> bool:
+    # A lone surrogate is a str that has no UTF-8.
+    return isinstance(text, str) and not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _each(result: Any, *, times_allowed: bool) -> list[Any]:

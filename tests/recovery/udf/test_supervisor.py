@@ -65,18 +65,23 @@ async def call(sidecar: Sidecar, value: bytes) -> list[bytes]:
         return columns.unpack_bytes((await stream.call(frame, watermark_us=0)).values)
 
 
+NO_SETUP = """
+class process:
+    def setup(self, context):
+        raise ValueError("no database")
+
+    def process(self, value):
+        return value
+"""
+
+
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
         ("import no_such_module\n", ["ModuleNotFoundError: No module named 'no_such_module'", "tried 3 times"]),
         ("def other(value): return value\n", ["has no process; it has other", "exited with code 2"]),
         ("def process(): ...\n", ["takes 0 arguments", "exited with code 2"]),
-        (
-            "class process:\n"
-            "    def setup(self, context): raise ValueError('no database')\n"
-            "    def process(self, value): ...\n",
-            ["ValueError: no database", "tried 3 times"],
-        ),
+        (NO_SETUP, ["ValueError: no database", "tried 3 times"]),
     ],
 )
 async def test_a_function_that_cannot_be_served(tmp_path: Path, text: str, parts: list[str]) -> None:

@@ -203,3 +203,26 @@ def test_a_record_knows_its_time() -> None:
 def test_keys_are_no_string() -> None:
     with pytest.raises(TypeError, match=r"keys=\[key\]"):
         udf.Message(b"", keys="key")
+
+
+@pytest.mark.parametrize(
+    ("message", "fault"),
+    [
+        (udf.Message(b"x", keys=[7]), "keys of a message must be texts, not tuple (7,)"),  # type: ignore[list-item]
+        (udf.Message(b"x", tags=[None]), "tags of a message must be texts"),  # type: ignore[list-item]
+        (udf.Message(b"x", headers={"a": "b"}), "headers of a message must be a mapping of texts to bytes"),  # type: ignore[dict-item]
+        (udf.Message(b"x", headers={1: b"b"}), "headers of a message must be a mapping of texts to bytes"),  # type: ignore[dict-item]
+        (udf.Message(b"x", keys=["\ud800"]), "keys of a message must be texts"),
+        (udf.Message(b"x", event_time=2**70), "event_time of a message must be within 64 bits"),
+    ],
+)
+def test_a_message_that_cannot_be_encoded_fails_alone(message: udf.Message, fault: str) -> None:
+    def process(value: bytes) -> Any:
+        return [b"before", message] if value == b"bad" else udf.Message(value, keys=["k"])
+
+    results = run(process, [b"a", b"bad", b"b"], kind="source transform")
+    assert results.values == [b"a", b"b"]
+    assert [m.keys for m in results.messages] == [("k",), ("k",)]
+    (outcome,) = results.outcomes
+    assert outcome.index == 1
+    assert outcome.reason.startswith(fault)
