@@ -11,6 +11,7 @@ import pytest
 
 FUNCTIONS = """\
 import json
+import time
 import uuid
 
 import millstream_udf as udf
@@ -18,6 +19,11 @@ from millstream_udf import Drop, DeadLetter, Message, Retry
 
 
 def identity(value):
+    return value
+
+
+def slow(value):
+    time.sleep(0.002)
     return value
 
 
@@ -119,9 +125,7 @@ class PipelineFiles:
     @staticmethod
     def file_sink(name: str, *, more: str = "") -> str:
         """YAML of a JSON lines sink into a directory of its own name."""
-        return (
-            f"- name: {name}\n  sink: {{file: {{path: {name}, format: jsonl, rolling: {{maxAge: 200ms}}}}}}\n{more}"
-        )
+        return f"- name: {name}\n  sink: {{file: {{path: {name}, format: jsonl, rolling: {{maxAge: 200ms}}}}}}\n{more}"
 
 
 @pytest.fixture

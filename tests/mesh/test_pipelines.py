@@ -245,3 +245,22 @@ async def test_a_full_buffer_with_discard_latest_drops_and_counts(files: Pipelin
     assert source.outputs == 50_000
     assert sink.inputs + source.discarded == 50_000
     assert source.discarded > 0
+
+
+@pytest.mark.guarantee("I1")
+async def test_a_slow_function_stops_between_slices_and_loses_nothing(files: PipelineFiles, tmp_path: Path) -> None:
+    path = files.write(
+        files.generator(4000) + files.function("slow") + files.file_sink("out"),
+        ["in -> map", "map -> out"],
+    )
+    async with open_pipeline(path, tmp_path / "broker") as run:
+        running = asyncio.ensure_future(run.run())
+        while (await run.account("map")).inputs == 0:
+            assert not running.done()
+        run.stop()
+        # All of it would take 8 s; what is begun takes less than half of that.
+        await asyncio.wait_for(running, 6.0)
+        begun = await run.account("map")
+        await run.run()
+    assert begun.inputs < 4000
+    assert files.numbers("out") == list(range(4000))

@@ -32,10 +32,11 @@ class Tracker:
     def __len__(self) -> int:
         return len(self._pieces)
 
-    async def begin(self, piece: Tracked) -> None:
-        """Take a piece in; waits while the bounds are reached. A piece larger than the bound goes alone."""
+    async def begin(self, piece: Tracked, *, records_max: int | None = None) -> None:
+        """Take a piece in; waits while the bounds are reached, `records_max` in all among them where it is given. A
+        piece larger than the bounds goes alone."""
         async with self._room:
-            await self._room.wait_for(lambda: self._fits(piece.size))
+            await self._room.wait_for(lambda: self._fits(piece, records_max))
             self._pieces.append(piece)
             self.records += piece.records
             self.size += piece.size
@@ -49,7 +50,11 @@ class Tracker:
                 self.size -= piece.size
             self._room.notify_all()
 
-    def _fits(self, size: int) -> bool:
+    def _fits(self, piece: Tracked, records_max: int | None) -> bool:
         if not self._pieces:
             return True
-        return len(self._pieces) < self._pieces_max and self.size + size <= self._bytes_max
+        return (
+            len(self._pieces) < self._pieces_max
+            and self.size + piece.size <= self._bytes_max
+            and (records_max is None or self.records + piece.records <= records_max)
+        )

@@ -25,7 +25,7 @@ class BufferLane:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[asyncio.TaskGroup]:
-        """A group for the lane's work; on leaving, all of it is committed, and the lane ends if its input has."""
+        """A group for the lane's work; on leaving, it is committed, and the lane ends if its input has."""
         async with asyncio.TaskGroup() as background:
             tasks = [
                 background.create_task(self._trimmer.run(), name=f"trim {self.core.lane}"),
@@ -40,7 +40,8 @@ class BufferLane:
             for task in tasks:
                 task.cancel()
         await self._trimmer.finish()
-        if self.reader.ended:
+        # Told to stop, a lane leaves what it has not begun; it has ended only when all that was read is committed.
+        if self.reader.ended and self.core.committer.mark.sequence >= self.reader.sequence:
             await self.core.end()
 
     def _watermark_after(self, units: Sequence[Unit]) -> int:

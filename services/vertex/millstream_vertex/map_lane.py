@@ -56,9 +56,11 @@ class MapLane:
         self._router = router
         self._slicer = Slicer(target_s=SLICE_TARGET_S, records_max=slice_records_max)
         self._first_answer = asyncio.Event()
+        self._stopping = False
 
     def stop(self) -> None:
-        """Read nothing more; what was read is still finished."""
+        """Begin nothing more; what was begun is still finished."""
+        self._stopping = True
         self._base.reader.stop()
 
     def statistics(self) -> LaneStatistics:
@@ -74,10 +76,13 @@ class MapLane:
 
     async def _begin(self, read: ReadFrame, work: asyncio.TaskGroup) -> None:
         start, records = 0, read.frame.records
-        while start < records:
+        # A frame may take a slow function long: what is not begun when the lane is told to stop is left for later.
+        while start < records and not self._stopping:
             piece = Slice(read, start, min(records, start + self._slicer.records()))
             size = read.size * piece.records // records
-            await self.core.tracker.begin(Tracked(piece.records, size))
+            await self.core.tracker.begin(
+                Tracked(piece.records, size), records_max=self._slicer.records_in_flight_max()
+            )
             self.core.units.add(work.create_task(self._map(piece)))
             if not self._slicer.learned:
                 # One call tells how fast the function is; only then the rest is cut.

@@ -19,7 +19,7 @@ from millstream_reader.tracker import Tracked
 from millstream_vertex.buffer_lane import BufferLane
 from millstream_writer.committer import Unit
 from millstream_writer.delivery import Delivery
-from millstream_writer.sink import SinkFrame
+from millstream_writer.sink import Guarantee, SinkFrame
 
 TICK_S = 0.5
 """How often a sink may commit by time when nothing arrives."""
@@ -35,12 +35,17 @@ class SinkVertexLane:
         self._read: deque[ReadFrame] = deque()
         self._arrived = asyncio.Event()
         self._closed = False
+        self._stopping = False
+        # A sink that keeps its own position gains by large writes; another should be asked often whether to stop.
+        collects = delivery.guarantee is Guarantee.EXACTLY_ONCE_TRANSACTIONAL
+        self._batch_bytes_max = COMMIT_BYTES_MAX if collects else 0
         self._unsettled: deque[tuple[Position, Account]] = deque()
         lane = base.core.lane
         self._id_prefix = f"{lane.vertex}/{lane.input}/{lane.partition}/"
 
     def stop(self) -> None:
-        """Read nothing more; what was read is still delivered."""
+        """Deliver nothing more; what was handed to the sink is still made durable."""
+        self._stopping = True
         self._base.reader.stop()
 
     def statistics(self) -> LaneStatistics:
@@ -67,7 +72,10 @@ class SinkVertexLane:
         while True:
             await self._wait_for_frames()
             batch = self._take_batch()
-            if batch:
+            if batch and self._stopping:
+                # Left for the next start: the mark does not pass it.
+                await self.core.tracker.finish(len(batch))
+            elif batch:
                 await self._deliver(batch)
             elif self._closed:
                 await self._delivery.flush()
@@ -87,7 +95,7 @@ class SinkVertexLane:
     def _take_batch(self) -> list[ReadFrame]:
         batch: list[ReadFrame] = []
         size = 0
-        while self._read and (not batch or size + self._read[0].frame.size <= COMMIT_BYTES_MAX):
+        while self._read and (not batch or size + self._read[0].frame.size <= self._batch_bytes_max):
             batch.append(self._read.popleft())
             size += batch[-1].frame.size
         return batch

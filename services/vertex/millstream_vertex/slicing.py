@@ -5,6 +5,9 @@ from __future__ import annotations
 FIRST_SLICE_RECORDS = 64
 """Records in the first call, when nothing is known of the function."""
 
+SLICES_IN_FLIGHT = 4
+"""Slices that are begun at a time: what a lane still has to finish when it is told to stop."""
+
 
 class Slicer:
     """Learns a function's rate from its answers."""
@@ -37,3 +40,10 @@ class Slicer:
         else:
             wanted = max(1, int(self._records_per_s * self._target_s))
         return wanted if self._records_max is None else min(wanted, self._records_max)
+
+    def records_in_flight_max(self) -> int | None:
+        """Records that may be begun and not finished: a few slices, so that a slow function has always some waiting,
+        and a request to stop need not wait for more. None while nothing is known."""
+        if self._records_per_s is None:
+            return None
+        return max(SLICES_IN_FLIGHT * self.records(), int(SLICES_IN_FLIGHT * self._records_per_s * self._target_s))
