@@ -203,13 +203,13 @@ class CsvParser:
             template, members = self._plain_template, self._typed
         else:
             template, members = self._template, list(enumerate(self._encoders))
-        encoded: list[list[str]] | list[tuple[str, ...]] = rows
         if members:
-            columns: list[Sequence[str]] = list(zip(*rows, strict=True))
+            columns: list[Sequence[object]] = list(zip(*rows, strict=True))
             for index, encode in members:
-                columns[index] = list(map(encode, columns[index]))
-            encoded = list(zip(*columns, strict=True))
-        texts = [template % tuple(row) for row in encoded]
+                columns[index] = _encode_column(encode, [row[index] for row in rows])
+            texts = [template % row for row in zip(*columns, strict=True)]
+        else:
+            texts = [template % tuple(row) for row in rows]
         # JSON text has no raw newline, so this is one encoding instead of one per row.
         parsed.values = "\n".join(texts).encode().split(b"\n")
 
@@ -250,6 +250,17 @@ class CsvParser:
             return self._extraction.parse_time(fields[self._time_index])
         except ValueError as error:
             raise ValueError(f"event time `{self._extraction.time_field}`: {error}") from None
+
+
+def _encode_column(encode: Callable[[str], str], texts: list[str]) -> Sequence[object]:
+    """The members of a column. Numbers without anything special are turned into text only by the template."""
+    if encode in (_int_member, _float_member) and "" not in texts and "_" not in "".join(texts):
+        if encode is _int_member:
+            return list(map(int, texts))
+        numbers = list(map(float, texts))
+        if all(map(math.isfinite, numbers)):
+            return numbers
+    return list(map(encode, texts))
 
 
 def _raw(place: range, lines: Sequence[bytes]) -> bytes:

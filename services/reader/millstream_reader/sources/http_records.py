@@ -183,7 +183,8 @@ def _header_time_us(headers: Mapping[str, str], extraction: Extraction, now_us: 
 def _ids(headers: Mapping[str, str], values: Sequence[bytes], *, batch: bool) -> list[str]:
     given = _first(headers, _ID_HEADERS, "")
     if not given:
-        return [str(uuid4()) for _ in values]
+        # Made up, so that they are different; sent again, the records would have others.
+        given = str(uuid4())
     return [f"{given}#{index}" for index in range(len(values))] if batch else [given]
 
 
