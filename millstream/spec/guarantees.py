@@ -79,5 +79,13 @@ def guarantees_of(graph: Graph) -> dict[str, Guarantee]:
         loss = _LOSSES.get(sink.retry_strategy.on_failure, "")
         result[vertex.name] = Guarantee(own.id, own.sentence + loss)
         if sink.fallback is not None:
-            result[f"{vertex.name} (fallback)"] = guarantee_of(sink.fallback)
+            result[f"{vertex.name} (fallback)"] = _guarantee_of_fallback(sink.fallback)
     return result
+
+
+def _guarantee_of_fallback(sink: FallbackSink) -> Guarantee:
+    """A fallback gets some of the lane's records only, so its files cannot tell how far the lane is."""
+    if sink.file is None:
+        return guarantee_of(sink)
+    what = "at least once: after a crash, records that went to the fallback shortly before may be in its files twice"
+    return Guarantee(GuaranteeId.AT_LEAST_ONCE, what)
