@@ -149,5 +149,5 @@ async def test_at_a_low_rate_records_come_when_they_are_due_and_alone() -> None:
             if frame is not None:
                 waits_us.append(clock.now_us() - frame.ingest_time_us)
                 assert frame.records < 50
-    # A busy machine makes some of them late; half of them it does not.
-    assert sorted(waits_us)[25] < 10_000
+    # A busy machine makes some of them late, and half of them not by much. Filling a frame would take 8 s.
+    assert sorted(waits_us)[25] < 50_000
