@@ -46,6 +46,21 @@ from millstream.ledger.protocol import (
     StoredMark,
 )
 from millstream.ledger.pull import PullReader
+from millstream.ledger.requests import (
+    BATCH_INCOMPLETE,
+    BATCHES_IN_FLIGHT,
+    NAME_IN_USE,
+    NO_MESSAGE,
+    NO_RESOURCES,
+    NO_STORAGE,
+    NO_STREAM,
+    RETRY_FIRST_S,
+    STORE_FAILED,
+    UNAVAILABLE,
+    WRONG_LAST_SEQUENCE,
+    pause,
+    until_answered,
+)
 from millstream.ledger.subjects import buffer_subject, ids_filter, mark_subject, stream_name
 from millstream.record import BufferId, LaneId
 from millstream.wire.ledger.v1 import mark_pb2
@@ -57,20 +72,6 @@ OWNER_PIPELINE = "millstream.pipeline"
 OWNER_VERTEX = "millstream.vertex"
 """Keys in a stream's metadata: two pipelines may give streams of one name."""
 
-# Error codes of the server.
-_NO_MESSAGE = 10037
-_NO_STREAM = 10059
-_NAME_IN_USE = 10058
-_NO_STORAGE = (10047, 10028)
-_WRONG_LAST_SEQUENCE = (10071, 10164)
-_STORE_FAILED = 10077
-_NO_RESOURCES = (10023, 10047)
-_BATCH_INCOMPLETE = 10176
-_BATCHES_IN_FLIGHT = 10210
-_UNAVAILABLE = (10008, 10009)
-
-_RETRY_FIRST_S = 0.02
-_RETRY_LAST_S = 2.0
 _QUIET_S = 0.25
 _INCOMPLETE_MAX = 4
 """A batch that was sent whole and is refused as incomplete this often cannot be staged: the disk is full."""
@@ -184,7 +185,7 @@ class JetStreamLedger:
 
     async def _land(self, commit: Commit, messages: Sequence[batch.Message]) -> int:
         """Send the batch until it has landed; the sequence of its mark."""
-        wait_s = _RETRY_FIRST_S
+        wait_s = RETRY_FIRST_S
         incomplete = 0
         while True:
             await self._connection.connected()
@@ -196,8 +197,8 @@ class JetStreamLedger:
                 _log.info("answer to a commit of lane %s lost (%s); reading its mark", commit.lane, error)
             except ApiError as error:
                 refusal = error
-                if error.code == _BATCHES_IN_FLIGHT:
-                    wait_s = await _pause(wait_s)
+                if error.code == BATCHES_IN_FLIGHT:
+                    wait_s = await pause(wait_s)
                     continue
             # An earlier attempt may have landed after its answer was given up, whatever this one was answered.
             landed = await self._settle(commit)
@@ -208,13 +209,13 @@ class JetStreamLedger:
                 await self._await_whole(f"a commit of lane {commit.lane}")
                 await self._check_not_torn(commit, messages[0], batch_id)
                 continue
-            if refusal.code == _BATCH_INCOMPLETE:
+            if refusal.code == BATCH_INCOMPLETE:
                 incomplete += 1
                 if incomplete < _INCOMPLETE_MAX:
-                    wait_s = await _pause(wait_s)
+                    wait_s = await pause(wait_s)
                     continue
             self._refuse(commit, refusal)
-            wait_s = await _pause(wait_s)
+            wait_s = await pause(wait_s)
 
     async def _settle(self, commit: Commit) -> int | None:
         """The sequence of the commit's mark; None when it has not landed. `FencedError` when another mark is there."""
@@ -236,30 +237,30 @@ class JetStreamLedger:
         )
 
     async def _surely_mark(self, lane: LaneId) -> StoredMark | None:
-        wait_s = _RETRY_FIRST_S
+        wait_s = RETRY_FIRST_S
         while True:
             try:
                 return await self.mark(lane)
             except RetryLaterError as error:
                 _log.warning("the mark of lane %s cannot be read now: %s", lane, error)
-            wait_s = await _pause(wait_s)
+            wait_s = await pause(wait_s)
 
     def _refuse(self, commit: Commit, error: ApiError) -> None:
         """Raise what the server's refusal means; return when the same batch should be sent again."""
         where = f"a commit of lane {commit.lane} to {self._stream}"
-        if error.code == _STORE_FAILED and "per subject" in error.description:
+        if error.code == STORE_FAILED and "per subject" in error.description:
             self._statistics.full_refusals += 1
             raise BufferFullError(f"{where} was refused: a buffer is full ({error})")
-        if error.code in _NO_RESOURCES or error.code == _STORE_FAILED:
+        if error.code in NO_RESOURCES or error.code == STORE_FAILED:
             self._statistics.full_refusals += 1
             raise StorageFullError(f"{where} was refused: the broker's storage is full ({error})")
-        if error.code == _BATCH_INCOMPLETE:
+        if error.code == BATCH_INCOMPLETE:
             raise StorageFullError(
                 f"{where} cannot be staged by the broker at {self._connection.place} ({error}): its disk is "
                 "probably full; "
                 "make room, and restart the broker if it logs write errors"
             )
-        if error.code in _WRONG_LAST_SEQUENCE or error.code in _UNAVAILABLE:
+        if error.code in WRONG_LAST_SEQUENCE or error.code in UNAVAILABLE:
             # The mark that was in the way is not there any more, or there is no leader: not what decides about this
             # batch.
             _log.warning("%s was refused (%s), and its mark is still the one before; sending it again", where, error)
@@ -274,7 +275,7 @@ class JetStreamLedger:
         started again. Nothing may be written behind such an end: it would stay half for ever. Readers see nothing of it
         that is not completed with the same frames.
         """
-        wait_s = _RETRY_FIRST_S
+        wait_s = RETRY_FIRST_S
         told = False
         while await self._ends_torn():
             if not told:
@@ -286,7 +287,7 @@ class JetStreamLedger:
                     self._stream,
                 )
                 told = True
-            wait_s = await _pause(wait_s)
+            wait_s = await pause(wait_s)
 
     async def _ends_torn(self) -> bool:
         last = (await self._info())["state"]["last_seq"]
@@ -329,11 +330,11 @@ class JetStreamLedger:
     async def _ask(self, what: str, request: Mapping[str, object] | None = None) -> dict[str, Any]:
         """A request about the stream, until it is answered; empty when the answer is that there is no such message."""
         try:
-            return await _until_answered(self._connection, f"{what}.{self._stream}", request)
+            return await until_answered(self._connection, f"{what}.{self._stream}", request)
         except ApiError as error:
-            if error.code == _NO_MESSAGE:
+            if error.code == NO_MESSAGE:
                 return {}
-            if error.code == _NO_STREAM:
+            if error.code == NO_STREAM:
                 raise EnvironmentFault(
                     f"the ledger {self._stream} at {self._connection.place} is gone; restore it, or start the "
                     "pipeline over"
@@ -374,7 +375,7 @@ class JetStreamBroker:
         names: list[str] = []
         offset = 0
         while True:
-            answer = await _until_answered(self._connection, "STREAM.LIST", {"offset": offset})
+            answer = await until_answered(self._connection, "STREAM.LIST", {"offset": offset})
             page = answer.get("streams") or []
             names += [
                 stream["config"]["name"]
@@ -386,18 +387,18 @@ class JetStreamBroker:
                 break
         for name in names:
             try:
-                await _until_answered(self._connection, f"STREAM.DELETE.{name}")
+                await until_answered(self._connection, f"STREAM.DELETE.{name}")
             except ApiError as error:
                 # Gone already, perhaps by a request of ours whose answer was lost.
-                if error.code != _NO_STREAM:
+                if error.code != NO_STREAM:
                     raise
         self._ledgers.clear()
 
     async def _find(self, stream: str, vertex: str) -> dict[str, Any] | None:
         try:
-            info = await _until_answered(self._connection, f"STREAM.INFO.{stream}")
+            info = await until_answered(self._connection, f"STREAM.INFO.{stream}")
         except ApiError as error:
-            if error.code == _NO_STREAM:
+            if error.code == NO_STREAM:
                 return None
             raise
         found = info["config"].get("metadata") or {}
@@ -419,12 +420,12 @@ class JetStreamBroker:
 
     async def _make(self, how: str, stream: str, config: Mapping[str, Any], limits: LedgerLimits) -> dict[str, Any]:
         try:
-            return await _until_answered(self._connection, f"STREAM.{how}.{stream}", config)
+            return await until_answered(self._connection, f"STREAM.{how}.{stream}", config)
         except ApiError as error:
-            if error.code == _NAME_IN_USE:
+            if error.code == NAME_IN_USE:
                 # Another process made it at the same time, from another specification.
                 return await self._make("UPDATE", stream, config, limits)
-            if error.code in _NO_STORAGE:
+            if error.code in NO_STORAGE:
                 raise EnvironmentFault(
                     f"the broker at {self._connection.place} cannot reserve {limits.bytes_max} bytes for the "
                     f"ledger {stream} "
@@ -470,28 +471,6 @@ async def _open(reader: PullReader) -> AsyncIterator[AsyncIterator[StoredFrame]]
         yield reader
     finally:
         await reader.close()
-
-
-async def _until_answered(
-    connection: BrokerConnection, subject: str, body: Mapping[str, object] | None = None
-) -> dict[str, Any]:
-    """A request that may be repeated without harm, until it is answered. Raises `ApiError`."""
-    wait_s = _RETRY_FIRST_S
-    while True:
-        try:
-            return await connection.api(subject, body)
-        except AnswerLostError as error:
-            _log.info("%s: %s; asking again", subject, error)
-        except ApiError as error:
-            if error.code not in _UNAVAILABLE:
-                raise
-        wait_s = await _pause(wait_s)
-
-
-async def _pause(wait_s: float) -> float:
-    """Wait, and tell how long to wait the next time."""
-    await asyncio.sleep(wait_s)
-    return min(2 * wait_s, _RETRY_LAST_S)
 
 
 def _stream_config(pipeline: str, vertex: str, stream: str, limits: LedgerLimits) -> dict[str, Any]:

@@ -1,0 +1,52 @@
+"""Requests to JetStream that are repeated until they are answered, and the error codes that matter to a ledger.
+
+Above it: `jetstream.py`. Below it: the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from millstream.wire.nats import AnswerLostError, ApiError, BrokerConnection
+
+_log = logging.getLogger(__name__)
+
+# Error codes of the server.
+NO_MESSAGE = 10037
+NO_STREAM = 10059
+NAME_IN_USE = 10058
+NO_STORAGE = (10047, 10028)
+WRONG_LAST_SEQUENCE = (10071, 10164)
+STORE_FAILED = 10077
+NO_RESOURCES = (10023, 10047)
+BATCH_INCOMPLETE = 10176
+BATCHES_IN_FLIGHT = 10210
+UNAVAILABLE = (10008, 10009)
+
+RETRY_FIRST_S = 0.02
+RETRY_LAST_S = 2.0
+
+
+async def until_answered(
+    connection: BrokerConnection, subject: str, body: Mapping[str, object] | None = None
+) -> dict[str, Any]:
+    """A request that may be repeated without harm, until it is answered. Raises `ApiError`."""
+    wait_s = RETRY_FIRST_S
+    while True:
+        try:
+            return await connection.api(subject, body)
+        except AnswerLostError as error:
+            _log.info("%s: %s; asking again", subject, error)
+        except ApiError as error:
+            if error.code not in UNAVAILABLE:
+                raise
+        wait_s = await pause(wait_s)
+
+
+async def pause(wait_s: float) -> float:
+    """Wait, and tell how long to wait the next time."""
+    await asyncio.sleep(wait_s)
+    return min(2 * wait_s, RETRY_LAST_S)
