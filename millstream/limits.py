@@ -57,16 +57,6 @@ OT_UPDATES_WAITING_MAX = 4096
 """Updates of an OT store that wait for a slow watcher before only the newest of each lane is kept."""
 OT_TIMELINE_POINTS_MAX = 1024
 """Steps of one lane's timeline: 20 s of publishing at full rate; thinned beyond, which makes it coarser, not wrong."""
-OT_PUT_TIMEOUT_S = 2.0
-"""How long one answer of the OT store is waited for."""
-OT_RETRY_INTERVAL_S = 0.1
-"""From a put or read of the OT store that failed to the next attempt."""
-OT_REREAD_INTERVAL_S = 1.0
-"""A watcher reads the whole OT store this often: what a lost message cost is made good within it."""
-OT_UPDATES_WAITING_MAX = 4096
-"""Updates of an OT store that wait for a slow watcher before only the newest of each lane is kept."""
-OT_TIMELINE_POINTS_MAX = 1024
-"""Steps of one lane's timeline: 20 s of publishing at full rate; thinned beyond, which makes it coarser, not wrong."""
 DRAIN_TIMEOUT_S = 30.0
 """From the request to stop until a process gives up finishing what is in flight."""
 TELEMETRY_FLUSH_TIMEOUT_S = 5.0
