@@ -58,7 +58,7 @@ def test_every_sink_states_its_guarantee() -> None:
     assert {name: guarantee.id for name, guarantee in guarantees.items()} == {
         "all": GuaranteeId.TRANSACTIONAL,
         "hook": GuaranteeId.IDEMPOTENT,
-        "hook (fallback)": GuaranteeId.TRANSACTIONAL,
+        "hook (fallback)": GuaranteeId.AT_LEAST_ONCE,
         "broken": GuaranteeId.TRANSACTIONAL,
     }
     assert "`Idempotency-Key`" in guarantees["hook"].sentence
