@@ -25,11 +25,12 @@ from millstream.limits import (
     FRAMES_IN_FLIGHT_MAX,
     IDS_BYTES_MAX,
     LEDGER_SLACK_BYTES,
+    OT_PUBLISH_INTERVAL_S,
 )
 from millstream.record import LaneId, Position
 from millstream.spec.graph import Graph
 from millstream.spec.lanes import buffer_of, buffers_of, lanes_of, owned_lanes, upstream_lanes
-from millstream.spec.models import Edge
+from millstream.spec.models import Edge, Source
 from millstream.spec.resolved import Resolved
 from millstream.statistics import VertexStatistics
 from millstream.telemetry import Telemetry, open_telemetry
@@ -265,6 +266,8 @@ class _LaneOpening:
             shared.clock,
             Tracker(pieces_max=FRAMES_IN_FLIGHT_MAX, bytes_max=BYTES_IN_FLIGHT_MAX),
             watermarks=not shared.config.resolved.pipeline.spec.watermark.disabled,
+            # Of a sink's progress only its own OT entry tells, which is not published more often either.
+            commit_interval_s=OT_PUBLISH_INTERVAL_S if shared.kind == "sink" else 0.0,
         )
 
     async def _buffer_lane(self, core: LaneCore) -> BufferLane:
@@ -331,11 +334,11 @@ class _LaneOpening:
             )
             mapper = self._mapper(stream)
         seen = None
-        if not source.replayable:
-            ttl_s = spec.http.id_ttl_s if spec.http is not None else USER_SOURCE_ID_TTL_S
+        # A user's source shows only by its first records whether it gives ids.
+        if spec.udsource is not None or not source.replayable:
             ledger = await shared.ledger(lane.vertex)
-            seen = SeenIds(await ledger.ids(lane), ttl_s=ttl_s, clock=shared.clock)
-            core.committer.ids_ttl_s = ttl_s
+            core.committer.ids_ttl_s = _ids_ttl_s(spec)
+            seen = SeenIds(await ledger.ids(lane), ttl_s=_ids_ttl_s(spec), clock=shared.clock)
         watermark = _source_watermark(shared.config.resolved, core)
         on_invalid = shared.graph.on_invalid(lane.vertex)
         return SourceVertexLane(core, source, mapper, self._router, watermark, seen, on_invalid)
@@ -410,11 +413,7 @@ def _route(graph: Graph, edge: Edge) -> Route:
 def _ledger_limits(graph: Graph, vertex: str) -> LedgerLimits:
     """What the vertex's ledger may hold: the same for every process that opens it."""
     source = graph.vertex(vertex).source
-    ids_ttl_s = 0.0
-    if source is not None and source.http is not None:
-        ids_ttl_s = source.http.id_ttl_s
-    elif source is not None and source.udsource is not None:
-        ids_ttl_s = USER_SOURCE_ID_TTL_S
+    ids_ttl_s = _ids_ttl_s(source) if source is not None else 0.0
     buffers_bytes = sum(
         graph.limits_of(edge.to).buffer_max_bytes * len(buffers_of(graph, edge)) for edge in graph.edges_out[vertex]
     )
@@ -426,6 +425,13 @@ def _ledger_limits(graph: Graph, vertex: str) -> LedgerLimits:
         bytes_max=buffers_bytes + overshoot_bytes + ids_bytes + LEDGER_SLACK_BYTES,
         ids_ttl_s=ids_ttl_s,
     )
+
+
+def _ids_ttl_s(source: Source) -> float:
+    """How long record ids are remembered; 0 for a source that gives none."""
+    if source.http is not None:
+        return source.http.id_ttl_s
+    return USER_SOURCE_ID_TTL_S if source.udsource is not None else 0.0
 
 
 def _room_limits(graph: Graph, edge: Edge) -> RoomLimits:

@@ -5,6 +5,7 @@ begin ─► work (side by side) ─► Ordered ─► commit ─► OT entry, t
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -42,7 +43,9 @@ class LaneCore:
         tracker: Tracker,
         *,
         watermarks: bool,
+        commit_interval_s: float = 0.0,
     ) -> None:
+        """`commit_interval_s`: time between two commits at least, for a lane whose output nobody waits for."""
         self.lane = lane
         self.committer = committer
         self.tracker = tracker
@@ -52,6 +55,7 @@ class LaneCore:
         self.counters = LaneCounters()
         self._ot = ot
         self.watermarks = watermarks
+        self._commit_interval_s = commit_interval_s
         self._watermark_us = committer.mark.watermark_us
         self._idle = False
 
@@ -83,6 +87,8 @@ class LaneCore:
             await committed(batch)
             self._idle = False
             self.publish(watermark_us)
+            if self._commit_interval_s:
+                await asyncio.sleep(max(0.0, started + self._commit_interval_s - self.clock.monotonic_s()))
 
     async def end(self) -> None:
         """Nothing will follow: the last commit, and the last OT entry."""

@@ -105,7 +105,7 @@ class SourceVertexLane:
 
     async def _begin(self, batch: SourceBatch, work: asyncio.TaskGroup) -> None:
         frame, ids, repeated = batch.frame, list[str](), 0
-        if frame is not None and self._seen is not None:
+        if frame is not None and self._seen is not None and (frame.ids_column or not self._source.replayable):
             frame, ids, repeated = self._seen.admit(frame)
         unit = SourceUnit(source_position=batch.position, ids=ids, account=Account(repeated_ids=repeated))
         self._set_aside(batch.invalid, unit)
