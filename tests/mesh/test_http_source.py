@@ -14,7 +14,7 @@ import pytest
 from millstream.testing.pipelines import open_pipeline
 
 if TYPE_CHECKING:
-    from conftest import PipelineFiles
+    from tests.mesh.conftest import PipelineFiles
 
 
 def free_port() -> int:

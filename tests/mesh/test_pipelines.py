@@ -13,7 +13,7 @@ from millstream.errors import FencedError, UdfError
 from millstream.testing.pipelines import open_pipeline
 
 if TYPE_CHECKING:
-    from conftest import PipelineFiles
+    from tests.mesh.conftest import PipelineFiles
 
 
 @pytest.mark.guarantee("I1", "I2")

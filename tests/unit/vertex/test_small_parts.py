@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from millstream_reader.tracker import Tracked, Tracker
-from millstream_vertex.ids import SeenIds
-from millstream_vertex.ordered import Ordered
-from millstream_vertex.slicing import FIRST_SLICE_RECORDS, Slicer
 
 from millstream.errors import MillstreamError
 from millstream.frame import frame_of_records
 from millstream.record import Record
+from millstream_reader.tracker import Tracked, Tracker
+from millstream_vertex.ids import SeenIds
+from millstream_vertex.ordered import Ordered
+from millstream_vertex.slicing import FIRST_SLICE_RECORDS, Slicer
 
 
 class ManualClock:

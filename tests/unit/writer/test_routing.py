@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from millstream_writer.committer import Unit, batch_of, join_small
-from millstream_writer.routing import Route, Router, cut, tag_condition
 
 from millstream.frame import Frame, build_frame, partition_of
 from millstream.limits import COMMIT_BYTES_MAX, COMMIT_MESSAGES_MAX, FRAME_BYTES_MAX, FRAME_RECORDS_MAX, MIB
 from millstream.record import BufferId
+from millstream_writer.committer import Unit, batch_of, join_small
+from millstream_writer.routing import Route, Router, cut, tag_condition
 
 
 def numbered(count: int, keys: Sequence[Sequence[bytes]] | None = None) -> Frame:
@@ -112,7 +112,7 @@ def test_joining_keeps_the_order_of_each_buffer(pieces: list[tuple[int, int]]) -
 def test_a_batch_keeps_to_the_limits_of_a_commit() -> None:
     unit = Unit(frames=[(BufferId("e", 0), numbered(1))] * 400, size=400)
     assert batch_of([unit, unit, unit]) == 2
-    assert 2 * 400 <= COMMIT_MESSAGES_MAX - 2
+    assert COMMIT_MESSAGES_MAX - 2 in range(800, 1200)
     large = Unit(size=COMMIT_BYTES_MAX - MIB)
     assert batch_of([large, large]) == 1
     assert batch_of([Unit(size=2 * COMMIT_BYTES_MAX)]) == 1
