@@ -93,7 +93,7 @@ async def measure(seconds: float) -> dict[str, float]:
     for records, in_flight in ((1, 1), (1, 16), (500, 8), (2000, 8), (4096, 8)):
         rate = await measure_stream("identity", records, in_flight, seconds, {})
         figures[f"stream identity frames of {records} in flight {in_flight}"] = rate
-    for records, in_flight in ((50, 10), (100, 6), (500, 2), (1, 500)):
+    for records, in_flight in ((100, 12), (500, 4), (1, 500)):
         env = {"MILLSTREAM_UDF_CONCURRENCY": str(SLOW_IN_FLIGHT)}
         rate = await measure_stream("slow", records, in_flight, seconds, env)
         figures[f"slow frames of {records} calls {in_flight} share of limit"] = rate / (SLOW_IN_FLIGHT / SLOW_DELAY_S)

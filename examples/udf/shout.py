@@ -1,0 +1,2 @@
+def process(value: bytes) -> bytes:
+    return value.upper()

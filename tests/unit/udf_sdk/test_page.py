@@ -1,0 +1,120 @@
+"""docs/udf.md: its code blocks are files under examples/udf, and they do what the page says."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sqlite3
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import millstream_udf as udf
+from millstream_udf.loading import load
+from millstream_udf.testing import read_source, run
+
+ROOT = Path(__file__).parents[3]
+EXAMPLES = ROOT / "examples/udf"
+BLOCKS = re.findall(r"^`examples/udf/(\S+)`\n\n```python\n(.*?)```", (ROOT / "docs/udf.md").read_text(), re.M | re.S)
+
+
+def example(name: str, attribute: str = "process") -> Any:
+    return load(f"{EXAMPLES / name}:{attribute}").target
+
+
+@pytest.fixture(autouse=True)
+def own_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What the loader does to the interpreter is undone."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield
+    for name in [path.stem for path in EXAMPLES.glob("*.py")]:
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize(("name", "code"), BLOCKS, ids=[name for name, _ in BLOCKS])
+def test_every_block_is_a_file(name: str, code: str) -> None:
+    assert (EXAMPLES / name).read_text() == code
+
+
+def test_every_file_is_on_the_page() -> None:
+    assert sorted(name for name, _ in BLOCKS) == sorted(path.name for path in EXAMPLES.glob("*.py"))
+
+
+def test_shout() -> None:
+    assert run(example("shout.py"), [b"hello"]).values == [b"HELLO"]
+
+
+def test_script() -> None:
+    assert run(example("script.py"), [b"abc"]).values == [b"cba"]
+
+
+def test_records() -> None:
+    given = [udf.Record(b"a", event_time=0, keys=("gold",)), udf.Record(b"b", event_time=5_000_000)]
+    assert run(example("records.py"), given, watermark_us=1_000_000).values == [b"a"]
+
+
+def test_outputs_and_their_test() -> None:
+    sys.path.insert(0, str(EXAMPLES))
+    spec = importlib.util.spec_from_file_location("example_test", EXAMPLES / "test_outputs.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.test_an_order_becomes_its_lines()
+    results = run(example("outputs.py"), [b'{"cancelled": false, "lines": []}'])
+    assert results.values == [b"empty"]
+
+
+def test_outcomes() -> None:
+    readings = [
+        b"no json",
+        b'{"sensor": "test"}',
+        b'{"sensor": "a", "status": "warming up"}',
+        b'{"sensor": "a", "status": "on"}',
+        b'{"sensor": "a", "status": "on", "celsius": 21}',
+    ]
+    results = run(example("outcomes.py"), readings)
+    assert results.values == [b"21"]
+    assert [outcome.result for outcome in results.outcomes] == ["dead letter", "drop", "retry", "error"]
+
+
+def test_lookup() -> None:
+    assert run(example("lookup.py", "Lookup"), [b"AA", b"?"] * 50).values == [b"American", b"unknown"] * 50
+
+
+def test_batches() -> None:
+    results = run(example("batches.py"), [b"a", b"", b"ccc"])
+    assert results.values == [b"  a", b"ccc"]
+    assert [outcome.result for outcome in results.outcomes] == ["drop"]
+
+
+def test_arrow() -> None:
+    assert run(example("arrow.py"), [b"abc", b"", b"d"]).values == [b"ABC", b"D"]
+
+
+def test_transform() -> None:
+    (message,) = run(example("transform.py"), [b'{"carrier": "AA", "scheduled": "2013-01-01T05:00:00-05:00"}']).messages
+    assert (message.keys, message.event_time_us) == (("AA",), 1_357_034_400_000_000)
+
+
+def test_sink(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for attempt in range(2):
+        assert not run(example("sink.py", "Table"), [b"a", b"b"], attempt=attempt).outcomes
+    database = sqlite3.connect("orders.db")
+    try:
+        assert database.execute("select value from orders order by id").fetchall() == [(b"a",), (b"b",)]
+    finally:
+        database.close()
+
+
+def test_source() -> None:
+    counter = example("source.py", "Counter")
+    first = read_source(counter, partition=1, partitions=4, records_max=3)
+    rest = read_source(counter, position=first[0].position, partition=1, partitions=4, reads=1000)
+    values = [int(record.value) for batch in first + rest for record in batch.records]
+    assert values == list(range(1, 1000, 4))
+    assert rest[-1].ended
