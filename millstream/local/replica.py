@@ -227,7 +227,8 @@ class ReplicaSupervisor:
         self._set_state(State.FAILED)
 
     def _report_restart(self, exit_code: int, delay_s: float) -> None:
-        cause = str(self._last_error.get("message", "")) or (self._last_lines or [""])[-1]
+        # An error that the process logged has been shown already; of one that died without a word the last line tells.
+        cause = "" if self._last_error else (self._last_lines or [""])[-1]
         entry = {
             "time": datetime.now(UTC).isoformat(timespec="microseconds"),
             "level": "warning",

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import os
 import socket
 import zlib
 from array import array
@@ -109,7 +110,9 @@ def _listen(host: str, port: int, lane: LaneId) -> socket.socket:
         )[0]
         listener = socket.create_server(address[:2], family=family, backlog=128)
     except OSError as error:
-        reason = error.strerror or str(error)
+        # `create_server` puts the address into the text; the message below names it better.
+        code = error.errno or 0
+        reason = os.strerror(code) if code > 0 else error.strerror or str(error)
         raise EnvironmentFault(
             f"lane {lane}: the http source cannot listen on {host} port {port}: {reason}. "
             "Stop what uses the port, or choose another `http.host` or `http.port` (0 takes a free port)"
