@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +10,7 @@ from typing import NamedTuple
 import pytest
 
 from millstream.spec.loading import load
+from tools.style import NOT_OURS, TEXT_FOLDERS
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -36,11 +36,14 @@ class Block(NamedTuple):
 
 
 def pages() -> list[Path]:
-    """Markdown pages that git tracks and that are there."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--", "*.md"], cwd=REPOSITORY, check=True, capture_output=True, text=True
-    ).stdout
-    return [path for name in sorted(listed.split("\0")) if name and (path := REPOSITORY / name).is_file()]
+    """The project's Markdown pages, whether git is there to list them or not."""
+    found = list(REPOSITORY.glob("*.md"))
+    for folder in TEXT_FOLDERS:
+        for page in (REPOSITORY / folder).rglob("*.md"):
+            inner = page.relative_to(REPOSITORY).parts[:-1]
+            if not any(part in NOT_OURS or part.startswith(".") for part in inner[1:]):
+                found.append(page)
+    return sorted(found)
 
 
 def blocks_of(page: Path, text: str) -> Iterator[Block]:
