@@ -124,6 +124,7 @@ async def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
             pass
 
 
+@pytest.mark.guarantee("I8")
 async def test_nothing_is_left_behind(tmp_path: Path) -> None:
     before = socket_directories()
     async with open_sidecar(spec_of(script(tmp_path, "def process(value): return value\n")), log=print) as sidecar:
@@ -208,6 +209,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.guarantee("I8")
 async def test_a_killed_owner_takes_its_sidecar_along(tmp_path: Path) -> None:
     function = script(tmp_path, "def process(value): return value\n")[-1]
     owner = await asyncio.create_subprocess_exec(
