@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from millstream.clock import END_OF_TIME_US, MICROSECONDS, START_OF_TIME_US
 from millstream.frame import Frame, frame_of_records
 from millstream.record import Record
-from millstream.watermark.lane import LaneWatermark
 from millstream.watermark.source import IdlePolicy, SourceWatermark
 
 SECOND = MICROSECONDS
@@ -132,14 +131,3 @@ def test_the_end_is_the_end_of_time_and_only_the_end_is() -> None:
     assert watermark.end() == END_OF_TIME_US
     tick_seconds(watermark, 0.0, 5)
     assert (watermark.watermark_us, watermark.ended, watermark.idle) == (END_OF_TIME_US, True, False)
-
-
-@pytest.mark.guarantee("I5")
-def test_a_lane_holds_what_its_oldest_unfinished_work_holds() -> None:
-    lane = LaneWatermark(restored_us=50)
-    assert lane.advance(START_OF_TIME_US) == 50
-    assert lane.advance(100, oldest_unfinished_us=70) == 70
-    assert lane.advance(100, oldest_unfinished_us=60) == 70
-    assert lane.advance(100) == 100
-    assert lane.advance(90) == 100
-    assert lane.watermark_us == 100
