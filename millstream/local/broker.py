@@ -9,12 +9,15 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import shutil
 import signal
 import socket
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from millstream import limits
 from millstream.errors import EnvironmentFault
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.local.directory import ProcessIdentity
@@ -32,7 +35,10 @@ START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 10.0
 """From SIGTERM to SIGKILL. Every acknowledged write is in the store either way."""
 _POLL_S = 0.005
-_TAIL_CHARS = 600
+_DISK_FULL = (b"no space left on device", b"disk quota exceeded")
+ROOM_BYTES_MIN = 32 * limits.MIB
+"""Free space from which a broker that met a full disk is started again: a few commits of the largest size."""
+_ROOM_POLL_S = 1.0
 _PROGRAM = "nats-server"
 
 
@@ -57,13 +63,15 @@ class EmbeddedBroker:
         self._on_line = on_line
         self._on_started = on_started
         self._stop = asyncio.Event()
-        self._kill = False
+        self._write_failed = asyncio.Event()
+        self._for_room = False
+        """The broker was ended to recover from a full disk."""
+        self._last_lines: deque[str] = deque(maxlen=5)
         self._first = True
         self.ready = asyncio.Event()
         """Set while the broker takes connections."""
         self.ports = ports if ports is not None and _are_free(ports) else (-1, -1)
         self.identity: ProcessIdentity | None = None
-        self.restarts = 0
 
     @property
     def url(self) -> str:
@@ -73,9 +81,8 @@ class EmbeddedBroker:
     def monitor_url(self) -> str:
         return f"http://127.0.0.1:{self.ports[1]}"
 
-    def stop(self, *, kill: bool = False) -> None:
-        """Ask `serve` to end the broker: in order, or at once."""
-        self._kill = kill
+    def stop(self) -> None:
+        """Ask `serve` to end the broker."""
         self._stop.set()
 
     async def serve(self) -> None:
@@ -87,7 +94,8 @@ class EmbeddedBroker:
         while not self._stop.is_set():
             self._prepare()
             command = [find_nats_server(), "-c", str(self._directory / "nats.conf")]
-            async with open_child(NAME, command, on_output=self._on_lines, on_line=self._on_line) as child:
+            self._write_failed.clear()
+            async with open_child(NAME, command, on_output=self._take_lines, on_line=self._take_line) as child:
                 self.identity = child.identity
                 came_up = await self._until_ready(child)
                 if came_up:
@@ -101,8 +109,10 @@ class EmbeddedBroker:
             self._ports_file(child.pid).unlink(missing_ok=True)
             if self._stop.is_set():
                 return
+            if self._for_room:
+                self._for_room = False
+                continue
             failures += 1
-            self.restarts += 1
             if failures >= (2 if self._first else KILLS_MAX):
                 raise EnvironmentFault(f"the broker {describe_exit(exit_code)} and does not come up: {self._tail()}")
             _log.warning("the broker %s; it is started again in %.1f s", describe_exit(exit_code), backoff_s(failures))
@@ -113,9 +123,15 @@ class EmbeddedBroker:
                 async with asyncio.timeout(backoff_s(failures)):
                     await self._stop.wait()
 
-    def _on_lines(self, lines: list[bytes]) -> None:
+    def _take_lines(self, lines: list[bytes]) -> None:
         for line in lines:
-            self._on_line(line)
+            self._take_line(line)
+
+    def _take_line(self, line: bytes) -> None:
+        self._on_line(line)
+        self._last_lines.append(line.decode(errors="replace"))
+        if any(sign in line for sign in _DISK_FULL):
+            self._write_failed.set()
 
     def _prepare(self) -> None:
         try:
@@ -127,7 +143,6 @@ class EmbeddedBroker:
                     monitor_port=self.ports[1],
                     sync_always=self._durability is DurabilityLevel.FSYNC,
                     ports_dir=self._directory,
-                    log_file=self._log_file,
                 )
             )
         except OSError as error:
@@ -156,30 +171,44 @@ class EmbeddedBroker:
     async def _until_over(self, child: Child) -> None:
         """Returns when the child has ended, of itself or because of `stop`."""
         async with asyncio.TaskGroup() as group:
-            ending = group.create_task(self._end_when_told(child), name="end of the broker")
+            tasks = [
+                group.create_task(self._end_when_told(child), name="end of the broker"),
+                group.create_task(self._end_when_there_is_room(child), name="room for the broker"),
+            ]
             await child.wait()
-            ending.cancel()
+            for task in tasks:
+                task.cancel()
 
     async def _end_when_told(self, child: Child) -> None:
         await self._stop.wait()
-        if not self._kill:
-            child.signal(signal.SIGTERM)
-            await asyncio.sleep(_STOP_TIMEOUT_S)
+        await self._end(child)
+
+    async def _end_when_there_is_room(self, child: Child) -> None:
+        """A stream that has met a full disk takes nothing any more until the broker is started again."""
+        await self._write_failed.wait()
+        _log.error(
+            "the disk that holds %s is full: nothing is stored and nothing is lost; free some space and it goes on",
+            self._directory,
+        )
+        while shutil.disk_usage(self._directory).free < ROOM_BYTES_MIN:  # noqa: ASYNC110  # nobody tells
+            await asyncio.sleep(_ROOM_POLL_S)
+        await asyncio.sleep(_ROOM_POLL_S)
+        _log.warning(
+            "there is room again: the broker is started again, it does not recover from write errors by itself"
+        )
+        self._for_room = True
+        await self._end(child)
+
+    async def _end(self, child: Child) -> None:
+        child.signal(signal.SIGTERM)
+        await asyncio.sleep(_STOP_TIMEOUT_S)
         child.signal(signal.SIGKILL)
 
     def _ports_file(self, pid: int) -> Path:
         return self._directory / f"{_PROGRAM}_{pid}.ports"
 
-    @property
-    def _log_file(self) -> Path:
-        return self._directory / "nats.log"
-
     def _tail(self) -> str:
-        try:
-            text = self._log_file.read_text(errors="replace")
-        except OSError:
-            text = ""
-        return text[-_TAIL_CHARS:].strip() or "it wrote nothing"
+        return "\n".join(self._last_lines) or "it wrote nothing"
 
 
 def _are_free(ports: tuple[int, int]) -> bool:

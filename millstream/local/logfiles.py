@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -16,6 +17,8 @@ from typing import IO, Any
 
 LOG_BYTES_MAX = 16 * 1024 * 1024
 """Of one log file. One older file is kept beside it, so a process leaves at most twice this."""
+_BROKER_LINE = re.compile(rb"\[\d+\] (\d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{6}) \[([A-Z]{3})\] (.*)")
+_BROKER_LEVELS = {"DBG": "debug", "INF": "info", "WRN": "warning", "ERR": "error", "FTL": "critical"}
 LINE_BYTES_MAX = 64 * 1024
 """Of one line; a longer one is cut."""
 
@@ -108,6 +111,21 @@ def parse_line(line: bytes, source: str) -> dict[str, Any]:
         entry = {"message": line.decode(errors="replace")}
     entry.setdefault("process", source)
     return entry
+
+
+def broker_line(line: bytes) -> bytes:
+    """A line of nats-server as a log line like all others; as it is when it has another form."""
+    match = _BROKER_LINE.match(line)
+    if match is None:
+        return line
+    written, level, message = (part.decode(errors="replace") for part in match.groups())
+    time = datetime.strptime(written, "%Y/%m/%d %H:%M:%S.%f").astimezone(UTC)
+    entry = {
+        "time": time.isoformat(timespec="microseconds"),
+        "level": _BROKER_LEVELS.get(level, "info"),
+        "message": message,
+    }
+    return json.dumps(entry).encode()
 
 
 def level_of(entry: Mapping[str, Any]) -> str:

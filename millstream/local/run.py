@@ -27,7 +27,7 @@ from millstream.ledger.protocol import DurabilityLevel
 from millstream.local.broker import NAME as BROKER
 from millstream.local.broker import EmbeddedBroker
 from millstream.local.directory import HOME, DataDirectory, RunningProcess, Runtime, held, read_json, write_json
-from millstream.local.logfiles import LogFile, short_entry
+from millstream.local.logfiles import LogFile, broker_line, short_entry
 from millstream.local.processes import end_stale, identify
 from millstream.local.progress import PipelineProgress
 from millstream.local.replica import Failure, ReplicaPlan, ReplicaSupervisor, Surroundings, worst
@@ -48,6 +48,9 @@ FAILURE_GRACE_S = 10.0
 DRAIN_GRACE_S = 5.0
 """After the deadline of a drain: vertices that do not end by themselves are killed. Nothing is lost by it."""
 _DRAIN_POLL_S = 0.05
+_REPEAT_S = 30.0
+"""The same line of a vertex is shown again after this."""
+_REMEMBERED_MAX = 1000
 ABORTED = 130
 """Exit code after a second Ctrl-C, as a shell gives it."""
 
@@ -136,9 +139,11 @@ class _Run:
         self._aborted = False
         self._state = "starting"
         self._durability: str | None = None
-        self._messages: list[str] = []
+        self._messages = 0
         """Shown or left out since `_messages_since_s`."""
         self._messages_since_s = 0.0
+        self._shown_s: dict[str, float] = {}
+        """When each text was last shown."""
         self._last_trouble = ""
         self._had_ended = False
 
@@ -150,7 +155,7 @@ class _Run:
                 self._directory.broker,
                 durability=self._options.durability,
                 ports=ports,
-                on_line=broker_log.write,
+                on_line=lambda line: broker_log.write(broker_line(line)),
                 on_started=self._on_change,
             )
             self._replicas = [self._supervisor(plan, files) for plan in self._plans()]
@@ -373,16 +378,20 @@ class _Run:
         """A warning or worse that a vertex logged: shown, if there are not too many."""
         now_s = self._clock.monotonic_s()
         if now_s - self._messages_since_s >= 1.0:
-            left_out = len(self._messages) - MESSAGES_PER_S
-            if left_out > 0:
+            if self._messages > MESSAGES_PER_S:
+                left_out = self._messages - MESSAGES_PER_S
                 self._screen.message(f"... and {left_out} more lines: see `millstream logs`")
-            self._messages_since_s = now_s
-            self._messages.clear()
+            self._messages_since_s, self._messages = now_s, 0
         text = short_entry(entry)
-        # Several lanes of a process often say the same at once.
-        if text not in self._messages and len(self._messages) < MESSAGES_PER_S:
+        # Lanes that wait for something say so at every attempt.
+        if now_s - self._shown_s.get(text, -_REPEAT_S) < _REPEAT_S:
+            return
+        if len(self._shown_s) > _REMEMBERED_MAX:
+            self._shown_s.clear()
+        self._shown_s[text] = now_s
+        self._messages += 1
+        if self._messages <= MESSAGES_PER_S:
             self._screen.message(text)
-        self._messages.append(text)
 
 
 @contextlib.contextmanager

@@ -7,7 +7,8 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+import tempfile
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,15 +32,12 @@ class Ended:
 class Running:
     """One `millstream` process that runs."""
 
-    def __init__(self, process: asyncio.subprocess.Process, directory: Path, name: str) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, data: Path, out: Path, err: Path) -> None:
         self.process = process
-        self._directory = directory
-        self._name = name
-
-    @property
-    def data(self) -> Path:
-        """The data directory of a run."""
-        return self._directory / ".millstream" / self._name
+        self.data = data
+        """The data directory of the run."""
+        self._out = out
+        self._err = err
 
     def interrupt(self) -> None:
         """Ctrl-C."""
@@ -50,9 +48,12 @@ class Running:
 
     async def ended(self) -> Ended:
         async with asyncio.timeout(LIMIT_S):
-            out, err = await self.process.communicate()
-        assert self.process.returncode is not None
-        return Ended(self.process.returncode, out.decode(), err.decode())
+            exit_code = await self.process.wait()
+        return Ended(exit_code, self._out.read_text(), self.err())
+
+    def err(self) -> str:
+        """What it has said so far."""
+        return self._err.read_text()
 
     def json(self, name: str) -> dict[str, Any]:
         """A file of the data directory; empty when it is not there yet."""
@@ -80,25 +81,34 @@ class Running:
 
 
 @asynccontextmanager
-async def start(directory: Path, *arguments: str, name: str = "p") -> AsyncIterator[Running]:
+async def start(directory: Path, *arguments: str, data: str = ".millstream/p") -> AsyncIterator[Running]:
     """Start `millstream` with these arguments; killed, with all it has started, when the block ends."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "millstream", *arguments),
-        cwd=directory,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
-    )
+    with tempfile.TemporaryDirectory() as name:
+        async with _start(directory, Path(name), arguments, directory / data) as running:
+            yield running
+
+
+@asynccontextmanager
+async def _start(directory: Path, prints: Path, arguments: Sequence[str], data: Path) -> AsyncIterator[Running]:
+    out, err = prints / "out", prints / "err"
+    with out.open("wb") as out_file, err.open("wb") as err_file:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "millstream", *arguments),
+            cwd=directory,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=out_file,
+            stderr=err_file,
+            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+        )
     family: list[psutil.Process] = []
     try:
-        yield Running(process, directory, name)
+        yield Running(process, data, out, err)
     finally:
         with suppress(ProcessLookupError, psutil.NoSuchProcess):
             family = psutil.Process(process.pid).children(recursive=True)
         with suppress(ProcessLookupError):
             process.kill()
-        await process.communicate()
+        await process.wait()
         # They end because the runner has: a test that leaves one behind fails here.
         _, left = await asyncio.to_thread(psutil.wait_procs, family, 10)
         assert not left

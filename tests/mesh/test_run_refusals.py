@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,15 @@ async def ran(*arguments: str) -> bool:
     return await process.wait() == 0
 
 
+def fill(path: Path) -> None:
+    """Write a file until the disk is full."""
+    with path.open("wb", buffering=0) as file, suppress(OSError):
+        for size in (1 << 20, 1 << 12):
+            with suppress(OSError):
+                while True:
+                    file.write(b"x" * size)
+
+
 async def test_a_typo_and_a_missing_file_are_named_with_their_lines(files: PipelineFiles, tmp_path: Path) -> None:
     path = small(files)
     path.write_text(path.read_text().replace("udf: {python", "udf: {pyton").replace("to: out", "to: outt"))
@@ -46,14 +56,16 @@ async def test_a_typo_and_a_missing_file_are_named_with_their_lines(files: Pipel
 
 
 async def test_a_function_that_fails_stops_the_run_and_nothing_is_lost(files: PipelineFiles, tmp_path: Path) -> None:
-    path = small(files, "picky")
+    path = small(files)
+    (tmp_path / "bad.py").write_text("def f(value):\n    raise ValueError('no such column: x')\n")
+    path.write_text(path.read_text().replace("functions.py:identity", "bad.py:f"))
     failed = await command(tmp_path, "run", "pipeline.yaml")
     assert failed.exit_code == 3
-    assert "number 1 is bad" in failed.err
+    assert "no such column: x" in failed.err
     assert "map-0 ended with exit code 3" in failed.err
     assert "nothing is lost" in failed.out
     assert "Traceback" not in failed.err.splitlines()[-1]
-    path.write_text(path.read_text().replace("picky", "identity"))
+    path.write_text(path.read_text().replace("bad.py:f", "functions.py:identity"))
     fixed = await command(tmp_path, "run", "pipeline.yaml")
     assert fixed.exit_code == 0, fixed.err
     assert files.numbers("out") == list(range(100))
@@ -134,19 +146,24 @@ async def test_a_store_the_broker_cannot_open_is_named(files: PipelineFiles, tmp
 async def test_a_full_disk_stops_nothing_for_good(files: PipelineFiles, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
-    if os.geteuid() != 0 or not await ran("mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(disk)):
+    if os.geteuid() != 0 or not await ran("mount", "-t", "tmpfs", "-o", "size=512m", "tmpfs", str(disk)):
         pytest.skip("a disk of its own cannot be mounted here")
     try:
         records = 30_000
         files.write(
-            files.generator(records, msgSize=2000) + files.function("identity") + files.file_sink("out"),
+            files.generator(records, msgSize=1000, rpu=10_000) + files.function("identity") + files.file_sink("out"),
             ["in -> map", "map -> out"],
+            more="limits: {bufferMaxBytes: 16Mi, bufferMaxLength: 4000}",
         )
-        async with start(tmp_path, "run", "pipeline.yaml", "--data-dir", "disk/data", name="p") as run:
-            await run.until(lambda: os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize < 1 << 20)
-            assert await ran("mount", "-o", "remount,size=512m", str(disk))
+        async with start(tmp_path, "run", "pipeline.yaml", "--data-dir", "disk/data", data="disk/data") as run:
+            await run.until(lambda: run.records("out") > 0)
+            fill(disk / "filler")
+            await run.until(lambda: "is full" in run.err())
+            (disk / "filler").unlink()
             ended = await run.ended()
         assert ended.exit_code == 0, ended.err
+        assert "nothing is stored and nothing is lost" in ended.err
+        assert "there is room again" in ended.err
         assert "account: BALANCED" in ended.out
         assert files.numbers("out") == list(range(records))
     finally:

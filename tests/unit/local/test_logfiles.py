@@ -2,6 +2,7 @@
 
 import json
 import os
+from datetime import UTC, datetime
 from pathlib import Path
 
 from hypothesis import given
@@ -11,6 +12,7 @@ from millstream.local.logfiles import (
     LINE_BYTES_MAX,
     LineSplitter,
     LogFile,
+    broker_line,
     format_entry,
     level_of,
     older,
@@ -81,6 +83,15 @@ def test_a_line_without_end_takes_bounded_memory_and_is_cut() -> None:
 def test_a_line_that_is_no_log_line_becomes_a_message() -> None:
     assert parse_line(b"Segmentation fault", "map-0") == {"message": "Segmentation fault", "process": "map-0"}
     assert parse_line(b"17", "map-0")["message"] == "17"
+
+
+def test_lines_of_the_broker_become_log_lines() -> None:
+    line = b"[5304] 2026/11/21 11:58:46.015732 [ERR] Filestore: no space left on device"
+    entry = parse_line(broker_line(line), "broker")
+    moment = datetime(2026, 11, 21, 11, 58, 46, 15732).astimezone(UTC)
+    assert (level_of(entry), entry["message"]) == ("ERROR", "Filestore: no space left on device")
+    assert datetime.fromisoformat(entry["time"]) == moment
+    assert broker_line(b"goroutine 1 [running]:") == b"goroutine 1 [running]:"
 
 
 def test_entries_for_people() -> None:
