@@ -73,6 +73,11 @@ class Router:
         return tuple(self._buffers.values())
 
     @property
+    def copies_max(self) -> int:
+        """Buffers that one record may go to."""
+        return len(self._routes) + len(self._dead_letter)
+
+    @property
     def has_dead_letter(self) -> bool:
         return bool(self._dead_letter)
 
@@ -128,19 +133,24 @@ class Router:
         indexes_of: list[list[int]] = [[] for _ in range(route.partitions)]
         for index, keys in enumerate(frame.keys()):
             indexes_of[partition_of(keys, route.partitions)].append(index)
-        for partition, indexes in enumerate(indexes_of):
-            if indexes:
-                part = frame if len(indexes) == frame.records else frame.take(indexes)
-                routed.frames.extend((self._buffers[route.edge, partition], piece) for piece in cut(part))
+        chosen = [partition for partition, indexes in enumerate(indexes_of) if indexes]
+        parts = [frame] if len(chosen) == 1 else frame.split(indexes_of[partition] for partition in chosen)
+        for partition, part in zip(chosen, parts, strict=True):
+            routed.frames.extend((self._buffers[route.edge, partition], piece) for piece in cut(part))
 
 
 def cut(frame: Frame) -> list[Frame]:
     """`frame` in pieces within the limits of a frame; a single record may exceed the bytes."""
     if frame.records <= FRAME_RECORDS_MAX and (frame.size <= FRAME_BYTES_MAX or frame.records == 1):
         return [frame]
-    pieces = max(-(-frame.records // FRAME_RECORDS_MAX), -(-frame.size // FRAME_BYTES_MAX))
-    step = -(-frame.records // max(pieces, 2))
-    parts = []
-    for start in range(0, frame.records, step):
-        parts.extend(cut(frame.slice(start, start + step)))
-    return parts
+    # What the columns' own beginnings take is left out of account, and far below the difference.
+    bytes_max = FRAME_BYTES_MAX - FRAME_BYTES_MAX // 64
+    ranges: list[range] = []
+    start = size = 0
+    for index, record_size in enumerate(frame.record_sizes()):
+        if index > start and (size + record_size > bytes_max or index - start == FRAME_RECORDS_MAX):
+            ranges.append(range(start, index))
+            start, size = index, 0
+        size += record_size
+    ranges.append(range(start, frame.records))
+    return frame.split(ranges)
