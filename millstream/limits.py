@@ -22,8 +22,10 @@ BYTES_IN_FLIGHT_MAX = 64 * MIB
 """Bytes a lane has read and not committed."""
 COMMIT_MESSAGES_MAX = 1000
 """Messages in an atomic batch; the server's own limit."""
+COMMIT_FRAMES_MAX = COMMIT_MESSAGES_MAX - 32
+"""Frames among them; the others are for the ids of records and the mark."""
 COMMIT_BYTES_MAX = 8 * MIB
-"""Bytes in an atomic batch, unless a single frame is larger."""
+"""Bytes in an atomic batch, unless what one record became is larger."""
 BUFFER_RECORDS_MAX = 1_000_000
 """Default of `bufferMaxLength`."""
 BUFFER_BYTES_MAX = 512 * MIB

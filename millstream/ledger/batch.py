@@ -98,14 +98,19 @@ def encode_ids(ids: Sequence[str]) -> Iterator[bytes]:
     chunk: list[str] = []
     size = 0
     for record_id in ids:
-        # Six bytes is the most a character takes in JSON.
-        size += 6 * len(record_id) + 4
+        size += ids_bytes_max((record_id,))
         if chunk and size > limits.FRAME_BYTES_MAX:
             yield json.dumps(chunk).encode()
-            chunk, size = [], 6 * len(record_id) + 4
+            chunk, size = [], ids_bytes_max((record_id,))
         chunk.append(record_id)
     if chunk:
         yield json.dumps(chunk).encode()
+
+
+def ids_bytes_max(ids: Sequence[str]) -> int:
+    """What the ids of a commit may take, at the most."""
+    # Six bytes is the most a character takes in JSON.
+    return 6 * sum(map(len, ids)) + 4 * len(ids)
 
 
 def decode_ids(data: bytes) -> list[str]:

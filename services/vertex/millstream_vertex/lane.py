@@ -51,7 +51,7 @@ class LaneCore:
         self.tracker = tracker
         self.telemetry = telemetry
         self.clock = clock
-        self.units: Ordered[Unit] = Ordered()
+        self.units: Ordered[Sequence[Unit]] = Ordered()
         self.counters = LaneCounters()
         self._ot = ot
         self.watermarks = watermarks
@@ -72,7 +72,7 @@ class LaneCore:
         waiting: deque[Unit] = deque()
         while True:
             if not waiting:
-                waiting.extend(await self.units.ready())
+                waiting.extend(unit for units in await self.units.ready() for unit in units)
                 if not waiting:
                     return
             batch = [waiting.popleft() for _ in range(batch_of(waiting))]

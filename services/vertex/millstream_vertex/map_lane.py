@@ -6,6 +6,7 @@ buffer ─► slices ─► UDF (several calls at once) ─► Ordered ─► co
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from millstream.limits import SLICE_TARGET_S
@@ -44,6 +45,11 @@ class Slice:
         if self.completes:
             return Position(self.read.sequence, 0)
         return Position(self.read.sequence - 1, self.read.first_index + self.stop)
+
+    def halves(self) -> tuple[Slice, Slice]:
+        """Of a slice of more than one record."""
+        middle = (self.start + self.stop) // 2
+        return Slice(self.read, self.start, middle), Slice(self.read, middle, self.stop)
 
 
 class MapLane:
@@ -89,7 +95,18 @@ class MapLane:
                 await self._first_answer.wait()
             start = piece.stop
 
-    async def _map(self, piece: Slice) -> Unit:
+    async def _map(self, piece: Slice) -> Sequence[Unit]:
+        """The units of a slice: one, unless what its records became is too much for one commit."""
+        unit = await self._call(piece)
+        if unit.fits_a_commit or piece.records == 1:
+            return [unit]
+        # Nothing of it has had an effect, so both halves may be handed over anew, as parts of the lane's input.
+        units = [unit for half in piece.halves() for unit in await self._map(half)]
+        for unit in units[:-1]:
+            unit.pieces = 0
+        return units
+
+    async def _call(self, piece: Slice) -> Unit:
         core, read = self.core, piece.read
         frame = read.frame.slice(piece.start, piece.stop)
         ahead = core.tracker.records
@@ -117,6 +134,7 @@ class MapLane:
         if mapped.dead_letters is not None:
             unit.frames = unit.frames + self._router.route_dead_letter(mapped.dead_letters).frames
         unit.size = sum(frame.size for _, frame in unit.frames)
+        self._slicer.gave(piece.records, unit.size)
         if piece.completes:
             unit.account.input_bytes = read.size
         return unit

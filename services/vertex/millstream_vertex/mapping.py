@@ -13,7 +13,8 @@ import asyncio
 import itertools
 import random
 from array import array
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from millstream.account import Account
@@ -31,6 +32,13 @@ REASON_HEADER = "millstream-dead-letter-reason"
 DETAIL_HEADER = "millstream-dead-letter-detail"
 PLACE_HEADER = "millstream-dead-letter-at"
 """Headers of a dead letter: why, the stack trace or the like, and in which lane."""
+
+REASON_BYTES_MAX = 1024
+DETAIL_BYTES_MAX = 8192
+"""Of those headers: what a function says of a record must not make it too large to be sent."""
+
+WHOLE_CALLS_MAX = 3
+"""A call that fails as a whole and is to be tried for ever is tried this often before it is made in halves."""
 
 _OUTCOME = udf_pb2.Outcome
 
@@ -59,6 +67,10 @@ class Row:
     tags: tuple[bytes, ...]
     headers: dict[str, bytes]
     event_time_us: int
+
+    @property
+    def size(self) -> int:
+        return _size(self.value, self.keys, self.headers)
 
 
 @dataclass(slots=True)
@@ -97,7 +109,9 @@ class Mapper:
         protocol."""
         answer = await self._stream.call(frame.encode(), watermark_us=watermark_us, traceparent=traceparent)
         if not answer.outcomes and not answer.error:
-            return self._take_whole(frame, answer)
+            mapped = self._take_whole(frame, answer)
+            if mapped.frame is None or not _is_too_large(mapped.frame):
+                return mapped
         return await self._take_in_parts(frame, answer, watermark_us, traceparent)
 
     def _take_whole(self, frame: Frame, answer: udf_pb2.SealedMapAnswer) -> Mapped:
@@ -115,8 +129,6 @@ class Mapper:
             raise UdfError(f"{self._where}: the function's answer does not fit its call: {error}") from error
         done = frame.records if parents is None else len(set(parents))
         account.processed, account.filtered = done, frame.records - done
-        if output is not None and output.size > RECORD_BYTES_MAX:
-            self._check_sizes(output)
         return Mapped(output, tags, None, account)
 
     def _parents(self, frame: Frame, answer: udf_pb2.SealedMapAnswer) -> array[int] | None:
@@ -165,30 +177,31 @@ class Mapper:
             )
         return output
 
-    def _check_sizes(self, output: Frame) -> None:
-        largest = max(len(value) for value in output.values())
-        if largest > RECORD_BYTES_MAX:
-            raise UdfError(
-                f"{self._where}: the function put out a record of {largest} bytes; "
-                f"at most {RECORD_BYTES_MAX} can be sent"
-            )
-
     async def _take_in_parts(
         self, frame: Frame, answer: udf_pb2.SealedMapAnswer, watermark_us: int, traceparent: str
     ) -> Mapped:
         """Some inputs were not simply processed: keep what is done, try again what may be, until nothing is left."""
         attempted = _Attempted()
+        waiting: deque[list[int]] = deque()
         pending: list[int] = list(range(frame.records))
         attempts = [0] * frame.records
         retries = errors = 0
         while True:
-            again, delay_s = self._sort(frame, pending, answer, attempted, attempts)
             errors += sum(outcome.result == _OUTCOME.RESULT_ERROR for outcome in answer.outcomes) or bool(answer.error)
-            if not again:
+            middle = len(pending) // 2
+            if answer.error and middle and self._is_last(attempts, pending):
+                # The answer names no record. In halves the function shows which it fails on, and the others need not
+                # share their fate.
+                waiting.extend((pending[:middle], pending[middle:]))
+            else:
+                again, delay_s = self._sort(frame, pending, answer, attempted, attempts)
+                if again:
+                    await asyncio.sleep(delay_s)
+                    waiting.append(again)
+            if not waiting:
                 break
-            retries += len(again)
-            await asyncio.sleep(delay_s)
-            pending = again
+            pending = waiting.popleft()
+            retries += len(pending)
             part = frame.take(pending)
             answer = await self._stream.call(
                 part.encode(),
@@ -199,6 +212,13 @@ class Mapper:
         mapped = self._assemble(frame, attempted)
         mapped.retries, mapped.errors = retries, errors
         return mapped
+
+    def _is_last(self, attempts: Sequence[int], pending: Sequence[int]) -> bool:
+        """Whether the policy has no further attempt for one of these after the one that has just failed."""
+        if self._policy.on_failure is OnFailure.RETRY:
+            # It never ends; what cannot be done in one call must still get done.
+            return max(attempts[index] for index in pending) >= WHOLE_CALLS_MAX
+        return not all(self._policy.backoff.allows(attempts[index] + 1) for index in pending)
 
     def _sort(
         self,
@@ -222,6 +242,7 @@ class Mapper:
                 self._keep_rows(frame, pending, answer, attempted)
             except ValueError as error:
                 raise UdfError(f"{self._where}: the function's answer does not fit its call: {error}") from error
+            self._refuse_large(pending, attempted, attempts)
         again: list[int] = []
         delay_s = 0.0
         for place, outcome in outcomes.items():
@@ -292,6 +313,16 @@ class Mapper:
             )
             attempted.rows[pending[place]].append(row)
 
+    def _refuse_large(self, pending: Sequence[int], attempted: _Attempted, attempts: Sequence[int]) -> None:
+        """Inputs of which the function made what cannot be sent have failed; another attempt would not help."""
+        for index in pending:
+            rows = attempted.rows.get(index, ())
+            largest = max((row.size for row in rows), default=0)
+            if largest > RECORD_BYTES_MAX:
+                del attempted.rows[index]
+                reason = f"the function put out a record of {largest} bytes; at most {RECORD_BYTES_MAX} can be sent"
+                self._give_up(index, _OUTCOME(reason=reason), attempted, attempts[index] + 1)
+
     def _assemble(self, frame: Frame, attempted: _Attempted) -> Mapped:
         account = Account(inputs=frame.records, dead_lettered=len(attempted.dead))
         rows: list[Row] = []
@@ -324,8 +355,8 @@ class Mapper:
         headers = [
             {
                 **known,
-                REASON_HEADER: attempted.dead[index].reason.encode(),
-                DETAIL_HEADER: attempted.dead[index].detail.encode(),
+                REASON_HEADER: header_of(attempted.dead[index].reason, REASON_BYTES_MAX),
+                DETAIL_HEADER: header_of(attempted.dead[index].detail, DETAIL_BYTES_MAX),
                 PLACE_HEADER: self._where.encode(),
             }
             for index, known in zip(indexes, part.headers(), strict=True)
@@ -347,6 +378,26 @@ def _inherit(frame: Frame, parents: Sequence[int], *, keys: bool, headers: bool,
         if headers and frame.headers_column
         else b"",
     )
+
+
+def header_of(text: str, bytes_max: int) -> bytes:
+    """The beginning of a text that somebody else wrote, as a header's value."""
+    data = text.encode(errors="backslashreplace")
+    return data if len(data) <= bytes_max else data[:bytes_max].decode(errors="ignore").encode()
+
+
+def _size(value: bytes, keys: Sequence[bytes], headers: Mapping[str, bytes]) -> int:
+    size = len(value) + sum(map(len, keys))
+    # A character is one byte at least and four at most; names of headers are short.
+    return size + sum(4 * len(name) + len(content) for name, content in headers.items())
+
+
+def _is_too_large(frame: Frame) -> bool:
+    """Whether one of the records is larger than a record may be."""
+    if frame.size <= RECORD_BYTES_MAX:
+        return False
+    rows = zip(frame.values(), frame.keys(), frame.headers(), strict=True)
+    return any(_size(*row) > RECORD_BYTES_MAX for row in rows)
 
 
 def _first_line(text: str) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 
 from millstream.account import Account
@@ -136,6 +137,6 @@ class SinkVertexLane:
         account = settled.account
         while self._unsettled and self._unsettled[0][0] <= settled.position:
             account.add(self._unsettled.popleft()[1])
-        unit: asyncio.Future[Unit] = asyncio.get_running_loop().create_future()
-        unit.set_result(Unit(position=settled.position, account=account, pieces=0))
-        self.core.units.add(unit)
+        units: asyncio.Future[Sequence[Unit]] = asyncio.get_running_loop().create_future()
+        units.set_result((Unit(position=settled.position, account=account, pieces=0),))
+        self.core.units.add(units)

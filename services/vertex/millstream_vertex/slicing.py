@@ -1,12 +1,19 @@
-"""How many records to hand to a function at a time, so that one call stays near a target time. Pure."""
+"""How many records to hand to a function at a time, so that one call stays near a target time and what it gives fits a
+commit. Pure."""
 
 from __future__ import annotations
+
+from millstream.limits import COMMIT_BYTES_MAX
 
 FIRST_SLICE_RECORDS = 64
 """Records in the first call, when nothing is known of the function."""
 
 SLICES_IN_FLIGHT = 4
 """Slices that are begun at a time: what a lane still has to finish when it is told to stop."""
+
+
+OUTPUT_BYTES_TARGET = COMMIT_BYTES_MAX // 2
+"""What a call may give: some records become more than others."""
 
 
 class Slicer:
@@ -17,6 +24,8 @@ class Slicer:
         self._target_s = target_s
         self._records_max = records_max
         self._records_per_s: float | None = None
+        self._bytes_per_record = 0.0
+        """Of outputs, for each record handed over."""
 
     @property
     def learned(self) -> bool:
@@ -33,12 +42,19 @@ class Slicer:
         known = self._records_per_s
         self._records_per_s = rate if known is None else 0.8 * known + 0.2 * rate
 
+    def gave(self, records: int, size: int) -> None:
+        """The function made outputs of `size` bytes of so many records. More is believed at once, less in time."""
+        found = size / records
+        self._bytes_per_record = max(found, 0.8 * self._bytes_per_record + 0.2 * found)
+
     def records(self) -> int:
         """Records in the next call."""
         if self._records_per_s is None:
             wanted = FIRST_SLICE_RECORDS
         else:
             wanted = max(1, int(self._records_per_s * self._target_s))
+            if self._bytes_per_record * wanted > OUTPUT_BYTES_TARGET:
+                wanted = max(1, int(OUTPUT_BYTES_TARGET / self._bytes_per_record))
         return wanted if self._records_max is None else min(wanted, self._records_max)
 
     def records_in_flight_max(self) -> int | None:

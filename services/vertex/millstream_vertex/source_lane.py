@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from millstream.account import Account
 from millstream.errors import UserError
 from millstream.frame import Frame, frame_of_records
-from millstream.limits import FRAME_BYTES_MAX, FRAME_RECORDS_MAX, OT_PUBLISH_INTERVAL_S
+from millstream.ledger.batch import ids_bytes_max
+from millstream.limits import COMMIT_FRAMES_MAX, FRAME_BYTES_MAX, FRAME_RECORDS_MAX, OT_PUBLISH_INTERVAL_S
 from millstream.record import Record
 from millstream.retry import OnFailure
 from millstream.statistics import LaneStatistics
@@ -21,7 +22,7 @@ from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane
 from millstream_reader.tracker import Tracked
 from millstream_vertex.ids import SeenIds
 from millstream_vertex.lane import LaneCore
-from millstream_vertex.mapping import REASON_HEADER, Mapper
+from millstream_vertex.mapping import REASON_BYTES_MAX, REASON_HEADER, Mapper, header_of
 from millstream_writer.committer import Unit
 from millstream_writer.routing import Router
 
@@ -60,6 +61,10 @@ class SourceVertexLane:
         self._seen = seen
         self._on_invalid = on_invalid
         self._stopping = False
+        # The records of one read are committed together, and each may go to a partition of its own on every edge.
+        self._records_max = max(1, min(FRAME_RECORDS_MAX, COMMIT_FRAMES_MAX // router.copies_max))
+        if len(router.buffers) <= COMMIT_FRAMES_MAX // 2:
+            self._records_max = FRAME_RECORDS_MAX
 
     def stop(self) -> None:
         """Take nothing new in; what the source has taken in from outside is still finished."""
@@ -94,7 +99,7 @@ class SourceVertexLane:
                 await self._source.drain()
                 if self._source.replayable:
                     return False
-            batch = await self._source.read(FRAME_RECORDS_MAX, FRAME_BYTES_MAX, READ_TIMEOUT_S)
+            batch = await self._source.read(self._records_max, FRAME_BYTES_MAX, READ_TIMEOUT_S)
             if batch.frame is not None or batch.invalid or batch.position != position:
                 position = batch.position
                 await self._begin(batch, work)
@@ -107,13 +112,15 @@ class SourceVertexLane:
         frame, ids, repeated = batch.frame, list[str](), 0
         if frame is not None and self._seen is not None and (frame.ids_column or not self._source.replayable):
             frame, ids, repeated = self._seen.admit(frame)
-        unit = SourceUnit(source_position=batch.position, ids=ids, account=Account(repeated_ids=repeated))
+        unit = SourceUnit(
+            source_position=batch.position, ids=ids, account=Account(repeated_ids=repeated), size=ids_bytes_max(ids)
+        )
         self._set_aside(batch.invalid, unit)
         if frame is None:
-            unit.size = sum(part.size for _, part in unit.frames)
+            unit.size += sum(part.size for _, part in unit.frames)
             await self.core.tracker.begin(Tracked(len(batch.invalid), unit.size))
-            done: asyncio.Future[Unit] = asyncio.get_running_loop().create_future()
-            done.set_result(unit)
+            done: asyncio.Future[Sequence[Unit]] = asyncio.get_running_loop().create_future()
+            done.set_result((unit,))
             self.core.units.add(done)
             return
         await self.core.tracker.begin(Tracked(frame.records, frame.size))
@@ -128,7 +135,10 @@ class SourceVertexLane:
             unit.account.drop("invalid input", len(invalid))
         elif self._on_invalid is OnFailure.DEAD_LETTER and self._router.has_dead_letter:
             now_us = self.core.clock.now_us()
-            records = [Record(item.value, now_us, headers={REASON_HEADER: item.reason.encode()}) for item in invalid]
+            records = [
+                Record(item.value, now_us, headers={REASON_HEADER: header_of(item.reason, REASON_BYTES_MAX)})
+                for item in invalid
+            ]
             unit.frames.extend(self._router.route_dead_letter(frame_of_records(records, ingest_time_us=now_us)).frames)
             unit.account.dead_lettered += len(invalid)
         else:
@@ -137,7 +147,7 @@ class SourceVertexLane:
                 "or set the source's onInvalid to drop or deadLetter."
             )
 
-    async def _process(self, frame: Frame, unit: SourceUnit) -> Unit:
+    async def _process(self, frame: Frame, unit: SourceUnit) -> Sequence[Unit]:
         core = self.core
         with core.telemetry.source_span(frame, lane=core.lane.key) as span:
             output, tags = frame, None
@@ -156,8 +166,8 @@ class SourceVertexLane:
                     unit.frames.extend(self._router.route_dead_letter(mapped.dead_letters).frames)
                 unit.account.input_bytes = frame.size
                 if mapped.frame is None:
-                    unit.size = sum(part.size for _, part in unit.frames)
-                    return unit
+                    unit.size += sum(part.size for _, part in unit.frames)
+                    return (unit,)
                 output, tags = mapped.frame, mapped.tags
             unit.account.input_bytes = frame.size
             unit.observed = output
@@ -166,8 +176,8 @@ class SourceVertexLane:
             routed = self._router.route(output, tags)
         unit.frames.extend(routed.frames)
         unit.account.unrouted = routed.unrouted
-        unit.size = sum(part.size for _, part in unit.frames)
-        return unit
+        unit.size += sum(part.size for _, part in unit.frames)
+        return (unit,)
 
     def _watermark_after(self, units: Sequence[Unit]) -> int:
         for unit in units:

@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from millstream.account import Account
-from millstream.errors import RetryLaterError
+from millstream.errors import RetryLaterError, UserError
 from millstream.frame import Frame, join_frames
 from millstream.ledger.protocol import Commit, FrameWrite, Ledger, StoredMark
-from millstream.limits import COMMIT_BYTES_MAX, COMMIT_MESSAGES_MAX, FRAME_BYTES_MAX, FRAME_RECORDS_MAX
+from millstream.limits import COMMIT_BYTES_MAX, COMMIT_FRAMES_MAX, FRAME_BYTES_MAX, FRAME_RECORDS_MAX
 from millstream.record import BufferId, LaneId, Position
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream_writer.room import Room
@@ -45,9 +45,13 @@ class Unit:
     account: Account = field(default_factory=Account)
     ids: Sequence[str] = ()
     size: int = 0
-    """Bytes of all frames."""
+    """Bytes of all frames and ids."""
     pieces: int = 1
     """Pieces of work in flight that end with this unit's commit."""
+
+    @property
+    def fits_a_commit(self) -> bool:
+        return len(self.frames) <= COMMIT_FRAMES_MAX and self.size <= COMMIT_BYTES_MAX
 
 
 def batch_of(units: Sequence[Unit]) -> int:
@@ -56,8 +60,7 @@ def batch_of(units: Sequence[Unit]) -> int:
     for count, unit in enumerate(units):
         frames += len(unit.frames)
         size += unit.size
-        # Two messages are kept for the ids and the mark.
-        if count and (frames > COMMIT_MESSAGES_MAX - 2 or size > COMMIT_BYTES_MAX):
+        if count and (frames > COMMIT_FRAMES_MAX or size > COMMIT_BYTES_MAX):
             return count
     return len(units)
 
@@ -102,6 +105,12 @@ class Committer:
         for unit in units:
             account.add(unit.account)
         frames = join_small([pair for unit in units for pair in unit.frames])
+        if len(frames) > COMMIT_FRAMES_MAX:
+            raise UserError(
+                f"{self._lane}: what is to be committed together became {len(frames)} frames; "
+                f"{COMMIT_FRAMES_MAX} are the most. Let the function give fewer outputs for one input, "
+                "or send them to fewer edges and partitions"
+            )
         frames_records = sum(frame.records for _, frame in frames)
         ids = [record_id for unit in units for record_id in unit.ids]
         watermark_us = max(watermark_us, self.mark.watermark_us)

@@ -1,0 +1,178 @@
+"""One vertex's lanes on ledgers and OT stores in memory, with functions of the real SDK run in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from millstream import limits
+from millstream.account import Account
+from millstream.clock import END_OF_TIME_US, SystemClock
+from millstream.frame import Frame, frame_of_records
+from millstream.ledger.memory import Faults, open_memory_broker
+from millstream.ledger.protocol import Broker, Ledger, LedgerLimits
+from millstream.record import BufferId, LaneId, Position, Record
+from millstream.retry import Backoff, OnFailure, RetryPolicy
+from millstream.telemetry import Telemetry
+from millstream.udf.protocol import MapStream
+from millstream.watermark.memory import MemoryOtStores, OtMemory, open_memory_ot_stores
+from millstream.watermark.store import follow
+from millstream.wire.ledger.v1 import mark_pb2
+from millstream.wire.watermark.v1.ot_pb2 import OtEntry
+from millstream_reader.buffer import open_buffer_reader
+from millstream_reader.tracker import Tracker
+from millstream_udf.answering import answer_map, context_of, encode_map
+from millstream_udf.definition import define
+from millstream_udf.execution import Lane, open_function
+from millstream_udf.wire.udf.v1 import udf_pb2
+from millstream_vertex.buffer_lane import BufferLane
+from millstream_vertex.input import LaneInput
+from millstream_vertex.lane import LaneCore
+from millstream_vertex.map_lane import MapLane
+from millstream_vertex.mapping import Mapper
+from millstream_writer.committer import Committer, Unit
+from millstream_writer.room import Room, RoomLimits
+from millstream_writer.routing import Route, Router
+
+UPSTREAM = LaneId("in", "source", 0)
+LANE = LaneId("map", "in-map", 0)
+INPUT = BufferId("in-map", 0)
+STOP = RetryPolicy(Backoff(0.0, steps=1), OnFailure.STOP)
+
+
+def records_of(*values: bytes, time_us: int = 0) -> Frame:
+    return frame_of_records([Record(value, time_us + number) for number, value in enumerate(values)], ingest_time_us=0)
+
+
+class InProcessStream:
+    """A function's stream without the stream: what is asked and answered is encoded as on the wire."""
+
+    def __init__(self, lane: Lane, hello: udf_pb2.Hello) -> None:
+        self._lane = lane
+        self._hello = hello
+        self.calls: list[int] = []
+        """Records of each call."""
+
+    @property
+    def calls_max(self) -> int:
+        return 8
+
+    async def call(
+        self, frame: bytes, *, watermark_us: int, attempt: int = 0, traceparent: str = ""
+    ) -> udf_pb2.SealedMapAnswer:
+        self.calls.append(Frame.decode(frame).records)
+        call = udf_pb2.SealedMapCall(call_id=1, frame=frame, watermark_us=watermark_us, attempt=attempt)
+        answer = encode_map(await answer_map(self._lane, self._hello, call))
+        return udf_pb2.SealedMapResponse.FromString(answer).answer
+
+
+@asynccontextmanager
+async def open_stream(function: Callable[..., Any]) -> AsyncIterator[InProcessStream]:
+    definition = define(function, function.__name__)
+    hello = udf_pb2.Hello(protocol_version=1, kind=definition.kinds[0], pipeline="p", vertex="map", lane="in-map.0")
+    async with open_function(definition, context_of(hello)) as opened:
+        yield InProcessStream(opened.lane(), hello)
+
+
+def mapper_of(
+    stream: MapStream, policy: RetryPolicy = STOP, *, dead_letter: bool = False, tags: bool = False
+) -> Mapper:
+    return Mapper(
+        stream, policy, where="p/map/in-map.0", has_dead_letter=dead_letter, needs_tags=tags, rng=random.Random(1)
+    )
+
+
+def open_room(buffers: Sequence[BufferId], records_usable: int = 1_000_000, bytes_usable: int = 2**40) -> Room:
+    bounds = RoomLimits(2 * records_usable, 2 * bytes_usable, records_usable, bytes_usable)
+    return Room(dict.fromkeys(buffers, bounds))
+
+
+class Rig:
+    """A broker, OT stores, and the lane `LANE` between the vertices `in` and whatever the routes lead to."""
+
+    def __init__(self, broker: Broker, faults: Faults, stores: MemoryOtStores, hard_frames_max: int) -> None:
+        self.broker = broker
+        self.faults = faults
+        self.stores = stores
+        self._limits = LedgerLimits(frames_per_buffer_max=hard_frames_max)
+        self._source: Committer | None = None
+
+    async def ledger(self, vertex: str) -> Ledger:
+        return await self.broker.ledger(vertex, self._limits)
+
+    async def committer(self, lane: LaneId, router: Router, room: Room | None = None) -> Committer:
+        """The lane's committer after a takeover."""
+        ledger = await self.ledger(lane.vertex)
+        taken_over = await ledger.take_over(lane, "test")
+        sequences = {buffer: await ledger.last_sequence(buffer) for buffer in router.buffers}
+        room = room if room is not None else open_room(router.buffers)
+        return Committer(ledger, lane, taken_over, sequences, router, room)
+
+    async def feed(self, *frames: Frame, watermark_us: int = 0, ended: bool = False) -> None:
+        """Have the lane upstream commit these frames into the lane's buffer, and publish its watermark."""
+        if self._source is None:
+            self._source = await self.committer(UPSTREAM, Router([Route(INPUT.edge, 1, None)]))
+        for frame in frames:
+            unit = Unit(source_position=b"", frames=[(INPUT, frame)])
+            await self._source.commit([unit], watermark_us=watermark_us)
+        if ended:
+            await self._source.commit([], watermark_us=END_OF_TIME_US, ended=True)
+        entry = OtEntry(epoch=self._source.mark.epoch, watermark_us=self._source.mark.watermark_us, ended=ended)
+        entry.outputs.add(edge=INPUT.edge, partition=0, sequence=self._source.sequences[INPUT])
+        (await self.stores.store("in")).publish(UPSTREAM, entry)
+
+    @asynccontextmanager
+    async def map_lane(
+        self,
+        stream: MapStream,
+        routes: Sequence[Route],
+        *,
+        policy: RetryPolicy = STOP,
+        room: Room | None = None,
+        dead_letter: Sequence[Route] = (),
+        slice_records_max: int | None = None,
+    ) -> AsyncIterator[MapLane]:
+        """The open lane; run it inside."""
+        router = Router(routes, dead_letter)
+        committer = await self.committer(LANE, router, room)
+        lane_input = LaneInput(INPUT, [UPSTREAM], back_edge=False)
+        tracker = Tracker(pieces_max=limits.FRAMES_IN_FLIGHT_MAX, bytes_max=limits.BYTES_IN_FLIGHT_MAX)
+        store = await self.stores.store(LANE.vertex)
+        core = LaneCore(LANE, committer, store, Telemetry(), SystemClock(), tracker, watermarks=True)
+        upstream = await self.ledger("in")
+        start = Position(committer.mark.sequence, committer.mark.record_index)
+        mapper = mapper_of(stream, policy, dead_letter=bool(dead_letter), tags=router.needs_tags)
+        async with open_buffer_reader(upstream, INPUT, start, lane_input) as reader, asyncio.TaskGroup() as tasks:
+            following = tasks.create_task(follow(await self.stores.store("in"), [lane_input]))
+            base = BufferLane(core, reader, lane_input, upstream)
+            yield MapLane(base, mapper, router, slice_records_max=slice_records_max)
+            following.cancel()
+
+    async def mark(self, lane: LaneId = LANE) -> mark_pb2.Mark:
+        stored = await (await self.ledger(lane.vertex)).mark(lane)
+        assert stored is not None
+        return stored.mark
+
+    async def account(self, lane: LaneId = LANE) -> Account:
+        return Account.from_message((await self.mark(lane)).account)
+
+    async def stored(self, buffer: BufferId, vertex: str = "map") -> list[Frame]:
+        """Every frame in a buffer."""
+        frames = await (await self.ledger(vertex)).peek(buffer, 0, 100_000)
+        return [Frame.decode(frame.data) for frame in frames]
+
+    async def values(self, buffer: BufferId, vertex: str = "map") -> list[bytes]:
+        return [value for frame in await self.stored(buffer, vertex) for value in frame.values()]
+
+
+@asynccontextmanager
+async def open_rig(*, hard_frames_max: int = limits.BUFFER_FRAMES_MAX) -> AsyncIterator[Rig]:
+    faults = Faults()
+    async with (
+        open_memory_broker("p", faults) as broker,
+        open_memory_ot_stores(OtMemory(), "p", publish_interval_s=0.001) as stores,
+    ):
+        yield Rig(broker, faults, stores, hard_frames_max)

@@ -1,0 +1,97 @@
+"""A map lane between two ledgers in memory: what it commits, in which pieces, and what becomes of it at a restart."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from millstream import limits
+from millstream.clock import END_OF_TIME_US
+from millstream.errors import UserError
+from millstream.frame import frame_of_records
+from millstream.record import BufferId, Record
+from millstream_udf import Message
+from millstream_writer.routing import Route
+from tests.unit.vertex.lane_rig import Rig, open_rig, open_stream, records_of
+
+OUT = BufferId("map-out", 0)
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[Rig]:
+    async with open_rig() as opened:
+        yield opened
+
+
+def identity(value: bytes) -> bytes:
+    return value
+
+
+@pytest.mark.guarantee("I1", "I2")
+async def test_a_lane_passes_everything_on_and_ends_with_its_input(rig: Rig) -> None:
+    await rig.feed(records_of(b"a", b"b"), records_of(b"c"), watermark_us=7, ended=True)
+    async with open_stream(identity) as stream, rig.map_lane(stream, [Route("map-out", 1, None)]) as lane:
+        await lane.run()
+    mark, account = await rig.mark(), await rig.account()
+    assert await rig.values(OUT) == [b"a", b"b", b"c"]
+    assert (mark.ended, mark.watermark_us) == (True, END_OF_TIME_US)
+    assert (account.inputs, account.processed, account.outputs, account.difference) == (3, 3, 3, 0)
+
+
+@pytest.mark.guarantee("I1", "I4")
+async def test_outputs_that_do_not_fit_one_commit_are_committed_in_pieces_of_their_input(rig: Rig) -> None:
+    def explode(value: bytes) -> list[bytes]:
+        return [value + b"." * (limits.MIB // 8)] * 8
+
+    values = [b"%03d" % number for number in range(40)]
+    await rig.feed(records_of(*values), records_of(*values), ended=True)
+    async with open_stream(explode) as stream, rig.map_lane(stream, [Route("map-out", 1, None)]) as lane:
+        await lane.run()
+    account = await rig.account()
+    assert [value[:3] for value in await rig.values(OUT)] == [value for value in 2 * values for _ in range(8)]
+    assert (account.inputs, account.outputs, account.difference) == (80, 640, 0)
+    assert max(map(sum, await commits(rig))) <= limits.COMMIT_BYTES_MAX
+    assert stream.calls[-14:] == [3] * 13 + [1], "the lane has learned how much to hand over"
+
+
+@pytest.mark.guarantee("I1", "I4")
+async def test_more_frames_than_a_commit_holds_are_committed_in_pieces(rig: Rig) -> None:
+    # Each record goes to a partition of its own on every edge.
+    routes = [Route(f"map-{edge}", 400, None) for edge in "abc"]
+    values = [b"%03d" % number for number in range(600)]
+    frame = frame_of_records([Record(value, 0, keys=(value.decode(),)) for value in values], ingest_time_us=0)
+    await rig.feed(frame, ended=True)
+    async with open_stream(identity) as stream, rig.map_lane(stream, routes) as lane:
+        await lane.run()
+    for edge in "abc":
+        stored = [await rig.values(BufferId(f"map-{edge}", partition)) for partition in range(400)]
+        assert sorted(value for part in stored for value in part) == values
+        assert all(part == sorted(part) for part in stored)
+
+
+async def test_a_record_that_becomes_more_than_a_commit_holds_stops_the_lane_with_the_reason(rig: Rig) -> None:
+    def explode(value: bytes) -> list[Message]:
+        return [Message(value, keys=[str(number)]) for number in range(5_000)]
+
+    await rig.feed(records_of(b"a"), ended=True)
+    async with open_stream(explode) as stream:
+        with pytest.RaisesGroup(
+            pytest.RaisesExc(UserError, match=r"map/in-map\.0: .* became 10\d\d frames; 968 are the most"),
+            flatten_subgroups=True,
+        ):
+            async with rig.map_lane(stream, [Route("map-out", 1023, None)]) as lane:
+                await lane.run()
+    assert (await rig.account()).inputs == 0
+
+
+async def commits(rig: Rig) -> list[list[int]]:
+    """Sizes of the frames in the buffer `OUT`, commit by commit: a commit lies in the ledger without a gap."""
+    groups: list[list[int]] = []
+    before = 0
+    for sequence, data in await (await rig.ledger("map")).peek(OUT, 0, 100_000):
+        if sequence != before + 1:
+            groups.append([])
+        groups[-1].append(len(data))
+        before = sequence
+    return groups
