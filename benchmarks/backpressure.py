@@ -234,7 +234,7 @@ def main() -> int:
         except (MillstreamError, ExceptionGroup) as error:
             print(error, file=sys.stderr)
             return 1
-        raw = asyncio.run(raw_limit(path, RECORD_BYTES))
+        raw = uvloop.run(raw_limit(path, RECORD_BYTES))
     faults = faults_of(outcome, options.blocked, 2 * options.buffer * RECORD_DISK_BYTES + DISK_SLACK_BYTES)
     print("\n".join(lines_of(outcome, options.blocked, raw, faults)))
     if options.json:

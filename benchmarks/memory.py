@@ -11,7 +11,6 @@ the buffers, when it stays below what the buffers may hold. Exit code 1 when one
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import statistics
 import sys
@@ -113,7 +112,7 @@ def main() -> int:
         except (MillstreamError, ExceptionGroup) as error:
             print(error, file=sys.stderr)
             return 1
-        raw = asyncio.run(raw_limit(path, RECORD_BYTES))
+        raw = uvloop.run(raw_limit(path, RECORD_BYTES))
     flat = all(course.flat for course in courses)
     print(f"{options.minutes:g} minutes at {rate:,.0f} records/s; the broker alone: {raw:,.0f} records/s")
     print(f"{'':18}{'first':>12}{'last':>12}{'maximum':>12}{'slope':>16}")

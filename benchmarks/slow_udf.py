@@ -4,7 +4,8 @@
 
 A generator without a limit feeds a map whose function sleeps, as it would for another service's answer. The function
 alone could do `in flight / delay` records a second; the pipeline must reach 90 % of that with its memory bounded. Exit
-code 1 when it does not.
+code 1 when it does not. Beside it stands what an event loop that does nothing but wait reaches on this machine in the
+same minute: a timer that fires late, because others had the processor, counts against both.
 """
 
 from __future__ import annotations
@@ -98,6 +99,24 @@ async def measure(directory: Path, seconds: float, delay_s: float, in_flight: in
     return Outcome(rate, limit, rss_max)
 
 
+async def loop_alone(delay_s: float, in_flight: int, seconds: float = 5.0) -> float:
+    """Waits per second of an event loop of which so many are in flight and which has nothing else to do."""
+    waits = 0
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+
+    async def wait_again_and_again() -> None:
+        nonlocal waits
+        while loop.time() - began_s < seconds:
+            await asyncio.sleep(delay_s)
+            waits += 1
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(in_flight):
+            group.create_task(wait_again_and_again())
+    return waits / (loop.time() - began_s)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=20.0)
@@ -113,10 +132,12 @@ def main() -> int:
         except (MillstreamError, ExceptionGroup) as error:
             print(error, file=sys.stderr)
             return 1
-        raw = asyncio.run(raw_limit(path, RECORD_BYTES))
+        alone = uvloop.run(loop_alone(options.delay_ms / 1000, options.in_flight))
+        raw = uvloop.run(raw_limit(path, RECORD_BYTES))
     limit = outcome.limit_records_per_s
     print(f"{options.in_flight} in flight at {options.delay_ms:g} ms: at most {limit:,.0f} records/s")
     print(f"the pipeline: {outcome.records_per_s:,.0f} records/s, {outcome.share:.1%} of it (wanted {SHARE_MIN:.0%})")
+    print(f"an event loop that only waits: {alone:,.0f} a second, {alone / limit:.1%}")
     print(f"broker alone: {raw:,.0f} records/s of {RECORD_BYTES} bytes")
     for name, size in sorted(outcome.rss_bytes_max.items()):
         print(f"  {name:20} {mib(size):>12} at most")
@@ -127,6 +148,7 @@ def main() -> int:
                     "records_per_s": round(outcome.records_per_s),
                     "theoretical_records_per_s": round(limit),
                     "share": round(outcome.share, 4),
+                    "loop_alone_per_s": round(alone),
                     "raw_limit_records_per_s": round(raw),
                     "rss_mib_max": {name: round(size / MIB, 1) for name, size in outcome.rss_bytes_max.items()},
                 }
