@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from millstream.cli.arguments import parser
 from millstream.errors import MillstreamError
+from millstream.local.causes import first_cause
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as a shell gives it."""
@@ -36,6 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except MillstreamError as error:
         return _report(options, error, str(error), error.exit_code)
     except Exception as error:  # noqa: BLE001  # the one place where a defect becomes a message
+        cause = first_cause(error) if isinstance(error, ExceptionGroup) else None
+        if cause is not None:
+            return _report(options, error, str(cause), cause.exit_code)
         text = f"defect in Millstream: {error!r}; run again with --debug and report what it prints"
         return _report(options, error, text, MillstreamError.exit_code)
     return code

@@ -20,7 +20,7 @@ from millstream.local.broker import EmbeddedBroker
 from millstream.local.directory import DataDirectory, find_directory, held
 from millstream.local.processes import end_stale, is_alive
 from millstream.local.screen import time_text
-from millstream.local.view import PipelineView, first_cause, open_view
+from millstream.local.view import PipelineView, open_view
 from millstream.record import BufferId, Record
 from millstream.spec import resolved
 from millstream.spec.graph import Graph
@@ -36,10 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     _check(graph, buffer)
     if arguments.count < 1:
         raise UserError(f"--count {arguments.count}: at least 1 is needed")
-    try:
-        return asyncio.run(_peek(directory, graph, buffer, arguments))
-    except BaseExceptionGroup as group:
-        raise first_cause(group) or group from None
+    return asyncio.run(_peek(directory, graph, buffer, arguments))
 
 
 def _check(graph: Graph, buffer: BufferId) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from millstream.clock import MICROSECONDS
-from millstream.errors import EnvironmentFault, MillstreamError, RetryLaterError
+from millstream.errors import EnvironmentFault, MillstreamError, RetryLaterError, UserError
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.local.directory import DataDirectory, Runtime
 from millstream.local.latency import LatencyCounts, scrape_latency
@@ -127,6 +127,10 @@ def _check(result: RunResult, load: Load, measured: Measured) -> None:
     arrived = summary.vertices[-1].account.processed
     if arrived != load.records or measured.records != load.records:
         raise MillstreamError(f"{load.records} records were made, {arrived} arrived, {measured.records} were seen")
+    if not measured.records_per_s:
+        raise UserError(
+            f"{load.records:,} records are too few to measure: all were made before the last process was up; try more"
+        )
 
 
 async def _watch(options: RunOptions, load: Load, measured: Measured) -> None:

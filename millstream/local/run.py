@@ -26,6 +26,7 @@ from millstream.errors import EnvironmentFault, MillstreamError, RetryLaterError
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.local.broker import NAME as BROKER
 from millstream.local.broker import EmbeddedBroker
+from millstream.local.causes import first_cause
 from millstream.local.directory import HOME, DataDirectory, RunningProcess, Runtime, held, read_json, write_json
 from millstream.local.logfiles import LogFile, broker_line, short_entry
 from millstream.local.processes import end_stale, identify
@@ -35,7 +36,7 @@ from millstream.local.runner_log import runner_log
 from millstream.local.screen import MESSAGES_PER_S, Scene, Screen
 from millstream.local.shape import differences, shape_of
 from millstream.local.summary import Summary, summarize
-from millstream.local.view import PipelineView, first_cause, open_view
+from millstream.local.view import PipelineView, open_view
 from millstream.spec import resolved
 from millstream.spec.graph import Graph
 from millstream.spec.lanes import owned_lanes

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from millstream.errors import MillstreamError, RetryLaterError
+from millstream.errors import RetryLaterError
 from millstream.frame import Frame
 from millstream.ledger.jetstream import open_jetstream_broker
 from millstream.ledger.protocol import Broker, Durability, DurabilityLevel, Ledger
@@ -106,13 +106,3 @@ async def open_view(
         open_jetstream_ot_stores(connection, name) as stores,
     ):
         yield PipelineView(graph, broker, stores)
-
-
-def first_cause(group: BaseExceptionGroup[BaseException]) -> MillstreamError | None:
-    """The first of our errors in a group."""
-    for error in group.exceptions:
-        if isinstance(error, MillstreamError):
-            return error
-        if isinstance(error, BaseExceptionGroup) and (found := first_cause(error)) is not None:
-            return found
-    return None

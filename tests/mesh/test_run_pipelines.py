@@ -162,7 +162,6 @@ async def test_a_run_can_be_looked_at_from_outside(files: PipelineFiles, tmp_pat
         peeked = await command(tmp_path, "peek", "in-map", "--count", "3", "--json")
         again = await command(tmp_path, "peek", "in-map", "--count", "3", "--json")
         os.kill(run.pids()["map-0"], signal.SIGKILL)
-        os.kill(run.pids()["map-0"], signal.SIGCONT)
         await run.until(lambda: run.json("status.json")["states"]["map"].endswith("restarted 1x"))
         logs = await command(tmp_path, "logs", "map")
         run.interrupt()

@@ -1,0 +1,15 @@
+"""One report for one failure: what to tell the user when several tasks failed together. Pure."""
+
+from __future__ import annotations
+
+from millstream.errors import MillstreamError
+
+
+def first_cause(group: BaseExceptionGroup[BaseException]) -> MillstreamError | None:
+    """The first of our errors in a group, however deep; None when there is none."""
+    for error in group.exceptions:
+        if isinstance(error, MillstreamError):
+            return error
+        if isinstance(error, BaseExceptionGroup) and (found := first_cause(error)) is not None:
+            return found
+    return None

@@ -1,0 +1,26 @@
+"""`millstream bench` measures a real run and says so in one JSON object."""
+
+import json
+from pathlib import Path
+
+from tests.mesh.running import command
+
+
+async def test_it_prints_what_it_measured_beside_the_brokers_limit(tmp_path: Path) -> None:
+    ended = await command(tmp_path, "bench", "map", "--records", "700000", "--json")
+    assert ended.exit_code == 0, ended.err
+    result = json.loads(ended.out.splitlines()[-1])
+    assert result["records_per_s"] > 0
+    assert result["raw_limit_records_per_s"] > 0
+    assert 0 < result["share_of_limit"] == round(result["records_per_s"] / result["raw_limit_records_per_s"], 4)
+    assert 0 < result["latency_ms"]["p50"] <= result["latency_ms"]["p99"]
+    assert result["durability"] == "fsync (verified)"
+    assert set(result["processes"]) == {"broker", "in-0", "map-0", "out-0"}
+    assert all(use["rss_mib_max"] > 1 for use in result["processes"].values())
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_too_few_records_are_refused_and_not_measured_wrongly(tmp_path: Path) -> None:
+    ended = await command(tmp_path, "bench", "map", "--records", "1000")
+    assert ended.exit_code == 2
+    assert "1,000 records are too few to measure" in ended.err
