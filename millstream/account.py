@@ -10,6 +10,11 @@ from dataclasses import dataclass, field
 
 from millstream.wire.ledger.v1 import mark_pb2
 
+REASONS_MAX = 32
+"""Different reasons records are counted under; later ones count as `OTHER_REASONS`, so that a mark stays small."""
+REASON_CHARACTERS_MAX = 100
+OTHER_REASONS = "other reasons"
+
 
 @dataclass(slots=True)
 class Account:
@@ -37,7 +42,11 @@ class Account:
             self.drop(reason, count)
 
     def drop(self, reason: str, count: int = 1) -> None:
-        self.dropped[reason] = self.dropped.get(reason, 0) + count
+        """Count records left out. Reasons are whatever a function or a sink says."""
+        short = reason[:REASON_CHARACTERS_MAX] or "no reason given"
+        if short not in self.dropped and len(self.dropped) >= REASONS_MAX:
+            short = OTHER_REASONS
+        self.dropped[short] = self.dropped.get(short, 0) + count
 
     @property
     def difference(self) -> int:

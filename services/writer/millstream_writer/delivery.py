@@ -26,11 +26,6 @@ from millstream_writer.sink import Guarantee, SinkFailure, SinkFrame, SinkLane, 
 
 _log = logging.getLogger(__name__)
 
-REASONS_MAX = 32
-"""Different reasons records are counted under; later ones count as `OTHER_REASONS`, so that a mark stays small."""
-REASON_CHARACTERS_MAX = 100
-OTHER_REASONS = "other reasons"
-
 _GUARANTEES = (Guarantee.AT_LEAST_ONCE, Guarantee.EXACTLY_ONCE_IDEMPOTENT, Guarantee.EXACTLY_ONCE_TRANSACTIONAL)
 """Weakest first."""
 
@@ -120,7 +115,6 @@ class Delivery:
         self._rng = rng
         self._stop_error = stop_error
         self._unsettled: deque[_Write] = deque()
-        self._reasons: set[str] = set()
         self._statistics = DeliveryStatistics()
 
     @property
@@ -149,7 +143,7 @@ class Delivery:
             account.fallback -= len(refused.dropped)
             aside.dropped.extend(refused.dropped)
         for reason in aside.dropped:
-            account.drop(self._counted_reason(reason))
+            account.drop(reason)
         account.processed = account.inputs - len(aside.dropped)
         self._remember(_Write(exact, end, account, sum(item.frame.size for item in frames)))
         if self._over_limits():
@@ -310,14 +304,6 @@ class Delivery:
                 "Nothing was lost. Put the cause right and start again, or set sink.retryStrategy.onFailure "
                 "to fallback or drop."
             )
-
-    def _counted_reason(self, reason: str) -> str:
-        short = reason[:REASON_CHARACTERS_MAX] or "no reason given"
-        if short not in self._reasons:
-            if len(self._reasons) >= REASONS_MAX:
-                return OTHER_REASONS
-            self._reasons.add(short)
-        return short
 
     async def _until_done(self, call: Callable[[], Awaitable[None]]) -> None:
         attempt = 0

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from millstream.account import Account
+from millstream.account import OTHER_REASONS, REASONS_MAX, Account
 from millstream.errors import RetryLaterError, UdfError, UserError
 from millstream.record import Position
 from millstream.retry import Backoff, OnFailure, RetryPolicy
-from millstream_writer.delivery import OTHER_REASONS, REASONS_MAX, Delivery, DeliveryLimits
+from millstream_writer.delivery import Delivery, DeliveryLimits
 from millstream_writer.sink import Guarantee, SinkFailure, SinkFrame, WriteResult
 from tests.unit.writer.sink_frames import sink_frame
 
