@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from millstream.account import Account
-from millstream.errors import RetryLaterError, UserError
+from millstream.errors import BufferFullError, RetryLaterError, UserError
 from millstream.frame import Frame, join_frames
 from millstream.ledger.protocol import Commit, FrameWrite, Ledger, StoredMark
 from millstream.limits import COMMIT_BYTES_MAX, COMMIT_FRAMES_MAX, FRAME_BYTES_MAX, FRAME_RECORDS_MAX
@@ -26,8 +26,9 @@ from millstream_writer.routing import Router
 
 log = logging.getLogger(__name__)
 
-REFUSED_WAIT_S = 0.05
-"""How long a commit that the server refused for want of space waits before it is tried again."""
+REFUSED_WAIT_FIRST_S = 0.05
+REFUSED_WAIT_LAST_S = 1.0
+"""How long a commit that the server refused for want of space waits before it is tried again: doubled each time."""
 
 JOIN_BELOW_RECORDS = FRAME_RECORDS_MAX // 8
 """Frames smaller than this are joined with their neighbours: decoding them costs less than storing them alone."""
@@ -114,8 +115,9 @@ class Committer:
         frames_records = sum(frame.records for _, frame in frames)
         ids = [record_id for unit in units for record_id in unit.ids]
         watermark_us = max(watermark_us, self.mark.watermark_us)
+        wait_s, leave_out = REFUSED_WAIT_FIRST_S, False
         while True:
-            kept = await self._make_room(frames)
+            kept = await self._make_room(frames, leave_out=leave_out)
             kept_records = sum(frame.records for _, frame in kept)
             discarded = replace(account, discarded=account.discarded + frames_records - kept_records)
             writes = [FrameWrite(buffer, frame.encode()) for buffer, frame in kept]
@@ -124,9 +126,15 @@ class Committer:
             try:
                 receipt = await self._ledger.commit(commit)
             except RetryLaterError as error:
-                # Nothing was stored. Room is asked for again, since an edge may discard what does not fit.
-                log.warning("commit put off: %s", error, extra={"lane": str(self._lane)})
-                await asyncio.sleep(REFUSED_WAIT_S)
+                # Nothing was stored. The server does not say which buffer is full: if an edge that discards is among
+                # them, the commit is tried at once without its frames. When that is refused too, it was not the one.
+                leave_out = isinstance(error, BufferFullError) and not leave_out and self._may_discard(kept)
+                if leave_out:
+                    continue
+                if wait_s == REFUSED_WAIT_FIRST_S:
+                    log.warning("commit put off: %s", error, extra={"lane": str(self._lane)})
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, REFUSED_WAIT_LAST_S)
                 continue
             break
         for (buffer, _), sequence in zip(kept, receipt.frame_sequences, strict=True):
@@ -134,16 +142,22 @@ class Committer:
         self._stored = StoredMark(mark, receipt.mark_sequence)
         self._room.written(self._lane, mark.written)
 
-    async def _make_room(self, frames: Sequence[tuple[BufferId, Frame]]) -> list[tuple[BufferId, Frame]]:
-        """Wait for buffers that are full; leave out what an edge discards instead."""
+    async def _make_room(
+        self, frames: Sequence[tuple[BufferId, Frame]], *, leave_out: bool
+    ) -> list[tuple[BufferId, Frame]]:
+        """Wait for buffers that are full; leave out what an edge discards instead, or might (`leave_out`)."""
         kept: list[tuple[BufferId, Frame]] = []
         for buffer, frame in frames:
-            if self._room.is_full(buffer):
-                if self._router.discards_when_full(buffer):
-                    continue
+            full = self._room.is_full(buffer)
+            if (full or leave_out) and self._router.discards_when_full(buffer):
+                continue
+            if full:
                 await self._room.wait(buffer)
             kept.append((buffer, frame))
         return kept
+
+    def _may_discard(self, frames: Sequence[tuple[BufferId, Frame]]) -> bool:
+        return any(self._router.discards_when_full(buffer) for buffer, _ in frames)
 
     def _next_mark(
         self,

@@ -99,9 +99,12 @@ class Rig:
         self.stores = stores
         self._limits = LedgerLimits(frames_per_buffer_max=hard_frames_max)
         self._source: Committer | None = None
+        self._ledgers: dict[str, Ledger] = {}
 
     async def ledger(self, vertex: str) -> Ledger:
-        return await self.broker.ledger(vertex, self._limits)
+        if vertex not in self._ledgers:
+            self._ledgers[vertex] = await self.broker.ledger(vertex, self._limits)
+        return self._ledgers[vertex]
 
     async def committer(self, lane: LaneId, router: Router, room: Room | None = None) -> Committer:
         """The lane's committer after a takeover."""
