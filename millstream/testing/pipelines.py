@@ -12,15 +12,17 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from millstream.account import Account
-from millstream.clock import Clock, SystemClock
+from millstream.clock import START_OF_TIME_US, Clock, SystemClock
 from millstream.ledger.jetstream import open_jetstream_broker
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.record import LaneId
 from millstream.spec import resolved
-from millstream.spec.lanes import all_lanes
+from millstream.spec.lanes import all_lanes, lanes_of
 from millstream.spec.loading import load
 from millstream.testing.nats_server import NatsServer, open_nats_server
+from millstream.watermark.jetstream import open_jetstream_ot_stores
 from millstream.wire.ledger.v1 import mark_pb2
+from millstream.wire.nats import open_connection
 from millstream_vertex.assembly import VertexConfig, open_vertex
 
 
@@ -79,6 +81,16 @@ class PipelineRun:
                 if stored is not None:
                     marks[lane] = stored.mark
         return marks
+
+    async def published(self, vertex: str) -> int:
+        """The watermark that the vertex's lanes have published, as its OT store holds it now; microseconds."""
+        async with (
+            open_connection(self.server.url) as connection,
+            open_jetstream_ot_stores(connection, self.resolved.pipeline.name) as stores,
+        ):
+            updates = await (await stores.store(vertex)).get_all()
+        lanes = lanes_of(self.graph, vertex)
+        return min(updates[lane.key].entry.watermark_us if lane.key in updates else START_OF_TIME_US for lane in lanes)
 
     async def account(self, vertex: str) -> Account:
         """The conservation account of a vertex, over all its lanes."""

@@ -10,6 +10,7 @@ import pytest
 
 from millstream.clock import END_OF_TIME_US
 from millstream.errors import FencedError, UdfError
+from millstream.record import LaneId
 from millstream.testing.pipelines import open_pipeline
 
 if TYPE_CHECKING:
@@ -264,3 +265,32 @@ async def test_a_slow_function_stops_between_slices_and_loses_nothing(files: Pip
         await run.run()
     assert begun.inputs < 4000
     assert files.numbers("out") == list(range(4000))
+
+
+@pytest.mark.guarantee("I5")
+async def test_a_watermark_that_moved_on_while_idle_is_kept_over_a_restart(
+    files: PipelineFiles, tmp_path: Path
+) -> None:
+    # The commit of the only frame promises what it had seen; what came after was promised in the OT store alone.
+    path = files.write(
+        files.generator(1_000_000, rpu=1, duration="1h", start="2024-01-01T00:00:00Z", eventTimeStep="1s")
+        + files.file_sink("out"),
+        ["in -> out"],
+        more="watermark: {idleSource: {threshold: 100ms, incrementBy: 100ms, stepInterval: 20ms}}",
+    )
+    async with open_pipeline(path, tmp_path / "broker") as run:
+        running = asyncio.ensure_future(run.run())
+        while (moved := await run.published("in")) < 1_704_067_200_000_000 + 500_000:
+            assert not running.done()
+        run.stop()
+        await running
+        assert (await run.marks())[LaneId("in", "source", 0)].watermark_us < moved
+        running = asyncio.ensure_future(run.run())
+        epoch = 0
+        while epoch < 2:
+            after = await run.published("in")
+            epoch = (await run.marks())[LaneId("in", "source", 0)].epoch
+            assert after >= moved
+        run.stop()
+        await running
+        assert await run.published("in") >= moved

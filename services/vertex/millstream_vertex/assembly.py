@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
-from millstream.clock import MICROSECONDS, Clock
+from millstream.clock import MICROSECONDS, START_OF_TIME_US, Clock
 from millstream.errors import MillstreamError, UdfError, UserError
 from millstream.ledger.jetstream import open_jetstream_broker
 from millstream.ledger.protocol import Broker, DurabilityLevel, Ledger, LedgerLimits
@@ -258,14 +258,17 @@ class _LaneOpening:
         self._router = shared.router()
         sequences = {buffer: await ledger.last_sequence(buffer) for buffer in self._router.buffers}
         shared.room.written(lane, taken_over.mark.written)
+        ot = await shared.ot(lane.vertex)
+        published = (await ot.get_all()).get(lane.key)
         return LaneCore(
             lane,
             Committer(ledger, lane, taken_over, sequences, self._router, shared.room),
-            await shared.ot(lane.vertex),
+            ot,
             self._telemetry,
             shared.clock,
             Tracker(pieces_max=FRAMES_IN_FLIGHT_MAX, bytes_max=BYTES_IN_FLIGHT_MAX),
             watermarks=not shared.config.resolved.pipeline.spec.watermark.disabled,
+            published_us=published.entry.watermark_us if published is not None else START_OF_TIME_US,
             # Of a sink's progress only its own OT entry tells, which is not published more often either.
             commit_interval_s=OT_PUBLISH_INTERVAL_S if shared.kind == "sink" else 0.0,
         )
@@ -450,5 +453,5 @@ def _source_watermark(resolved: Resolved, core: LaneCore) -> SourceWatermark:
             init_source_delay_s=spec.idle_source.init_source_delay_s,
         )
     return SourceWatermark(
-        max_delay_us=round(spec.max_delay_s * MICROSECONDS), idle=idle, restored_us=core.committer.mark.watermark_us
+        max_delay_us=round(spec.max_delay_s * MICROSECONDS), idle=idle, restored_us=core.watermark_us
     )

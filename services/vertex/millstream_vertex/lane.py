@@ -31,7 +31,7 @@ class LaneCounters:
 
 
 class LaneCore:
-    """Commits for one lane and publishes what it has done. Made by `open_lane`."""
+    """Commits for one lane and publishes what it has done. Made by the assembly."""
 
     def __init__(
         self,
@@ -43,9 +43,11 @@ class LaneCore:
         tracker: Tracker,
         *,
         watermarks: bool,
+        published_us: int = START_OF_TIME_US,
         commit_interval_s: float = 0.0,
     ) -> None:
-        """`commit_interval_s`: time between two commits at least, for a lane whose output nobody waits for."""
+        """`published_us`: the lane's watermark in the OT store, which may be later than its mark's: it moves on without
+        commits. `commit_interval_s`: time between two commits at least, for a lane whose output nobody waits for."""
         self.lane = lane
         self.committer = committer
         self.tracker = tracker
@@ -56,7 +58,7 @@ class LaneCore:
         self._ot = ot
         self.watermarks = watermarks
         self._commit_interval_s = commit_interval_s
-        self._watermark_us = committer.mark.watermark_us
+        self._watermark_us = max(committer.mark.watermark_us, published_us)
         self._idle = False
 
     async def commit_all(
