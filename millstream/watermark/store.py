@@ -9,6 +9,8 @@ see one twice, or one that was never stored; what must not happen is to miss the
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -17,9 +19,13 @@ from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
-from millstream.errors import DamageError
+from millstream.errors import DamageError, RetryLaterError
+from millstream.limits import OT_RETRY_INTERVAL_S
 from millstream.record import BufferId, LaneId
 from millstream.wire.watermark.v1.ot_pb2 import BufferState, OtEntry
+
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -120,6 +126,16 @@ class OtListener(Protocol):
     """Something that wants to know of updates: a `WatermarkFetcher`, one side of a `BufferFill`."""
 
     def observe(self, update: OtUpdate) -> None: ...
+
+
+async def newest(store: OtStore) -> Mapping[str, OtUpdate]:
+    """The newest stored entry of every lane, by lane key; asks until the broker answers."""
+    while True:
+        try:
+            return await store.get_all()
+        except RetryLaterError as error:
+            _log.warning("the watermarks of %s cannot be read now: %s", store.vertex, error)
+        await asyncio.sleep(OT_RETRY_INTERVAL_S)
 
 
 async def follow(store: OtStore, listeners: Iterable[OtListener]) -> None:

@@ -38,7 +38,7 @@ from millstream.telemetry.logging import log_lane
 from millstream.udf.protocol import MapStream, StreamName
 from millstream.watermark.jetstream import open_jetstream_ot_stores
 from millstream.watermark.source import IdlePolicy, SourceWatermark
-from millstream.watermark.store import OtListener, OtStore, OtStores, follow
+from millstream.watermark.store import OtListener, OtStore, OtStores, follow, newest
 from millstream.wire.nats import open_connection
 from millstream_reader.buffer import open_buffer_reader
 from millstream_reader.sources.opening import open_source
@@ -139,6 +139,7 @@ async def open_vertex(config: VertexConfig, clock: Clock) -> AsyncIterator[Verte
             lanes.append(await opening.open())
             if opening.closes_cycle is not None:
                 cycle_ends.append(opening.closes_cycle)
+        await shared.catch_up()
         yield VertexProcess(shared, lanes, cycle_ends)
 
 
@@ -204,6 +205,13 @@ class _Shared:
         await self.ot(vertex)
         self._listeners[vertex].append(listener)
 
+    async def catch_up(self) -> None:
+        """Tell the listeners what is stored, so that nothing is decided without it."""
+        for store, listeners in self.listeners():
+            for update in (await newest(store)).values():
+                for listener in listeners:
+                    listener.observe(update)
+
     def listeners(self) -> list[tuple[OtStore, Sequence[OtListener]]]:
         return [(self._ot[vertex], listeners) for vertex, listeners in self._listeners.items()]
 
@@ -259,7 +267,10 @@ class _LaneOpening:
         sequences = {buffer: await ledger.last_sequence(buffer) for buffer in self._router.buffers}
         shared.room.written(lane, taken_over.mark.written)
         ot = await shared.ot(lane.vertex)
-        published = (await ot.get_all()).get(lane.key)
+        published = (await newest(ot)).get(lane.key)
+        if published is not None and published.entry.epoch >= taken_over.mark.epoch:
+            # Left from a ledger that was made anew since.
+            published = None
         return LaneCore(
             lane,
             Committer(ledger, lane, taken_over, sequences, self._router, shared.room),
