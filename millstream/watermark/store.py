@@ -24,7 +24,6 @@ from millstream.limits import OT_RETRY_INTERVAL_S
 from millstream.record import BufferId, LaneId
 from millstream.wire.watermark.v1.ot_pb2 import BufferState, OtEntry
 
-
 _log = logging.getLogger(__name__)
 
 
