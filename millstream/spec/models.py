@@ -98,7 +98,8 @@ class Limits(SpecModel):
     """Percentage of `bufferMaxLength` and `bufferMaxBytes` at which writing into the buffer waits,
     or drops, as the edge's `onFull` says."""
     concurrency: PositiveCount | None = None
-    """Records of one lane that a UDF works on at once. Default: `readBatchSize`."""
+    """Records of one lane that a UDF works on at once. Default: what the function says itself (the
+    Python SDK: 1,000 for an async function)."""
 
     @property
     def usable_length(self) -> int:
@@ -109,11 +110,6 @@ class Limits(SpecModel):
     def usable_bytes(self) -> int:
         """Bytes at which a writer waits."""
         return max(1, self.buffer_max_bytes * self.buffer_usage_limit // 100)
-
-    @property
-    def concurrency_or_default(self) -> int:
-        """Records a UDF works on at once."""
-        return self.concurrency or self.read_batch_size
 
 
 class VertexLimits(SpecModel):
@@ -363,10 +359,10 @@ class Pipeline(SpecModel):
         """Records after which a file sink of a vertex finishes a file."""
         return sink.rolling.max_records or max(1, self.limits_of(vertex).usable_length // 2)
 
-    def concurrency_of(self, vertex: Vertex) -> int:
-        """Records of one lane that the vertex's UDF works on at once."""
+    def concurrency_of(self, vertex: Vertex) -> int | None:
+        """Records of one lane that the vertex's UDF works on at once; None leaves it to the function."""
         own = vertex.udf.concurrency if vertex.udf is not None else None
-        return own or self.limits_of(vertex).concurrency_or_default
+        return own or self.limits_of(vertex).concurrency
 
 
 __all__ = [

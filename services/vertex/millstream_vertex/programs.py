@@ -14,6 +14,7 @@ from millstream.errors import MillstreamError, UserError
 from millstream.spec.models import Program, Transformer, Udf, Vertex
 from millstream.spec.resolved import Resolved
 from millstream.statistics import SidecarStatistics
+from millstream.udf.builtin import open_builtin
 from millstream.udf.protocol import MapStream, StreamName, UdfClient
 from millstream.udf.sidecar import LogLine, Sidecar, SidecarSpec, open_sidecar, python_command
 from millstream_udf.wire.udf.v1 import udf_pb2
@@ -48,8 +49,6 @@ class Programs:
             return sidecar.open_map(kind, name)
         program = self._programs.get(role)
         if isinstance(program, Udf | Transformer) and program.builtin is not None:
-            from millstream.udf.builtin import open_builtin
-
             return open_builtin(program.builtin, name)
         raise MillstreamError(f"vertex {name.vertex} has no {role}")
 
@@ -96,10 +95,9 @@ def _sidecar_spec(resolved: Resolved, vertex: str, replica: int, role: str, prog
     else:
         return None
     env = {variable.name: variable.value for variable in program.env}
-    graph = resolved.graph
-    limits = graph.limits_of(vertex)
-    if role == "udf" and (limits.concurrency is not None or getattr(program, "concurrency", None) is not None):
-        env[CONCURRENCY_VARIABLE] = str(resolved.pipeline.concurrency_of(graph.vertex(vertex)))
+    concurrency = resolved.pipeline.concurrency_of(resolved.graph.vertex(vertex)) if role == "udf" else None
+    if concurrency is not None:
+        env[CONCURRENCY_VARIABLE] = str(concurrency)
     return SidecarSpec(
         command=command,
         role=role,
