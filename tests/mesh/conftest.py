@@ -73,6 +73,12 @@ def countdown(record):
     return Message(json.dumps({"number": row["number"], "rounds": rounds - 1}), tags=["again"])
 
 
+@udf.map
+def slow_countdown(record):
+    time.sleep(0.0005)
+    return countdown(record)
+
+
 @udf.source_transform
 def dated(record):
     row = json.loads(record.value)

@@ -28,11 +28,11 @@ class Published:
         async with (
             open_connection(run.server.url, name="test") as connection,
             open_jetstream_ot_stores(connection, run.resolved.pipeline.name) as stores,
+            (await stores.store(vertex)).watch() as updates,
         ):
-            async with (await stores.store(vertex)).watch() as updates:
-                async for update in updates:
-                    self.entries.append((update.entry.epoch, update.entry.watermark_us))
-                    self._changed.set()
+            async for update in updates:
+                self.entries.append((update.entry.epoch, update.entry.watermark_us))
+                self._changed.set()
 
     async def above_start_in(self, epoch: int) -> None:
         while not any(entry[0] == epoch and entry[1] > START_OF_TIME_US for entry in self.entries):

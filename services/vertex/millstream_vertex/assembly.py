@@ -27,7 +27,7 @@ from millstream.limits import (
     LEDGER_SLACK_BYTES,
     OT_PUBLISH_INTERVAL_S,
 )
-from millstream.record import LaneId, Position
+from millstream.record import BufferId, LaneId, Position
 from millstream.spec.graph import Graph
 from millstream.spec.lanes import buffer_of, buffers_of, lanes_of, owned_lanes, upstream_lanes
 from millstream.spec.models import Edge, Source
@@ -109,6 +109,7 @@ class VertexProcess:
         """Take nothing new in; `run` returns when what is in flight is finished."""
         for lane in self._lanes:
             lane.stop()
+        self._shared.room.drain()
 
     async def _watch_cycle(self) -> None:
         await wait_until_empty(*await self._shared.cycle())
@@ -273,7 +274,9 @@ class _LaneOpening:
             published = None
         return LaneCore(
             lane,
-            Committer(ledger, lane, taken_over, sequences, self._router, shared.room),
+            Committer(
+                ledger, lane, taken_over, sequences, self._router, shared.room, never_waits_for=self._inside_a_cycle()
+            ),
             ot,
             self._telemetry,
             shared.clock,
@@ -283,6 +286,15 @@ class _LaneOpening:
             # Of a sink's progress only its own OT entry tells, which is not published more often either.
             commit_interval_s=OT_PUBLISH_INTERVAL_S if shared.kind == "sink" else 0.0,
         )
+
+    def _inside_a_cycle(self) -> list[BufferId]:
+        """For a lane that closes a cycle, the buffers inside that it writes."""
+        graph, lane = self._shared.graph, self._lane
+        if lane.input not in graph.back_edges:
+            return []
+        members = next(group for group in graph.sccs if lane.vertex in group)
+        inside = [edge for edge in graph.edges_out[lane.vertex] if edge.to in members]
+        return [buffer for edge in inside for buffer in buffers_of(graph, edge)]
 
     async def _buffer_lane(self, core: LaneCore) -> BufferLane:
         shared, lane = self._shared, self._lane

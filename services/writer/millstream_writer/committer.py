@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from millstream.account import Account
@@ -77,14 +77,19 @@ class Committer:
         sequences: dict[BufferId, int],
         router: Router,
         room: Room,
+        *,
+        never_waits_for: Collection[BufferId] = (),
     ) -> None:
-        """`sequences`: the last sequence in each buffer of the router, as the ledger tells it after the takeover."""
+        """`sequences`: the last sequence in each buffer of the router, as the ledger tells it after the takeover.
+        `never_waits_for`: buffers that this lane writes even when they are full. A lane that closes a cycle must not
+        wait for the buffers inside: those who would make room there wait, in the end, for this lane."""
         self._ledger = ledger
         self._lane = lane
         self._stored = taken_over
         self._sequences = sequences
         self._router = router
         self._room = room
+        self._never_waits_for = frozenset(never_waits_for)
         self.ids_ttl_s = 0.0
 
     @property
@@ -151,7 +156,7 @@ class Committer:
             full = self._room.is_full(buffer)
             if (full or leave_out) and self._router.discards_when_full(buffer):
                 continue
-            if full:
+            if full and buffer not in self._never_waits_for:
                 await self._room.wait(buffer)
             kept.append((buffer, frame))
         return kept

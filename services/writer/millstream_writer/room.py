@@ -36,6 +36,7 @@ class Room:
         self._limits = dict(limits)
         self.fills: Mapping[BufferId, BufferFill] = {buffer: BufferFill(buffer) for buffer in limits}
         self._waiting: dict[BufferId, int] = dict.fromkeys(limits, 0)
+        self._draining = False
 
     def written(self, lane: LaneId, totals: Iterable[mark_pb2.Written]) -> None:
         """What an own lane has written in all, from its mark."""
@@ -50,16 +51,23 @@ class Room:
         return fill.records >= limits.records_usable or fill.bytes >= limits.bytes_usable
 
     async def wait(self, buffer: BufferId) -> None:
-        """Return once the buffer is below its soft bound."""
+        """Return once the buffer is below its soft bound, or the vertex drains."""
         news = self.fills[buffer].news
         self._waiting[buffer] += 1
         try:
-            while self.is_full(buffer):
+            while self.is_full(buffer) and not self._draining:
                 # Nothing can set it between the question and here. Several lanes may wait: one `set` wakes them all.
                 news.clear()
                 await news.wait()
         finally:
             self._waiting[buffer] -= 1
+
+    def drain(self) -> None:
+        """Nothing new is taken in from now on. What is in flight is little and may pass the soft bounds: whoever reads
+        these buffers may have stopped already."""
+        self._draining = True
+        for fill in self.fills.values():
+            fill.news.set()
 
     def statistics(self) -> Sequence[BufferStatistics]:
         return [

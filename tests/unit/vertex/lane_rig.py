@@ -106,13 +106,15 @@ class Rig:
             self._ledgers[vertex] = await self.broker.ledger(vertex, self._limits)
         return self._ledgers[vertex]
 
-    async def committer(self, lane: LaneId, router: Router, room: Room | None = None) -> Committer:
+    async def committer(
+        self, lane: LaneId, router: Router, room: Room | None = None, *, never_waits_for: Sequence[BufferId] = ()
+    ) -> Committer:
         """The lane's committer after a takeover."""
         ledger = await self.ledger(lane.vertex)
         taken_over = await ledger.take_over(lane, "test")
         sequences = {buffer: await ledger.last_sequence(buffer) for buffer in router.buffers}
         room = room if room is not None else open_room(router.buffers)
-        return Committer(ledger, lane, taken_over, sequences, router, room)
+        return Committer(ledger, lane, taken_over, sequences, router, room, never_waits_for=never_waits_for)
 
     async def feed(self, *frames: Frame, watermark_us: int = 0, ended: bool = False) -> None:
         """Have the lane upstream commit these frames into the lane's buffer, and publish its watermark."""

@@ -176,3 +176,25 @@ async def test_lanes_of_a_vertex_commit_side_by_side(rig: Rig) -> None:
     assert await rig.values(A) == [b"x", b"x"]
     assert room.fills[A].records == 2
     assert (await rig.mark(LANE)).sequence == (await rig.mark(other)).sequence == 1
+
+
+async def test_a_lane_that_closes_a_cycle_does_not_wait_for_the_buffers_inside(rig: Rig) -> None:
+    room = open_room([A, B], records_usable=1)
+    committer = await rig.committer(LANE, ROUTER, room, never_waits_for=[B])
+    await commit_each(committer, unit(1, b"x", to=(B,)), unit(2, b"y", to=(B,)))
+    assert await rig.values(B) == [b"x", b"y"]
+
+
+async def test_a_vertex_that_drains_does_not_wait_for_room(rig: Rig) -> None:
+    room = open_room([A, B], records_usable=1)
+    committer = await rig.committer(LANE, ROUTER, room)
+    await commit_each(committer, unit(1, b"x", to=(B,)))
+    waiting = asyncio.ensure_future(commit_each(committer, unit(2, b"y", to=(B,))))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not waiting.done()
+    room.drain()
+    await waiting
+    await commit_each(committer, unit(3, b"z"))
+    assert await rig.values(B) == [b"x", b"y", b"z"]
+    assert await rig.values(A) == [b"z"]
