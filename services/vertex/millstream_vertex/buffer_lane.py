@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from millstream.clock import END_OF_TIME_US
+from millstream.errors import RetryLaterError
 from millstream.ledger.protocol import Ledger
 from millstream_reader.buffer import BufferReader
 from millstream_vertex.input import LaneInput
 from millstream_vertex.lane import LaneCore
 from millstream_writer.committer import Unit
+
+_log = logging.getLogger(__name__)
 
 
 class BufferLane:
@@ -26,6 +30,8 @@ class BufferLane:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[asyncio.TaskGroup]:
         """A group for the lane's work; on leaving, it is committed, and the lane ends if its input has."""
+        # An owner before this one may have been killed between its commit and its trim.
+        self._trimmer.consumed(self.core.committer.mark.sequence)
         async with asyncio.TaskGroup() as background:
             tasks = [
                 background.create_task(self._trimmer.run(), name=f"trim {self.core.lane}"),
@@ -88,10 +94,20 @@ class Trimmer:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            await self._trim(self._wanted)
+            if not await self._try():
+                self._wake.set()
             await asyncio.sleep(self._interval_s)
 
     async def finish(self) -> None:
-        """The last trim, after `run` has ended."""
+        """The last trim, after `run` has ended. What it leaves the next owner of the lane removes."""
         if self._wanted:
+            await self._try()
+
+    async def _try(self) -> bool:
+        try:
             await self._trim(self._wanted)
+        except RetryLaterError as error:
+            # Nothing depends on it at once: the lane goes on.
+            _log.warning("what is consumed cannot be removed now: %s", error)
+            return False
+        return True

@@ -9,11 +9,15 @@ are equal, nothing moved between the end of the first and the beginning of the s
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from millstream.errors import RetryLaterError
 from millstream.ledger.protocol import Ledger
 from millstream.record import BufferId, LaneId
+
+_log = logging.getLogger(__name__)
 
 ASK_INTERVAL_S = 0.2
 """Between two looks at the cycle."""
@@ -29,15 +33,19 @@ class Cycle:
     """Lanes whose buffer is written inside, each with the vertex that writes it."""
 
 
-async def wait_until_empty(cycle: Cycle, ledgers: Mapping[str, Ledger]) -> None:
+async def wait_until_empty(cycle: Cycle, ledgers: Mapping[str, Ledger], interval_s: float = ASK_INTERVAL_S) -> None:
     """Return once nothing is in the cycle and nothing can enter it. `ledgers`: by vertex."""
     before: list[tuple[int, int]] | None = None
     while True:
-        now = await _look(cycle, ledgers)
+        try:
+            now = await _look(cycle, ledgers)
+        except RetryLaterError as error:
+            _log.warning("the cycle cannot be looked at now: %s", error)
+            now = None
         if now is not None and now == before:
             return
         before = now
-        await asyncio.sleep(ASK_INTERVAL_S)
+        await asyncio.sleep(interval_s)
 
 
 async def _look(cycle: Cycle, ledgers: Mapping[str, Ledger]) -> list[tuple[int, int]] | None:

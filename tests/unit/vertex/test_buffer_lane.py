@@ -1,0 +1,158 @@
+"""What a lane does beside its work: trimming what it has consumed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from millstream.clock import START_OF_TIME_US
+from millstream.errors import RetryLaterError
+from millstream.record import BufferId, Position
+from millstream_vertex.buffer_lane import Trimmer
+from millstream_writer.committer import Unit
+from millstream_writer.routing import Route, Router
+from tests.unit.vertex.lane_rig import INPUT, LANE, Rig, open_rig, open_stream, records_of
+
+OUT = BufferId("map-out", 0)
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[Rig]:
+    async with open_rig() as opened:
+        yield opened
+
+
+def identity(value: bytes) -> bytes:
+    return value
+
+
+async def until_committed(rig: Rig, inputs: int) -> None:
+    async with asyncio.timeout(10):
+        while (await rig.account()).inputs < inputs:  # noqa: ASYNC110 - a ledger has no event for it
+            await asyncio.sleep(0)
+
+
+class Trims:
+    """A ledger's trim that fails at first."""
+
+    def __init__(self, failures: int) -> None:
+        self._failures = failures
+        self.done: list[int] = []
+        self.tried = asyncio.Event()
+
+    async def __call__(self, sequence: int) -> None:
+        self.tried.set()
+        if self._failures:
+            self._failures -= 1
+            raise RetryLaterError("the broker cannot do that now")
+        self.done.append(sequence)
+
+
+@pytest.mark.guarantee("I8", "I9")
+async def test_a_trim_that_fails_is_made_up_for_later() -> None:
+    trims = Trims(failures=2)
+    trimmer = Trimmer(trims, interval_s=0.0)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(trimmer.run())
+        trimmer.consumed(5)
+        async with asyncio.timeout(5):
+            while not trims.done:  # noqa: ASYNC110 - a callable has no event for it
+                await asyncio.sleep(0)
+        running.cancel()
+    assert trims.done == [5]
+
+
+async def test_the_last_trim_does_not_keep_a_lane_from_ending() -> None:
+    trimmer = Trimmer(Trims(failures=1))
+    trimmer.consumed(5)
+    await trimmer.finish()
+
+
+@pytest.mark.guarantee("I1", "I8")
+async def test_what_is_committed_is_trimmed_and_nothing_else(rig: Rig) -> None:
+    await rig.feed(records_of(b"a"), records_of(b"b"))
+    async with open_stream(identity) as stream:
+        async with rig.map_lane(stream, [Route("map-out", 1, None)]) as lane, asyncio.TaskGroup() as tasks:
+            tasks.create_task(lane.run())
+            await until_committed(rig, 2)
+            lane.stop()
+        assert await rig.values(INPUT, "in") == []
+        await rig.feed(records_of(b"c"), ended=True)
+        assert await rig.values(INPUT, "in") == [b"c"]
+        async with rig.map_lane(stream, [Route("map-out", 1, None)]) as lane:
+            await lane.run()
+    assert await rig.values(OUT) == [b"a", b"b", b"c"]
+
+
+@pytest.mark.guarantee("I8")
+async def test_what_was_committed_before_a_kill_is_trimmed_after_it(rig: Rig) -> None:
+    await rig.feed(records_of(b"a"), records_of(b"b"))
+    first, second = await (await rig.ledger("in")).peek(INPUT, 0, 2)
+    killed = await rig.committer(LANE, Router([Route("map-out", 1, None)]))
+    await killed.commit([Unit(Position(first.sequence, 0))], watermark_us=0)
+    release = asyncio.Event()
+
+    async def waiting(value: bytes) -> bytes:
+        await release.wait()
+        return value
+
+    async with (
+        open_stream(waiting) as stream,
+        rig.map_lane(stream, [Route("map-out", 1, None)]) as lane,
+        asyncio.TaskGroup() as tasks,
+    ):
+        tasks.create_task(lane.run())
+        async with asyncio.timeout(5):
+            while not (await rig.ledger("in")).statistics().trims:  # noqa: ASYNC110 - a ledger has no event for it
+                await asyncio.sleep(0)
+        assert [stored.sequence for stored in await (await rig.ledger("in")).peek(INPUT, 0, 2)] == [second.sequence]
+        release.set()
+        await until_committed(rig, 1)
+        lane.stop()
+    assert await rig.values(OUT) == [b"b"]
+
+
+@pytest.mark.guarantee("I5")
+async def test_the_watermark_waits_for_what_is_read_and_not_committed(rig: Rig) -> None:
+    release = asyncio.Event()
+
+    async def waiting(value: bytes) -> bytes:
+        await release.wait()
+        return value
+
+    await rig.feed(records_of(b"a", time_us=10), watermark_us=5)
+    await rig.feed(records_of(b"b", time_us=20), watermark_us=15)
+    async with (
+        open_stream(waiting) as stream,
+        rig.map_lane(stream, [Route("map-out", 1, None)]) as lane,
+        asyncio.TaskGroup() as tasks,
+    ):
+        tasks.create_task(lane.run())
+        async with asyncio.timeout(5):
+            while not stream.calls:  # noqa: ASYNC110 - a stream has no event for it
+                await asyncio.sleep(0)
+        assert lane.core.watermark_us == START_OF_TIME_US
+        release.set()
+        await until_committed(rig, 2)
+        lane.stop()
+    assert (await rig.mark()).watermark_us == 15
+
+
+@pytest.mark.guarantee("I5")
+async def test_the_watermark_of_a_silent_input_moves_the_lane_on(rig: Rig) -> None:
+    async with (
+        open_stream(identity) as stream,
+        rig.map_lane(stream, [Route("map-out", 1, None)]) as lane,
+        asyncio.TaskGroup() as tasks,
+    ):
+        tasks.create_task(lane.run())
+        # A mark without frames: the upstream lane commits nothing and says that time goes on.
+        await rig.feed(watermark_us=0)
+        await rig.feed(records_of(b"a"), watermark_us=100)
+        await until_committed(rig, 1)
+        async with asyncio.timeout(5):
+            while lane.core.watermark_us < 100:  # noqa: ASYNC110 - a lane has no event for it
+                await asyncio.sleep(0)
+        lane.stop()
