@@ -125,14 +125,16 @@ class Router:
         if route.partitions == 1:
             routed.frames.extend((self._buffers[route.edge, 0], part) for part in cut(frame))
             return
+        # Records without keys take turns, all of one frame together.
+        self._next_partition = (self._next_partition + 1) % route.partitions
         if not frame.keys_column:
-            self._next_partition += 1
-            buffer = self._buffers[route.edge, self._next_partition % route.partitions]
+            buffer = self._buffers[route.edge, self._next_partition]
             routed.frames.extend((buffer, part) for part in cut(frame))
             return
         indexes_of: list[list[int]] = [[] for _ in range(route.partitions)]
         for index, keys in enumerate(frame.keys()):
-            indexes_of[partition_of(keys, route.partitions)].append(index)
+            partition = partition_of(keys, route.partitions) if keys else self._next_partition
+            indexes_of[partition].append(index)
         chosen = [partition for partition, indexes in enumerate(indexes_of) if indexes]
         parts = [frame] if len(chosen) == 1 else frame.split(indexes_of[partition] for partition in chosen)
         for partition, part in zip(chosen, parts, strict=True):

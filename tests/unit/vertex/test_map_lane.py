@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -83,6 +84,42 @@ async def test_a_record_that_becomes_more_than_a_commit_holds_stops_the_lane_wit
             async with rig.map_lane(stream, [Route("map-out", 1023, None)]) as lane:
                 await lane.run()
     assert (await rig.account()).inputs == 0
+
+
+@pytest.mark.guarantee("I1", "I2", "I4")
+async def test_a_lane_killed_inside_a_frame_goes_on_inside_it(rig: Rig) -> None:
+    stuck, release = asyncio.Event(), asyncio.Event()
+
+    async def until_the_sixth(value: bytes) -> bytes:
+        if value == b"6":
+            stuck.set()
+            await release.wait()
+        return value
+
+    values = [b"%d" % number for number in range(10)]
+    await rig.feed(records_of(*values), watermark_us=7, ended=True)
+    routes = [Route("map-out", 1, None)]
+    async with (
+        open_stream(until_the_sixth) as stream,
+        rig.map_lane(stream, routes, slice_records_max=2) as lane,
+        asyncio.TaskGroup() as tasks,
+    ):
+        running = tasks.create_task(lane.run())
+        async with asyncio.timeout(5):
+            await stuck.wait()
+            while (await rig.account()).inputs < 6:  # noqa: ASYNC110 - a ledger has no event for it
+                await asyncio.sleep(0)
+        running.cancel()
+        release.set()
+    mark = await rig.mark()
+    assert (mark.record_index, mark.ended, mark.account.input_bytes) == (6, False, 0)
+    assert mark.watermark_us < 7, "the frame is not done"
+    async with open_stream(identity) as stream, rig.map_lane(stream, routes) as lane:
+        await lane.run()
+    account = await rig.account()
+    assert await rig.values(OUT) == values
+    assert (account.inputs, account.outputs, account.difference) == (10, 10, 0)
+    assert account.input_bytes > 0
 
 
 async def commits(rig: Rig) -> list[list[int]]:

@@ -76,6 +76,17 @@ def test_frames_without_keys_take_turns() -> None:
     assert sorted(buffers) == [0, 0, 1, 1, 2, 2]
 
 
+def test_records_without_keys_take_turns_among_records_with_keys() -> None:
+    router = Router([Route("e", 3, None)])
+    keyed = partition_of([b"k"], 3)
+    partitions = set()
+    for _ in range(3):
+        found = contents(router.route(numbered(2, [[b"k"], []]), None).frames)
+        assert b"0" in found[BufferId("e", keyed)]
+        partitions |= {buffer.partition for buffer, values in found.items() if b"1" in values}
+    assert partitions == {0, 1, 2}
+
+
 def test_dead_letters_take_their_own_edges() -> None:
     router = Router([Route("e", 1, None)], dead_letter=[Route("dead", 1, None, discard_when_full=True)])
     assert router.has_dead_letter
