@@ -6,8 +6,8 @@ Above it: whoever starts processes (the sidecar supervisor, the local runner). B
 nothing of Millstream and imports next to nothing, because it stands between every start and its command; it is gone
 (replaced by the command, same process id) a few milliseconds later.
 
-On Linux the kernel sends SIGKILL to the command when the parent dies, however it dies. The kernel means the *thread* that
-started it: start processes from the main thread, or from one that lives as long as the process. A command that
+On Linux the kernel sends SIGKILL to the command when the parent dies, however it dies. The kernel means the *thread*
+that started it: start processes from the main thread, or from one that lives as long as the process. A command that
 changes its user, or has set-uid bits, loses the tether. Elsewhere the command is simply run.
 """
 
