@@ -158,7 +158,7 @@ async def test_a_full_disk_stops_nothing_for_good(files: PipelineFiles, tmp_path
         async with start(tmp_path, "run", "pipeline.yaml", "--data-dir", "disk/data", data="disk/data") as run:
             await run.until(lambda: run.records("out") > 0)
             fill(disk / "filler")
-            await run.until(lambda: "is full" in run.err())
+            await run.until(lambda: "nothing is stored" in run.err())
             (disk / "filler").unlink()
             ended = await run.ended()
         assert ended.exit_code == 0, ended.err
