@@ -34,6 +34,7 @@ class Mark(_message.Message):
     ENDED_FIELD_NUMBER: _builtins.int
     ACCOUNT_FIELD_NUMBER: _builtins.int
     WRITTEN_FIELD_NUMBER: _builtins.int
+    REDUCE_FIELD_NUMBER: _builtins.int
     commit_id: _builtins.bytes
     """Chosen anew for every commit; tells whether a commit whose answer was lost has landed."""
     epoch: _builtins.int
@@ -58,6 +59,10 @@ class Mark(_message.Message):
     def written(self) -> _containers.RepeatedCompositeFieldContainer[Global___Written]:
         """What was written to each buffer, since the lane's first commit."""
 
+    @_builtins.property
+    def reduce(self) -> Global___ReduceProgress:
+        """Lanes of a reduce vertex only: `sequence` and `record_index` are unused by them."""
+
     def __init__(
         self,
         *,
@@ -71,18 +76,87 @@ class Mark(_message.Message):
         ended: _builtins.bool = ...,
         account: Global___Account | None = ...,
         written: _abc.Iterable[Global___Written] | None = ...,
+        reduce: Global___ReduceProgress | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["account", b"account"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "reduce", b"reduce"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "commit_id", b"commit_id", "ended", b"ended", "epoch", b"epoch", "owner", b"owner", "position", b"position", "record_index", b"record_index", "sequence", b"sequence", "watermark_us", b"watermark_us", "written", b"written"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "commit_id", b"commit_id", "ended", b"ended", "epoch", b"epoch", "owner", b"owner", "position", b"position", "record_index", b"record_index", "reduce", b"reduce", "sequence", b"sequence", "watermark_us", b"watermark_us", "written", b"written"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Mark: _TypeAlias = Mark  # noqa: Y015
 
 @_typing.final
+class ReduceProgress(_message.Message):
+    """How far a reduce lane has come: in its inputs, and in its hand-overs."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INPUTS_FIELD_NUMBER: _builtins.int
+    CLOSED_US_FIELD_NUMBER: _builtins.int
+    HAND_OVER_FIELD_NUMBER: _builtins.int
+    RESULT_RECORDS_FIELD_NUMBER: _builtins.int
+    closed_us: _builtins.int
+    """Windows that ended up to here, lateness included, are closed; microseconds."""
+    hand_over: _builtins.int
+    """Results of all hand-overs up to this number are committed."""
+    result_records: _builtins.int
+    """Result records of the next hand-over that are committed already: results that exceed one commit."""
+    @_builtins.property
+    def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___InputProgress]:
+        """What is durable in the lane's log, for every edge into the vertex."""
+
+    def __init__(
+        self,
+        *,
+        inputs: _abc.Iterable[Global___InputProgress] | None = ...,
+        closed_us: _builtins.int = ...,
+        hand_over: _builtins.int = ...,
+        result_records: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed_us", b"closed_us", "hand_over", b"hand_over", "inputs", b"inputs", "result_records", b"result_records"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReduceProgress: _TypeAlias = ReduceProgress  # noqa: Y015
+
+@_typing.final
+class InputProgress(_message.Message):
+    """One buffer a reduce lane reads; its partition is the lane's."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EDGE_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    RECORDS_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    edge: _builtins.str
+    sequence: _builtins.int
+    """Stream sequence of the last frame taken in."""
+    records: _builtins.int
+    """Totals since the lane's first commit."""
+    bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        edge: _builtins.str = ...,
+        sequence: _builtins.int = ...,
+        records: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "edge", b"edge", "records", b"records", "sequence", b"sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InputProgress: _TypeAlias = InputProgress  # noqa: Y015
+
+@_typing.final
 class Account(_message.Message):
-    """The conservation account: inputs = processed + filtered + dropped + dead_lettered, always."""
+    """The conservation account: inputs = processed + filtered + dropped + dead_lettered + diverted + open, always."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -118,6 +192,8 @@ class Account(_message.Message):
     LATE_FIELD_NUMBER: _builtins.int
     FALLBACK_FIELD_NUMBER: _builtins.int
     REPEATED_IDS_FIELD_NUMBER: _builtins.int
+    DIVERTED_FIELD_NUMBER: _builtins.int
+    OPEN_FIELD_NUMBER: _builtins.int
     inputs: _builtins.int
     """Input records this lane is done with, and their frames' stored bytes."""
     input_bytes: _builtins.int
@@ -138,6 +214,10 @@ class Account(_message.Message):
     """Records handed to the fallback sink (counted in processed)."""
     repeated_ids: _builtins.int
     """Source only: records left out because their id had been committed before."""
+    diverted: _builtins.int
+    """Reduce only: inputs sent to a late edge, as they were."""
+    open: _builtins.int
+    """Reduce only: inputs kept for windows that are not committed yet."""
     @_builtins.property
     def dropped(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Dropped inputs by reason."""
@@ -157,10 +237,12 @@ class Account(_message.Message):
         late: _builtins.int = ...,
         fallback: _builtins.int = ...,
         repeated_ids: _builtins.int = ...,
+        diverted: _builtins.int = ...,
+        open: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dead_lettered", b"dead_lettered", "discarded", b"discarded", "dropped", b"dropped", "fallback", b"fallback", "filtered", b"filtered", "input_bytes", b"input_bytes", "inputs", b"inputs", "late", b"late", "outputs", b"outputs", "processed", b"processed", "repeated_ids", b"repeated_ids", "unrouted", b"unrouted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dead_lettered", b"dead_lettered", "discarded", b"discarded", "diverted", b"diverted", "dropped", b"dropped", "fallback", b"fallback", "filtered", b"filtered", "input_bytes", b"input_bytes", "inputs", b"inputs", "late", b"late", "open", b"open", "outputs", b"outputs", "processed", b"processed", "repeated_ids", b"repeated_ids", "unrouted", b"unrouted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

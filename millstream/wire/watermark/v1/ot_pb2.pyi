@@ -29,9 +29,7 @@ class OtEntry(_message.Message):
     IDLE_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
     OUTPUTS_FIELD_NUMBER: _builtins.int
-    INPUT_SEQUENCE_FIELD_NUMBER: _builtins.int
-    INPUT_RECORDS_FIELD_NUMBER: _builtins.int
-    INPUT_BYTES_FIELD_NUMBER: _builtins.int
+    INPUTS_FIELD_NUMBER: _builtins.int
     PUBLISHED_US_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """Of the mark this entry speaks of. An entry of an older epoch never replaces one of a newer."""
@@ -39,15 +37,15 @@ class OtEntry(_message.Message):
     idle: _builtins.bool
     """The lane has nothing to read; its watermark is moved on by its source's idle policy or by its input."""
     ended: _builtins.bool
-    input_sequence: _builtins.int
-    """Totals of what the lane has consumed of its input."""
-    input_records: _builtins.int
-    input_bytes: _builtins.int
     published_us: _builtins.int
     """Wall clock of publication, microseconds. For people; nothing is decided by it."""
     @_builtins.property
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___BufferState]:
         """Last sequence and totals of every buffer the lane writes."""
+
+    @_builtins.property
+    def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___BufferState]:
+        """What the lane has consumed: one for each buffer it reads, or one for its source ("source" and the split)."""
 
     def __init__(
         self,
@@ -57,14 +55,12 @@ class OtEntry(_message.Message):
         idle: _builtins.bool = ...,
         ended: _builtins.bool = ...,
         outputs: _abc.Iterable[Global___BufferState] | None = ...,
-        input_sequence: _builtins.int = ...,
-        input_records: _builtins.int = ...,
-        input_bytes: _builtins.int = ...,
+        inputs: _abc.Iterable[Global___BufferState] | None = ...,
         published_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "epoch", b"epoch", "idle", b"idle", "input_bytes", b"input_bytes", "input_records", b"input_records", "input_sequence", b"input_sequence", "outputs", b"outputs", "published_us", b"published_us", "watermark_us", b"watermark_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "epoch", b"epoch", "idle", b"idle", "inputs", b"inputs", "outputs", b"outputs", "published_us", b"published_us", "watermark_us", b"watermark_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -72,6 +68,8 @@ Global___OtEntry: _TypeAlias = OtEntry  # noqa: Y015
 
 @_typing.final
 class BufferState(_message.Message):
+    """Up to which sequence a buffer was written or consumed, and the totals since the lane's first commit."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     EDGE_FIELD_NUMBER: _builtins.int

@@ -41,6 +41,7 @@ class _KindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Kind.ValueType],
     KIND_SOURCE_TRANSFORM: _Kind.ValueType  # 2
     KIND_SINK: _Kind.ValueType  # 3
     KIND_SOURCE: _Kind.ValueType  # 4
+    KIND_REDUCE: _Kind.ValueType  # 5
 
 class Kind(_Kind, metaclass=_KindEnumTypeWrapper): ...
 
@@ -49,6 +50,7 @@ KIND_MAP: Kind.ValueType  # 1
 KIND_SOURCE_TRANSFORM: Kind.ValueType  # 2
 KIND_SINK: Kind.ValueType  # 3
 KIND_SOURCE: Kind.ValueType  # 4
+KIND_REDUCE: Kind.ValueType  # 5
 Global___Kind: _TypeAlias = Kind  # noqa: Y015
 
 @_typing.final
@@ -878,3 +880,286 @@ class SourceBatch(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__pending) -> _WhichOneofReturnType__pending | None: ...
 
 Global___SourceBatch: _TypeAlias = SourceBatch  # noqa: Y015
+
+@_typing.final
+class ReduceRequest(_message.Message):
+    """A reduce stream: Hello, Welcome, then one group after another: GroupBegin, its frames, GroupEnd. The server answers each
+    group with its results, if any, and one GroupAnswer, in the order of the groups; it may begin to answer before the
+    group has ended, and the client may send the next group before the answer has come.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HELLO_FIELD_NUMBER: _builtins.int
+    BEGIN_FIELD_NUMBER: _builtins.int
+    FRAME_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def hello(self) -> Global___Hello: ...
+    @_builtins.property
+    def begin(self) -> Global___GroupBegin: ...
+    @_builtins.property
+    def frame(self) -> _frame_pb2.Frame: ...
+    @_builtins.property
+    def end(self) -> Global___GroupEnd: ...
+    def __init__(
+        self,
+        *,
+        hello: Global___Hello | None = ...,
+        begin: Global___GroupBegin | None = ...,
+        frame: _frame_pb2.Frame | None = ...,
+        end: Global___GroupEnd | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "end", b"end", "frame", b"frame", "hello", b"hello", "message", b"message"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "end", b"end", "frame", b"frame", "hello", b"hello", "message", b"message"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "begin", "frame", "end"]  # noqa: Y015
+    _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
+
+Global___ReduceRequest: _TypeAlias = ReduceRequest  # noqa: Y015
+
+@_typing.final
+class GroupBegin(_message.Message):
+    """The records of one window, and of one key where the vertex is keyed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    START_US_FIELD_NUMBER: _builtins.int
+    END_US_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    EARLY_FIELD_NUMBER: _builtins.int
+    start_us: _builtins.int
+    """[start, end), microseconds."""
+    end_us: _builtins.int
+    early: _builtins.int
+    """Number of the early result, from 1; 0 for the final one."""
+    @_builtins.property
+    def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        start_us: _builtins.int = ...,
+        end_us: _builtins.int = ...,
+        keys: _abc.Iterable[_builtins.str] | None = ...,
+        early: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["early", b"early", "end_us", b"end_us", "keys", b"keys", "start_us", b"start_us"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupBegin: _TypeAlias = GroupBegin  # noqa: Y015
+
+@_typing.final
+class GroupEnd(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupEnd: _TypeAlias = GroupEnd  # noqa: Y015
+
+@_typing.final
+class ReduceResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WELCOME_FIELD_NUMBER: _builtins.int
+    RESULTS_FIELD_NUMBER: _builtins.int
+    ANSWER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def welcome(self) -> Global___Welcome: ...
+    @_builtins.property
+    def results(self) -> Global___GroupResults: ...
+    @_builtins.property
+    def answer(self) -> Global___GroupAnswer: ...
+    def __init__(
+        self,
+        *,
+        welcome: Global___Welcome | None = ...,
+        results: Global___GroupResults | None = ...,
+        answer: Global___GroupAnswer | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "message", b"message", "results", b"results", "welcome", b"welcome"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "message", b"message", "results", b"results", "welcome", b"welcome"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "results", "answer"]  # noqa: Y015
+    _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
+
+Global___ReduceResponse: _TypeAlias = ReduceResponse  # noqa: Y015
+
+@_typing.final
+class GroupResults(_message.Message):
+    """Results of the group that is to be answered next, as columns."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECORDS_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    TAGS_FIELD_NUMBER: _builtins.int
+    HEADERS_FIELD_NUMBER: _builtins.int
+    records: _builtins.int
+    @_builtins.property
+    def values(self) -> _frame_pb2.BytesColumn: ...
+    @_builtins.property
+    def keys(self) -> _frame_pb2.ListColumn:
+        """Absent: each result has the group's keys."""
+
+    @_builtins.property
+    def tags(self) -> _frame_pb2.ListColumn:
+        """Absent: no result has tags."""
+
+    @_builtins.property
+    def headers(self) -> _frame_pb2.HeadersColumn:
+        """Absent: no result has headers."""
+
+    def __init__(
+        self,
+        *,
+        records: _builtins.int = ...,
+        values: _frame_pb2.BytesColumn | None = ...,
+        keys: _frame_pb2.ListColumn | None = ...,
+        tags: _frame_pb2.ListColumn | None = ...,
+        headers: _frame_pb2.HeadersColumn | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["headers", b"headers", "keys", b"keys", "tags", b"tags", "values", b"values"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["headers", b"headers", "keys", b"keys", "records", b"records", "tags", b"tags", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupResults: _TypeAlias = GroupResults  # noqa: Y015
+
+@_typing.final
+class GroupAnswer(_message.Message):
+    """The group is done. With an error its results do not count."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
+    error: _builtins.str
+    """Empty: it went well. Otherwise the message, with the stack trace in `detail`."""
+    detail: _builtins.str
+    def __init__(
+        self,
+        *,
+        error: _builtins.str = ...,
+        detail: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "error", b"error"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupAnswer: _TypeAlias = GroupAnswer  # noqa: Y015
+
+@_typing.final
+class SealedReduceRequest(_message.Message):
+    """The same bytes as ReduceRequest, frame unread."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HELLO_FIELD_NUMBER: _builtins.int
+    BEGIN_FIELD_NUMBER: _builtins.int
+    FRAME_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    frame: _builtins.bytes
+    @_builtins.property
+    def hello(self) -> Global___Hello: ...
+    @_builtins.property
+    def begin(self) -> Global___GroupBegin: ...
+    @_builtins.property
+    def end(self) -> Global___GroupEnd: ...
+    def __init__(
+        self,
+        *,
+        hello: Global___Hello | None = ...,
+        begin: Global___GroupBegin | None = ...,
+        frame: _builtins.bytes = ...,
+        end: Global___GroupEnd | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "end", b"end", "frame", b"frame", "hello", b"hello", "message", b"message"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "end", b"end", "frame", b"frame", "hello", b"hello", "message", b"message"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "begin", "frame", "end"]  # noqa: Y015
+    _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
+
+Global___SealedReduceRequest: _TypeAlias = SealedReduceRequest  # noqa: Y015
+
+@_typing.final
+class SealedReduceResponse(_message.Message):
+    """The same bytes as ReduceResponse, columns unread."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WELCOME_FIELD_NUMBER: _builtins.int
+    RESULTS_FIELD_NUMBER: _builtins.int
+    ANSWER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def welcome(self) -> Global___Welcome: ...
+    @_builtins.property
+    def results(self) -> Global___SealedGroupResults: ...
+    @_builtins.property
+    def answer(self) -> Global___GroupAnswer: ...
+    def __init__(
+        self,
+        *,
+        welcome: Global___Welcome | None = ...,
+        results: Global___SealedGroupResults | None = ...,
+        answer: Global___GroupAnswer | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "message", b"message", "results", b"results", "welcome", b"welcome"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "message", b"message", "results", b"results", "welcome", b"welcome"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "results", "answer"]  # noqa: Y015
+    _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
+
+Global___SealedReduceResponse: _TypeAlias = SealedReduceResponse  # noqa: Y015
+
+@_typing.final
+class SealedGroupResults(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECORDS_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    TAGS_FIELD_NUMBER: _builtins.int
+    HEADERS_FIELD_NUMBER: _builtins.int
+    records: _builtins.int
+    values: _builtins.bytes
+    keys: _builtins.bytes
+    tags: _builtins.bytes
+    headers: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        records: _builtins.int = ...,
+        values: _builtins.bytes = ...,
+        keys: _builtins.bytes = ...,
+        tags: _builtins.bytes = ...,
+        headers: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["headers", b"headers", "keys", b"keys", "records", b"records", "tags", b"tags", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SealedGroupResults: _TypeAlias = SealedGroupResults  # noqa: Y015

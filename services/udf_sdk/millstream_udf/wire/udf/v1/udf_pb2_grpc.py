@@ -54,6 +54,11 @@ class UdfStub(object):
                 request_serializer=millstream_dot_udf_dot_v1_dot_udf__pb2.SourceRequest.SerializeToString,
                 response_deserializer=millstream_dot_udf_dot_v1_dot_udf__pb2.SourceResponse.FromString,
                 _registered_method=True)
+        self.Reduce = channel.stream_stream(
+                '/millstream.udf.v1.Udf/Reduce',
+                request_serializer=millstream_dot_udf_dot_v1_dot_udf__pb2.ReduceRequest.SerializeToString,
+                response_deserializer=millstream_dot_udf_dot_v1_dot_udf__pb2.ReduceResponse.FromString,
+                _registered_method=True)
 
 
 class UdfServicer(object):
@@ -87,6 +92,13 @@ class UdfServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Reduce(self, request_iterator, context):
+        """Reduce: one stream for the windows of one Spark task.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_UdfServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -109,6 +121,11 @@ def add_UdfServicer_to_server(servicer, server):
                     servicer.Source,
                     request_deserializer=millstream_dot_udf_dot_v1_dot_udf__pb2.SourceRequest.FromString,
                     response_serializer=millstream_dot_udf_dot_v1_dot_udf__pb2.SourceResponse.SerializeToString,
+            ),
+            'Reduce': grpc.stream_stream_rpc_method_handler(
+                    servicer.Reduce,
+                    request_deserializer=millstream_dot_udf_dot_v1_dot_udf__pb2.ReduceRequest.FromString,
+                    response_serializer=millstream_dot_udf_dot_v1_dot_udf__pb2.ReduceResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -219,6 +236,33 @@ class Udf(object):
             '/millstream.udf.v1.Udf/Source',
             millstream_dot_udf_dot_v1_dot_udf__pb2.SourceRequest.SerializeToString,
             millstream_dot_udf_dot_v1_dot_udf__pb2.SourceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Reduce(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/millstream.udf.v1.Udf/Reduce',
+            millstream_dot_udf_dot_v1_dot_udf__pb2.ReduceRequest.SerializeToString,
+            millstream_dot_udf_dot_v1_dot_udf__pb2.ReduceResponse.FromString,
             options,
             channel_credentials,
             insecure,

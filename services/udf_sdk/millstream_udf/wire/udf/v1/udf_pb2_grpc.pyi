@@ -49,6 +49,8 @@ class UdfStub:
     """A sink of the user's own."""
     Source: _grpc.StreamStreamMultiCallable[_udf_pb2.SourceRequest, _udf_pb2.SourceResponse]
     """A source of the user's own: one stream per lane."""
+    Reduce: _grpc.StreamStreamMultiCallable[_udf_pb2.ReduceRequest, _udf_pb2.ReduceResponse]
+    """Reduce: one stream for the windows of one Spark task."""
 
 @_typing.type_check_only
 class UdfAsyncStub(UdfStub):
@@ -61,6 +63,8 @@ class UdfAsyncStub(UdfStub):
     """A sink of the user's own."""
     Source: _aio.StreamStreamMultiCallable[_udf_pb2.SourceRequest, _udf_pb2.SourceResponse]  # type: ignore[assignment]
     """A source of the user's own: one stream per lane."""
+    Reduce: _aio.StreamStreamMultiCallable[_udf_pb2.ReduceRequest, _udf_pb2.ReduceResponse]  # type: ignore[assignment]
+    """Reduce: one stream for the windows of one Spark task."""
 
 class UdfServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -94,5 +98,13 @@ class UdfServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_udf_pb2.SourceResponse], _abc.AsyncIterator[_udf_pb2.SourceResponse]]:
         """A source of the user's own: one stream per lane."""
+
+    @_abc_1.abstractmethod
+    def Reduce(
+        self,
+        request_iterator: _MaybeAsyncIterator[_udf_pb2.ReduceRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_udf_pb2.ReduceResponse], _abc.AsyncIterator[_udf_pb2.ReduceResponse]]:
+        """Reduce: one stream for the windows of one Spark task."""
 
 def add_UdfServicer_to_server(servicer: UdfServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

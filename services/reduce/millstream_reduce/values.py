@@ -1,0 +1,98 @@
+"""Plain values of the reduce: windows, and which rows of the log they hold. No I/O.
+
+The log's own format stands in `proto/millstream/reduce/v1/wal.proto`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from millstream.wire.reduce.v1 import wal_pb2
+
+
+class Location(NamedTuple):
+    """Where an entry lies in the log."""
+
+    segment: int
+    offset: int
+    """Bytes from the start of the segment."""
+    length: int
+    """Bytes of the whole entry."""
+
+
+class Piece(NamedTuple):
+    """A run of rows of one entry's body."""
+
+    segment: int
+    offset: int
+    length: int
+    first_row: int
+    rows: int
+
+    @property
+    def location(self) -> Location:
+        return Location(self.segment, self.offset, self.length)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Window:
+    """A stretch of event time, [start, end), microseconds; of one key for session and global windows."""
+
+    start_us: int
+    end_us: int
+    key: bytes | None = None
+    """Key parts joined by 0x1F; None for windows that all keys share."""
+    early: int = 0
+    """Number of the early result, from 1; 0 for the final one."""
+
+
+@dataclass(frozen=True, slots=True)
+class WindowContents:
+    """A window and the exact rows it holds: fixed once it is made."""
+
+    window: Window
+    pieces: tuple[Piece, ...]
+    """In the order in which the rows were appended."""
+    released: int = 0
+    """Rows that no other window needs once this one is committed."""
+
+    @property
+    def rows(self) -> int:
+        return sum(piece.rows for piece in self.pieces)
+
+    def to_message(self) -> wal_pb2.Window:
+        message = wal_pb2.Window(
+            start_us=self.window.start_us,
+            end_us=self.window.end_us,
+            key=self.window.key,
+            early=self.window.early,
+            rows=self.rows,
+            released=self.released,
+        )
+        fill_pieces(message.pieces, self.pieces)
+        return message
+
+    @classmethod
+    def from_message(cls, message: wal_pb2.Window) -> WindowContents:
+        key = message.key if message.HasField("key") else None
+        window = Window(message.start_us, message.end_us, key, message.early)
+        return cls(window, tuple(pieces_of(message.pieces)), message.released)
+
+
+def fill_pieces(message: wal_pb2.Pieces, pieces: Sequence[Piece]) -> None:
+    """Write `pieces` into an empty message."""
+    if pieces:
+        segments, offsets, lengths, first_rows, rows = zip(*pieces, strict=True)
+        message.segments.extend(segments)
+        message.offsets.extend(offsets)
+        message.lengths.extend(lengths)
+        message.first_rows.extend(first_rows)
+        message.rows.extend(rows)
+
+
+def pieces_of(message: wal_pb2.Pieces) -> Iterable[Piece]:
+    """Inverse of `fill_pieces`."""
+    columns = (message.segments, message.offsets, message.lengths, message.first_rows, message.rows)
+    return (Piece(*values) for values in zip(*columns, strict=True))

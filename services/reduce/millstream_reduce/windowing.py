@@ -1,0 +1,92 @@
+"""What a reduce lane asks of its windows: the boundary of `millstream_reduce.windows`. Pure: no clock, no files.
+
+A windowing keeps, in memory, which rows of the log belong to which open window. It is driven by the lane's queue:
+
+    sort(times, keys) ─► the queue writes the admitted rows, in that order ─► add(the same rows, where they lie)
+    close(watermark)  ─► the queue makes a hand-over of the contents durable ─► computed, committed
+    after a restart   ─► restore(checkpoint), then `add` and `closed` again, in the order of the log
+
+Rows are sorted into groups (panes of time, pieces of sessions, keys), so that what one window needs of one entry is a
+run of rows. `add` finds the groups again from the sorted columns alone: the log keeps no list of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from millstream_reduce.values import Location, WindowContents
+
+Times = npt.NDArray[np.int64]
+"""Event times, microseconds."""
+Rows = npt.NDArray[np.int64]
+"""Indexes of rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The key of each row, dictionary encoded. The key parts are joined by 0x1F."""
+
+    codes: npt.NDArray[np.int32]
+    """Index into `values` of each row."""
+    values: Sequence[bytes]
+    """Every key once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sorted:
+    """Which rows are admitted, in which order they are stored, and which are too late."""
+
+    order: Rows | None
+    """Admitted rows, group by group, in the order of arrival inside a group; None: all rows, as they are."""
+    late: Rows
+    """Rows all of whose windows are closed, in the order of arrival."""
+
+
+class Windowing(Protocol):
+    """The open windows of one lane."""
+
+    @property
+    def needs_keys(self) -> bool:
+        """Windows belong to keys; otherwise `keys` may be None everywhere."""
+
+    @property
+    def closed_us(self) -> int:
+        """Windows that end at or before this, allowed lateness included, are closed for good; never falls."""
+
+    def sort(self, times: Times, keys: Keys | None) -> Sorted:
+        """Decide about rows, without taking them in."""
+
+    def add(self, times: Times, keys: Keys | None, location: Location) -> None:
+        """Take rows in that lie at `location` in the order that `sort` gave."""
+
+    def close(self, watermark_us: int) -> list[WindowContents]:
+        """Move `closed_us` on to the watermark; the windows that are closed by it, ordered by end, start and key, are
+        open no more. Windows without rows have no contents and are not among them."""
+
+    def early(self, windows: Sequence[tuple[int, int, bytes | None]] | None = None) -> list[WindowContents]:
+        """The contents so far of the open windows that have new rows since their last early result, numbered on."""
+
+    def closed(self, contents: Sequence[WindowContents], closed_us: int) -> None:
+        """After a restart: these windows were handed over at this point of the log."""
+
+    def oldest_end_us(self) -> int | None:
+        """End of the open window that ends first; None when none is open."""
+
+    def live_segments(self) -> set[int]:
+        """Segments in which rows of open windows lie."""
+
+    def checkpoint(self) -> bytes:
+        """The open windows, for `restore` of the same windowing."""
+
+    def restore(self, checkpoint: bytes) -> None:
+        """Replace the open windows by those of a checkpoint."""
+
+    def open_windows(self) -> int: ...
+
+    def open_rows(self) -> int:
+        """Rows that open windows need, each counted once."""
