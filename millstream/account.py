@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from millstream.record import BufferId, LaneId, Position
 from millstream.wire.ledger.v1 import mark_pb2
 
 REASONS_MAX = 32
@@ -33,6 +34,8 @@ class Account:
     late: int = 0
     fallback: int = 0
     repeated_ids: int = 0
+    diverted: int = 0
+    open: int = 0
 
     def add(self, other: Account) -> None:
         """Take another account's totals in."""
@@ -51,7 +54,8 @@ class Account:
     @property
     def difference(self) -> int:
         """Inputs that are not accounted for; 0 when the account balances."""
-        return self.inputs - self.processed - self.filtered - self.dead_lettered - sum(self.dropped.values())
+        ends = self.processed + self.filtered + self.dead_lettered + sum(self.dropped.values()) + self.diverted
+        return self.inputs - ends - self.open
 
     def to_message(self) -> mark_pb2.Account:
         return mark_pb2.Account(dropped=self.dropped, **{name: getattr(self, name) for name in _COUNTS})
@@ -60,6 +64,29 @@ class Account:
     def from_message(cls, message: mark_pb2.Account) -> Account:
         dropped: Mapping[str, int] = message.dropped
         return cls(dropped=dict(dropped), **{name: getattr(message, name) for name in _COUNTS})
+
+
+@dataclass(frozen=True, slots=True)
+class Consumed:
+    """What a lane has taken of one input, since its first commit."""
+
+    buffer: BufferId
+    """For a source's lane, its split."""
+    position: Position
+    records: int
+    bytes: int
+    """As they were stored."""
+
+
+def consumed(lane: LaneId, mark: mark_pb2.Mark) -> list[Consumed]:
+    """What the mark says of each input the lane has read anything from."""
+    if mark.HasField("reduce"):
+        return [
+            Consumed(BufferId(done.edge, lane.partition), Position(done.sequence), done.records, done.bytes)
+            for done in mark.reduce.inputs
+        ]
+    position = Position(mark.sequence, mark.record_index)
+    return [Consumed(BufferId(lane.input, lane.partition), position, mark.account.inputs, mark.account.input_bytes)]
 
 
 _COUNTS = (
@@ -74,4 +101,6 @@ _COUNTS = (
     "late",
     "fallback",
     "repeated_ids",
+    "diverted",
+    "open",
 )

@@ -22,7 +22,7 @@ class LaneStatistics:
     idle: bool
     ended: bool
     inputs: int
-    """Records done with. inputs = processed + filtered + dead_lettered + sum(dropped)."""
+    """Records done with. inputs = processed + filtered + dead_lettered + sum(dropped) + diverted + open."""
     input_bytes: int
     processed: int
     filtered: int
@@ -34,6 +34,10 @@ class LaneStatistics:
     late: int
     fallback: int
     repeated_ids: int
+    diverted: int = 0
+    """Sent to a late edge."""
+    open: int = 0
+    """Kept for windows that are not committed yet."""
     frames_in_flight: int = 0
     """Read and not committed, now."""
     records_in_flight: int = 0

@@ -176,12 +176,12 @@ class _Clock:
     async def follow_source(self, store: OtStore) -> None:
         async with store.watch() as updates:
             async for update in updates:
-                self._made = update.entry.input_records
+                self._made = update.consumed_records
 
     async def follow_sink(self, store: OtStore) -> None:
         async with store.watch() as updates:
             async for update in updates:
-                self._take(update.entry.input_records, update.entry.published_us)
+                self._take(update.consumed_records, update.entry.published_us)
 
     def _take(self, records: int, published_us: int) -> None:
         measured = self._measured

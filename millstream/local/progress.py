@@ -88,7 +88,7 @@ class PipelineProgress:
         """A value that changes whenever a lane of this replica gets on."""
         lanes = [lane for lane in lanes_of(self._graph, vertex) if replica_of(self._graph, lane) == replica]
         entries = [self._entry(lane) for lane in lanes]
-        return tuple((entry.input_records, entry.ended) for entry in entries)
+        return tuple((_records(entry), entry.ended) for entry in entries)
 
     def waiting(self, vertices: Iterable[str]) -> int:
         """Records in the buffers these vertices read."""
@@ -96,7 +96,7 @@ class PipelineProgress:
 
     def records(self) -> int:
         """Input records done with by all vertices: changes whenever anything happens."""
-        return sum(entry.input_records for entry in self._entries.values())
+        return sum(_records(entry) for entry in self._entries.values())
 
     def sample(self, *, now_us: int, now_s: float) -> list[VertexProgress]:
         """All vertices in topological order, rates up to now."""
@@ -113,7 +113,7 @@ class PipelineProgress:
             lanes.append(
                 LaneProgress(
                     lane.key,
-                    entry.input_records,
+                    _records(entry),
                     records,
                     entry.watermark_us if known else None,
                     entry.idle,
@@ -153,8 +153,10 @@ class PipelineProgress:
                 if BufferId(state.edge, state.partition) == buffer:
                     records += state.records
                     size += state.bytes
-        entry = self._entry(lane)
-        return max(0, records - entry.input_records), max(0, size - entry.input_bytes)
+        for state in self._entry(lane).inputs:
+            records -= state.records
+            size -= state.bytes
+        return max(0, records), max(0, size)
 
     def _written_by(self, vertex: str) -> int:
         buffers = {buffer for edge in self._graph.edges_out[vertex] for buffer in buffers_of(self._graph, edge)}
@@ -167,6 +169,10 @@ class PipelineProgress:
 
 
 _NOTHING = OtEntry(watermark_us=START_OF_TIME_US)
+
+
+def _records(entry: OtEntry) -> int:
+    return sum(state.records for state in entry.inputs)
 
 
 def _lowest(lanes: Iterable[LaneProgress]) -> int | None:

@@ -150,6 +150,6 @@ class _Downstream:
         self._fill = fill
 
     def observe(self, update: OtUpdate) -> None:
-        # A lane is named after the buffer it reads.
-        if update.key == self._fill.buffer.key:
-            self._fill.consumed(update.entry.input_records, update.entry.input_bytes)
+        state = update.inputs.get(self._fill.buffer)
+        if state is not None:
+            self._fill.consumed(state.records, state.bytes)

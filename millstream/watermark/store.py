@@ -40,6 +40,16 @@ class OtUpdate:
         """The buffers the lane writes."""
         return {BufferId(state.edge, state.partition): state for state in self.entry.outputs}
 
+    @cached_property
+    def inputs(self) -> Mapping[BufferId, BufferState]:
+        """What the lane reads: buffers, or its source's split."""
+        return {BufferId(state.edge, state.partition): state for state in self.entry.inputs}
+
+    @property
+    def consumed_records(self) -> int:
+        """Records of all its inputs that the lane is done with."""
+        return sum(state.records for state in self.entry.inputs)
+
     def supersedes(self, older: OtUpdate) -> bool:
         """Whether this is newer than what is known of the lane, or the same and said differently.
 
@@ -148,4 +158,5 @@ async def follow(store: OtStore, listeners: Iterable[OtListener]) -> None:
 
 def _progress(entry: OtEntry) -> tuple[bool, int, int, int, int]:
     written = sum(state.sequence for state in entry.outputs)
-    return entry.ended, entry.watermark_us, entry.input_sequence, entry.input_records, written
+    read = sum(state.sequence for state in entry.inputs)
+    return entry.ended, entry.watermark_us, read, sum(state.records for state in entry.inputs), written

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from millstream.account import Account
+from millstream.account import Account, consumed
 from millstream.clock import END_OF_TIME_US, START_OF_TIME_US, Clock
 from millstream.record import LaneId
 from millstream.statistics import LaneStatistics
@@ -109,11 +109,16 @@ class LaneCore:
             watermark_us=self._watermark_us,
             idle=idle,
             ended=mark.ended,
-            input_sequence=mark.sequence,
-            input_records=mark.account.inputs,
-            input_bytes=mark.account.input_bytes,
             published_us=self.clock.now_us(),
         )
+        for done in consumed(self.lane, mark):
+            entry.inputs.add(
+                edge=done.buffer.edge,
+                partition=done.buffer.partition,
+                sequence=done.position.sequence,
+                records=done.records,
+                bytes=done.bytes,
+            )
         totals = {(written.edge, written.partition): written for written in mark.written}
         for buffer, sequence in self.committer.sequences.items():
             written = totals.get((buffer.edge, buffer.partition))
@@ -156,6 +161,8 @@ class LaneCore:
             late=account.late,
             fallback=account.fallback,
             repeated_ids=account.repeated_ids,
+            diverted=account.diverted,
+            open=account.open,
             frames_in_flight=len(self.tracker),
             records_in_flight=self.tracker.records,
             bytes_in_flight=self.tracker.size,

@@ -160,7 +160,9 @@ def wrote(lane: LaneId, records: int, bytes_: int, buffer: BufferId = BUFFER) ->
 
 
 def consumed(key: str, records: int, bytes_: int) -> OtUpdate:
-    return OtUpdate(key, OtEntry(epoch=1, input_records=records, input_bytes=bytes_))
+    edge, partition = key.split(".")
+    state = BufferState(edge=edge, partition=int(partition), sequence=1, records=records, bytes=bytes_)
+    return OtUpdate(key, OtEntry(epoch=1, inputs=[state]))
 
 
 def test_a_buffer_holds_what_all_lanes_wrote_and_nobody_consumed() -> None:
