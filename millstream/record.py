@@ -35,11 +35,12 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True, slots=True, order=True)
 class LaneId:
-    """One input partition of a vertex: an (edge, partition), or for a source vertex ("source", split)."""
+    """One input partition of a vertex: an (edge, partition), for a source vertex ("source", split), for a reduce
+    vertex ("window", partition)."""
 
     vertex: str
     input: str
-    """Name of the edge, or `SOURCE_INPUT`."""
+    """Name of the edge, `SOURCE_INPUT` or `WINDOW_INPUT`."""
     partition: int
 
     @property
@@ -53,6 +54,9 @@ class LaneId:
 
 SOURCE_INPUT = "source"
 """`LaneId.input` of a source's lanes. No edge can have this name (edge names contain a hyphen or are checked)."""
+
+WINDOW_INPUT = "window"
+"""`LaneId.input` of a reduce's lanes, which read all its edges. No edge can have this name either."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -3,17 +3,21 @@
 Lanes follow from the graph alone, so every process computes the same ones.
 """
 
-from millstream.record import SOURCE_INPUT, BufferId, LaneId
+from millstream.record import SOURCE_INPUT, WINDOW_INPUT, BufferId, LaneId
 from millstream.spec.graph import Graph
 from millstream.spec.models import Edge
 
 
 def lanes_of(graph: Graph, vertex: str) -> tuple[LaneId, ...]:
-    """The lanes of a vertex: one per input edge and partition; for a source one per partition."""
+    """The lanes of a vertex: one per input edge and partition; for a source and for a reduce one per partition."""
     step = graph.vertex(vertex)
-    inputs = [edge.name for edge in graph.edges_in[vertex]]
-    if step.kind == "source":
-        inputs = [SOURCE_INPUT]
+    match step.kind:
+        case "source":
+            inputs = [SOURCE_INPUT]
+        case "reduce":
+            inputs = [WINDOW_INPUT]
+        case _:
+            inputs = [edge.name for edge in graph.edges_in[vertex]]
     partitions = range(step.partitions)
     return tuple(LaneId(vertex, name, partition) for name in inputs for partition in partitions)
 
@@ -36,8 +40,17 @@ def owned_lanes(graph: Graph, vertex: str, replica: int) -> tuple[LaneId, ...]:
     return tuple(lane for lane in lanes_of(graph, vertex) if replica_of(graph, lane) == replica)
 
 
+def inputs_of(graph: Graph, lane: LaneId) -> tuple[BufferId, ...]:
+    """The buffers that a lane reads: none for a source's, one per edge for a reduce's, else one."""
+    if lane.input == SOURCE_INPUT:
+        return ()
+    if lane.input == WINDOW_INPUT:
+        return tuple(BufferId(edge.name, lane.partition) for edge in graph.edges_in[lane.vertex])
+    return (BufferId(lane.input, lane.partition),)
+
+
 def buffer_of(lane: LaneId) -> BufferId | None:
-    """The buffer that a lane reads; None for a source's lane."""
+    """The buffer that a map's or sink's lane reads; None for a source's lane."""
     return None if lane.input == SOURCE_INPUT else BufferId(lane.input, lane.partition)
 
 
@@ -46,8 +59,13 @@ def buffers_of(graph: Graph, edge: Edge) -> tuple[BufferId, ...]:
     return tuple(BufferId(edge.name, p) for p in range(graph.vertex(edge.to).partitions))
 
 
-def upstream_lanes(graph: Graph, lane: LaneId) -> tuple[LaneId, ...]:
-    """The lanes that may write into a lane's buffer: all of the vertex upstream of its edge."""
-    if lane.input == SOURCE_INPUT:
-        return ()
-    return lanes_of(graph, graph.edge(lane.input).from_)
+def upstream_lanes(graph: Graph, buffer: BufferId | LaneId) -> tuple[LaneId, ...]:
+    """The lanes that may write into a buffer: all of the vertex upstream of its edge."""
+    edge = buffer.input if isinstance(buffer, LaneId) else buffer.edge
+    return () if edge == SOURCE_INPUT else lanes_of(graph, graph.edge(edge).from_)
+
+
+def reader_of(graph: Graph, buffer: BufferId) -> LaneId:
+    """The lane that reads a buffer."""
+    vertex = graph.vertex(graph.edge(buffer.edge).to)
+    return LaneId(vertex.name, WINDOW_INPUT if vertex.kind == "reduce" else buffer.edge, buffer.partition)

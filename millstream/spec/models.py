@@ -74,7 +74,7 @@ KIND = "Pipeline"
 PARTITIONS_MAX = 1024
 """Most partitions of a vertex."""
 
-VertexKind = Literal["source", "map", "sink"]
+VertexKind = Literal["source", "map", "reduce", "sink"]
 EdgeKind = Literal["data", "deadLetter"]
 OnFull = Literal["retryUntilSuccess", "discardLatest"]
 Partitions = Annotated[int, Field(strict=True, ge=1, le=PARTITIONS_MAX)]

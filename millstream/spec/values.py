@@ -23,7 +23,7 @@ from pydantic import (
 from pydantic.alias_generators import to_camel
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from millstream.record import SOURCE_INPUT
+from millstream.record import SOURCE_INPUT, WINDOW_INPUT
 
 SPEC_FAULT = "spec_fault"
 """The pydantic error type of faults that already carry `what` and `expected`."""
@@ -168,7 +168,7 @@ def is_name(name: str) -> bool:
 def _checked_edge_name(name: str) -> str:
     if len(name) > EDGE_NAME_LENGTH_MAX or _NAME.fullmatch(name) is None:
         raise fault(f"{_shown(name)} is not a valid edge name", _EDGE_NAME_EXPECTED)
-    if name == SOURCE_INPUT:
+    if name in (SOURCE_INPUT, WINDOW_INPUT):
         raise fault(f"the edge name {name!r} is reserved", "another name")
     return name
 
