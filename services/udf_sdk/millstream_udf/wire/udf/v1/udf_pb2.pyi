@@ -883,46 +883,40 @@ Global___SourceBatch: _TypeAlias = SourceBatch  # noqa: Y015
 
 @_typing.final
 class ReduceRequest(_message.Message):
-    """A reduce stream: Hello, Welcome, then one group after another: GroupBegin, its frames, GroupEnd. The server answers each
-    group with its results, if any, and one GroupAnswer, in the order of the groups; it may begin to answer before the
-    group has ended, and the client may send the next group before the answer has come.
+    """A reduce stream: Hello, Welcome, then parts from the client and answers from the server. Both go through the same
+    groups in the same order. A part holds the records of many groups, or some of the records of one that is too large
+    for one part; so does an answer with the results. The server may answer whenever it likes, and the client reads while
+    it sends: HTTP/2 flow control is what bounds both. (Welcome.calls_max has no meaning here.) When the stream breaks, or
+    ends before every group is answered, the groups without a whole answer are sent again on the next stream.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     HELLO_FIELD_NUMBER: _builtins.int
-    BEGIN_FIELD_NUMBER: _builtins.int
-    FRAME_FIELD_NUMBER: _builtins.int
-    END_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello: ...
     @_builtins.property
-    def begin(self) -> Global___GroupBegin: ...
-    @_builtins.property
-    def frame(self) -> _frame_pb2.Frame: ...
-    @_builtins.property
-    def end(self) -> Global___GroupEnd: ...
+    def part(self) -> Global___ReducePart: ...
     def __init__(
         self,
         *,
         hello: Global___Hello | None = ...,
-        begin: Global___GroupBegin | None = ...,
-        frame: _frame_pb2.Frame | None = ...,
-        end: Global___GroupEnd | None = ...,
+        part: Global___ReducePart | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "end", b"end", "frame", b"frame", "hello", b"hello", "message", b"message"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello", "message", b"message", "part", b"part"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "end", b"end", "frame", b"frame", "hello", b"hello", "message", b"message"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello", "message", b"message", "part", b"part"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "begin", "frame", "end"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "part"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
 Global___ReduceRequest: _TypeAlias = ReduceRequest  # noqa: Y015
 
 @_typing.final
-class GroupBegin(_message.Message):
-    """The records of one window, and of one key where the vertex is keyed."""
+class Group(_message.Message):
+    """One window, and one key of it where the vertex is keyed."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -951,70 +945,100 @@ class GroupBegin(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___GroupBegin: _TypeAlias = GroupBegin  # noqa: Y015
+Global___Group: _TypeAlias = Group  # noqa: Y015
 
 @_typing.final
-class GroupEnd(_message.Message):
+class ReducePart(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
+
+    GROUPS_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
+    FRAME_FIELD_NUMBER: _builtins.int
+    UNFINISHED_FIELD_NUMBER: _builtins.int
+    unfinished: _builtins.bool
+    """The last group goes on in the next part. Every other one is complete."""
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___Group]:
+        """The groups that begin here."""
+
+    @_builtins.property
+    def counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """How many of the records are of each group, in order. When the part before was unfinished, the first number is of
+        the group that it left open, and there is one more than groups.
+        """
+
+    @_builtins.property
+    def frame(self) -> _frame_pb2.Frame:
+        """The records. Absent when there are none. Without keys, each has its group's."""
 
     def __init__(
         self,
+        *,
+        groups: _abc.Iterable[Global___Group] | None = ...,
+        counts: _abc.Iterable[_builtins.int] | None = ...,
+        frame: _frame_pb2.Frame | None = ...,
+        unfinished: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "frame", b"frame", "groups", b"groups", "unfinished", b"unfinished"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___GroupEnd: _TypeAlias = GroupEnd  # noqa: Y015
+Global___ReducePart: _TypeAlias = ReducePart  # noqa: Y015
 
 @_typing.final
 class ReduceResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     WELCOME_FIELD_NUMBER: _builtins.int
-    RESULTS_FIELD_NUMBER: _builtins.int
     ANSWER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
     @_builtins.property
-    def results(self) -> Global___GroupResults: ...
-    @_builtins.property
-    def answer(self) -> Global___GroupAnswer: ...
+    def answer(self) -> Global___ReduceAnswer: ...
     def __init__(
         self,
         *,
         welcome: Global___Welcome | None = ...,
-        results: Global___GroupResults | None = ...,
-        answer: Global___GroupAnswer | None = ...,
+        answer: Global___ReduceAnswer | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "message", b"message", "results", b"results", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "message", b"message", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "message", b"message", "results", b"results", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "message", b"message", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "results", "answer"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "answer"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
 Global___ReduceResponse: _TypeAlias = ReduceResponse  # noqa: Y015
 
 @_typing.final
-class GroupResults(_message.Message):
-    """Results of the group that is to be answered next, as columns."""
+class ReduceAnswer(_message.Message):
+    """Results as columns."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    RECORDS_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
     VALUES_FIELD_NUMBER: _builtins.int
     KEYS_FIELD_NUMBER: _builtins.int
     TAGS_FIELD_NUMBER: _builtins.int
     HEADERS_FIELD_NUMBER: _builtins.int
-    records: _builtins.int
+    FAILURES_FIELD_NUMBER: _builtins.int
+    UNFINISHED_FIELD_NUMBER: _builtins.int
+    unfinished: _builtins.bool
+    """More results of the last group follow."""
+    @_builtins.property
+    def counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """How many of the results are of each group that is answered, in order; 0 for a group without results. When the answer
+        before was unfinished, the first number is of the group that it left open.
+        """
+
     @_builtins.property
     def values(self) -> _frame_pb2.BytesColumn: ...
     @_builtins.property
     def keys(self) -> _frame_pb2.ListColumn:
-        """Absent: each result has the group's keys."""
+        """Absent: each result has its group's keys."""
 
     @_builtins.property
     def tags(self) -> _frame_pb2.ListColumn:
@@ -1024,47 +1048,55 @@ class GroupResults(_message.Message):
     def headers(self) -> _frame_pb2.HeadersColumn:
         """Absent: no result has headers."""
 
+    @_builtins.property
+    def failures(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupFailure]: ...
     def __init__(
         self,
         *,
-        records: _builtins.int = ...,
+        counts: _abc.Iterable[_builtins.int] | None = ...,
         values: _frame_pb2.BytesColumn | None = ...,
         keys: _frame_pb2.ListColumn | None = ...,
         tags: _frame_pb2.ListColumn | None = ...,
         headers: _frame_pb2.HeadersColumn | None = ...,
+        failures: _abc.Iterable[Global___GroupFailure] | None = ...,
+        unfinished: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["headers", b"headers", "keys", b"keys", "tags", b"tags", "values", b"values"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["headers", b"headers", "keys", b"keys", "records", b"records", "tags", b"tags", "values", b"values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "failures", b"failures", "headers", b"headers", "keys", b"keys", "tags", b"tags", "unfinished", b"unfinished", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___GroupResults: _TypeAlias = GroupResults  # noqa: Y015
+Global___ReduceAnswer: _TypeAlias = ReduceAnswer  # noqa: Y015
 
 @_typing.final
-class GroupAnswer(_message.Message):
-    """The group is done. With an error its results do not count."""
+class GroupFailure(_message.Message):
+    """A group that failed: none of its results count, here or in the answers before."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    INDEX_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     DETAIL_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """Index into `counts`."""
     error: _builtins.str
-    """Empty: it went well. Otherwise the message, with the stack trace in `detail`."""
+    """What happened, one line, and the stack trace."""
     detail: _builtins.str
     def __init__(
         self,
         *,
+        index: _builtins.int = ...,
         error: _builtins.str = ...,
         detail: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "error", b"error"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "error", b"error", "index", b"index"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___GroupAnswer: _TypeAlias = GroupAnswer  # noqa: Y015
+Global___GroupFailure: _TypeAlias = GroupFailure  # noqa: Y015
 
 @_typing.final
 class SealedReduceRequest(_message.Message):
@@ -1073,33 +1105,56 @@ class SealedReduceRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     HELLO_FIELD_NUMBER: _builtins.int
-    BEGIN_FIELD_NUMBER: _builtins.int
-    FRAME_FIELD_NUMBER: _builtins.int
-    END_FIELD_NUMBER: _builtins.int
-    frame: _builtins.bytes
+    PART_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello: ...
     @_builtins.property
-    def begin(self) -> Global___GroupBegin: ...
-    @_builtins.property
-    def end(self) -> Global___GroupEnd: ...
+    def part(self) -> Global___SealedReducePart: ...
     def __init__(
         self,
         *,
         hello: Global___Hello | None = ...,
-        begin: Global___GroupBegin | None = ...,
-        frame: _builtins.bytes = ...,
-        end: Global___GroupEnd | None = ...,
+        part: Global___SealedReducePart | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "end", b"end", "frame", b"frame", "hello", b"hello", "message", b"message"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello", "message", b"message", "part", b"part"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "end", b"end", "frame", b"frame", "hello", b"hello", "message", b"message"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello", "message", b"message", "part", b"part"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "begin", "frame", "end"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "part"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
 Global___SealedReduceRequest: _TypeAlias = SealedReduceRequest  # noqa: Y015
+
+@_typing.final
+class SealedReducePart(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUPS_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
+    FRAME_FIELD_NUMBER: _builtins.int
+    UNFINISHED_FIELD_NUMBER: _builtins.int
+    frame: _builtins.bytes
+    unfinished: _builtins.bool
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___Group]: ...
+    @_builtins.property
+    def counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        groups: _abc.Iterable[Global___Group] | None = ...,
+        counts: _abc.Iterable[_builtins.int] | None = ...,
+        frame: _builtins.bytes = ...,
+        unfinished: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "frame", b"frame", "groups", b"groups", "unfinished", b"unfinished"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SealedReducePart: _TypeAlias = SealedReducePart  # noqa: Y015
 
 @_typing.final
 class SealedReduceResponse(_message.Message):
@@ -1108,58 +1163,62 @@ class SealedReduceResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     WELCOME_FIELD_NUMBER: _builtins.int
-    RESULTS_FIELD_NUMBER: _builtins.int
     ANSWER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
     @_builtins.property
-    def results(self) -> Global___SealedGroupResults: ...
-    @_builtins.property
-    def answer(self) -> Global___GroupAnswer: ...
+    def answer(self) -> Global___SealedReduceAnswer: ...
     def __init__(
         self,
         *,
         welcome: Global___Welcome | None = ...,
-        results: Global___SealedGroupResults | None = ...,
-        answer: Global___GroupAnswer | None = ...,
+        answer: Global___SealedReduceAnswer | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "message", b"message", "results", b"results", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "message", b"message", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "message", b"message", "results", b"results", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "message", b"message", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "results", "answer"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "answer"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
 Global___SealedReduceResponse: _TypeAlias = SealedReduceResponse  # noqa: Y015
 
 @_typing.final
-class SealedGroupResults(_message.Message):
+class SealedReduceAnswer(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    RECORDS_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
     VALUES_FIELD_NUMBER: _builtins.int
     KEYS_FIELD_NUMBER: _builtins.int
     TAGS_FIELD_NUMBER: _builtins.int
     HEADERS_FIELD_NUMBER: _builtins.int
-    records: _builtins.int
+    FAILURES_FIELD_NUMBER: _builtins.int
+    UNFINISHED_FIELD_NUMBER: _builtins.int
     values: _builtins.bytes
     keys: _builtins.bytes
     tags: _builtins.bytes
     headers: _builtins.bytes
+    unfinished: _builtins.bool
+    @_builtins.property
+    def counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def failures(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupFailure]: ...
     def __init__(
         self,
         *,
-        records: _builtins.int = ...,
+        counts: _abc.Iterable[_builtins.int] | None = ...,
         values: _builtins.bytes = ...,
         keys: _builtins.bytes = ...,
         tags: _builtins.bytes = ...,
         headers: _builtins.bytes = ...,
+        failures: _abc.Iterable[Global___GroupFailure] | None = ...,
+        unfinished: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["headers", b"headers", "keys", b"keys", "records", b"records", "tags", b"tags", "values", b"values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "failures", b"failures", "headers", b"headers", "keys", b"keys", "tags", b"tags", "unfinished", b"unfinished", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___SealedGroupResults: _TypeAlias = SealedGroupResults  # noqa: Y015
+Global___SealedReduceAnswer: _TypeAlias = SealedReduceAnswer  # noqa: Y015
