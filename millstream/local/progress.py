@@ -13,8 +13,8 @@ from typing import Any
 from millstream.clock import END_OF_TIME_US, MICROSECONDS, START_OF_TIME_US
 from millstream.record import BufferId, LaneId
 from millstream.spec.graph import Graph
-from millstream.spec.lanes import buffer_of, buffers_of, lanes_of, replica_of, upstream_lanes
-from millstream.wire.watermark.v1.ot_pb2 import OtEntry
+from millstream.spec.lanes import buffers_of, inputs_of, lanes_of, replica_of, upstream_lanes
+from millstream.wire.watermark.v1.ot_pb2 import BufferState, OtEntry
 
 RATE_WINDOW_S = 3.0
 """Rates are means over this long."""
@@ -143,20 +143,20 @@ class PipelineProgress:
         return self._entries.get((lane.vertex, lane.key), _NOTHING)
 
     def _waiting(self, lane: LaneId) -> tuple[int, int]:
-        """Records and bytes in the buffer a lane reads. The two sides publish apart, so it lags a little."""
-        buffer = buffer_of(lane)
-        if buffer is None:
-            return 0, 0
+        """Records and bytes in the buffers a lane reads. The two sides publish apart, so it lags a little."""
+        read = {BufferId(state.edge, state.partition): state for state in self._entry(lane).inputs}
         records = size = 0
-        for upstream in upstream_lanes(self._graph, lane):
-            for state in self._entry(upstream).outputs:
-                if BufferId(state.edge, state.partition) == buffer:
-                    records += state.records
-                    size += state.bytes
-        for state in self._entry(lane).inputs:
-            records -= state.records
-            size -= state.bytes
-        return max(0, records), max(0, size)
+        for buffer in inputs_of(self._graph, lane):
+            done = read.get(buffer, _NOTHING_READ)
+            states = [
+                state
+                for upstream in upstream_lanes(self._graph, buffer)
+                for state in self._entry(upstream).outputs
+                if BufferId(state.edge, state.partition) == buffer
+            ]
+            records += max(0, sum(state.records for state in states) - done.records)
+            size += max(0, sum(state.bytes for state in states) - done.bytes)
+        return records, size
 
     def _written_by(self, vertex: str) -> int:
         buffers = {buffer for edge in self._graph.edges_out[vertex] for buffer in buffers_of(self._graph, edge)}
@@ -168,6 +168,7 @@ class PipelineProgress:
         )
 
 
+_NOTHING_READ = BufferState()
 _NOTHING = OtEntry(watermark_us=START_OF_TIME_US)
 
 

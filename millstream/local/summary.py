@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from millstream.account import Account
+from millstream.account import Account, consumed
 from millstream.local.screen import aligned
 from millstream.record import BufferId, LaneId
 from millstream.spec.graph import Graph
-from millstream.spec.lanes import buffer_of, buffers_of, lanes_of
+from millstream.spec.lanes import buffers_of, lanes_of
 from millstream.wire.ledger.v1 import mark_pb2
 
 
@@ -71,6 +71,7 @@ _HEAD = ("VERTEX", "TYPE", "INPUT", "PROCESSED", "FILTERED", "DEAD-LETTERED", "D
 def summarize(graph: Graph, marks: Mapping[LaneId, mark_pb2.Mark], waiting: Mapping[BufferId, int]) -> Summary:
     """Add the marks up and check them. `waiting`: records counted in the buffers; those left out are not compared."""
     written = _written(marks)
+    read = {done.buffer: done.records for lane, mark in marks.items() for done in consumed(lane, mark)}
     found: list[str] = []
     vertices = []
     for vertex in graph.vertices:
@@ -90,15 +91,11 @@ def summarize(graph: Graph, marks: Mapping[LaneId, mark_pb2.Mark], waiting: Mapp
         )
     edges = []
     for edge in graph.edges:
-        lanes = tuple(lane for lane in lanes_of(graph, edge.to) if lane.input == edge.name)
-        read = 0
-        for lane in lanes:
-            buffer = buffer_of(lane)
-            assert buffer is not None, "a lane with an edge reads a buffer"
-            inputs = marks[lane].account.inputs if lane in marks else 0
-            read += inputs
-            found += _buffer_differences(buffer, written.get(buffer, 0), inputs, waiting.get(buffer))
-        edges.append(EdgeAccount(edge.name, sum(written.get(buffer, 0) for buffer in buffers_of(graph, edge)), read))
+        buffers = buffers_of(graph, edge)
+        for buffer in buffers:
+            found += _buffer_differences(buffer, written.get(buffer, 0), read.get(buffer, 0), waiting.get(buffer))
+        sums = (sum(counts.get(buffer, 0) for buffer in buffers) for counts in (written, read))
+        edges.append(EdgeAccount(edge.name, *sums))
     return Summary(vertices, edges, found)
 
 
@@ -142,6 +139,8 @@ def _remarks(vertex: VertexAccount) -> list[str]:
         "outputs no edge wanted": account.unrouted,
         "outputs discarded at a full buffer": account.discarded,
         "handed to the fallback sink": account.fallback,
+        "sent to a late edge": account.diverted,
+        "kept for windows that are still open": account.open,
     }
     found = [f"{vertex.vertex}: {count:,} {text}" for text, count in counts.items() if count]
     return found + [f"{vertex.vertex}: {count:,} dropped: {reason}" for reason, count in account.dropped.items()]

@@ -8,14 +8,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from millstream.account import consumed
 from millstream.errors import RetryLaterError
 from millstream.frame import Frame
 from millstream.ledger.jetstream import open_jetstream_broker
 from millstream.ledger.protocol import Broker, Durability, DurabilityLevel, Ledger
 from millstream.local.progress import PipelineProgress
-from millstream.record import BufferId, LaneId
+from millstream.record import BufferId, LaneId, Position
 from millstream.spec.graph import Graph
-from millstream.spec.lanes import all_lanes, buffer_of, lanes_of
+from millstream.spec.lanes import all_lanes, buffers_of, lanes_of
 from millstream.watermark.jetstream import open_jetstream_ot_stores
 from millstream.watermark.store import OtStore, OtStores
 from millstream.wire.ledger.v1 import mark_pb2
@@ -65,16 +66,16 @@ class PipelineView:
         """Records that lie in each buffer and are not read yet, counted one by one; without those too long to count."""
         marks = await self.marks()
         found: dict[BufferId, int] = {}
-        for lane in all_lanes(self._graph):
-            buffer = buffer_of(lane)
-            ledger = await self._ledger(self._graph.edge(buffer.edge).from_) if buffer is not None else None
-            if buffer is None or ledger is None:
+        read = {done.buffer: done.position for lane, mark in marks.items() for done in consumed(lane, mark)}
+        for buffer in (buffer for edge in self._graph.edges for buffer in buffers_of(self._graph, edge)):
+            ledger = await self._ledger(self._graph.edge(buffer.edge).from_)
+            if ledger is None:
                 continue
-            mark = marks.get(lane, mark_pb2.Mark())
-            frames = await ledger.peek(buffer, mark.sequence, COUNTED_FRAMES_MAX)
+            position = read.get(buffer, Position(0))
+            frames = await ledger.peek(buffer, position.sequence, COUNTED_FRAMES_MAX)
             if len(frames) < COUNTED_FRAMES_MAX:
                 records = sum(Frame.decode(frame.data).records for frame in frames)
-                found[buffer] = records - (mark.record_index if frames else 0)
+                found[buffer] = records - (position.record_index if frames else 0)
         return found
 
     async def ledger_of(self, buffer: BufferId) -> Ledger:

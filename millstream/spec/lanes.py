@@ -49,20 +49,14 @@ def inputs_of(graph: Graph, lane: LaneId) -> tuple[BufferId, ...]:
     return (BufferId(lane.input, lane.partition),)
 
 
-def buffer_of(lane: LaneId) -> BufferId | None:
-    """The buffer that a map's or sink's lane reads; None for a source's lane."""
-    return None if lane.input == SOURCE_INPUT else BufferId(lane.input, lane.partition)
-
-
 def buffers_of(graph: Graph, edge: Edge) -> tuple[BufferId, ...]:
     """The buffers of an edge: one per partition of the vertex that reads it."""
     return tuple(BufferId(edge.name, p) for p in range(graph.vertex(edge.to).partitions))
 
 
-def upstream_lanes(graph: Graph, buffer: BufferId | LaneId) -> tuple[LaneId, ...]:
+def upstream_lanes(graph: Graph, buffer: BufferId) -> tuple[LaneId, ...]:
     """The lanes that may write into a buffer: all of the vertex upstream of its edge."""
-    edge = buffer.input if isinstance(buffer, LaneId) else buffer.edge
-    return () if edge == SOURCE_INPUT else lanes_of(graph, graph.edge(edge).from_)
+    return lanes_of(graph, graph.edge(buffer.edge).from_)
 
 
 def reader_of(graph: Graph, buffer: BufferId) -> LaneId:

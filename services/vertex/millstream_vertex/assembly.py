@@ -29,7 +29,7 @@ from millstream.limits import (
 )
 from millstream.record import BufferId, LaneId, Position
 from millstream.spec.graph import Graph
-from millstream.spec.lanes import buffer_of, buffers_of, lanes_of, owned_lanes, upstream_lanes
+from millstream.spec.lanes import buffers_of, inputs_of, lanes_of, owned_lanes, upstream_lanes
 from millstream.spec.models import Edge, Source
 from millstream.spec.resolved import Resolved
 from millstream.statistics import VertexStatistics
@@ -298,12 +298,10 @@ class _LaneOpening:
 
     async def _buffer_lane(self, core: LaneCore) -> BufferLane:
         shared, lane = self._shared, self._lane
-        buffer = buffer_of(lane)
-        if buffer is None:
-            raise MillstreamError(f"{self._where}: a lane of a {shared.kind} vertex has no buffer")
+        (buffer,) = inputs_of(shared.graph, lane)
         writer = shared.graph.edge(lane.input).from_
         lane_input = LaneInput(
-            buffer, upstream_lanes(shared.graph, lane), back_edge=lane.input in shared.graph.back_edges
+            buffer, upstream_lanes(shared.graph, buffer), back_edge=lane.input in shared.graph.back_edges
         )
         if lane_input.back_edge:
             self.closes_cycle = lane_input

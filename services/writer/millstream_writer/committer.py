@@ -42,6 +42,8 @@ class Unit:
     """After this unit; None for sources."""
     source_position: bytes | None = None
     """After this unit; None for vertices that read a buffer."""
+    reduce: mark_pb2.ReduceProgress | None = None
+    """After this unit; None for all but reduce vertices."""
     frames: list[tuple[BufferId, Frame]] = field(default_factory=list)
     account: Account = field(default_factory=Account)
     ids: Sequence[str] = ()
@@ -185,11 +187,15 @@ class Committer:
             ended=ended,
             account=account.to_message(),
         )
+        if previous.HasField("reduce"):
+            mark.reduce.CopyFrom(previous.reduce)
         for unit in units:
             if unit.position is not None:
                 mark.sequence, mark.record_index = unit.position
             if unit.source_position is not None:
                 mark.position = unit.source_position
+            if unit.reduce is not None:
+                mark.reduce.CopyFrom(unit.reduce)
         written = {(entry.edge, entry.partition): entry for entry in previous.written}
         totals: dict[tuple[str, int], mark_pb2.Written] = {}
         for key, entry in written.items():

@@ -67,12 +67,12 @@ def test_the_lanes_of_a_graph_are_shared_out_once(written: dict[str, Any]) -> No
         assert all(owned)
         assert sorted(lane for part in owned for lane in part) == sorted(every)
         for lane in every:
-            assert (lanes.buffer_of(lane) is None) is (vertex.kind == "source")
-            assert all(
-                up.vertex in {e.from_ for e in graph.edges_in[vertex.name]} for up in lanes.upstream_lanes(graph, lane)
-            )
+            inputs_read = lanes.inputs_of(graph, lane)
+            assert (not inputs_read) is (vertex.kind == "source")
+            origins = {e.from_ for e in graph.edges_in[vertex.name]}
+            assert all(up.vertex in origins for buffer in inputs_read for up in lanes.upstream_lanes(graph, buffer))
     buffers = [buffer for edge in graph.edges for buffer in lanes.buffers_of(graph, edge)]
-    read = [buffer for lane in lanes.all_lanes(graph) if (buffer := lanes.buffer_of(lane)) is not None]
+    read = [buffer for lane in lanes.all_lanes(graph) for buffer in lanes.inputs_of(graph, lane)]
     assert sorted(buffers) == sorted(read), "every buffer has exactly one lane that reads it"
 
 
@@ -247,8 +247,8 @@ def test_lanes_by_name() -> None:
     assert lanes.owned_lanes(graph, "a", 0) == (
         LaneId("a", "in-a", 0), LaneId("a", "in-a", 2), LaneId("a", "b-a", 0), LaneId("a", "b-a", 2)
     )  # fmt: skip
-    assert lanes.buffer_of(LaneId("a", "b-a", 2)) == BufferId("b-a", 2)
-    assert lanes.upstream_lanes(graph, LaneId("b", "a-b", 0)) == lanes.lanes_of(graph, "a")
+    assert lanes.inputs_of(graph, LaneId("a", "b-a", 2)) == (BufferId("b-a", 2),)
+    assert lanes.upstream_lanes(graph, BufferId("a-b", 0)) == lanes.lanes_of(graph, "a")
     assert lanes.lanes_of(graph, "in") == (LaneId("in", "source", 0),)
     with pytest.raises(ValueError, match="replicas 0 to 1, not 2"):
         lanes.owned_lanes(graph, "a", 2)

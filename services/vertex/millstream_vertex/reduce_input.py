@@ -1,0 +1,158 @@
+"""The inputs of a reduce lane: several buffers, read side by side, with one watermark.
+
+Above it: the reduce lane. Below it: one buffer reader for each edge. Frames of one buffer stay in order; there is
+none between buffers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from millstream.ledger.protocol import Ledger
+from millstream.record import BufferId
+from millstream_reader.buffer import BufferReader, ReadFrame
+from millstream_vertex.buffer_lane import Trimmer
+from millstream_vertex.input import LaneInput
+
+AHEAD_BYTES = 16 * 1024 * 1024
+"""Bytes read from all buffers and not taken yet, beyond which no further frame is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A frame on its way into the queue."""
+
+    edge: str
+    read: ReadFrame
+
+
+class ReduceInput:
+    """One buffer of the lane."""
+
+    def __init__(self, buffer: BufferId, reader: BufferReader, lane_input: LaneInput, upstream: Ledger) -> None:
+        self.buffer = buffer
+        self.reader = reader
+        self.lane_input = lane_input
+        self.sequence = reader.sequence
+        """Of the last frame that was taken."""
+        self.trimmer = Trimmer(lambda sequence: upstream.trim(buffer, sequence))
+
+    @property
+    def watermark_us(self) -> int:
+        """Nothing older follows what was taken, late records excepted."""
+        return self.lane_input.watermark_at(self.sequence)
+
+    def committed(self, sequence: int, *, trim_through: int) -> None:
+        """The lane's mark has come to `sequence`; what is at or before `trim_through` will not be read again."""
+        self.trimmer.consumed(trim_through)
+        self.lane_input.forget(sequence)
+
+
+class ReduceInputs:
+    """All buffers of a lane. Made by `open_reduce_inputs`."""
+
+    def __init__(self, inputs: Sequence[ReduceInput]) -> None:
+        self.inputs = tuple(inputs)
+        self._taken: deque[Taken] = deque()
+        self._bytes = 0
+        self._room = asyncio.Event()
+        self._stopped = False
+        self._news = asyncio.Event()
+        self._reading = len(self.inputs)
+
+    @property
+    def ended(self) -> bool:
+        """Nothing will ever follow what was taken."""
+        return not self._taken and self._reading == 0 and all(item.reader.ended for item in self.inputs)
+
+    @property
+    def drained(self) -> bool:
+        """Nothing will be taken any more: ended, or told to stop."""
+        return not self._taken and self._reading == 0
+
+    def watermark_us(self) -> int:
+        """Of all inputs together, behind the frames that were taken."""
+        return min(item.watermark_us for item in self.inputs)
+
+    def stop(self) -> None:
+        """Take no new frames in; those already read are dropped, the next start reads them again."""
+        self._stopped = True
+        for item in self.inputs:
+            item.reader.stop()
+        self._taken.clear()
+        self._room.set()
+        self._news.set()
+
+    def wake(self) -> None:
+        """Have `wait` return."""
+        self._news.set()
+
+    async def wait(self, timeout_s: float | None) -> None:
+        """Until there are frames to take, a watermark has moved, an input has ended, or the time is over."""
+        if not self._taken:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._news.wait()
+            except TimeoutError:
+                return
+        self._news.clear()
+
+    def take(self, bytes_max: int) -> list[Taken]:
+        """What has been read, up to so many stored bytes and at least one frame; empty when there is nothing."""
+        frames: list[Taken] = []
+        size = 0
+        while self._taken and (not frames or size + self._taken[0].read.size <= bytes_max):
+            frames.append(self._taken.popleft())
+            size += frames[-1].read.size
+        for taken in frames:
+            self._input_of(taken.edge).sequence = taken.read.sequence
+        self._bytes -= size
+        self._room.set()
+        return frames
+
+    def _input_of(self, edge: str) -> ReduceInput:
+        return next(item for item in self.inputs if item.buffer.edge == edge)
+
+    async def _read(self, item: ReduceInput) -> None:
+        while (read := await item.reader.next()) is not None:
+            while self._bytes >= AHEAD_BYTES and not self._stopped:
+                self._room.clear()
+                await self._room.wait()
+            if self._stopped:
+                break
+            self._bytes += read.size
+            self._taken.append(Taken(item.buffer.edge, read))
+            self._news.set()
+        self._reading -= 1
+        self._news.set()
+
+    async def _follow(self, item: ReduceInput) -> None:
+        while True:
+            await item.lane_input.changed.wait()
+            item.lane_input.changed.clear()
+            self._news.set()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Read and trim in the background."""
+        async with asyncio.TaskGroup() as tasks:
+            background = [
+                tasks.create_task(task, name=f"{what} {item.buffer}")
+                for item in self.inputs
+                for what, task in (
+                    ("take", self._read(item)),
+                    ("follow", self._follow(item)),
+                    ("trim", item.trimmer.run()),
+                )
+            ]
+            try:
+                yield
+            finally:
+                for task in background:
+                    task.cancel()
+        for item in self.inputs:
+            await item.trimmer.finish()
