@@ -16,7 +16,7 @@ def entry(records: int, watermark_us: int = NOW_US - 2_000_000, ended: bool = Fa
     return OtEntry(
         watermark_us=watermark_us,
         ended=ended,
-        inputs=[BufferState(records=records)],
+        inputs=[BufferState(edge="in-map", records=records)],
         outputs=[BufferState(edge=edge.replace("_", "-"), records=count) for edge, count in written.items()],
     )
 
