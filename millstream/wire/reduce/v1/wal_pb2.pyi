@@ -44,28 +44,30 @@ class Entry(_message.Message):
     SEGMENT_FIELD_NUMBER: _builtins.int
     APPEND_FIELD_NUMBER: _builtins.int
     HAND_OVER_FIELD_NUMBER: _builtins.int
-    CHECKPOINT_FIELD_NUMBER: _builtins.int
+    DURABLE_FIELD_NUMBER: _builtins.int
+    durable: _builtins.int
+    """Every entry up to this number was durable when this one was written: where it cannot be read, it is damaged, and
+    was not torn by a crash.
+    """
     @_builtins.property
     def segment(self) -> Global___Segment: ...
     @_builtins.property
     def append(self) -> Global___Append: ...
     @_builtins.property
     def hand_over(self) -> Global___HandOver: ...
-    @_builtins.property
-    def checkpoint(self) -> Global___Checkpoint: ...
     def __init__(
         self,
         *,
         segment: Global___Segment | None = ...,
         append: Global___Append | None = ...,
         hand_over: Global___HandOver | None = ...,
-        checkpoint: Global___Checkpoint | None = ...,
+        durable: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["append", b"append", "checkpoint", b"checkpoint", "hand_over", b"hand_over", "kind", b"kind", "segment", b"segment"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["append", b"append", "hand_over", b"hand_over", "kind", b"kind", "segment", b"segment"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["append", b"append", "checkpoint", b"checkpoint", "hand_over", b"hand_over", "kind", b"kind", "segment", b"segment"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["append", b"append", "durable", b"durable", "hand_over", b"hand_over", "kind", b"kind", "segment", b"segment"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["segment", "append", "hand_over", "checkpoint"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["segment", "append", "hand_over"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -73,7 +75,9 @@ Global___Entry: _TypeAlias = Entry  # noqa: Y015
 
 @_typing.final
 class Segment(_message.Message):
-    """First entry of a segment."""
+    """First entry of a segment. A segment appears under its name with this entry complete and durable, everything before it
+    is durable by then, and a number is given once: what the newest segment says of the log holds.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -85,6 +89,12 @@ class Segment(_message.Message):
     PARTITION_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     SEALED_FIELD_NUMBER: _builtins.int
+    INPUTS_FIELD_NUMBER: _builtins.int
+    CLOSED_US_FIELD_NUMBER: _builtins.int
+    LAST_HAND_OVER_FIELD_NUMBER: _builtins.int
+    FIRST_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_FIELD_NUMBER: _builtins.int
+    LEDGER_ID_FIELD_NUMBER: _builtins.int
     format: _builtins.int
     """1 is this file's."""
     log_id: _builtins.bytes
@@ -95,9 +105,25 @@ class Segment(_message.Message):
     partition: _builtins.int
     epoch: _builtins.int
     """Of the owner's mark: an owner that was replaced writes segments of an older epoch."""
+    closed_us: _builtins.int
+    last_hand_over: _builtins.int
+    first: _builtins.int
+    """Reading begins with this segment; older ones that are still there hold rows only."""
+    ledger_id: _builtins.str
+    """Of the ledger that holds the owner's mark: tells a log that was left behind by another run of the pipeline."""
     @_builtins.property
     def sealed(self) -> _containers.RepeatedCompositeFieldContainer[Global___Sealed]:
-        """Where the segments before this one end for sure; what a replaced owner wrote behind that is not part of the log."""
+        """The segments before this one that the log still needs, and where they end for sure: what a replaced owner wrote
+        behind that is not part of the log. Others may be deleted once this entry is durable.
+        """
+
+    @_builtins.property
+    def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___InputPosition]:
+        """What the entries before this one amount to, those in deleted segments included."""
+
+    @_builtins.property
+    def checkpoint(self) -> Global___Checkpoint:
+        """Where `first` is this very segment: what of the entries before still matters."""
 
     def __init__(
         self,
@@ -110,10 +136,16 @@ class Segment(_message.Message):
         partition: _builtins.int = ...,
         epoch: _builtins.int = ...,
         sealed: _abc.Iterable[Global___Sealed] | None = ...,
+        inputs: _abc.Iterable[Global___InputPosition] | None = ...,
+        closed_us: _builtins.int = ...,
+        last_hand_over: _builtins.int = ...,
+        first: _builtins.int = ...,
+        checkpoint: Global___Checkpoint | None = ...,
+        ledger_id: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "format", b"format", "log_id", b"log_id", "number", b"number", "partition", b"partition", "pipeline", b"pipeline", "sealed", b"sealed", "vertex", b"vertex"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "closed_us", b"closed_us", "epoch", b"epoch", "first", b"first", "format", b"format", "inputs", b"inputs", "last_hand_over", b"last_hand_over", "ledger_id", b"ledger_id", "log_id", b"log_id", "number", b"number", "partition", b"partition", "pipeline", b"pipeline", "sealed", b"sealed", "vertex", b"vertex"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -154,7 +186,7 @@ class Append(_message.Message):
     ROWS_FIELD_NUMBER: _builtins.int
     CLOSED_US_FIELD_NUMBER: _builtins.int
     LATE_FIELD_NUMBER: _builtins.int
-    LATE_FRAME_FIELD_NUMBER: _builtins.int
+    LATE_FRAMES_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     INGEST_TIME_US_FIELD_NUMBER: _builtins.int
     HAS_KEYS_FIELD_NUMBER: _builtins.int
@@ -166,8 +198,6 @@ class Append(_message.Message):
     """Windows that ended up to here, lateness included, are closed for these records; microseconds."""
     late: _builtins.int
     """Records of these frames that were not admitted because all their windows were closed."""
-    late_frame: _builtins.bytes
-    """Those records as an encoded millstream.frame.v1.Frame, where the spec sends them to an edge."""
     traceparent: _builtins.str
     """Trace context of the first sampled frame among them; empty when there is none."""
     ingest_time_us: _builtins.int
@@ -180,6 +210,10 @@ class Append(_message.Message):
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___InputPosition]:
         """How far each input that this entry takes from has been read, afterwards."""
 
+    @_builtins.property
+    def late_frames(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Those records as encoded millstream.frame.v1.Frames, where the spec sends them to an edge."""
+
     def __init__(
         self,
         *,
@@ -187,7 +221,7 @@ class Append(_message.Message):
         rows: _builtins.int = ...,
         closed_us: _builtins.int = ...,
         late: _builtins.int = ...,
-        late_frame: _builtins.bytes = ...,
+        late_frames: _abc.Iterable[_builtins.bytes] | None = ...,
         traceparent: _builtins.str = ...,
         ingest_time_us: _builtins.int = ...,
         has_keys: _builtins.bool = ...,
@@ -196,7 +230,7 @@ class Append(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed_us", b"closed_us", "has_headers", b"has_headers", "has_keys", b"has_keys", "ingest_time_us", b"ingest_time_us", "inputs", b"inputs", "late", b"late", "late_admitted", b"late_admitted", "late_frame", b"late_frame", "rows", b"rows", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed_us", b"closed_us", "has_headers", b"has_headers", "has_keys", b"has_keys", "ingest_time_us", b"ingest_time_us", "inputs", b"inputs", "late", b"late", "late_admitted", b"late_admitted", "late_frames", b"late_frames", "rows", b"rows", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -348,45 +382,27 @@ Global___Pieces: _TypeAlias = Pieces  # noqa: Y015
 
 @_typing.final
 class Checkpoint(_message.Message):
-    """Everything before this entry that still matters: reading may begin here. Written so that segments in the middle of
-    the log can be deleted.
-    """
+    """What of the entries before still matters. Written so that segments in the middle of the log can be deleted."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     OPEN_FIELD_NUMBER: _builtins.int
     HAND_OVERS_FIELD_NUMBER: _builtins.int
-    INPUTS_FIELD_NUMBER: _builtins.int
-    CLOSED_US_FIELD_NUMBER: _builtins.int
-    LAST_HAND_OVER_FIELD_NUMBER: _builtins.int
-    LIVE_FIELD_NUMBER: _builtins.int
     open: _builtins.bytes
     """The open windows, in the encoding of the windowing that wrote it."""
-    closed_us: _builtins.int
-    last_hand_over: _builtins.int
     @_builtins.property
     def hand_overs(self) -> _containers.RepeatedCompositeFieldContainer[Global___HandOver]:
         """Hand-overs that are not committed."""
-
-    @_builtins.property
-    def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___InputPosition]: ...
-    @_builtins.property
-    def live(self) -> _containers.RepeatedCompositeFieldContainer[Global___Sealed]:
-        """Segments that must exist beside those from this one on."""
 
     def __init__(
         self,
         *,
         open: _builtins.bytes = ...,
         hand_overs: _abc.Iterable[Global___HandOver] | None = ...,
-        inputs: _abc.Iterable[Global___InputPosition] | None = ...,
-        closed_us: _builtins.int = ...,
-        last_hand_over: _builtins.int = ...,
-        live: _abc.Iterable[Global___Sealed] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed_us", b"closed_us", "hand_overs", b"hand_overs", "inputs", b"inputs", "last_hand_over", b"last_hand_over", "live", b"live", "open", b"open"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hand_overs", b"hand_overs", "open", b"open"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
