@@ -4,7 +4,8 @@
         return value.upper()
 
 is one already; nothing has to be imported for it. The decorators are for functions that take the whole record, are
-async, take batches, are sinks or sources. `millstream_udf.testing` runs a function without a pipeline.
+async, take batches, are sinks, sources or reduce functions. `millstream_udf.testing` runs a function without a
+pipeline.
 
 The package serves functions to a pipeline over a unix socket. It needs grpcio and protobuf only and imports nothing of
 the `millstream` distribution.
@@ -13,8 +14,8 @@ the `millstream` distribution.
 from typing import TYPE_CHECKING, Any
 
 from millstream_udf.context import Context
-from millstream_udf.decorators import map, sink, source, source_transform
-from millstream_udf.values import Batch, DeadLetter, Drop, Fallback, Message, Record, Retry
+from millstream_udf.decorators import map, reduce, sink, source, source_transform
+from millstream_udf.values import Batch, DeadLetter, Drop, Fallback, Message, Record, Retry, Window
 from millstream_udf.version import SDK_VERSION as __version__
 
 if TYPE_CHECKING:
@@ -29,8 +30,10 @@ __all__ = [
     "Message",
     "Record",
     "Retry",
+    "Window",
     "__version__",
     "map",
+    "reduce",
     "serve",
     "sink",
     "source",

@@ -30,27 +30,46 @@ def to_batch(inputs: Inputs) -> pa.RecordBatch:
     """The frame as a batch. The value column shares the frame's memory."""
     import pyarrow as pa
 
-    sealed = frame_pb2.SealedBytesColumn.FromString(inputs.sealed.values)
-    columns.count_bytes(inputs.sealed.values)
-    # Arrow's offsets are signed, ours are not; below 2 GiB, and a message is far below it, the bits are the same.
-    value = pa.Array.from_buffers(
-        pa.binary(), inputs.count, [None, pa.py_buffer(sealed.offsets), pa.py_buffer(sealed.data)]
-    )
-    value.validate(full=True)
-    time = pa.Array.from_buffers(
-        pa.timestamp("us", tz="UTC"), inputs.count, [None, pa.py_buffer(inputs.sealed.event_times_us)]
-    )
-    time.validate()
     return pa.RecordBatch.from_arrays(
         [
-            value,
-            time,
+            value_column(inputs),
+            time_column(inputs),
             pa.array(inputs.keys, pa.list_(pa.string())),
             pa.array([list(headers.items()) for headers in inputs.headers], pa.map_(pa.string(), pa.binary())),
             pa.array(range(inputs.count), pa.uint32()),
         ],
         names=["value", "event_time", "keys", "headers", "parent"],
     )
+
+
+def value_column(inputs: Inputs) -> pa.Array[Any]:
+    """The values, in the frame's memory. Raises `ValueError`."""
+    import pyarrow as pa
+
+    if columns.count_bytes(inputs.sealed.values) != inputs.count:
+        raise ValueError(f"a frame says it has {inputs.count} records, and has another number of values")
+    if not inputs.count:
+        return pa.array([], pa.binary())
+    sealed = frame_pb2.SealedBytesColumn.FromString(inputs.sealed.values)
+    # Arrow's offsets are signed, ours are not; below 2 GiB, and a message is far below it, the bits are the same.
+    value = pa.Array.from_buffers(
+        pa.binary(), inputs.count, [None, pa.py_buffer(sealed.offsets), pa.py_buffer(sealed.data)]
+    )
+    value.validate(full=True)
+    return value
+
+
+def time_column(inputs: Inputs) -> pa.Array[Any]:
+    """The event times, in the frame's memory. Raises `ValueError`."""
+    import pyarrow as pa
+
+    if len(inputs.sealed.event_times_us) != 8 * inputs.count:
+        raise ValueError(f"a frame says it has {inputs.count} records, and has another number of event times")
+    time = pa.Array.from_buffers(
+        pa.timestamp("us", tz="UTC"), inputs.count, [None, pa.py_buffer(inputs.sealed.event_times_us)]
+    )
+    time.validate()
+    return time
 
 
 def to_answer(call_id: int, inputs: Inputs, batch: Any, *, times_allowed: bool) -> udf_pb2.SealedMapAnswer:
@@ -75,9 +94,9 @@ def to_answer(call_id: int, inputs: Inputs, batch: Any, *, times_allowed: bool) 
     if parents is not None:
         answer.parents = columns.pack_offsets(parents)
     if "keys" in names:
-        answer.keys = columns.pack_lists(_texts(batch["keys"], "keys")) or columns.pack_no_lists(count)
+        answer.keys = columns.pack_lists(texts(batch["keys"], "keys")) or columns.pack_no_lists(count)
     if "tags" in names:
-        answer.tags = columns.pack_lists(_texts(batch["tags"], "tags"))
+        answer.tags = columns.pack_lists(texts(batch["tags"], "tags"))
     if "headers" in names:
         cast: Any = batch["headers"].cast(pa.map_(pa.string(), pa.binary()))
         rows: list[Any] = cast.to_pylist()
@@ -125,7 +144,7 @@ def _values(column: Any) -> bytes:
 
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    if not _is_bytes(column.type):
+    if not is_bytes(column.type):
         raise BadOutput(f"the column value is binary or string, not {column.type}")
     if column.null_count:
         raise BadOutput("the column value has nulls; leave the rows out and keep the column parent")
@@ -142,7 +161,8 @@ def _values(column: Any) -> bytes:
     return frame_pb2.SealedBytesColumn(offsets=columns.pack_offsets(offsets), data=payload).SerializeToString()
 
 
-def _texts(column: Any, name: str) -> list[list[bytes]]:
+def texts(column: Any, name: str) -> list[list[bytes]]:
+    """A column of strings or lists of strings, encoded. Raises `BadOutput`."""
     import pyarrow as pa
 
     kind = column.type
@@ -154,7 +174,8 @@ def _texts(column: Any, name: str) -> list[list[bytes]]:
     raise BadOutput(f"the column {name} is string or list<string>, not {kind}")
 
 
-def _is_bytes(kind: Any) -> bool:
+def is_bytes(kind: Any) -> bool:
+    """Whether an Arrow type is one of byte strings or texts."""
     import pyarrow as pa
 
     return any(

@@ -1,4 +1,4 @@
-"""The decorators `@udf.map`, `@udf.source_transform`, `@udf.sink` and `@udf.source`.
+"""The decorators `@udf.map`, `@udf.source_transform`, `@udf.sink`, `@udf.source` and `@udf.reduce`.
 
 They leave their options on the function and return it unchanged, so it can still be called and tested as it is.
 """
@@ -6,9 +6,12 @@ They leave their options on the function and return it unchanged, so it can stil
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from millstream_udf import definition
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _C = TypeVar("_C", bound=type)
@@ -61,6 +64,24 @@ def source(cls: _C, /) -> _C:
     """
     definition.mark(definition.SOURCE, cls)
     return cls
+
+
+@overload
+def reduce(function: _F, /) -> _F: ...
+@overload
+def reduce(
+    *, arrow: bool = False, pandas: bool = False, schema: pa.Schema | None = None, concurrency: int | None = None
+) -> Callable[[_F], _F]: ...
+def reduce(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    """A function from the records of a window (keyed: of one key in a window) to none, one or many results.
+
+    Its parameters are given by name: `keys`, `window`, `context`; the one that is called otherwise gets the records.
+    A class with `add(record)` and `result()` has an instance for each group. `arrow=True`: the records are a
+    pyarrow.Table, and for a class `add` gets one pyarrow.RecordBatch after another. `pandas=True`: a DataFrame.
+    `schema`: the values are JSON objects with these fields, decoded into columns. `concurrency`: how many groups an
+    async function works on at a time (1,000).
+    """
+    return _decorate(definition.REDUCE, function, options)
 
 
 def _decorate(kind: Any, function: Callable[..., Any] | None, options: dict[str, Any]) -> Any:

@@ -9,6 +9,8 @@ Cases, for a function with parameters p1 and maybe p2:
  3. p2, when there is one: the context.
  4. `batch=True`: p1 is the list of them (`list[bytes]`, `list[Record]`, or by the name `values`).
  5. `arrow=True`: p1 is a pyarrow.RecordBatch.
+
+Reduce functions have parameters of their own: see `reduce_definition`.
 """
 
 from __future__ import annotations
@@ -17,18 +19,27 @@ import enum
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from millstream_udf.values import Record
 from millstream_udf.wire.udf.v1 import udf_pb2
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 ATTRIBUTE = "__millstream_udf__"
 """Where a decorator leaves its options on the function."""
 
 MAP, SOURCE_TRANSFORM = udf_pb2.KIND_MAP, udf_pb2.KIND_SOURCE_TRANSFORM
-SINK, SOURCE = udf_pb2.KIND_SINK, udf_pb2.KIND_SOURCE
-KIND_NAMES = {MAP: "map", SOURCE_TRANSFORM: "source transform", SINK: "sink", SOURCE: "source"}
-DECORATORS = {MAP: "@udf.map", SOURCE_TRANSFORM: "@udf.source_transform", SINK: "@udf.sink", SOURCE: "@udf.source"}
+SINK, SOURCE, REDUCE = udf_pb2.KIND_SINK, udf_pb2.KIND_SOURCE, udf_pb2.KIND_REDUCE
+KIND_NAMES = {MAP: "map", SOURCE_TRANSFORM: "source transform", SINK: "sink", SOURCE: "source", REDUCE: "reduce"}
+DECORATORS = {
+    MAP: "@udf.map",
+    SOURCE_TRANSFORM: "@udf.source_transform",
+    SINK: "@udf.sink",
+    SOURCE: "@udf.source",
+    REDUCE: "@udf.reduce",
+}
 
 CONCURRENCY = 1000
 """Records of a stream that an async function works on at a time, unless it says otherwise."""
@@ -42,6 +53,7 @@ class Takes(enum.Enum):
     VALUES = "list of values"
     RECORDS = "list of records"
     ARROW = "record batch"
+    FRAME = "data frame"
 
 
 class Flavour(enum.Enum):
@@ -62,6 +74,19 @@ class Options:
     arrow: bool = False
     concurrency: int | None = None
     threads: int = 0
+    pandas: bool = False
+    schema: pa.Schema | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceShape:
+    """How a reduce function is called."""
+
+    arguments: tuple[str, ...]
+    """Which of keys, records, window and context it takes, in this order; a class: those of its constructor."""
+    per_group: bool = False
+    """It is a class with `add` and `result`, of which each group has an instance."""
+    add_is_async: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +101,8 @@ class Definition:
     takes: Takes = Takes.RECORD
     wants_context: bool = False
     flavour: Flavour = Flavour.SYNC
+    reduce: ReduceShape | None = None
+    """Of a reduce function. (Of a class with `result`, `flavour` is that of `result`.)"""
 
     @property
     def is_async(self) -> bool:
@@ -88,7 +115,9 @@ class Definition:
 
     @property
     def concurrency(self) -> int:
-        """Records of one stream that are worked on at a time."""
+        """Records (of a reduce: groups) of one stream that are worked on at a time."""
+        if self.reduce is not None:
+            return (self.options.concurrency or CONCURRENCY) if self.is_async else 1
         if self.takes in (Takes.VALUE, Takes.RECORD):
             return (self.options.concurrency or CONCURRENCY) if self.is_async else max(1, self.options.threads)
         return self.options.concurrency or 1
@@ -99,11 +128,15 @@ def define(target: Any, name: str) -> Definition:
     options: Options | None = getattr(target, ATTRIBUTE, None)
     decorated = options is not None
     if options is None:
-        options = Options(kinds=(MAP, SOURCE_TRANSFORM, SINK))
+        options = Options(kinds=(REDUCE,) if _reduces(target) else (MAP, SOURCE_TRANSFORM, SINK))
     definition = Definition(name, options.kinds, target, options)
     if SOURCE in options.kinds:
         _check_source(target, name)
         return definition
+    if REDUCE in options.kinds:
+        from millstream_udf.reduce_definition import shaped
+
+        return shaped(definition)
     function, skip = target, 0
     if inspect.isclass(target):
         function, skip = getattr(target, "process", None), 1
@@ -116,9 +149,19 @@ def define(target: Any, name: str) -> Definition:
     return _shaped(definition, function, skip, decorated=decorated)
 
 
+def _reduces(target: Any) -> bool:
+    """Whether what nobody decorated can be nothing but a reduce function: others take the value and the context."""
+    if inspect.isclass(target):
+        return all(callable(getattr(target, name, None)) for name in ("add", "result"))
+    if not inspect.isfunction(target):
+        return False
+    required = [p for p in inspect.signature(target).parameters.values() if p.default is p.empty]
+    return len(required) > 2 or any(p.name == "window" for p in required)
+
+
 def _shaped(definition: Definition, function: Any, skip: int, *, decorated: bool) -> Definition:
     options = definition.options
-    flavour = _flavour(function)
+    flavour = flavour_of(function)
     parameters = _parameters(function, definition.name)[skip:]
     if len(parameters) not in (1, 2):
         raise TypeError(
@@ -144,7 +187,8 @@ def _shaped(definition: Definition, function: Any, skip: int, *, decorated: bool
     return replace(definition, takes=takes, wants_context=len(parameters) == 2, flavour=flavour)
 
 
-def _flavour(function: Any) -> Flavour:
+def flavour_of(function: Any) -> Flavour:
+    """How it is called."""
     unwrapped = inspect.unwrap(function)
     if not inspect.isroutine(unwrapped):
         unwrapped = type(unwrapped).__call__
@@ -210,6 +254,10 @@ def mark(kind: udf_pb2.Kind.ValueType, target: Callable[..., Any], **given: Any)
     options = Options(kinds=(kind,), **given)
     if options.batch and options.arrow:
         raise TypeError(f"{DECORATORS[kind]}: batch or arrow, not both")
+    if options.arrow and options.pandas:
+        raise TypeError(f"{DECORATORS[kind]}: arrow or pandas, not both")
+    if options.schema is not None and not (options.arrow or options.pandas):
+        raise TypeError(f"{DECORATORS[kind]}: schema is for functions with arrow=True or pandas=True")
     if options.concurrency is not None and options.concurrency < 1:
         raise TypeError(f"{DECORATORS[kind]}: concurrency is at least 1, not {options.concurrency}")
     if options.threads < 0:

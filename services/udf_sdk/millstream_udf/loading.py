@@ -20,12 +20,14 @@ class LoadError(Exception):
     """The function cannot be found or cannot be used. The cause, if any, is the user's own exception."""
 
 
-def load(spec: str) -> Definition:
-    """The definition of the function that `spec` names. Modules are also looked for in the working directory."""
+def load(spec: str, directory: str = "") -> Definition:
+    """The definition of the function that `spec` names. Modules and files are also looked for in `directory`, by
+    default the working directory."""
+    directory = os.path.abspath(directory)
     where, colon, name = spec.rpartition(":")
     if not colon or not where or not name:
         raise LoadError(f"{spec!r} does not name a function: write module:function or path/file.py:function")
-    module = _load_file(where) if where.endswith(".py") else _load_module(where)
+    module = _load_file(where, directory) if where.endswith(".py") else _load_module(where, directory)
     target: Any = module
     for part in name.split("."):
         if not hasattr(target, part):
@@ -37,14 +39,15 @@ def load(spec: str) -> Definition:
         raise LoadError(f"{spec}: {error}") from None
 
 
-def _load_file(path: str) -> ModuleType:
-    if not os.path.isfile(path):
-        raise LoadError(f"there is no file {path} (working directory: {os.getcwd()})")
+def _load_file(path: str, directory: str) -> ModuleType:
+    found = os.path.join(directory, path)
+    if not os.path.isfile(found):
+        raise LoadError(f"there is no file {path} (working directory: {directory})")
     # Its neighbours can be imported, as if it had been started as a script.
-    _search(os.path.dirname(os.path.abspath(path)))
-    _search(os.getcwd())
+    _search(os.path.dirname(found))
+    _search(directory)
     name = os.path.splitext(os.path.basename(path))[0]
-    module_spec = importlib.util.spec_from_file_location(name, path)
+    module_spec = importlib.util.spec_from_file_location(name, found)
     if module_spec is None or module_spec.loader is None:
         raise LoadError(f"{path} cannot be imported")
     module = importlib.util.module_from_spec(module_spec)
@@ -53,15 +56,15 @@ def _load_file(path: str) -> ModuleType:
     return module
 
 
-def _load_module(name: str) -> ModuleType:
-    _search(os.getcwd())
+def _load_module(name: str, directory: str) -> ModuleType:
+    _search(directory)
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         # A module that is missing inside the user's module is the user's traceback to read.
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             raise LoadError(
-                f"there is no module {name} (working directory: {os.getcwd()}); for a file write path/file.py:function"
+                f"there is no module {name} (working directory: {directory}); for a file write path/file.py:function"
             ) from None
         raise
 

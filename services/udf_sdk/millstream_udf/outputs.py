@@ -6,7 +6,7 @@ returned for it, or the exception it ended with.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from millstream_udf import columns
@@ -131,20 +131,26 @@ def _faults(outputs: Sequence[bytes | Message], parents: Sequence[int]) -> dict[
     """Of messages that cannot be encoded, by input."""
     faults: dict[int, BadOutput] = {}
     for output, parent in zip(outputs, parents, strict=True):
-        if type(output) is not Message:
-            continue
-        for name, expected, sound in (
-            ("value", "bytes", type(output.value) is bytes),
-            ("keys", "texts", output.keys is None or _are_texts(output.keys)),
-            ("tags", "texts", _are_texts(output.tags)),
-            ("headers", "a mapping of texts to bytes", output.headers is None or _are_headers(output.headers)),
-            ("event_time", "within 64 bits", output.event_time_us is None or -(2**63) <= output.event_time_us < 2**63),
-        ):
-            if not sound:
-                faults[parent] = BadOutput(
-                    f"{name} of a message must be {expected}, not {_named(getattr(output, name, output.event_time_us))}"
-                )
+        if type(output) is Message and (fault := fault_of(output)) is not None:
+            faults[parent] = fault
     return faults
+
+
+def fault_of(message: Message) -> BadOutput | None:
+    """Why a message cannot be encoded."""
+    fault = None
+    for name, expected, sound in (
+        ("value", "bytes", type(message.value) is bytes),
+        ("keys", "texts", message.keys is None or _are_texts(message.keys)),
+        ("tags", "texts", _are_texts(message.tags)),
+        ("headers", "a mapping of texts to bytes", message.headers is None or _are_headers(message.headers)),
+        ("event_time", "within 64 bits", message.event_time_us is None or -(2**63) <= message.event_time_us < 2**63),
+    ):
+        if not sound:
+            fault = BadOutput(
+                f"{name} of a message must be {expected}, not {_named(getattr(message, name, message.event_time_us))}"
+            )
+    return fault
 
 
 def _are_texts(texts: object) -> bool:
@@ -163,22 +169,28 @@ def _is_text(text: object) -> bool:
 
 
 def _each(result: Any, *, times_allowed: bool) -> list[Any]:
-    """The outputs in one result: `bytes` and `Message`."""
-    if isinstance(result, _SCALARS):
-        outputs = [_output(result)]
-    elif isinstance(result, dict) or not isinstance(result, Iterable):
-        raise BadOutput(
-            f"a function returns bytes, str, None, a Message, or a list of these, not "
-            f"{_named(result)}{hint_for(result)}"
-        )
-    else:
-        outputs = [_output(item) for item in result]
+    outputs = list(each_output(result))
     if not times_allowed and any(type(item) is Message and item.event_time_us is not None for item in outputs):
         raise BadOutput("only a source transform can set event times: the watermark is taken behind it")
     return outputs
 
 
-def _output(item: Any) -> bytes | Message:
+def each_output(result: Any) -> Iterator[bytes | Message]:
+    """The outputs in one result, one after the other as an iterator makes them."""
+    if result is None:
+        return iter(())
+    if isinstance(result, _SCALARS):
+        return iter((output_of(result),))
+    if isinstance(result, dict) or not isinstance(result, Iterable):
+        raise BadOutput(
+            f"a function returns bytes, str, None, a Message, or a list of these, not "
+            f"{_named(result)}{hint_for(result)}"
+        )
+    return map(output_of, result)
+
+
+def output_of(item: Any) -> bytes | Message:
+    """One item of what a function gave."""
     match item:
         case bytes() | Message():
             return item

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
+_FIRST = datetime(1, 1, 1, tzinfo=UTC)
+_LAST = datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)
 _NO_HEADERS: Mapping[str, bytes] = {}
 
 
@@ -116,6 +119,30 @@ class Message:
     __hash__ = None  # type: ignore[assignment]  # headers may be a dictionary
 
 
+class Window(NamedTuple):
+    """A stretch of event time, [start, end), whose records are reduced."""
+
+    start_us: int
+    """Microseconds since the epoch, UTC."""
+    end_us: int
+    early: int = 0
+    """Number of the early result, from 1; 0 for the final one."""
+
+    @property
+    def start(self) -> datetime:
+        """In UTC; a time that a `datetime` cannot say is the nearest that it can."""
+        return _datetime(self.start_us)
+
+    @property
+    def end(self) -> datetime:
+        """As `start`."""
+        return _datetime(self.end_us)
+
+    def __str__(self) -> str:
+        early = f", early {self.early}" if self.early else ""
+        return f"[{_text(self.start)}, {_text(self.end)}{early})"
+
+
 class Batch:
     """What one read of a source gives."""
 
@@ -163,6 +190,17 @@ class Fallback(Exception):
     def __init__(self, reason: str = "") -> None:
         super().__init__(reason)
         self.reason = reason
+
+
+def _datetime(time_us: int) -> datetime:
+    try:
+        return _EPOCH + time_us * _MICROSECOND
+    except OverflowError:
+        return _FIRST if time_us < 0 else _LAST
+
+
+def _text(time: datetime) -> str:
+    return time.isoformat().replace("+00:00", "Z")
 
 
 def _as_bytes(value: object) -> bytes:

@@ -1,0 +1,270 @@
+"""Groups of records on their way into a reduce function: what a part holds, and the records as the function reads them.
+
+Above it: `reducing`. Below it: the column codecs; Arrow only where a caller or a function brings it. It does not know
+where parts come from: a gRPC stream (`reduce_stream`), a Spark task (`reducing.Reducer`) or a test.
+
+    parts ──► Cursor ──► whole groups, one after the other
+                   └───► Feed of a group that goes on: pulls the next parts while the function reads
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from functools import cached_property
+from itertools import chain, repeat
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from millstream_udf.inputs import Inputs
+from millstream_udf.values import Record, Window
+from millstream_udf.wire.udf.v1 import udf_pb2
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class Group(NamedTuple):
+    """One window, and one key of it where the vertex is keyed."""
+
+    window: Window
+    keys: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.window} {'/'.join(self.keys)}" if self.keys else str(self.window)
+
+
+class Rows(Protocol):
+    """Records by columns, decoded as far as a function asks for them. Raises `ValueError` where that cannot be done."""
+
+    @property
+    def values(self) -> Sequence[bytes]: ...
+
+    @property
+    def event_times_us(self) -> Sequence[int]: ...
+
+    @property
+    def keys(self) -> Sequence[tuple[str, ...]] | None:
+        """None: each record has its group's."""
+
+    @property
+    def headers(self) -> Sequence[dict[str, bytes]] | None:
+        """None: no record has headers."""
+
+    @property
+    def batch(self) -> pa.RecordBatch:
+        """value: binary, event_time: timestamp[us, UTC], keys: list<string>, headers: map<string, binary>."""
+
+
+class Part(NamedTuple):
+    """Records of groups, in the order of the groups; `ReducePart` of the protocol in another form."""
+
+    groups: Sequence[Group]
+    """That begin here."""
+    counts: Sequence[int]
+    """Records of each group; one number more, the first, where the part before was unfinished."""
+    rows: Rows
+    unfinished: bool = False
+    """The last group goes on in the next part."""
+
+
+class FrameRows:
+    """Rows of an encoded frame; of none when it is empty."""
+
+    def __init__(self, frame: bytes) -> None:
+        self._inputs = Inputs(frame)
+        self.count = self._inputs.count
+
+    @property
+    def values(self) -> Sequence[bytes]:
+        return self._inputs.values
+
+    @cached_property
+    def event_times_us(self) -> Sequence[int]:
+        return self._inputs.event_times_us
+
+    @cached_property
+    def keys(self) -> Sequence[tuple[str, ...]] | None:
+        return self._inputs.keys if self._inputs.sealed.keys else None
+
+    @cached_property
+    def headers(self) -> Sequence[dict[str, bytes]] | None:
+        return self._inputs.headers if self._inputs.sealed.headers else None
+
+    @cached_property
+    def batch(self) -> pa.RecordBatch:
+        from millstream_udf.reduce_arrow import batch_of_frame
+
+        return batch_of_frame(self._inputs)
+
+
+def decode_part(message: udf_pb2.SealedReducePart, *, continues: bool) -> Part:
+    """`continues`: the part before was unfinished. Raises `ValueError` for a part that contradicts itself."""
+    groups = [Group(Window(group.start_us, group.end_us, group.early), tuple(group.keys)) for group in message.groups]
+    rows = FrameRows(message.frame)
+    counts = message.counts
+    if len(counts) != len(groups) + continues or not counts:
+        raise ValueError(
+            f"a part has {len(groups)} groups and {len(counts)} counts, {'behind' if continues else 'without'} an "
+            "unfinished one"
+        )
+    if sum(counts) != rows.count:
+        raise ValueError(f"the counts of a part come to {sum(counts)}, and its frame has {rows.count} records")
+    return Part(groups, counts, rows, message.unfinished)
+
+
+class Source(Protocol):
+    """Where parts come from."""
+
+    async def next(self) -> Part | None:
+        """None at the end."""
+
+    def next_blocking(self) -> Part | None:
+        """For functions that are not async: they cannot wait otherwise."""
+
+
+class Gone(BaseException):
+    """The parts ended in the middle of a group: nobody waits for its results. No `Exception`, so that a function that
+    catches these does not catch it."""
+
+
+class Chunk(NamedTuple):
+    """Some records of one group: rows from `start` up to `stop`."""
+
+    rows: Rows
+    start: int
+    stop: int
+
+
+class Cursor:
+    """Cuts what a source gives into groups."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._whole: list[tuple[Group, Chunk]] = []
+        self._open: tuple[Group, Chunk] | None = None
+
+    async def advance(self) -> bool:
+        """To the next part, or to what is left of the one in which an unfinished group ended. False at the end."""
+        if self._whole or self._open is not None:
+            return True
+        part = await self._source.next()
+        if part is None:
+            return False
+        self._cut(part, 0)
+        return True
+
+    def whole(self) -> list[tuple[Group, Chunk]]:
+        """Groups that are complete, once."""
+        taken, self._whole = self._whole, []
+        return taken
+
+    def unfinished(self) -> tuple[Group, Feed] | None:
+        """The group that goes on in the next part, once, behind the whole ones."""
+        if self._open is None:
+            return None
+        (group, chunk), self._open = self._open, None
+        return group, Feed(chunk, self)
+
+    def next_chunk(self, part: Part | None) -> tuple[Chunk | None, bool]:
+        """Of the unfinished group, out of the part behind it; and whether the group goes on after that."""
+        if part is None:
+            raise Gone("the parts ended in the middle of a group")
+        goes_on = part.unfinished and len(part.counts) == 1
+        count = part.counts[0]
+        if not goes_on:
+            self._cut(part, 1)
+        return (Chunk(part.rows, 0, count) if count else None), goes_on
+
+    async def pull(self) -> tuple[Chunk | None, bool]:
+        return self.next_chunk(await self._source.next())
+
+    def pull_blocking(self) -> tuple[Chunk | None, bool]:
+        return self.next_chunk(self._source.next_blocking())
+
+    def _cut(self, part: Part, skipped: int) -> None:
+        start = sum(part.counts[:skipped])
+        for group, count in zip(part.groups, part.counts[skipped:], strict=True):
+            self._whole.append((group, Chunk(part.rows, start, start + count)))
+            start += count
+        if part.unfinished:
+            self._open = self._whole.pop()
+
+
+class Feed:
+    """The chunks of one group, read once, as they come."""
+
+    def __init__(self, first: Chunk, cursor: Cursor | None = None) -> None:
+        """Without a cursor the group is complete."""
+        self._next: Chunk | None = first
+        self._cursor = cursor
+
+    def __iter__(self) -> Iterator[Chunk]:
+        while True:
+            chunk, self._next = self._next, None
+            if chunk is not None and chunk.stop > chunk.start:
+                yield chunk
+            elif self._cursor is None:
+                return
+            if self._cursor is not None:
+                self._next, goes_on = self._cursor.pull_blocking()
+                if not goes_on:
+                    self._cursor = None
+
+    async def __aiter__(self) -> AsyncIterator[Chunk]:
+        while True:
+            chunk, self._next = self._next, None
+            if chunk is not None and chunk.stop > chunk.start:
+                yield chunk
+            elif self._cursor is None:
+                return
+            if self._cursor is not None:
+                self._next, goes_on = await self._cursor.pull()
+                if not goes_on:
+                    self._cursor = None
+
+    async def skip(self) -> None:
+        """Read what the function has left, to the end of the group."""
+        async for _ in self:
+            pass
+
+
+class Records:
+    """The records of a group as a function reads them: once, with `for` or `async for`.
+
+    They are decoded while they are read, so a group may be larger than memory.
+    """
+
+    def __init__(self, group: Group, feed: Feed, *, values: bool) -> None:
+        self._group = group
+        self._feed = feed
+        self._values = values
+        self._read = False
+
+    def __iter__(self) -> Iterator[Any]:
+        self._begin()
+        return chain.from_iterable(items_of(chunk, self._group, values=self._values) for chunk in self._feed)
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        self._begin()
+        async for chunk in self._feed:
+            for item in items_of(chunk, self._group, values=self._values):
+                yield item
+
+    def _begin(self) -> None:
+        if self._read:
+            raise RuntimeError(
+                "the records of a group can be read once, because they need not fit into memory; to read them again, "
+                "keep them: records = list(records)"
+            )
+        self._read = True
+
+
+def items_of(chunk: Chunk, group: Group, *, values: bool) -> Iterable[Any]:
+    """The values or `Record`s of a chunk."""
+    rows, part = chunk.rows, slice(chunk.start, chunk.stop)
+    if values:
+        return rows.values[part]
+    times, keys, headers = rows.event_times_us[part], rows.keys, rows.headers
+    own_keys = repeat(group.keys) if keys is None else keys[part]
+    if headers is None:
+        return map(Record, rows.values[part], times, own_keys)
+    return map(Record, rows.values[part], times, own_keys, headers[part])

@@ -1,0 +1,89 @@
+"""Says of every line that a function prints which group it was printed for.
+
+Above it: `reducing`. Below it: `sys.stdout` and `sys.stderr`. In a Spark worker, and among many groups, a line without
+its window and key would help nobody. A label belongs to a context (`contextvars`), so groups that are worked on at the
+same time have their own.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TextIO
+
+_label: ContextVar[_Label | None] = ContextVar("millstream_udf_label", default=None)
+
+
+class _Label:
+    __slots__ = ("begun", "source")
+
+    def __init__(self, source: object) -> None:
+        self.source = source
+        self.begun: dict[_Labelled, str] = {}
+        """Beginning of a line that has not ended, by stream."""
+
+
+class _Labelled(io.TextIOBase):
+    """A text stream that begins each line with the label of its writer."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str, /) -> int:
+        label = _label.get()
+        if label is None:
+            return self._stream.write(text)
+        *lines, rest = (label.begun.pop(self, "") + text).split("\n")
+        if rest:
+            label.begun[self] = rest
+        if lines:
+            # One write for each line, so that lines of several processes do not mix.
+            for line in lines:
+                self._stream.write(f"{label.source}: {line}\n")
+            self._stream.flush()
+        return len(text)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]  # read only here
+        return self._stream.encoding
+
+    @property
+    def buffer(self) -> object:
+        """Bytes that are written here have no label."""
+        return self._stream.buffer
+
+
+def install() -> None:
+    """From here on `sys.stdout` and `sys.stderr` know labels. Once a process; again it changes nothing."""
+    if not isinstance(sys.stdout, _Labelled):
+        sys.stdout = _Labelled(sys.stdout)
+    if not isinstance(sys.stderr, _Labelled):
+        sys.stderr = _Labelled(sys.stderr)
+
+
+@contextmanager
+def labelled(source: object) -> Iterator[None]:
+    """Lines that are written meanwhile begin with `source`; it is made into text only when there is one."""
+    label = _Label(source)
+    token = _label.set(label)
+    try:
+        yield
+    finally:
+        for stream in list(label.begun):
+            stream.write("\n")
+        _label.reset(token)

@@ -1,0 +1,156 @@
+"""What a user's reduce function is: which parameters get what. Decided once, when it is loaded.
+
+Above it: `definition`. Below it: users' functions. It does not run anything.
+
+Cases:
+ 1. Parameters called `keys`, `window` and `context` (or annotated `Window`, `Context`) get these, in whatever order,
+    and the one that is left gets the records.
+ 2. More than one is left: they are, in this order, keys, records, window.
+ 3. The records are a `Table` with `arrow=True`, a `DataFrame` with `pandas=True`; otherwise an iterable: of values,
+    when the parameter is called `values` or its annotation says bytes, and of `Record`s when not.
+ 4. A class with `process` is made once a process, and `process` is the function; one with `add` and `result` is made
+    once a group. Its constructor may take keys, window and context, by these names.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import replace
+from typing import Any
+
+from millstream_udf.definition import Definition, Flavour, ReduceShape, Takes, flavour_of
+from millstream_udf.values import Record
+
+GIVEN = ("keys", "window", "context")
+"""What a parameter of this name gets."""
+BY_PLACE = ("keys", "records", "window")
+"""What parameters get whose names say nothing."""
+COLUMNS = ("event_time", "keys", "headers")
+"""Columns of a table beside those of the value."""
+
+
+def shaped(definition: Definition) -> Definition:
+    """Raises `TypeError` that says what to change."""
+    target, name = definition.target, definition.name
+    _check_schema(definition)
+    if not inspect.isclass(target):
+        if not callable(target):
+            raise TypeError(f"{name} is not a function but {type(target).__name__}")
+        return _function(definition, target, 0)
+    process = getattr(target, "process", None)
+    if callable(process):
+        return _function(definition, process, 1)
+    for method in ("add", "result"):
+        if not callable(getattr(target, method, None)):
+            raise TypeError(
+                f"class {name} needs the methods add(self, record) and result(self), of which each group has an "
+                f"instance, or process(self, keys, records, window)"
+            )
+    return _per_group(definition)
+
+
+def _function(definition: Definition, function: Any, skip: int) -> Definition:
+    parameters = _parameters(function, definition.name)[skip:]
+    roles = [_role(parameter) for parameter in parameters]
+    if roles.count(None) > 1:
+        free = iter(role for role in BY_PLACE if role not in roles)
+        roles = [role if role is not None else next(free, None) for role in roles]
+    else:
+        roles = ["records" if role is None else role for role in roles]
+    if None in roles or "records" not in roles or len(set(roles)) != len(roles):
+        raise TypeError(
+            f"{definition.name} takes {_listed(parameters)}; a reduce function takes the records, and maybe keys, "
+            "window and context, by these names: def process(keys, records, window)"
+        )
+    flavour = flavour_of(function)
+    arguments = tuple(role for role in roles if role is not None)
+    records = parameters[arguments.index("records")]
+    definition = replace(definition, takes=_takes(definition, records), flavour=flavour, reduce=ReduceShape(arguments))
+    return _checked(definition)
+
+
+def _per_group(definition: Definition) -> Definition:
+    target = definition.target
+    made_with = [] if target.__init__ is object.__init__ else _parameters(target.__init__, definition.name)[1:]
+    roles = [_role(parameter) for parameter in made_with]
+    if None in roles:
+        raise TypeError(
+            f"{definition.name}.__init__ takes {_listed(made_with)}; an instance is made for each group, with keys, "
+            "window and context where it asks for them by these names"
+        )
+    added = _parameters(target.add, definition.name)[1:]
+    if len(added) != 1:
+        raise TypeError(f"{definition.name}.add takes {_listed(added)}; it takes one record: add(self, record)")
+    if len(_parameters(target.result, definition.name)) != 1:
+        raise TypeError(f"{definition.name}.result takes nothing: result(self)")
+    flavour, adding = flavour_of(target.result), flavour_of(target.add)
+    if adding in (Flavour.GENERATOR, Flavour.ASYNC_GENERATOR):
+        raise TypeError(f"{definition.name}.add yields; results come from result(self)")
+    if adding is Flavour.ASYNC and flavour in (Flavour.SYNC, Flavour.GENERATOR):
+        raise TypeError(f"{definition.name}.add is async, so result must be: async def result(self)")
+    shape = ReduceShape(
+        tuple(role for role in roles if role is not None), per_group=True, add_is_async=adding is Flavour.ASYNC
+    )
+    return _checked(replace(definition, takes=_takes(definition, added[0]), flavour=flavour, reduce=shape))
+
+
+def _checked(definition: Definition) -> Definition:
+    if definition.options.concurrency is not None and not definition.is_async:
+        raise TypeError(f"{definition.name} is not async: concurrency=n is for functions that wait for others")
+    return definition
+
+
+def _role(parameter: inspect.Parameter) -> str | None:
+    if parameter.name in GIVEN:
+        return parameter.name
+    text = str(parameter.annotation)
+    for name, role in (("Window", "window"), ("Context", "context")):
+        if text.rpartition(".")[2].strip("'\"> ") == name:
+            return role
+    return None
+
+
+def _takes(definition: Definition, parameter: inspect.Parameter) -> Takes:
+    if definition.options.arrow:
+        return Takes.ARROW
+    if definition.options.pandas:
+        return Takes.FRAME
+    text = "" if parameter.annotation is parameter.empty else str(parameter.annotation)
+    if Record.__name__ in text:
+        return Takes.RECORD
+    return Takes.VALUE if "bytes" in text or parameter.name in ("value", "values") else Takes.RECORD
+
+
+def _parameters(function: Any, name: str) -> list[inspect.Parameter]:
+    """Those that somebody has to give something for."""
+    parameters = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        optional = parameter.default is not parameter.empty
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            if not optional:
+                raise TypeError(f"{name} has an argument {parameter.name} by keyword only, which nobody gives it")
+            continue
+        # One with a default is the author's own, unless it is called what we have.
+        if not optional or parameter.name in GIVEN:
+            parameters.append(parameter)
+    return parameters
+
+
+def _check_schema(definition: Definition) -> None:
+    schema = definition.options.schema
+    if schema is None:
+        return
+    if not hasattr(schema, "names") or not hasattr(schema, "field"):
+        raise TypeError(f"{definition.name}: schema is a pyarrow.Schema, not {type(schema).__name__}")
+    taken = sorted(set(schema.names).intersection(COLUMNS))
+    if taken:
+        raise TypeError(
+            f"{definition.name}: {', '.join(taken)} in the schema would hide the column of that name; rename the field "
+            "where the value is made"
+        )
+
+
+def _listed(parameters: list[inspect.Parameter]) -> str:
+    return f"({', '.join(parameter.name for parameter in parameters)})"

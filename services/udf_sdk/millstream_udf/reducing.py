@@ -1,0 +1,354 @@
+"""Runs a reduce function over groups of records.
+
+Above it: the sidecar's server, Spark's tasks, the test kit. Below it: users' functions. It knows neither gRPC nor
+Spark: parts of groups come from a `Source`, answers about them go to whoever iterates.
+
+    parts ─► Cursor ─► function, group by group ─► answers, in the order of the groups
+
+A group that is complete in its part is reduced at once. One that goes on in the next parts is reduced while they come:
+the function reads records, and reading pulls parts. Results leave in answers of about ANSWER_BYTES, so neither a group
+nor its results need fit into memory.
+
+In a process without a server of its own (a Spark worker), `load` gives a `Reducer`, which can be pickled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import Any
+
+from millstream_udf import labels
+from millstream_udf.context import Context
+from millstream_udf.definition import REDUCE, Definition, Flavour, Takes
+from millstream_udf.failures import BadOutput, describe, summary
+from millstream_udf.groups import Cursor, Feed, Group, Part, Records, items_of
+from millstream_udf.loading import LoadError
+from millstream_udf.loading import load as load_definition
+from millstream_udf.outputs import each_output, fault_of, output_of
+from millstream_udf.reduce_arrow import Tables, is_table, outputs_of
+from millstream_udf.values import DeadLetter, Drop, Fallback, Message, Retry
+
+ANSWER_BYTES = 1024 * 1024
+"""An answer leaves when its results have come to this."""
+ANSWER_GROUPS = 4096
+"""Or when it tells of so many groups."""
+RESULT_BYTES_MAX = 60 * 1024 * 1024
+"""Of one result, with its keys and headers: it has to fit into one message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A group without results, and why."""
+
+    index: int
+    """Into the answer's groups."""
+    error: str
+    """One line."""
+    detail: str = ""
+    """The user's traceback."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """What became of some groups. The results of a failed group do not count, here or in the answers before."""
+
+    groups: list[Group] = field(default_factory=list)
+    """In order. Where the answer before was unfinished, the first is the group that it left open."""
+    counts: list[int] = field(default_factory=list)
+    """Results of each group."""
+    results: list[bytes | Message] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    unfinished: bool = False
+    """More results of the last group follow."""
+
+
+class ReduceFunction:
+    """A reduce function that is set up. One for a process."""
+
+    def __init__(self, definition: Definition, call: Callable[..., Any]) -> None:
+        """`call`: the function, or the class of which each group has an instance."""
+        if definition.reduce is None:
+            raise TypeError(f"{definition.name} is no reduce function; decorate it with @udf.reduce")
+        self.definition = definition
+        self._call = call
+        self._shape = definition.reduce
+        self._tables = Tables(definition.options.schema)
+        self._values = definition.takes is Takes.VALUE
+
+    async def answers(self, cursor: Cursor, context: Context) -> AsyncGenerator[Answer, None]:
+        """Reduce every group of `cursor`. Raises `Gone` when the parts end in the middle of one."""
+        builder = _Builder()
+        while await cursor.advance():
+            groups = cursor.whole()
+            if self.definition.is_async:
+                for at in range(0, len(groups), self.definition.concurrency):
+                    some = groups[at : at + self.definition.concurrency]
+                    reductions = [self._collected(group, Feed(chunk), context) for group, chunk in some]
+                    for (group, _), results in zip(some, await asyncio.gather(*reductions), strict=True):
+                        for full in builder.whole(group, results):
+                            yield full
+            else:
+                for group, chunk in groups:
+                    with labels.labelled(group):
+                        for full in builder.group(group, self._results(group, Feed(chunk), context)):
+                            yield full
+            if (left_open := cursor.unfinished()) is not None:
+                async for full in self._unfinished(*left_open, builder, context):
+                    yield full
+            if builder.answer.groups:
+                yield builder.take()
+
+    async def _unfinished(
+        self, group: Group, feed: Feed, builder: _Builder, context: Context
+    ) -> AsyncGenerator[Answer, None]:
+        with labels.labelled(group):
+            if self.definition.is_async:
+                builder.begin(group)
+                try:
+                    async with aclosing(self._results_async(group, feed, context)) as results:
+                        async for result in results:
+                            if builder.add(result):
+                                yield builder.take(unfinished=True)
+                except Exception as error:  # noqa: BLE001 - users' functions raise anything
+                    builder.fail(error)
+            else:
+                for full in builder.group(group, self._results(group, feed, context)):
+                    yield full
+        # What comes next in the stream is the next group, whether or not the function has read to the end of this one.
+        await feed.skip()
+
+    def _results(self, group: Group, feed: Feed, context: Context) -> Iterator[bytes | Message]:
+        """Of a function that is not async."""
+        given = {"keys": group.keys, "window": group.window, "context": context}
+        if self._shape.per_group:
+            instance = self._call(*map(given.__getitem__, self._shape.arguments))
+            for chunk in feed:
+                if self._values or self.definition.takes is Takes.RECORD:
+                    deque(map(instance.add, items_of(chunk, group, values=self._values)), maxlen=0)
+                else:
+                    instance.add(self._table_of(self._tables.batch(chunk)))
+            return _outputs(instance.result())
+        if self._values or self.definition.takes is Takes.RECORD:
+            records: Any = Records(group, feed, values=self._values)
+        else:
+            records = self._table_of(self._tables.table([self._tables.batch(chunk) for chunk in feed]))
+        given["records"] = records
+        return _outputs(self._call(*map(given.__getitem__, self._shape.arguments)))
+
+    async def _results_async(self, group: Group, feed: Feed, context: Context) -> AsyncGenerator[bytes | Message, None]:
+        given = {"keys": group.keys, "window": group.window, "context": context}
+        if self._shape.per_group:
+            instance = self._call(*map(given.__getitem__, self._shape.arguments))
+            async for chunk in feed:
+                if self._values or self.definition.takes is Takes.RECORD:
+                    items: Iterable[Any] = items_of(chunk, group, values=self._values)
+                else:
+                    items = (self._table_of(self._tables.batch(chunk)),)
+                for item in items:
+                    if self._shape.add_is_async:
+                        await instance.add(item)
+                    else:
+                        instance.add(item)
+            returned = instance.result()
+        else:
+            if self._values or self.definition.takes is Takes.RECORD:
+                given["records"] = Records(group, feed, values=self._values)
+            else:
+                batches = [self._tables.batch(chunk) async for chunk in feed]
+                given["records"] = self._table_of(self._tables.table(batches))
+            returned = self._call(*map(given.__getitem__, self._shape.arguments))
+        if self.definition.flavour is Flavour.ASYNC_GENERATOR:
+            async for item in returned:
+                yield output_of(item)
+        else:
+            for output in _outputs(await returned):
+                yield output
+
+    async def _collected(self, group: Group, feed: Feed, context: Context) -> list[bytes | Message] | Exception:
+        with labels.labelled(group):
+            try:
+                return [result async for result in self._results_async(group, feed, context)]
+            except Exception as error:  # noqa: BLE001 - users' functions raise anything
+                return error
+
+    def _table_of(self, table: Any) -> Any:
+        return table.to_pandas() if self.definition.takes is Takes.FRAME else table
+
+
+class _Builder:
+    """Collects results until they make an answer."""
+
+    def __init__(self) -> None:
+        self.answer = Answer()
+        self._size = 0
+        self._begun = 0
+        """Results in the answer that are of earlier groups."""
+
+    def group(self, group: Group, results: Iterator[bytes | Message]) -> Iterator[Answer]:
+        """Take the results of a group in, as they are made; gives the answers that are full."""
+        self.begin(group)
+        try:
+            for result in results:
+                if self.add(result):
+                    yield self.take(unfinished=True)
+        except Exception as error:  # noqa: BLE001 - users' functions raise anything
+            self.fail(error)
+        if len(self.answer.groups) >= ANSWER_GROUPS:
+            yield self.take()
+
+    def whole(self, group: Group, results: Sequence[bytes | Message] | Exception) -> Iterator[Answer]:
+        """As `group`, of results that are at hand."""
+        if isinstance(results, Exception):
+            self.begin(group)
+            self.fail(results)
+            return iter(())
+        return self.group(group, iter(results))
+
+    def begin(self, group: Group) -> None:
+        self.answer.groups.append(group)
+        self.answer.counts.append(0)
+        self._begun = len(self.answer.results)
+
+    def add(self, result: bytes | Message) -> bool:
+        """Whether the answer is full. Raises `BadOutput` for what nobody could send."""
+        size = _checked_size(result) if isinstance(result, Message) else len(result)
+        if size > RESULT_BYTES_MAX:
+            raise BadOutput(f"a result has {size:,} bytes; the most is {RESULT_BYTES_MAX:,}. Give several smaller ones")
+        self.answer.results.append(result)
+        self.answer.counts[-1] += 1
+        self._size += size
+        return self._size >= ANSWER_BYTES
+
+    def fail(self, error: Exception) -> None:
+        """The last group has none of its results."""
+        answer = self.answer
+        del answer.results[self._begun :]
+        answer.counts[-1] = 0
+        error = _as_failure(error)
+        answer.failures.append(Failure(len(answer.groups) - 1, summary(error), describe(error)))
+
+    def take(self, *, unfinished: bool = False) -> Answer:
+        taken, self.answer, self._size = self.answer, Answer(), 0
+        taken.unfinished = unfinished
+        if unfinished:
+            self.begin(taken.groups[-1])
+        return taken
+
+
+class Reducer:
+    """A reduce function in a process of somebody else's. What is pickled is where to find it. Made by `load`."""
+
+    def __init__(self, target: str, directory: str, context: Context) -> None:
+        self.target = target
+        self.directory = directory
+        self._context = context
+
+    def answers(self, parts: Iterable[Part]) -> Iterator[Answer]:
+        """Reduce the groups of `parts`, which are asked for one after the other, as answers are.
+
+        The function is imported and set up at the first part of a process. (`close` of a class is not called here: a
+        Spark worker ends without notice.)
+        """
+        process = _process(self.target, self.directory, self._context)
+        answers = process.function.answers(Cursor(_Iterated(iter(parts))), self._context)
+        try:
+            while (answer := process.runner.run(_next(answers))) is not None:
+                yield answer
+        finally:
+            process.runner.run(answers.aclose())
+
+
+def load(target: str, directory: str = "", context: Context | None = None) -> Reducer:
+    """The reduce function `module:function` or `path/file.py:function`, looked for in `directory`.
+
+    Raises `LoadError` when there is none; and what the user's own module raises when it is imported.
+    """
+    _definition(target, directory)
+    return Reducer(target, directory, context or Context())
+
+
+@dataclass(frozen=True, slots=True)
+class _Process:
+    function: ReduceFunction
+    runner: asyncio.Runner
+
+
+class _Iterated:
+    """Parts out of an iterator, for a loop that has nothing else to do meanwhile."""
+
+    def __init__(self, parts: Iterator[Part]) -> None:
+        self._parts = parts
+
+    async def next(self) -> Part | None:
+        return next(self._parts, None)
+
+    def next_blocking(self) -> Part | None:
+        return next(self._parts, None)
+
+
+def _definition(target: str, directory: str) -> Definition:
+    definition = load_definition(target, directory)
+    if REDUCE not in definition.kinds:
+        raise LoadError(
+            f"{target} is no reduce function: decorate it with @udf.reduce, or take keys, records and window"
+        )
+    return definition
+
+
+@cache
+def _process(target: str, directory: str, context: Context) -> _Process:
+    labels.install()
+    definition = _definition(target, directory)
+    runner = asyncio.Runner()
+    instance, call = instantiate(definition)
+    if (setup := getattr(instance, "setup", None)) is not None:
+        runner.run(_awaited(partial(setup, context)))
+    return _Process(ReduceFunction(definition, call), runner)
+
+
+def instantiate(definition: Definition) -> tuple[Any, Callable[..., Any]]:
+    """The instance that a process has, if it has one, and what to call for a group."""
+    if definition.reduce is None or definition.reduce.per_group or not inspect.isclass(definition.target):
+        return None, definition.target
+    instance: Any = definition.target()
+    return instance, instance.process
+
+
+async def _next(answers: AsyncGenerator[Answer, None]) -> Answer | None:
+    return await anext(answers, None)
+
+
+async def _awaited(call: Callable[[], Any]) -> None:
+    result = call()
+    if inspect.isawaitable(result):
+        await result
+
+
+def _outputs(result: Any) -> Iterator[bytes | Message]:
+    return outputs_of(result) if is_table(result) else each_output(result)
+
+
+def _checked_size(message: Message) -> int:
+    if (fault := fault_of(message)) is not None:
+        raise fault
+    if message.event_time_us is not None:
+        raise BadOutput("a result has no event time of its own: it is the end of its window")
+    texts = sum(map(len, message.keys or ())) + sum(map(len, message.tags))
+    headers = sum(len(name) + len(value) for name, value in (message.headers or {}).items())
+    # A text has up to four bytes for a character.
+    return len(message.value) + 4 * texts + headers
+
+
+def _as_failure(error: Exception) -> Exception:
+    if isinstance(error, (Retry, DeadLetter, Drop, Fallback)):
+        return BadOutput(
+            f"{type(error).__name__} is about one record, and a reduce function is called with many: return nothing "
+            f"for no results, raise any other exception to fail the group ({error})"
+        )
+    return error
