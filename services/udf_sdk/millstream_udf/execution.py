@@ -57,12 +57,9 @@ class Function:
 @asynccontextmanager
 async def open_function(definition: Definition, context: Context) -> AsyncIterator[Function]:
     """Instantiate a class, call its `setup`; at the end its `close`."""
-    # A source is instantiated for each lane, when the lane is opened.
-    shared = inspect.isclass(definition.target) and SOURCE not in definition.options.kinds
-    instance: Any = definition.target() if shared else None
-    call = definition.target if instance is None else instance.process
+    instance, call = instantiate(definition)
     if (setup := getattr(instance, "setup", None)) is not None:
-        await _maybe_await(setup(context))
+        await maybe_await(setup(context))
     pool = ThreadPoolExecutor(definition.options.threads, "millstream-udf") if definition.options.threads else None
     try:
         async with asyncio.TaskGroup() as workers:
@@ -71,7 +68,17 @@ async def open_function(definition: Definition, context: Context) -> AsyncIterat
         if pool is not None:
             pool.shutdown()
         if (close := getattr(instance, "close", None)) is not None:
-            await _maybe_await(close())
+            await maybe_await(close())
+
+
+def instantiate(definition: Definition) -> tuple[Any, Callable[..., Any]]:
+    """The instance that a process has, where it has one, and what to call."""
+    # A source is instantiated for each lane, some reduce functions for each group.
+    per_group = definition.reduce is not None and definition.reduce.per_group
+    if per_group or SOURCE in definition.kinds or not inspect.isclass(definition.target):
+        return None, definition.target
+    instance: Any = definition.target()
+    return instance, instance.process
 
 
 class Lane:
@@ -212,6 +219,9 @@ def apply(
 
 def _collecting(definition: Definition, call: Callable[..., Any]) -> Callable[..., Any]:
     """A generator function as one that returns a list, so that what it raises belongs to its record."""
+    if definition.reduce is not None:
+        # What it yields belongs to its group anyway, and need not fit into memory.
+        return call
     if definition.flavour is Flavour.GENERATOR:
         return lambda *arguments: list(call(*arguments))
     if definition.flavour is Flavour.ASYNC_GENERATOR:
@@ -223,7 +233,8 @@ async def _collect_async(call: Callable[..., AsyncIterator[Any]], *arguments: An
     return [output async for output in call(*arguments)]
 
 
-async def _maybe_await(result: Any) -> None:
+async def maybe_await(result: Any) -> None:
+    """For `setup` and `close`, which may be async."""
     if inspect.isawaitable(result):
         await result
 

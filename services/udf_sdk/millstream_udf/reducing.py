@@ -15,17 +15,17 @@ In a process without a server of its own (a Spark worker), `load` gives a `Reduc
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 from millstream_udf import labels
 from millstream_udf.context import Context
 from millstream_udf.definition import REDUCE, Definition, Flavour, Takes
+from millstream_udf.execution import instantiate, maybe_await
 from millstream_udf.failures import BadOutput, describe, summary
 from millstream_udf.groups import Cursor, Feed, Group, Part, Records, items_of
 from millstream_udf.loading import LoadError
@@ -38,8 +38,8 @@ ANSWER_BYTES = 1024 * 1024
 """An answer leaves when its results have come to this."""
 ANSWER_GROUPS = 4096
 """Or when it tells of so many groups."""
-RESULT_BYTES_MAX = 60 * 1024 * 1024
-"""Of one result, with its keys and headers: it has to fit into one message."""
+RESULT_BYTES_MAX = 7 * 1024 * 1024
+"""Of one result, with its keys and headers: a result becomes a record, and a larger one is refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,26 +308,16 @@ def _process(target: str, directory: str, context: Context) -> _Process:
     runner = asyncio.Runner()
     instance, call = instantiate(definition)
     if (setup := getattr(instance, "setup", None)) is not None:
-        runner.run(_awaited(partial(setup, context)))
+        runner.run(_set_up(setup, context))
     return _Process(ReduceFunction(definition, call), runner)
-
-
-def instantiate(definition: Definition) -> tuple[Any, Callable[..., Any]]:
-    """The instance that a process has, if it has one, and what to call for a group."""
-    if definition.reduce is None or definition.reduce.per_group or not inspect.isclass(definition.target):
-        return None, definition.target
-    instance: Any = definition.target()
-    return instance, instance.process
 
 
 async def _next(answers: AsyncGenerator[Answer, None]) -> Answer | None:
     return await anext(answers, None)
 
 
-async def _awaited(call: Callable[[], Any]) -> None:
-    result = call()
-    if inspect.isawaitable(result):
-        await result
+async def _set_up(setup: Callable[[Context], Any], context: Context) -> None:
+    await maybe_await(setup(context))
 
 
 def _outputs(result: Any) -> Iterator[bytes | Message]:

@@ -27,10 +27,24 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
+from millstream_udf import labels
 from millstream_udf.answering import MESSAGE_BYTES_MAX, answer_map, answer_sink, context_of, encode_map
 from millstream_udf.context import Context
-from millstream_udf.definition import DECORATORS, KIND_NAMES, MAP, SINK, SOURCE, SOURCE_TRANSFORM, Definition, define
+from millstream_udf.definition import (
+    DECORATORS,
+    KIND_NAMES,
+    MAP,
+    REDUCE,
+    SINK,
+    SOURCE,
+    SOURCE_TRANSFORM,
+    Definition,
+    define,
+)
 from millstream_udf.failures import summary
+from millstream_udf.groups import Gone
+from millstream_udf.reduce_stream import PartQueue, reduce_stream
+from millstream_udf.reducing import ReduceFunction
 from millstream_udf.sources import SourceLane
 from millstream_udf.thread import FunctionThread, open_thread
 from millstream_udf.version import PROTOCOL_VERSION, SDK_VERSION
@@ -76,6 +90,7 @@ class Server:
                 "Map": stream(self._map),
                 "Sink": stream(self._sink),
                 "Source": stream(self._source),
+                "Reduce": stream(self._reduce),
             },
         )
 
@@ -147,6 +162,30 @@ class Server:
             finally:
                 await self._thread.run(lane.close())
 
+    async def _reduce(self, _: Any, context: _Servicer) -> None:
+        hello = await self._greet(context, udf_pb2.SealedReduceRequest, udf_pb2.ReduceResponse, (REDUCE,))
+        parts = PartQueue(patient=not self._definition.is_async)
+        loop = asyncio.get_running_loop()
+
+        async def write(data: bytes) -> None:
+            # Called in the function's thread; streams belong to this one.
+            try:
+                await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(context.write(data), loop))
+            except grpc.aio.BaseError:
+                # What has no answer is sent again on the next stream.
+                raise Gone("the stream is gone") from None
+
+        function = ReduceFunction(self._definition, self._thread.function.call)
+        with self._reader(context) as reader:
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    reading = tasks.create_task(_read_parts(reader, parts))
+                    await self._thread.run(reduce_stream(function, parts, context_of(hello), write))
+            finally:
+                parts.end()
+        if breach := reading.result():
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, breach)
+
     async def _greet(
         self,
         context: _Servicer,
@@ -203,6 +242,18 @@ class Server:
             yield reader
         finally:
             self._readers.discard(reader)
+
+
+async def _read_parts(reader: _Reader, parts: PartQueue) -> str:
+    """To the end of the stream. What the client did wrong, if it did."""
+    try:
+        while (data := await reader.read()) is not None:
+            await parts.put(data)
+    except ValueError as error:
+        return str(error)
+    finally:
+        parts.end()
+    return ""
 
 
 class _Reader:
@@ -318,6 +369,8 @@ def run(definition: Definition) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)
+    if REDUCE in definition.kinds:
+        labels.install()
     if not logging.getLogger().handlers:
         logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     code = asyncio.run(serve_until_told(definition, socket))
