@@ -9,6 +9,7 @@ beyond their ids.
     <root>/runtime.json    ports and processes of the current run, or of the last one
     <root>/status.json     the numbers last shown; rewritten every second
     <root>/broker/         the broker's configuration and its store: every buffer, mark and watermark
+    <root>/windows/        the logs of the reduce lanes, <vertex>/<partition>: records of open windows
     <root>/logs/           one file of JSON lines per process, bounded by rotation
 
 Small files are replaced whole (temporary name, fsync, rename), so a reader never sees half of one.
@@ -32,7 +33,7 @@ from millstream.errors import DamageError, EnvironmentFault, UserError
 HOME = Path(".millstream")
 """Data directories lie here, below the current directory, unless the user names another place."""
 
-_CONTENTS = ("pipeline.json", "shape.json", "runtime.json", "status.json", "broker", "logs")
+_CONTENTS = ("pipeline.json", "shape.json", "runtime.json", "status.json", "broker", "windows", "logs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,10 @@ class DataDirectory:
     @property
     def broker(self) -> Path:
         return self.root / "broker"
+
+    @property
+    def windows(self) -> Path:
+        return self.root / "windows"
 
     @property
     def logs(self) -> Path:

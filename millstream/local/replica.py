@@ -61,6 +61,8 @@ class Surroundings:
     """What all vertex processes of a run are told."""
 
     pipeline_file: Path
+    windows: Path
+    """Where reduce lanes keep the records of open windows."""
     nats_url: str
     monitor_url: str
     durability: DurabilityLevel
@@ -76,6 +78,7 @@ class Surroundings:
             *("--replica", str(plan.replica)),
             *("--nats", self.nats_url),
             *("--monitor", self.monitor_url),
+            *("--windows-dir", str(self.windows)),
             *("--durability", self.durability.value),
             *("--log-level", self.log_level.upper()),
             *metrics,

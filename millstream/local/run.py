@@ -191,6 +191,7 @@ class _Run:
     async def _run_vertices(self, broker: EmbeddedBroker, view: PipelineView) -> Summary:
         surroundings = Surroundings(
             self._directory.pipeline,
+            self._directory.windows,
             broker.url,
             broker.monitor_url,
             self._options.durability,

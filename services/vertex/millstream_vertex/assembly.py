@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from millstream.clock import MICROSECONDS, START_OF_TIME_US, Clock
 from millstream.errors import MillstreamError, UdfError, UserError
@@ -79,6 +80,10 @@ class VertexConfig:
     """The weakest that is accepted."""
     metrics_port: int
     """Of the Prometheus endpoint; 0 for none."""
+    windows_dir: Path | None = None
+    """Where reduce lanes keep their logs, <vertex>/<partition>."""
+    spark: str | None = None
+    """gRPC address of the pipeline's Spark driver."""
 
 
 class VertexProcess:

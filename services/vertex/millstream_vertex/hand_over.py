@@ -21,7 +21,7 @@ from millstream.account import Account
 from millstream.errors import UdfError
 from millstream.frame import KEY_SEPARATOR, Frame, build_frame, frame_of_records
 from millstream.limits import COMMIT_BYTES_MAX
-from millstream.record import Record
+from millstream.record import BufferId, Record
 from millstream.retry import OnFailure, RetryPolicy
 from millstream.wire.reduce.v1 import spark_pb2, wal_pb2
 from millstream_vertex.mapping import REASON_BYTES_MAX, REASON_HEADER, header_of
@@ -176,6 +176,10 @@ class ResultRouter:
             units.append(ReduceUnit(pieces=0))
         self._settle(hand_over, results, units[-1], ingest_time_us)
         return units
+
+    def route_late(self, frame: Frame) -> list[tuple[BufferId, Frame]]:
+        """Send records that came too late to the late edges, as they are."""
+        return self._router.route_late(frame).frames
 
     def _unit(self, hand_over: wal_pb2.HandOver, table: pa.Table, start: int, ingest: int) -> tuple[ReduceUnit, int]:
         rows = min(UNIT_ROWS, table.num_rows - start)

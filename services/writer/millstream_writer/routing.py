@@ -56,16 +56,21 @@ class Routed:
 class Router:
     """The outgoing edges of one vertex for one lane."""
 
-    def __init__(self, routes: Sequence[Route], dead_letter: Sequence[Route] = ()) -> None:
+    def __init__(self, routes: Sequence[Route], dead_letter: Sequence[Route] = (), late: Sequence[Route] = ()) -> None:
         self._routes = tuple(routes)
         self._dead_letter = tuple(dead_letter)
+        self._late = tuple(late)
         self._buffers = {
             (route.edge, partition): BufferId(route.edge, partition)
-            for route in (*routes, *dead_letter)
+            for route in self._all
             for partition in range(route.partitions)
         }
         self._next_partition = 0
         self.needs_tags = any(route.condition is not None for route in routes)
+
+    @property
+    def _all(self) -> Sequence[Route]:
+        return (*self._routes, *self._dead_letter, *self._late)
 
     @property
     def buffers(self) -> Sequence[BufferId]:
@@ -82,9 +87,7 @@ class Router:
         return bool(self._dead_letter)
 
     def discards_when_full(self, buffer: BufferId) -> bool:
-        return any(
-            route.edge == buffer.edge and route.discard_when_full for route in (*self._routes, *self._dead_letter)
-        )
+        return any(route.edge == buffer.edge and route.discard_when_full for route in self._all)
 
     def route(self, frame: Frame, tags: Tags | None) -> Routed:
         """Send `frame` on its ways. `tags` is None when no record has any."""
@@ -118,6 +121,13 @@ class Router:
         """Send records that could not be processed to the dead-letter edges."""
         routed = Routed()
         for route in self._dead_letter:
+            self._spread(route, frame, routed)
+        return routed
+
+    def route_late(self, frame: Frame) -> Routed:
+        """Send records that came too late for their windows to the late edges."""
+        routed = Routed()
+        for route in self._late:
             self._spread(route, frame, routed)
         return routed
 
