@@ -67,6 +67,10 @@ SPAN_LINKS_MAX = 32
 """Trace contexts of its records that a source frame's span is linked to."""
 SLICE_TARGET_S = 0.5
 """One UDF call should not take longer than this; larger frames are handed over in slices."""
+WINDOWS_PER_RECORD_MAX = 10_000
+"""Sliding windows that one record may be in: a week that slides by the minute has as many."""
+PANES_PER_WINDOW_MAX = 100_000
+"""Parts that one sliding window may be put together from: length over the common divisor of length and slide."""
 
 # A frame with its envelope, its subject and headers must fit a message, and the largest record a frame.
 assert FRAME_BYTES_MAX + 64 * KIB < MESSAGE_BYTES_MAX

@@ -30,7 +30,7 @@ class Graph:
     edges_in: Mapping[str, tuple[Edge, ...]]
     """For each vertex the edges it reads, in file order."""
     edges_out: Mapping[str, tuple[Edge, ...]]
-    """For each vertex the edges it writes, dead-letter edges included, in file order."""
+    """For each vertex the edges it writes, of every kind, in file order."""
     _vertices: Mapping[str, Vertex]
     _edges: Mapping[str, Edge]
 
@@ -76,6 +76,11 @@ class Graph:
         """Sink vertices in topological order."""
         return tuple(vertex for vertex in self.vertices if vertex.kind == "sink")
 
+    @property
+    def reduces(self) -> tuple[Vertex, ...]:
+        """Reduce vertices in topological order."""
+        return tuple(vertex for vertex in self.vertices if vertex.kind == "reduce")
+
     def vertex(self, name: str) -> Vertex:
         """The vertex of that name. Errors: KeyError."""
         return self._vertices[name]
@@ -92,6 +97,10 @@ class Graph:
         """The edges that take the records a vertex gives up on."""
         return tuple(edge for edge in self.edges_out[vertex] if edge.kind == "deadLetter")
 
+    def late_edges(self, vertex: str) -> tuple[Edge, ...]:
+        """The edges that take the records that come to a reduce after all their windows were closed."""
+        return tuple(edge for edge in self.edges_out[vertex] if edge.kind == "late")
+
     def limits_of(self, vertex: str) -> Limits:
         """The limits that hold for a vertex and for the buffers of the edges into it."""
         return self.pipeline.limits_of(self._vertices[vertex])
@@ -102,15 +111,15 @@ class Graph:
         return len(group) > 1 or any(edge.to == vertex for edge in self.edges_out[vertex])
 
     def retry_policy(self, vertex: str) -> retry.RetryPolicy | None:
-        """What happens to a record that a vertex's UDF, transformer or sink fails on; None for a
-        source without a transformer."""
+        """What happens to a record that a vertex's UDF, transformer or sink fails on, or to a window that a reduce
+        fails on; None for a source without a transformer."""
         step = self._vertices[vertex]
         if step.udf is not None:
             return self._program_policy(vertex, step.udf.retry_strategy)
         if step.sink is not None:
             strategy = step.sink.retry_strategy
             return _policy(strategy.backoff, retry.OnFailure(strategy.on_failure))
-        assert step.source is not None, "a vertex is a source, a map or a sink"
+        assert step.source is not None, "a vertex is a source, a udf or a sink"
         transformer = step.source.transformer
         if transformer is None:
             return None

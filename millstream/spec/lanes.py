@@ -57,9 +57,3 @@ def buffers_of(graph: Graph, edge: Edge) -> tuple[BufferId, ...]:
 def upstream_lanes(graph: Graph, buffer: BufferId) -> tuple[LaneId, ...]:
     """The lanes that may write into a buffer: all of the vertex upstream of its edge."""
     return lanes_of(graph, graph.edge(buffer.edge).from_)
-
-
-def reader_of(graph: Graph, buffer: BufferId) -> LaneId:
-    """The lane that reads a buffer."""
-    vertex = graph.vertex(graph.edge(buffer.edge).to)
-    return LaneId(vertex.name, WINDOW_INPUT if vertex.kind == "reduce" else buffer.edge, buffer.partition)

@@ -16,9 +16,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from millstream.spec import numaflow, yaml_text
-from millstream.spec.faults import Fault, Finding, Note, Path, SpecError, path_text
+from millstream.spec.faults import Fault, Finding, Note, SpecError, path_text
 from millstream.spec.graph import Graph
 from millstream.spec.models import Pipeline
+from millstream.spec.notes import notes_of
 from millstream.spec.outline import outline_of, shape_findings
 from millstream.spec.wording import findings_of
 
@@ -37,7 +38,7 @@ class Loaded:
     graph: Graph
     """Its graph."""
     notes: tuple[Note, ...]
-    """What is accepted without effect."""
+    """What is accepted without effect, or worth knowing."""
     document: yaml_text.Document
     """The file's values with their places, for faults that are found later."""
 
@@ -74,8 +75,9 @@ def load_text(text: str, path: FilePath | str) -> Loaded:
     if faults or pipeline is None:
         unique = dict.fromkeys(faults)
         raise SpecError(sorted(unique, key=lambda fault: (fault.line, fault.column, fault.path)))
-    notes = sorted(_notes(file, document, sifted, pipeline), key=lambda n: (n.line, n.column))
-    return Loaded(FilePath(path), pipeline, Graph.of(pipeline), tuple(notes), document)
+    graph = Graph.of(pipeline)
+    notes = sorted(_notes(file, document, sifted, graph), key=lambda n: (n.line, n.column))
+    return Loaded(FilePath(path), pipeline, graph, tuple(notes), document)
 
 
 def _text_of(file: FilePath) -> str:
@@ -105,6 +107,7 @@ def _text_of(file: FilePath) -> str:
 
 def _validated(sifted: numaflow.Sifted) -> tuple[Pipeline | None, list[Finding]]:
     findings = list(sifted.faults)
+    findings += _empty_groups(sifted.value)
     if not isinstance(sifted.value, dict):
         findings.append(Finding((), "the file is not a mapping", "a Pipeline: `apiVersion: ...`"))
         return None, findings
@@ -114,6 +117,17 @@ def _validated(sifted: numaflow.Sifted) -> tuple[Pipeline | None, list[Finding]]
         explained = {finding.path[:-1] for finding in sifted.faults}
         findings += findings_of(failure, sifted.value, explained)
         return None, findings
+
+
+def _empty_groups(value: Any) -> Iterator[Finding]:
+    """A `groupBy` with nothing in it would leave a map where a reduce was meant."""
+    spec = value.get("spec") if isinstance(value, dict) else None
+    vertices = spec.get("vertices") if isinstance(spec, dict) else None
+    for index, vertex in enumerate(vertices if isinstance(vertices, list) else ()):
+        udf = vertex.get("udf") if isinstance(vertex, dict) else None
+        if isinstance(udf, dict) and "groupBy" in udf and udf["groupBy"] is None:
+            path = ("spec", "vertices", index, "udf", "groupBy")
+            yield Finding(path, "`groupBy` is empty", "its window: `window: {fixed: {length: 60s}}`")
 
 
 def _fault(file: str, document: yaml_text.Document, finding: Finding) -> Fault:
@@ -128,26 +142,7 @@ def _text_fault(file: str, fault: yaml_text.TextFault) -> Fault:
     return Fault(file, place.line, place.column, text, fault.what, fault.expected)
 
 
-def _notes(file: str, document: yaml_text.Document, sifted: numaflow.Sifted, pipeline: Pipeline) -> Iterator[Note]:
-    for path, what in (*sifted.notes, *_idle_settings(sifted.value, pipeline)):
+def _notes(file: str, document: yaml_text.Document, sifted: numaflow.Sifted, graph: Graph) -> Iterator[Note]:
+    for path, what in (*sifted.notes, *notes_of(sifted.value, graph)):
         place = document.place_of(path, key=True)
         yield Note(file, place.line, place.column, path_text(path), what)
-
-
-def _idle_settings(value: Any, pipeline: Pipeline) -> Iterator[tuple[Path, str]]:
-    """Settings that are valid but decide nothing beside others."""
-    for index, vertex in enumerate(pipeline.spec.vertices):
-        here: Path = ("spec", "vertices", index)
-        written = value["spec"]["vertices"][index]
-        for kind in ("udf", "sink"):
-            strategy = (written.get(kind) or {}).get("retryStrategy") or {}
-            forever = strategy.get("onFailure", "retry" if kind == "sink" else None) == "retry"
-            if forever and "steps" in (strategy.get("backoff") or {}):
-                path = (*here, kind, "retryStrategy", "backoff", "steps")
-                yield path, "`steps` has no effect with `onFailure: retry`, which never gives up"
-        generator = (written.get("source") or {}).get("generator") or {}
-        if "msgSize" in generator and generator.get("valueBlob") is not None:
-            path = (*here, "source", "generator", "msgSize")
-            yield path, "`msgSize` has no effect with `valueBlob`"
-        if vertex.udf is not None and vertex.udf.builtin is not None and vertex.udf.concurrency:
-            yield (*here, "udf", "concurrency"), "`concurrency` has no effect on a built-in"

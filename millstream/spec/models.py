@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from millstream.limits import BUFFER_BYTES_MAX, BUFFER_RECORDS_MAX, BUFFER_USAGE_LIMIT
+from millstream.spec import numaflow
 from millstream.spec.programs import (
     Backoff,
     CatBuiltin,
@@ -24,8 +25,10 @@ from millstream.spec.programs import (
     OnFailure,
     Program,
     RetryStrategy,
+    Sql,
     Transformer,
     Udf,
+    ValueFormat,
 )
 from millstream.spec.sinks import (
     BlackholeSink,
@@ -52,6 +55,7 @@ from millstream.spec.sources import (
     Source,
     UserSource,
 )
+from millstream.spec.spark import Spark
 from millstream.spec.values import (
     Duration,
     EdgeName,
@@ -66,16 +70,31 @@ from millstream.spec.values import (
     exactly_one,
     is_name,
 )
+from millstream.spec.windows import (
+    Early,
+    EmptyDir,
+    FixedWindow,
+    GlobalWindow,
+    GroupBy,
+    NoStore,
+    OnLate,
+    PersistentVolumeClaim,
+    SessionWindow,
+    SlidingWindow,
+    Storage,
+    Trigger,
+    Window,
+)
 
 API_VERSION = "millstream.io/v1alpha1"
-NUMAFLOW_API_VERSION = "numaflow.numaproj.io/v1alpha1"
+NUMAFLOW_API_VERSION = numaflow.API_VERSION
 KIND = "Pipeline"
 
 PARTITIONS_MAX = 1024
 """Most partitions of a vertex."""
 
 VertexKind = Literal["source", "map", "reduce", "sink"]
-EdgeKind = Literal["data", "deadLetter"]
+EdgeKind = Literal["data", "deadLetter", "late"]
 OnFull = Literal["retryUntilSuccess", "discardLatest"]
 Partitions = Annotated[int, Field(strict=True, ge=1, le=PARTITIONS_MAX)]
 Percent = Annotated[int, Field(strict=True, ge=1, le=100)]
@@ -168,7 +187,7 @@ class Watermark(SpecModel):
     noun = "watermark"
 
     disabled: Flag = False
-    """Publish no watermarks: nothing is ever late."""
+    """Publish no watermarks: nothing is ever late. Not with a reduce, whose windows would never close."""
     max_delay_s: Duration = Field(default=0.0, alias="maxDelay")
     """How far behind the newest event time of a source lane its watermark stays; records that are
     further out of order are late. Duration, default 0s."""
@@ -207,11 +226,12 @@ class Edge(SpecModel):
     """Vertex that reads; a map vertex may be its own or an earlier vertex's reader (a cycle)."""
     name: EdgeName = ""
     """Name of the edge, part of its buffers' names. Default: `<from>-<to>`, for a dead-letter edge
-    `<from>-<to>-dead-letter`."""
+    `<from>-<to>-dead-letter`, for a late edge `<from>-<to>-late`."""
     kind: EdgeKind = "data"
-    """`data`: what the vertex puts out. `deadLetter`: records it gave up on, with the reason."""
+    """`data`: what the vertex puts out. `deadLetter`: records it gave up on, with the reason. `late`: records that
+    came to a reduce after all their windows were closed, as they were."""
     conditions: Conditions | None = None
-    """Which messages take this edge. Default: all."""
+    """Which messages take this edge; only of kind `data`. Default: all."""
     on_full: OnFull = "retryUntilSuccess"
     """When the buffer is full: `retryUntilSuccess` makes the writer wait; `discardLatest` drops the
     message and counts it."""
@@ -227,15 +247,22 @@ class Edge(SpecModel):
 
     @classmethod
     def shape_faults(cls, data: Mapping[str, Any]) -> Iterator[ShapeFault]:
-        """Dead letters have no tags to test."""
-        if data.get("kind") == "deadLetter" and data.get("conditions"):
-            what = "a dead-letter edge takes every record its vertex gives up on"
-            yield ShapeFault(("conditions",), what, "no conditions")
+        """Dead letters and late records have no tags to test."""
+        taken = _TAKEN_WHOLE.get(str(data.get("kind")))
+        if taken is not None and data.get("conditions"):
+            yield ShapeFault(("conditions",), taken, "no conditions")
+
+
+_TAKEN_WHOLE = {
+    "deadLetter": "a dead-letter edge takes every record its vertex gives up on",
+    "late": "a late edge takes every record that comes to its vertex too late",
+}
+_NAME_SUFFIXES = {"deadLetter": "-dead-letter", "late": "-late"}
 
 
 def default_edge_name(edge: Mapping[str, Any]) -> str:
     """The name of an edge (as written) that gives none itself."""
-    suffix = "-dead-letter" if edge.get("kind") == "deadLetter" else ""
+    suffix = _NAME_SUFFIXES.get(str(edge.get("kind")), "")
     return f"{edge.get('from')}-{edge.get('to')}{suffix}"
 
 
@@ -249,11 +276,11 @@ class Vertex(SpecModel):
     source: Source | None = None
     """Makes it a source vertex."""
     udf: Udf | None = None
-    """Makes it a map vertex."""
+    """Makes it a map vertex, or a reduce vertex where it has `groupBy`."""
     sink: Sink | None = None
     """Makes it a sink vertex."""
     partitions: Partitions = 1
-    """Lanes per input; for a source, its lanes. Records with the same keys go to the same
+    """Lanes per input; for a source and for a reduce, its lanes. Records with the same keys go to the same
     partition."""
     replicas: PositiveCount = 1
     """Processes of the vertex, at most `partitions`; each owns the lanes whose partition modulo
@@ -267,17 +294,28 @@ class Vertex(SpecModel):
         yield from exactly_one(data, ("source", "udf", "sink"), cls.noun)
 
     def relation_faults(self) -> Iterator[ShapeFault]:
-        """A replica without a lane would do nothing."""
+        """A replica without a lane would do nothing; a window without keys is in one place."""
         if self.replicas > self.partitions:
             what = f"{self.replicas} replicas cannot share {self.partitions} partition(s)"
             yield ShapeFault(("replicas",), what, "at most `partitions`")
+        group_by = self.group_by
+        if group_by is not None and not group_by.keyed and self.partitions > 1:
+            what = "a reduce that is not keyed has one partition: a window's records meet in one place"
+            yield ShapeFault(("partitions",), what, "`partitions: 1`, or `keyed: true` in `groupBy`")
 
     @property
     def kind(self) -> VertexKind:
         """Which of the kinds it is."""
         if self.source is not None:
             return "source"
-        return "map" if self.udf is not None else "sink"
+        if self.sink is not None:
+            return "sink"
+        return "map" if self.group_by is None else "reduce"
+
+    @property
+    def group_by(self) -> GroupBy | None:
+        """How it groups its records; None unless it is a reduce."""
+        return self.udf.group_by if self.udf is not None else None
 
 
 class Metadata(SpecModel):
@@ -308,8 +346,17 @@ class PipelineSpec(SpecModel):
     """Limits of every vertex."""
     watermark: Watermark = Watermark()
     """How event time advances."""
+    spark: Spark | None = None
+    """The Spark that computes windows. Default: one of the pipeline's own, on this machine."""
 
     def relation_faults(self) -> Iterator[ShapeFault]:
+        """What could never happen: a window that closes without watermarks, a file larger than its buffer."""
+        if self.watermark.disabled and any(vertex.kind == "reduce" for vertex in self.vertices):
+            what = "without watermarks the windows of a reduce never close"
+            yield ShapeFault(("watermark", "disabled"), what, "`disabled: false`, or no `groupBy`")
+        yield from self._file_faults()
+
+    def _file_faults(self) -> Iterator[ShapeFault]:
         """A file that could never fill up would hold the buffer full for ever."""
         for index, vertex in enumerate(self.vertices):
             limit = (vertex.limits or VertexLimits()).over(self.limits).usable_length
@@ -377,8 +424,10 @@ __all__ = [
     "Conditions",
     "Container",
     "CsvOptions",
+    "Early",
     "Edge",
     "EdgeKind",
+    "EmptyDir",
     "EnvVar",
     "EventTime",
     "EventTimeBuiltin",
@@ -387,7 +436,10 @@ __all__ = [
     "FileSource",
     "FilterArguments",
     "FilterBuiltin",
+    "FixedWindow",
     "GeneratorSource",
+    "GlobalWindow",
+    "GroupBy",
     "HttpAuth",
     "HttpBatch",
     "HttpSink",
@@ -397,27 +449,38 @@ __all__ = [
     "LogSink",
     "Metadata",
     "NoArguments",
+    "NoStore",
     "OnFailure",
     "OnFull",
     "OnInvalid",
+    "OnLate",
     "OnSinkFailure",
+    "PersistentVolumeClaim",
     "Pipeline",
     "PipelineSpec",
     "Program",
     "RetryStrategy",
     "Rolling",
     "SecretKey",
+    "SessionWindow",
     "Sink",
     "SinkRetryStrategy",
+    "SlidingWindow",
     "Source",
+    "Spark",
+    "Sql",
+    "Storage",
     "TagConditions",
     "Transformer",
+    "Trigger",
     "Udf",
     "UserSink",
     "UserSource",
+    "ValueFormat",
     "Vertex",
     "VertexKind",
     "VertexLimits",
     "Watermark",
+    "Window",
     "default_edge_name",
 ]

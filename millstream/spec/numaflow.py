@@ -11,6 +11,7 @@ from typing import Any
 from millstream.spec.faults import Finding, Path
 
 NO_EFFECT = "has no effect on `millstream run`"
+API_VERSION = "numaflow.numaproj.io/v1alpha1"
 
 _METADATA = [
     "creationTimestamp",
@@ -77,6 +78,7 @@ _WITHOUT_EFFECT: Mapping[str, Mapping[str, str]] = {
     },
     "container": dict.fromkeys(_CONTAINER, NO_EFFECT),
     "http source": {"service": NO_EFFECT},
+    "emptyDir": {"medium": NO_EFFECT},
 }
 
 _UNSUPPORTED: Mapping[str, Mapping[str, tuple[str, str]]] = {
@@ -87,7 +89,7 @@ _UNSUPPORTED: Mapping[str, Mapping[str, tuple[str, str]]] = {
     },
     "limits": {"rateLimit": ("rate limits are not supported yet", "no `rateLimit`")},
     "vertex": {"sideInputs": ("side inputs are not supported yet", "no `sideInputs`")},
-    "udf": {"groupBy": ("reduce vertices are not supported yet", "a map: no `groupBy`")},
+    "window": {"accumulator": ("accumulator windows are not supported", "fixed, sliding, session or global")},
     "builtin": {"args": ("arguments of built-ins have names here", "`kwargs`")},
     "source": {
         name: (f"the {name} source is not supported yet", "generator, file, http or udsource")
@@ -122,6 +124,7 @@ def sift(value: Any) -> Sifted:
     """Part Numaflow's own fields from the rest."""
     sifted = Sifted()
     sifted.value = _sift(value, (), sifted)
+    _narrow_reduces(sifted)
     return sifted
 
 
@@ -148,6 +151,10 @@ def place_name(path: Path) -> str:
             return "sink"
         case ("spec", "vertices", int(), "source", "http"):
             return "http source"
+        case ("spec", "vertices", int(), "udf", "groupBy", "window"):
+            return "window"
+        case ("spec", "vertices", int(), "udf", "groupBy", "storage", "emptyDir"):
+            return "emptyDir"
         case ("spec", "vertices", int(), *_, "container" | "builtin" as last):
             return last
         case ("spec", "vertices", int(), *_, "env", int()):
@@ -173,6 +180,25 @@ def _sift(value: Any, path: Path, sifted: Sifted) -> Any:
         else:
             rest[name] = _sift(member, here, sifted)
     return rest
+
+
+def _narrow_reduces(sifted: Sifted) -> None:
+    """Numaflow gives a reduce that is not keyed one partition, whatever its file says."""
+    pipeline = sifted.value
+    if not isinstance(pipeline, dict) or pipeline.get("apiVersion") != API_VERSION:
+        return
+    spec = pipeline.get("spec")
+    vertices = spec.get("vertices") if isinstance(spec, dict) else None
+    for index, vertex in enumerate(vertices if isinstance(vertices, list) else ()):
+        udf = vertex.get("udf") if isinstance(vertex, dict) else None
+        group_by = udf.get("groupBy") if isinstance(udf, dict) else None
+        partitions = vertex.get("partitions") if isinstance(vertex, dict) else None
+        if not isinstance(group_by, dict) or group_by.get("keyed", False) is not False:
+            continue
+        if isinstance(partitions, int) and partitions > 1:
+            vertex["partitions"] = 1
+            what = "`partitions` is taken as 1, as Numaflow does, because the reduce is not keyed"
+            sifted.notes.append((("spec", "vertices", index, "partitions"), what))
 
 
 def _sift_lifecycle(value: Any, path: Path, sifted: Sifted) -> None:

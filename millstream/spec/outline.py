@@ -14,6 +14,8 @@ from millstream.spec.faults import Finding, Path
 from millstream.spec.models import EdgeKind, VertexKind, default_edge_name
 
 _KINDS: Mapping[str, VertexKind] = {"source": "source", "udf": "map", "sink": "sink"}
+"""The kinds of vertices by their field; a udf with `groupBy` is a reduce."""
+_EDGE_KINDS: Mapping[str, EdgeKind] = {"deadLetter": "deadLetter", "late": "late"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,8 @@ def _vertices_of(written: list[Any]) -> Iterator[VertexOutline]:
         kind = _KINDS[kinds[0]] if len(kinds) == 1 else None
         settings = vertex[kinds[0]] if kind is not None else {}
         settings = settings if isinstance(settings, Mapping) else {}
+        if kind == "map" and settings.get("groupBy") is not None:
+            kind = "reduce"
         yield VertexOutline(index, vertex["name"], kind, settings)
 
 
@@ -97,8 +101,7 @@ def _edges_of(written: list[Any]) -> Iterator[EdgeOutline]:
             continue
         name = edge.get("name")
         name = name if isinstance(name, str) else default_edge_name(edge)
-        kind: EdgeKind = "deadLetter" if edge.get("kind") == "deadLetter" else "data"
-        yield EdgeOutline(index, name, origin, target, kind)
+        yield EdgeOutline(index, name, origin, target, _EDGE_KINDS.get(str(edge.get("kind")), "data"))
 
 
 def shape_findings(outline: Outline) -> Iterator[Finding]:
@@ -109,6 +112,8 @@ def shape_findings(outline: Outline) -> Iterator[Finding]:
     yield from _missing_kinds(outline)
     yield from _unconnected(outline)
     yield from _dead_letters(outline)
+    yield from _reduces(outline)
+    yield from _late_records(outline)
 
 
 def _repeated(outline: Outline) -> Iterator[Finding]:
@@ -229,7 +234,7 @@ def _policy(settings: Any, field: str) -> Any:
 
 def _never_dead_letters(vertex: VertexOutline) -> bool:
     possible = ("", "deadLetter")
-    if vertex.kind == "map":
+    if vertex.kind in ("map", "reduce"):
         return vertex.settings.get("builtin") is not None or (_policy(vertex.settings, "") not in possible)
     if vertex.kind == "source":
         transformer = vertex.settings.get("transformer")
@@ -239,10 +244,53 @@ def _never_dead_letters(vertex: VertexOutline) -> bool:
 
 
 def _asks_for_dead_letters(vertex: VertexOutline) -> Iterator[Path]:
-    if vertex.kind == "map" and _policy(vertex.settings, "") == "deadLetter":
+    if vertex.kind in ("map", "reduce") and _policy(vertex.settings, "") == "deadLetter":
         yield (*vertex.path, "udf", "retryStrategy", "onFailure")
     if vertex.kind == "source":
         if _policy(vertex.settings, "transformer") == "deadLetter":
             yield (*vertex.path, "source", "transformer", "retryStrategy", "onFailure")
         if vertex.settings.get("onInvalid") == "deadLetter":
             yield (*vertex.path, "source", "onInvalid")
+
+
+def _reduces(outline: Outline) -> Iterator[Finding]:
+    """Reduces in a cycle: the watermark of such a one would wait for itself. Dead letters that come back are named
+    elsewhere."""
+    arcs = [(edge.origin, edge.target) for edge in outline.edges if edge.kind != "deadLetter"]
+    for vertex in outline.vertices:
+        following = [target for origin, target in arcs if origin == vertex.name]
+        if vertex.kind == "reduce" and vertex.name in topology.reachable(following, arcs):
+            what = f"`{vertex.name}` is a reduce and part of a cycle, in which no window could close"
+            yield Finding(vertex.path, what, "a reduce outside of every cycle")
+
+
+def _late_records(outline: Outline) -> Iterator[Finding]:
+    """Late edges that can never carry a record, and reduces that send late records nowhere."""
+    vertices = {vertex.name: vertex for vertex in outline.vertices}
+    with_edge = set()
+    for edge in outline.edges:
+        if edge.kind != "late":
+            continue
+        with_edge.add(edge.origin)
+        origin = vertices.get(edge.origin)
+        here = (*edge.path, "kind")
+        if origin is None or origin.kind is None or _on_late(origin) == "edge":
+            continue
+        if origin.kind != "reduce":
+            yield Finding(
+                here, f"`{origin.name}` is no reduce and leaves no record out as late", "another kind of edge"
+            )
+        else:
+            yield Finding(here, f"`{origin.name}` drops its late records", "`onLate: edge` in its `groupBy`")
+    if not outline.edges_whole:
+        return
+    for vertex in outline.vertices:
+        if vertex.kind == "reduce" and _on_late(vertex) == "edge" and vertex.name not in with_edge:
+            path = (*vertex.path, "udf", "groupBy", "onLate")
+            expected = f"an edge from `{vertex.name}` with `kind: late`"
+            yield Finding(path, f"`{vertex.name}` has no late edge", expected)
+
+
+def _on_late(vertex: VertexOutline) -> Any:
+    group_by = vertex.settings.get("groupBy")
+    return group_by.get("onLate") if isinstance(group_by, Mapping) else None

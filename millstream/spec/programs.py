@@ -1,9 +1,10 @@
 """What users run: UDFs, source transformers and user-defined sources and sinks.
 
-Owns how a program is named (command, Python function, built-in, container) and what happens to a
-record that it fails on.
+Owns how a program is named (command, Python function, built-in, container, SQL, address) and what happens to a
+record, or for a reduce to a window, that it fails on.
 """
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
@@ -21,9 +22,10 @@ from millstream.spec.values import (
     exactly_one,
     fault,
 )
+from millstream.spec.windows import GroupBy
 
 OnFailure = Literal["retry", "drop", "deadLetter", "stop"]
-"""What becomes of a record that a UDF or transformer still fails on after its last attempt."""
+"""What becomes of a record (for a reduce: a window) that a program still fails on after its last attempt."""
 
 TIME_FORMATS = ("rfc3339", "epoch", "epoch_ms", "epoch_us")
 """The named formats of event times; anything else is a strptime pattern."""
@@ -188,7 +190,7 @@ class Backoff(SpecModel):
 
 
 class RetryStrategy(SpecModel):
-    """What happens when a UDF or transformer fails on a record."""
+    """What happens when a UDF or transformer fails on a record, or a reduce on a window."""
 
     noun = "a retry strategy"
 
@@ -196,8 +198,8 @@ class RetryStrategy(SpecModel):
     """Pauses and number of attempts."""
     on_failure: OnFailure | None = None
     """After the last attempt: `retry` for ever, `drop` (counted), `deadLetter` (to the vertex's
-    dead-letter edges) or `stop` the lane. Default: `deadLetter` if the vertex has a dead-letter
-    edge, else `stop`."""
+    dead-letter edges; for a window, a description of it) or `stop` the lane. Default: `deadLetter` if the vertex has
+    a dead-letter edge, else `stop`."""
 
 
 class Program(SpecModel):
@@ -223,18 +225,22 @@ class Program(SpecModel):
     def shape_faults(cls, data: Mapping[str, Any]) -> Iterator[ShapeFault]:
         """One way to name the program; process settings only where we start the process."""
         yield from exactly_one(data, cls.kinds, cls.noun)
-        if data.get("command") is not None or data.get("python") is not None:
-            return
-        for name in ("env", "workingDir"):
-            if data.get(name):
-                what = f"`{name}` belongs to `command` and `python` programs"
-                yield ShapeFault((name,), what, "the setting in `container`, or none")
+        yield from _idle_process_settings(data)
 
     def relation_faults(self) -> Iterator[ShapeFault]:
         """Environment variables have one value each."""
         yield from _repeated_names(self.env, ("env",))
         if self.container is not None:
             yield from _repeated_names(self.container.env, ("container", "env"))
+
+
+def _idle_process_settings(data: Mapping[str, Any]) -> Iterator[ShapeFault]:
+    if data.get("command") is not None or data.get("python") is not None:
+        return
+    for name in ("env", "workingDir"):
+        if data.get(name):
+            what = f"`{name}` belongs to `command` and `python` programs"
+            yield ShapeFault((name,), what, "the setting in `container`, or none")
 
 
 def _repeated_names(env: tuple[EnvVar, ...], loc: tuple[str, ...]) -> Iterator[ShapeFault]:
@@ -246,20 +252,130 @@ def _repeated_names(env: tuple[EnvVar, ...], loc: tuple[str, ...]) -> Iterator[S
         seen.add(variable.name)
 
 
-class Udf(Program):
-    """The program of a map vertex."""
+def _checked_delimiter(written: str) -> str:
+    if len(written) != 1:
+        raise fault(f"{written!r} is not one character", 'a character such as ";"')
+    return written
 
-    # A reduce vertex will be a udf with `groupBy`, as in Numaflow; see `numaflow._UNSUPPORTED`.
+
+class ValueFormat(SpecModel):
+    """How the values of a window's records become columns for SQL."""
+
+    noun = "a value format"
+
+    format: Literal["json", "csv", "avro", "raw"] = "json"
+    """`json` (an object per record), `csv` (a line per record), `avro` (binary, without a file's head) or `raw` (the
+    bytes)."""
+    fields: Text | None = None
+    """The members or columns, as Spark writes a table's: `delay DOUBLE, origin STRING`. Needed for `json` and `csv`;
+    what a record lacks or has otherwise is NULL."""
+    delimiter: Annotated[str, AfterValidator(_checked_delimiter)] | None = None
+    """Between two columns of `csv`, one character. Default: a comma."""
+    avro_schema: Text | None = None
+    """Schema of `avro` values, JSON."""
+
+    @classmethod
+    def shape_faults(cls, data: Mapping[str, Any]) -> Iterator[ShapeFault]:
+        """Each format has the settings it needs and no others."""
+        format_ = data.get("format", "json")
+        settings = _VALUE_SETTINGS.get(format_) if isinstance(format_, str) else None
+        if settings is None:
+            return
+        needed, allowed = settings
+        if needed is not None and data.get(needed) is None:
+            yield ShapeFault((), f"`{format_}` values need `{needed}`", _VALUE_EXAMPLES[needed])
+        for name in ("fields", "delimiter", "avroSchema"):
+            if data.get(name) is not None and name not in (needed, *allowed):
+                yield ShapeFault((name,), f"`{name}` has no effect on `{format_}` values", f"no `{name}`")
+
+    def relation_faults(self) -> Iterator[ShapeFault]:
+        """A schema is JSON."""
+        try:
+            json.loads(self.avro_schema or "{}")
+        except ValueError as problem:
+            yield ShapeFault(("avroSchema",), f"the schema is not JSON: {problem}", _VALUE_EXAMPLES["avroSchema"])
+
+
+_VALUE_SETTINGS: Mapping[str, tuple[str | None, tuple[str, ...]]] = {
+    "json": ("fields", ()),
+    "csv": ("fields", ("delimiter",)),
+    "avro": ("avroSchema", ()),
+    "raw": (None, ()),
+}
+"""For each format the setting it needs and those it may have."""
+_VALUE_EXAMPLES = {
+    "fields": "columns such as 'delay DOUBLE, origin STRING'",
+    "avroSchema": """a record such as '{"type": "record", "name": "r", "fields": [...]}'""",
+}
+
+
+class Sql(SpecModel):
+    """A query over the records of a window."""
+
+    noun = "sql"
+
+    query: Text
+    """A query in Spark's SQL over the table `window`, whose rows are the records of one window."""
+    value: ValueFormat | None = None
+    """How `value` is decoded. Absent: `value` is the bytes."""
+
+
+def _checked_address(written: str) -> str:
+    match = _ADDRESS.fullmatch(written)
+    if match is None or not 0 < int(match["port"] or 1) <= 65535:
+        raise fault(f"{written!r} is not an address", "'host:port' or 'unix:/path'")
+    return written
+
+
+_ADDRESS = re.compile(r"unix:/\S+|(\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):(?P<port>\d{1,5})")
+
+
+class Udf(Program):
+    """The program of a map vertex or, with `groupBy`, of a reduce vertex."""
 
     noun = "a udf"
     kinds: ClassVar[tuple[str, ...]] = ("command", "python", "builtin", "container")
+    reduce_kinds: ClassVar[tuple[str, ...]] = ("sql", "python", "command", "container", "address")
 
     builtin: MapBuiltin | None = None
-    """A built-in: `cat` or `filter`."""
+    """A built-in: `cat` or `filter`. Not with `groupBy`."""
+    group_by: GroupBy | None = None
+    """Makes it a reduce: how records are grouped into windows. With it, `python` names a function or class that runs
+    inside Spark's Python workers, once for each group."""
+    sql: Sql | None = None
+    """A query over each window; only with `groupBy`."""
+    address: Annotated[str, AfterValidator(_checked_address)] | None = None
+    """Address of a reduce UDF that is running already, `host:port` or `unix:/path`, as the Spark tasks reach it; only
+    with `groupBy`."""
     concurrency: PositiveCount | None = None
-    """Records of one lane that the UDF works on at once. Default: `limits.concurrency`."""
+    """Records of one lane that the UDF works on at once; not with `groupBy`. Default: `limits.concurrency`."""
     retry_strategy: RetryStrategy = RetryStrategy()
-    """What happens when it fails on a record."""
+    """What happens when it fails on a record, or for a reduce on a window."""
+
+    @classmethod
+    def shape_faults(cls, data: Mapping[str, Any]) -> Iterator[ShapeFault]:
+        """A program that can do what is asked: work on records, or on windows."""
+        if data.get("groupBy") is None:
+            misplaced = [name for name in ("sql", "address") if data.get(name) is not None]
+            for name in misplaced:
+                what = f"`{name}` is a way to compute windows, and the vertex has none"
+                yield ShapeFault((name,), what, "`groupBy` beside it, or another program")
+            if not misplaced:
+                yield from exactly_one(data, cls.kinds, cls.noun)
+        else:
+            misplaced = ["builtin"] if data.get("builtin") is not None else []
+            if misplaced:
+                what = "a built-in works on records, not on windows"
+                yield ShapeFault(("builtin",), what, f"one of {', '.join(f'`{name}`' for name in cls.reduce_kinds)}")
+            else:
+                yield from exactly_one(data, cls.reduce_kinds, "a udf with `groupBy`")
+            if data.get("concurrency") is not None:
+                what = "a reduce works on windows, as many at once as Spark has tasks"
+                yield ShapeFault(("concurrency",), what, "no `concurrency`")
+            if data.get("python") is not None and data.get("env"):
+                what = "the function runs inside Spark's Python workers"
+                yield ShapeFault(("env",), what, "`spark.executorEnv.NAME` in `spec.spark.conf`")
+        yield from _idle_process_settings(data)
 
 
 class Transformer(Program):

@@ -1,7 +1,10 @@
 """A pipeline's graph for people: text for a terminal, Mermaid for a page. Pure."""
 
+from collections.abc import Mapping
+
 from millstream.spec.graph import Graph
-from millstream.spec.models import Edge, Vertex
+from millstream.spec.models import Edge, GroupBy, Vertex, VertexKind
+from millstream.spec.values import as_duration
 
 
 def to_text(graph: Graph) -> str:
@@ -11,7 +14,7 @@ def to_text(graph: Graph) -> str:
         ├──► even  tags or [even]
         └──► odd   tags or [odd]
 
-    An arrow with `↺` goes back into a cycle, one with `╌╌►` carries dead letters.
+    An arrow with `↺` goes back into a cycle, one with `╌╌►` carries dead letters or late records.
     """
     lines = [f"pipeline {graph.pipeline.name}"]
     for vertex in graph.vertices:
@@ -20,36 +23,41 @@ def to_text(graph: Graph) -> str:
         width = max((len(edge.to) for edge in edges), default=0)
         for index, edge in enumerate(edges):
             corner = "└" if index == len(edges) - 1 else "├"
-            arrow = "╌╌►" if edge.kind == "deadLetter" else "──►"
+            arrow = "──►" if edge.kind == "data" else "╌╌►"
             label = ", ".join(_labels(graph, edge))
             lines.append(f"{corner}{arrow} {edge.to:<{width}}  {label}".rstrip())
     return "\n".join(lines) + "\n"
 
 
 def to_mermaid(graph: Graph) -> str:
-    """A Mermaid flow chart; sources are stadiums, sinks cylinders, dead-letter edges dotted."""
+    """A Mermaid flow chart; sources are stadiums, reduces double-edged, sinks cylinders, dead-letter and late edges
+    dotted."""
     ids = {vertex.name: f"v{index}" for index, vertex in enumerate(graph.vertices)}
     lines = ["flowchart LR"]
     for vertex in graph.vertices:
-        opening, closing = (
-            {"source": "([", "sink": "[("}.get(vertex.kind, "["),
-            {
-                "source": "])",
-                "sink": ")]",
-            }.get(vertex.kind, "]"),
-        )
+        opening, closing = _SHAPES[vertex.kind]
         text = f"{vertex.name}<br/>{_description(vertex)}".replace('"', "#quot;")
         lines.append(f'    {ids[vertex.name]}{opening}"{text}"{closing}')
     for edge in graph.edges:
-        arrow = "-.->" if edge.kind == "deadLetter" else "-->"
+        arrow = "-->" if edge.kind == "data" else "-.->"
         label = ", ".join(_labels(graph, edge)).replace('"', "#quot;")
         between = f'{arrow}|"{label}"|' if label else arrow
         lines.append(f"    {ids[edge.from_]} {between} {ids[edge.to]}")
     return "\n".join(lines) + "\n"
 
 
+_SHAPES: Mapping[VertexKind, tuple[str, str]] = {
+    "source": ("([", "])"),
+    "map": ("[", "]"),
+    "reduce": ("[[", "]]"),
+    "sink": ("[(", ")]"),
+}
+
+
 def _description(vertex: Vertex) -> str:
     parts = [vertex.kind, f"({_contents(vertex)})"]
+    if vertex.group_by is not None:
+        parts.append(_grouping(vertex.group_by))
     if vertex.partitions > 1:
         parts.append(f"x{vertex.partitions}")
     return " ".join(parts)
@@ -60,19 +68,37 @@ def _contents(vertex: Vertex) -> str:
         return vertex.source.kind
     if vertex.sink is not None:
         return vertex.sink.kind
-    assert vertex.udf is not None, "a vertex is a source, a map or a sink"
+    assert vertex.udf is not None, "a vertex is a source, a udf or a sink"
     udf = vertex.udf
     if udf.builtin is not None:
         return udf.builtin.name
     if udf.container is not None:
         return udf.container.image
-    return udf.python or " ".join(udf.command or ())
+    if udf.sql is not None:
+        return "SQL"
+    return udf.python or udf.address or " ".join(udf.command or ())
+
+
+def _grouping(group_by: GroupBy) -> str:
+    """For example `fixed 1h, keyed`."""
+    window = group_by.window
+    parts: list[str] = [window.kind]
+    if window.fixed is not None:
+        parts.append(as_duration(window.fixed.length_s))
+    elif window.sliding is not None:
+        parts.append(f"{as_duration(window.sliding.length_s)} every {as_duration(window.sliding.slide_s)}")
+    elif window.session is not None:
+        parts.append(as_duration(window.session.timeout_s))
+    elif window.global_ is not None:
+        trigger = window.global_.trigger
+        parts.append(f"every {trigger.count}" if trigger.every_s is None else f"every {as_duration(trigger.every_s)}")
+    return " ".join(parts) + (", keyed" if group_by.keyed else "")
 
 
 def _labels(graph: Graph, edge: Edge) -> list[str]:
     labels = []
-    if edge.kind == "deadLetter":
-        labels.append("dead letters")
+    if edge.kind != "data":
+        labels.append({"deadLetter": "dead letters", "late": "late records"}[edge.kind])
     if edge.conditions is not None and edge.conditions.tags is not None:
         tags = edge.conditions.tags
         labels.append(f"tags {tags.operator} [{', '.join(tags.values)}]")

@@ -109,6 +109,16 @@ def _duration_s(written: object) -> float | None:
     return sign * sum(float(number) * _DURATION_UNIT_S[unit] for number, unit in parts)
 
 
+def as_duration(seconds: float) -> str:
+    """The inverse of `parse_duration`, in the fewest words: `1h30m`, `250ms`."""
+    left = round(seconds * 1e9)
+    text = ""
+    for unit, size in (("h", 3600 * 10**9), ("m", 60 * 10**9), ("s", 10**9), ("ms", 10**6), ("us", 10**3), ("ns", 1)):
+        count, left = divmod(left, size)
+        text += f"{count}{unit}" if count else ""
+    return text or "0s"
+
+
 def parse_quantity(written: object) -> int:
     """Bytes of a Kubernetes quantity ("512Mi", "64M"), the same with a B ("1MiB"), or an integer.
 

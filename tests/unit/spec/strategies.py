@@ -38,6 +38,44 @@ udfs = st.builds(
         retryStrategy=some(backoff=backoffs, onFailure=st.sampled_from(["drop", "retry"])),
     ),
 )
+spans = st.sampled_from(["1s", "1m30s", "1h", 5])
+windows = st.one_of(
+    st.fixed_dictionaries({"length": spans}, optional={"streaming": st.booleans()}).map(lambda w: {"fixed": w}),
+    st.fixed_dictionaries({"length": spans, "slide": spans}).map(lambda w: {"sliding": w}),
+    st.fixed_dictionaries({"timeout": spans}, optional={"streaming": st.booleans()}).map(lambda w: {"session": w}),
+    st.fixed_dictionaries(
+        {"trigger": st.one_of(st.fixed_dictionaries({"count": st.integers(1, 9)}), st.just({"every": "1h"}))},
+        optional={"accumulate": st.booleans()},
+    ).map(lambda w: {"global": w}),
+)
+storages = st.one_of(
+    some(volumeSize=sizes, accessMode=st.just("ReadWriteMany")).map(lambda claim: {"persistentVolumeClaim": claim}),
+    some(sizeLimit=sizes).map(lambda limit: {"emptyDir": limit}),
+    st.just({"no_store": {}}),
+)
+values = st.one_of(
+    st.just({"fields": "n INT"}),
+    st.just({"format": "csv", "fields": "n INT", "delimiter": ";"}),
+    st.just({"format": "avro", "avroSchema": '"bytes"'}),
+    st.just({"format": "raw"}),
+)
+reduce_programs = st.one_of(
+    st.fixed_dictionaries({"command": st.lists(texts, min_size=1)}, optional={"env": env, "workingDir": texts}),
+    st.fixed_dictionaries({"python": st.just("a.b:Sum")}, optional={"workingDir": texts}),
+    st.fixed_dictionaries({"query": texts}, optional={"value": values}).map(lambda sql: {"sql": sql}),
+    st.sampled_from(["unix:/a/b", "host:50051", "[::1]:80"]).map(lambda address: {"address": address}),
+)
+reduces = st.builds(
+    lambda program, window, more, strategy: {
+        **program,
+        "groupBy": {"window": window, "keyed": True, **more},
+        **strategy,
+    },
+    reduce_programs,
+    windows,
+    some(allowedLateness=durations, storage=storages, keepInput=st.just(True), onLate=st.just("drop")),
+    some(retryStrategy=some(backoff=backoffs, onFailure=st.sampled_from(["drop", "retry"]))),
+)
 sources = st.one_of(
     some(rpu=st.integers(1, 9), duration=durations, records=st.integers(0, 9), jitter=durations).map(
         lambda generator: {"generator": generator}
@@ -60,7 +98,7 @@ sinks = st.one_of(
 
 
 def chains(draw: st.DrawFn) -> dict[str, Any]:
-    """Sources into a row of maps, with forward and backward edges among those, into sinks."""
+    """Sources into a row of maps, with forward and backward edges among those, into sinks; a reduce before some."""
     ids = draw(st.lists(names, min_size=3, max_size=8, unique=True))
     count = draw(st.integers(1, len(ids) - 2))
     maps = ids[1 : 1 + count]
@@ -72,6 +110,11 @@ def chains(draw: st.DrawFn) -> dict[str, Any]:
     pairs = list(zip(ids[: 1 + count], maps, strict=False)) + [(maps[-1], end) for end in ends]
     extra = draw(st.lists(st.tuples(st.sampled_from(maps), st.sampled_from(maps)), max_size=4))
     pairs = list(dict.fromkeys(pairs + extra))
+    for end in ends:
+        if draw(st.booleans()):
+            vertices.append({"name": f"r-{end}", "udf": draw(reduces), "partitions": draw(partitions)})
+            pairs += [(maps[0], f"r-{end}"), (maps[-1], f"r-{end}"), (f"r-{end}", end)]
+    pairs = list(dict.fromkeys(pairs))
     edges = [
         {
             "from": a,

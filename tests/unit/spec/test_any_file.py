@@ -16,7 +16,10 @@ FILES = sorted((Path(__file__).parent / "pipelines").glob("*.yaml"))
 ODD_VALUES: list[Any] = [
     None, 0, -1, 1.5, float("nan"), 10**30, True, "", "x", "1s", "{what}", [], {}, [None], {"": {}}, {"name": "cat"},
 ]  # fmt: skip
-ODD_FIELDS = ["foo", "source", "sink", "udf", "kafka", "fallback", "limits", "container", "retryStrategy", "builtin"]
+ODD_FIELDS = [
+    "foo", "source", "sink", "udf", "kafka", "fallback", "limits", "container", "retryStrategy", "builtin",
+    "groupBy", "window", "storage", "sql", "spark", "early", "keyed",
+]  # fmt: skip
 
 
 def yaml() -> YAML:

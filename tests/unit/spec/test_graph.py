@@ -61,14 +61,15 @@ def test_the_lanes_of_a_graph_are_shared_out_once(written: dict[str, Any]) -> No
     graph = Graph.of(Pipeline.model_validate(written))
     for vertex in graph.vertices:
         every = lanes.lanes_of(graph, vertex.name)
-        inputs = 1 if vertex.kind == "source" else len(graph.edges_in[vertex.name])
+        inputs = 1 if vertex.kind in ("source", "reduce") else len(graph.edges_in[vertex.name])
         assert len(set(every)) == len(every) == inputs * vertex.partitions
         owned = [lanes.owned_lanes(graph, vertex.name, replica) for replica in range(vertex.replicas)]
         assert all(owned)
         assert sorted(lane for part in owned for lane in part) == sorted(every)
         for lane in every:
             inputs_read = lanes.inputs_of(graph, lane)
-            assert (not inputs_read) is (vertex.kind == "source")
+            expected = {"source": 0, "reduce": len(graph.edges_in[vertex.name])}
+            assert len(inputs_read) == expected.get(vertex.kind, 1)
             origins = {e.from_ for e in graph.edges_in[vertex.name]}
             assert all(up.vertex in origins for buffer in inputs_read for up in lanes.upstream_lanes(graph, buffer))
     buffers = [buffer for edge in graph.edges for buffer in lanes.buffers_of(graph, edge)]

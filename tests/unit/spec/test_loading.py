@@ -50,6 +50,21 @@ def vertices(*lines: str) -> str:
         ),
         ("cycle", ("in", "input", "retry", "out"), []),
         ("flights", ("flights", "enrich", "all", "hook", "broken"), []),
+        (
+            "flights-hourly",
+            ("flights", "carrier-hours", "moving", "planes", "totals", "out", "rest"),
+            ["spec.vertices[1].udf.groupBy.keepInput"],
+        ),
+        (
+            "sum",
+            ("in", "compute-sum", "sessions", "total", "out"),
+            [
+                "spec.vertices[2].udf.groupBy.storage.no_store",
+                "spec.vertices[3].partitions",
+                "spec.vertices[3].udf.groupBy.window.sliding.slide",
+                "spec.vertices[3].udf.groupBy.storage.emptyDir.medium",
+            ],
+        ),
     ],
 )
 def test_good_pipelines_load_with_their_notes(name: str, order: tuple[str, ...], notes: list[str]) -> None:
@@ -246,11 +261,13 @@ def test_faults_of_fields(text: str, expected: list[tuple[str, str, str]]) -> No
 
 
 NUMAFLOW_CASES = {
-    "reduce": (
-        vertices(IN, OUT, "    - {name: sum, udf: {container: {image: i}, groupBy: {window: {fixed: {}}}}}\n").replace(
-            EDGE, "  edges: [{from: in, to: sum}, {from: sum, to: out}]\n"
-        ),
-        [("8:48", "spec.vertices[2].udf.groupBy", "reduce vertices are not supported yet")],
+    "an accumulator": (
+        vertices(
+            IN,
+            OUT,
+            "    - {name: sum, udf: {container: {image: i}, groupBy: {window: {accumulator: {timeout: 1s}}}}}\n",
+        ).replace(EDGE, "  edges: [{from: in, to: sum}, {from: sum, to: out}]\n"),
+        [("8:67", "spec.vertices[2].udf.groupBy.window.accumulator", "accumulator windows are not supported")],
     ),
     "a source that is not there yet has no further fault": (
         vertices("    - {name: in, source: {kafka: {topic: t}}}\n", OUT),

@@ -53,6 +53,31 @@ def test_a_graph_as_mermaid() -> None:
     assert to_mermaid(load(PIPELINES / "flights.yaml").graph) == FLIGHTS_MERMAID
 
 
+REDUCES_TEXT = """\
+carrier-hours  reduce (SQL) fixed 1h, keyed x4
+├──► totals
+├╌╌► rest    late records
+└╌╌► rest    dead letters
+
+moving  reduce (unix:/run/moving.sock) sliding 3h every 1h
+└──► totals
+
+planes  reduce (planes.py:Day) session 26h, keyed
+└──► out
+
+totals  reduce (./totals) global every 24h
+└──► out
+"""
+
+
+def test_reduces_say_how_they_group() -> None:
+    graph = load(PIPELINES / "flights-hourly.yaml").graph
+    assert REDUCES_TEXT in to_text(graph)
+    mermaid = to_mermaid(graph)
+    assert '    v1[["carrier-hours<br/>reduce (SQL) fixed 1h, keyed x4"]]\n' in mermaid
+    assert '    v1 -.->|"late records"| v6\n' in mermaid
+
+
 def test_every_sink_states_its_guarantee() -> None:
     guarantees = guarantees_of(load(PIPELINES / "flights.yaml").graph)
     assert {name: guarantee.id for name, guarantee in guarantees.items()} == {

@@ -1,0 +1,62 @@
+"""What to know about a valid pipeline: settings that decide nothing beside others, and what some cost. Pure."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from millstream.spec.faults import Path
+from millstream.spec.graph import Graph
+from millstream.spec.models import GroupBy, Vertex
+from millstream.spec.topology import reachable
+
+
+def notes_of(value: Mapping[str, Any], graph: Graph) -> Iterator[tuple[Path, str]]:
+    """Places of the file and what to know about them; `value` is the file as it was written."""
+    spec = value["spec"]
+    for index, vertex in enumerate(graph.pipeline.spec.vertices):
+        here: Path = ("spec", "vertices", index)
+        yield from _idle_settings(spec["vertices"][index], vertex, here)
+        if vertex.group_by is not None:
+            yield from _grouping(spec["vertices"][index], vertex.group_by, (*here, "udf", "groupBy"))
+            yield from _behind_a_cycle(graph, vertex, here)
+    if spec.get("spark") is not None and not graph.reduces:
+        yield ("spec", "spark"), "`spark` has no effect in a pipeline without a reduce"
+
+
+def _idle_settings(written: Mapping[str, Any], vertex: Vertex, here: Path) -> Iterator[tuple[Path, str]]:
+    for kind in ("udf", "sink"):
+        strategy = (written.get(kind) or {}).get("retryStrategy") or {}
+        forever = strategy.get("onFailure", "retry" if kind == "sink" else None) == "retry"
+        if forever and "steps" in (strategy.get("backoff") or {}):
+            path = (*here, kind, "retryStrategy", "backoff", "steps")
+            yield path, "`steps` has no effect with `onFailure: retry`, which never gives up"
+    generator = (written.get("source") or {}).get("generator") or {}
+    if "msgSize" in generator and generator.get("valueBlob") is not None:
+        path = (*here, "source", "generator", "msgSize")
+        yield path, "`msgSize` has no effect with `valueBlob`"
+    if vertex.udf is not None and vertex.udf.builtin is not None and vertex.udf.concurrency:
+        yield (*here, "udf", "concurrency"), "`concurrency` has no effect on a built-in"
+
+
+def _grouping(written: Mapping[str, Any], group_by: GroupBy, here: Path) -> Iterator[tuple[Path, str]]:
+    sliding, global_ = group_by.window.sliding, group_by.window.global_
+    if sliding is not None and sliding.slide_s > sliding.length_s:
+        path = (*here, "window", "sliding", "slide")
+        yield path, "`slide` is longer than `length`: records between two windows are in none and count as filtered"
+    if global_ is not None and global_.accumulate:
+        path = (*here, "window", "global", "accumulate")
+        yield path, "with `accumulate` every record is kept for ever, and each result is computed over all of them"
+    if group_by.keeps_input:
+        storage = written["udf"]["groupBy"].get("storage") or {}
+        path = (*here, "storage", "no_store") if storage.get("no_store") is not None else (*here, "keepInput")
+        what = "the input buffers must hold the records of all open windows: see `bufferMaxLength`, `bufferMaxBytes`"
+        yield path, what
+
+
+def _behind_a_cycle(graph: Graph, vertex: Vertex, here: Path) -> Iterator[tuple[Path, str]]:
+    arcs = [(edge.from_, edge.to) for edge in graph.edges]
+    cycles = [name for name in graph.order if graph.in_cycle(name)]
+    if vertex.name in reachable(cycles, arcs):
+        yield (
+            here,
+            "records that go round a cycle before this reduce may be late: watermarks do not wait for them",
+        )

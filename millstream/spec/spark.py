@@ -1,0 +1,83 @@
+"""Which Spark computes the windows of a pipeline. Owns `spec.spark`; it knows nothing of jobs."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from millstream.limits import MIB
+from millstream.spec.values import Quantity, ShapeFault, SpecModel, at_most_one, fault
+
+DRIVER_MEMORY = 1024 * MIB
+"""Default of `driverMemory`."""
+DRIVER_MEMORY_MIN = 512 * MIB
+"""Spark refuses a heap of less than 450 MiB, of which a collector may take some."""
+
+_MASTER = re.compile(
+    r"local(\[(\d+|\*)(, *\d+)?\])?|local-cluster\[\d+, *\d+, *\d+\]|yarn|(spark|k8s)://\S+",
+)
+_REMOTE = re.compile(r"sc://[^\s/]+(/\S*)?")
+_OF_FIELDS: Mapping[str, str] = {
+    "spark.master": "`master`",
+    "spark.remote": "`remote`",
+    "spark.driver.memory": "`driverMemory`",
+}
+
+
+def _checked_master(written: str) -> str:
+    if _MASTER.fullmatch(written) is None:
+        raise fault(
+            f"{written!r} is not a Spark master",
+            "'local[*]', 'local[2]', 'spark://host:port', 'k8s://https://host:port' or 'yarn'",
+        )
+    return written
+
+
+def _checked_remote(written: str) -> str:
+    if _REMOTE.fullmatch(written) is None:
+        raise fault(f"{written!r} is not a Spark Connect address", "'sc://host:port'")
+    return written
+
+
+def _conf_text(written: Any) -> Any:
+    """Numbers and booleans of YAML as Spark writes them."""
+    if isinstance(written, bool):
+        return str(written).lower()
+    return str(written) if isinstance(written, int | float) else written
+
+
+class Spark(SpecModel):
+    """The Spark of a pipeline's reduces: by default one inside the driver process, on this machine."""
+
+    noun = "spark"
+
+    master: Annotated[str, AfterValidator(_checked_master)] | None = None
+    """Where jobs run: `local[N]` (in the driver, N tasks at a time), `spark://host:port`, `k8s://...` or `yarn`.
+    Default: in the driver, as many tasks as there are processors."""
+    remote: Annotated[str, AfterValidator(_checked_remote)] | None = None
+    """Address of a Spark Connect server, `sc://host:port`, instead of a driver that is started here."""
+    driver_memory: Quantity = DRIVER_MEMORY
+    """Java heap of the driver, at least 512Mi. Default 1Gi."""
+    conf: dict[str, Annotated[str, BeforeValidator(_conf_text)]] = Field(default_factory=dict)
+    """Spark's own settings, `spark.name: value`."""
+
+    @classmethod
+    def shape_faults(cls, data: Mapping[str, Any]) -> Iterator[ShapeFault]:
+        """A driver of ours, or a server."""
+        yield from at_most_one(data, ("master", "remote"), cls.noun)
+        if data.get("remote") is not None and data.get("driverMemory") is not None:
+            what = "`driverMemory` belongs to a driver that is started here"
+            yield ShapeFault(("driverMemory",), what, "the setting of the server, or no `remote`")
+
+    def relation_faults(self) -> Iterator[ShapeFault]:
+        """A heap that Spark takes; settings that are Spark's and have no field here."""
+        if self.driver_memory < DRIVER_MEMORY_MIN:
+            yield ShapeFault(("driverMemory",), "Spark does not start with so small a heap", "at least 512Mi")
+        for name in self.conf:
+            if name in _OF_FIELDS:
+                yield ShapeFault(("conf", name), f"`{name}` has a field of its own", _OF_FIELDS[name])
+            elif not name.startswith("spark."):
+                yield ShapeFault(
+                    ("conf", name), f"`{name}` is no setting of Spark's", "a name that begins with `spark.`"
+                )

@@ -1,0 +1,283 @@
+"""How a reduce vertex groups its records: windows, lateness, early results, storage.
+
+Owns `groupBy` and everything below it, under Numaflow's names where Numaflow has the concept. It does not know how
+windows are kept or computed.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field
+
+from millstream.clock import MICROSECONDS
+from millstream.limits import PANES_PER_WINDOW_MAX, WINDOWS_PER_RECORD_MAX
+from millstream.spec.values import (
+    Duration,
+    Flag,
+    PositiveCount,
+    PositiveDuration,
+    Quantity,
+    ShapeFault,
+    SpecModel,
+    Text,
+    exactly_one,
+    fault,
+)
+
+SPAN_MIN_S = 0.001
+"""Shortest length, slide or timeout."""
+
+EARLY_EVERY_S = 10.0
+"""Period of early results where `streaming` is set and `early` says nothing."""
+
+VOLUME_SIZE = 20 << 30
+"""Default of `volumeSize`, as in Numaflow."""
+
+OnLate = Literal["drop", "edge"]
+"""What becomes of a record that comes after all its windows were closed."""
+AccessMode = Literal["ReadWriteOnce", "ReadWriteOncePod", "ReadWriteMany"]
+WindowKind = Literal["fixed", "sliding", "session", "global"]
+
+
+def _checked_span(seconds: float) -> float:
+    if seconds < SPAN_MIN_S:
+        raise fault("the duration is too short", 'at least "1ms"')
+    return seconds
+
+
+Span = Annotated[Duration, AfterValidator(_checked_span)]
+"""Seconds of event time, at least a millisecond."""
+
+
+class FixedWindow(SpecModel):
+    """Windows of one length, side by side: [0, length), [length, 2 x length), ... since the epoch, UTC."""
+
+    noun = "a fixed window"
+
+    length_s: Span = Field(alias="length")
+    """Length of a window. Duration of event time."""
+    streaming: Flag = False
+    """Give early results before the window closes, as `early` says."""
+
+
+class SlidingWindow(SpecModel):
+    """Windows of one length that begin at every multiple of `slide`; a record is in each that covers it."""
+
+    noun = "a sliding window"
+
+    length_s: Span = Field(alias="length")
+    """Length of a window. Duration of event time."""
+    slide_s: Span = Field(alias="slide")
+    """From the begin of a window to that of the next. Duration of event time; longer than `length` leaves gaps, and
+    records in them are in no window."""
+    streaming: Flag = False
+    """Give early results before the window closes, as `early` says."""
+
+    def relation_faults(self) -> Iterator[ShapeFault]:
+        """A record is in a bounded number of windows, and a window made of a bounded number of panes."""
+        length_us, slide_us = round(self.length_s * MICROSECONDS), round(self.slide_s * MICROSECONDS)
+        windows = math.ceil(length_us / slide_us)
+        panes = length_us // math.gcd(length_us, slide_us)
+        if windows > WINDOWS_PER_RECORD_MAX:
+            what = f"each record would be in {windows:,} windows"
+            yield ShapeFault(("slide",), what, f"a slide that gives at most {WINDOWS_PER_RECORD_MAX:,}")
+        elif panes > PANES_PER_WINDOW_MAX:
+            what = f"`length` and `slide` have so short a common divisor that a window has {panes:,} parts"
+            yield ShapeFault(("slide",), what, "a slide that divides the length, or nearly")
+
+
+class SessionWindow(SpecModel):
+    """A window per key for each burst of records; it ends when no record has come for `timeout`."""
+
+    noun = "a session window"
+
+    timeout_s: Span = Field(alias="timeout")
+    """Silence that ends a session: it reaches from its first record to its last one plus this. Duration of event
+    time."""
+    streaming: Flag = False
+    """Give early results before the session ends, as `early` says."""
+
+
+class Trigger(SpecModel):
+    """When a global window gives its result."""
+
+    noun = "a trigger"
+
+    count: PositiveCount | None = None
+    """After this many records."""
+    every_s: Span | None = Field(default=None, alias="every")
+    """Whenever event time passes a multiple of this. Duration."""
+
+    @classmethod
+    def shape_faults(cls, data: Mapping[str, Any]) -> Iterator[ShapeFault]:
+        """One trigger."""
+        yield from exactly_one(data, ("count", "every"), cls.noun)
+
+
+class GlobalWindow(SpecModel):
+    """One window over all event time, which gives a result whenever its trigger says."""
+
+    noun = "a global window"
+
+    trigger: Trigger
+    """When a result is given."""
+    accumulate: Flag = False
+    """Each result is over everything so far (true), or over what came since the last one (false). True keeps every
+    record for ever."""
+
+
+class Window(SpecModel):
+    """Which records belong together: exactly one kind."""
+
+    noun = "a window"
+
+    fixed: FixedWindow | None = None
+    """Windows of one length, side by side."""
+    sliding: SlidingWindow | None = None
+    """Windows of one length that overlap."""
+    session: SessionWindow | None = None
+    """Bursts of records."""
+    global_: GlobalWindow | None = Field(default=None, alias="global")
+    """All of event time."""
+
+    @classmethod
+    def shape_faults(cls, data: Mapping[str, Any]) -> Iterator[ShapeFault]:
+        """One kind of window."""
+        yield from exactly_one(data, ("fixed", "sliding", "session", "global"), cls.noun)
+
+    @property
+    def kind(self) -> WindowKind:
+        """Which of the kinds it is."""
+        if self.fixed is not None:
+            return "fixed"
+        if self.sliding is not None:
+            return "sliding"
+        return "session" if self.session is not None else "global"
+
+    @property
+    def streaming(self) -> bool:
+        """Whether early results are given."""
+        chosen = self.fixed or self.sliding or self.session
+        return chosen is not None and chosen.streaming
+
+
+class Early(SpecModel):
+    """When a window with `streaming` gives early results: those with new records do."""
+
+    noun = "early"
+
+    every_s: PositiveDuration | None = Field(default=None, alias="every")
+    """Period by the clock of the machine. Duration."""
+    count: PositiveCount | None = None
+    """After this many new records of the lane."""
+
+    @classmethod
+    def shape_faults(cls, data: Mapping[str, Any]) -> Iterator[ShapeFault]:
+        """One measure."""
+        yield from exactly_one(data, ("every", "count"), cls.noun)
+
+
+class PersistentVolumeClaim(SpecModel):
+    """A volume that outlives the pod; on this machine, the data directory."""
+
+    noun = "persistentVolumeClaim"
+
+    volume_size: Quantity = VOLUME_SIZE
+    """Size of the volume; the log of each lane stays below its share of it. Default 20Gi."""
+    access_mode: AccessMode = "ReadWriteOnce"
+    """Kubernetes access mode."""
+    storage_class_name: Text | None = None
+    """Kubernetes storage class. Default: the cluster's."""
+
+
+class EmptyDir(SpecModel):
+    """A directory that lasts as long as the pod; on this machine, the data directory."""
+
+    noun = "emptyDir"
+
+    size_limit: Quantity | None = None
+    """Most bytes of it; the log of each lane stays below its share of it. Default: what the disk has."""
+
+
+class NoStore(SpecModel):
+    """Nothing that has to last: the log may be lost with the process's machine at any time."""
+
+    noun = "no_store"
+
+
+class Storage(SpecModel):
+    """Where the log of the windows' records lies: exactly one kind."""
+
+    noun = "storage"
+
+    persistent_volume_claim: PersistentVolumeClaim | None = None
+    """Survives the process, the pod and the node."""
+    empty_dir: EmptyDir | None = None
+    """Survives the process."""
+    no_store: NoStore | None = Field(default=None, alias="no_store")
+    """Survives nothing; the input stays in the ledger instead, as with `keepInput`."""
+
+    @classmethod
+    def shape_faults(cls, data: Mapping[str, Any]) -> Iterator[ShapeFault]:
+        """One kind of storage."""
+        yield from exactly_one(data, ("persistentVolumeClaim", "emptyDir", "no_store"), cls.noun)
+
+
+class GroupBy(SpecModel):
+    """Makes a udf a reduce: its records are grouped into windows of event time."""
+
+    noun = "groupBy"
+
+    window: Window
+    """Which records belong together."""
+    keyed: Flag = False
+    """One group per window and key (true), or one per window (false). Without it a vertex has one partition."""
+    allowed_lateness_s: Duration = Field(default=0.0, alias="allowedLateness")
+    """How long after a window's end, in event time, records are still admitted to it; results come that much later.
+    Duration, default 0s."""
+    on_late: OnLate = "drop"
+    """Records that come after all their windows were closed: `drop` (counted), or `edge`: to the edges of kind
+    `late`."""
+    early: Early | None = None
+    """When early results are given. Needs `streaming: true` in the window; default then: every 10s."""
+    storage: Storage | None = None
+    """Where the log of the windows' records lies. Default: `emptyDir`."""
+    keep_input: Flag | None = None
+    """Keep the input in the ledger until the windows it belongs to are committed, so that no record is lost with the
+    log's disk. Default: true with `no_store`, else false."""
+
+    def relation_faults(self) -> Iterator[ShapeFault]:
+        """Early results are asked for in two places; without a log, the input must stay."""
+        if self.early is not None and not self.window.streaming:
+            what = "`early` has no effect without `streaming: true`"
+            expected = "no `early`: its trigger says when" if self.window.global_ else "`streaming: true` in the window"
+            yield ShapeFault(("early",), what, expected)
+        if self.keep_input is False and self._stores_nothing:
+            what = "without storage the windows are only in the input"
+            yield ShapeFault(("keepInput",), what, "`keepInput: true`, or another storage")
+
+    @property
+    def _stores_nothing(self) -> bool:
+        return self.storage is not None and self.storage.no_store is not None
+
+    @property
+    def keeps_input(self) -> bool:
+        """Whether the input stays in the ledger until its windows are committed."""
+        return self._stores_nothing if self.keep_input is None else self.keep_input
+
+    @property
+    def early_results(self) -> Early | None:
+        """When early results are given; None where there are none."""
+        if not self.window.streaming:
+            return None
+        return self.early or Early.model_validate({"every": EARLY_EVERY_S})
+
+    @property
+    def log_bytes_max(self) -> int | None:
+        """Most bytes of the logs of one process of the vertex; None where nothing is said."""
+        if self.storage is None:
+            return None
+        if self.storage.persistent_volume_claim is not None:
+            return self.storage.persistent_volume_claim.volume_size
+        return self.storage.empty_dir.size_limit if self.storage.empty_dir is not None else None
