@@ -34,13 +34,25 @@ def check_map_answer(answer: udf_pb2.SealedMapAnswer, inputs: int) -> None:
         raise ValueError(f"input {min(failed)} has both an outcome and an output")
     if answer.event_times_us and len(answer.event_times_us) != 8 * count:
         raise ValueError(f"it has {count} outputs, and {len(answer.event_times_us)} bytes of event times")
-    for name, column in (("keys", answer.keys), ("tags", answer.tags)):
-        if column and (entries := columns.count_lists(column)) != count:
-            raise ValueError(f"it has {count} outputs, and {entries} entries in {name}")
-    if answer.headers:
-        entries = _count_headers(answer.headers)
-        if entries != count:
-            raise ValueError(f"it has {count} outputs, and {entries} entries in headers")
+    _check_columns(answer, count)
+
+
+def check_reduce_answer(answer: udf_pb2.SealedReduceAnswer, groups: int) -> None:
+    """It speaks of at most `groups` groups, each failure of one of them, and every column has an entry per result."""
+    if not answer.counts:
+        raise ValueError("it speaks of no group")
+    if len(answer.counts) > groups:
+        raise ValueError(f"it speaks of {len(answer.counts)} groups, and {groups} have no answer yet")
+    count = sum(answer.counts)
+    values = columns.count_bytes(answer.values)
+    if values != count:
+        raise ValueError(f"its counts come to {count} results, and it has {values} values")
+    _check_columns(answer, count)
+    failed = [failure.index for failure in answer.failures]
+    if failed and max(failed) >= len(answer.counts):
+        raise ValueError(f"a failure speaks of group {max(failed)} of {len(answer.counts)}")
+    if len(set(failed)) != len(failed):
+        raise ValueError("two failures speak of one group")
 
 
 def check_outcomes(outcomes: Iterable[udf_pb2.Outcome], inputs: int) -> set[int]:
@@ -55,6 +67,16 @@ def check_outcomes(outcomes: Iterable[udf_pb2.Outcome], inputs: int) -> set[int]
             raise ValueError(f"the outcome of input {outcome.index} has no result")
         named.add(outcome.index)
     return named
+
+
+def _check_columns(answer: udf_pb2.SealedMapAnswer | udf_pb2.SealedReduceAnswer, count: int) -> None:
+    for name, column in (("keys", answer.keys), ("tags", answer.tags)):
+        if column and (entries := columns.count_lists(column)) != count:
+            raise ValueError(f"it has {count} outputs, and {entries} entries in {name}")
+    if answer.headers:
+        entries = _count_headers(answer.headers)
+        if entries != count:
+            raise ValueError(f"it has {count} outputs, and {entries} entries in headers")
 
 
 def _check_parents(data: bytes, count: int, inputs: int, failed: set[int]) -> None:

@@ -46,6 +46,7 @@ _KIND_NAMES = {
     udf_pb2.KIND_SOURCE_TRANSFORM: "source transform",
     udf_pb2.KIND_SINK: "sink",
     udf_pb2.KIND_SOURCE: "source",
+    udf_pb2.KIND_REDUCE: "reduce",
 }
 
 
@@ -66,7 +67,7 @@ class GrpcUdfClient:
             answer=_map_answer,
             check=check_map_answer,
         )
-        self._check_kind(kind, name)
+        self.check_kind(kind, name)
         async with open_call_stream(self._channel, name, dialect) as stream:
             yield _GrpcMapStream(stream)
 
@@ -80,7 +81,7 @@ class GrpcUdfClient:
             answer=_sink_answer,
             check=_check_sink_answer,
         )
-        self._check_kind(udf_pb2.KIND_SINK, name)
+        self.check_kind(udf_pb2.KIND_SINK, name)
         async with open_call_stream(self._channel, name, dialect) as stream:
             yield _GrpcSinkStream(stream)
 
@@ -89,13 +90,15 @@ class GrpcUdfClient:
         self, name: StreamName, *, position: bytes, partition: int, partitions: int
     ) -> AsyncIterator[SourceStream]:
         """A source stream."""
-        self._check_kind(udf_pb2.KIND_SOURCE, name)
+        self.check_kind(udf_pb2.KIND_SOURCE, name)
         opening = udf_pb2.SourceOpen(position=position, partition=partition, partitions=partitions)
         hello = _hello(udf_pb2.KIND_SOURCE, name)
         async with open_source_stream(self._channel, f"{SERVICE}/Source", name, hello, opening) as stream:
             yield stream
 
-    def _check_kind(self, kind: udf_pb2.Kind.ValueType, name: StreamName) -> None:
+    def check_kind(self, kind: udf_pb2.Kind.ValueType, name: StreamName) -> None:
+        """Raises `UdfError` when the function does not serve `kind`. (A reduce function's streams are opened by Spark's
+        tasks.)"""
         if kind not in self.description.kinds:
             raise UdfError(
                 f"{name.pipeline}/{name.vertex}: the function serves {_named(self.description.kinds)}, and this "

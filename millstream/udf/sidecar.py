@@ -108,6 +108,11 @@ class Sidecar(GrpcUdfClient):
         self._restarts = 0
         self._is_ready = False
 
+    @property
+    def address(self) -> str:
+        """Where it serves, for callers in other processes of this machine."""
+        return f"unix:{self._socket}"
+
     def statistics(self) -> SidecarStatistics:
         return SidecarStatistics(
             running=self._is_ready,

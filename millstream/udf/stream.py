@@ -35,7 +35,7 @@ HALF_CLOSE_TIMEOUT_S = 1.0
 """How long an idle stream may take to end after it was half-closed."""
 
 # A stream that ends with one of these would end with it again: somebody has to change something.
-_FATAL = {
+FATAL = {
     grpc.StatusCode.UNIMPLEMENTED: "the function does not serve this kind",
     grpc.StatusCode.FAILED_PRECONDITION: "the function refused the stream",
     grpc.StatusCode.INVALID_ARGUMENT: "the function refused the stream",
@@ -266,8 +266,8 @@ class CallStream(Generic[_Answer]):
 
 def raise_fatal(where: str, code: grpc.StatusCode, details: str | None) -> None:
     """Raise `UdfError` when a stream ended in a way that would come again."""
-    if code in _FATAL:
-        raise UdfError(f"{where}: {_FATAL[code]}: {details or code.name}")
+    if code in FATAL:
+        raise UdfError(f"{where}: {FATAL[code]}: {details or code.name}")
 
 
 @asynccontextmanager

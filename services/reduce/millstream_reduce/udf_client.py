@@ -1,0 +1,245 @@
+"""Calls a reduce function behind a gRPC address: the synchronous client for Spark's Python workers.
+
+    parts ─► messages ─► sent, and kept until their groups are answered ══► function
+                               ▲                x the stream breaks            │
+                               └── what is kept, one group at a time           ▼
+    answers, in the order of the groups ◄─────────────────────────────────── answer
+
+Above it: Spark's tasks. Below it: `udf_stream` and `udf_parts`. `parts` is iterated in the caller's thread, so it
+may read what Spark hands in; one more thread receives. Groups are sent ahead of their answers as far as HTTP/2 lets
+them.
+
+When a stream breaks (the function's process was killed, or drains), groups without a whole answer are sent again, one
+after the other, each when the one before is answered: so the group that ends its process is known. Cases:
+ 1. The first group without an answer is the same at BREAKS_MAX breaks in a row: it has failed, and the others go on.
+ 2. A group of which more than KEPT_BYTES_MAX were sent, or more than PARTIAL_BYTES_MAX of its results have left, cannot
+    be sent again: `FunctionLostError`. The caller's task is run again by Spark, from frozen contents.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from google.protobuf.message import DecodeError
+
+from millstream.errors import UdfError
+from millstream.udf.checks import check_reduce_answer
+from millstream.udf.stream import FATAL
+from millstream.wire.reduce.v1 import spark_pb2
+from millstream_reduce.udf_parts import PartEncoder, PartMessage, decode_answer, one_by_one
+from millstream_reduce.udf_stream import FunctionLostError, Stream, open_stream
+from millstream_udf.groups import Part
+from millstream_udf.reducing import Answer, Failure
+from millstream_udf.wire.udf.v1 import udf_pb2
+
+KEPT_BYTES_MAX = 64 * 1024 * 1024
+"""Bytes of messages without an answer that are kept to be sent again. A slow function is not sent more."""
+PARTIAL_BYTES_MAX = 16 * 1024 * 1024
+"""Bytes of results of a group without a whole answer that are kept back."""
+BREAKS_MAX = 3
+"""Breaks in a row that one group may cause."""
+BREAK_PAUSE_S = 0.1
+"""Before the next stream, when one broke."""
+
+
+@dataclass(frozen=True, slots=True)
+class UdfClientStatistics:
+    """Of one call of `reduce_over_grpc`."""
+
+    groups_sent: int
+    """Groups of which at least one record was sent."""
+    groups_answered: int
+    kept_bytes: int
+    """Messages without an answer."""
+    breaks: int
+    """Streams that broke."""
+
+
+class UdfReduction:
+    """Groups on their way through a function. `run` may be called once; see `reduce_over_grpc`."""
+
+    def __init__(self, program: spark_pb2.UdfProgram) -> None:
+        self._program = program
+        self._where = f"{program.pipeline}/{program.vertex}: the function at {program.address}"
+        self._encoder = PartEncoder()
+        self._stream: Stream | None = None
+        self._kept: deque[PartMessage] = deque()
+        self._kept_bytes = 0
+        self._answered = 0
+        self._tail: list[Answer] = []
+        """Results of the group that is answered in part."""
+        self._tail_bytes = 0
+        self._once: set[int] = set()
+        """The group that cannot be sent again, if there is one."""
+        self._breaks = 0
+        self._suspect = -1
+        self._suspected = 0
+        """Breaks in a row at which the suspect was the first group without an answer."""
+
+    def statistics(self) -> UdfClientStatistics:
+        return UdfClientStatistics(self._encoder.count, self._answered, self._kept_bytes, self._breaks)
+
+    def run(self, parts: Iterable[Part]) -> Iterator[Answer]:
+        """The answers."""
+        try:
+            for part in parts:
+                for message in self._encoder.messages(part):
+                    yield from self._send(message)
+            while self._answered < self._encoder.count:
+                stream = self._live()
+                stream.half_close()
+                yield from self._take(stream.wait())
+                if stream.ended and self._answered < self._encoder.count:
+                    yield from self._recover(stream)
+        finally:
+            if self._stream is not None:
+                self._stream.close()
+
+    def _send(self, message: PartMessage) -> Iterator[Answer]:
+        yield from self._make_room(len(message.data))
+        stream = self._live()
+        if message.first < stream.first:
+            # It begins with the end of a group that was answered on an earlier stream.
+            for rest in list(one_by_one((message,), stream.first)):
+                yield from self._send(rest)
+            return
+        self._kept.append(message)
+        self._kept_bytes += len(message.data)
+        while not stream.offer(message.data):
+            yield from self._take(stream.wait(for_room=True))
+            if stream.ended:
+                # This message is sent with the others that are kept.
+                yield from self._recover(stream)
+                return
+        yield from self._take(stream.take())
+
+    def _make_room(self, size: int) -> Iterator[Answer]:
+        while self._kept and self._kept_bytes + size > KEPT_BYTES_MAX:
+            last = self._kept[-1]
+            if last.unfinished and self._answered == last.last:
+                # Only the group that is being sent is left: it is larger than what is kept.
+                self._once = {last.last}
+                self._kept.clear()
+                self._kept_bytes = 0
+                return
+            stream = self._live()
+            yield from self._take(stream.wait())
+            if stream.ended:
+                yield from self._recover(stream)
+
+    def _recover(self, stream: Stream) -> Iterator[Answer]:
+        """The stream has ended: send what is kept again, one group after the other."""
+        while True:
+            yield from self._judge(stream)
+            stream.close()
+            self._stream = None
+            self._tail, self._tail_bytes = [], 0
+            self._kept = deque(one_by_one(self._kept, self._answered))
+            self._kept_bytes = sum(len(message.data) for message in self._kept)
+            time.sleep(BREAK_PAUSE_S)
+            stream = self._live()
+            yield from self._send_again(stream)
+            if not stream.ended:
+                return
+
+    def _send_again(self, stream: Stream) -> Iterator[Answer]:
+        for message in list(self._kept):
+            while not stream.offer(message.data):
+                yield from self._take(stream.wait(for_room=True))
+                if stream.ended:
+                    return
+            while not message.unfinished and self._answered <= message.last:
+                yield from self._take(stream.wait())
+                if stream.ended:
+                    return
+
+    def _judge(self, stream: Stream) -> Iterator[Answer]:
+        """What a break means for the first group without an answer."""
+        self._breaks += 1
+        if (fatal := FATAL.get(stream.code)) is not None:
+            raise UdfError(f"{self._where}: {fatal}: {stream.details or stream.code.name}")
+        number = self._answered
+        if number == self._encoder.count:
+            return
+        group = self._encoder.group(number)
+        if number in self._once:
+            raise FunctionLostError(
+                f"{self._where} went away ({stream.why}) in the middle of {group}, which is too large to be sent again "
+                "from here; run the task again"
+            )
+        self._suspected = self._suspected + 1 if number == self._suspect else 1
+        self._suspect = number
+        if self._suspected == BREAKS_MAX:
+            error = f"the function's process went away {BREAKS_MAX} times while it worked on this group ({stream.why})"
+            self._tail = []
+            yield Answer([group], [0], [], [Failure(0, error)])
+            self._settle(1)
+
+    def _live(self) -> Stream:
+        """The open stream, or a new one that goes on behind what is answered."""
+        if self._stream is None:
+            self._stream = open_stream(self._program, self._where, self._answered)
+        return self._stream
+
+    def _take(self, answers: Iterable[bytes]) -> Iterator[Answer]:
+        for data in answers:
+            try:
+                sealed = udf_pb2.SealedReduceResponse.FromString(data).answer
+                check_reduce_answer(sealed, self._encoder.count - self._answered)
+                groups = [self._encoder.group(self._answered + index) for index in range(len(sealed.counts))]
+                answer = decode_answer(sealed, groups)
+            except (ValueError, DecodeError) as error:
+                raise UdfError(f"{self._where} gave an answer that does not fit: {error}") from error
+            yield from self._hold(answer, len(data))
+
+    def _hold(self, answer: Answer, size: int) -> Iterator[Answer]:
+        """Pass whole groups on, and keep the results of one that is not whole: they come again if the stream breaks."""
+        whole, tail = _split(answer)
+        if whole.groups:
+            yield from self._tail
+            self._tail, self._tail_bytes = [], 0
+            yield whole
+            self._settle(len(whole.groups))
+        if tail is not None:
+            self._tail.append(tail)
+            self._tail_bytes += size
+            if self._tail_bytes > PARTIAL_BYTES_MAX:
+                self._once = {self._answered}
+                yield from self._tail
+                self._tail, self._tail_bytes = [], 0
+
+    def _settle(self, groups: int) -> None:
+        self._answered += groups
+        self._encoder.forget(self._answered)
+        while self._kept and self._kept[0].last < self._answered:
+            self._kept_bytes -= len(self._kept.popleft().data)
+
+
+def reduce_over_grpc(program: spark_pb2.UdfProgram, parts: Iterable[Part]) -> Iterator[Answer]:
+    """Reduce the groups of `parts` by the function at an address; answers come in the order of the groups.
+
+    Groups without records are not sent and have no answer. The results of a failed group do not count, also those in
+    answers before. Raises `FunctionLostError` when the caller has to begin anew, `UdfError` when the function breaks
+    the protocol or serves no reduce, and what `parts` raises.
+    """
+    return UdfReduction(program).run(parts)
+
+
+def _split(answer: Answer) -> tuple[Answer, Answer | None]:
+    """Whole groups, and what there is of one that is not."""
+    if not answer.unfinished:
+        return answer, None
+    last = len(answer.groups) - 1
+    first_result = len(answer.results) - answer.counts[-1]
+    whole = Answer(
+        answer.groups[:-1],
+        answer.counts[:-1],
+        answer.results[:first_result],
+        [failure for failure in answer.failures if failure.index < last],
+    )
+    failures = [Failure(0, failure.error, failure.detail) for failure in answer.failures if failure.index == last]
+    tail = Answer(answer.groups[-1:], answer.counts[-1:], answer.results[first_result:], failures, unfinished=True)
+    return whole, tail

@@ -1,0 +1,203 @@
+"""One reduce stream over gRPC's synchronous API: messages out, messages in, and why it ended.
+
+    offer() ─► outbox ─► gRPC's thread ══► function ══► receiving thread ─► inbox ─► take(), wait()
+
+Above it: `udf_client`. Below it: gRPC. Both boxes are bounded, so a slow side stops the other. It knows Hello and
+Welcome, and no groups. A process has one channel for each address; it is made at first use, because Spark's workers are
+forked and gRPC must not be used before a fork.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from millstream.errors import RetryLaterError, UdfError
+from millstream.udf.client import CHANNEL_OPTIONS, SERVICE
+from millstream.udf.stream import PROTOCOL_VERSION
+from millstream.wire.reduce.v1 import spark_pb2
+from millstream_udf.wire.udf.v1 import udf_pb2
+
+CONNECT_TIMEOUT_S = 60.0
+"""How long a function that does not answer is waited for: it may just be started anew."""
+OUTBOX_MESSAGES_MAX = 2
+"""Messages that wait for HTTP/2 to take them."""
+INBOX_MESSAGES_MAX = 16
+"""Messages that wait for the caller."""
+
+_OPTIONS = (
+    *CHANNEL_OPTIONS,
+    # An address may be on another machine, and one that is gone without a word is to be noticed. Servers allow this
+    # question every five minutes, unless they say otherwise.
+    ("grpc.keepalive_time_ms", 310_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+)
+
+_channels: dict[tuple[int, str], grpc.Channel] = {}
+_channels_lock = threading.Lock()
+
+
+class FunctionLostError(RetryLaterError):
+    """The function went away, and the caller has to begin anew."""
+
+
+class Stream:
+    """One stream. Made by `open_stream`. It belongs to one thread."""
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+        """Number of the first group on this stream."""
+        self.code = grpc.StatusCode.OK
+        self.details = ""
+        """Why it ended, when it has."""
+        self._outbox: deque[bytes] = deque()
+        self._inbox: deque[bytes] = deque()
+        self._half_closed = False
+        self._over = False
+        self._closed = False
+        self._changed = threading.Condition()
+        self._call: Any = None
+        self._receiving: threading.Thread | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Nothing will come any more, and everything that came was taken."""
+        with self._changed:
+            return self._over and not self._inbox
+
+    @property
+    def why(self) -> str:
+        """It ended, in words."""
+        if self.code is grpc.StatusCode.OK:
+            return "the stream ended early"
+        return f"{self.code.name}: {self.details}" if self.details else self.code.name
+
+    def offer(self, data: bytes) -> bool:
+        """Send a message, if there is room."""
+        with self._changed:
+            if self._over or len(self._outbox) >= OUTBOX_MESSAGES_MAX:
+                return False
+            self._outbox.append(data)
+            self._changed.notify_all()
+            return True
+
+    def half_close(self) -> None:
+        """Nothing more will be sent."""
+        with self._changed:
+            self._half_closed = True
+            self._changed.notify_all()
+
+    def wait(self, *, for_room: bool = False) -> list[bytes]:
+        """Messages that have come; waits for one, or for the end, or for room in the outbox."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._inbox or self._over or (for_room and len(self._outbox) < OUTBOX_MESSAGES_MAX)
+            )
+        return self.take()
+
+    def take(self) -> list[bytes]:
+        """Messages that have come."""
+        with self._changed:
+            taken = list(self._inbox)
+            self._inbox.clear()
+            self._changed.notify_all()
+            return taken
+
+    def close(self) -> None:
+        """End it; returns when its thread has."""
+        with self._changed:
+            self._closed = True
+            self._over = True
+            self._changed.notify_all()
+        self._call.cancel()
+        if self._receiving is not None:
+            self._receiving.join()
+
+    def start(self, method: Any, hello: bytes) -> None:
+        """Open it."""
+        self._call = method(self._requests(hello), wait_for_ready=True)
+        self._receiving = threading.Thread(target=self._receive, name="reduce answers", daemon=True)
+        self._receiving.start()
+
+    def _requests(self, hello: bytes) -> Iterator[bytes]:
+        yield hello
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._outbox or self._half_closed or self._over)
+                if self._over or not self._outbox:
+                    return
+                data = self._outbox.popleft()
+                self._changed.notify_all()
+            yield data
+
+    def _receive(self) -> None:
+        try:
+            for data in self._call:
+                with self._changed:
+                    self._inbox.append(data)
+                    self._changed.notify_all()
+                    self._changed.wait_for(lambda: len(self._inbox) < INBOX_MESSAGES_MAX or self._closed)
+        except grpc.RpcError as error:
+            status: Any = error
+            self.code, self.details = status.code(), status.details() or ""
+        finally:
+            with self._changed:
+                self._over = True
+                self._changed.notify_all()
+
+
+def open_stream(program: spark_pb2.UdfProgram, where: str, first: int) -> Stream:
+    """A stream of the function at an address, waiting for it up to CONNECT_TIMEOUT_S.
+
+    `first`: number of the first group that it will see. Raises `FunctionLostError` when nothing answers, `UdfError`
+    when what answers is not such a function.
+    """
+    channel = _channel(program.address)
+    ready = grpc.channel_ready_future(channel)
+    try:
+        ready.result(timeout=CONNECT_TIMEOUT_S)
+    except grpc.FutureTimeoutError:
+        ready.cancel()
+        raise FunctionLostError(
+            f"{where} has not answered for {CONNECT_TIMEOUT_S:g} s. Is it running, and can every task reach it there?"
+        ) from None
+    stream = Stream(first)
+    hello = udf_pb2.Hello(
+        protocol_version=PROTOCOL_VERSION,
+        kind=udf_pb2.KIND_REDUCE,
+        pipeline=program.pipeline,
+        vertex=program.vertex,
+        lane=program.lane,
+        replica=program.replica,
+    )
+    stream.start(
+        channel.stream_stream(f"{SERVICE}/Reduce"), udf_pb2.SealedReduceRequest(hello=hello).SerializeToString()
+    )
+    for data in stream.wait():
+        if not _is_welcome(data):
+            stream.close()
+            raise UdfError(f"{where} does not speak the protocol: its first message is no Welcome")
+    return stream
+
+
+def _is_welcome(data: bytes) -> bool:
+    try:
+        welcome = udf_pb2.SealedReduceResponse.FromString(data).welcome
+    except DecodeError:
+        return False
+    return welcome.protocol_version >= PROTOCOL_VERSION
+
+
+def _channel(address: str) -> grpc.Channel:
+    with _channels_lock:
+        place = (os.getpid(), address)
+        channel = _channels.get(place)
+        if channel is None:
+            channel = _channels[place] = grpc.insecure_channel(address, options=_OPTIONS)
+        return channel
