@@ -192,12 +192,15 @@ class Append(_message.Message):
     HAS_KEYS_FIELD_NUMBER: _builtins.int
     HAS_HEADERS_FIELD_NUMBER: _builtins.int
     LATE_ADMITTED_FIELD_NUMBER: _builtins.int
+    OUTSIDE_FIELD_NUMBER: _builtins.int
     rows: _builtins.int
     """Rows of the body."""
     closed_us: _builtins.int
     """Windows that ended up to here, lateness included, are closed for these records; microseconds."""
     late: _builtins.int
-    """Records of these frames that were not admitted because all their windows were closed."""
+    """Records of these frames that were not admitted because all their windows were closed. Entries may have late or
+    outside records only: then there is no body.
+    """
     traceparent: _builtins.str
     """Trace context of the first sampled frame among them; empty when there is none."""
     ingest_time_us: _builtins.int
@@ -206,6 +209,8 @@ class Append(_message.Message):
     has_headers: _builtins.bool
     late_admitted: _builtins.int
     """Records among the admitted ones that were older than the input's watermark."""
+    outside: _builtins.int
+    """Records of these frames that no window is for: sliding windows with gaps between them."""
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___InputPosition]:
         """How far each input that this entry takes from has been read, afterwards."""
@@ -227,10 +232,11 @@ class Append(_message.Message):
         has_keys: _builtins.bool = ...,
         has_headers: _builtins.bool = ...,
         late_admitted: _builtins.int = ...,
+        outside: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed_us", b"closed_us", "has_headers", b"has_headers", "has_keys", b"has_keys", "ingest_time_us", b"ingest_time_us", "inputs", b"inputs", "late", b"late", "late_admitted", b"late_admitted", "late_frames", b"late_frames", "rows", b"rows", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed_us", b"closed_us", "has_headers", b"has_headers", "has_keys", b"has_keys", "ingest_time_us", b"ingest_time_us", "inputs", b"inputs", "late", b"late", "late_admitted", b"late_admitted", "late_frames", b"late_frames", "outside", b"outside", "rows", b"rows", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

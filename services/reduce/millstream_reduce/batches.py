@@ -1,0 +1,218 @@
+"""Frames as Arrow record batches, and the columns that windows look at. Pure.
+
+Above it: the queue. Below it: Arrow and numpy. A frame's columns have the layout of Arrow's arrays, so one frame's
+values become an array without being copied; of several frames each column is copied once, to join them.
+
+    value: binary, event_time: timestamp[us, UTC], keys: list<string>, headers: map<string, binary>
+
+The last two are there when at least one record has any.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.ipc as ipc
+
+from millstream.errors import DamageError
+from millstream.frame import KEY_SEPARATOR, Frame
+from millstream_reduce.windowing import Keys, Rows, Times
+from millstream_udf import columns
+from millstream_udf.wire.frame.v1 import frame_pb2
+
+_TIME = pa.timestamp("us", tz="UTC")
+_KEYS = pa.list_(pa.string())
+_HEADERS = pa.map_(pa.string(), pa.binary())
+
+_Offsets = npt.NDArray[np.int32]
+
+
+@lru_cache
+def schema(has_keys: bool, has_headers: bool) -> pa.Schema:
+    """Of an `Append` entry's body."""
+    fields: list[pa.Field[Any]] = [pa.field("value", pa.binary()), pa.field("event_time", _TIME)]
+    if has_keys:
+        fields.append(pa.field("keys", _KEYS))
+    if has_headers:
+        fields.append(pa.field("headers", _HEADERS))
+    return pa.schema(fields)
+
+
+def batch_of_frames(frames: Sequence[Frame]) -> pa.RecordBatch:
+    """The records of all frames, in order; at least one frame. Raises `DamageError` for columns that are none."""
+    has_keys = any(frame.keys_column for frame in frames)
+    has_headers = any(frame.headers_column for frame in frames)
+    try:
+        arrays: list[pa.Array[Any]] = [
+            _joined([_values(frame) for frame in frames]),
+            _joined([_times(frame) for frame in frames]),
+        ]
+        if has_keys:
+            arrays.append(_joined([_keys(frame) for frame in frames]))
+        if has_headers:
+            arrays.append(_joined([_headers(frame) for frame in frames]))
+    except (ValueError, pa.ArrowInvalid) as error:
+        raise DamageError(f"a frame of {frames[0].records} records or one after it cannot be read: {error}") from error
+    return pa.RecordBatch.from_arrays(arrays, schema=schema(has_keys, has_headers))
+
+
+def taken(batch: pa.RecordBatch, rows: Rows) -> pa.RecordBatch:
+    """These rows, in this order."""
+    indices: Any = pa.array(rows)
+    return batch.take(indices)
+
+
+def encoded(batch: pa.RecordBatch) -> memoryview:
+    """An encapsulated Arrow IPC message: the body of an entry."""
+    return memoryview(batch.serialize())
+
+
+def decoded(body: memoryview, has_keys: bool, has_headers: bool) -> pa.RecordBatch:
+    """Inverse of `encoded`; the columns are views of `body`. Raises `DamageError`."""
+    try:
+        return ipc.read_record_batch(pa.py_buffer(body), schema(has_keys, has_headers))
+    except (pa.ArrowInvalid, OSError) as error:
+        raise DamageError(f"{len(body)} bytes are not a record batch: {error}") from error
+
+
+def event_times(batch: pa.RecordBatch) -> Times:
+    """Microseconds; a view of the batch."""
+    times: Times = batch.column(1).cast(pa.int64()).to_numpy()
+    return times
+
+
+def key_codes(batch: pa.RecordBatch) -> Keys:
+    """The key of each row, parts joined; rows without key parts have the empty key."""
+    if batch.num_columns < 3 or batch.schema.names[2] != "keys":
+        return Keys(np.zeros(batch.num_rows, np.int32), [b""])
+    lists: Any = batch.column(2)
+    offsets = lists.offsets
+    if len(lists.values) == batch.num_rows and offsets[0].as_py() == 0 and _rises_by_one(offsets.to_numpy()):
+        joined = lists.values
+    else:
+        joined = pc.binary_join(lists, KEY_SEPARATOR.decode())
+    dictionary: Any = joined.cast(pa.binary()).dictionary_encode()
+    return Keys(dictionary.indices.to_numpy(), dictionary.dictionary.to_pylist())
+
+
+def frame_of_batch(batch: pa.RecordBatch, *, ingest_time_us: int, traceparent: str = "") -> Frame:
+    """The rows, at least one, as a frame: inverse of `batch_of_frames`, but for ids."""
+    times = array("q", event_times(batch).tobytes())
+    names = batch.schema.names
+    return Frame(
+        records=batch.num_rows,
+        event_time_min_us=min(times),
+        event_time_max_us=max(times),
+        ingest_time_us=ingest_time_us,
+        values_column=_bytes_column(batch.column(0)),
+        event_times_column=columns.pack_times(times),
+        keys_column=_list_column(batch.column("keys")) if "keys" in names else b"",
+        headers_column=_headers_column(batch.column("headers")) if "headers" in names else b"",
+        traceparent=traceparent,
+    )
+
+
+def _joined(arrays: Sequence[pa.Array[Any]]) -> pa.Array[Any]:
+    return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
+
+
+def _values(frame: Frame) -> pa.Array[Any]:
+    message = frame_pb2.SealedBytesColumn.FromString(frame.values_column)
+    return _binary(message, frame.records)
+
+
+def _binary(message: frame_pb2.SealedBytesColumn, count: int | None = None) -> pa.Array[Any]:
+    data = message.data
+    offsets = _offsets(message.offsets, len(data))
+    if count is not None and len(offsets) != count + 1:
+        raise ValueError(f"a column has {len(offsets) - 1} items for {count} records")
+    return pa.Array.from_buffers(pa.binary(), len(offsets) - 1, [None, _view(offsets), pa.py_buffer(data)])
+
+
+def _offsets(encoded_offsets: bytes, end: int) -> _Offsets:
+    """Offsets as Arrow wants them. Arrow trusts them, so they are checked here."""
+    if len(encoded_offsets) % 4 or not encoded_offsets:
+        raise ValueError(f"a column of offsets has {len(encoded_offsets)} bytes")
+    offsets = np.frombuffer(encoded_offsets, np.dtype("<i4")).astype(np.int32, copy=False)
+    if offsets[0] != 0 or offsets[-1] != end or bool((offsets[1:] < offsets[:-1]).any()):
+        raise ValueError(f"offsets do not rise from 0 to {end}")
+    return offsets
+
+
+def _times(frame: Frame) -> pa.Array[Any]:
+    times = np.frombuffer(frame.event_times_column, np.dtype("<i8")).astype(np.int64, copy=False)
+    if len(times) != frame.records:
+        raise ValueError(f"{len(times)} event times for {frame.records} records")
+    return pa.Array.from_buffers(_TIME, len(times), [None, _view(times)])
+
+
+def _keys(frame: Frame) -> pa.Array[Any]:
+    items: Any = pa.array([], pa.string())
+    starts = np.zeros(frame.records + 1, np.int32)
+    if frame.keys_column:
+        message = frame_pb2.SealedListColumn.FromString(frame.keys_column)
+        if message.items.offsets:
+            # The cast checks that the parts are UTF-8, which Arrow and Spark rely on.
+            items = _binary(message.items).cast(pa.string())
+        one_each = np.arange(len(items) + 1, dtype=np.int32)
+        starts = _offsets(message.starts, len(items)) if message.starts else one_each
+        if len(starts) != frame.records + 1:
+            raise ValueError(f"a list column has {len(starts) - 1} entries for {frame.records} records")
+    lists: pa.Array[Any] = pa.ListArray.from_arrays(_int32_array(starts), items)
+    return lists
+
+
+def _headers(frame: Frame) -> pa.Array[Any]:
+    names: list[str] = []
+    values: list[bytes] = []
+    starts = np.zeros(frame.records + 1, np.int32)
+    if frame.headers_column:
+        message = frame_pb2.SealedHeadersColumn.FromString(frame.headers_column)
+        names, values = list(message.names), list(message.values)
+        starts = _offsets(message.starts, len(names))
+        if len(starts) != frame.records + 1 or len(values) != len(names):
+            raise ValueError(f"a headers column has {len(starts) - 1} entries for {frame.records} records")
+    items: Any = pa.array(values, pa.binary())
+    maps: pa.Array[Any] = pa.MapArray.from_arrays(_int32_array(starts), pa.array(names, pa.string()), items)
+    return maps
+
+
+def _int32_array(values: _Offsets) -> Any:
+    return pa.Array.from_buffers(pa.int32(), len(values), [None, _view(values)])
+
+
+def _view(values: npt.NDArray[Any]) -> pa.Buffer:
+    return pa.py_buffer(values.data)
+
+
+def _rises_by_one(offsets: _Offsets) -> bool:
+    return bool((offsets[1:] - offsets[:-1] == 1).all())
+
+
+def _bytes_column(values: Any) -> bytes:
+    offsets, data = _compact(values)
+    return frame_pb2.SealedBytesColumn(offsets=offsets.astype("<u4").tobytes(), data=data).SerializeToString()
+
+
+def _compact(values: Any) -> tuple[_Offsets, bytes]:
+    """Offsets from 0 and the data between them, of a binary or string array that may be a slice."""
+    _, offset_buffer, data = values.buffers()
+    begin = values.offset
+    offsets = np.frombuffer(offset_buffer, np.int32)[begin : begin + len(values) + 1]
+    first, last = int(offsets[0]), int(offsets[-1])
+    return offsets - offsets[0], bytes(memoryview(data)[first:last]) if data is not None else b""
+
+
+def _list_column(lists: Any) -> bytes:
+    return columns.pack_lists([[part.encode() for part in parts] for parts in lists.to_pylist()])
+
+
+def _headers_column(maps: Any) -> bytes:
+    return columns.pack_headers([dict(pairs) for pairs in maps.to_pylist()])

@@ -1,0 +1,100 @@
+"""What a damaged place of a log affects: for the message of the error, so that nobody has to guess.
+
+Above it: recovery and `millstream wal`. Below it: segments, read as far as they can be, whatever else is wrong.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from millstream.frame import KEY_SEPARATOR
+from millstream.wire.reduce.v1 import wal_pb2
+from millstream_reduce.log.entries import EntryFault, StoredEntry, whole_entries
+from millstream_reduce.log.segments import mapped, segment_numbers, segment_path
+
+WINDOWS_NAMED_MAX = 5
+"""Windows that a message names; the others are counted."""
+
+
+@dataclass(slots=True)
+class _Affected:
+    before: dict[str, int] = field(default_factory=dict)
+    """How far each edge had been read before the place."""
+    after: dict[str, int] = field(default_factory=dict)
+    """How far each edge had been read by the first entry behind it that takes from the edge."""
+    windows: list[wal_pb2.Window] = field(default_factory=list)
+    """Windows handed over of which rows lie there."""
+
+
+def affected(directory: Path, number: int, start: int, end: int) -> str:
+    """What bytes `start` to `end` of segment `number` held, as far as the rest of the log tells."""
+    found = _Affected()
+    for segment in segment_numbers(directory):
+        with mapped(segment_path(directory, segment)) as data:
+            for entry in whole_entries(data, 0):
+                _note(found, entry, (segment, entry.offset), number, start, end)
+    parts = [_inputs_text(found)]
+    if found.windows:
+        parts.append(f"rows of {_windows_text(found.windows)} lie there")
+    parts.append("of windows that are still open, those may miss rows whose records arrived then")
+    return "It affects " + "; ".join(parts)
+
+
+def _note(found: _Affected, entry: StoredEntry, place: tuple[int, int], number: int, start: int, end: int) -> None:
+    try:
+        message = entry.message()
+    except EntryFault:
+        return
+    inputs = message.segment.inputs if message.WhichOneof("kind") == "segment" else message.append.inputs
+    for position in inputs:
+        if place < (number, start):
+            found.before[position.edge] = max(position.sequence, found.before.get(position.edge, 0))
+        elif place >= (number, end):
+            found.after.setdefault(position.edge, position.sequence)
+    hand_overs = [message.hand_over, *message.segment.checkpoint.hand_overs]
+    for hand_over in hand_overs:
+        found.windows.extend(window for window in hand_over.windows if _lies_in(window, number, start, end))
+
+
+def _lies_in(window: wal_pb2.Window, number: int, start: int, end: int) -> bool:
+    pieces = window.pieces
+    places = zip(pieces.segments, pieces.offsets, pieces.lengths, strict=True)
+    return any(segment == number and offset < end and offset + length > start for segment, offset, length in places)
+
+
+def _inputs_text(found: _Affected) -> str:
+    edges = sorted({*found.before, *found.after})
+    if not edges:
+        return "records of unknown position"
+    return ", ".join(f"records of edge {edge} {_range_text(found, edge)}" for edge in edges)
+
+
+def _range_text(found: _Affected, edge: str) -> str:
+    before, after = found.before.get(edge, 0), found.after.get(edge)
+    return f"after stream sequence {before}" + (f" up to {after} at most" if after is not None else "")
+
+
+def _windows_text(windows: list[wal_pb2.Window]) -> str:
+    unique = {(w.start_us, w.end_us, w.key if w.HasField("key") else None, w.early): w for w in windows}
+    named = [window_text(*identity) for identity in list(unique)[:WINDOWS_NAMED_MAX]]
+    more = len(unique) - len(named)
+    return f"{len(unique)} windows that were handed over ({', '.join(named)}{f' and {more} more' if more else ''})"
+
+
+def window_text(start_us: int, end_us: int, key: bytes | None, early: int) -> str:
+    """A window for people."""
+    text = f"[{time_text(start_us)}, {time_text(end_us)})"
+    if key is not None:
+        text += f" of key {'/'.join(part.decode(errors='backslashreplace') for part in key.split(KEY_SEPARATOR))!r}"
+    return f"{text} early result {early}" if early else text
+
+
+def time_text(time_us: int) -> str:
+    """RFC 3339 in UTC; the number itself where a calendar has no such time."""
+    try:
+        moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=time_us)
+    except OverflowError:
+        return str(time_us)
+    return moment.isoformat().replace("+00:00", "Z")

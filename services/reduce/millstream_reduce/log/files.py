@@ -1,0 +1,91 @@
+"""The file operations of the log, each durable step apart: the seam between the log and the operating system.
+
+Above it: the log's writer. Below it: the kernel. Tests put their own in front of the real ones, to stop before or
+after any step, to fail one, or to lose what was not synced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors that room puts right. EFBIG: the limit on a file's size (`ulimit -f`)."""
+
+BUFFERS_AT_ONCE_MAX = 512
+"""Buffers of one writev; systems take at least 1,024 (IOV_MAX)."""
+
+
+class Files(Protocol):
+    """Blocking. Every method may raise `OSError`, and then may have done part of its work."""
+
+    def create(self, path: Path) -> int:
+        """A new file for writing: its descriptor. Fails where there is one."""
+
+    def write(self, descriptor: int, buffers: Sequence[memoryview | bytes], offset: int) -> int:
+        """Write the buffers, one after another, at `offset`. Returns the bytes written, which may be fewer."""
+
+    def sync(self, descriptor: int) -> None:
+        """Return when everything written to the file is durable, its length too."""
+
+    def close(self, descriptor: int) -> None: ...
+
+    def publish(self, temporary: Path, path: Path) -> None:
+        """Give a file its name. Fails where there is one, whoever made it."""
+
+    def sync_directory(self, path: Path) -> None:
+        """Return when the names in a directory are durable."""
+
+    def remove(self, path: Path) -> None:
+        """Remove a file; one that is gone is no error."""
+
+
+class SystemFiles:
+    """The operations of the operating system."""
+
+    def create(self, path: Path) -> int:
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+
+    def write(self, descriptor: int, buffers: Sequence[memoryview | bytes], offset: int) -> int:
+        return os.pwritev(descriptor, buffers[:BUFFERS_AT_ONCE_MAX], offset)
+
+    def sync(self, descriptor: int) -> None:
+        os.fdatasync(descriptor)
+
+    def close(self, descriptor: int) -> None:
+        os.close(descriptor)
+
+    def publish(self, temporary: Path, path: Path) -> None:
+        os.link(temporary, path)
+        with contextlib.suppress(OSError):
+            # It has its name. The other one is left over, and removed at the next opening.
+            os.unlink(temporary)
+
+    def sync_directory(self, path: Path) -> None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def remove(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+
+
+def write_all(files: Files, descriptor: int, buffers: Sequence[memoryview | bytes], offset: int) -> None:
+    """Write all buffers at `offset`. Raises `OSError`, and then a part of them may be written."""
+    left = deque(buffers)
+    while left:
+        written = files.write(descriptor, list(left), offset)
+        if written == 0:
+            raise OSError(errno.ENOSPC, "nothing was written")
+        offset += written
+        while left and written >= len(left[0]):
+            written -= len(left.popleft())
+        if written:
+            left[0] = memoryview(left[0])[written:]

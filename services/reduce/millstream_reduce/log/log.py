@@ -1,0 +1,378 @@
+"""The log as its queue uses it: entries are appended at once, in memory, and become durable in groups.
+
+    async with open_log(directory, identity, contents) as log:      # reads the log back into `contents`
+        location = log.append(entry, body)                          # has its place, is not written yet
+        await log.sync()                                            # written and fsynced, with all that came meanwhile
+
+Above it: the queue. Below it: `writer`, in a thread of the log's own, so that neither a checksum nor a slow disk holds
+the event loop up. The log does not know what windows are: which segments are needed it asks its `Contents`.
+
+A write that finds no room raises `StorageFullError` out of `sync`; nothing is lost, and the next `sync` tries again.
+Any other failure poisons the log: nothing more is acknowledged, every call raises, and the lane has to start again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from millstream.errors import EnvironmentFault, FencedError, StorageFullError, UserError
+from millstream.limits import MIB
+from millstream.wire.reduce.v1 import wal_pb2
+from millstream_reduce.log import retention
+from millstream_reduce.log.entries import FORMAT, entry_length
+from millstream_reduce.log.files import Files, SystemFiles
+from millstream_reduce.log.recovery import LogEnd, Reader, read_log
+from millstream_reduce.log.segments import LogIdentity, check_claim, claim, segment_path, unnamed_files
+from millstream_reduce.log.writer import BeginSegment, LogWriter, WriteEntry
+from millstream_reduce.values import Location
+
+SEGMENT_BYTES = 64 * MIB
+"""A segment that has grown to this is followed by a new one."""
+CHECKPOINT_SEGMENTS_MIN = 4
+"""A checkpoint is thought of when segments that only a restart reads have added up to so many full ones."""
+_TAKEOVERS_MAX = 10
+"""Segments that an owner who has been replaced can begin while the log is opened: one fsync of its stops it."""
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What the entries so far amount to."""
+
+    needed: frozenset[int]
+    """Segments that hold rows or entries that are needed."""
+    inputs: Sequence[wal_pb2.InputPosition]
+    closed_us: int
+    last_hand_over: int
+
+
+class Contents(Reader, Protocol):
+    """What a log is kept for."""
+
+    def reset(self) -> None:
+        """Forget everything: the log is read from its beginning."""
+
+    def recovered(self, end: LogEnd) -> None:
+        """The whole log has been read. May raise, when it is not what it should be."""
+
+    def summary(self) -> Summary:
+        """As of the last entry appended."""
+
+    def checkpoint(self) -> wal_pb2.Checkpoint:
+        """As of the last entry appended."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogStatistics:
+    """One log, now."""
+
+    segments: int
+    bytes: int
+    """Of all segments, entries that are not written yet included."""
+    entries: int
+    """Appended since the log was made."""
+    unsynced_entries: int
+    unsynced_bytes: int
+    syncs: int
+    """fsyncs of entries since the log was opened."""
+    sync_s: float
+    """Time they took in all."""
+    sync_last_s: float
+    written_bytes: int
+    """Since the log was opened."""
+    no_room: bool
+    """The last write found the disk full."""
+
+
+class Log:
+    """An open log. Used by one event loop; made by `open_log`."""
+
+    def __init__(self, directory: Path, identity: LogIdentity, contents: Contents, files: Files) -> None:
+        self.directory = directory
+        self.identity = identity
+        self._contents = contents
+        self._files = files
+        self._writer = LogWriter(directory, identity, files)
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"log {identity}")
+        self._segment_bytes = SEGMENT_BYTES
+        self._log_id = b""
+        self._number = 0
+        self._header_end = 0
+        self._lengths: dict[int, int] = {}
+        """Of the segments that belong to the log, the current one last."""
+        self._first = 1
+        self._sequence = 0
+        self._durable = 0
+        self._pending: deque[WriteEntry | BeginSegment] = deque()
+        self._unsynced_bytes = 0
+        self._flushing: asyncio.Future[None] | None = None
+        self._failure: Exception | None = None
+        self._no_room = False
+        self._checkpoint_from = 0
+        """A checkpoint that was too large is made again when there is so much to free."""
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(self._lengths.values())
+
+    @property
+    def segment(self) -> int:
+        """Number of the segment to which entries are appended."""
+        return self._number
+
+    def segments(self) -> Sequence[int]:
+        """Numbers of the segments that belong to the log, rising."""
+        return tuple(self._lengths)
+
+    @property
+    def sequence(self) -> int:
+        """Log sequence number of the last entry appended."""
+        return self._sequence
+
+    @property
+    def durable(self) -> int:
+        """Every entry up to this log sequence number is durable."""
+        return self._durable
+
+    @property
+    def unsynced_bytes(self) -> int:
+        return self._unsynced_bytes
+
+    def statistics(self) -> LogStatistics:
+        writer = self._writer
+        return LogStatistics(
+            segments=len(self._lengths),
+            bytes=self.total_bytes,
+            entries=self._sequence,
+            unsynced_entries=self._sequence - self._durable,
+            unsynced_bytes=self._unsynced_bytes,
+            syncs=writer.syncs,
+            sync_s=writer.sync_s,
+            sync_last_s=writer.sync_last_s,
+            written_bytes=writer.written_bytes,
+            no_room=self._no_room,
+        )
+
+    def append(self, entry: wal_pb2.Entry, body: memoryview | bytes = b"", *, same_segment: bool = False) -> Location:
+        """Give an entry its place. It is durable after the next `sync` that begins from now on.
+
+        With `same_segment` no new segment begins before it, however long the current one gets: for entries whose
+        contents the summary knows already. `body` must stay as it is.
+        """
+        self._check()
+        entry.durable = self._durable
+        meta = entry.SerializeToString()
+        length = entry_length(len(meta), len(body))
+        offset = self._lengths[self._number]
+        if not same_segment and offset > self._header_end and offset + length > self._segment_bytes:
+            self._begin_segment()
+            offset = self._lengths[self._number]
+        self._sequence += 1
+        self._pending.append(WriteEntry(self._sequence, offset, length, meta, body))
+        self._lengths[self._number] += length
+        self._unsynced_bytes += length
+        return Location(self._number, offset, length)
+
+    def removable_bytes(self) -> int:
+        """What `begin_segment` would free now, without a checkpoint."""
+        plan = retention.without_checkpoint(
+            self._lengths, self._first, self._contents.summary().needed, self._number + 1
+        )
+        return retention.freed_bytes(self._lengths, plan)
+
+    def begin_segment(self) -> None:
+        """Begin a segment at the next `sync`, and have those removed that are not needed."""
+        self._check()
+        self._begin_segment()
+
+    async def sync(self) -> None:
+        """Return when everything appended so far is durable. Entries may be appended meanwhile.
+
+        Raises `StorageFullError` when there was no room, after which it may be called again; `FencedError` when the
+        lane has another owner; `EnvironmentFault` when a write or an fsync failed.
+        """
+        target = self._sequence
+        while self._durable < target:
+            self._check()
+            flushing = self._flushing or self._start_flush()
+            await asyncio.wait([flushing])
+            error = flushing.exception()
+            if isinstance(error, StorageFullError):
+                raise StorageFullError(str(error)) from error
+        self._check()
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise type(self._failure)(str(self._failure)) from self._failure
+
+    def _start_flush(self) -> asyncio.Future[None]:
+        items, self._pending = self._pending, deque()
+        target, size = self._sequence, self._unsynced_bytes
+
+        def flushed(done: asyncio.Future[None]) -> None:
+            self._flushing = None
+            error = done.exception()
+            self._no_room = isinstance(error, StorageFullError)
+            if error is None:
+                self._durable = target
+                self._unsynced_bytes -= size
+            elif self._no_room:
+                self._pending.extendleft(reversed(items))
+            else:
+                self._failure = error if isinstance(error, Exception) else EnvironmentFault(repr(error))
+
+        flushing = asyncio.get_running_loop().run_in_executor(self._executor, self._writer.flush, items)
+        flushing.add_done_callback(flushed)
+        self._flushing = flushing
+        return flushing
+
+    def _begin_segment(self) -> None:
+        self._pending.append(self._planned_segment())
+
+    def _planned_segment(self) -> BeginSegment:
+        number = self._number + 1
+        summary = self._contents.summary()
+        plan = retention.without_checkpoint(self._lengths, self._first, summary.needed, number)
+        checkpoint = self._worthwhile_checkpoint(plan, summary)
+        if checkpoint is not None:
+            plan = retention.with_checkpoint(self._lengths, summary.needed, number)
+        header = wal_pb2.Segment(
+            format=FORMAT,
+            log_id=self._log_id,
+            number=number,
+            pipeline=self.identity.pipeline,
+            vertex=self.identity.vertex,
+            partition=self.identity.partition,
+            epoch=self.identity.epoch,
+            sealed=[wal_pb2.Sealed(number=n, length=self._lengths[n]) for n in plan.kept],
+            inputs=summary.inputs,
+            closed_us=summary.closed_us,
+            last_hand_over=summary.last_hand_over,
+            first=plan.first,
+            checkpoint=checkpoint,
+            ledger_id=self.identity.ledger_id,
+        )
+        meta = wal_pb2.Entry(segment=header, durable=self._durable).SerializeToString()
+        length = entry_length(len(meta), 0)
+        self._sequence += 1
+        removed = tuple(n for n in self._lengths if n not in plan.kept)
+        self._lengths = {n: self._lengths[n] for n in plan.kept} | {number: length}
+        self._number, self._header_end, self._first = number, length, plan.first
+        self._unsynced_bytes += length
+        return BeginSegment(number, self._sequence, length, meta, removed)
+
+    def _worthwhile_checkpoint(self, plan: retention.Retention, summary: Summary) -> wal_pb2.Checkpoint | None:
+        more = sum(self._lengths[n] for n in plan.kept if n not in summary.needed)
+        if more < max(CHECKPOINT_SEGMENTS_MIN * self._segment_bytes, self._checkpoint_from):
+            return None
+        checkpoint = self._contents.checkpoint()
+        if checkpoint.ByteSize() * retention.CHECKPOINT_SHARE > more:
+            self._checkpoint_from = 2 * more
+            return None
+        self._checkpoint_from = 0
+        return checkpoint
+
+    def open(self) -> None:
+        """Read the log back and become its owner. Blocking; for `open_log`."""
+        _make_directory(self.directory, self._files)
+        claim(self.directory, self.identity)
+        for _ in range(_TAKEOVERS_MAX):
+            self._contents.reset()
+            end = read_log(self.directory, self.identity, self._contents)
+            self._contents.recovered(end)
+            self._settle(end)
+            try:
+                self._writer.begin(self._planned_segment())
+            except FencedError:
+                # An owner before us has begun a segment meanwhile. If there is none after us, that was its last.
+                check_claim(self.directory, self.identity)
+                continue
+            self._durable, self._unsynced_bytes = self._sequence, 0
+            self._remove_left_over(end)
+            return
+        raise EnvironmentFault(
+            f"{self.identity}: another process goes on writing to {self.directory} as if it were of a newer epoch: two "
+            f"lanes must not share a directory"
+        )
+
+    def _settle(self, end: LogEnd) -> None:
+        """Go on where the log ends."""
+        self._log_id = end.log_id or os.urandom(16)
+        self._number, self._first, self._sequence = end.newest, end.first, end.sequence
+        self._lengths = dict(sorted(end.lengths.items()))
+        if end.newest:
+            # What was read may be in the page cache only, and its owner dead before it synced.
+            path = segment_path(self.directory, end.newest)
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                self._files.sync(descriptor)
+            except OSError as error:
+                raise EnvironmentFault(f"{self.identity}: fsync of {path} failed: {error.strerror}") from error
+            finally:
+                os.close(descriptor)
+
+    def _remove_left_over(self, end: LogEnd) -> None:
+        paths = [segment_path(self.directory, number) for number in end.left_over]
+        for path in (*paths, *unnamed_files(self.directory)):
+            self._files.remove(path)
+
+    async def close(self) -> None:
+        """Let the fsync that runs end. What was appended after the last `sync` may be lost."""
+        if self._flushing is not None:
+            await asyncio.wait([self._flushing])
+        self._writer.close()
+        self._executor.shutdown()
+
+    async def in_thread(self, function: Callable[[], _T]) -> _T:
+        """Run in the log's thread. When cancelled, returns only after the function has."""
+        running = asyncio.get_running_loop().run_in_executor(self._executor, function)
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            await asyncio.wait([running])
+            raise
+
+
+@asynccontextmanager
+async def open_log(
+    directory: Path,
+    identity: LogIdentity,
+    contents: Contents,
+    *,
+    files: Files | None = None,
+    segment_bytes: int = SEGMENT_BYTES,
+) -> AsyncIterator[Log]:
+    """Open the log in `directory`, or make it; reads what is there into `contents`.
+
+    The lane's mark must have been taken over under `identity.epoch` before. Raises `DamageError` for a log that cannot
+    be read whole, `FencedError` when there is a newer owner, `UserError` for the log of somebody else.
+    """
+    log = Log(directory, identity, contents, files or SystemFiles())
+    log._segment_bytes = segment_bytes
+    try:
+        await log.in_thread(log.open)
+        yield log
+    finally:
+        await log.close()
+
+
+def _make_directory(directory: Path, files: Files) -> None:
+    """The directory and those above it, durable."""
+    missing = [path for path in (directory, *directory.parents) if not path.exists()]
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for path in reversed(missing):
+            files.sync_directory(path.parent)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise UserError(f"{directory} cannot hold a log: a file is in the way") from error
+    except OSError as error:
+        raise EnvironmentFault(f"cannot make {directory}: {error.strerror}") from error

@@ -1,0 +1,181 @@
+"""Reading a log back: which segments belong to it, where it ends, and every entry in order. Blocking, read only.
+
+Above it: the opening of a log, and `millstream wal`. Below it: segments. What the entries mean is `Contents`'s affair.
+
+The newest segment's header says which segments there must be, how long each is, and with which one reading begins. So:
+
+1. a segment that the header does not name is left over from a deletion that a crash cut short;
+2. one that it names and that is missing, too short, of another log, or unreadable anywhere, is damage;
+3. the newest segment ends with its last whole entry. What follows was torn by a crash and never called durable,
+   unless a whole entry behind it says otherwise: then it is damage too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from millstream.errors import DamageError
+from millstream.wire.reduce.v1 import wal_pb2
+from millstream_reduce.log import damage
+from millstream_reduce.log.entries import EntryFault, StoredEntry, read_entry, whole_entries
+from millstream_reduce.log.segments import (
+    Header,
+    LogIdentity,
+    check_owner,
+    check_same_log,
+    mapped,
+    read_header,
+    segment_numbers,
+    segment_path,
+)
+from millstream_reduce.values import Location
+
+
+class Reader(Protocol):
+    """Takes what a log holds, in order."""
+
+    def begin(self, header: wal_pb2.Segment) -> None:
+        """A segment begins. The first call comes before any entry; later ones repeat what the entries said."""
+
+    def replay(self, entry: wal_pb2.Entry, location: Location, body: memoryview) -> None:
+        """An entry. The body may be kept; it is a view of the mapped file."""
+
+
+@dataclass(slots=True)
+class LogEnd:
+    """How a log was found."""
+
+    log_id: bytes
+    newest: int
+    """Number of the newest segment; 0 for a log without any."""
+    first: int
+    """Number of the segment with which reading began."""
+    sequence: int
+    """Log sequence number of the last entry."""
+    lengths: dict[int, int] = field(default_factory=dict)
+    """Bytes of each segment that belongs to the log, rising by number; of the newest, up to its last whole entry."""
+    left_over: list[int] = field(default_factory=list)
+    """Segments that are there and do not belong to the log any more."""
+    torn_bytes: int = 0
+    """Behind the end of the newest segment."""
+    entries: int = 0
+    """Read, without headers."""
+
+
+def read_log(directory: Path, identity: LogIdentity | None, reader: Reader) -> LogEnd:
+    """Read the whole log. Raises `DamageError`, and what `check_owner` raises where an identity is given."""
+    numbers = segment_numbers(directory)
+    if not numbers:
+        return LogEnd(log_id=b"", newest=0, first=1, sequence=0)
+    newest_path = segment_path(directory, numbers[-1])
+    with mapped(newest_path) as data:
+        newest = read_header(newest_path, data).segment
+    if identity is not None:
+        check_owner(newest_path, newest, identity)
+    lengths = {sealed.number: sealed.length for sealed in newest.sealed}
+    end = LogEnd(log_id=newest.log_id, newest=newest.number, first=newest.first, sequence=0, lengths=lengths)
+    end.left_over = [number for number in numbers if number not in lengths and number != newest.number]
+    _check_present(directory, end)
+    for number in (*lengths, newest.number):
+        if number >= newest.first:
+            _read_segment(directory, number, end, reader)
+    return end
+
+
+def _check_present(directory: Path, end: LogEnd) -> None:
+    """The segments of which only rows are needed are read when their windows close: here their lengths must do."""
+    newest_path = segment_path(directory, end.newest)
+    for number, length in end.lengths.items():
+        path = segment_path(directory, number)
+        try:
+            found = path.stat().st_size
+        except FileNotFoundError:
+            raise DamageError(
+                f"{path} is missing. {damage.affected(directory, number, 0, length)}. Put it back; without it these "
+                f"records are lost"
+            ) from None
+        if found < length:
+            raise DamageError(
+                f"{path} has {found} bytes, and {newest_path.name} says that it had {length}: it was cut, or an old "
+                f"copy was put in its place. {damage.affected(directory, number, found, length)}"
+            )
+        if number < end.first:
+            with mapped(path) as data:
+                check_same_log(path, read_header(path, data).segment, end.log_id, newest_path)
+
+
+def _read_segment(directory: Path, number: int, end: LogEnd, reader: Reader) -> None:
+    path = segment_path(directory, number)
+    sealed_length = end.lengths.get(number)
+    with mapped(path) as whole:
+        data = whole if sealed_length is None else whole[:sealed_length]
+        header = _checked_header(directory, path, data, end)
+        end.sequence = header.sequence
+        reader.begin(header.segment)
+        try:
+            for entry in entries_behind(data, header):
+                reader.replay(_message(entry), Location(number, entry.offset, entry.length), entry.body)
+                end.sequence = entry.sequence
+                end.entries += 1
+        except EntryFault as fault:
+            proof = None if sealed_length is not None else _proof_of_damage(data, fault.offset, end.sequence + 1)
+            if sealed_length is not None or proof is not None:
+                raise _damage(directory, path, number, fault, len(data), proof) from fault
+            end.lengths[number] = fault.offset
+            end.torn_bytes = len(data) - fault.offset
+        else:
+            end.lengths[number] = len(data)
+
+
+def _checked_header(directory: Path, path: Path, data: memoryview, end: LogEnd) -> Header:
+    try:
+        header = read_header(path, data)
+    except DamageError as error:
+        number = int(path.stem)
+        raise DamageError(f"{error}. {damage.affected(directory, number, 0, len(data))}") from error
+    check_same_log(path, header.segment, end.log_id, segment_path(directory, end.newest))
+    if end.sequence and header.sequence != end.sequence + 1:
+        raise DamageError(
+            f"{path}: its first entry has the log sequence number {header.sequence}, and the segment before ends with "
+            f"{end.sequence}: one of the two was replaced by an old copy"
+        )
+    return header
+
+
+def entries_behind(data: memoryview, header: Header, *, check: bool = True) -> Iterator[StoredEntry]:
+    """The entries behind the header. Raises `EntryFault` where there is no whole one, or not the next one."""
+    offset, sequence = header.length, header.sequence
+    while offset < len(data):
+        entry = read_entry(data, offset, check=check)
+        sequence += 1
+        if entry.sequence != sequence:
+            raise EntryFault(offset, f"its log sequence number is {entry.sequence}, not {sequence}")
+        yield entry
+        offset = entry.end
+
+
+def _message(entry: StoredEntry) -> wal_pb2.Entry:
+    message = entry.message()
+    if message.WhichOneof("kind") not in ("append", "hand_over"):
+        raise EntryFault(entry.offset, "an entry of a kind that does not belong here")
+    return message
+
+
+def _proof_of_damage(data: memoryview, offset: int, sequence: int) -> int | None:
+    """Sequence number of an entry behind `offset` that shows that entry `sequence` had been durable."""
+    for entry in whole_entries(data, offset):
+        # Entries of an older file may lie in blocks that were given out anew; their numbers are lower.
+        if entry.sequence > sequence and entry.message().durable >= sequence:
+            return entry.sequence
+    return None
+
+
+def _damage(directory: Path, path: Path, number: int, fault: EntryFault, length: int, proof: int | None) -> DamageError:
+    because = "the segment is sealed" if proof is None else f"entry {proof} behind it shows that it had been durable"
+    return DamageError(
+        f"{path}, offset {fault.offset}: {fault.reason}. It was not torn by a crash ({because}). "
+        f"{damage.affected(directory, number, fault.offset, length)}. Restore the file; nothing was skipped"
+    )

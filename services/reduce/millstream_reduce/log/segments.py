@@ -1,0 +1,173 @@
+"""Segments as files: which there are, mapping one, reading its header, and who may write.
+
+Above it: recovery, the writer and `millstream wal`. Below it: files, read only, but for the names of owners.
+
+    <log>/0000000000000001.wal      a segment
+    <log>/.…new                     a segment that has no name yet
+    <log>/owners/<epoch>            who writes, or wrote
+
+There is no lock file. A lock that a paused process holds would keep the lane from going on, and one on a network volume
+may not be honoured. Instead an owner first puts its epoch's name into `owners/`, then reads the log, then seals what it
+read by beginning a segment, whose number nobody else can take. The owner before looks into `owners/` after each fsync,
+before it calls anything durable: either its entries were in the file before the new owner read it, or it sees the new
+owner and tells nobody that they are durable.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from millstream.errors import DamageError, FencedError, UserError
+from millstream.wire.reduce.v1 import wal_pb2
+from millstream_reduce.log.entries import (
+    FORMAT,
+    EntryFault,
+    StoredEntry,
+    read_entry,
+    segment_name,
+    segment_number,
+)
+
+OWNERS = "owners"
+UNNAMED_SUFFIX = ".new"
+
+
+@dataclass(frozen=True, slots=True)
+class LogIdentity:
+    """Whose log it is, and under which epoch it is opened."""
+
+    pipeline: str
+    vertex: str
+    partition: int
+    epoch: int
+    """Of the lane's mark: taken over before the log is opened, so that nobody else can commit any more."""
+    ledger_id: str
+    """Of the ledger that holds the mark."""
+
+    def __str__(self) -> str:
+        return f"{self.pipeline}/{self.vertex}/window.{self.partition}"
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The first entry of a segment."""
+
+    segment: wal_pb2.Segment
+    sequence: int
+    length: int
+    """Bytes of the entry: the segment's other entries follow."""
+
+
+def segment_numbers(directory: Path) -> list[int]:
+    """Numbers of the segments that exist, rising."""
+    numbers = (segment_number(name) for name in os.listdir(directory))
+    return sorted(number for number in numbers if number is not None)
+
+
+def segment_path(directory: Path, number: int) -> Path:
+    return directory / segment_name(number)
+
+
+@contextmanager
+def mapped(path: Path) -> Iterator[memoryview]:
+    """The bytes of a file as they are now, without copying them. Views of it must be gone at the end."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        length = os.fstat(descriptor).st_size
+        if length == 0:
+            yield memoryview(b"")
+            return
+        pages = mmap.mmap(descriptor, length, prot=mmap.PROT_READ)
+    finally:
+        os.close(descriptor)
+    # Not closed by hand: Arrow may still look at a part of it, and the pages go with the last view.
+    yield memoryview(pages)
+
+
+def read_header(path: Path, data: memoryview) -> Header:
+    """The header of the segment at `path`. Raises `DamageError` when there is no whole one."""
+    try:
+        entry = read_entry(data, 0)
+        header = header_of(entry)
+    except EntryFault as fault:
+        raise DamageError(f"{path}: the header of the segment is damaged ({fault.reason})") from fault
+    if header.segment.format != FORMAT:
+        raise UserError(
+            f"{path} was written in format {header.segment.format}, this version reads {FORMAT}: use the version that "
+            f"wrote it"
+        )
+    if segment_name(header.segment.number) != path.name:
+        raise DamageError(
+            f"{path}: its header says that it is segment {header.segment.number}: somebody renamed or copied it"
+        )
+    return header
+
+
+def header_of(entry: StoredEntry) -> Header:
+    """Raises `EntryFault` when the entry is not a header."""
+    message = entry.message()
+    if message.WhichOneof("kind") != "segment":
+        raise EntryFault(entry.offset, "the entry is not the header of a segment")
+    return Header(message.segment, entry.sequence, entry.length)
+
+
+def check_same_log(path: Path, segment: wal_pb2.Segment, log_id: bytes, other: Path) -> None:
+    """Raises `DamageError` when a segment belongs to another log than `other`."""
+    if segment.log_id != log_id:
+        raise DamageError(
+            f"{path} is a segment of another log ({segment.pipeline}/{segment.vertex}/window.{segment.partition}, id "
+            f"{segment.log_id.hex()}; {other.name} has the id {log_id.hex()}): put the right file back, or move the "
+            f"wrong one away"
+        )
+
+
+def check_owner(path: Path, segment: wal_pb2.Segment, identity: LogIdentity) -> None:
+    """Raises `UserError` for a log of somebody else, `FencedError` for one that has a newer owner."""
+    found = f"{segment.pipeline}/{segment.vertex}/window.{segment.partition}"
+    if found != str(identity):
+        raise UserError(f"{path.parent} holds the log of {found}, not that of {identity}: give each its own directory")
+    if segment.ledger_id != identity.ledger_id:
+        raise UserError(
+            f"{path.parent} holds the log of another run of {identity}, whose ledger is gone; positions mean something "
+            f"else now. Remove the directory to start over, or bring the ledger back"
+        )
+    if segment.epoch > identity.epoch:
+        raise FencedError(
+            f"{identity}: {path.parent} has a newer owner (epoch {segment.epoch}, ours is {identity.epoch})"
+        )
+
+
+def claim(directory: Path, identity: LogIdentity) -> None:
+    """Put this owner's name down, so that those before it call nothing durable any more. Raises `FencedError`."""
+    owners = directory / OWNERS
+    owners.mkdir(exist_ok=True)
+    (owners / str(identity.epoch)).write_text(f"{os.getpid()}@{socket.gethostname()}\n", encoding="utf-8")
+    check_claim(directory, identity)
+    for epoch in owner_epochs(directory):
+        if epoch < identity.epoch:
+            (owners / str(epoch)).unlink(missing_ok=True)
+
+
+def check_claim(directory: Path, identity: LogIdentity) -> None:
+    """Raises `FencedError` when a newer owner has put its name down."""
+    newest = max(owner_epochs(directory), default=identity.epoch)
+    if newest > identity.epoch:
+        raise FencedError(f"{identity}: {directory} has a newer owner (epoch {newest}, ours is {identity.epoch})")
+
+
+def owner_epochs(directory: Path) -> list[int]:
+    try:
+        return [int(name) for name in os.listdir(directory / OWNERS) if name.isdecimal()]
+    except FileNotFoundError:
+        return []
+
+
+def unnamed_files(directory: Path) -> list[Path]:
+    """Segments that were never begun: their maker died, or has been replaced."""
+    return [directory / name for name in os.listdir(directory) if name.endswith(UNNAMED_SUFFIX)]

@@ -1,0 +1,178 @@
+"""Writing the log and making it durable. Blocking: the methods run in the log's one thread, one at a time.
+
+Above it: the log, which has decided where each entry lies before it is written. Below it: `Files`. So a write that ran
+out of room is simply done again, at the same place: what a short write left there is overwritten, or, if the process
+ends first, cut as a torn tail. What is in this module's hands is durable when `flush` returns, and not before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from millstream.errors import EnvironmentFault, FencedError, StorageFullError
+from millstream_reduce.log.entries import entry_buffers, total_length
+from millstream_reduce.log.files import BUFFERS_AT_ONCE_MAX, NO_SPACE, Files, write_all
+from millstream_reduce.log.segments import UNNAMED_SUFFIX, LogIdentity, check_claim, segment_path
+
+_WRITE_BYTES_MAX = 1 << 30
+"""Bytes of one writev: Linux takes a little less than 2 GiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteEntry:
+    """An entry on its way to the current segment."""
+
+    sequence: int
+    offset: int
+    length: int
+    meta: bytes
+    body: memoryview | bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BeginSegment:
+    """The current segment is complete: its entries become durable, then a new one begins."""
+
+    number: int
+    sequence: int
+    length: int
+    """Of its header."""
+    meta: bytes
+    removed: tuple[int, ...]
+    """Segments that are needed no more once the header is durable."""
+
+
+class LogWriter:
+    """One thread's access to a log's files. After an error that is not `StorageFullError` it must not be used again."""
+
+    def __init__(self, directory: Path, identity: LogIdentity, files: Files) -> None:
+        self._directory = directory
+        self._identity = identity
+        self._files = files
+        self._descriptor: int | None = None
+        self._path = directory
+        self._dirty = False
+        self.syncs = 0
+        self.sync_s = 0.0
+        """Sum over all fsyncs of entries."""
+        self.sync_last_s = 0.0
+        self.written_bytes = 0
+
+    def flush(self, items: deque[WriteEntry | BeginSegment]) -> None:
+        """Make everything durable; takes what it is done with from the left of `items`.
+
+        Raises `StorageFullError`: nothing new is durable, call again with what is left. Raises `FencedError` when
+        another owner has opened the log, and `EnvironmentFault` when what is on the disk is not known any more.
+        """
+        while items:
+            item = items[0]
+            if isinstance(item, BeginSegment):
+                self._sync()
+                self.begin(item)
+                items.popleft()
+            else:
+                batch = _batch(items)
+                self._write(batch)
+                for _ in batch:
+                    items.popleft()
+        self._sync()
+        # Only what a newer owner has not missed may be called durable: see `segments`.
+        try:
+            check_claim(self._directory, self._identity)
+        except OSError as error:
+            raise self._explained(error, self._directory, "list the owners of") from error
+
+    def begin(self, item: BeginSegment) -> None:
+        """Begin a segment. It gets its name when its header is durable, and the name nobody else can take."""
+        path = segment_path(self._directory, item.number)
+        unnamed = path.with_name(f".{path.stem}.{self._identity.epoch}.{os.getpid()}{UNNAMED_SUFFIX}")
+        descriptor: int | None = None
+        try:
+            self._files.remove(unnamed)
+            descriptor = self._files.create(unnamed)
+            write_all(self._files, descriptor, entry_buffers(item.sequence, item.meta, b""), 0)
+            self._files.sync(descriptor)
+            self._files.publish(unnamed, path)
+        except OSError as error:
+            if descriptor is not None:
+                self._files.close(descriptor)
+            with contextlib.suppress(OSError):
+                self._files.remove(unnamed)
+            raise self._explained(error, path, "begin") from error
+        self.close()
+        self._descriptor, self._path, self._dirty = descriptor, path, False
+        try:
+            self._files.sync_directory(self._directory)
+        except OSError as error:
+            raise self._failed_sync(error, self._directory) from error
+        self.written_bytes += item.length
+        for number in item.removed:
+            with contextlib.suppress(OSError):
+                # What cannot be removed now is left over, and is removed at the next opening.
+                self._files.remove(segment_path(self._directory, number))
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            self._files.close(self._descriptor)
+            self._descriptor = None
+
+    def _write(self, batch: Sequence[WriteEntry]) -> None:
+        assert self._descriptor is not None
+        buffers = [buffer for item in batch for buffer in entry_buffers(item.sequence, item.meta, item.body)]
+        self._dirty = True
+        try:
+            write_all(self._files, self._descriptor, buffers, batch[0].offset)
+        except OSError as error:
+            raise self._explained(error, self._path, "write to") from error
+        self.written_bytes += total_length(buffers)
+
+    def _sync(self) -> None:
+        if not self._dirty or self._descriptor is None:
+            return
+        started = time.perf_counter()
+        try:
+            self._files.sync(self._descriptor)
+        except OSError as error:
+            raise self._failed_sync(error, self._path) from error
+        self._dirty = False
+        self.sync_last_s = time.perf_counter() - started
+        self.sync_s += self.sync_last_s
+        self.syncs += 1
+
+    def _failed_sync(self, error: OSError, path: Path) -> EnvironmentFault:
+        # The kernel may have dropped the pages and forget the error: a second fsync that succeeds says nothing.
+        return EnvironmentFault(
+            f"{self._identity}: fsync of {path} failed ({error.strerror}). Nothing that was not durable before is "
+            f"acknowledged; the lane has to start again. Check the disk"
+        )
+
+    def _explained(self, error: OSError, path: Path, doing: str) -> Exception:
+        if error.errno in NO_SPACE:
+            return StorageFullError(
+                f"{self._identity}: no room to {doing} {path} ({error.strerror}); nothing acknowledged is lost, and "
+                f"the lane goes on when there is room"
+            )
+        if error.errno == errno.EEXIST:
+            return FencedError(f"{self._identity}: {path} was begun by another owner")
+        return EnvironmentFault(f"{self._identity}: cannot {doing} {path}: {error.strerror}. Check the disk")
+
+
+def _batch(items: deque[WriteEntry | BeginSegment]) -> list[WriteEntry]:
+    """What one writev can take from the left: entries that follow one another in a segment."""
+    batch: list[WriteEntry] = []
+    size = 0
+    for item in items:
+        if not isinstance(item, WriteEntry) or 3 * len(batch) >= BUFFERS_AT_ONCE_MAX - 3:
+            break
+        size += item.length
+        if batch and size > _WRITE_BYTES_MAX:
+            break
+        batch.append(item)
+    return batch

@@ -1,0 +1,412 @@
+"""The persistent bounded queue (PBQ) of a reduce lane: from frames to windows that are handed over.
+
+    frames ─► append ─► log ─► sync ─► the lane commits the input positions, and the late records
+                │
+             windows ─► close, early ─► hand-over in the log ─► sync ─► computed ─► committed ─► segments are deleted
+
+`append`, `close` and `early` return at once: what they did is in memory, in the order of the log. It is durable when a
+`sync` that began after them returns; only then may the lane let anybody know. After a restart the log is read back, and
+`unacknowledged` and `pending` say what the lane's mark does not know yet.
+
+Above it: the lane, whose mark the queue is told after each commit. Below it: `log` and the windowing. It does not know
+what windows are computed for, nor who reads the buffers.
+
+Bounds: bytes that are not durable yet, and bytes of the log. `room` waits for both. A hand-over is always taken in,
+since only hand-overs make room again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from millstream.errors import DamageError, StorageFullError
+from millstream.frame import Frame
+from millstream.limits import MIB
+from millstream.wire.ledger.v1 import mark_pb2
+from millstream.wire.reduce.v1 import wal_pb2
+from millstream_reduce import batches
+from millstream_reduce.log.damage import time_text
+from millstream_reduce.log.files import Files, SystemFiles
+from millstream_reduce.log.log import SEGMENT_BYTES, Log, LogStatistics, open_log
+from millstream_reduce.log.segments import LogIdentity
+from millstream_reduce.queue_contents import Appended, QueueContents
+from millstream_reduce.results import ResultFiles
+from millstream_reduce.values import WindowContents
+from millstream_reduce.windowing import Keys, Sorted, Windowing
+
+__all__ = ["Appended", "LogIdentity", "Queue", "QueueLimits", "QueueStatistics", "QueuedFrame", "open_queue"]
+
+_log = logging.getLogger(__name__)
+
+_RETRY_FIRST_S = 0.05
+_RETRY_LAST_S = 1.0
+"""A write that found no room is tried again after the first, then double, up to the last."""
+
+
+class QueuedFrame(NamedTuple):
+    """A frame on its way into the queue."""
+
+    edge: str
+    sequence: int
+    """Stream sequence in the edge's buffer."""
+    size: int
+    """Bytes it takes in the buffer."""
+    frame: Frame
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLimits:
+    """Bounds of one queue."""
+
+    log_bytes_max: int = 10 * 1024 * MIB
+    """Bytes of all segments at which nothing more is admitted."""
+    unsynced_bytes_max: int = 32 * MIB
+    """Bytes in memory that are not durable, at which nothing more is admitted."""
+    segment_bytes: int = SEGMENT_BYTES
+    hand_over_windows_max: int = 10_000
+    hand_over_bytes_max: int = 256 * MIB
+    """Of rows in one hand-over, about; one window may have more."""
+    hand_over_pieces_max: int = 200_000
+    """Runs of rows that one hand-over names: keeps its entry to a few MiB. One window may have more."""
+
+    def __post_init__(self) -> None:
+        if self.log_bytes_max < 4 * self.segment_bytes:
+            # Segments go whole: with fewer of them, one open window could fill the log.
+            raise ValueError(f"a log of {self.log_bytes_max} bytes holds fewer than 4 segments of {self.segment_bytes}")
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStatistics:
+    """One queue, now."""
+
+    open_windows: int
+    oldest_end_us: int | None
+    """End of the first open window."""
+    open_rows: int
+    """Records that open windows need."""
+    pending_hand_overs: int
+    """Handed over, not committed."""
+    pending_windows: int
+    pending_rows: int
+    last_hand_over: int
+    unacknowledged_records: int
+    """In the log, not in the lane's mark."""
+    log: LogStatistics
+    log_bytes_max: int
+    full: str
+    """What holds the queue up; empty while it has room."""
+
+
+class Queue:
+    """An open queue. Used by one event loop; made by `open_queue`."""
+
+    def __init__(
+        self, log: Log, contents: QueueContents, results: ResultFiles, limits: QueueLimits, *, keep_late: bool
+    ) -> None:
+        self._log = log
+        self._contents = contents
+        self._windowing = contents.windowing
+        self._results = results
+        self._limits = limits
+        self._keep_late = keep_late
+        self._freed = asyncio.Event()
+        self._said_full = False
+
+    # In
+
+    def append(self, frames: Sequence[QueuedFrame], watermark_us: int) -> Appended:
+        """Take frames in, at least one, in order; those of one edge must follow what was taken of it before.
+
+        Raises `DamageError` for a frame whose columns cannot be read.
+        """
+        batch = batches.batch_of_frames([item.frame for item in frames])
+        times = batches.event_times(batch)
+        keys = batches.key_codes(batch) if self._windowing.needs_keys else None
+        placed = self._windowing.sort(times, keys)
+        late_frames = self._late_frames(frames, placed) if self._keep_late else []
+        if placed.order is not None:
+            batch, times = batches.taken(batch, placed.order), times[placed.order]
+            keys = Keys(keys.codes[placed.order], keys.values) if keys is not None else None
+        append = wal_pb2.Append(
+            inputs=_positions(frames),
+            rows=batch.num_rows,
+            closed_us=self._windowing.closed_us,
+            late=len(placed.late),
+            outside=len(placed.outside),
+            late_frames=[frame.encode() for frame in late_frames],
+            traceparent=next((item.frame.traceparent for item in frames if item.frame.traceparent), ""),
+            ingest_time_us=min(item.frame.ingest_time_us for item in frames),
+            has_keys="keys" in batch.schema.names,
+            has_headers="headers" in batch.schema.names,
+            late_admitted=int(np.count_nonzero(times < watermark_us)),
+        )
+        location = self._log.append(wal_pb2.Entry(append=append), batches.encoded(batch) if batch.num_rows else b"")
+        if batch.num_rows:
+            self._windowing.add(times, keys, location)
+        appended = Appended(
+            inputs=tuple(append.inputs),
+            admitted=append.rows,
+            late=append.late,
+            outside=append.outside,
+            late_admitted=append.late_admitted,
+            late_frames=tuple(late_frames),
+            closed_us=append.closed_us,
+            traceparent=append.traceparent,
+            ingest_time_us=append.ingest_time_us,
+        )
+        self._contents.note_append(appended, append.rows, location)
+        return appended
+
+    def close(self, watermark_us: int) -> list[wal_pb2.HandOver]:
+        """Freeze the windows that the watermark has closed, in hand-overs of bounded size, numbered on."""
+        hand_overs: list[wal_pb2.HandOver] = []
+        while contents := self._windowing.close(watermark_us, self._limits.hand_over_windows_max):
+            hand_overs += self._hand_over(contents)
+        return hand_overs
+
+    def early(self) -> list[wal_pb2.HandOver]:
+        """Freeze what open windows hold so far, where it has changed since their last early results."""
+        hand_overs: list[wal_pb2.HandOver] = []
+        while contents := self._windowing.early(self._limits.hand_over_windows_max):
+            hand_overs += self._hand_over(contents)
+        return hand_overs
+
+    async def sync(self) -> None:
+        """Return when everything appended and handed over so far is durable. Both may go on meanwhile.
+
+        Waits for room on a full disk, however long. Raises `FencedError` when the lane has another owner, and
+        `EnvironmentFault` when a write or an fsync failed: nothing more will be acknowledged then.
+        """
+        pause_s = _RETRY_FIRST_S
+        while True:
+            try:
+                return await self._log.sync()
+            except StorageFullError as error:
+                if pause_s == _RETRY_FIRST_S:
+                    _log.warning("%s", error)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _RETRY_LAST_S)
+
+    async def room(self) -> None:
+        """Wait until something may be appended."""
+        while self._log.unsynced_bytes >= self._limits.unsynced_bytes_max:
+            await self.sync()
+        while self._log.total_bytes >= self._limits.log_bytes_max:
+            if self._log.removable_bytes():
+                self._begin_segment()
+                await self.sync()
+                continue
+            self._say_full()
+            self._freed.clear()
+            await self._freed.wait()
+        self._said_full = False
+
+    # Out
+
+    def pending(self) -> list[wal_pb2.HandOver]:
+        """Hand-overs that are not committed, in order. Those that were there at the opening are durable."""
+        return [item.hand_over for item in self._contents.pending.values()]
+
+    def unacknowledged(self) -> list[Appended]:
+        """What the log holds beyond the lane's mark, in order."""
+        return [item.appended for item in self._contents.unacknowledged]
+
+    def positions(self) -> dict[str, int]:
+        """How far each edge has been read into the log: the sequence of its last frame."""
+        return dict(self._contents.sequences)
+
+    def releasable(self) -> Mapping[str, int]:
+        """Sequences up to which no frame is needed by an open window, or by one that is not committed. For lanes that
+        keep their input until then; exact to a segment."""
+        needed = min(self._contents.summary().needed, default=None)
+        positions = self._contents.sequences if needed is None else self._contents.starts.get(needed, {})
+        done = {position.edge: position.sequence for position in self._contents.progress.inputs}
+        return {edge: min(sequence, done.get(edge, 0)) for edge, sequence in positions.items()}
+
+    async def committed(self, progress: mark_pb2.ReduceProgress) -> None:
+        """The lane's mark says `progress` now: what nobody needs any more is freed."""
+        copy = mark_pb2.ReduceProgress()
+        copy.CopyFrom(progress)
+        if self._contents.committed(copy):
+            await self._log.in_thread(lambda: self._results.remove(copy.hand_over))
+            self._freed.set()
+            if self._log.removable_bytes() >= self._limits.segment_bytes // 2:
+                self._begin_segment()
+
+    async def write_result(self, number: int, data: bytes) -> None:
+        """Keep the results of a hand-over until it is committed: durable at the return. Waits for room."""
+        pause_s = _RETRY_FIRST_S
+        while True:
+            try:
+                return await self._log.in_thread(lambda: self._results.write(number, data))
+            except StorageFullError as error:
+                if pause_s == _RETRY_FIRST_S:
+                    _log.warning("%s; trying again until there is room", error)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _RETRY_LAST_S)
+
+    async def read_result(self, number: int) -> bytes | None:
+        """What was kept of a hand-over; None without anything. Raises `DamageError` when it is damaged."""
+        return await self._log.in_thread(lambda: self._results.read(number))
+
+    # Told
+
+    @property
+    def closed_us(self) -> int:
+        """Windows that ended up to here, lateness included, are closed for whatever is appended next."""
+        return self._windowing.closed_us
+
+    @property
+    def open_windows(self) -> int:
+        """Windows that hold records and are not closed."""
+        return self._windowing.open_windows()
+
+    @property
+    def directory(self) -> Path:
+        """Where the segments lie that hand-overs name."""
+        return self._log.directory
+
+    def oldest_end_us(self) -> int | None:
+        """End of the first open window; None without any. Hand-overs are not among them."""
+        return self._windowing.oldest_end_us()
+
+    def traceparent_of(self, hand_over: wal_pb2.HandOver) -> str:
+        """A sampled trace context of the records in a hand-over; empty without one."""
+        traceparents = self._contents.traceparents
+        if not traceparents:
+            return ""
+        segments = (segment for window in hand_over.windows for segment in window.pieces.segments)
+        return next((traceparents[segment] for segment in segments if segment in traceparents), "")
+
+    def statistics(self) -> QueueStatistics:
+        pending = self.pending()
+        return QueueStatistics(
+            open_windows=self._windowing.open_windows(),
+            oldest_end_us=self._windowing.oldest_end_us(),
+            open_rows=self._windowing.open_rows(),
+            pending_hand_overs=len(pending),
+            pending_windows=sum(len(hand_over.windows) for hand_over in pending),
+            pending_rows=sum(window.rows for hand_over in pending for window in hand_over.windows),
+            last_hand_over=self._contents.last_hand_over,
+            unacknowledged_records=sum(item.records for item in self.unacknowledged()),
+            log=self._log.statistics(),
+            log_bytes_max=self._limits.log_bytes_max,
+            full=self._full_text() if self._log.total_bytes >= self._limits.log_bytes_max else "",
+        )
+
+    def _hand_over(self, contents: Sequence[WindowContents]) -> list[wal_pb2.HandOver]:
+        hand_overs = []
+        for group in self._groups(contents):
+            windows = [item.to_message() for item in group]
+            hand_over = self._contents.new_hand_over(windows, self._log.segment)
+            self._log.append(wal_pb2.Entry(hand_over=hand_over), same_segment=True)
+            hand_overs.append(hand_over)
+        return hand_overs
+
+    def _groups(self, contents: Sequence[WindowContents]) -> list[list[WindowContents]]:
+        limits = self._limits
+        groups: list[list[WindowContents]] = []
+        size, pieces = 0.0, 0
+        for item in contents:
+            item_size = sum(piece.rows * self._contents.row_bytes(piece.segment) for piece in item.pieces)
+            size, pieces = size + item_size, pieces + len(item.pieces)
+            is_over = size > limits.hand_over_bytes_max or pieces > limits.hand_over_pieces_max
+            if not groups or is_over or len(groups[-1]) >= limits.hand_over_windows_max:
+                groups.append([])
+                size, pieces = item_size, len(item.pieces)
+            groups[-1].append(item)
+        return groups
+
+    def _late_frames(self, frames: Sequence[QueuedFrame], placed: Sorted) -> list[Frame]:
+        """The late records of each frame as a frame of its own."""
+        late: list[Frame] = []
+        begin = 0
+        for item in frames:
+            end = begin + item.frame.records
+            low, high = np.searchsorted(placed.late, (begin, end))
+            if high > low:
+                late.append(item.frame.take((placed.late[low:high] - begin).tolist()))
+            begin = end
+        return late
+
+    def _begin_segment(self) -> None:
+        self._log.begin_segment()
+        self._contents.forget_segments(self._log.segments())
+
+    def _say_full(self) -> None:
+        if not self._said_full:
+            self._said_full = True
+            _log.warning("%s: %s", self._log.identity, self._full_text())
+
+    def _full_text(self) -> str:
+        """What holds the queue up."""
+        used, room = self._log.total_bytes, self._limits.log_bytes_max
+        text = f"the log in {self._log.directory} is full ({used:,} of {room:,} bytes)"
+        pending = self.pending()
+        if pending:
+            windows = sum(len(hand_over.windows) for hand_over in pending)
+            return f"{text}: {windows} windows that were handed over are not committed yet"
+        oldest = self._windowing.oldest_end_us()
+        if oldest is None:
+            return f"{text}: records that the lane has not committed yet hold it"
+        return (
+            f"{text}, and nothing can be handed over: {self._windowing.open_windows()} open windows hold "
+            f"{self._windowing.open_rows():,} records. The first ends at {time_text(oldest)}, and the watermark has "
+            f"closed windows up to {time_text(self.closed_us)}. Give the log more room (groupBy.storage), or shorter "
+            f"windows; another input that is idle or behind may hold the watermark back"
+        )
+
+
+@asynccontextmanager
+async def open_queue(
+    directory: Path,
+    identity: LogIdentity,
+    windowing: Windowing,
+    progress: mark_pb2.ReduceProgress,
+    *,
+    limits: QueueLimits | None = None,
+    keep_late: bool = False,
+    input_is_kept: bool = False,
+    files: Files | None = None,
+) -> AsyncIterator[Queue]:
+    """Open the queue whose log is in `directory`, or make it. The log is read back in a thread.
+
+    `progress` is that of the lane's mark, taken over under `identity.epoch`; `windowing` is new, without open windows.
+    With `keep_late`, late records are kept as frames; otherwise counted. With `input_is_kept`, a log that is gone or
+    behind the mark is no damage: `positions` says from where the input has to be read again.
+
+    Raises `DamageError`, `FencedError` and `UserError` as `open_log` does, and `DamageError` when the log has lost what
+    the mark counts on.
+    """
+    limits = limits or QueueLimits()
+    files = files or SystemFiles()
+    mark = mark_pb2.ReduceProgress()
+    mark.CopyFrom(progress)
+    contents = QueueContents(windowing, mark, str(identity), input_is_kept)
+    async with open_log(directory, identity, contents, files=files, segment_bytes=limits.segment_bytes) as log:
+        results = ResultFiles(directory, files, str(identity))
+        await log.in_thread(lambda: results.remove(mark.hand_over))
+        if mark.result_records and await log.in_thread(lambda: results.read(mark.hand_over + 1)) is None:
+            raise DamageError(
+                f"{identity}: {mark.result_records} results of hand-over {mark.hand_over + 1} are committed, and the "
+                f"others, which {directory} should hold, are gone. Restore the directory"
+            )
+        yield Queue(log, contents, results, limits, keep_late=keep_late)
+
+
+def _positions(frames: Sequence[QueuedFrame]) -> list[wal_pb2.InputPosition]:
+    positions: dict[str, wal_pb2.InputPosition] = {}
+    for item in frames:
+        position = positions.setdefault(item.edge, wal_pb2.InputPosition(edge=item.edge))
+        position.sequence = item.sequence
+        position.records += item.frame.records
+        position.bytes += item.size
+    return list(positions.values())

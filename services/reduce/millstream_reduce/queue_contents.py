@@ -1,0 +1,263 @@
+"""What a queue's log is kept for: open windows, hand-overs, and what the mark does not say yet. No I/O.
+
+Above it: the queue, which appends, and the log, which reads back. Below it: the windowing. Both ways lead to the same
+state: what `read back` builds up is what appending had built up, as far as the log reaches.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from millstream.errors import DamageError
+from millstream.frame import Frame
+from millstream.wire.ledger.v1 import mark_pb2
+from millstream.wire.reduce.v1 import wal_pb2
+from millstream_reduce import batches
+from millstream_reduce.log.log import Summary
+from millstream_reduce.log.recovery import LogEnd
+from millstream_reduce.values import Location, WindowContents
+from millstream_reduce.windowing import Windowing
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """What became of the records of one `append`."""
+
+    inputs: Sequence[wal_pb2.InputPosition]
+    """How far each edge has been read afterwards, and the records and stored bytes taken from it."""
+    admitted: int
+    """Records that are in a window now."""
+    late: int
+    """Records all of whose windows were closed."""
+    outside: int
+    """Records that no window is for."""
+    late_admitted: int
+    """Admitted records that were older than the watermark."""
+    late_frames: Sequence[Frame]
+    """The late records, where the queue keeps them."""
+    closed_us: int
+    """Windows that ended up to here, lateness included, were closed for these records."""
+    traceparent: str
+    """Of the first sampled frame; empty without one."""
+    ingest_time_us: int
+    """When the oldest of the records entered the pipeline, wall clock."""
+
+    @property
+    def records(self) -> int:
+        return sum(position.records for position in self.inputs)
+
+    @property
+    def bytes(self) -> int:
+        """As they were stored in the ledgers."""
+        return sum(position.bytes for position in self.inputs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Unacknowledged:
+    appended: Appended
+    segment: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    hand_over: wal_pb2.HandOver
+    segments: frozenset[int]
+
+
+@dataclass(slots=True)
+class _Size:
+    rows: int = 0
+    bytes: int = 0
+
+
+@dataclass(slots=True)
+class QueueContents:
+    """The state of a queue. Implements the log's `Contents`."""
+
+    windowing: Windowing
+    progress: mark_pb2.ReduceProgress
+    """Of the lane's mark, as of the opening."""
+    where: str
+    may_be_gone: bool
+    """The input is kept as well: what the log has lost can be read again."""
+    sequences: dict[str, int] = field(default_factory=dict)
+    """How far each edge has been read."""
+    last_hand_over: int = 0
+    pending: dict[int, _Pending] = field(default_factory=dict)
+    """Hand-overs that are not committed, by number, rising."""
+    unacknowledged: deque[_Unacknowledged] = field(default_factory=deque)
+    """What the mark does not say yet, in the order of the log."""
+    traceparents: dict[int, str] = field(default_factory=dict)
+    """Of the last sampled records in each segment."""
+    sizes: dict[int, _Size] = field(default_factory=dict)
+    """Rows in each segment and what they take; of segments that hold entries of this queue's time."""
+    starts: dict[int, Mapping[str, int]] = field(default_factory=dict)
+    """How far each edge had been read when a segment began."""
+    _pristine: bytes | None = None
+    _begun: bool = False
+
+    # Reading back
+
+    def reset(self) -> None:
+        if self._pristine is None:
+            self._pristine = self.windowing.checkpoint()
+        else:
+            self.windowing.restore(self._pristine)
+        self.sequences.clear()
+        self.last_hand_over = 0
+        self.pending.clear()
+        self.unacknowledged.clear()
+        self.traceparents.clear()
+        self.sizes.clear()
+        self.starts.clear()
+        self._begun = False
+
+    def begin(self, header: wal_pb2.Segment) -> None:
+        self.starts[header.number] = {position.edge: position.sequence for position in header.inputs}
+        if self._begun:
+            return
+        self._begun = True
+        if header.HasField("checkpoint"):
+            self.windowing.restore(header.checkpoint.open)
+            for hand_over in header.checkpoint.hand_overs:
+                self._note_hand_over(hand_over, header.number)
+        self._move_closed(header.closed_us)
+        self.sequences.update(self.starts[header.number])
+        self.last_hand_over = max(header.last_hand_over, self.last_hand_over)
+
+    def replay(self, entry: wal_pb2.Entry, location: Location, body: memoryview) -> None:
+        if entry.WhichOneof("kind") == "hand_over":
+            hand_over = entry.hand_over
+            self.windowing.closed(
+                [WindowContents.from_message(window) for window in hand_over.windows], hand_over.closed_us
+            )
+            self._note_hand_over(hand_over, location.segment)
+            return
+        append = entry.append
+        # Rows are taken in under the watermark under which they were admitted.
+        self._move_closed(append.closed_us)
+        if append.rows:
+            batch = batches.decoded(body, append.has_keys, append.has_headers)
+            keys = batches.key_codes(batch) if self.windowing.needs_keys else None
+            self.windowing.add(batches.event_times(batch), keys, location)
+        self.note_append(appended_of(append), append.rows, location)
+
+    def recovered(self, end: LogEnd) -> None:
+        """Raises `DamageError` when the log has lost what the lane's mark says is in it."""
+        done = {position.edge: position.sequence for position in self.progress.inputs}
+        missing = [
+            f"edge {edge} up to stream sequence {sequence} (the log has it up to {self.sequences.get(edge, 0)})"
+            for edge, sequence in done.items()
+            if sequence > self.sequences.get(edge, 0)
+        ]
+        if self.progress.hand_over > self.last_hand_over:
+            missing.append(
+                f"windows handed over up to number {self.progress.hand_over} (the log knows {self.last_hand_over})"
+            )
+        if missing and not self.may_be_gone:
+            state = f"ends with segment {end.newest}" if end.newest else "is empty"
+            raise DamageError(
+                f"{self.where}: the log {state} and has lost what the lane's mark in the ledger counts on: "
+                f"{'; '.join(missing)}. Restore the directory, or start the pipeline over"
+            )
+        self.last_hand_over = max(self.last_hand_over, self.progress.hand_over)
+        self._move_closed(self.progress.closed_us)
+
+    # As of the last entry
+
+    def summary(self) -> Summary:
+        needed = set(self.windowing.live_segments())
+        for pending in self.pending.values():
+            needed |= pending.segments
+        needed.update(item.segment for item in self.unacknowledged)
+        return Summary(
+            needed=frozenset(needed),
+            inputs=[wal_pb2.InputPosition(edge=edge, sequence=n) for edge, n in sorted(self.sequences.items())],
+            closed_us=self.windowing.closed_us,
+            last_hand_over=self.last_hand_over,
+        )
+
+    def checkpoint(self) -> wal_pb2.Checkpoint:
+        return wal_pb2.Checkpoint(
+            open=self.windowing.checkpoint(), hand_overs=[item.hand_over for item in self.pending.values()]
+        )
+
+    def note_append(self, appended: Appended, rows: int, location: Location) -> None:
+        """Records are in the log, at this place."""
+        if location.segment not in self.starts:
+            self.starts[location.segment] = dict(self.sequences)
+        for position in appended.inputs:
+            self.sequences[position.edge] = max(position.sequence, self.sequences.get(position.edge, 0))
+        if _is_beyond(appended, self.progress):
+            self.unacknowledged.append(_Unacknowledged(appended, location.segment))
+        if appended.traceparent:
+            self.traceparents[location.segment] = appended.traceparent
+        size = self.sizes.setdefault(location.segment, _Size())
+        size.rows += rows
+        size.bytes += location.length
+
+    def new_hand_over(self, windows: Sequence[wal_pb2.Window], segment: int) -> wal_pb2.HandOver:
+        """The next hand-over, which will be in this segment."""
+        hand_over = wal_pb2.HandOver(
+            number=self.last_hand_over + 1, closed_us=self.windowing.closed_us, windows=windows
+        )
+        self._note_hand_over(hand_over, segment)
+        return hand_over
+
+    def committed(self, progress: mark_pb2.ReduceProgress) -> bool:
+        """The mark has come so far. Whether a hand-over is done with by it."""
+        self.progress = progress
+        while self.unacknowledged and not _is_beyond(self.unacknowledged[0].appended, progress):
+            self.unacknowledged.popleft()
+        done = [number for number in self.pending if number <= progress.hand_over]
+        for number in done:
+            del self.pending[number]
+        return bool(done)
+
+    def forget_segments(self, existing: Iterable[int]) -> None:
+        """Keep notes of these segments only."""
+        kept = set(existing)
+        for notes in (self.traceparents, self.sizes, self.starts):
+            for number in [number for number in notes if number not in kept]:
+                del notes[number]
+
+    def row_bytes(self, segment: int) -> float:
+        """What a row of a segment takes, on average; of all segments where that is not known."""
+        size = self.sizes.get(segment)
+        if size is None or not size.rows:
+            rows = sum(item.rows for item in self.sizes.values())
+            return sum(item.bytes for item in self.sizes.values()) / rows if rows else 0.0
+        return size.bytes / size.rows
+
+    def _note_hand_over(self, hand_over: wal_pb2.HandOver, segment: int) -> None:
+        self.last_hand_over = max(self.last_hand_over, hand_over.number)
+        if hand_over.number > self.progress.hand_over:
+            segments = {segment}.union(*(window.pieces.segments for window in hand_over.windows))
+            self.pending[hand_over.number] = _Pending(hand_over, frozenset(segments))
+
+    def _move_closed(self, closed_us: int) -> None:
+        if closed_us > self.windowing.closed_us:
+            self.windowing.closed((), closed_us)
+
+
+def appended_of(append: wal_pb2.Append) -> Appended:
+    """What an entry of the log says of its `append`."""
+    return Appended(
+        inputs=tuple(append.inputs),
+        admitted=append.rows,
+        late=append.late,
+        outside=append.outside,
+        late_admitted=append.late_admitted,
+        late_frames=tuple(Frame.decode(data) for data in append.late_frames),
+        closed_us=append.closed_us,
+        traceparent=append.traceparent,
+        ingest_time_us=append.ingest_time_us,
+    )
+
+
+def _is_beyond(appended: Appended, progress: mark_pb2.ReduceProgress) -> bool:
+    """The mark does not say that these records are durable."""
+    done = {position.edge: position.sequence for position in progress.inputs}
+    return any(position.sequence > done.get(position.edge, 0) for position in appended.inputs)

@@ -1,0 +1,84 @@
+"""Result files: results that are too large for one commit, kept until all of them are committed. Blocking.
+
+    <log>/0000000000000012.result      one entry in the log's format: number 12 of the hand-over, body = the results
+
+A commit in parts that was begun must be finished with the very same results, so they are durable before its first part.
+
+Above it: the queue. Below it: `Files`. What the results look like is not known here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from millstream.errors import DamageError, EnvironmentFault, StorageFullError
+from millstream_reduce.log.entries import EntryFault, entry_buffers, read_entry
+from millstream_reduce.log.files import NO_SPACE, Files, write_all
+from millstream_reduce.log.segments import UNNAMED_SUFFIX
+
+_SUFFIX = ".result"
+
+
+class ResultFiles:
+    """The result files of one log."""
+
+    def __init__(self, directory: Path, files: Files, where: str) -> None:
+        self._directory = directory
+        self._files = files
+        self._where = where
+
+    def write(self, number: int, data: bytes) -> None:
+        """Keep the results of a hand-over; they replace what was kept of it. Raises `StorageFullError`."""
+        path = self._path(number)
+        unnamed = path.with_name(f".{path.name}.{os.getpid()}{UNNAMED_SUFFIX}")
+        descriptor: int | None = None
+        try:
+            self._files.remove(unnamed)
+            descriptor = self._files.create(unnamed)
+            write_all(self._files, descriptor, entry_buffers(number, b"", data), 0)
+            self._files.sync(descriptor)
+            self._files.remove(path)
+            self._files.publish(unnamed, path)
+            self._files.sync_directory(self._directory)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self._files.remove(unnamed)
+            kind = StorageFullError if error.errno in NO_SPACE else EnvironmentFault
+            message = f"{self._where}: cannot keep the results of hand-over {number} in {path}: {error.strerror}"
+            raise kind(message) from error
+        finally:
+            if descriptor is not None:
+                self._files.close(descriptor)
+
+    def read(self, number: int) -> bytes | None:
+        """What was kept of a hand-over; None without anything. Raises `DamageError`."""
+        path = self._path(number)
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        try:
+            entry = read_entry(memoryview(data), 0)
+            if entry.sequence != number:
+                raise EntryFault(0, f"it holds the results of hand-over {entry.sequence}")
+        except EntryFault as fault:
+            raise DamageError(
+                f"{self._where}: {path}, {fault}. The results of hand-over {number} were committed in part, and the "
+                f"rest is lost; restore the file"
+            ) from fault
+        return bytes(entry.body)
+
+    def remove(self, through: int) -> None:
+        """Remove what was kept of hand-overs up to this number."""
+        for path in self._directory.glob(f"*{_SUFFIX}"):
+            if path.stem.isdecimal() and int(path.stem) <= through:
+                self._files.remove(path)
+
+    def numbers(self) -> list[int]:
+        """Hand-overs of which results are kept."""
+        return sorted(int(path.stem) for path in self._directory.glob(f"*{_SUFFIX}") if path.stem.isdecimal())
+
+    def _path(self, number: int) -> Path:
+        return self._directory / f"{number:016d}{_SUFFIX}"
