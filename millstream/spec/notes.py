@@ -17,6 +17,7 @@ def notes_of(value: Mapping[str, Any], graph: Graph) -> Iterator[tuple[Path, str
         yield from _idle_settings(spec["vertices"][index], vertex, here)
         if vertex.group_by is not None:
             yield from _grouping(spec["vertices"][index], vertex.group_by, (*here, "udf", "groupBy"))
+            yield from _endless(graph, vertex.group_by, (*here, "udf", "groupBy"))
             yield from _behind_a_cycle(graph, vertex, here)
     if spec.get("spark") is not None and not graph.reduces:
         yield ("spec", "spark"), "`spark` has no effect in a pipeline without a reduce"
@@ -50,6 +51,14 @@ def _grouping(written: Mapping[str, Any], group_by: GroupBy, here: Path) -> Iter
         path = (*here, "storage", "no_store") if storage.get("no_store") is not None else (*here, "keepInput")
         what = "the input buffers must hold the records of all open windows: see `bufferMaxLength`, `bufferMaxBytes`"
         yield path, what
+
+
+def _endless(graph: Graph, group_by: GroupBy, here: Path) -> Iterator[tuple[Path, str]]:
+    global_ = group_by.window.global_
+    endless = [vertex.name for vertex in graph.sources if vertex.source is not None and vertex.source.bounded is False]
+    if global_ is not None and global_.trigger is None and endless:
+        what = f"without a `trigger` a result comes when every source has ended, and `{endless[0]}` has no end"
+        yield (*here, "window", "global"), what
 
 
 def _behind_a_cycle(graph: Graph, vertex: Vertex, here: Path) -> Iterator[tuple[Path, str]]:

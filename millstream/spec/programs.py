@@ -267,12 +267,12 @@ class ValueFormat(SpecModel):
     """`json` (an object per record), `csv` (a line per record), `avro` (binary, without a file's head) or `raw` (the
     bytes)."""
     fields: Text | None = None
-    """The members or columns, as Spark writes a table's: `delay DOUBLE, origin STRING`. Needed for `json` and `csv`;
-    what a record lacks or has otherwise is NULL."""
+    """The members or columns to read, as Spark writes a table's: `delay DOUBLE, origin STRING`. For `csv` all columns
+    of a line, in order. What a record lacks or has otherwise is NULL. Not for `raw`."""
     delimiter: Annotated[str, AfterValidator(_checked_delimiter)] | None = None
     """Between two columns of `csv`, one character. Default: a comma."""
     avro_schema: Text | None = None
-    """Schema of `avro` values, JSON."""
+    """Schema that `avro` values were written with, JSON."""
 
     @classmethod
     def shape_faults(cls, data: Mapping[str, Any]) -> Iterator[ShapeFault]:
@@ -282,10 +282,11 @@ class ValueFormat(SpecModel):
         if settings is None:
             return
         needed, allowed = settings
-        if needed is not None and data.get(needed) is None:
-            yield ShapeFault((), f"`{format_}` values need `{needed}`", _VALUE_EXAMPLES[needed])
+        for name in needed:
+            if data.get(name) is None:
+                yield ShapeFault((), f"`{format_}` values need `{name}`", _VALUE_EXAMPLES[name])
         for name in ("fields", "delimiter", "avroSchema"):
-            if data.get(name) is not None and name not in (needed, *allowed):
+            if data.get(name) is not None and name not in (*needed, *allowed):
                 yield ShapeFault((name,), f"`{name}` has no effect on `{format_}` values", f"no `{name}`")
 
     def relation_faults(self) -> Iterator[ShapeFault]:
@@ -296,13 +297,13 @@ class ValueFormat(SpecModel):
             yield ShapeFault(("avroSchema",), f"the schema is not JSON: {problem}", _VALUE_EXAMPLES["avroSchema"])
 
 
-_VALUE_SETTINGS: Mapping[str, tuple[str | None, tuple[str, ...]]] = {
-    "json": ("fields", ()),
-    "csv": ("fields", ("delimiter",)),
-    "avro": ("avroSchema", ()),
-    "raw": (None, ()),
+_VALUE_SETTINGS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "json": (("fields",), ()),
+    "csv": (("fields",), ("delimiter",)),
+    "avro": (("fields", "avroSchema"), ()),
+    "raw": ((), ()),
 }
-"""For each format the setting it needs and those it may have."""
+"""For each format the settings it needs and those it may have."""
 _VALUE_EXAMPLES = {
     "fields": "columns such as 'delay DOUBLE, origin STRING'",
     "avroSchema": """a record such as '{"type": "record", "name": "r", "fields": [...]}'""",

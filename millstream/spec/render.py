@@ -4,7 +4,6 @@ from collections.abc import Mapping
 
 from millstream.spec.graph import Graph
 from millstream.spec.models import Edge, GroupBy, Vertex, VertexKind
-from millstream.spec.values import as_duration
 
 
 def to_text(graph: Graph) -> str:
@@ -81,18 +80,7 @@ def _contents(vertex: Vertex) -> str:
 
 def _grouping(group_by: GroupBy) -> str:
     """For example `fixed 1h, keyed`."""
-    window = group_by.window
-    parts: list[str] = [window.kind]
-    if window.fixed is not None:
-        parts.append(as_duration(window.fixed.length_s))
-    elif window.sliding is not None:
-        parts.append(f"{as_duration(window.sliding.length_s)} every {as_duration(window.sliding.slide_s)}")
-    elif window.session is not None:
-        parts.append(as_duration(window.session.timeout_s))
-    elif window.global_ is not None:
-        trigger = window.global_.trigger
-        parts.append(f"every {trigger.count}" if trigger.every_s is None else f"every {as_duration(trigger.every_s)}")
-    return " ".join(parts) + (", keyed" if group_by.keyed else "")
+    return str(group_by.window) + (", keyed" if group_by.keyed else "")
 
 
 def _labels(graph: Graph, edge: Edge) -> list[str]:

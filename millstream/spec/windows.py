@@ -21,6 +21,7 @@ from millstream.spec.values import (
     ShapeFault,
     SpecModel,
     Text,
+    as_duration,
     exactly_one,
     fault,
 )
@@ -114,14 +115,17 @@ class Trigger(SpecModel):
         """One trigger."""
         yield from exactly_one(data, ("count", "every"), cls.noun)
 
+    def __str__(self) -> str:
+        return f"every {self.count}" if self.every_s is None else f"every {as_duration(self.every_s)}"
+
 
 class GlobalWindow(SpecModel):
-    """One window over all event time, which gives a result whenever its trigger says."""
+    """One window over all event time, which gives a result whenever its trigger says, and one at the end."""
 
     noun = "a global window"
 
-    trigger: Trigger
-    """When a result is given."""
+    trigger: Trigger | None = None
+    """When results are given before the end of time, which comes when every source has ended. Default: never."""
     accumulate: Flag = False
     """Each result is over everything so far (true), or over what came since the last one (false). True keeps every
     record for ever."""
@@ -139,7 +143,7 @@ class Window(SpecModel):
     session: SessionWindow | None = None
     """Bursts of records."""
     global_: GlobalWindow | None = Field(default=None, alias="global")
-    """All of event time."""
+    """All of event time, in one window."""
 
     @classmethod
     def shape_faults(cls, data: Mapping[str, Any]) -> Iterator[ShapeFault]:
@@ -154,6 +158,19 @@ class Window(SpecModel):
         if self.sliding is not None:
             return "sliding"
         return "session" if self.session is not None else "global"
+
+    def __str__(self) -> str:
+        """In few words: `fixed 1h`."""
+        words: list[str] = [self.kind]
+        if self.fixed is not None:
+            words.append(as_duration(self.fixed.length_s))
+        elif self.sliding is not None:
+            words.append(f"{as_duration(self.sliding.length_s)} every {as_duration(self.sliding.slide_s)}")
+        elif self.session is not None:
+            words.append(as_duration(self.session.timeout_s))
+        elif self.global_ is not None and self.global_.trigger is not None:
+            words.append(str(self.global_.trigger))
+        return " ".join(words)
 
     @property
     def streaming(self) -> bool:

@@ -38,6 +38,46 @@ def test_kinds_and_partitions_are_not(other: dict[str, Any], said: str) -> None:
     assert differences(shape_of(small()), changed(**other)) == [said]
 
 
+def grouped(window: dict[str, Any], program: str = "functions.py:f", **more: Any) -> dict[str, Any]:
+    return changed(map={"udf": {"python": program, "groupBy": {"window": window, **more}}})
+
+
+FIXED = {"fixed": {"length": "1h"}}
+SESSION = {"session": {"timeout": "90s"}}
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "said"),
+    [
+        (grouped(FIXED), grouped({"fixed": {"length": 3600, "streaming": True}}, "other.py:g", keyed=True), None),
+        (grouped(FIXED), grouped({"fixed": {"length": "2h"}}), "fixed 1h windows and now has fixed 2h windows"),
+        (
+            grouped({"sliding": {"length": "1h", "slide": "1m"}}),
+            grouped(SESSION),
+            "sliding 1h every 1m windows and now has session 1m30s windows",
+        ),
+        (
+            grouped(SESSION),
+            grouped(SESSION, keyed=True, allowedLateness="5s"),
+            "session 1m30s windows and now has session 1m30s per key 5s late windows",
+        ),
+        (
+            grouped({"global": {}}),
+            grouped({"global": {"trigger": {"count": 3}, "accumulate": True}}),
+            "global windows and now has global every 3 accumulating windows",
+        ),
+    ],
+)
+def test_records_wait_in_the_windows_they_were_put_into(
+    before: dict[str, Any], now: dict[str, Any], said: str | None
+) -> None:
+    assert differences(before, now) == ([f"vertex map had {said}"] if said else [])
+
+
+def test_a_map_is_no_reduce() -> None:
+    assert differences(changed(), grouped(FIXED)) == ["vertex map was a map and is now a reduce"]
+
+
 def test_a_vertex_or_edge_that_is_gone_or_leads_elsewhere_is_named() -> None:
     before, now = shape_of(small()), shape_of(small())
     del now["vertices"]["dead"]

@@ -1,0 +1,96 @@
+"""What the pipeline file says of a reduce, in the words of the reduce service and of its Spark driver. Pure.
+
+Above it: the assembly. Below it: the spec's models. It opens nothing.
+"""
+
+from __future__ import annotations
+
+import os
+
+from millstream.clock import MICROSECONDS
+from millstream.errors import MillstreamError
+from millstream.record import LaneId
+from millstream.spec.models import GroupBy, Sql, Udf, Vertex
+from millstream.spec.resolved import Resolved
+from millstream.wire.reduce.v1 import spark_pb2
+from millstream_reduce.windows import WindowConfig
+
+
+def window_config(group_by: GroupBy) -> WindowConfig:
+    """Which records belong together."""
+    window = group_by.window
+    lateness_us = _us(group_by.allowed_lateness_s)
+    if window.fixed is not None:
+        return WindowConfig("fixed", length_us=_us(window.fixed.length_s), lateness_us=lateness_us)
+    if window.sliding is not None:
+        return WindowConfig(
+            "sliding",
+            length_us=_us(window.sliding.length_s),
+            slide_us=_us(window.sliding.slide_s),
+            lateness_us=lateness_us,
+        )
+    if window.session is not None:
+        return WindowConfig(
+            "session", timeout_us=_us(window.session.timeout_s), keyed=group_by.keyed, lateness_us=lateness_us
+        )
+    if window.global_ is None:
+        raise MillstreamError("a window is fixed, sliding, session or global")
+    trigger = window.global_.trigger
+    every_s = trigger.every_s if trigger is not None else None
+    return WindowConfig(
+        "global",
+        count=trigger.count if trigger is not None else None,
+        every_us=_us(every_s) if every_s is not None else None,
+        accumulate=window.global_.accumulate,
+        keyed=group_by.keyed,
+        lateness_us=lateness_us,
+    )
+
+
+def log_bytes_max(vertex: Vertex) -> int | None:
+    """What one lane of the vertex may store in its log: its share of the storage of its replica. None: no bound."""
+    total = vertex.group_by.log_bytes_max if vertex.group_by is not None else None
+    if total is None:
+        return None
+    lanes_of_a_replica = -(-vertex.partitions // vertex.replicas)
+    return total // lanes_of_a_replica
+
+
+def program_of(resolved: Resolved, lane: LaneId, replica: int, sidecar_address: str | None) -> spark_pb2.Program:
+    """How the lane's windows are computed. `sidecar_address`: of the UDF that the vertex has started itself, if any."""
+    udf = resolved.graph.vertex(lane.vertex).udf
+    if udf is None or udf.group_by is None:
+        raise MillstreamError(f"vertex {lane.vertex} is no reduce")
+    program = spark_pb2.Program(keyed=udf.group_by.keyed)
+    if udf.sql is not None:
+        program.sql.CopyFrom(_sql(udf.sql))
+    elif udf.python is not None:
+        directory = os.path.abspath(resolved.base_dir / (udf.working_dir or "."))
+        program.python.CopyFrom(spark_pb2.PythonProgram(target=udf.python, directory=directory))
+    else:
+        program.udf.CopyFrom(_udf(resolved.pipeline.name, udf, lane, replica, sidecar_address))
+    return program
+
+
+def _sql(sql: Sql) -> spark_pb2.SqlProgram:
+    value = sql.value
+    if value is None:
+        return spark_pb2.SqlProgram(query=sql.query, value=spark_pb2.ValueSchema(format="raw"))
+    schema = spark_pb2.ValueSchema(
+        format=value.format,
+        fields=value.fields or "",
+        avro_schema=value.avro_schema or "",
+        delimiter=value.delimiter or "",
+    )
+    return spark_pb2.SqlProgram(query=sql.query, value=schema)
+
+
+def _udf(pipeline: str, udf: Udf, lane: LaneId, replica: int, sidecar_address: str | None) -> spark_pb2.UdfProgram:
+    address = udf.address or sidecar_address
+    if address is None:
+        raise MillstreamError(f"vertex {lane.vertex}: its program runs nowhere")
+    return spark_pb2.UdfProgram(address=address, pipeline=pipeline, vertex=lane.vertex, lane=lane.key, replica=replica)
+
+
+def _us(seconds: float) -> int:
+    return round(seconds * MICROSECONDS)
