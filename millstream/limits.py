@@ -71,6 +71,21 @@ WINDOWS_PER_RECORD_MAX = 10_000
 """Sliding windows that one record may be in: a week that slides by the minute has as many."""
 PANES_PER_WINDOW_MAX = 100_000
 """Parts that one sliding window may be put together from: length over the common divisor of length and slide."""
+LOG_SEGMENT_BYTES = 64 * MIB
+"""A segment of a reduce lane's log that has grown to this is followed by a new one."""
+LOG_BYTES_MAX = 10 * 1024 * MIB
+"""Bytes of a lane's log at which nothing more is admitted, where the spec's storage does not say."""
+LOG_UNSYNCED_BYTES_MAX = 32 * MIB
+"""Bytes in a lane's memory that are not durable in its log, at which nothing more is admitted."""
+LOG_RESERVE_BYTES = LOG_UNSYNCED_BYTES_MAX + 16 * MIB
+"""Room on the log's disk that is taken from the start and given up when the disk is full, so that what was admitted can
+be written, and then what nobody needs any more be deleted."""
+HAND_OVER_WINDOWS_MAX = 10_000
+"""Windows in one hand-over, thus in one request to Spark."""
+HAND_OVER_BYTES_MAX = 256 * MIB
+"""Bytes of rows in one hand-over, about, unless one window has more."""
+HAND_OVER_PIECES_MAX = 200_000
+"""Runs of rows that one hand-over names, unless one window has more: keeps its entry to a few MiB."""
 
 # A frame with its envelope, its subject and headers must fit a message, and the largest record a frame.
 assert FRAME_BYTES_MAX + 64 * KIB < MESSAGE_BYTES_MAX
@@ -90,3 +105,7 @@ assert BUFFER_FRAMES_MAX * FRAME_RECORDS_MAX > BUFFER_RECORDS_MAX
 assert OT_PUBLISH_INTERVAL_S < OT_RETRY_INTERVAL_S < OT_REREAD_INTERVAL_S < OT_PUT_TIMEOUT_S
 # A timeline must bridge the longest silence of a watch (a put that gets no answer, then a re-read) at full rate.
 assert OT_TIMELINE_POINTS_MAX * OT_PUBLISH_INTERVAL_S > 2 * (OT_PUT_TIMEOUT_S + OT_REREAD_INTERVAL_S)
+# Segments are deleted whole: with fewer of them, one open window could fill a log.
+assert LOG_BYTES_MAX >= 4 * LOG_SEGMENT_BYTES
+# A flush holds what may wait in memory, one take of the lane beyond it, and hand-overs.
+assert LOG_RESERVE_BYTES >= LOG_UNSYNCED_BYTES_MAX + 2 * COMMIT_BYTES_MAX

@@ -18,6 +18,7 @@ since only hand-overs make room again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -27,15 +28,23 @@ from typing import NamedTuple
 
 import numpy as np
 
-from millstream.errors import DamageError, StorageFullError
+from millstream.errors import DamageError, FencedError, RetryLaterError, StorageFullError
 from millstream.frame import Frame
-from millstream.limits import MIB
+from millstream.limits import (
+    HAND_OVER_BYTES_MAX,
+    HAND_OVER_PIECES_MAX,
+    HAND_OVER_WINDOWS_MAX,
+    LOG_BYTES_MAX,
+    LOG_SEGMENT_BYTES,
+    LOG_UNSYNCED_BYTES_MAX,
+    MIB,
+)
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce import batches
 from millstream_reduce.log.damage import time_text
 from millstream_reduce.log.files import Files, SystemFiles
-from millstream_reduce.log.log import SEGMENT_BYTES, Log, LogStatistics, open_log
+from millstream_reduce.log.log import Log, LogSizes, LogStatistics, open_log
 from millstream_reduce.log.segments import LogIdentity
 from millstream_reduce.queue_contents import Appended, QueueContents
 from millstream_reduce.results import ResultFiles
@@ -46,6 +55,9 @@ __all__ = ["Appended", "LogIdentity", "Queue", "QueueLimits", "QueueStatistics",
 
 _log = logging.getLogger(__name__)
 
+_RESERVE_MORE_BYTES = 16 * MIB
+_LEFT_BYTES_MAX = 64 * 1024
+"""What may be left behind that nobody needs, rather than to begin a segment for it."""
 _RETRY_FIRST_S = 0.05
 _RETRY_LAST_S = 1.0
 """A write that found no room is tried again after the first, then double, up to the last."""
@@ -66,16 +78,14 @@ class QueuedFrame(NamedTuple):
 class QueueLimits:
     """Bounds of one queue."""
 
-    log_bytes_max: int = 10 * 1024 * MIB
+    log_bytes_max: int = LOG_BYTES_MAX
     """Bytes of all segments at which nothing more is admitted."""
-    unsynced_bytes_max: int = 32 * MIB
+    unsynced_bytes_max: int = LOG_UNSYNCED_BYTES_MAX
     """Bytes in memory that are not durable, at which nothing more is admitted."""
-    segment_bytes: int = SEGMENT_BYTES
-    hand_over_windows_max: int = 10_000
-    hand_over_bytes_max: int = 256 * MIB
-    """Of rows in one hand-over, about; one window may have more."""
-    hand_over_pieces_max: int = 200_000
-    """Runs of rows that one hand-over names: keeps its entry to a few MiB. One window may have more."""
+    segment_bytes: int = LOG_SEGMENT_BYTES
+    hand_over_windows_max: int = HAND_OVER_WINDOWS_MAX
+    hand_over_bytes_max: int = HAND_OVER_BYTES_MAX
+    hand_over_pieces_max: int = HAND_OVER_PIECES_MAX
 
     def __post_init__(self) -> None:
         if self.log_bytes_max < 4 * self.segment_bytes:
@@ -162,6 +172,8 @@ class Queue:
             traceparent=append.traceparent,
             ingest_time_us=append.ingest_time_us,
         )
+        if location.segment not in self._contents.starts:
+            self._contents.forget_segments(self._log.segments())
         self._contents.note_append(appended, append.rows, location)
         return appended
 
@@ -199,6 +211,14 @@ class Queue:
         """Wait until something may be appended."""
         while self._log.unsynced_bytes >= self._limits.unsynced_bytes_max:
             await self.sync()
+        pause_s = _RETRY_FIRST_S
+        while self._log.is_short:
+            self._say_full()
+            await self.sync()
+            await self._log.reserve()
+            if self._log.is_short:
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _RETRY_LAST_S)
         while self._log.total_bytes >= self._limits.log_bytes_max:
             if self._log.removable_bytes():
                 self._begin_segment()
@@ -235,11 +255,23 @@ class Queue:
         """The lane's mark says `progress` now: what nobody needs any more is freed."""
         copy = mark_pb2.ReduceProgress()
         copy.CopyFrom(progress)
-        if self._contents.committed(copy):
+        if not self._contents.committed(copy):
+            return
+        oldest = self._results.oldest
+        if oldest is not None and oldest <= copy.hand_over:
             await self._log.in_thread(lambda: self._results.remove(copy.hand_over))
-            self._freed.set()
-            if self._log.removable_bytes() >= self._limits.segment_bytes // 2:
-                self._begin_segment()
+        if self._log.removable_bytes() >= self._limits.segment_bytes // 2:
+            self._begin_segment()
+            await self.sync()
+        self._freed.set()
+
+    async def leave(self) -> None:
+        """Delete what nobody needs, before the queue is closed; a queue without contents leaves one short segment."""
+        if self._log.removable_bytes() > _LEFT_BYTES_MAX:
+            self._begin_segment()
+            # A full disk, or a new owner, may keep it from that: the next one does it then.
+            with contextlib.suppress(RetryLaterError, FencedError):
+                await self._log.sync()
 
     async def write_result(self, number: int, data: bytes) -> None:
         """Keep the results of a hand-over until it is committed: durable at the return. Waits for room."""
@@ -299,7 +331,7 @@ class Queue:
             unacknowledged_records=sum(item.records for item in self.unacknowledged()),
             log=self._log.statistics(),
             log_bytes_max=self._limits.log_bytes_max,
-            full=self._full_text() if self._log.total_bytes >= self._limits.log_bytes_max else "",
+            full=self._full_text() if self._is_full else "",
         )
 
     def _hand_over(self, contents: Sequence[WindowContents]) -> list[wal_pb2.HandOver]:
@@ -341,6 +373,10 @@ class Queue:
         self._log.begin_segment()
         self._contents.forget_segments(self._log.segments())
 
+    @property
+    def _is_full(self) -> bool:
+        return self._log.is_short or self._log.total_bytes >= self._limits.log_bytes_max
+
     def _say_full(self) -> None:
         if not self._said_full:
             self._said_full = True
@@ -348,6 +384,8 @@ class Queue:
 
     def _full_text(self) -> str:
         """What holds the queue up."""
+        if self._log.is_short:
+            return f"the disk of {self._log.directory} is full: nothing is admitted until there is room"
         used, room = self._log.total_bytes, self._limits.log_bytes_max
         text = f"the log in {self._log.directory} is full ({used:,} of {room:,} bytes)"
         pending = self.pending()
@@ -391,15 +429,20 @@ async def open_queue(
     mark = mark_pb2.ReduceProgress()
     mark.CopyFrom(progress)
     contents = QueueContents(windowing, mark, str(identity), input_is_kept)
-    async with open_log(directory, identity, contents, files=files, segment_bytes=limits.segment_bytes) as log:
+    # What may wait in memory, a take of the lane beyond it, and hand-overs must fit the reserve.
+    sizes = LogSizes(limits.segment_bytes, limits.unsynced_bytes_max + _RESERVE_MORE_BYTES)
+    async with open_log(directory, identity, contents, files=files, sizes=sizes) as log:
         results = ResultFiles(directory, files, str(identity))
+        await log.in_thread(results.load)
         await log.in_thread(lambda: results.remove(mark.hand_over))
         if mark.result_records and await log.in_thread(lambda: results.read(mark.hand_over + 1)) is None:
             raise DamageError(
                 f"{identity}: {mark.result_records} results of hand-over {mark.hand_over + 1} are committed, and the "
                 f"others, which {directory} should hold, are gone. Restore the directory"
             )
-        yield Queue(log, contents, results, limits, keep_late=keep_late)
+        queue = Queue(log, contents, results, limits, keep_late=keep_late)
+        yield queue
+        await queue.leave()
 
 
 def _positions(frames: Sequence[QueuedFrame]) -> list[wal_pb2.InputPosition]:

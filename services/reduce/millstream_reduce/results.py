@@ -28,6 +28,17 @@ class ResultFiles:
         self._directory = directory
         self._files = files
         self._where = where
+        self._kept: set[int] = set()
+        """Hand-overs of which results are kept."""
+
+    def load(self) -> None:
+        """See what a former owner has kept."""
+        self._kept = set(self.numbers())
+
+    @property
+    def oldest(self) -> int | None:
+        """The first hand-over of which results are kept; None without any."""
+        return min(self._kept, default=None)
 
     def write(self, number: int, data: bytes) -> None:
         """Keep the results of a hand-over; they replace what was kept of it. Raises `StorageFullError`."""
@@ -42,6 +53,7 @@ class ResultFiles:
             self._files.remove(path)
             self._files.publish(unnamed, path)
             self._files.sync_directory(self._directory)
+            self._kept.add(number)
         except OSError as error:
             with contextlib.suppress(OSError):
                 self._files.remove(unnamed)
@@ -72,12 +84,14 @@ class ResultFiles:
 
     def remove(self, through: int) -> None:
         """Remove what was kept of hand-overs up to this number."""
-        for path in self._directory.glob(f"*{_SUFFIX}"):
-            if path.stem.isdecimal() and int(path.stem) <= through:
-                self._files.remove(path)
+        for number in [number for number in self._kept if number <= through]:
+            with contextlib.suppress(OSError):
+                # One that cannot be removed now is found again at the next opening.
+                self._files.remove(self._path(number))
+            self._kept.discard(number)
 
     def numbers(self) -> list[int]:
-        """Hand-overs of which results are kept."""
+        """Hand-overs of which there are files, rising."""
         return sorted(int(path.stem) for path in self._directory.glob(f"*{_SUFFIX}") if path.stem.isdecimal())
 
     def _path(self, number: int) -> Path:

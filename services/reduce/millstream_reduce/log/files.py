@@ -35,6 +35,9 @@ class Files(Protocol):
 
     def close(self, descriptor: int) -> None: ...
 
+    def reserve(self, path: Path, length: int) -> None:
+        """Make a file that takes so many bytes of the disk. Fails without a file where there is no room."""
+
     def publish(self, temporary: Path, path: Path) -> None:
         """Give a file its name. Fails where there is one, whoever made it."""
 
@@ -59,6 +62,16 @@ class SystemFiles:
 
     def close(self, descriptor: int) -> None:
         os.close(descriptor)
+
+    def reserve(self, path: Path, length: int) -> None:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            os.posix_fallocate(descriptor, 0, length)
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(descriptor)
 
     def publish(self, temporary: Path, path: Path) -> None:
         os.link(temporary, path)

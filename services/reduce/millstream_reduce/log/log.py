@@ -24,18 +24,16 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from millstream.errors import EnvironmentFault, FencedError, StorageFullError, UserError
-from millstream.limits import MIB
+from millstream.limits import LOG_RESERVE_BYTES, LOG_SEGMENT_BYTES
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.log import retention
 from millstream_reduce.log.entries import FORMAT, entry_length
-from millstream_reduce.log.files import Files, SystemFiles
+from millstream_reduce.log.files import NO_SPACE, Files, SystemFiles
 from millstream_reduce.log.recovery import LogEnd, Reader, read_log
 from millstream_reduce.log.segments import LogIdentity, check_claim, claim, segment_path, unnamed_files
 from millstream_reduce.log.writer import BeginSegment, LogWriter, WriteEntry
 from millstream_reduce.values import Location
 
-SEGMENT_BYTES = 64 * MIB
-"""A segment that has grown to this is followed by a new one."""
 CHECKPOINT_SEGMENTS_MIN = 4
 """A checkpoint is thought of when segments that only a restart reads have added up to so many full ones."""
 _TAKEOVERS_MAX = 10
@@ -89,21 +87,33 @@ class LogStatistics:
     sync_last_s: float
     written_bytes: int
     """Since the log was opened."""
-    no_room: bool
-    """The last write found the disk full."""
+    is_short: bool
+    """The disk was full, and has not got room again."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogSizes:
+    """Bounds of one log."""
+
+    segment_bytes: int = LOG_SEGMENT_BYTES
+    """A segment that has grown to this is followed by a new one."""
+    reserve_bytes: int = LOG_RESERVE_BYTES
+    """Room on the disk that is kept for what was admitted when the disk is full."""
 
 
 class Log:
     """An open log. Used by one event loop; made by `open_log`."""
 
-    def __init__(self, directory: Path, identity: LogIdentity, contents: Contents, files: Files) -> None:
+    def __init__(
+        self, directory: Path, identity: LogIdentity, contents: Contents, files: Files, sizes: LogSizes
+    ) -> None:
         self.directory = directory
         self.identity = identity
         self._contents = contents
         self._files = files
-        self._writer = LogWriter(directory, identity, files)
+        self._writer = LogWriter(directory, identity, files, sizes.reserve_bytes)
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"log {identity}")
-        self._segment_bytes = SEGMENT_BYTES
+        self._segment_bytes = sizes.segment_bytes
         self._log_id = b""
         self._number = 0
         self._header_end = 0
@@ -116,7 +126,6 @@ class Log:
         self._unsynced_bytes = 0
         self._flushing: asyncio.Future[None] | None = None
         self._failure: Exception | None = None
-        self._no_room = False
         self._checkpoint_from = 0
         """A checkpoint that was too large is made again when there is so much to free."""
 
@@ -147,6 +156,15 @@ class Log:
     def unsynced_bytes(self) -> int:
         return self._unsynced_bytes
 
+    @property
+    def is_short(self) -> bool:
+        """The disk was full, and has not got room again: nothing more should be appended."""
+        return self._writer.is_short
+
+    async def reserve(self) -> None:
+        """See whether the disk has got room again."""
+        await self.in_thread(self._writer.reserve)
+
     def statistics(self) -> LogStatistics:
         writer = self._writer
         return LogStatistics(
@@ -159,7 +177,7 @@ class Log:
             sync_s=writer.sync_s,
             sync_last_s=writer.sync_last_s,
             written_bytes=writer.written_bytes,
-            no_room=self._no_room,
+            is_short=self.is_short,
         )
 
     def append(self, entry: wal_pb2.Entry, body: memoryview | bytes = b"", *, same_segment: bool = False) -> Location:
@@ -221,11 +239,10 @@ class Log:
         def flushed(done: asyncio.Future[None]) -> None:
             self._flushing = None
             error = done.exception()
-            self._no_room = isinstance(error, StorageFullError)
             if error is None:
                 self._durable = target
                 self._unsynced_bytes -= size
-            elif self._no_room:
+            elif isinstance(error, StorageFullError):
                 self._pending.extendleft(reversed(items))
             else:
                 self._failure = error if isinstance(error, Exception) else EnvironmentFault(repr(error))
@@ -283,6 +300,13 @@ class Log:
 
     def open(self) -> None:
         """Read the log back and become its owner. Blocking; for `open_log`."""
+        try:
+            self._open()
+        except OSError as error:
+            kind = StorageFullError if error.errno in NO_SPACE else EnvironmentFault
+            raise kind(f"{self.identity}: cannot open the log in {self.directory}: {error.strerror}") from error
+
+    def _open(self) -> None:
         _make_directory(self.directory, self._files)
         claim(self.directory, self.identity)
         for _ in range(_TAKEOVERS_MAX):
@@ -298,6 +322,7 @@ class Log:
                 continue
             self._durable, self._unsynced_bytes = self._sequence, 0
             self._remove_left_over(end)
+            self._writer.reserve()
             return
         raise EnvironmentFault(
             f"{self.identity}: another process goes on writing to {self.directory} as if it were of a newer epoch: two "
@@ -349,15 +374,14 @@ async def open_log(
     contents: Contents,
     *,
     files: Files | None = None,
-    segment_bytes: int = SEGMENT_BYTES,
+    sizes: LogSizes | None = None,
 ) -> AsyncIterator[Log]:
     """Open the log in `directory`, or make it; reads what is there into `contents`.
 
     The lane's mark must have been taken over under `identity.epoch` before. Raises `DamageError` for a log that cannot
     be read whole, `FencedError` when there is a newer owner, `UserError` for the log of somebody else.
     """
-    log = Log(directory, identity, contents, files or SystemFiles())
-    log._segment_bytes = segment_bytes
+    log = Log(directory, identity, contents, files or SystemFiles(), sizes or LogSizes())
     try:
         await log.in_thread(log.open)
         yield log
@@ -374,5 +398,3 @@ def _make_directory(directory: Path, files: Files) -> None:
             files.sync_directory(path.parent)
     except (FileExistsError, NotADirectoryError) as error:
         raise UserError(f"{directory} cannot hold a log: a file is in the way") from error
-    except OSError as error:
-        raise EnvironmentFault(f"cannot make {directory}: {error.strerror}") from error

@@ -3,6 +3,10 @@
 Above it: the log, which has decided where each entry lies before it is written. Below it: `Files`. So a write that ran
 out of room is simply done again, at the same place: what a short write left there is overwritten, or, if the process
 ends first, cut as a torn tail. What is in this module's hands is durable when `flush` returns, and not before.
+
+A full disk must not keep the log from deleting what nobody needs any more, which takes a header, behind all entries
+that were admitted. So a file reserves as much room; it is given up when the disk is full, and until it is there again,
+nothing more is to be admitted (`is_short`).
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ import errno
 import os
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +25,7 @@ from millstream_reduce.log.entries import entry_buffers, total_length
 from millstream_reduce.log.files import BUFFERS_AT_ONCE_MAX, NO_SPACE, Files, write_all
 from millstream_reduce.log.segments import UNNAMED_SUFFIX, LogIdentity, check_claim, segment_path
 
+RESERVE = "reserve"
 _WRITE_BYTES_MAX = 1 << 30
 """Bytes of one writev: Linux takes a little less than 2 GiB."""
 
@@ -52,7 +57,11 @@ class BeginSegment:
 class LogWriter:
     """One thread's access to a log's files. After an error that is not `StorageFullError` it must not be used again."""
 
-    def __init__(self, directory: Path, identity: LogIdentity, files: Files) -> None:
+    def __init__(self, directory: Path, identity: LogIdentity, files: Files, reserve_bytes: int) -> None:
+        self._reserve = directory / RESERVE
+        self._reserve_bytes = reserve_bytes
+        self.is_short = False
+        """The disk was full, and the reserve has not been made again."""
         self._directory = directory
         self._identity = identity
         self._files = files
@@ -71,11 +80,39 @@ class LogWriter:
         Raises `StorageFullError`: nothing new is durable, call again with what is left. Raises `FencedError` when
         another owner has opened the log, and `EnvironmentFault` when what is on the disk is not known any more.
         """
+        self._with_reserve(lambda: self._flush(items))
+
+    def begin(self, item: BeginSegment) -> None:
+        """Begin a segment. Raises what `flush` does; with `StorageFullError` nothing has changed."""
+        self._with_reserve(lambda: self._begin(item))
+
+    def reserve(self) -> None:
+        """Have the reserve there, where the disk has room for it."""
+        try:
+            self._files.reserve(self._reserve, self._reserve_bytes)
+        except OSError as error:
+            # On file systems that reserve nothing the disk may be full without warning; that is then waited for.
+            self.is_short = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        else:
+            self.is_short = False
+
+    def _with_reserve(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except StorageFullError:
+            if self.is_short:
+                raise
+            self.is_short = True
+            with contextlib.suppress(OSError):
+                self._files.remove(self._reserve)
+            write()
+
+    def _flush(self, items: deque[WriteEntry | BeginSegment]) -> None:
         while items:
             item = items[0]
             if isinstance(item, BeginSegment):
                 self._sync()
-                self.begin(item)
+                self._begin(item)
                 items.popleft()
             else:
                 batch = _batch(items)
@@ -89,7 +126,7 @@ class LogWriter:
         except OSError as error:
             raise self._explained(error, self._directory, "list the owners of") from error
 
-    def begin(self, item: BeginSegment) -> None:
+    def _begin(self, item: BeginSegment) -> None:
         """Begin a segment. It gets its name when its header is durable, and the name nobody else can take."""
         path = segment_path(self._directory, item.number)
         unnamed = path.with_name(f".{path.stem}.{self._identity.epoch}.{os.getpid()}{UNNAMED_SUFFIX}")
