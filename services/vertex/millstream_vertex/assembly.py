@@ -14,26 +14,22 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from millstream.clock import MICROSECONDS, START_OF_TIME_US, Clock
 from millstream.errors import MillstreamError, UdfError, UserError
 from millstream.ledger.jetstream import open_jetstream_broker
-from millstream.ledger.protocol import Broker, DurabilityLevel, Ledger, LedgerLimits
+from millstream.ledger.protocol import Broker, DurabilityLevel, Ledger
 from millstream.limits import (
-    BUFFER_FRAMES_MAX,
     BYTES_IN_FLIGHT_MAX,
-    COMMIT_BYTES_MAX,
     FRAMES_IN_FLIGHT_MAX,
-    IDS_BYTES_MAX,
-    LEDGER_SLACK_BYTES,
     OT_PUBLISH_INTERVAL_S,
 )
 from millstream.record import BufferId, LaneId, Position
 from millstream.spec.graph import Graph
 from millstream.spec.lanes import buffers_of, inputs_of, lanes_of, owned_lanes, upstream_lanes
-from millstream.spec.models import Edge, Source
 from millstream.spec.resolved import Resolved
-from millstream.statistics import VertexStatistics
+from millstream.statistics import LaneStatistics, VertexStatistics
 from millstream.telemetry import Telemetry, open_telemetry
 from millstream.telemetry.logging import log_lane
 from millstream.udf.protocol import MapStream, StreamName
@@ -53,18 +49,28 @@ from millstream_vertex.lane import LaneCore
 from millstream_vertex.map_lane import MapLane
 from millstream_vertex.mapping import Mapper
 from millstream_vertex.programs import Programs, open_programs
+from millstream_vertex.settings import ids_ttl_s, ledger_limits, room_limits, route
 from millstream_vertex.sink_lane import SinkVertexLane
 from millstream_vertex.source_lane import SourceVertexLane
 from millstream_writer.committer import Committer
 from millstream_writer.delivery import Delivery, DeliveryLimits
-from millstream_writer.room import Room, RoomLimits
-from millstream_writer.routing import Route, Router, tag_condition
+from millstream_writer.room import Room
+from millstream_writer.routing import Router
 from millstream_writer.sinks.opening import SinkOwner, open_sink
 
-USER_SOURCE_ID_TTL_S = 86_400.0
-"""How long the record ids of a user-defined source that may repeat itself are remembered."""
 
-VertexLane = MapLane | SourceVertexLane | SinkVertexLane
+class VertexLane(Protocol):
+    """A lane of any kind."""
+
+    core: LaneCore
+
+    async def run(self) -> None:
+        """Until its input has ended, or `stop` was called and what was begun is finished."""
+
+    def stop(self) -> None:
+        """Take nothing new in."""
+
+    def statistics(self) -> LaneStatistics: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +177,7 @@ class _Shared:
         self._ot: dict[str, OtStore] = {}
         self.room = Room(
             {
-                buffer: _room_limits(self.graph, edge)
+                buffer: room_limits(self.graph, edge)
                 for edge in self.graph.edges_out[config.vertex]
                 for buffer in buffers_of(self.graph, edge)
             }
@@ -197,7 +203,7 @@ class _Shared:
 
     async def ledger(self, vertex: str) -> Ledger:
         if vertex not in self._ledgers:
-            limits = _ledger_limits(self.graph, vertex)
+            limits = ledger_limits(self.graph, vertex)
             self._ledgers[vertex] = await self._broker.ledger(vertex, limits)
         return self._ledgers[vertex]
 
@@ -226,8 +232,15 @@ class _Shared:
 
     def router(self) -> Router:
         name = self.config.vertex
-        data, dead = self.graph.data_edges(name), self.graph.dead_letter_edges(name)
-        return Router([_route(self.graph, edge) for edge in data], [_route(self.graph, edge) for edge in dead])
+        data, dead, late = (
+            [route(self.graph, edge) for edge in edges]
+            for edges in (
+                self.graph.data_edges(name),
+                self.graph.dead_letter_edges(name),
+                self.graph.late_edges(name),
+            )
+        )
+        return Router(data, dead, late)
 
     async def cycle(self) -> tuple[Cycle, Mapping[str, Ledger]]:
         """The cycle this vertex is part of."""
@@ -260,6 +273,8 @@ class _LaneOpening:
         core = await self._core()
         if self._shared.kind == "source":
             return await self._open_source(core)
+        if self._shared.kind == "reduce":
+            return await self._open_reduce(core)
         base = await self._buffer_lane(core)
         if self._shared.kind == "map":
             return await self._open_map(base)
@@ -339,6 +354,29 @@ class _LaneOpening:
             rng=self._shared.rng,
         )
 
+    async def _open_reduce(self, core: LaneCore) -> VertexLane:
+        # What computes windows takes half a second to import, and other vertices do not need it.
+        from millstream_vertex.reduce_opening import ReduceOpening
+
+        shared = self._shared
+        policy = shared.graph.retry_policy(self._lane.vertex)
+        if policy is None:
+            raise MillstreamError(f"{self._where}: a reduce has no retry policy")
+        opening = ReduceOpening(
+            resolved=shared.config.resolved,
+            core=core,
+            router=self._router,
+            policy=policy,
+            programs=shared.programs,
+            replica=shared.config.replica,
+            windows_dir=shared.config.windows_dir,
+            spark=shared.config.spark,
+            ledger=shared.ledger,
+            listen=shared.listen,
+            rng=shared.rng,
+        )
+        return await opening.open(self._stack)
+
     async def _open_source(self, core: LaneCore) -> SourceVertexLane:
         shared, lane = self._shared, self._lane
         spec = shared.vertex.source
@@ -366,8 +404,8 @@ class _LaneOpening:
         # A user's source shows only by its first records whether it gives ids.
         if spec.udsource is not None or not source.replayable:
             ledger = await shared.ledger(lane.vertex)
-            core.committer.ids_ttl_s = _ids_ttl_s(spec)
-            seen = SeenIds(await ledger.ids(lane), ttl_s=_ids_ttl_s(spec), clock=shared.clock)
+            core.committer.ids_ttl_s = ids_ttl_s(spec)
+            seen = SeenIds(await ledger.ids(lane), ttl_s=ids_ttl_s(spec), clock=shared.clock)
         watermark = _source_watermark(shared.config.resolved, core)
         on_invalid = shared.graph.on_invalid(lane.vertex)
         return SourceVertexLane(core, source, mapper, self._router, watermark, seen, on_invalid)
@@ -427,45 +465,6 @@ class _Statistics:
             answers_settled=sum(total.answers_settled for total in totals),
             read_restarts=sum(total.read_restarts for total in totals),
         )
-
-
-def _route(graph: Graph, edge: Edge) -> Route:
-    tags = edge.conditions.tags if edge.conditions is not None else None
-    return Route(
-        edge=edge.name,
-        partitions=graph.vertex(edge.to).partitions,
-        condition=tag_condition(tags.operator, tags.values) if tags is not None else None,
-        discard_when_full=edge.on_full == "discardLatest",
-    )
-
-
-def _ledger_limits(graph: Graph, vertex: str) -> LedgerLimits:
-    """What the vertex's ledger may hold: the same for every process that opens it."""
-    source = graph.vertex(vertex).source
-    ids_ttl_s = _ids_ttl_s(source) if source is not None else 0.0
-    buffers_bytes = sum(
-        graph.limits_of(edge.to).buffer_max_bytes * len(buffers_of(graph, edge)) for edge in graph.edges_out[vertex]
-    )
-    # The bound of a buffer is soft: each lane may overshoot it by what it has in flight.
-    overshoot_bytes = 2 * COMMIT_BYTES_MAX * len(lanes_of(graph, vertex))
-    ids_bytes = IDS_BYTES_MAX if ids_ttl_s else 0
-    return LedgerLimits(
-        frames_per_buffer_max=BUFFER_FRAMES_MAX,
-        bytes_max=buffers_bytes + overshoot_bytes + ids_bytes + LEDGER_SLACK_BYTES,
-        ids_ttl_s=ids_ttl_s,
-    )
-
-
-def _ids_ttl_s(source: Source) -> float:
-    """How long record ids are remembered; 0 for a source that gives none."""
-    if source.http is not None:
-        return source.http.id_ttl_s
-    return USER_SOURCE_ID_TTL_S if source.udsource is not None else 0.0
-
-
-def _room_limits(graph: Graph, edge: Edge) -> RoomLimits:
-    limits = graph.limits_of(edge.to)
-    return RoomLimits(limits.buffer_max_length, limits.buffer_max_bytes, limits.usable_length, limits.usable_bytes)
 
 
 def _source_watermark(resolved: Resolved, core: LaneCore) -> SourceWatermark:

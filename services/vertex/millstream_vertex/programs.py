@@ -40,6 +40,11 @@ class Programs:
         """The running sidecar of that role; None where the vertex has none."""
         return self._sidecars.get(role)
 
+    def address(self, role: str) -> str | None:
+        """Where the sidecar of that role is reached by gRPC; None where the vertex has none."""
+        sidecar = self._sidecars.get(role)
+        return sidecar.address if sidecar is not None else None
+
     def open_map(
         self, role: str, kind: udf_pb2.Kind.ValueType, name: StreamName
     ) -> AbstractAsyncContextManager[MapStream]:
@@ -58,7 +63,9 @@ class Programs:
 
 def programs_of(vertex: Vertex) -> dict[str, Program]:
     """The user's programs of a vertex, by role."""
-    programs: dict[str, Program | None] = {"udf": vertex.udf}
+    # What a reduce names as Python or SQL runs in Spark, and an address is served by somebody else.
+    runs_here = vertex.udf is not None and (vertex.group_by is None or vertex.udf.command or vertex.udf.container)
+    programs: dict[str, Program | None] = {"udf": vertex.udf if runs_here else None}
     if vertex.source is not None:
         programs["source"] = vertex.source.udsource
         programs["transformer"] = vertex.source.transformer

@@ -1,0 +1,356 @@
+"""A lane of a reduce vertex: reads all its buffers into the queue, has closed windows computed, commits the results.
+
+    buffers ─► queue: log + windows ─► fsync ─► commit: input positions, late records
+                        │ watermark
+                        ▼
+                  hand-over ─► fsync ─► Spark job ─► commit: results + number of the hand-over ─► the log is freed
+
+Nothing is told to anybody before it is durable in the log: no position, no hand-over. Only the commit of the mark in
+the ledger, which is fenced, lets input be trimmed and segments go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from millstream.account import Account
+from millstream.clock import END_OF_TIME_US, START_OF_TIME_US
+from millstream.limits import MIB
+from millstream.statistics import LaneStatistics
+from millstream.wire.ledger.v1 import mark_pb2
+from millstream.wire.reduce.v1 import wal_pb2
+from millstream_reduce.queue import Appended, Queue, QueuedFrame
+from millstream_vertex.hand_over import HandOverJobs, ReduceUnit, ResultRouter, Results
+from millstream_vertex.lane import LaneCore
+from millstream_vertex.reduce_input import ReduceInputs, Taken
+from millstream_writer.committer import Unit
+
+log = logging.getLogger(__name__)
+
+TAKE_BYTES = 4 * MIB
+"""Stored bytes that go into one entry of the log, about."""
+HAND_OVERS_IN_FLIGHT_MAX = 2
+"""Hand-overs computed at a time. While so many run, windows that close wait, and then go together."""
+LATE_REASON = "late"
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyPolicy:
+    """When early results are made: whichever comes first of those that are given."""
+
+    every_s: float | None = None
+    """Wall clock."""
+    rows: int | None = None
+    """Records of the lane since the last ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """What has gone into the log together and is not known to be durable yet."""
+
+    appended: Appended | None
+    hand_overs: Sequence[wal_pb2.HandOver]
+    closed_us: int
+    """Windows that ended up to here are closed for whatever is appended next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """Results that wait for those of an earlier hand-over."""
+
+    hand_over: wal_pb2.HandOver
+    results: Results
+    committed_rows: int
+    """Of them, before the lane's last restart."""
+
+
+class ReduceLane:
+    """One lane; `run` returns when its inputs have ended and every window is committed, or `stop` was called."""
+
+    def __init__(
+        self,
+        core: LaneCore,
+        inputs: ReduceInputs,
+        queue: Queue,
+        jobs: HandOverJobs,
+        results: ResultRouter,
+        *,
+        lateness_us: int,
+        late_to_edge: bool,
+        keeps_input: bool,
+        early: EarlyPolicy | None,
+    ) -> None:
+        """`keeps_input`: the input stays in its buffers until its windows are committed."""
+        self.core = core
+        self._inputs = inputs
+        self._queue = queue
+        self._jobs = jobs
+        self._results = results
+        self._lateness_us = lateness_us
+        self._late_to_edge = late_to_edge
+        self._keeps_input = keeps_input
+        self._early = early
+        self._progress = mark_pb2.ReduceProgress()
+        self._progress.CopyFrom(core.committer.mark.reduce)
+        self._logged: deque[Logged] = deque()
+        self._sync_wanted = asyncio.Event()
+        self._in_flight: dict[int, int] = {}
+        """Hand-overs whose results are not on their way to the commit, with the end of their first window."""
+        self._computed: dict[int, Computed] = {}
+        self._early_at_s = core.clock.monotonic_s()
+        self._early_rows = 0
+        self._stopping = False
+
+    def stop(self) -> None:
+        """Take nothing new in and begin no hand-over; what is durable in the log goes on at the next start."""
+        self._stopping = True
+        self._inputs.stop()
+
+    def statistics(self) -> LaneStatistics:
+        return self.core.statistics(pending=None)
+
+    async def run(self) -> None:
+        if self.core.committer.mark.ended:
+            await self.core.end()
+            return
+        async with self._inputs.running(), asyncio.TaskGroup() as committing:
+            committing.create_task(
+                self.core.commit_all(self._watermark_after, self._committed), name=f"commit {self.core.lane}"
+            )
+            async with asyncio.TaskGroup() as work:
+                await self._recover(work)
+                syncing = work.create_task(self._sync_all(work), name=f"sync {self.core.lane}")
+                await self._ingest()
+                syncing.cancel()
+            self.core.units.close()
+        if not self._stopping:
+            await self.core.end()
+
+    async def _ingest(self) -> None:
+        """Move frames into the log and close windows, until everything is durable and computed, or `stop`."""
+        while True:
+            await self._inputs.wait(self._pause_s())
+            await self._queue.room()
+            if self._stopping:
+                break
+            taken = self._inputs.take(TAKE_BYTES)
+            appended = self._append(taken) if taken else None
+            hand_overs = self._hand_over()
+            if appended is not None or hand_overs:
+                self._logged.append(Logged(appended, hand_overs, self._queue.closed_us))
+                self._sync_wanted.set()
+            elif not self._logged:
+                self._publish()
+            if self._inputs.ended and not self._busy:
+                return
+        while self._logged:
+            await self._inputs.wait(None)
+
+    @property
+    def _busy(self) -> bool:
+        """Something is open, in the log only, or being computed."""
+        return bool(self._logged or self._in_flight or self._queue.open_windows)
+
+    def _append(self, taken: Sequence[Taken]) -> Appended:
+        frames = [QueuedFrame(item.edge, item.read.sequence, item.read.size, item.read.frame) for item in taken]
+        appended = self._queue.append(frames, self._inputs.watermark_us())
+        self._early_rows += appended.admitted
+        return appended
+
+    def _hand_over(self) -> list[wal_pb2.HandOver]:
+        """Freeze the windows that the watermark has closed, and those whose early results are due."""
+        if len(self._in_flight) >= HAND_OVERS_IN_FLIGHT_MAX:
+            return []
+        watermark_us = END_OF_TIME_US if self._inputs.ended else self._inputs.watermark_us()
+        hand_overs = self._queue.close(watermark_us)
+        if not hand_overs and self._early_due():
+            hand_overs = self._queue.early()
+            self._early_at_s, self._early_rows = self.core.clock.monotonic_s(), 0
+        for hand_over in hand_overs:
+            self._in_flight[hand_over.number] = _first_end(hand_over)
+        return hand_overs
+
+    def _early_due(self) -> bool:
+        if self._early is None or self._early_rows == 0:
+            return False
+        every_s, rows = self._early.every_s, self._early.rows
+        due = every_s is not None and self.core.clock.monotonic_s() - self._early_at_s >= every_s
+        return due or (rows is not None and self._early_rows >= rows)
+
+    def _pause_s(self) -> float | None:
+        """How long nothing need be looked at when nothing happens."""
+        if self._early is None or self._early.every_s is None or self._early_rows == 0:
+            return None
+        return max(0.001, self._early_at_s + self._early.every_s - self.core.clock.monotonic_s())
+
+    async def _sync_all(self, work: asyncio.TaskGroup) -> None:
+        """Make what is logged durable, all of it at a time; only then it has consequences."""
+        while True:
+            await self._sync_wanted.wait()
+            self._sync_wanted.clear()
+            logged = len(self._logged)
+            await self._queue.sync()
+            for _ in range(logged):
+                item = self._logged[0]
+                if item.appended is not None:
+                    self._take_in(item.appended, item.closed_us)
+                for hand_over in item.hand_overs:
+                    self._begin(hand_over, work)
+                self._logged.popleft()
+            self._inputs.wake()
+
+    def _take_in(self, appended: Appended, closed_us: int) -> None:
+        """Records are durable in the log: have the mark say so."""
+        unit = ReduceUnit(pieces=0, account=self._account_of(appended))
+        unit.frames = [pair for frame in appended.late_frames for pair in self._results.route_late(frame)]
+        unit.size = sum(frame.size for _, frame in unit.frames)
+        inputs = {done.edge: done for done in self._progress.inputs}
+        for position in appended.inputs:
+            done = inputs.get(position.edge) or self._progress.inputs.add(edge=position.edge)
+            done.sequence = position.sequence
+            done.records += position.records
+            done.bytes += position.bytes
+        self._progress.closed_us = max(self._progress.closed_us, closed_us)
+        self._add([unit])
+
+    def _account_of(self, appended: Appended) -> Account:
+        account = Account(
+            inputs=appended.records,
+            input_bytes=appended.bytes,
+            filtered=appended.outside,
+            late=appended.late + appended.late_admitted,
+            open=appended.admitted,
+        )
+        if self._late_to_edge:
+            account.diverted = appended.late
+        elif appended.late:
+            account.drop(LATE_REASON, appended.late)
+        return account
+
+    def _begin(self, hand_over: wal_pb2.HandOver, work: asyncio.TaskGroup) -> None:
+        if not self._stopping:
+            work.create_task(self._compute(hand_over), name=f"hand-over {hand_over.number} of {self.core.lane}")
+
+    async def _compute(self, hand_over: wal_pb2.HandOver) -> None:
+        core = self.core
+        rows = sum(window.rows for window in hand_over.windows)
+        started = core.clock.monotonic_s()
+        with core.telemetry.span(
+            "millstream.reduce.hand_over",
+            parent=self._queue.traceparent_of(hand_over),
+            lane=core.lane.key,
+            records=rows,
+            sequence=hand_over.number,
+        ) as span:
+            results = await self._jobs.compute(hand_over, span.traceparent)
+        core.telemetry.observe_processing("reduce", core.clock.monotonic_s() - started)
+        core.counters.retries += results.retries
+        core.counters.udf_errors += results.errors
+        self._computed[hand_over.number] = Computed(hand_over, results, 0)
+        await self._release()
+
+    async def _release(self) -> None:
+        """Send results on their way to the commit, in the order of the hand-overs."""
+        while (computed := self._computed.pop(self._next_number, None)) is not None:
+            hand_over = computed.hand_over
+            units = self._results.units(hand_over, computed.results, computed.committed_rows, self.core.clock.now_us())
+            if len(units) > 1 and not computed.committed_rows:
+                # More than one commit: what is begun must be finished with the same results.
+                await self._queue.write_result(hand_over.number, computed.results.encode())
+            self._commit(hand_over, units, computed.committed_rows)
+
+    @property
+    def _next_number(self) -> int:
+        return self._progress.hand_over + 1
+
+    def _commit(self, hand_over: wal_pb2.HandOver, units: Sequence[ReduceUnit], committed_rows: int) -> None:
+        for unit in units[:-1]:
+            committed_rows += unit.account.outputs
+            self._progress.result_records = committed_rows
+            self._stamp(unit)
+        self._progress.result_records = 0
+        self._progress.hand_over = hand_over.number
+        self._progress.closed_us = max(self._progress.closed_us, hand_over.closed_us)
+        del self._in_flight[hand_over.number]
+        self._stamp(units[-1])
+        self._add_stamped(units)
+        self._inputs.wake()
+
+    def _add(self, units: Sequence[ReduceUnit]) -> None:
+        for unit in units:
+            self._stamp(unit)
+        self._add_stamped(units)
+
+    def _stamp(self, unit: ReduceUnit) -> None:
+        """Where the lane stands after this unit."""
+        unit.reduce = mark_pb2.ReduceProgress()
+        unit.reduce.CopyFrom(self._progress)
+        unit.watermark_us = self._watermark()
+
+    def _add_stamped(self, units: Sequence[Unit]) -> None:
+        done: asyncio.Future[Sequence[Unit]] = asyncio.get_running_loop().create_future()
+        done.set_result(units)
+        self.core.units.add(done)
+
+    def _watermark(self) -> int:
+        """No result older than this will follow: a result has the last microsecond of its window."""
+        ends = list(self._in_flight.values())
+        oldest = self._queue.oldest_end_us()
+        if oldest is not None:
+            ends.append(oldest)
+        closed_us = self._queue.closed_us
+        if START_OF_TIME_US < closed_us < END_OF_TIME_US:
+            closed_us = max(START_OF_TIME_US, closed_us - self._lateness_us)
+        return min([closed_us, *(end - 1 for end in ends)])
+
+    def _watermark_after(self, units: Sequence[Unit]) -> int:
+        last = units[-1]
+        assert isinstance(last, ReduceUnit)
+        return last.watermark_us
+
+    def _publish(self) -> None:
+        watermark_us = self._watermark()
+        if self._watermark() > self.core.watermark_us:
+            self.core.publish(watermark_us, idle=not self._queue.open_windows)
+
+    async def _committed(self, units: Sequence[Unit]) -> None:
+        progress = self.core.committer.mark.reduce
+        await self._queue.committed(progress)
+        self._release_inputs()
+
+    def _release_inputs(self) -> None:
+        """Let what is committed be trimmed, or, where the input is kept, what no open window needs."""
+        done = {position.edge: position.sequence for position in self.core.committer.mark.reduce.inputs}
+        kept = self._queue.releasable() if self._keeps_input else done
+        for item in self._inputs.inputs:
+            edge = item.buffer.edge
+            item.committed(done.get(edge, 0), trim_through=kept.get(edge, 0))
+
+    async def _recover(self, work: asyncio.TaskGroup) -> None:
+        """Go on with what the log holds beyond the mark."""
+        pending = self._queue.pending()
+        for hand_over in pending:
+            self._in_flight[hand_over.number] = _first_end(hand_over)
+        for appended in self._queue.unacknowledged():
+            self._take_in(appended, appended.closed_us)
+        first, rows = self._next_number, self._progress.result_records
+        for hand_over in pending:
+            data = await self._queue.read_result(hand_over.number) if rows and hand_over.number == first else None
+            if data is None:
+                self._begin(hand_over, work)
+            else:
+                self._computed[hand_over.number] = Computed(hand_over, Results.decode(data), rows)
+                work.create_task(self._release(), name=f"rest of hand-over {hand_over.number} of {self.core.lane}")
+        if START_OF_TIME_US < self.core.watermark_us < END_OF_TIME_US:
+            # What was promised downstream holds also where the log does not know of it: nothing older may come.
+            hand_overs = self._queue.close(self.core.watermark_us + self._lateness_us)
+            assert not hand_overs, "a window that was open held the watermark back"
+        self._release_inputs()
+
+
+def _first_end(hand_over: wal_pb2.HandOver) -> int:
+    return min(window.end_us for window in hand_over.windows)

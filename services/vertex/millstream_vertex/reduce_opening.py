@@ -1,0 +1,114 @@
+"""Opens a lane of a reduce vertex: its log, its readers, its way to Spark.
+
+Used by the assembly for reduce vertices only, as what it imports is large. Decides nothing while records flow.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from millstream.errors import MillstreamError, UserError
+from millstream.ledger.protocol import Ledger
+from millstream.record import BufferId, Position
+from millstream.retry import RetryPolicy
+from millstream.spec.lanes import inputs_of, upstream_lanes
+from millstream.spec.resolved import Resolved
+from millstream_reader.buffer import open_buffer_reader
+from millstream_reduce.log.segments import LogIdentity
+from millstream_reduce.queue import QueueLimits, open_queue
+from millstream_reduce.spark.client import open_spark_client
+from millstream_reduce.windows import make_windowing
+from millstream_vertex.hand_over import HandOverJobs, ResultRouter
+from millstream_vertex.input import LaneInput
+from millstream_vertex.lane import LaneCore
+from millstream_vertex.programs import Programs
+from millstream_vertex.reduce_config import log_bytes_max, program_of, window_config
+from millstream_vertex.reduce_input import ReduceInput, ReduceInputs
+from millstream_vertex.reduce_lane import EarlyPolicy, ReduceLane
+from millstream_writer.routing import Router
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceOpening:
+    """What the assembly has at hand for a reduce lane."""
+
+    resolved: Resolved
+    core: LaneCore
+    router: Router
+    policy: RetryPolicy
+    programs: Programs
+    replica: int
+    windows_dir: Path | None
+    spark: str | None
+    ledger: Callable[[str], Awaitable[Ledger]]
+    """The ledger of a vertex."""
+    listen: Callable[[str, LaneInput], Awaitable[None]]
+    """Have the updates of that vertex's OT store handed to an input."""
+    rng: random.Random
+
+    async def open(self, stack: AsyncExitStack) -> ReduceLane:
+        """The lane, with everything it needs open on `stack`. Raises `DamageError` when its log is damaged."""
+        lane, graph = self.core.lane, self.resolved.graph
+        where = f"{self.resolved.pipeline.name}/{lane}"
+        vertex = graph.vertex(lane.vertex)
+        if vertex.group_by is None:
+            raise MillstreamError(f"{where}: a lane of a {vertex.kind} vertex has no windows")
+        if self.windows_dir is None or self.spark is None:
+            raise UserError(f"{where}: a reduce needs --windows-dir and --spark")
+        group_by, mark = vertex.group_by, self.core.committer.mark
+        config = window_config(group_by)
+        late_to_edge = group_by.on_late == "edge"
+        directory = self.windows_dir / lane.vertex / str(lane.partition)
+        identity = LogIdentity(
+            pipeline=self.resolved.pipeline.name,
+            vertex=lane.vertex,
+            partition=lane.partition,
+            epoch=mark.epoch,
+            ledger_id=(await self.ledger(lane.vertex)).ledger_id,
+        )
+        bytes_max = log_bytes_max(vertex)
+        queue = await stack.enter_async_context(
+            open_queue(
+                directory,
+                identity,
+                make_windowing(config),
+                mark.reduce,
+                limits=QueueLimits(log_bytes_max=bytes_max) if bytes_max is not None else None,
+                keep_late=late_to_edge,
+                input_is_kept=group_by.keeps_input,
+            )
+        )
+        spark = await stack.enter_async_context(open_spark_client(self.spark))
+        positions = queue.positions()
+        inputs = [
+            await self._open_input(buffer, positions.get(buffer.edge, 0), stack) for buffer in inputs_of(graph, lane)
+        ]
+        program = program_of(self.resolved, lane, self.replica, self.programs.address("udf"))
+        jobs = HandOverJobs(
+            spark, program, self.policy, directory=str(directory), where=where, vertex=lane.vertex, rng=self.rng
+        )
+        early = group_by.early_results
+        return ReduceLane(
+            self.core,
+            ReduceInputs(inputs),
+            queue,
+            jobs,
+            ResultRouter(self.router, self.policy, where),
+            lateness_us=config.lateness_us,
+            late_to_edge=late_to_edge,
+            keeps_input=group_by.keeps_input,
+            early=EarlyPolicy(early.every_s, early.count) if early is not None else None,
+        )
+
+    async def _open_input(self, buffer: BufferId, sequence: int, stack: AsyncExitStack) -> ReduceInput:
+        graph = self.resolved.graph
+        writer = graph.edge(buffer.edge).from_
+        lane_input = LaneInput(buffer, upstream_lanes(graph, buffer), back_edge=False)
+        await self.listen(writer, lane_input)
+        upstream = await self.ledger(writer)
+        reader = await stack.enter_async_context(open_buffer_reader(upstream, buffer, Position(sequence), lane_input))
+        return ReduceInput(buffer, reader, lane_input, upstream)
