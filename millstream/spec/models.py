@@ -294,14 +294,12 @@ class Vertex(SpecModel):
         yield from exactly_one(data, ("source", "udf", "sink"), cls.noun)
 
     def relation_faults(self) -> Iterator[ShapeFault]:
-        """A replica without a lane would do nothing; a window without keys is in one place."""
+        """A replica without a lane would do nothing; lanes of a reduce share its storage."""
         if self.replicas > self.partitions:
             what = f"{self.replicas} replicas cannot share {self.partitions} partition(s)"
             yield ShapeFault(("replicas",), what, "at most `partitions`")
-        group_by = self.group_by
-        if group_by is not None and not group_by.keyed and self.partitions > 1:
-            what = "a reduce that is not keyed has one partition: a window's records meet in one place"
-            yield ShapeFault(("partitions",), what, "`partitions: 1`, or `keyed: true` in `groupBy`")
+        if self.group_by is not None:
+            yield from self.group_by.sharing_faults(self.partitions, self.replicas)
 
     @property
     def kind(self) -> VertexKind:

@@ -46,6 +46,8 @@ def _grouping(written: Mapping[str, Any], group_by: GroupBy, here: Path) -> Iter
     if global_ is not None and global_.accumulate:
         path = (*here, "window", "global", "accumulate")
         yield path, "with `accumulate` every record is kept for ever, and each result is computed over all of them"
+    if global_ is not None and group_by.allowed_lateness_s and (global_.trigger is None or global_.trigger.count):
+        yield (*here, "allowedLateness"), "`allowedLateness` has no effect: nothing is late for a global window"
     if group_by.keeps_input:
         storage = written["udf"]["groupBy"].get("storage") or {}
         path = (*here, "storage", "no_store") if storage.get("no_store") is not None else (*here, "keepInput")

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from millstream.clock import MICROSECONDS
-from millstream.limits import PANES_PER_WINDOW_MAX, WINDOWS_PER_RECORD_MAX
+from millstream.limits import LOG_SEGMENT_BYTES, MIB, PANES_PER_WINDOW_MAX, WINDOWS_PER_RECORD_MAX
 from millstream.spec.values import (
     Duration,
     Flag,
@@ -34,6 +34,9 @@ EARLY_EVERY_S = 10.0
 
 VOLUME_SIZE = 20 << 30
 """Default of `volumeSize`, as in Numaflow."""
+
+LOG_BYTES_MIN = 4 * LOG_SEGMENT_BYTES
+"""A log goes by whole segments: with fewer of them, one open window could fill it."""
 
 OnLate = Literal["drop", "edge"]
 """What becomes of a record that comes after all its windows were closed."""
@@ -290,11 +293,27 @@ class GroupBy(SpecModel):
             return None
         return self.early or Early.model_validate({"every": EARLY_EVERY_S})
 
-    @property
-    def log_bytes_max(self) -> int | None:
-        """Most bytes of the logs of one process of the vertex; None where nothing is said."""
-        if self.storage is None:
-            return None
-        if self.storage.persistent_volume_claim is not None:
-            return self.storage.persistent_volume_claim.volume_size
-        return self.storage.empty_dir.size_limit if self.storage.empty_dir is not None else None
+    def log_bytes_max(self, partitions: int, replicas: int) -> int | None:
+        """Most bytes of the log of one lane: its share of the storage of its replica. None where nothing is said."""
+        claim = self.storage.persistent_volume_claim if self.storage is not None else None
+        directory = self.storage.empty_dir if self.storage is not None else None
+        total = claim.volume_size if claim is not None else directory.size_limit if directory is not None else None
+        return None if total is None else total // _lanes_of_a_replica(partitions, replicas)
+
+    def sharing_faults(self, partitions: int, replicas: int) -> Iterator[ShapeFault]:
+        """Faults of a vertex with so many partitions and replicas: a window without keys is in one place; a log needs
+        room for a few segments."""
+        if not self.keyed and partitions > 1:
+            what = "a reduce that is not keyed has one partition: a window's records meet in one place"
+            yield ShapeFault(("partitions",), what, "`partitions: 1`, or `keyed: true` in `groupBy`")
+        share = self.log_bytes_max(partitions, replicas)
+        if share is not None and share < LOG_BYTES_MIN:
+            lanes = _lanes_of_a_replica(partitions, replicas)
+            claimed = self.storage is not None and self.storage.persistent_volume_claim is not None
+            field = ("persistentVolumeClaim", "volumeSize") if claimed else ("emptyDir", "sizeLimit")
+            what = f"the storage is too small for the log{'s' if lanes > 1 else ''} of {lanes} lane(s)"
+            yield ShapeFault(("udf", "groupBy", "storage", *field), what, f"at least {lanes * LOG_BYTES_MIN // MIB}Mi")
+
+
+def _lanes_of_a_replica(partitions: int, replicas: int) -> int:
+    return -(-partitions // replicas)

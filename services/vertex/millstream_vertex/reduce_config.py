@@ -49,11 +49,7 @@ def window_config(group_by: GroupBy) -> WindowConfig:
 
 def log_bytes_max(vertex: Vertex) -> int | None:
     """What one lane of the vertex may store in its log: its share of the storage of its replica. None: no bound."""
-    total = vertex.group_by.log_bytes_max if vertex.group_by is not None else None
-    if total is None:
-        return None
-    lanes_of_a_replica = -(-vertex.partitions // vertex.replicas)
-    return total // lanes_of_a_replica
+    return vertex.group_by.log_bytes_max(vertex.partitions, vertex.replicas) if vertex.group_by is not None else None
 
 
 def program_of(resolved: Resolved, lane: LaneId, replica: int, sidecar_address: str | None) -> spark_pb2.Program:

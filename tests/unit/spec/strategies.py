@@ -48,9 +48,10 @@ windows = st.one_of(
         optional={"accumulate": st.booleans()},
     ).map(lambda w: {"global": w}),
 )
+roomy = st.sampled_from(["1GiB", "2000M"])
 storages = st.one_of(
-    some(volumeSize=sizes, accessMode=st.just("ReadWriteMany")).map(lambda claim: {"persistentVolumeClaim": claim}),
-    some(sizeLimit=sizes).map(lambda limit: {"emptyDir": limit}),
+    some(volumeSize=roomy, accessMode=st.just("ReadWriteMany")).map(lambda claim: {"persistentVolumeClaim": claim}),
+    some(sizeLimit=roomy).map(lambda limit: {"emptyDir": limit}),
     st.just({"no_store": {}}),
 )
 values = st.one_of(

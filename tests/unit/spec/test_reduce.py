@@ -149,6 +149,10 @@ CASES: dict[str, tuple[str, list[tuple[str, str]]]] = {
         reduce_of("python: a:f").replace("name: sum", "name: sum, partitions: 2"),
         [("spec.vertices[1].partitions", "a reduce that is not keyed has one partition")],
     ),
+    "a small storage": (
+        reduce_of("python: a:f", fields(window="{fixed: {length: 1s}}", storage="{emptyDir: {sizeLimit: 255Mi}}")),
+        [(f"{GROUP}.storage.emptyDir.sizeLimit", "the storage is too small for the log of 1 lane(s)")],
+    ),
     "no watermarks": (
         reduce_of("python: a:f", more="  watermark: {disabled: true}\n"),
         [("spec.watermark.disabled", "without watermarks the windows of a reduce never close")],
@@ -317,11 +321,11 @@ def test_what_a_reduce_keeps() -> None:
     assert not group_by().keeps_input
     assert group_by(keepInput=True).keeps_input
     assert group_by(storage={"no_store": {}}).keeps_input
-    assert group_by(storage={"no_store": {}}).log_bytes_max is None
-    assert group_by().log_bytes_max is None
-    assert group_by(storage={"emptyDir": {}}).log_bytes_max is None
-    assert group_by(storage={"emptyDir": {"sizeLimit": "1Mi"}}).log_bytes_max == 1 << 20
-    assert group_by(storage={"persistentVolumeClaim": {}}).log_bytes_max == 20 << 30
+    assert group_by(storage={"no_store": {}}).log_bytes_max(3, 2) is None
+    assert group_by().log_bytes_max(1, 1) is None
+    assert group_by(storage={"emptyDir": {}}).log_bytes_max(1, 1) is None
+    assert group_by(storage={"emptyDir": {"sizeLimit": "1Gi"}}).log_bytes_max(1, 1) == 1 << 30
+    assert group_by(storage={"persistentVolumeClaim": {}}).log_bytes_max(3, 2) == 10 << 30, "one replica has two lanes"
 
 
 def test_when_early_results_are_given() -> None:
@@ -355,7 +359,10 @@ def test_settings_of_spark_are_texts() -> None:
 
 def test_notes_on_reduces() -> None:
     text = reduce_of(
-        "command: [x]", fields(window="{global: {trigger: {count: 5}, accumulate: true}}", storage="{no_store: {}}")
+        "command: [x]",
+        fields(
+            window="{global: {trigger: {count: 5}, accumulate: true}}", allowedLateness="1s", storage="{no_store: {}}"
+        ),
     ).replace("{from: in, to: sum}", "{from: in, to: m}, {from: m, to: m}, {from: m, to: sum}")
     text = text.replace("  vertices:\n", "  vertices:\n    - {name: m, udf: {python: 'a:f'}}\n")
     notes = load_text(text, "p.yaml").notes
@@ -363,6 +370,7 @@ def test_notes_on_reduces() -> None:
     assert [note.path for note in notes] == [
         here,
         f"{here}.udf.groupBy.window.global.accumulate",
+        f"{here}.udf.groupBy.allowedLateness",
         f"{here}.udf.groupBy.storage.no_store",
     ]
     (note,) = load_text(f"{HEAD}  spark: {{}}\n{MAPS}", "p.yaml").notes
@@ -372,6 +380,13 @@ def test_notes_on_reduces() -> None:
 MAPS = (
     "  vertices: [{name: in, source: {generator: {}}}, {name: out, sink: {log: {}}}]\n  edges: [{from: in, to: out}]\n"
 )
+
+
+def test_a_result_that_never_comes_is_noted() -> None:
+    text = reduce_of("python: a:f", "{window: {global: {}}}")
+    (note,) = load_text(text, "p.yaml").notes
+    assert note.what == "without a `trigger` a result comes when every source has ended, and `in` has no end"
+    assert load_text(text.replace("generator: {}", "generator: {records: 5}"), "p.yaml").notes == ()
 
 
 def test_numaflow_s_rule_for_partitions_is_numaflow_s_alone() -> None:

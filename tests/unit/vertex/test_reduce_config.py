@@ -8,7 +8,7 @@ import pytest
 from millstream.errors import MillstreamError
 from millstream.record import LaneId
 from millstream.spec.loading import load
-from millstream.spec.models import GroupBy, Vertex
+from millstream.spec.models import GroupBy
 from millstream.spec.resolved import Resolved
 from millstream.wire.reduce.v1 import spark_pb2
 from millstream_reduce.windows import WindowConfig, make_windowing
@@ -109,6 +109,3 @@ def test_lanes_share_the_storage_of_their_replica(resolved: Resolved) -> None:
     assert log_bytes_max(resolved.graph.vertex("totals")) == 2 << 30
     assert log_bytes_max(resolved.graph.vertex("moving")) is None
     assert log_bytes_max(resolved.graph.vertex("out")) is None
-    group_by = {"window": {"global": {}}, "keyed": True, "storage": {"emptyDir": {"sizeLimit": 300}}}
-    udf = {"python": "a:f", "groupBy": group_by}
-    assert log_bytes_max(Vertex.model_validate({"name": "r", "udf": udf, "partitions": 3, "replicas": 2})) == 150
