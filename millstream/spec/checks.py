@@ -27,6 +27,7 @@ def local_faults(loaded: Loaded) -> list[Fault]:
         path: Path = ("spec", "vertices", index)
         for place, program in _programs(vertex, path):
             findings += _program_findings(_Program(program, place, loaded.base_dir))
+        findings += _reduce_findings(vertex, path)
         findings += _source_findings(vertex, path, loaded.base_dir)
         for place, sink in _sinks(vertex, path):
             findings += _sink_findings(sink, place, loaded.base_dir, directories)
@@ -166,6 +167,12 @@ def top_level_names(tree: ast.Module) -> set[str] | None:
                     if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store)
                 }
     return names
+
+
+def _reduce_findings(vertex: Vertex, path: Path) -> Iterator[Finding]:
+    if vertex.kind == "reduce" and find_spec("pyspark") is None:
+        what = "windows are computed by Spark, and the package pyspark is not installed"
+        yield Finding((*path, "udf", "groupBy"), what, "`pip install 'millstream[reduce]'`")
 
 
 def _source_findings(vertex: Vertex, path: Path, base_dir: FilePath) -> Iterator[Finding]:

@@ -170,6 +170,16 @@ def test_parquet_needs_a_package(base: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert found(pipeline) == [("[2].sink.file.format", "Parquet needs the package pyarrow, which is not installed")]
 
 
+def test_reduces_need_a_package(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    window = {"window": {"fixed": {"length": "1m"}}}
+    pipeline = loaded(base, udf={"python": "steps:Nope", "groupBy": window})
+    assert found(pipeline) == [("[1].udf.python", "steps.py has no `Nope`")]
+    monkeypatch.setattr(checks, "find_spec", lambda _: None)
+    assert found(loaded(base, udf={"command": ["./tool"], "groupBy": window})) == [
+        ("[1].udf.groupBy", "windows are computed by Spark, and the package pyspark is not installed")
+    ]
+
+
 def test_names_at_the_top_of_a_module() -> None:
     text = """
 import os.path, json as j
