@@ -1,0 +1,83 @@
+"""The ahead-of-time cache of Spark's JVM: classes loaded and linked once, mapped at every later start (Java 25).
+
+Above it: the session, and the command that makes the cache. Below it: files. A cache belongs to the exact Java and
+Spark that made it, so its name says which; a JVM that finds another than it was made for goes without.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from millstream.errors import EnvironmentFault
+from millstream_reduce.spark.java import Java, cache_directories, spark_home, writable_cache
+
+JAVA_MIN = 25
+"""The first Java that makes such a cache in one run."""
+RECORD_TIMEOUT_S = 300.0
+"""For writing it, after the run it was recorded in."""
+_FORMAT = "1"
+"""Changes when the JVM's options do."""
+_QUIET = ["-Xlog:aot*=off", "-Xlog:cds*=off"]
+
+
+def find_cache(java: Java) -> Path | None:
+    """The cache for this Java and the Spark that is installed; None when it has not been made."""
+    if java.major < JAVA_MIN:
+        return None
+    name = _name(java)
+    return next((path for path in (directory / name for directory in cache_directories()) if path.is_file()), None)
+
+
+def use_options(cache: Path | None) -> list[str]:
+    """For a JVM that starts from a cache."""
+    return [] if cache is None else [f"-XX:AOTCache={cache}", *_QUIET]
+
+
+def record_options(path: Path) -> list[str]:
+    """For a JVM that writes a cache when it ends."""
+    return [f"-XX:AOTCacheOutput={path}", *_QUIET]
+
+
+@asynccontextmanager
+async def open_recording(java: Java) -> AsyncIterator[Path]:
+    """Where a cache is to be written; when the block ends it is put in its place, whole, or there is none."""
+    if java.major < JAVA_MIN:
+        raise EnvironmentFault(
+            f"an ahead-of-time cache needs Java {JAVA_MIN} or later, and {java.origin} is Java {java.version}; without "
+            "one Spark takes twice as long to start. Unset JAVA_HOME to use the Java of `millstream[reduce]`"
+        )
+    place = writable_cache()
+    with tempfile.TemporaryDirectory(prefix="recording-", dir=place) as temporary:
+        written = Path(temporary) / "cache"
+        yield written
+        if not written.is_file():
+            raise EnvironmentFault(
+                "Spark's JVM has ended without writing its ahead-of-time cache; see what it said above"
+            )
+        os.chmod(written, 0o644)
+        os.replace(written, place / _name(java))
+    _remove_others(place, _name(java))
+
+
+def _name(java: Java) -> str:
+    home = spark_home()
+    jars = sorted((entry.name, entry.stat().st_size) for entry in os.scandir(home / "jars"))
+    identity = repr((_FORMAT, str(home), jars, str(java.executable), java.version, platform.machine()))
+    return f"spark-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.aot"
+
+
+def _remove_others(place: Path, name: str) -> None:
+    """Caches of versions that were installed here before. A user's directory may serve several installations."""
+    if place.is_relative_to(sys.prefix):
+        for other in place.glob("spark-*.aot"):
+            if other.name != name:
+                with contextlib.suppress(OSError):
+                    other.unlink()

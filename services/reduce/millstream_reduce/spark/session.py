@@ -1,0 +1,296 @@
+"""A Spark session: opened, asked to run something in a thread, cancelled, watched.
+
+Above it: the executor of jobs. Below it: PySpark, and the JVM or the Spark Connect server behind it. What it runs are
+functions of the session; it knows neither windows nor programs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import os
+import shutil
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from millstream.background import open_tasks
+from millstream.errors import EnvironmentFault, MillstreamError, UserError
+from millstream.udf.socket_directory import open_socket_directory
+from millstream_reduce.spark import aot
+from millstream_reduce.spark.confs import Places, driver_conf, session_conf
+from millstream_reduce.spark.java import find_java
+from millstream_reduce.spark.jvm import STOP_TIMEOUT_S, Gateway, Jvm, JvmCommand, open_jvm
+from millstream_reduce.spark.reaching import await_server
+from millstream_reduce.spark.settings import SparkSettings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+JOBS_MAX = 2
+"""Jobs at a time: on two cores a second one brings half as much again, a third nothing."""
+_OTHER_CALLS_MAX = 3
+"""Beside them: a check of a program, a probe, a cancellation."""
+SESSION_TIMEOUT_S = 150.0
+"""From a JVM that can be spoken to until it has a session; Spark itself gives up on a master after 60 s."""
+PROBE_TIMEOUT_S = 60.0
+_CANCEL_REPEAT_S = 0.5
+_ENDING_S = 2.0
+
+Answer = TypeVar("Answer")
+
+
+class SessionLostError(MillstreamError):
+    """The session is gone: a new process has to begin anew."""
+
+    exit_code = EnvironmentFault.exit_code
+
+
+@dataclass(frozen=True, slots=True)
+class SessionDescription:
+    """What runs."""
+
+    spark_version: str
+    place: str
+    """The master or server."""
+    java_version: str
+    """Empty where it runs elsewhere and does not tell."""
+    cached: bool
+    """It started from the ahead-of-time cache."""
+
+
+class Session:
+    """An open session. Made by `open_session`."""
+
+    def __init__(
+        self, spark: SparkSession, description: SessionDescription, jvm: Jvm | None, calls: ThreadPoolExecutor
+    ) -> None:
+        self.spark = spark
+        self.description = description
+        self._jvm = jvm
+        self._calls = calls
+        self._tags = count(1)
+
+    async def lost(self) -> str:
+        """Wait until it is known to be gone. Says why."""
+        if self._jvm is None:
+            # Nothing tells; a job fails, and then `probe`.
+            await asyncio.Event().wait()
+            raise AssertionError("nobody sets it")
+        return await self._jvm.ended()
+
+    async def run(self, function: Callable[..., Answer], *arguments: Any) -> Answer:
+        """Call `function(session, *arguments)` in a thread of its own. Cancelling stops its Spark jobs, and waits."""
+        tag = f"millstream-{os.getpid()}-{next(self._tags)}"
+        loop = asyncio.get_running_loop()
+        call = loop.run_in_executor(self._calls, self._tagged, tag, function, *arguments)
+        try:
+            return await asyncio.shield(call)
+        except asyncio.CancelledError:
+            # Jobs that the function is about to start are not known yet, so one time may not be enough.
+            while not call.done():
+                with contextlib.suppress(Exception):
+                    await loop.run_in_executor(self._calls, self._cancel, tag)
+                await asyncio.wait((call,), timeout=_CANCEL_REPEAT_S)
+            if not call.cancelled():
+                call.exception()
+            raise
+
+    async def check_alive(self) -> None:
+        """Raise `SessionLostError` unless Spark still does what it is asked."""
+        try:
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
+                await self.run(_probe)
+        except TimeoutError:
+            raise SessionLostError(f"Spark ({self.description.place}) does not run the simplest job any more") from None
+        except Exception as error:
+            # Whatever it is: what never fails has failed.
+            raise SessionLostError(f"Spark ({self.description.place}) is gone: {first_line(error)}") from error
+
+    def _tagged(self, tag: str, function: Callable[..., Answer], *arguments: Any) -> Answer:
+        if self._jvm is None:
+            self.spark.addTag(tag)
+            try:
+                return function(self.spark, *arguments)
+            finally:
+                self.spark.removeTag(tag)
+        context = self.spark.sparkContext
+        context.addJobTag(tag)
+        context.setInterruptOnCancel(True)
+        try:
+            return function(self.spark, *arguments)
+        finally:
+            context.removeJobTag(tag)
+
+    def _cancel(self, tag: str) -> None:
+        if self._jvm is None:
+            self.spark.interruptTag(tag)
+        else:
+            self.spark.sparkContext.cancelJobsWithTag(tag)
+
+
+@asynccontextmanager
+async def open_session(settings: SparkSettings, *, record_to: Path | None = None) -> AsyncIterator[Session]:
+    """Start Spark, or reach it; at most once in a process. Raises `EnvironmentFault` and `UserError`.
+
+    With `record_to` the JVM writes an ahead-of-time cache there when the block ends, which takes half a minute.
+    """
+    _clear(settings.directory)
+    calls = ThreadPoolExecutor(max_workers=JOBS_MAX + _OTHER_CALLS_MAX, thread_name_prefix="spark")
+    # Takes as long as a JVM needs to come up, and can be done meanwhile.
+    calls.submit(importlib.import_module, "pyspark.sql")
+    opening = _open_remote(settings, calls) if settings.remote else _open_driver(settings, calls, record_to)
+    try:
+        async with opening as session:
+            yield session
+    finally:
+        calls.shutdown(wait=False, cancel_futures=True)
+        shutil.rmtree(settings.directory, ignore_errors=True)
+
+
+@asynccontextmanager
+async def _open_remote(settings: SparkSettings, calls: ThreadPoolExecutor) -> AsyncIterator[Session]:
+    await await_server(settings.place)
+    spark = await _in_time(calls, settings, _connect, settings)
+    yield Session(spark, SessionDescription(spark.version, settings.place, "", cached=False), None, calls)
+    await _stop(calls, spark)
+
+
+@asynccontextmanager
+async def _open_driver(
+    settings: SparkSettings, calls: ThreadPoolExecutor, record_to: Path | None
+) -> AsyncIterator[Session]:
+    java = find_java()
+    local = settings.local_tasks is not None
+    if not local:
+        await await_server(settings.place)
+    cache = aot.find_cache(java) if record_to is None else None
+    options = aot.use_options(cache) if record_to is None else aot.record_options(record_to)
+    python = settings.conf.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON") or sys.executable
+    with open_socket_directory() as sockets:
+        command = JvmCommand(
+            java=java,
+            master=settings.effective_master,
+            conf=driver_conf(settings, Places(settings.directory, sockets), options),
+            python=python,
+            directory=settings.directory,
+            memory_bytes=settings.driver_memory_bytes,
+            local=local,
+            stop_timeout_s=STOP_TIMEOUT_S if record_to is None else aot.RECORD_TIMEOUT_S,
+        )
+        async with open_jvm(command) as (jvm, gateway):
+            spark = await _unless_ended(jvm, _in_time(calls, settings, _attach, gateway, python))
+            description = SessionDescription(spark.version, settings.place, java.version, cached=cache is not None)
+            yield Session(spark, description, jvm, calls)
+            await _stop(calls, spark)
+
+
+async def _unless_ended(jvm: Jvm, work: Coroutine[Any, Any, Answer]) -> Answer:
+    """What `work` gives; `EnvironmentFault` when the JVM ends before."""
+    async with open_tasks() as tasks:
+        ending = tasks.create_task(jvm.ended(), name="end of the JVM")
+        working = tasks.create_task(_captured(work), name="session")
+        await asyncio.wait((ending, working), return_when=asyncio.FIRST_COMPLETED)
+        # A call fails when the JVM ends under it, a little before that is known.
+        if working.done() and isinstance(working.result(), Exception):
+            await asyncio.wait((ending,), timeout=_ENDING_S)
+        ended = ending.result() if ending.done() else None
+        ending.cancel()
+        working.cancel()
+    if ended is not None:
+        raise EnvironmentFault(f"Spark does not start: {ended}")
+    answer = working.result()
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+async def _captured(work: Coroutine[Any, Any, Answer]) -> Answer | Exception:
+    try:
+        return await work
+    except Exception as error:  # noqa: BLE001  # raised again by the caller, which knows more by then
+        return error
+
+
+async def _in_time(
+    calls: ThreadPoolExecutor, settings: SparkSettings, function: Callable[..., SparkSession], *arguments: Any
+) -> SparkSession:
+    try:
+        async with asyncio.timeout(SESSION_TIMEOUT_S):
+            return await asyncio.get_running_loop().run_in_executor(calls, function, *arguments)
+    except TimeoutError:
+        raise EnvironmentFault(
+            f"{settings.place} has been reached, but gives no session within {SESSION_TIMEOUT_S:.0f} s. Look at its log"
+        ) from None
+    except MillstreamError:
+        raise
+    except Exception as error:
+        raise _start_fault(settings.place, error) from error
+
+
+def _start_fault(place: str, error: Exception) -> MillstreamError:
+    """Spark did not take its settings, or could not do what they say."""
+    text = first_line(error)
+    if "IllegalArgumentException" in text or "IllegalArgumentException" in type(error).__name__:
+        return UserError(f"Spark does not take its settings (`spec.spark`): {text}")
+    return EnvironmentFault(f"Spark does not start on {place}: {text}")
+
+
+def _attach(gateway: Gateway, python: str) -> SparkSession:
+    """A session of the JVM behind `gateway`."""
+    os.environ["PYSPARK_GATEWAY_PORT"] = str(gateway.port)
+    os.environ["PYSPARK_GATEWAY_SECRET"] = gateway.secret
+    os.environ["PYSPARK_PYTHON"] = python
+    for name in [name for name in os.environ if name.startswith(("SPARK_REMOTE", "SPARK_CONNECT_MODE", "SPARK_API"))]:
+        del os.environ[name]
+    from pyspark.sql import SparkSession
+
+    session: SparkSession = SparkSession.builder.getOrCreate()
+    return session
+
+
+def _connect(settings: SparkSettings) -> SparkSession:
+    """A session of its own at a Spark Connect server."""
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.remote(settings.place)
+    session: SparkSession = builder.create()
+    for name, value in session_conf(settings).items():
+        session.conf.set(name, value)
+    return session
+
+
+async def _stop(calls: ThreadPoolExecutor, spark: SparkSession) -> None:
+    """Best effort: the end of the process does the same."""
+    with contextlib.suppress(Exception):
+        async with asyncio.timeout(STOP_TIMEOUT_S):
+            await asyncio.get_running_loop().run_in_executor(calls, spark.stop)
+
+
+def _probe(spark: SparkSession) -> None:
+    spark.range(1).collect()
+
+
+def _clear(directory: Path) -> None:
+    """Make the directory of temporary files, without what a killed driver has left in it."""
+    try:
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise EnvironmentFault(f"cannot make {directory} for Spark's temporary files: {error.strerror}") from error
+
+
+def first_line(error: BaseException) -> str:
+    """What happened, in a line: of an exception of Java's the message, without its stack."""
+    java = getattr(error, "java_exception", None)
+    if java is not None:
+        with contextlib.suppress(Exception):
+            return str(java.toString()).splitlines()[0]
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[0].strip() if lines else type(error).__name__
