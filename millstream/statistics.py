@@ -13,6 +13,33 @@ from millstream.record import BufferId, LaneId
 
 
 @dataclass(frozen=True, slots=True)
+class ReduceStatistics:
+    """The windows of a reduce lane. Counts are since this process started."""
+
+    open_windows: int
+    oldest_end_us: int | None
+    """End of the open window that ends first; None when none is open."""
+    open_records: int
+    """Records in the log that open windows need."""
+    pending_hand_overs: int
+    """Frozen, and their results not committed."""
+    pending_records: int
+    log_bytes: int
+    log_bytes_max: int
+    log_segments: int
+    log_written_bytes: int
+    syncs: int
+    """fsyncs of the log."""
+    sync_seconds: float
+    hand_overs: int
+    """Computed."""
+    hand_over_windows: int
+    hand_over_records: int
+    job_seconds: float
+    """Of Spark, over all of them."""
+
+
+@dataclass(frozen=True, slots=True)
 class LaneStatistics:
     """One lane, as of its last commit."""
 
@@ -48,6 +75,8 @@ class LaneStatistics:
     """Errors the function gave, since this process started."""
     pending: int | None = None
     """Records waiting: in the buffer, or at a source that can tell."""
+    reduce: ReduceStatistics | None = None
+    """Of a reduce's lanes only."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,13 @@ from enum import Enum
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
 from millstream.clock import END_OF_TIME_US, MICROSECONDS, START_OF_TIME_US, Clock
-from millstream.statistics import BufferStatistics, LaneStatistics, SidecarStatistics, VertexStatistics
+from millstream.statistics import (
+    BufferStatistics,
+    LaneStatistics,
+    ReduceStatistics,
+    SidecarStatistics,
+    VertexStatistics,
+)
 
 
 class MetricKind(Enum):
@@ -69,6 +75,10 @@ def _lanes(read: Callable[[LaneStatistics], float | None], *vertex_types: str) -
                 yield value, {_LANE: lane.lane.key}
 
     return reading
+
+
+def _windows(read: Callable[[ReduceStatistics], float | None]) -> Callable[..., Reading]:
+    return _lanes(lambda lane: read(lane.reduce) if lane.reduce is not None else None, "reduce")
 
 
 def _buffers(read: Callable[[BufferStatistics], float], label: str = _LANE) -> Callable[..., Reading]:
@@ -126,10 +136,17 @@ def _watermark_lag(statistics: VertexStatistics, now_us: int) -> Reading:
             yield (now_us - lane.watermark_us) / MICROSECONDS, {_LANE: lane.lane.key}
 
 
+def _oldest_window_lag(statistics: VertexStatistics, now_us: int) -> Reading:
+    yield from _windows(lambda n: None if n.oldest_end_us is None else (now_us - n.oldest_end_us) / MICROSECONDS)(
+        statistics, now_us
+    )
+
+
 _COUNTER, _GAUGE, _HISTOGRAM = MetricKind.COUNTER, MetricKind.GAUGE, MetricKind.HISTOGRAM
 
 UDF_TIME = "forwarder_udf_processing_time"
 TRANSFORMER_TIME = "source_forwarder_transformer_processing_time"
+REDUCE_TIME = "millstream_hand_over_processing_time"
 WRITE_TIME = "forwarder_write_processing_time"
 COMMIT_TIME = "millstream_commit_seconds"
 LATENCY = "millstream_end_to_end_latency_seconds"
@@ -248,6 +265,84 @@ METRICS: tuple[Metric, ...] = (
         "Records left out because their id was committed before.",
         _lanes(lambda n: n.repeated_ids, "source"),
     ),
+    Metric(
+        "millstream_diverted_total",
+        _COUNTER,
+        (_LANE,),
+        "Inputs sent to a late edge.",
+        _lanes(lambda n: n.diverted, "reduce"),
+    ),
+    Metric(
+        "millstream_windows_open",
+        _GAUGE,
+        (_LANE,),
+        "Windows that hold records and are not closed.",
+        _windows(lambda n: n.open_windows),
+    ),
+    Metric(
+        "millstream_window_records",
+        _GAUGE,
+        (_LANE,),
+        "Records in the log that they need.",
+        _windows(lambda n: n.open_records),
+    ),
+    Metric(
+        "millstream_window_oldest_seconds",
+        _GAUGE,
+        (_LANE,),
+        "Wall clock less the end of the open window that ends first; absent when none is open.",
+        _oldest_window_lag,
+    ),
+    Metric(
+        "millstream_hand_overs_pending",
+        _GAUGE,
+        (_LANE,),
+        "Hand-overs whose results are not committed.",
+        _windows(lambda n: n.pending_hand_overs),
+    ),
+    Metric("millstream_hand_overs_total", _COUNTER, (_LANE,), "Hand-overs computed.", _windows(lambda n: n.hand_overs)),
+    Metric(
+        "millstream_hand_over_windows_total",
+        _COUNTER,
+        (_LANE,),
+        "Windows in them.",
+        _windows(lambda n: n.hand_over_windows),
+    ),
+    Metric(
+        "millstream_hand_over_records_total",
+        _COUNTER,
+        (_LANE,),
+        "Records in them.",
+        _windows(lambda n: n.hand_over_records),
+    ),
+    Metric(
+        "millstream_job_seconds_total",
+        _COUNTER,
+        (_LANE,),
+        "Time of their Spark jobs.",
+        _windows(lambda n: n.job_seconds),
+    ),
+    Metric("millstream_log_bytes", _GAUGE, (_LANE,), "Bytes of the lane's log.", _windows(lambda n: n.log_bytes)),
+    Metric(
+        "millstream_log_usage",
+        _GAUGE,
+        (_LANE,),
+        "The same, as a share of what it may have.",
+        _windows(lambda n: n.log_bytes / n.log_bytes_max),
+    ),
+    Metric("millstream_log_segments", _GAUGE, (_LANE,), "Its segments.", _windows(lambda n: n.log_segments)),
+    Metric(
+        "millstream_log_written_bytes_total",
+        _COUNTER,
+        (_LANE,),
+        "Bytes written to it.",
+        _windows(lambda n: n.log_written_bytes),
+    ),
+    Metric("millstream_log_syncs_total", _COUNTER, (_LANE,), "Its fsyncs.", _windows(lambda n: n.syncs)),
+    Metric(
+        "millstream_log_sync_seconds_total", _COUNTER, (_LANE,), "Time they took.", _windows(lambda n: n.sync_seconds)
+    ),
+    Metric(REDUCE_TIME, _HISTOGRAM, (), "One hand-over, from its being durable to its results, microseconds."),
     Metric("millstream_retries_total", _COUNTER, (_LANE,), "Attempts after the first.", _lanes(lambda n: n.retries)),
     Metric(
         "millstream_frames_in_flight",
@@ -310,7 +405,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(LATENCY_COUNT, _COUNTER, (), "Records that reached a sink, as the latency above counts them."),
 )
 
-_STAGE_TIME = {"udf": UDF_TIME, "transformer": TRANSFORMER_TIME, "sink": WRITE_TIME}
+_STAGE_TIME = {"udf": UDF_TIME, "transformer": TRANSFORMER_TIME, "sink": WRITE_TIME, "reduce": REDUCE_TIME}
 
 
 class VertexMetrics:
@@ -347,6 +442,7 @@ class VertexMetrics:
                 (UDF_TIME, PROCESSING_BOUNDS_US),
                 (TRANSFORMER_TIME, PROCESSING_BOUNDS_US),
                 (WRITE_TIME, PROCESSING_BOUNDS_US),
+                (REDUCE_TIME, PROCESSING_BOUNDS_US),
                 (COMMIT_TIME, LATENCY_BOUNDS_S),
                 (LATENCY, LATENCY_BOUNDS_S),
             )

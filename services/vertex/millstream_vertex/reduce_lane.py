@@ -15,12 +15,12 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from millstream.account import Account
 from millstream.clock import END_OF_TIME_US, START_OF_TIME_US
 from millstream.limits import MIB
-from millstream.statistics import LaneStatistics
+from millstream.statistics import LaneStatistics, ReduceStatistics
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.queue import Appended, Queue, QueuedFrame
@@ -68,6 +68,22 @@ class Computed:
     """Of them, before the lane's last restart."""
 
 
+@dataclass(slots=True)
+class Totals:
+    """What was computed since this process started."""
+
+    hand_overs: int = 0
+    windows: int = 0
+    records: int = 0
+    job_s: float = 0.0
+
+    def add(self, windows: int, records: int, job_s: float) -> None:
+        self.hand_overs += 1
+        self.windows += windows
+        self.records += records
+        self.job_s += job_s
+
+
 class ReduceLane:
     """One lane; `run` returns when its inputs have ended and every window is committed, or `stop` was called."""
 
@@ -103,6 +119,7 @@ class ReduceLane:
         self._computed: dict[int, Computed] = {}
         self._early_at_s = core.clock.monotonic_s()
         self._early_rows = 0
+        self._totals = Totals()
         self._stopping = False
 
     def stop(self) -> None:
@@ -111,7 +128,25 @@ class ReduceLane:
         self._inputs.stop()
 
     def statistics(self) -> LaneStatistics:
-        return self.core.statistics(pending=None)
+        queue = self._queue.statistics()
+        windows = ReduceStatistics(
+            open_windows=queue.open_windows,
+            oldest_end_us=queue.oldest_end_us,
+            open_records=queue.open_rows,
+            pending_hand_overs=queue.pending_hand_overs,
+            pending_records=queue.pending_rows,
+            log_bytes=queue.log.bytes,
+            log_bytes_max=queue.log_bytes_max,
+            log_segments=queue.log.segments,
+            log_written_bytes=queue.log.written_bytes,
+            syncs=queue.log.syncs,
+            sync_seconds=queue.log.sync_s,
+            hand_overs=self._totals.hand_overs,
+            hand_over_windows=self._totals.windows,
+            hand_over_records=self._totals.records,
+            job_seconds=self._totals.job_s,
+        )
+        return replace(self.core.statistics(pending=None), reduce=windows)
 
     async def run(self) -> None:
         if self.core.committer.mark.ended:
@@ -248,6 +283,7 @@ class ReduceLane:
         ) as span:
             results = await self._jobs.compute(hand_over, span.traceparent)
         core.telemetry.observe_processing("reduce", core.clock.monotonic_s() - started)
+        self._totals.add(len(hand_over.windows), rows, results.job_s)
         core.counters.retries += results.retries
         core.counters.udf_errors += results.errors
         self._computed[hand_over.number] = Computed(hand_over, results, 0)

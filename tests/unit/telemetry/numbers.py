@@ -6,7 +6,13 @@ from dataclasses import replace
 
 from millstream.clock import END_OF_TIME_US, MICROSECONDS
 from millstream.record import BufferId, LaneId
-from millstream.statistics import BufferStatistics, LaneStatistics, SidecarStatistics, VertexStatistics
+from millstream.statistics import (
+    BufferStatistics,
+    LaneStatistics,
+    ReduceStatistics,
+    SidecarStatistics,
+    VertexStatistics,
+)
 
 NOW_US = 1_700_000_000 * MICROSECONDS
 
@@ -58,14 +64,33 @@ BUFFER = BufferStatistics(
 )
 
 
+WINDOWS = ReduceStatistics(
+    open_windows=3,
+    oldest_end_us=NOW_US - MICROSECONDS,
+    open_records=70,
+    pending_hand_overs=1,
+    pending_records=20,
+    log_bytes=500_000,
+    log_bytes_max=1_000_000,
+    log_segments=2,
+    log_written_bytes=700_000,
+    syncs=40,
+    sync_seconds=0.1,
+    hand_overs=5,
+    hand_over_windows=50,
+    hand_over_records=600,
+    job_seconds=1.5,
+)
+
+
 def vertex(vertex_type: str = "map") -> VertexStatistics:
-    roles = {"source": "transformer", "map": "udf", "sink": "sink"}
+    roles = {"source": "transformer", "map": "udf", "reduce": "udf", "sink": "sink"}
     return VertexStatistics(
         pipeline="flights",
         vertex="clean",
         vertex_type=vertex_type,
         replica=1,
-        lanes=[LANE, ENDED_LANE],
+        lanes=[replace(LANE, reduce=WINDOWS) if vertex_type == "reduce" else LANE, ENDED_LANE],
         buffers=[] if vertex_type == "sink" else [BUFFER],
         sidecars={roles[vertex_type]: SidecarStatistics(running=True, restarts=2, pid=1)},
         commits=20,
