@@ -1,0 +1,456 @@
+"""Rewrites a query over one window into one over many, with the window's index as one more column. Pure.
+
+    SELECT key, count(*) AS n FROM window GROUP BY key
+    SELECT key, count(*) AS n, window.__window AS __window FROM rows AS window GROUP BY key, window.__window
+
+Above it: `sql`. Below it: `dialect`. Every scope hands the index on, as its last column, and nothing in a scope brings
+rows of two windows together: grouping, DISTINCT, window functions, joins and set operations each have the index in
+what they compare. What cannot be rewritten so that every window has exactly the result that it has alone raises
+`OneByOneError`, with the reason.
+
+An aggregate without GROUP BY gives a row also where nothing is left to aggregate. Cases:
+ 1. Its rows cannot be none (every window has a row): it is grouped by the index.
+ 2. Only a WHERE may leave none: that becomes the FILTER of every aggregate instead.
+ 3. Otherwise it is not rewritten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from sqlglot import exp
+
+from millstream_reduce.spark.dialect import NotUnderstoodError, changed, parse, write
+from millstream_reduce.spark.functions import AGGREGATES, RANDOM
+from millstream_reduce.spark.manifest import WINDOW
+
+TABLE = "window"
+"""Name of the table whose rows are those of one window."""
+
+_SELECT_PARTS = frozenset({
+    "kind", "hint", "distinct", "expressions", "from_", "joins", "laterals", "where", "group", "having", "windows",
+    "order", "with_", "operation_modifiers",
+})  # fmt: skip
+_SET_PARTS = frozenset({"this", "expression", "distinct", "by_name", "with_", "order"})
+_NAMES_OF_PARTS = {
+    "limit": "LIMIT",
+    "offset": "OFFSET",
+    "fetch": "FETCH",
+    "cluster": "CLUSTER BY",
+    "distribute": "DISTRIBUTE BY",
+    "sort": "SORT BY",
+    "pivots": "PIVOT",
+    "sample": "TABLESAMPLE",
+    "qualify": "QUALIFY",
+}
+
+
+class OneByOneError(ValueError):
+    """The windows have to be computed one by one; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """What is known of a query or table."""
+
+    carries: bool
+    """It has the window's index, as its last column. Otherwise it is the same for every window."""
+    never_empty: bool
+    """It has a row for every window."""
+
+
+@dataclass(slots=True)
+class Source:
+    """Something in a FROM clause."""
+
+    name: str
+    relation: Relation
+    hidden: bool = False
+    """Its columns are not among those of `*`."""
+
+    def index(self) -> exp.Column:
+        return exp.column(exp.to_identifier(WINDOW), table=exp.to_identifier(self.name, quoted=True))
+
+
+def batched(query: str, table: str) -> str:
+    """The query over many windows, whose rows `table` has. Raises `OneByOneError`."""
+    try:
+        tree = parse(query)
+        relation = _Rewriting(table).query(tree, {})
+        if not relation.carries:
+            raise OneByOneError(f"the query does not read the table `{TABLE}`")
+        return write(tree, query)
+    except NotUnderstoodError as error:
+        raise OneByOneError(f"the query cannot be taken apart: {error}") from error
+
+
+class _Rewriting:
+    def __init__(self, table: str) -> None:
+        self._table = table
+        self._names = 0
+
+    def query(self, node: exp.Expr, known: Mapping[str, Relation]) -> Relation:
+        """Rewrite a query in place. `known`: the common table expressions that can be seen here."""
+        if isinstance(node, exp.Select):
+            known = self._with(node, known)
+            return _Scope(self, node, known).rewrite()
+        if isinstance(node, exp.SetOperation):
+            return self._set_operation(node, known)
+        if isinstance(node, exp.Subquery):
+            _allow(node, frozenset({"this", "alias"}), "a query in parentheses")
+            return self.query(node.this, known)
+        if isinstance(node, (exp.Values, exp.Table)):
+            if _reads(node, known):
+                raise OneByOneError("TABLE window; write SELECT * FROM window")
+            return Relation(carries=False, never_empty=False)
+        raise OneByOneError(f"{type(node).__name__.upper()} is not a SELECT")
+
+    def table(self, node: exp.Table, known: Mapping[str, Relation]) -> Relation:
+        """Rewrite a name in a FROM clause in place."""
+        if not isinstance(node.this, exp.Identifier) or node.args.get("db") is not None:
+            if any(_reads(part, known) for part in node.iter_expressions() if not isinstance(part, exp.Identifier)):
+                raise OneByOneError("a table function that reads the window")
+            return Relation(carries=False, never_empty=False)
+        name = node.name.lower()
+        if name in known:
+            return known[name]
+        if name != TABLE:
+            return Relation(carries=False, never_empty=False)
+        node.set("this", exp.to_identifier(self._table, quoted=True))
+        changed(node)
+        return Relation(carries=True, never_empty=True)
+
+    def new_name(self) -> str:
+        self._names += 1
+        return f"__source_{self._names}"
+
+    def _with(self, node: exp.Expr, known: Mapping[str, Relation]) -> Mapping[str, Relation]:
+        clause = node.args.get("with_")
+        if clause is None:
+            return known
+        if clause.args.get("recursive"):
+            raise OneByOneError("WITH RECURSIVE")
+        seen = dict(known)
+        for expression in clause.expressions:
+            relation = self.query(expression.this, seen)
+            if relation.carries:
+                name_index(expression.args["alias"])
+            seen[expression.alias.lower()] = relation
+        return seen
+
+    def _set_operation(self, node: exp.SetOperation, known: Mapping[str, Relation]) -> Relation:
+        _allow(node, _SET_PARTS, node.key.upper())
+        known = self._with(node, known)
+        sides = [self.query(side, known) for side in (node.this, node.expression)]
+        if sides[0].carries != sides[1].carries:
+            raise OneByOneError(f"{node.key.upper()} with rows that are not of the window")
+        if sides[0].carries:
+            order_by_index(node)
+        some = isinstance(node, exp.Union) and any(side.never_empty for side in sides)
+        return Relation(sides[0].carries, some)
+
+
+class _Scope:
+    """One SELECT."""
+
+    def __init__(self, rewriting: _Rewriting, select: exp.Select, known: Mapping[str, Relation]) -> None:
+        self._rewriting = rewriting
+        self._select = select
+        self._known = known
+        self._sources: list[Source] = []
+        self._index: exp.Expr | None = None
+        """The window's index, as this scope sees it; None while no source has it."""
+        self._merged = False
+        """Columns of two sources are one: NATURAL or USING."""
+
+    def rewrite(self) -> Relation:
+        select = self._select
+        _allow(select, _SELECT_PARTS, "SELECT")
+        if select.args.get("kind"):
+            raise OneByOneError("SELECT TRANSFORM or AS STRUCT")
+        clause = select.args.get("from_")
+        if clause is not None:
+            source = self._source(clause.this)
+            self._sources.append(source)
+            if source.relation.carries:
+                self._index = source.index()
+        for join in select.args.get("joins") or ():
+            self._join(join)
+        self._check_subqueries()
+        if self._index is None:
+            return Relation(carries=False, never_empty=False)
+        for lateral in select.args.get("laterals") or ():
+            alias = lateral.args.get("alias")
+            if alias is None or alias.this is None:
+                raise OneByOneError("LATERAL VIEW without a name")
+            self._sources.append(Source(alias.name, Relation(carries=False, never_empty=False)))
+        never_empty = self._never_empty()
+        self._partition_window_functions()
+        grouped = self._group(never_empty=never_empty)
+        self._project()
+        order_by_index(select)
+        filtered = select.args.get("where") is not None or select.args.get("having") is not None
+        return Relation(carries=True, never_empty=not filtered and (never_empty or grouped))
+
+    def _source(self, node: exp.Expr) -> Source:
+        if isinstance(node, exp.Table):
+            _allow(node, frozenset({"this", "db", "catalog", "alias"}), "a table")
+            alias = node.args.get("alias")
+            name = alias.name if alias is not None else node.name
+            relation = self._rewriting.table(node, self._known)
+            if relation.carries:
+                if alias is None:
+                    node.set("alias", exp.TableAlias(this=exp.to_identifier(name, quoted=True)))
+                elif alias.args.get("columns"):
+                    name_index(alias)
+                changed(node)
+            return Source(name, relation)
+        if isinstance(node, exp.Subquery) and isinstance(node.this, exp.Query):
+            relation = self._rewriting.query(node, self._known)
+            alias = node.args.get("alias")
+            if relation.carries:
+                if alias is None:
+                    alias = exp.TableAlias(this=exp.to_identifier(self._rewriting.new_name()))
+                    node.set("alias", alias)
+                name_index(alias)
+                changed(node)
+            return Source(node.alias, relation)
+        if _reads(node, self._known):
+            raise OneByOneError(f"{type(node).__name__.upper()} in FROM")
+        return Source(node.alias_or_name, Relation(carries=False, never_empty=False))
+
+    def _join(self, join: exp.Join) -> None:
+        _allow(join, frozenset({"this", "on", "using", "side", "kind", "method"}), "JOIN")
+        side, kind, method = join.side.upper(), join.kind.upper(), join.method.upper()
+        if isinstance(join.this, exp.Lateral):
+            raise OneByOneError("JOIN LATERAL")
+        carrying = sum(source.relation.carries for source in self._sources)
+        source = self._source(join.this)
+        source.hidden = kind in ("SEMI", "ANTI")
+        self._sources.append(source)
+        if method not in ("", "NATURAL"):
+            raise OneByOneError(f"{method} JOIN")
+        if not source.relation.carries:
+            self._merged = self._merged or method == "NATURAL" or bool(join.args.get("using"))
+            if self._index is not None and side in ("RIGHT", "FULL"):
+                raise OneByOneError(f"{side} JOIN with rows that are not of the window")
+            return
+        right = source.index()
+        if self._index is None:
+            if side in ("LEFT", "FULL") or source.hidden:
+                raise OneByOneError("rows that are not of the window JOIN rows that are")
+            self._merged = self._merged or method == "NATURAL" or bool(join.args.get("using"))
+            self._index = right
+            return
+        if method == "NATURAL" or join.args.get("using"):
+            if carrying > 1 or not self._sources[0].relation.carries:
+                raise OneByOneError("NATURAL JOIN or USING behind another join")
+            self._merged = True
+            if method != "NATURAL":
+                join.append("using", exp.to_identifier(WINDOW))
+        else:
+            same = exp.EQ(this=self._index.copy(), expression=right.copy())
+            condition = join.args.get("on")
+            join.set("on", same if condition is None else exp.And(this=exp.Paren(this=condition), expression=same))
+            if kind == "CROSS" or not (kind or side):
+                join.set("kind", "INNER")
+        changed(join)
+        if side == "RIGHT":
+            self._index = right
+        elif side == "FULL":
+            self._index = exp.Coalesce(this=self._index.copy(), expressions=[right])
+
+    def _check_subqueries(self) -> None:
+        """Queries inside expressions may only be such that are the same for every window."""
+        clauses = [
+            *self._select.expressions,
+            *(self._select.args.get(part) for part in ("where", "group", "having", "order")),
+            *(join.args.get("on") for join in self._select.args.get("joins") or ()),
+            *(self._select.args.get("laterals") or ()),
+        ]
+        for clause in clauses:
+            if clause is not None and any(_reads(query, self._known) for query in clause.find_all(exp.Query)):
+                raise OneByOneError("a query inside an expression")
+
+    def _never_empty(self) -> bool:
+        """Before WHERE."""
+        if self._select.args.get("joins"):
+            return False
+        outer = all(lateral.args.get("outer") for lateral in self._select.args.get("laterals") or ())
+        return outer and self._sources[0].relation.never_empty
+
+    def _partition_window_functions(self) -> None:
+        assert self._index is not None
+        for node in list(self._own(exp.Window)):
+            named = node.args.get("alias") is not None and not isinstance(node.this, exp.Identifier)
+            if named and not (node.args.get("partition_by") or node.args.get("order") or node.args.get("spec")):
+                continue
+            if named:
+                raise OneByOneError("a window that adds to a named one")
+            node.append("partition_by", self._index.copy())
+            changed(node)
+
+    def _group(self, *, never_empty: bool) -> bool:
+        """Whether there is one group at least, whatever the rows are."""
+        assert self._index is not None
+        select = self._select
+        group = select.args.get("group")
+        if group is not None:
+            extra = {name for name, value in group.args.items() if value} - {"expressions", "all"}
+            if extra or any(isinstance(item, (exp.Cube, exp.Rollup, exp.GroupingSets)) for item in group.expressions):
+                raise OneByOneError("GROUP BY with grouping sets")
+            if any(isinstance(item, exp.Tuple) and not item.expressions for item in group.expressions):
+                raise OneByOneError("GROUP BY ()")
+            if group.args.get("all"):
+                if not any(self._is_key(item) for item in select.expressions):
+                    raise OneByOneError("GROUP BY ALL without anything to group by")
+            else:
+                group.append("expressions", self._index.copy())
+                changed(group)
+            return False
+        aggregates = list(self._aggregates())
+        if not aggregates and select.args.get("having") is None:
+            return False
+        where = select.args.get("where")
+        if not never_empty:
+            raise OneByOneError("an aggregate without GROUP BY over rows that may be none")
+        if where is not None:
+            self._filter(aggregates, where)
+        select.set("group", exp.Group(expressions=[self._index.copy()]))
+        changed(select)
+        return True
+
+    def _filter(self, aggregates: Sequence[exp.Expr], where: exp.Where) -> None:
+        """Case 2."""
+        condition = where.this
+        if any(name in RANDOM for name in map(_function_name, condition.find_all(exp.Anonymous))):
+            raise OneByOneError("an aggregate without GROUP BY over rows that are chosen at random")
+        for aggregate in aggregates:
+            whole = aggregate
+            while isinstance(whole.parent, (exp.IgnoreNulls, exp.RespectNulls, exp.WithinGroup)):
+                whole = whole.parent
+            existing = whole.parent
+            if isinstance(existing, exp.Filter):
+                inner = existing.expression
+                inner.set("this", exp.And(this=exp.Paren(this=inner.this), expression=exp.Paren(this=condition.copy())))
+                changed(inner)
+            else:
+                filtered = exp.Filter(this=whole.copy(), expression=exp.Where(this=condition.copy()))
+                whole.replace(filtered)
+                changed(filtered)
+        self._select.set("where", None)
+
+    def _project(self) -> None:
+        assert self._index is not None
+        select = self._select
+        projections: list[exp.Expr] = []
+        for item in select.expressions:
+            if isinstance(item, exp.Star):
+                projections += self._star(item)
+            elif isinstance(item, exp.Column) and isinstance(item.this, exp.Star):
+                if any(source.name.lower() == item.table.lower() for source in self._carrying()):
+                    _leave_out_index(item.this)
+                projections.append(item)
+            else:
+                self._check_stars(item)
+                projections.append(item)
+        projections.append(exp.alias_(self._index.copy(), WINDOW))
+        select.set("expressions", projections)
+        changed(select)
+
+    def _star(self, star: exp.Star) -> list[exp.Expr]:
+        if self._merged:
+            raise OneByOneError("* behind NATURAL JOIN or USING")
+        shown = [source for source in self._sources if not source.hidden]
+        if len(shown) == 1:
+            _leave_out_index(star)
+            return [star]
+        if any(star.args.get(part) for part in ("except_", "replace", "rename")):
+            raise OneByOneError("* EXCEPT over several tables")
+        stars: list[exp.Expr] = []
+        for source in shown:
+            if not source.name:
+                raise OneByOneError("* over a table without a name")
+            one = exp.Column(this=exp.Star(), table=exp.to_identifier(source.name, quoted=True))
+            if source.relation.carries:
+                _leave_out_index(one.this)
+            stars.append(one)
+        return stars
+
+    def _check_stars(self, item: exp.Expr) -> None:
+        for star in item.find_all(exp.Star):
+            parent = star.parent
+            if not (isinstance(parent, exp.Anonymous) and _function_name(parent) == "count") and self._is_own(star):
+                raise OneByOneError("* inside a function")
+
+    def _carrying(self) -> Iterator[Source]:
+        return (source for source in self._sources if source.relation.carries)
+
+    def _aggregates(self) -> Iterator[exp.Expr]:
+        """Calls of aggregates that are not window functions."""
+        for part in (*self._select.expressions, self._select.args.get("having"), self._select.args.get("order")):
+            if part is None:
+                continue
+            for node in part.find_all(exp.Anonymous, exp.Any, exp.All):
+                if not self._is_own(node):
+                    continue
+                if not isinstance(node, exp.Anonymous):
+                    raise OneByOneError("ANY or ALL without GROUP BY")
+                if _function_name(node) in AGGREGATES and not _is_windowed(node):
+                    yield node
+
+    def _is_key(self, item: exp.Expr) -> bool:
+        """Whether GROUP BY ALL takes it, as far as can be seen."""
+        calls = (node for node in item.find_all(exp.Anonymous, exp.Window) if self._is_own(node))
+        return not any(isinstance(node, exp.Window) or _function_name(node) in AGGREGATES for node in calls)
+
+    def _own(self, kind: type[exp.Window]) -> Iterator[exp.Window]:
+        return (node for node in self._select.find_all(kind) if self._is_own(node))
+
+    def _is_own(self, node: exp.Expr) -> bool:
+        """Whether it is of this SELECT, and not of one inside it."""
+        return node.find_ancestor(exp.Select, exp.SetOperation) is self._select
+
+
+def _is_windowed(node: exp.Expr) -> bool:
+    above = node.parent
+    while isinstance(above, (exp.Filter, exp.IgnoreNulls, exp.RespectNulls, exp.WithinGroup)):
+        above, node = above.parent, above
+    return isinstance(above, exp.Window) and above.this is node
+
+
+def _function_name(node: exp.Expr) -> str:
+    return node.name.lower()
+
+
+def _leave_out_index(star: exp.Star) -> None:
+    star.append("except_", exp.column(WINDOW))
+    changed(star)
+
+
+def name_index(alias: exp.TableAlias) -> None:
+    """An alias that names columns names the index too."""
+    if alias.args.get("columns"):
+        alias.append("columns", exp.to_identifier(WINDOW))
+        changed(alias)
+
+
+def order_by_index(node: exp.Expr) -> None:
+    """Rows that are in order are so window by window."""
+    order = node.args.get("order")
+    if order is not None:
+        order.set("expressions", [exp.Ordered(this=exp.column(WINDOW)), *order.expressions])
+        changed(order)
+
+
+def _allow(node: exp.Expr, parts: frozenset[str], what: str) -> None:
+    for name, value in node.args.items():
+        if value and name not in parts:
+            raise OneByOneError(_NAMES_OF_PARTS.get(name) or f"{what} with {name.strip('_').upper()}")
+
+
+def _reads(node: exp.Expr, known: Mapping[str, Relation]) -> bool:
+    """Whether something in it may differ between windows."""
+    names = {table.name.lower() for table in node.find_all(exp.Table)}
+    return TABLE in names or any(name in names for name, relation in known.items() if relation.carries)

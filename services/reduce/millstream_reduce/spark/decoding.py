@@ -1,0 +1,238 @@
+"""Decodes values into the fields that a query needs, inside Spark's Python workers. Pure.
+
+    values ─► fast: all of a batch at once, by pyarrow ─► columns
+                └─► what that refuses, in ever smaller parts ─► one by one (`conversion`)
+
+A value, or a field of one, that is not what was declared gives NULL, as in Spark's own PERMISSIVE mode; it never fails
+its neighbours. A decoder says how many values that happened to.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import fastavro
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.json
+
+from millstream_reduce.spark.conversion import Malformed, convert, from_text
+
+_SPLIT = 8
+"""A part that was refused is cut into so many smaller ones."""
+_ONE_BY_ONE = 64
+"""Parts of so many values are read one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A declared field of the value."""
+
+    name: str
+    kind: pa.DataType
+
+
+class Decoder(Protocol):
+    """Of one format. Can be pickled."""
+
+    def decode(self, values: pa.Array) -> tuple[list[pa.Array], int]:
+        """A column for each field that is needed, and how many values were malformed."""
+
+
+@dataclass(frozen=True)
+class JsonDecoder:
+    """Each value is a JSON object."""
+
+    fields: tuple[Field, ...]
+
+    def decode(self, values: pa.Array) -> tuple[list[pa.Array], int]:
+        return _decode(values, self.fields, self._fast, self._rows)
+
+    def _fast(self, values: pa.Array) -> list[pa.Array] | None:
+        # A value that begins with { and ends with } cannot run into its neighbours: }{ is an error inside an object,
+        # and so is the newline inside a text. So there is at least one object for each value, and when there are as
+        # many as values, each is where it belongs.
+        offsets, data = _buffers(values)
+        starts, ends = offsets[:-1], offsets[1:]
+        if not len(data) or (ends == starts).any():
+            return None
+        if (data[starts] != ord("{")).any() or (data[ends - 1] != ord("}")).any():
+            return None
+        text = pc.binary_join(_as_list(values), b"\n")[0].as_buffer()
+        try:
+            table = pyarrow.json.read_json(
+                pa.BufferReader(text),
+                read_options=pyarrow.json.ReadOptions(use_threads=False, block_size=text.size + 1),
+                parse_options=pyarrow.json.ParseOptions(
+                    explicit_schema=self._schema, unexpected_field_behavior="ignore"
+                ),
+            )
+            if table.num_rows != len(values):
+                return None
+            # Texts are not checked to be UTF-8 while they are read.
+            table.validate(full=True)
+            return [_one(table.column(field.name)).cast(field.kind) for field in self.fields]
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            return None
+
+    def _rows(self, values: pa.Array) -> Iterator[dict[str, Any] | None]:
+        for value in values.to_pylist():
+            try:
+                row = json.loads(value)
+            except (ValueError, RecursionError):
+                yield None
+            else:
+                yield row if isinstance(row, dict) else None
+
+    @cached_property
+    def _schema(self) -> pa.Schema:
+        """Dates are read as texts."""
+        return pa.schema([
+            (field.name, pa.string() if pa.types.is_date(field.kind) else field.kind) for field in self.fields
+        ])  # fmt: skip
+
+
+@dataclass(frozen=True)
+class CsvDecoder:
+    """Each value is one line; the columns are all fields that are declared, in order."""
+
+    declared: tuple[Field, ...]
+    needed: tuple[str, ...]
+    delimiter: str = ","
+
+    def decode(self, values: pa.Array) -> tuple[list[pa.Array], int]:
+        return _decode(values, self.fields, self._fast, self._rows)
+
+    @cached_property
+    def fields(self) -> tuple[Field, ...]:
+        return tuple(field for field in self.declared if field.name in self.needed)
+
+    def _fast(self, values: pa.Array) -> list[pa.Array] | None:
+        # Without quotes and line ends, and not empty, each value is one line or an error.
+        offsets, data = _buffers(values)
+        if not len(data) or (offsets[1:] == offsets[:-1]).any() or not self.fields:
+            return None
+        inner = data[offsets[0] : offsets[-1]]
+        if np.isin(inner, (ord('"'), ord("\n"), ord("\r"))).any():
+            return None
+        text = pc.binary_join(_as_list(values), b"\n")[0].as_buffer()
+        try:
+            table = pyarrow.csv.read_csv(
+                pa.BufferReader(text),
+                read_options=pyarrow.csv.ReadOptions(
+                    use_threads=False, block_size=text.size + 1, column_names=[field.name for field in self.declared]
+                ),
+                parse_options=pyarrow.csv.ParseOptions(delimiter=self.delimiter),
+                convert_options=pyarrow.csv.ConvertOptions(
+                    column_types={field.name: field.kind for field in self.fields},
+                    include_columns=[field.name for field in self.fields],
+                    null_values=[""],
+                    strings_can_be_null=True,
+                ),
+            )
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowKeyError):
+            return None
+        if table.num_rows != len(values):
+            return None
+        return [_one(table.column(field.name)) for field in self.fields]
+
+    def _rows(self, values: pa.Array) -> Iterator[dict[str, Any] | None]:
+        names = [field.name for field in self.declared]
+        kinds = {field.name: field.kind for field in self.fields}
+        for value in values.to_pylist():
+            try:
+                lines = list(csv.reader(io.StringIO(value.decode(), newline=""), delimiter=self.delimiter, strict=True))
+            except (ValueError, csv.Error):
+                yield None
+                continue
+            if len(lines) != 1 or len(lines[0]) != len(names):
+                yield None
+                continue
+            yield {
+                name: from_text(text, kinds[name]) for name, text in zip(names, lines[0], strict=True) if name in kinds
+            }
+
+
+@dataclass(frozen=True)
+class AvroDecoder:
+    """Each value is a record as the writer's schema says, without a header."""
+
+    fields: tuple[Field, ...]
+    schema: str
+    """Of the writer, JSON."""
+
+    def decode(self, values: pa.Array) -> tuple[list[pa.Array], int]:
+        return _decode(values, self.fields, lambda _: None, self._rows)
+
+    def _rows(self, values: pa.Array) -> Iterator[dict[str, Any] | None]:
+        schema = self._parsed
+        for value in values.to_pylist():
+            stream = io.BytesIO(value)
+            try:
+                row = fastavro.schemaless_reader(stream, schema, None)
+            except Exception:  # noqa: BLE001 - what it raises for bytes that are no record is not said anywhere
+                yield None
+                continue
+            yield row if isinstance(row, dict) and stream.tell() == len(value) else None
+
+    @cached_property
+    def _parsed(self) -> Any:
+        return fastavro.parse_schema(json.loads(self.schema))
+
+
+def _decode(
+    values: pa.Array,
+    fields: Sequence[Field],
+    fast: Callable[[pa.Array], list[pa.Array] | None],
+    rows_of: Callable[[pa.Array], Iterator[dict[str, Any] | None]],
+) -> tuple[list[pa.Array], int]:
+    if (columns := fast(values)) is not None:
+        return columns, 0
+    if len(values) <= _ONE_BY_ONE:
+        return _one_by_one(rows_of(values), fields)
+    step = max(_ONE_BY_ONE, -(-len(values) // _SPLIT))
+    parts = [_decode(values.slice(at, step), fields, fast, rows_of) for at in range(0, len(values), step)]
+    columns = [pa.concat_arrays([part[index] for part, _ in parts]) for index in range(len(fields))]
+    return columns, sum(malformed for _, malformed in parts)
+
+
+def _one_by_one(rows: Iterator[dict[str, Any] | None], fields: Sequence[Field]) -> tuple[list[pa.Array], int]:
+    columns: list[list[Any]] = [[] for _ in fields]
+    malformed = 0
+    for row in rows:
+        whole = row is not None
+        for field, column in zip(fields, columns, strict=True):
+            try:
+                column.append(convert((row or {}).get(field.name), field.kind))
+            except Malformed:
+                column.append(None)
+                whole = False
+        malformed += not whole
+    return [pa.array(column, field.kind) for field, column in zip(fields, columns, strict=True)], malformed
+
+
+def _buffers(values: pa.Array) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
+    """Offsets of the items, and the bytes they point into."""
+    _, offsets, data = values.buffers()
+    if data is None:
+        return np.zeros(len(values) + 1, np.int32), np.empty(0, np.uint8)
+    whole = np.frombuffer(offsets, np.int32)
+    return whole[values.offset : values.offset + len(values) + 1], np.frombuffer(data, np.uint8)
+
+
+def _as_list(values: pa.Array) -> pa.Array:
+    """All values as one list, for `binary_join`."""
+    return pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values)
+
+
+def _one(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()

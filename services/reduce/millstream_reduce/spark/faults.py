@@ -1,0 +1,106 @@
+"""What Spark's exceptions mean: whose fault it is, in words for people.
+
+Above it: `jobs`. Below it: PySpark's exceptions, of classic sessions and of Spark Connect. Everything that a window's
+own rows or the user's own code can cause is a `WindowFault`, and the window it happened in can be found by computing
+fewer windows; anything else is about the whole job.
+"""
+
+from __future__ import annotations
+
+import re
+from difflib import get_close_matches
+
+from millstream import errors
+from millstream.errors import MillstreamError, RetryLaterError
+
+_POSITION = re.compile(r"line (\d+),? pos(?:ition)? (\d+)")
+_STATE = re.compile(r"\s*SQLSTATE: \w+.*", re.DOTALL)
+_CONDITION = re.compile(r"^\s*\[([A-Z0-9_.]+)\]\s*")
+_OURS = re.compile(r"millstream\.errors\.(\w+): (.*)")
+_TRACEBACK = re.compile(r"Traceback \(most recent call last\):.*", re.DOTALL)
+_USERS_STATES = ("07", "21", "22", "23", "38", "42", "P0001")
+"""Classes of SQLSTATE that speak of data and expressions: cardinality, data exception, constraint, external routine,
+syntax or access, raise_error."""
+_CRASHED = ("Python worker exited unexpectedly", "Python worker failed to connect back", "SIGSEGV", "crashed")
+_AWAY = ("Connection refused", "SparkContext was shut down", "has been stopped", "UNAVAILABLE", "ExecutorLostFailure")
+_CANCELLED = ("cancelled", "OPERATION_CANCELED")
+
+
+class WindowFault(Exception):
+    """Some window of a job cannot be computed, by its data or the user's code."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.detail = detail
+
+
+def meaning(error: Exception) -> WindowFault | MillstreamError:
+    """What a job that failed with `error` says."""
+    if isinstance(error, MillstreamError):
+        return error
+    text = str(error)
+    if (ours := _OURS.search(text)) is not None:
+        kind = getattr(errors, ours[1], None)
+        if isinstance(kind, type) and issubclass(kind, MillstreamError):
+            return kind(ours[2].strip())
+    if any(word in text for word in _CRASHED):
+        return WindowFault("the Python worker that computed it ended without notice", _last_lines(text))
+    if any(word in text for word in _AWAY) or isinstance(error, (ConnectionError, EOFError)):
+        return RetryLaterError(f"Spark went away in the middle of a job: {first_line(text)}")
+    state = _state_of(error)
+    if state.startswith(_USERS_STATES):
+        return WindowFault(sentence(text))
+    traceback = _TRACEBACK.search(text)
+    if traceback is not None:
+        return WindowFault(_last_line(traceback[0]), traceback[0])
+    return RetryLaterError(f"a Spark job failed: {first_line(text)}")
+
+
+def sentence(text: str, first_line_number: int = 1) -> str:
+    """The message of Spark's exception in short: where it is, and what is wrong. Plans and hints are left out.
+
+    `first_line_number`: number of the line of the statement on which the user's text begins.
+    """
+    position = _POSITION.search(text)
+    message = _STATE.sub("", _CONDITION.sub("", text.strip())).strip()
+    message = " ".join(message.split())
+    # How to switch the check off for the whole session is not advice for one query.
+    message = re.sub(r" ?If necessary,? set .*? to bypass this error\.", "", message)
+    if position is None:
+        return message
+    return f"line {int(position[1]) - first_line_number + 1}, column {int(position[2]) + 1}: {message}"
+
+
+def with_suggestion(message: str, functions: list[str]) -> str:
+    """Of an unknown function: names that resemble it."""
+    unknown = re.search(r"Cannot resolve routine `([^`]+)`", message)
+    if unknown is None:
+        return message
+    close = get_close_matches(unknown[1].lower(), functions, 3)
+    meant = f" Did you mean one of the following? [{', '.join(f'`{name}`' for name in close)}]." if close else ""
+    return f"{message.partition(' on search path')[0]}.{meant}"
+
+
+def first_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[0] if lines else "no message"
+
+
+def is_cancelled(error: Exception) -> bool:
+    """The job was cancelled from outside."""
+    return any(word in str(error) for word in _CANCELLED)
+
+
+def _state_of(error: Exception) -> str:
+    state = getattr(error, "getSqlState", None)
+    return (state() or "") if callable(state) else ""
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1]
+
+
+def _last_lines(text: str, count: int = 12) -> str:
+    return "\n".join([line for line in text.splitlines() if line.strip()][-count:])

@@ -1,0 +1,101 @@
+"""What is computed over closed windows: programs are checked and run here, whole jobs at a time.
+
+    programs and windows ─► jobs ─► Spark ─► result rows of every window, or why it has none
+
+Above it: the driver, which decides what goes into a job. Below it: `sql` for queries, `groups` for functions. A run
+has no side effect. A window that cannot be computed fails alone: it is found by computing ever fewer of them together.
+Blocking; both functions may be called from several threads at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from millstream.wire.reduce.v1 import spark_pb2
+from millstream_reduce.spark.faults import WindowFault, meaning
+from millstream_reduce.spark.manifest import JobWindow
+from millstream_reduce.spark.results import RESULT_SCHEMA, completed
+from millstream_reduce.spark.sql import QueryFault, SqlPlan, compute_sql, plan_sql
+
+__all__ = ["JobResult", "JobWindow", "check", "run"]
+
+_PLANS_MAX = 256
+_plans: WeakKeyDictionary[SparkSession, dict[bytes, SqlPlan]] = WeakKeyDictionary()
+"""Queries that a session has understood: looking at one again costs as much as a small job."""
+
+Compute = Callable[[Sequence[JobWindow]], pa.Table]
+
+
+@dataclass(frozen=True, slots=True)
+class JobResult:
+    """What a run gives."""
+
+    table: pa.Table
+    """window: int32, keys: list<string>, value: binary, tags: list<string>, headers: map<string, binary>."""
+    failures: list[spark_pb2.WindowFailure]
+    """Windows that have no rows in the table, and why."""
+
+
+def check(spark: SparkSession, program: spark_pb2.Program) -> spark_pb2.CheckResponse:
+    """Whether a program can run."""
+    try:
+        plan = _planned(spark, program.sql)
+    except QueryFault as fault:
+        return spark_pb2.CheckResponse(faults=[str(fault)])
+    return spark_pb2.CheckResponse(columns=plan.result_columns, one_by_one=plan.one_by_one)
+
+
+def run(spark: SparkSession, program: spark_pb2.Program, windows: Sequence[JobWindow]) -> JobResult:
+    """Compute windows. Raises `MillstreamError` for what is not the fault of any window."""
+    compute = _computation(spark, program)
+    tables, failures = _isolated(compute, windows, 0)
+    return JobResult(completed(pa.concat_tables(tables or [RESULT_SCHEMA.empty_table()]), windows), failures)
+
+
+def _computation(spark: SparkSession, program: spark_pb2.Program) -> Compute:
+    plan = _planned(spark, program.sql)
+    parallelism = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
+    return lambda windows: compute_sql(spark, plan, windows, parallelism)
+
+
+def _planned(spark: SparkSession, program: spark_pb2.SqlProgram) -> SqlPlan:
+    plans = _plans.setdefault(spark, {})
+    name = program.SerializeToString(deterministic=True)
+    if (plan := plans.get(name)) is None:
+        plan = plan_sql(spark, program)
+        while len(plans) >= _PLANS_MAX:
+            plans.pop(next(iter(plans)))
+        plans[name] = plan
+    return plan
+
+
+def _isolated(
+    compute: Compute, windows: Sequence[JobWindow], first: int
+) -> tuple[list[pa.Table], list[spark_pb2.WindowFailure]]:
+    """Compute `windows`, the first of which has the index `first`; those that fail, alone."""
+    if not windows:
+        return [], []
+    try:
+        return [_shifted(compute(windows), first)], []
+    except Exception as error:
+        fault = meaning(error)
+        if not isinstance(fault, WindowFault):
+            raise fault from error
+    if len(windows) == 1:
+        return [], [spark_pb2.WindowFailure(window=first, reason=fault.reason, detail=fault.detail)]
+    middle = len(windows) // 2
+    tables, failures = _isolated(compute, windows[:middle], first)
+    more_tables, more_failures = _isolated(compute, windows[middle:], first + middle)
+    return tables + more_tables, failures + more_failures
+
+
+def _shifted(table: pa.Table, first: int) -> pa.Table:
+    if first == 0:
+        return table
+    windows = pa.compute.add(table.column("window"), pa.scalar(first, pa.int32()))
+    return table.set_column(0, "window", windows)

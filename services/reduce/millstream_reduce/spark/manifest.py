@@ -1,0 +1,166 @@
+"""Which rows of the log each task of a Spark job reads. Pure; made where the job is started, pickled to its tasks.
+
+    windows ─► manifest_of ─► Manifest.for_task(i) ─► the runs of rows of one task, entry by entry
+
+A task is given either whole windows (so that nothing has to be brought together behind it) or a share of the entries.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from millstream.wire.reduce.v1 import wal_pb2
+
+WINDOW = "__window"
+"""Column with the window's index in the job."""
+
+Indexes = npt.NDArray[np.int64]
+
+
+class JobWindow(NamedTuple):
+    """A window of a job, and where its log lies."""
+
+    directory: str
+    window: wal_pb2.Window
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Runs of rows of one entry, by columns: rows `first_rows[i]` on, `rows[i]` of them, belong to `windows[i]`."""
+
+    directory: str
+    segment: int
+    offset: int
+    length: int
+    windows: Indexes
+    first_rows: Indexes
+    rows: Indexes
+
+
+class Span(NamedTuple):
+    """What the tasks need to know of a window beside its rows."""
+
+    start_us: int
+    end_us: int
+    early: int
+    key: bytes | None
+    """Key parts joined by 0x1F, of a window that belongs to one key."""
+
+
+_COLUMNS = ("window", "directory", "segment", "offset", "length", "first_row", "rows")
+_OFFSET = _COLUMNS.index("offset")
+
+
+class Manifest:
+    """The rows of all tasks of a job."""
+
+    def __init__(self, directories: Sequence[str], spans: Sequence[Span], pieces: Indexes, ends: Sequence[int]) -> None:
+        """`pieces`: a row a piece, those of one task together; `ends`: where each task's end."""
+        self._directories = list(directories)
+        self.spans = list(spans)
+        self._pieces = pieces
+        self._ends = list(ends)
+
+    @property
+    def tasks(self) -> int:
+        return len(self._ends)
+
+    @property
+    def rows(self) -> int:
+        return int(self._pieces[:, -1].sum())
+
+    def by_entry(self, task: int) -> Iterator[Runs]:
+        """What a task reads, each entry once, in the order of each log; a window's rows in the order of arrival."""
+        pieces = self._of_task(task)
+        if len(pieces) == 0:
+            return
+        _, directory, segment, offset, _, first_row, _ = pieces.T
+        yield from self._runs(pieces[np.lexsort((first_row, offset, segment, directory))])
+
+    def by_window(self, task: int, rows_max: int) -> Iterator[list[Runs]]:
+        """What a task reads, some whole windows at a time: as many as have `rows_max` rows together, at least one."""
+        pieces = self._of_task(task)
+        starts = np.flatnonzero(np.diff(pieces[:, 0], prepend=-1))
+        chunk_start, rows = 0, 0
+        for start, stop in pairwise([*starts.tolist(), len(pieces)]):
+            of_window = int(pieces[start:stop, -1].sum())
+            if rows and rows + of_window > rows_max:
+                yield list(self._runs(pieces[chunk_start:start]))
+                chunk_start, rows = start, 0
+            rows += of_window
+        if chunk_start < len(pieces):
+            yield list(self._runs(pieces[chunk_start:]))
+
+    def _of_task(self, task: int) -> Indexes:
+        return self._pieces[self._ends[task - 1] if task else 0 : self._ends[task]]
+
+    def _runs(self, pieces: Indexes) -> Iterator[Runs]:
+        """Neighbouring pieces of the same entry become one `Runs`."""
+        changes = np.flatnonzero((np.diff(pieces[:, 1:4], axis=0) != 0).any(axis=1)) + 1
+        for start, stop in pairwise([0, *changes.tolist(), len(pieces)]):
+            _, directory, segment, offset, length, _, _ = pieces[start].tolist()
+            of_entry = pieces[start:stop]
+            yield Runs(
+                self._directories[directory], segment, offset, length, of_entry[:, 0], of_entry[:, 5], of_entry[:, 6]
+            )
+
+    def __getstate__(self) -> tuple[list[str], list[Span], bytes, tuple[int, ...], list[int]]:
+        # Mostly small numbers that resemble their neighbours: a tenth of the size, and it is sent to every task.
+        pieces = zlib.compress(np.ascontiguousarray(self._pieces.T).tobytes(), 1)
+        return self._directories, self.spans, pieces, self._pieces.shape, self._ends
+
+    def __setstate__(self, state: tuple[list[str], list[Span], bytes, tuple[int, ...], list[int]]) -> None:
+        self._directories, self.spans, pieces, (rows, width), self._ends = state
+        self._pieces = np.frombuffer(zlib.decompress(pieces), np.int64).reshape(width, rows).T
+
+
+def manifest_of(windows: Sequence[JobWindow], tasks: int = 1, *, whole_windows: bool) -> Manifest:
+    """The manifest of a job of at most `tasks` tasks, of about as many rows each.
+
+    `whole_windows`: a task is given windows; otherwise entries, and a window may be in several tasks.
+    """
+    directories = sorted({window.directory for window in windows})
+    numbers = {directory: number for number, directory in enumerate(directories)}
+    parts = [_pieces_of(index, numbers[item.directory], item.window) for index, item in enumerate(windows)]
+    pieces = np.concatenate([np.empty((0, len(_COLUMNS)), np.int64), *parts])
+    if not whole_windows:
+        # An entry is read by one task only.
+        pieces = pieces[np.lexsort((pieces[:, 5], pieces[:, 3], pieces[:, 2], pieces[:, 1]))]
+    return Manifest(
+        directories, [_span_of(item.window) for item in windows], pieces, _ends(pieces, tasks, whole_windows)
+    )
+
+
+def _ends(pieces: Indexes, tasks: int, whole_windows: bool) -> list[int]:
+    """Where to cut between the tasks: at the window or entry nearest to an equal share."""
+    if len(pieces) == 0:
+        return [0]
+    unit = pieces[:, :1] if whole_windows else pieces[:, 1:4]
+    cuts = np.append(np.flatnonzero((np.diff(unit, axis=0) != 0).any(axis=1)) + 1, len(pieces))
+    rows = np.cumsum(pieces[:, -1])
+    rows_at = rows[cuts - 1]
+    wanted = rows[-1] * np.arange(1, tasks + 1) / tasks
+    chosen = np.minimum(np.searchsorted(rows_at, wanted - wanted[0] / 2), len(cuts) - 1)
+    return sorted({*cuts[chosen].tolist(), len(pieces)})
+
+
+def _pieces_of(window: int, directory: int, message: wal_pb2.Window) -> Indexes:
+    of = message.pieces
+    table = np.empty((len(of.segments), len(_COLUMNS)), np.int64)
+    table[:, 0] = window
+    table[:, 1] = directory
+    for column, values in enumerate((of.segments, of.offsets, of.lengths, of.first_rows, of.rows), start=2):
+        table[:, column] = values
+    return table
+
+
+def _span_of(message: wal_pb2.Window) -> Span:
+    key = message.key if message.HasField("key") else None
+    return Span(message.start_us, message.end_us, message.early, key)

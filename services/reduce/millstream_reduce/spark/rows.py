@@ -1,0 +1,233 @@
+"""Reads the rows of a task out of the log, inside Spark's Python workers.
+
+    entries, mapped and checked ─► runs sliced ─► glued to GLUED_ROWS ─► columns a query needs ─► Spark
+
+Above it: Spark's `mapInArrow`, or the tasks that call users' functions. Below it: the entries of the log, and
+`decoding`. It does not know what is computed. Rows are copied where they are glued, and nowhere before.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millstream.errors import DamageError
+from millstream_reduce.batches import decoded
+from millstream_reduce.log.entries import EntryFault, read_entry, segment_name
+from millstream_reduce.spark.decoding import Decoder
+from millstream_reduce.spark.manifest import WINDOW, Manifest, Runs
+
+GLUED_ROWS = 8192
+"""A batch that goes on to Spark has so many rows at least, unless it is the last."""
+BATCH_ROWS_MAX = 65536
+"""And so many at most, whatever the entries have."""
+
+TIMESTAMP = pa.timestamp("us", tz="UTC")
+KEYS = pa.list_(pa.string())
+HEADERS = pa.map_(pa.string(), pa.binary())
+LOG_COLUMNS: dict[str, pa.DataType] = {"value": pa.binary(), "event_time": TIMESTAMP, "keys": KEYS, "headers": HEADERS}
+"""Of the entries' bodies; the last two may be left out there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """What a query needs of every row."""
+
+    names: tuple[str, ...]
+    """Of the table `window`, without `value`."""
+    raw: bool = False
+    """The value as it is."""
+    decoder: Decoder | None = None
+    """Or some fields of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Some rows of the log, by columns, and the window each belongs to."""
+
+    windows: npt.NDArray[np.int32]
+    arrays: dict[str, pa.Array]
+
+    def __len__(self) -> int:
+        return len(self.windows)
+
+
+class Log:
+    """The entries that a task reads. Each is checked once."""
+
+    def __init__(self) -> None:
+        self._segments: dict[tuple[str, int], memoryview] = {}
+        self._checked: set[tuple[str, int, int]] = set()
+
+    def body(self, runs: Runs) -> pa.RecordBatch:
+        """All rows of an entry; they share the mapped file's memory. Raises `DamageError`."""
+        place = (runs.directory, runs.segment, runs.offset)
+        path = Path(runs.directory, segment_name(runs.segment))
+        try:
+            entry = read_entry(self._segment(runs, path), runs.offset, check=place not in self._checked)
+            append = entry.message().append
+            batch = decoded(entry.body, append.has_keys, append.has_headers)
+        except (EntryFault, OSError, ValueError) as error:
+            raise DamageError(f"{path}, offset {runs.offset}: {error}") from error
+        self._checked.add(place)
+        needed = int((runs.first_rows + runs.rows).max())
+        if batch.num_rows < needed:
+            raise DamageError(f"{path}, offset {runs.offset}: {batch.num_rows} rows, of which row {needed} is needed")
+        return batch
+
+    def _segment(self, runs: Runs, path: Path) -> memoryview:
+        if (mapped := self._segments.get((runs.directory, runs.segment))) is None:
+            with path.open("rb") as file:
+                mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            self._segments[runs.directory, runs.segment] = mapped
+        return mapped
+
+
+def chunks_of(log: Log, entries: Iterable[Runs], names: Sequence[str]) -> Iterator[Chunk]:
+    """The rows of `entries`, log columns `names` of them, run by run, at most `BATCH_ROWS_MAX` at a time."""
+    for runs in entries:
+        batch = log.body(runs)
+        arrays = {name: column_of(batch, name) for name in names}
+        for windows, first_rows, rows in _cut(runs):
+            total = int(rows.sum())
+            of_rows = np.repeat(windows.astype(np.int32), rows)
+            if (first_rows[1:] == first_rows[:-1] + rows[:-1]).all():
+                first = int(first_rows[0])
+                yield Chunk(of_rows, {name: array.slice(first, total) for name, array in arrays.items()})
+            else:
+                before = np.cumsum(rows) - rows
+                indexes = pa.array(np.repeat(first_rows - before, rows) + np.arange(total))
+                yield Chunk(of_rows, {name: array.take(indexes) for name, array in arrays.items()})
+
+
+def _cut(runs: Runs) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+    """Windows, first rows and rows of runs that have at most `BATCH_ROWS_MAX` rows together."""
+    windows, first_rows, rows = runs.windows, runs.first_rows, runs.rows
+    if int(rows.max()) > BATCH_ROWS_MAX:
+        pieces = -(-rows // BATCH_ROWS_MAX)
+        skipped = (np.arange(int(pieces.sum())) - np.repeat(np.cumsum(pieces) - pieces, pieces)) * BATCH_ROWS_MAX
+        windows = np.repeat(windows, pieces)
+        first_rows = np.repeat(first_rows, pieces) + skipped
+        rows = np.minimum(np.repeat(rows, pieces) - skipped, BATCH_ROWS_MAX)
+    start = 0
+    ends = np.cumsum(rows)
+    while start < len(rows):
+        before = int(ends[start - 1]) if start else 0
+        stop = max(start + 1, int(np.searchsorted(ends, before + BATCH_ROWS_MAX, side="right")))
+        yield windows[start:stop], first_rows[start:stop], rows[start:stop]
+        start = stop
+
+
+def glued(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+    """The same rows in fewer chunks."""
+    waiting: list[Chunk] = []
+    rows = 0
+    for chunk in chunks:
+        if waiting and rows + len(chunk) > BATCH_ROWS_MAX:
+            yield join(waiting)
+            waiting, rows = [], 0
+        waiting.append(chunk)
+        rows += len(chunk)
+        if rows >= GLUED_ROWS:
+            yield join(waiting)
+            waiting, rows = [], 0
+    if waiting:
+        yield join(waiting)
+
+
+def join(chunks: Sequence[Chunk]) -> Chunk:
+    """One chunk of the rows of all, at least one."""
+    if len(chunks) == 1:
+        return chunks[0]
+    return Chunk(
+        np.concatenate([chunk.windows for chunk in chunks]),
+        {name: pa.concat_arrays([chunk.arrays[name] for chunk in chunks]) for name in chunks[0].arrays},
+    )
+
+
+def column_of(batch: pa.RecordBatch, name: str) -> pa.Array:
+    """A log column of an entry; lists that are left out or null are empty."""
+    if name in batch.schema.names:
+        column: pa.Array = batch.column(name)
+        if column.null_count and name in ("keys", "headers"):
+            rows: list[object] = [[] if row is None else row for row in column.to_pylist()]
+            return pa.array(rows, LOG_COLUMNS[name])
+        return column
+    offsets = pa.py_buffer(bytes(4 * (batch.num_rows + 1)))
+    if name == "keys":
+        return pa.ListArray.from_buffers(KEYS, batch.num_rows, [None, offsets], children=[pa.array([], pa.string())])
+    nothing = pa.StructArray.from_arrays(
+        [pa.array([], pa.string()), pa.array([], pa.binary())], fields=[HEADERS.key_field, HEADERS.item_field]
+    )
+    return pa.Array.from_buffers(HEADERS, batch.num_rows, [None, offsets], children=[nothing])
+
+
+def key_of(keys: pa.Array) -> pa.Array:
+    """`key`: the parts joined by "/"; null for a record without keys."""
+    lengths = pc.list_value_length(keys)
+    extremes = pc.min_max(lengths).as_py()
+    if extremes == {"min": 1, "max": 1}:
+        return keys.flatten()
+    joined = pc.binary_join(keys, "/")
+    if extremes["min"] == 0:
+        joined = pc.if_else(pc.equal(lengths, 0), pa.scalar(None, pa.string()), joined)
+    return joined
+
+
+class RowReader:
+    """For `mapInArrow` over a range of task numbers: the rows of those tasks."""
+
+    def __init__(self, manifest: Manifest, columns: Columns) -> None:
+        self._manifest = manifest
+        self._columns = columns
+
+    def __call__(self, tasks: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        log = Log()
+        needed = [name for name in ("event_time", "keys", "headers") if name in self._columns.names]
+        if "key" in self._columns.names and "keys" not in needed:
+            needed.append("keys")
+        if self._columns.raw or self._columns.decoder is not None:
+            needed.append("value")
+        for batch in tasks:
+            for task in batch.column(0).to_pylist():
+                for chunk in glued(chunks_of(log, self._manifest.by_entry(task), needed)):
+                    yield self._batch(chunk)
+
+    def _batch(self, chunk: Chunk) -> pa.RecordBatch:
+        columns: dict[str, pa.Array] = {WINDOW: pa.array(chunk.windows)}
+        for name in self._columns.names:
+            columns[name] = self._column(name, chunk)
+        if self._columns.raw:
+            columns["value"] = chunk.arrays["value"]
+        if self._columns.decoder is not None:
+            decoded, _ = self._columns.decoder.decode(chunk.arrays["value"])
+            columns |= {field_column(index): array for index, array in enumerate(decoded)}
+        return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+    def _column(self, name: str, chunk: Chunk) -> pa.Array:
+        if name in chunk.arrays:
+            return chunk.arrays[name]
+        if name == "key":
+            return key_of(chunk.arrays["keys"])
+        get: Callable[[int], int] = {
+            "window_start": lambda index: self._manifest.spans[index].start_us,
+            "window_end": lambda index: self._manifest.spans[index].end_us,
+            "window_early": lambda index: self._manifest.spans[index].early,
+        }[name]
+        present, inverse = np.unique(chunk.windows, return_inverse=True)
+        values = np.array([get(index) for index in present.tolist()], np.int64)[inverse]
+        if name == "window_early":
+            return pa.array(values.astype(np.int32))
+        return pa.array(values).cast(TIMESTAMP)
+
+
+def field_column(index: int) -> str:
+    """Name of the column that holds a decoded field of the value."""
+    return f"__field_{index}"

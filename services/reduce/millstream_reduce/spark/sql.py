@@ -1,0 +1,318 @@
+"""SQL programs: a query over each of many windows, as one Spark job.
+
+    rows of the log ─► view of the table `window` ─► the query ─► one JSON object a row ─► Arrow
+
+Above it: `jobs`. Below it: `rows` in Spark's tasks, `batching` for many windows in one query. Works with classic
+sessions and with Spark Connect.
+
+The value of a result is a JSON object of the selected columns: NULL is written as null, times as RFC 3339 in UTC,
+binaries in base64. A column `key` (or `keys`, a list of parts) becomes the result's key and stays in the object; `tags`
+and `headers` become its tags and headers and do not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+
+import pyarrow as pa
+from pyspark.errors import ParseException, PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import types as spark_types
+
+from millstream.errors import UserError
+from millstream.wire.reduce.v1 import spark_pb2
+from millstream_reduce.spark import faults
+from millstream_reduce.spark.avro import fields_of_avro
+from millstream_reduce.spark.batching import TABLE, OneByOneError, batched
+from millstream_reduce.spark.decoding import AvroDecoder, CsvDecoder, Decoder, Field, JsonDecoder
+from millstream_reduce.spark.manifest import WINDOW, JobWindow, manifest_of
+from millstream_reduce.spark.needs import COLUMNS, needed_columns, needed_fields
+from millstream_reduce.spark.rows import Columns, RowReader, field_column
+from millstream_reduce.spark.schema import arrow_type, parse_fields
+
+SMALL_JOB_ROWS = 300_000
+"""Up to here one task is faster than several."""
+ONE_BY_ONE_WINDOWS = 32
+"""Windows in a job where each has a plan of its own."""
+
+_TYPES: dict[str, spark_types.DataType] = {
+    "key": spark_types.StringType(),
+    "keys": spark_types.ArrayType(spark_types.StringType()),
+    "event_time": spark_types.TimestampType(),
+    "headers": spark_types.MapType(spark_types.StringType(), spark_types.BinaryType()),
+    "window_start": spark_types.TimestampType(),
+    "window_end": spark_types.TimestampType(),
+    "window_early": spark_types.IntegerType(),
+}
+_JSON_OPTIONS = {
+    "timeZone": "UTC",
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+    "ignoreNullFields": "false",
+}
+_QUERY_LINE = 2
+"""Line of our statements on which the user's query begins."""
+_names = count()
+
+
+@dataclass(frozen=True, slots=True)
+class ResultColumn:
+    """A column of the query's result."""
+
+    name: str
+    kind: spark_types.DataType
+
+
+@dataclass(frozen=True, slots=True)
+class SqlPlan:
+    """A query that Spark has understood."""
+
+    query: str
+    columns: Columns
+    """What it reads of every row."""
+    rows: spark_types.StructType
+    """Columns of the rows as the tasks give them."""
+    window: tuple[str, ...]
+    """The columns of the table `window`, as expressions over those, the window's index first."""
+    results: tuple[ResultColumn, ...]
+    one_by_one: str
+    """Why many windows cannot share one query; empty when they can."""
+
+    @property
+    def result_columns(self) -> str:
+        """As Spark writes a table's."""
+        return ", ".join(f"{_quoted(column.name)} {column.kind.simpleString()}" for column in self.results)
+
+
+class QueryFault(UserError):
+    """The query cannot run. The message says where and why."""
+
+
+def plan_sql(spark: SparkSession, program: spark_pb2.SqlProgram) -> SqlPlan:
+    """Let Spark look at a query. Raises `QueryFault`."""
+    query = program.query.strip().rstrip(";")
+    full = _table(spark, program.value, *_everything(spark, program.value))
+    with _view(spark, spark.createDataFrame([], full.rows), full.window) as name:
+        results = _analyse(spark, _alone(query, name), query)
+    _check_results(results)
+    names, reads_value = needed_columns(query)
+    fields = needed_fields(query, full.declared) if reads_value else ()
+    pruned = _table(spark, program.value, names, fields, raw=reads_value)
+    one_by_one = ""
+    with _view(spark, spark.createDataFrame([], pruned.rows), pruned.window) as name:
+        try:
+            together = batched(query, name)
+            if (seen := _analyse(spark, together, query)) != (
+                *results,
+                ResultColumn(WINDOW, spark_types.IntegerType()),
+            ):
+                raise OneByOneError(f"rewritten it has other columns: {[column.name for column in seen]}")
+        except OneByOneError as error:
+            one_by_one = str(error)
+        except QueryFault as error:
+            one_by_one = f"rewritten for many windows it cannot run: {error}"
+        if one_by_one:
+            _analyse(spark, _alone(query, name), query)
+    return SqlPlan(query, pruned.columns, pruned.rows, pruned.window, results, one_by_one)
+
+
+def compute_sql(spark: SparkSession, plan: SqlPlan, windows: Sequence[JobWindow], parallelism: int) -> pa.Table:
+    """The results of all windows: window, keys, value, tags, headers. Raises what Spark raises."""
+    if plan.one_by_one and len(windows) > 1:
+        starts = range(0, len(windows), ONE_BY_ONE_WINDOWS)
+        tables = [_one_by_one(spark, plan, windows[at : at + ONE_BY_ONE_WINDOWS], at) for at in starts]
+        return pa.concat_tables(tables)
+    rows = sum(item.window.rows for item in windows)
+    tasks = parallelism if rows > SMALL_JOB_ROWS else 1
+    largest = max((item.window.rows for item in windows), default=0)
+    whole_windows = plan.one_by_one == "" and tasks > 1 and largest * tasks <= rows * 1.25
+    manifest = manifest_of(windows, tasks, whole_windows=whole_windows)
+    reader = RowReader(manifest, plan.columns)
+    if whole_windows:
+        # A plan for each task: what has one partition needs no shuffle.
+        bases = [_rows(spark, plan, reader, task, task + 1) for task in range(manifest.tasks)]
+    else:
+        bases = [_rows(spark, plan, reader, 0, manifest.tasks)]
+    statements = []
+    with _views(spark, bases, plan.window) as names:
+        for name in names:
+            query = _alone(plan.query, name, index=0) if plan.one_by_one else batched(plan.query, name)
+            statements.append(_result(plan, query))
+        return spark.sql("\nUNION ALL\n".join(statements)).toArrow()
+
+
+def _one_by_one(spark: SparkSession, plan: SqlPlan, windows: Sequence[JobWindow], first: int) -> pa.Table:
+    readers = [RowReader(manifest_of([window], whole_windows=True), plan.columns) for window in windows]
+    with _views(spark, [_rows(spark, plan, reader, 0, 1) for reader in readers], plan.window) as names:
+        statements = [
+            _result(plan, _alone(plan.query, name, index=index)) for index, name in enumerate(names, start=first)
+        ]
+        return spark.sql("\nUNION ALL\n".join(f"({statement})" for statement in statements)).toArrow()
+
+
+def _rows(spark: SparkSession, plan: SqlPlan, reader: RowReader, start: int, stop: int) -> DataFrame:
+    return spark.range(start, stop, 1, stop - start).mapInArrow(reader, plan.rows)
+
+
+@contextmanager
+def _views(spark: SparkSession, bases: Sequence[DataFrame], window: Sequence[str]) -> Iterator[list[str]]:
+    """Each of `bases` as a table `window` under a name of its own."""
+    names = [f"__rows_{next(_names)}" for _ in bases]
+    try:
+        for name, base in zip(names, bases, strict=True):
+            base.selectExpr(*window).createOrReplaceTempView(name)
+        yield names
+    finally:
+        for name in names:
+            spark.catalog.dropTempView(name)
+
+
+@contextmanager
+def _view(spark: SparkSession, base: DataFrame, window: Sequence[str]) -> Iterator[str]:
+    with _views(spark, [base], window) as (name,):
+        yield name
+
+
+def _alone(query: str, view: str, index: int | None = None) -> str:
+    """The query over the one window that is in `view`; the user's text begins on line `_QUERY_LINE`."""
+    columns = "*" if index is None else f"*, {index} AS {WINDOW}"
+    return f"WITH {TABLE} AS (SELECT * EXCEPT ({WINDOW}) FROM {view}) SELECT {columns} FROM (\n{query}\n)"
+
+
+def _result(plan: SqlPlan, query: str) -> str:
+    """The results of `query` as records."""
+    special = {column.name.lower(): column for column in reversed(plan.results)}
+    in_value = [column.name for column in plan.results if column.name.lower() not in ("tags", "headers")]
+    members = ", ".join(f"{_text(name)}, {_quoted(name)}" for name in in_value)
+    options = ", ".join(f"{_text(name)}, {_text(value)}" for name, value in _JSON_OPTIONS.items())
+    value = f"to_json(named_struct({members}), map({options}))" if in_value else "'{}'"
+    key = special.get("keys") or special.get("key")
+    tags, headers = special.get("tags"), special.get("headers")
+    return (
+        f"SELECT {WINDOW} AS window, {_list(key)} AS keys, {value} AS value, {_list(tags)} AS tags, "
+        f"CAST({_quoted(headers.name) if headers else 'NULL'} AS MAP<STRING, BINARY>) AS headers FROM (\n{query}\n)"
+    )
+
+
+def _list(column: ResultColumn | None) -> str:
+    """A list of texts: a list as it is, anything else as the only item."""
+    if column is None:
+        return "CAST(NULL AS ARRAY<STRING>)"
+    name = _quoted(column.name)
+    if isinstance(column.kind, spark_types.ArrayType):
+        return f"transform(CAST({name} AS ARRAY<STRING>), part -> coalesce(part, ''))"
+    return f"CASE WHEN {name} IS NOT NULL THEN array(CAST({name} AS STRING)) END"
+
+
+def _analyse(spark: SparkSession, statement: str, query: str) -> tuple[ResultColumn, ...]:
+    try:
+        schema = spark.sql(statement).schema
+    except ParseException as error:
+        raise QueryFault(_syntax_fault(spark, query)) from error
+    except PySparkException as error:
+        text = str(error)
+        message = faults.sentence(text, _QUERY_LINE)
+        if "UNRESOLVED_ROUTINE" in text:
+            functions = [row[0] for row in spark.sql("SHOW FUNCTIONS").collect()]
+            message = faults.with_suggestion(message, functions)
+        raise QueryFault(message) from error
+    return tuple(ResultColumn(field.name, field.dataType) for field in schema)
+
+
+def _syntax_fault(spark: SparkSession, query: str) -> str:
+    """What Spark says of the text alone: of the statement around it people should not hear."""
+    try:
+        spark.sql(f"EXPLAIN\n{query}")
+    except ParseException as error:
+        return faults.sentence(str(error), _QUERY_LINE)
+    except PySparkException:
+        pass
+    return "it is not a query: write one SELECT"
+
+
+def _check_results(results: Sequence[ResultColumn]) -> None:
+    seen: set[str] = set()
+    for column in results:
+        name = column.name.lower()
+        if name in seen:
+            raise QueryFault(f"two result columns are named {column.name}: give one another name with AS")
+        if name.startswith(WINDOW):
+            raise QueryFault(f"the name {column.name} is taken: give the column another one with AS")
+        seen.add(name)
+        if name == "headers" and not isinstance(column.kind, spark_types.MapType):
+            raise QueryFault("the result column headers is a MAP<STRING, BINARY>: give it another name with AS")
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """The table `window`, or as much of it as is read."""
+
+    columns: Columns
+    rows: spark_types.StructType
+    window: tuple[str, ...]
+    declared: tuple[str, ...]
+
+
+def _everything(spark: SparkSession, value: spark_pb2.ValueSchema) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    return COLUMNS, tuple(field.name for field in _declared(spark, value))
+
+
+def _declared(spark: SparkSession, value: spark_pb2.ValueSchema) -> spark_types.StructType:
+    try:
+        if value.format == "avro":
+            return fields_of_avro(json.loads(value.avro_schema))
+        return parse_fields(spark, value.fields) if value.fields else spark_types.StructType()
+    except PySparkException as error:
+        raise QueryFault(f"value.fields: {faults.sentence(str(error))}") from error
+    except ValueError as error:
+        raise QueryFault(f"value: {error}") from error
+
+
+def _table(
+    spark: SparkSession, value: spark_pb2.ValueSchema, names: Sequence[str], fields: Sequence[str], *, raw: bool = True
+) -> _Table:
+    """The table `window` with these columns and these fields of the value (raw: with the value itself)."""
+    declared = _declared(spark, value)
+    raw = raw and value.format in ("", "raw")
+    needed = [field for field in declared if field.name in fields]
+    decoder = _decoder(value, declared, fields) if needed else None
+    rows = spark_types.StructType().add(WINDOW, spark_types.IntegerType())
+    for name in names:
+        rows = rows.add(name, _TYPES[name])
+    window = [WINDOW, *names]
+    if raw:
+        rows = rows.add("value", spark_types.BinaryType())
+        window.append("value")
+    if needed:
+        members = []
+        for index, field in enumerate(needed):
+            rows = rows.add(field_column(index), field.dataType)
+            members.append(f"{_text(field.name)}, {field_column(index)}")
+        window.append(f"named_struct({', '.join(members)}) AS value")
+    columns = Columns(tuple(names), raw=raw, decoder=decoder)
+    return _Table(columns, rows, tuple(window), tuple(field.name for field in declared))
+
+
+def _decoder(value: spark_pb2.ValueSchema, declared: spark_types.StructType, names: Sequence[str]) -> Decoder:
+    fields = tuple(Field(field.name, arrow_type(field.dataType)) for field in declared)
+    needed = tuple(field for field in fields if field.name in names)
+    match value.format:
+        case "json":
+            return JsonDecoder(needed)
+        case "csv":
+            return CsvDecoder(fields, tuple(field.name for field in needed), value.delimiter or ",")
+        case "avro":
+            return AvroDecoder(needed, value.avro_schema)
+    raise QueryFault(f"values cannot be decoded as {value.format!r}: json, csv, avro or raw")
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _text(text: str) -> str:
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
