@@ -268,11 +268,11 @@ class ValueFormat(SpecModel):
     bytes)."""
     fields: Text | None = None
     """The members or columns to read, as Spark writes a table's: `delay DOUBLE, origin STRING`. For `csv` all columns
-    of a line, in order. What a record lacks or has otherwise is NULL. Not for `raw`."""
+    of a line, in order. What a record lacks or has otherwise is NULL. Only for `json` and `csv`."""
     delimiter: Annotated[str, AfterValidator(_checked_delimiter)] | None = None
     """Between two columns of `csv`, one character. Default: a comma."""
     avro_schema: Text | None = None
-    """Schema that `avro` values were written with, JSON."""
+    """Schema that `avro` values were written with, a record's, JSON; its fields are the columns."""
 
     @classmethod
     def shape_faults(cls, data: Mapping[str, Any]) -> Iterator[ShapeFault]:
@@ -300,7 +300,7 @@ class ValueFormat(SpecModel):
 _VALUE_SETTINGS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "json": (("fields",), ()),
     "csv": (("fields",), ("delimiter",)),
-    "avro": (("fields", "avroSchema"), ()),
+    "avro": (("avroSchema",), ()),
     "raw": ((), ()),
 }
 """For each format the settings it needs and those it may have."""

@@ -57,7 +57,7 @@ storages = st.one_of(
 values = st.one_of(
     st.just({"fields": "n INT"}),
     st.just({"format": "csv", "fields": "n INT", "delimiter": ";"}),
-    st.just({"format": "avro", "fields": "n INT", "avroSchema": "{}"}),
+    st.just({"format": "avro", "avroSchema": "{}"}),
     st.just({"format": "raw"}),
 )
 reduce_programs = st.one_of(

@@ -130,15 +130,15 @@ CASES: dict[str, tuple[str, list[tuple[str, str]]]] = {
         [(f"{UDF}.sql.value", "`json` values need `fields`")],
     ),
     "values with settings of others": (
-        reduce_of("sql: {query: q, value: {format: avro, avroSchema: '{', delimiter: ;;}}"),
+        reduce_of("sql: {query: q, value: {format: avro, avroSchema: '{}', fields: n INT, delimiter: ;;}}"),
         [
-            (f"{UDF}.sql.value", "`avro` values need `fields`"),
+            (f"{UDF}.sql.value.fields", "`fields` has no effect on `avro` values"),
             (f"{UDF}.sql.value.delimiter", "`delimiter` has no effect on `avro` values"),
             (f"{UDF}.sql.value.delimiter", "';;' is not one character"),
         ],
     ),
     "a schema that is no JSON": (
-        reduce_of("sql: {query: q, value: {format: avro, avroSchema: '{', fields: n INT}}"),
+        reduce_of("sql: {query: q, value: {format: avro, avroSchema: '{'}}"),
         [(f"{UDF}.sql.value.avroSchema", "the schema is not JSON: ")],
     ),
     "a format there is not": (
