@@ -1,4 +1,5 @@
-// The function of tests/contract/udf in Go: it does what its input says. conformance.py there is the same in Python.
+// The function of tests/contract/udf in Go: it does what its input says. conformance.py there is the same in Python. With
+// the argument "reduce" it is the reduce function.
 package main
 
 import (
@@ -65,7 +66,11 @@ func obey(record udf.Record) ([]udf.Message, error) {
 }
 
 func main() {
-	if err := udf.Serve(obey); err != nil {
+	serve := func() error { return udf.Serve(obey) }
+	if len(os.Args) > 1 && os.Args[1] == "reduce" {
+		serve = func() error { return udf.ServeReduce(reduceObey) }
+	}
+	if err := serve(); err != nil {
 		log.Fatal(err)
 	}
 }

@@ -1,5 +1,5 @@
 // Package udf serves a Go function to a Millstream pipeline. It is an example of what an SDK has to do, complete for
-// map functions; docs/udf-protocol.md explains it.
+// map and reduce functions; docs/udf-protocol.md explains it.
 package udf
 
 import (
@@ -63,6 +63,10 @@ func (d Drop) Error() string       { return d.Reason }
 
 // Serve serves function until SIGTERM, then finishes what it holds.
 func Serve(function Function) error {
+	return serve(&service{function: function, kind: udfv1.Kind_KIND_MAP})
+}
+
+func serve(service *service) error {
 	path := os.Getenv("MILLSTREAM_UDF_SOCKET")
 	if path == "" {
 		return errors.New("MILLSTREAM_UDF_SOCKET is not set: Millstream starts this program and sets it")
@@ -71,14 +75,14 @@ func Serve(function Function) error {
 	if err != nil {
 		return err
 	}
-	drain := make(chan struct{})
+	service.drain = make(chan struct{})
 	server := grpc.NewServer(grpc.MaxRecvMsgSize(messageBytesMax), grpc.MaxSendMsgSize(messageBytesMax))
-	udfv1.RegisterUdfServer(server, &service{function: function, drain: drain})
+	udfv1.RegisterUdfServer(server, service)
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
 	go func() {
 		<-signals
-		close(drain)
+		close(service.drain)
 		server.GracefulStop()
 	}()
 	return server.Serve(listener)
@@ -86,17 +90,28 @@ func Serve(function Function) error {
 
 type service struct {
 	udfv1.UnimplementedUdfServer
+	kind     udfv1.Kind
 	function Function
+	reduce   ReduceFunction
 	drain    chan struct{}
 }
 
 func (s *service) Describe(context.Context, *udfv1.DescribeRequest) (*udfv1.DescribeResponse, error) {
 	return &udfv1.DescribeResponse{
 		ProtocolVersion: protocolVersion,
-		Kinds:           []udfv1.Kind{udfv1.Kind_KIND_MAP},
+		Kinds:           []udfv1.Kind{s.kind},
 		Language:        "go",
 		Concurrency:     1,
 	}, nil
+}
+
+func (s *service) check(hello *udfv1.Hello) error {
+	if hello == nil {
+		return status.Error(codes.InvalidArgument, "the first message of a stream is Hello")
+	} else if hello.Kind != s.kind {
+		return status.Errorf(codes.Unimplemented, "this function serves %v, not %v", s.kind, hello.Kind)
+	}
+	return nil
 }
 
 func (s *service) Map(stream grpc.BidiStreamingServer[udfv1.MapRequest, udfv1.MapResponse]) error {
@@ -104,10 +119,8 @@ func (s *service) Map(stream grpc.BidiStreamingServer[udfv1.MapRequest, udfv1.Ma
 	if err != nil {
 		return err
 	}
-	if hello := first.GetHello(); hello == nil {
-		return status.Error(codes.InvalidArgument, "the first message of a stream is Hello")
-	} else if hello.Kind != udfv1.Kind_KIND_MAP {
-		return status.Errorf(codes.Unimplemented, "this function serves map, not %v", hello.Kind)
+	if err := s.check(first.GetHello()); err != nil {
+		return err
 	}
 	welcome := &udfv1.Welcome{ProtocolVersion: protocolVersion, CallsMax: callsMax}
 	if err := stream.Send(&udfv1.MapResponse{Message: &udfv1.MapResponse_Welcome{Welcome: welcome}}); err != nil {

@@ -18,7 +18,6 @@ after the other, each when the one before is answered: so the group that ends it
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -35,14 +34,14 @@ from millstream_udf.groups import Part
 from millstream_udf.reducing import Answer, Failure
 from millstream_udf.wire.udf.v1 import udf_pb2
 
+__all__ = ["FunctionLostError", "UdfClientStatistics", "UdfReduction", "reduce_over_grpc"]
+
 KEPT_BYTES_MAX = 64 * 1024 * 1024
 """Bytes of messages without an answer that are kept to be sent again. A slow function is not sent more."""
 PARTIAL_BYTES_MAX = 16 * 1024 * 1024
 """Bytes of results of a group without a whole answer that are kept back."""
 BREAKS_MAX = 3
 """Breaks in a row that one group may cause."""
-BREAK_PAUSE_S = 0.1
-"""Before the next stream, when one broke."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +138,6 @@ class UdfReduction:
             self._tail, self._tail_bytes = [], 0
             self._kept = deque(one_by_one(self._kept, self._answered))
             self._kept_bytes = sum(len(message.data) for message in self._kept)
-            time.sleep(BREAK_PAUSE_S)
             stream = self._live()
             yield from self._send_again(stream)
             if not stream.ended:

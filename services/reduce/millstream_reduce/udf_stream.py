@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
@@ -20,7 +21,7 @@ from google.protobuf.message import DecodeError
 
 from millstream.errors import RetryLaterError, UdfError
 from millstream.udf.client import CHANNEL_OPTIONS, SERVICE
-from millstream.udf.stream import PROTOCOL_VERSION
+from millstream.udf.stream import FATAL, PROTOCOL_VERSION
 from millstream.wire.reduce.v1 import spark_pb2
 from millstream_udf.wire.udf.v1 import udf_pb2
 
@@ -28,6 +29,8 @@ CONNECT_TIMEOUT_S = 60.0
 """How long a function that does not answer is waited for: it may just be started anew."""
 OUTBOX_MESSAGES_MAX = 2
 """Messages that wait for HTTP/2 to take them."""
+REOPEN_PAUSE_S = 0.1
+"""Before the next attempt, when a stream ended before its Welcome."""
 INBOX_MESSAGES_MAX = 16
 """Messages that wait for the caller."""
 
@@ -158,16 +161,6 @@ def open_stream(program: spark_pb2.UdfProgram, where: str, first: int) -> Stream
     `first`: number of the first group that it will see. Raises `FunctionLostError` when nothing answers, `UdfError`
     when what answers is not such a function.
     """
-    channel = _channel(program.address)
-    ready = grpc.channel_ready_future(channel)
-    try:
-        ready.result(timeout=CONNECT_TIMEOUT_S)
-    except grpc.FutureTimeoutError:
-        ready.cancel()
-        raise FunctionLostError(
-            f"{where} has not answered for {CONNECT_TIMEOUT_S:g} s. Is it running, and can every task reach it there?"
-        ) from None
-    stream = Stream(first)
     hello = udf_pb2.Hello(
         protocol_version=PROTOCOL_VERSION,
         kind=udf_pb2.KIND_REDUCE,
@@ -176,14 +169,42 @@ def open_stream(program: spark_pb2.UdfProgram, where: str, first: int) -> Stream
         lane=program.lane,
         replica=program.replica,
     )
-    stream.start(
-        channel.stream_stream(f"{SERVICE}/Reduce"), udf_pb2.SealedReduceRequest(hello=hello).SerializeToString()
-    )
+    opening = udf_pb2.SealedReduceRequest(hello=hello).SerializeToString()
+    deadline = time.monotonic() + CONNECT_TIMEOUT_S
+    while True:
+        _wait_ready(program.address, where, deadline)
+        stream = Stream(first)
+        stream.start(_channel(program.address).stream_stream(f"{SERVICE}/Reduce"), opening)
+        if _is_welcomed(stream, where):
+            return stream
+        # A server that drains takes no streams any more, until the next has its place.
+        stream.close()
+        if stream.code in FATAL:
+            raise UdfError(f"{where}: {FATAL[stream.code]}: {stream.details or stream.code.name}")
+        if time.monotonic() > deadline:
+            raise FunctionLostError(f"{where} has opened no stream for {CONNECT_TIMEOUT_S:g} s ({stream.why})")
+        threading.Event().wait(REOPEN_PAUSE_S)
+
+
+def _wait_ready(address: str, where: str, deadline: float) -> None:
+    ready = grpc.channel_ready_future(_channel(address))
+    try:
+        ready.result(timeout=max(0.0, deadline - time.monotonic()))
+    except grpc.FutureTimeoutError:
+        raise FunctionLostError(
+            f"{where} has not answered for {CONNECT_TIMEOUT_S:g} s. Is it running, and can every task reach it there?"
+        ) from None
+    finally:
+        ready.cancel()
+
+
+def _is_welcomed(stream: Stream, where: str) -> bool:
     for data in stream.wait():
         if not _is_welcome(data):
             stream.close()
             raise UdfError(f"{where} does not speak the protocol: its first message is no Welcome")
-    return stream
+        return True
+    return False
 
 
 def _is_welcome(data: bytes) -> bool:

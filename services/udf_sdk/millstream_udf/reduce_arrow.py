@@ -91,10 +91,12 @@ class ArrowRows:
         )
 
     def _some(self, name: str) -> pa.Array[Any] | None:
+        """The column, unless all its lists are null or empty."""
         if name not in self._names:
             return None
-        column = self._batch[name]
-        return None if column.null_count == len(column) else column
+        column: Any = self._batch[name]
+        offsets = column.offsets
+        return None if len(column) == 0 or offsets[0] == offsets[-1] else column
 
 
 def arrow_part(groups: Sequence[Group], counts: Sequence[int], batch: pa.RecordBatch, *, unfinished: bool) -> Part:

@@ -124,7 +124,7 @@ class ReduceFunction:
         await feed.skip()
 
     def _results(self, group: Group, feed: Feed, context: Context) -> Iterator[bytes | Message]:
-        """Of a function that is not async."""
+        """Of a function that is not async. A generator, so that whatever it raises is raised to who takes results."""
         given = {"keys": group.keys, "window": group.window, "context": context}
         if self._shape.per_group:
             instance = self._call(*map(given.__getitem__, self._shape.arguments))
@@ -133,13 +133,14 @@ class ReduceFunction:
                     deque(map(instance.add, items_of(chunk, group, values=self._values)), maxlen=0)
                 else:
                     instance.add(self._table_of(self._tables.batch(chunk)))
-            return _outputs(instance.result())
+            yield from _outputs(instance.result())
+            return
         if self._values or self.definition.takes is Takes.RECORD:
             records: Any = Records(group, feed, values=self._values)
         else:
             records = self._table_of(self._tables.table([self._tables.batch(chunk) for chunk in feed]))
         given["records"] = records
-        return _outputs(self._call(*map(given.__getitem__, self._shape.arguments)))
+        yield from _outputs(self._call(*map(given.__getitem__, self._shape.arguments)))
 
     async def _results_async(self, group: Group, feed: Feed, context: Context) -> AsyncGenerator[bytes | Message, None]:
         given = {"keys": group.keys, "window": group.window, "context": context}

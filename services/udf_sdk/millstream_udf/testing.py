@@ -5,6 +5,8 @@
     def test_it_shouts():
         assert run(process, [b"hello"]).values == [b"HELLO"]
 
+`run_reduce` and `run_windows` do the same for reduce functions, `read_source` for sources.
+
 Values and records are packed into a frame, go through the same code as in a running sidecar, and the answer is unpacked
 again. Nothing is started: no broker, no gRPC, no other process.
 """
@@ -19,12 +21,15 @@ from typing import Any
 from millstream_udf import columns
 from millstream_udf.answering import answer_map, answer_sink, context_of
 from millstream_udf.context import Context
-from millstream_udf.definition import MAP, SINK, SOURCE, SOURCE_TRANSFORM, Definition, define
+from millstream_udf.definition import MAP, REDUCE, SINK, SOURCE, SOURCE_TRANSFORM, Definition, define
 from millstream_udf.execution import open_function
 from millstream_udf.inputs import Inputs
 from millstream_udf.sources import SourceLane, frame_of
+from millstream_udf.testing_reduce import Reduced, run_reduce, run_windows
 from millstream_udf.values import Batch, Message, Record
 from millstream_udf.wire.udf.v1 import udf_pb2
+
+__all__ = ["Outcome", "Reduced", "Results", "arun", "read_source", "run", "run_reduce", "run_windows"]
 
 _RESULTS = {
     udf_pb2.Outcome.RESULT_ERROR: "error",
@@ -165,6 +170,8 @@ def _hello(definition: Definition, kind: str) -> udf_pb2.Hello:
     chosen = kinds[kind] if kind else definition.kinds[0]
     if chosen == SOURCE:
         raise TypeError("a source takes no inputs; use read_source")
+    if chosen == REDUCE:
+        raise TypeError("a reduce function takes windows; use run_reduce or run_windows")
     if chosen not in definition.kinds:
         raise TypeError(f"{definition.name} is not a {kind}")
     return udf_pb2.Hello(

@@ -54,6 +54,15 @@ def command(request: pytest.FixtureRequest) -> list[str]:
     return python_command(f"{HERE / 'conformance.py'}:obey")
 
 
+@pytest.fixture(params=["python", "go"])
+def reduce_command(request: pytest.FixtureRequest) -> list[str]:
+    """The reduce function of the suite, in each language."""
+    if request.param == "go":
+        built: list[str] = request.getfixturevalue("go_command")
+        return [*built, "reduce"]
+    return python_command(f"{HERE / 'conformance_reduce.py'}:obey")
+
+
 @pytest.fixture
 def lines() -> Lines:
     """What sidecars print."""

@@ -41,6 +41,7 @@ const (
 	Kind_KIND_SOURCE_TRANSFORM Kind = 2
 	Kind_KIND_SINK             Kind = 3
 	Kind_KIND_SOURCE           Kind = 4
+	Kind_KIND_REDUCE           Kind = 5
 )
 
 // Enum value maps for Kind.
@@ -51,6 +52,7 @@ var (
 		2: "KIND_SOURCE_TRANSFORM",
 		3: "KIND_SINK",
 		4: "KIND_SOURCE",
+		5: "KIND_REDUCE",
 	}
 	Kind_value = map[string]int32{
 		"KIND_UNSPECIFIED":      0,
@@ -58,6 +60,7 @@ var (
 		"KIND_SOURCE_TRANSFORM": 2,
 		"KIND_SINK":             3,
 		"KIND_SOURCE":           4,
+		"KIND_REDUCE":           5,
 	}
 )
 
@@ -2137,6 +2140,807 @@ func (x *SourceBatch) GetPending() uint64 {
 	return 0
 }
 
+// A reduce stream: Hello, Welcome, then parts from the client and answers from the server. Both go through the same
+// groups in the same order. A part holds the records of many groups, or some of the records of one that is too large
+// for one part; so does an answer with the results. The server may answer whenever it likes, and the client reads while
+// it sends: HTTP/2 flow control is what bounds both. (Welcome.calls_max has no meaning here.) When the stream breaks, or
+// ends before every group is answered, the groups without a whole answer are sent again on the next stream.
+type ReduceRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to Message:
+	//
+	//	*ReduceRequest_Hello
+	//	*ReduceRequest_Part
+	Message       isReduceRequest_Message `protobuf_oneof:"message"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReduceRequest) Reset() {
+	*x = ReduceRequest{}
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReduceRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReduceRequest) ProtoMessage() {}
+
+func (x *ReduceRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReduceRequest.ProtoReflect.Descriptor instead.
+func (*ReduceRequest) Descriptor() ([]byte, []int) {
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *ReduceRequest) GetMessage() isReduceRequest_Message {
+	if x != nil {
+		return x.Message
+	}
+	return nil
+}
+
+func (x *ReduceRequest) GetHello() *Hello {
+	if x != nil {
+		if x, ok := x.Message.(*ReduceRequest_Hello); ok {
+			return x.Hello
+		}
+	}
+	return nil
+}
+
+func (x *ReduceRequest) GetPart() *ReducePart {
+	if x != nil {
+		if x, ok := x.Message.(*ReduceRequest_Part); ok {
+			return x.Part
+		}
+	}
+	return nil
+}
+
+type isReduceRequest_Message interface {
+	isReduceRequest_Message()
+}
+
+type ReduceRequest_Hello struct {
+	Hello *Hello `protobuf:"bytes,1,opt,name=hello,proto3,oneof"`
+}
+
+type ReduceRequest_Part struct {
+	Part *ReducePart `protobuf:"bytes,2,opt,name=part,proto3,oneof"`
+}
+
+func (*ReduceRequest_Hello) isReduceRequest_Message() {}
+
+func (*ReduceRequest_Part) isReduceRequest_Message() {}
+
+// One window, and one key of it where the vertex is keyed.
+type Group struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// [start, end), microseconds.
+	StartUs int64    `protobuf:"fixed64,1,opt,name=start_us,json=startUs,proto3" json:"start_us,omitempty"`
+	EndUs   int64    `protobuf:"fixed64,2,opt,name=end_us,json=endUs,proto3" json:"end_us,omitempty"`
+	Keys    []string `protobuf:"bytes,3,rep,name=keys,proto3" json:"keys,omitempty"`
+	// Number of the early result, from 1; 0 for the final one.
+	Early         uint32 `protobuf:"varint,4,opt,name=early,proto3" json:"early,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Group) Reset() {
+	*x = Group{}
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Group) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Group) ProtoMessage() {}
+
+func (x *Group) ProtoReflect() protoreflect.Message {
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Group.ProtoReflect.Descriptor instead.
+func (*Group) Descriptor() ([]byte, []int) {
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *Group) GetStartUs() int64 {
+	if x != nil {
+		return x.StartUs
+	}
+	return 0
+}
+
+func (x *Group) GetEndUs() int64 {
+	if x != nil {
+		return x.EndUs
+	}
+	return 0
+}
+
+func (x *Group) GetKeys() []string {
+	if x != nil {
+		return x.Keys
+	}
+	return nil
+}
+
+func (x *Group) GetEarly() uint32 {
+	if x != nil {
+		return x.Early
+	}
+	return 0
+}
+
+type ReducePart struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The groups that begin here.
+	Groups []*Group `protobuf:"bytes,1,rep,name=groups,proto3" json:"groups,omitempty"`
+	// How many of the records are of each group, in order. When the part before was unfinished, the first number is of
+	// the group that it left open, and there is one more than groups.
+	Counts []uint32 `protobuf:"fixed32,2,rep,packed,name=counts,proto3" json:"counts,omitempty"`
+	// The records. Absent when there are none. Without keys, each has its group's.
+	Frame *framev1.Frame `protobuf:"bytes,3,opt,name=frame,proto3" json:"frame,omitempty"`
+	// The last group goes on in the next part. Every other one is complete.
+	Unfinished    bool `protobuf:"varint,4,opt,name=unfinished,proto3" json:"unfinished,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReducePart) Reset() {
+	*x = ReducePart{}
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReducePart) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReducePart) ProtoMessage() {}
+
+func (x *ReducePart) ProtoReflect() protoreflect.Message {
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReducePart.ProtoReflect.Descriptor instead.
+func (*ReducePart) Descriptor() ([]byte, []int) {
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *ReducePart) GetGroups() []*Group {
+	if x != nil {
+		return x.Groups
+	}
+	return nil
+}
+
+func (x *ReducePart) GetCounts() []uint32 {
+	if x != nil {
+		return x.Counts
+	}
+	return nil
+}
+
+func (x *ReducePart) GetFrame() *framev1.Frame {
+	if x != nil {
+		return x.Frame
+	}
+	return nil
+}
+
+func (x *ReducePart) GetUnfinished() bool {
+	if x != nil {
+		return x.Unfinished
+	}
+	return false
+}
+
+type ReduceResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to Message:
+	//
+	//	*ReduceResponse_Welcome
+	//	*ReduceResponse_Answer
+	Message       isReduceResponse_Message `protobuf_oneof:"message"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReduceResponse) Reset() {
+	*x = ReduceResponse{}
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReduceResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReduceResponse) ProtoMessage() {}
+
+func (x *ReduceResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReduceResponse.ProtoReflect.Descriptor instead.
+func (*ReduceResponse) Descriptor() ([]byte, []int) {
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *ReduceResponse) GetMessage() isReduceResponse_Message {
+	if x != nil {
+		return x.Message
+	}
+	return nil
+}
+
+func (x *ReduceResponse) GetWelcome() *Welcome {
+	if x != nil {
+		if x, ok := x.Message.(*ReduceResponse_Welcome); ok {
+			return x.Welcome
+		}
+	}
+	return nil
+}
+
+func (x *ReduceResponse) GetAnswer() *ReduceAnswer {
+	if x != nil {
+		if x, ok := x.Message.(*ReduceResponse_Answer); ok {
+			return x.Answer
+		}
+	}
+	return nil
+}
+
+type isReduceResponse_Message interface {
+	isReduceResponse_Message()
+}
+
+type ReduceResponse_Welcome struct {
+	Welcome *Welcome `protobuf:"bytes,1,opt,name=welcome,proto3,oneof"`
+}
+
+type ReduceResponse_Answer struct {
+	Answer *ReduceAnswer `protobuf:"bytes,2,opt,name=answer,proto3,oneof"`
+}
+
+func (*ReduceResponse_Welcome) isReduceResponse_Message() {}
+
+func (*ReduceResponse_Answer) isReduceResponse_Message() {}
+
+// Results as columns.
+type ReduceAnswer struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// How many of the results are of each group that is answered, in order; 0 for a group without results. When the answer
+	// before was unfinished, the first number is of the group that it left open.
+	Counts []uint32             `protobuf:"fixed32,1,rep,packed,name=counts,proto3" json:"counts,omitempty"`
+	Values *framev1.BytesColumn `protobuf:"bytes,2,opt,name=values,proto3" json:"values,omitempty"`
+	// Absent: each result has its group's keys.
+	Keys *framev1.ListColumn `protobuf:"bytes,3,opt,name=keys,proto3" json:"keys,omitempty"`
+	// Absent: no result has tags.
+	Tags *framev1.ListColumn `protobuf:"bytes,4,opt,name=tags,proto3" json:"tags,omitempty"`
+	// Absent: no result has headers.
+	Headers  *framev1.HeadersColumn `protobuf:"bytes,5,opt,name=headers,proto3" json:"headers,omitempty"`
+	Failures []*GroupFailure        `protobuf:"bytes,6,rep,name=failures,proto3" json:"failures,omitempty"`
+	// More results of the last group follow.
+	Unfinished    bool `protobuf:"varint,7,opt,name=unfinished,proto3" json:"unfinished,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReduceAnswer) Reset() {
+	*x = ReduceAnswer{}
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReduceAnswer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReduceAnswer) ProtoMessage() {}
+
+func (x *ReduceAnswer) ProtoReflect() protoreflect.Message {
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReduceAnswer.ProtoReflect.Descriptor instead.
+func (*ReduceAnswer) Descriptor() ([]byte, []int) {
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *ReduceAnswer) GetCounts() []uint32 {
+	if x != nil {
+		return x.Counts
+	}
+	return nil
+}
+
+func (x *ReduceAnswer) GetValues() *framev1.BytesColumn {
+	if x != nil {
+		return x.Values
+	}
+	return nil
+}
+
+func (x *ReduceAnswer) GetKeys() *framev1.ListColumn {
+	if x != nil {
+		return x.Keys
+	}
+	return nil
+}
+
+func (x *ReduceAnswer) GetTags() *framev1.ListColumn {
+	if x != nil {
+		return x.Tags
+	}
+	return nil
+}
+
+func (x *ReduceAnswer) GetHeaders() *framev1.HeadersColumn {
+	if x != nil {
+		return x.Headers
+	}
+	return nil
+}
+
+func (x *ReduceAnswer) GetFailures() []*GroupFailure {
+	if x != nil {
+		return x.Failures
+	}
+	return nil
+}
+
+func (x *ReduceAnswer) GetUnfinished() bool {
+	if x != nil {
+		return x.Unfinished
+	}
+	return false
+}
+
+// A group that failed: none of its results count, here or in the answers before.
+type GroupFailure struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Index into `counts`.
+	Index uint32 `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"`
+	// What happened, one line, and the stack trace.
+	Error         string `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"`
+	Detail        string `protobuf:"bytes,3,opt,name=detail,proto3" json:"detail,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GroupFailure) Reset() {
+	*x = GroupFailure{}
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GroupFailure) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GroupFailure) ProtoMessage() {}
+
+func (x *GroupFailure) ProtoReflect() protoreflect.Message {
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GroupFailure.ProtoReflect.Descriptor instead.
+func (*GroupFailure) Descriptor() ([]byte, []int) {
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *GroupFailure) GetIndex() uint32 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *GroupFailure) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+func (x *GroupFailure) GetDetail() string {
+	if x != nil {
+		return x.Detail
+	}
+	return ""
+}
+
+// The same bytes as ReduceRequest, frame unread.
+type SealedReduceRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to Message:
+	//
+	//	*SealedReduceRequest_Hello
+	//	*SealedReduceRequest_Part
+	Message       isSealedReduceRequest_Message `protobuf_oneof:"message"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SealedReduceRequest) Reset() {
+	*x = SealedReduceRequest{}
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SealedReduceRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SealedReduceRequest) ProtoMessage() {}
+
+func (x *SealedReduceRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SealedReduceRequest.ProtoReflect.Descriptor instead.
+func (*SealedReduceRequest) Descriptor() ([]byte, []int) {
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *SealedReduceRequest) GetMessage() isSealedReduceRequest_Message {
+	if x != nil {
+		return x.Message
+	}
+	return nil
+}
+
+func (x *SealedReduceRequest) GetHello() *Hello {
+	if x != nil {
+		if x, ok := x.Message.(*SealedReduceRequest_Hello); ok {
+			return x.Hello
+		}
+	}
+	return nil
+}
+
+func (x *SealedReduceRequest) GetPart() *SealedReducePart {
+	if x != nil {
+		if x, ok := x.Message.(*SealedReduceRequest_Part); ok {
+			return x.Part
+		}
+	}
+	return nil
+}
+
+type isSealedReduceRequest_Message interface {
+	isSealedReduceRequest_Message()
+}
+
+type SealedReduceRequest_Hello struct {
+	Hello *Hello `protobuf:"bytes,1,opt,name=hello,proto3,oneof"`
+}
+
+type SealedReduceRequest_Part struct {
+	Part *SealedReducePart `protobuf:"bytes,2,opt,name=part,proto3,oneof"`
+}
+
+func (*SealedReduceRequest_Hello) isSealedReduceRequest_Message() {}
+
+func (*SealedReduceRequest_Part) isSealedReduceRequest_Message() {}
+
+type SealedReducePart struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Groups        []*Group               `protobuf:"bytes,1,rep,name=groups,proto3" json:"groups,omitempty"`
+	Counts        []uint32               `protobuf:"fixed32,2,rep,packed,name=counts,proto3" json:"counts,omitempty"`
+	Frame         []byte                 `protobuf:"bytes,3,opt,name=frame,proto3" json:"frame,omitempty"`
+	Unfinished    bool                   `protobuf:"varint,4,opt,name=unfinished,proto3" json:"unfinished,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SealedReducePart) Reset() {
+	*x = SealedReducePart{}
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SealedReducePart) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SealedReducePart) ProtoMessage() {}
+
+func (x *SealedReducePart) ProtoReflect() protoreflect.Message {
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SealedReducePart.ProtoReflect.Descriptor instead.
+func (*SealedReducePart) Descriptor() ([]byte, []int) {
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *SealedReducePart) GetGroups() []*Group {
+	if x != nil {
+		return x.Groups
+	}
+	return nil
+}
+
+func (x *SealedReducePart) GetCounts() []uint32 {
+	if x != nil {
+		return x.Counts
+	}
+	return nil
+}
+
+func (x *SealedReducePart) GetFrame() []byte {
+	if x != nil {
+		return x.Frame
+	}
+	return nil
+}
+
+func (x *SealedReducePart) GetUnfinished() bool {
+	if x != nil {
+		return x.Unfinished
+	}
+	return false
+}
+
+// The same bytes as ReduceResponse, columns unread.
+type SealedReduceResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to Message:
+	//
+	//	*SealedReduceResponse_Welcome
+	//	*SealedReduceResponse_Answer
+	Message       isSealedReduceResponse_Message `protobuf_oneof:"message"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SealedReduceResponse) Reset() {
+	*x = SealedReduceResponse{}
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SealedReduceResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SealedReduceResponse) ProtoMessage() {}
+
+func (x *SealedReduceResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SealedReduceResponse.ProtoReflect.Descriptor instead.
+func (*SealedReduceResponse) Descriptor() ([]byte, []int) {
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *SealedReduceResponse) GetMessage() isSealedReduceResponse_Message {
+	if x != nil {
+		return x.Message
+	}
+	return nil
+}
+
+func (x *SealedReduceResponse) GetWelcome() *Welcome {
+	if x != nil {
+		if x, ok := x.Message.(*SealedReduceResponse_Welcome); ok {
+			return x.Welcome
+		}
+	}
+	return nil
+}
+
+func (x *SealedReduceResponse) GetAnswer() *SealedReduceAnswer {
+	if x != nil {
+		if x, ok := x.Message.(*SealedReduceResponse_Answer); ok {
+			return x.Answer
+		}
+	}
+	return nil
+}
+
+type isSealedReduceResponse_Message interface {
+	isSealedReduceResponse_Message()
+}
+
+type SealedReduceResponse_Welcome struct {
+	Welcome *Welcome `protobuf:"bytes,1,opt,name=welcome,proto3,oneof"`
+}
+
+type SealedReduceResponse_Answer struct {
+	Answer *SealedReduceAnswer `protobuf:"bytes,2,opt,name=answer,proto3,oneof"`
+}
+
+func (*SealedReduceResponse_Welcome) isSealedReduceResponse_Message() {}
+
+func (*SealedReduceResponse_Answer) isSealedReduceResponse_Message() {}
+
+type SealedReduceAnswer struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Counts        []uint32               `protobuf:"fixed32,1,rep,packed,name=counts,proto3" json:"counts,omitempty"`
+	Values        []byte                 `protobuf:"bytes,2,opt,name=values,proto3" json:"values,omitempty"`
+	Keys          []byte                 `protobuf:"bytes,3,opt,name=keys,proto3" json:"keys,omitempty"`
+	Tags          []byte                 `protobuf:"bytes,4,opt,name=tags,proto3" json:"tags,omitempty"`
+	Headers       []byte                 `protobuf:"bytes,5,opt,name=headers,proto3" json:"headers,omitempty"`
+	Failures      []*GroupFailure        `protobuf:"bytes,6,rep,name=failures,proto3" json:"failures,omitempty"`
+	Unfinished    bool                   `protobuf:"varint,7,opt,name=unfinished,proto3" json:"unfinished,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SealedReduceAnswer) Reset() {
+	*x = SealedReduceAnswer{}
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SealedReduceAnswer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SealedReduceAnswer) ProtoMessage() {}
+
+func (x *SealedReduceAnswer) ProtoReflect() protoreflect.Message {
+	mi := &file_millstream_udf_v1_udf_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SealedReduceAnswer.ProtoReflect.Descriptor instead.
+func (*SealedReduceAnswer) Descriptor() ([]byte, []int) {
+	return file_millstream_udf_v1_udf_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *SealedReduceAnswer) GetCounts() []uint32 {
+	if x != nil {
+		return x.Counts
+	}
+	return nil
+}
+
+func (x *SealedReduceAnswer) GetValues() []byte {
+	if x != nil {
+		return x.Values
+	}
+	return nil
+}
+
+func (x *SealedReduceAnswer) GetKeys() []byte {
+	if x != nil {
+		return x.Keys
+	}
+	return nil
+}
+
+func (x *SealedReduceAnswer) GetTags() []byte {
+	if x != nil {
+		return x.Tags
+	}
+	return nil
+}
+
+func (x *SealedReduceAnswer) GetHeaders() []byte {
+	if x != nil {
+		return x.Headers
+	}
+	return nil
+}
+
+func (x *SealedReduceAnswer) GetFailures() []*GroupFailure {
+	if x != nil {
+		return x.Failures
+	}
+	return nil
+}
+
+func (x *SealedReduceAnswer) GetUnfinished() bool {
+	if x != nil {
+		return x.Unfinished
+	}
+	return false
+}
+
 var File_millstream_udf_v1_udf_proto protoreflect.FileDescriptor
 
 const file_millstream_udf_v1_udf_proto_rawDesc = "" +
@@ -2292,18 +3096,80 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	"\x05error\x18\x04 \x01(\tR\x05error\x12\x1d\n" +
 	"\apending\x18\x05 \x01(\x04H\x00R\apending\x88\x01\x01B\n" +
 	"\n" +
-	"\b_pending*e\n" +
+	"\b_pending\"\x81\x01\n" +
+	"\rReduceRequest\x120\n" +
+	"\x05hello\x18\x01 \x01(\v2\x18.millstream.udf.v1.HelloH\x00R\x05hello\x123\n" +
+	"\x04part\x18\x02 \x01(\v2\x1d.millstream.udf.v1.ReducePartH\x00R\x04partB\t\n" +
+	"\amessage\"c\n" +
+	"\x05Group\x12\x19\n" +
+	"\bstart_us\x18\x01 \x01(\x10R\astartUs\x12\x15\n" +
+	"\x06end_us\x18\x02 \x01(\x10R\x05endUs\x12\x12\n" +
+	"\x04keys\x18\x03 \x03(\tR\x04keys\x12\x14\n" +
+	"\x05early\x18\x04 \x01(\rR\x05early\"\xa8\x01\n" +
+	"\n" +
+	"ReducePart\x120\n" +
+	"\x06groups\x18\x01 \x03(\v2\x18.millstream.udf.v1.GroupR\x06groups\x12\x16\n" +
+	"\x06counts\x18\x02 \x03(\aR\x06counts\x120\n" +
+	"\x05frame\x18\x03 \x01(\v2\x1a.millstream.frame.v1.FrameR\x05frame\x12\x1e\n" +
+	"\n" +
+	"unfinished\x18\x04 \x01(\bR\n" +
+	"unfinished\"\x8e\x01\n" +
+	"\x0eReduceResponse\x126\n" +
+	"\awelcome\x18\x01 \x01(\v2\x1a.millstream.udf.v1.WelcomeH\x00R\awelcome\x129\n" +
+	"\x06answer\x18\x02 \x01(\v2\x1f.millstream.udf.v1.ReduceAnswerH\x00R\x06answerB\t\n" +
+	"\amessage\"\xe5\x02\n" +
+	"\fReduceAnswer\x12\x16\n" +
+	"\x06counts\x18\x01 \x03(\aR\x06counts\x128\n" +
+	"\x06values\x18\x02 \x01(\v2 .millstream.frame.v1.BytesColumnR\x06values\x123\n" +
+	"\x04keys\x18\x03 \x01(\v2\x1f.millstream.frame.v1.ListColumnR\x04keys\x123\n" +
+	"\x04tags\x18\x04 \x01(\v2\x1f.millstream.frame.v1.ListColumnR\x04tags\x12<\n" +
+	"\aheaders\x18\x05 \x01(\v2\".millstream.frame.v1.HeadersColumnR\aheaders\x12;\n" +
+	"\bfailures\x18\x06 \x03(\v2\x1f.millstream.udf.v1.GroupFailureR\bfailures\x12\x1e\n" +
+	"\n" +
+	"unfinished\x18\a \x01(\bR\n" +
+	"unfinished\"R\n" +
+	"\fGroupFailure\x12\x14\n" +
+	"\x05index\x18\x01 \x01(\rR\x05index\x12\x14\n" +
+	"\x05error\x18\x02 \x01(\tR\x05error\x12\x16\n" +
+	"\x06detail\x18\x03 \x01(\tR\x06detail\"\x8d\x01\n" +
+	"\x13SealedReduceRequest\x120\n" +
+	"\x05hello\x18\x01 \x01(\v2\x18.millstream.udf.v1.HelloH\x00R\x05hello\x129\n" +
+	"\x04part\x18\x02 \x01(\v2#.millstream.udf.v1.SealedReducePartH\x00R\x04partB\t\n" +
+	"\amessage\"\x92\x01\n" +
+	"\x10SealedReducePart\x120\n" +
+	"\x06groups\x18\x01 \x03(\v2\x18.millstream.udf.v1.GroupR\x06groups\x12\x16\n" +
+	"\x06counts\x18\x02 \x03(\aR\x06counts\x12\x14\n" +
+	"\x05frame\x18\x03 \x01(\fR\x05frame\x12\x1e\n" +
+	"\n" +
+	"unfinished\x18\x04 \x01(\bR\n" +
+	"unfinished\"\x9a\x01\n" +
+	"\x14SealedReduceResponse\x126\n" +
+	"\awelcome\x18\x01 \x01(\v2\x1a.millstream.udf.v1.WelcomeH\x00R\awelcome\x12?\n" +
+	"\x06answer\x18\x02 \x01(\v2%.millstream.udf.v1.SealedReduceAnswerH\x00R\x06answerB\t\n" +
+	"\amessage\"\xe3\x01\n" +
+	"\x12SealedReduceAnswer\x12\x16\n" +
+	"\x06counts\x18\x01 \x03(\aR\x06counts\x12\x16\n" +
+	"\x06values\x18\x02 \x01(\fR\x06values\x12\x12\n" +
+	"\x04keys\x18\x03 \x01(\fR\x04keys\x12\x12\n" +
+	"\x04tags\x18\x04 \x01(\fR\x04tags\x12\x18\n" +
+	"\aheaders\x18\x05 \x01(\fR\aheaders\x12;\n" +
+	"\bfailures\x18\x06 \x03(\v2\x1f.millstream.udf.v1.GroupFailureR\bfailures\x12\x1e\n" +
+	"\n" +
+	"unfinished\x18\a \x01(\bR\n" +
+	"unfinished*v\n" +
 	"\x04Kind\x12\x14\n" +
 	"\x10KIND_UNSPECIFIED\x10\x00\x12\f\n" +
 	"\bKIND_MAP\x10\x01\x12\x19\n" +
 	"\x15KIND_SOURCE_TRANSFORM\x10\x02\x12\r\n" +
 	"\tKIND_SINK\x10\x03\x12\x0f\n" +
-	"\vKIND_SOURCE\x10\x042\xc4\x02\n" +
+	"\vKIND_SOURCE\x10\x04\x12\x0f\n" +
+	"\vKIND_REDUCE\x10\x052\x97\x03\n" +
 	"\x03Udf\x12S\n" +
 	"\bDescribe\x12\".millstream.udf.v1.DescribeRequest\x1a#.millstream.udf.v1.DescribeResponse\x12H\n" +
 	"\x03Map\x12\x1d.millstream.udf.v1.MapRequest\x1a\x1e.millstream.udf.v1.MapResponse(\x010\x01\x12K\n" +
 	"\x04Sink\x12\x1e.millstream.udf.v1.SinkRequest\x1a\x1f.millstream.udf.v1.SinkResponse(\x010\x01\x12Q\n" +
-	"\x06Source\x12 .millstream.udf.v1.SourceRequest\x1a!.millstream.udf.v1.SourceResponse(\x010\x01b\x06proto3"
+	"\x06Source\x12 .millstream.udf.v1.SourceRequest\x1a!.millstream.udf.v1.SourceResponse(\x010\x01\x12Q\n" +
+	"\x06Reduce\x12 .millstream.udf.v1.ReduceRequest\x1a!.millstream.udf.v1.ReduceResponse(\x010\x01b\x06proto3"
 
 var (
 	file_millstream_udf_v1_udf_proto_rawDescOnce sync.Once
@@ -2318,7 +3184,7 @@ func file_millstream_udf_v1_udf_proto_rawDescGZIP() []byte {
 }
 
 var file_millstream_udf_v1_udf_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_millstream_udf_v1_udf_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
+var file_millstream_udf_v1_udf_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
 var file_millstream_udf_v1_udf_proto_goTypes = []any{
 	(Kind)(0),                     // 0: millstream.udf.v1.Kind
 	(Outcome_Result)(0),           // 1: millstream.udf.v1.Outcome.Result
@@ -2347,10 +3213,20 @@ var file_millstream_udf_v1_udf_proto_goTypes = []any{
 	(*SourceCommitted)(nil),       // 24: millstream.udf.v1.SourceCommitted
 	(*SourceResponse)(nil),        // 25: millstream.udf.v1.SourceResponse
 	(*SourceBatch)(nil),           // 26: millstream.udf.v1.SourceBatch
-	(*framev1.Frame)(nil),         // 27: millstream.frame.v1.Frame
-	(*framev1.BytesColumn)(nil),   // 28: millstream.frame.v1.BytesColumn
-	(*framev1.ListColumn)(nil),    // 29: millstream.frame.v1.ListColumn
-	(*framev1.HeadersColumn)(nil), // 30: millstream.frame.v1.HeadersColumn
+	(*ReduceRequest)(nil),         // 27: millstream.udf.v1.ReduceRequest
+	(*Group)(nil),                 // 28: millstream.udf.v1.Group
+	(*ReducePart)(nil),            // 29: millstream.udf.v1.ReducePart
+	(*ReduceResponse)(nil),        // 30: millstream.udf.v1.ReduceResponse
+	(*ReduceAnswer)(nil),          // 31: millstream.udf.v1.ReduceAnswer
+	(*GroupFailure)(nil),          // 32: millstream.udf.v1.GroupFailure
+	(*SealedReduceRequest)(nil),   // 33: millstream.udf.v1.SealedReduceRequest
+	(*SealedReducePart)(nil),      // 34: millstream.udf.v1.SealedReducePart
+	(*SealedReduceResponse)(nil),  // 35: millstream.udf.v1.SealedReduceResponse
+	(*SealedReduceAnswer)(nil),    // 36: millstream.udf.v1.SealedReduceAnswer
+	(*framev1.Frame)(nil),         // 37: millstream.frame.v1.Frame
+	(*framev1.BytesColumn)(nil),   // 38: millstream.frame.v1.BytesColumn
+	(*framev1.ListColumn)(nil),    // 39: millstream.frame.v1.ListColumn
+	(*framev1.HeadersColumn)(nil), // 40: millstream.frame.v1.HeadersColumn
 }
 var file_millstream_udf_v1_udf_proto_depIdxs = []int32{
 	0,  // 0: millstream.udf.v1.DescribeResponse.kinds:type_name -> millstream.udf.v1.Kind
@@ -2358,13 +3234,13 @@ var file_millstream_udf_v1_udf_proto_depIdxs = []int32{
 	1,  // 2: millstream.udf.v1.Outcome.result:type_name -> millstream.udf.v1.Outcome.Result
 	4,  // 3: millstream.udf.v1.MapRequest.hello:type_name -> millstream.udf.v1.Hello
 	8,  // 4: millstream.udf.v1.MapRequest.call:type_name -> millstream.udf.v1.MapCall
-	27, // 5: millstream.udf.v1.MapCall.frame:type_name -> millstream.frame.v1.Frame
+	37, // 5: millstream.udf.v1.MapCall.frame:type_name -> millstream.frame.v1.Frame
 	5,  // 6: millstream.udf.v1.MapResponse.welcome:type_name -> millstream.udf.v1.Welcome
 	10, // 7: millstream.udf.v1.MapResponse.answer:type_name -> millstream.udf.v1.MapAnswer
-	28, // 8: millstream.udf.v1.MapAnswer.values:type_name -> millstream.frame.v1.BytesColumn
-	29, // 9: millstream.udf.v1.MapAnswer.keys:type_name -> millstream.frame.v1.ListColumn
-	29, // 10: millstream.udf.v1.MapAnswer.tags:type_name -> millstream.frame.v1.ListColumn
-	30, // 11: millstream.udf.v1.MapAnswer.headers:type_name -> millstream.frame.v1.HeadersColumn
+	38, // 8: millstream.udf.v1.MapAnswer.values:type_name -> millstream.frame.v1.BytesColumn
+	39, // 9: millstream.udf.v1.MapAnswer.keys:type_name -> millstream.frame.v1.ListColumn
+	39, // 10: millstream.udf.v1.MapAnswer.tags:type_name -> millstream.frame.v1.ListColumn
+	40, // 11: millstream.udf.v1.MapAnswer.headers:type_name -> millstream.frame.v1.HeadersColumn
 	6,  // 12: millstream.udf.v1.MapAnswer.outcomes:type_name -> millstream.udf.v1.Outcome
 	4,  // 13: millstream.udf.v1.SealedMapRequest.hello:type_name -> millstream.udf.v1.Hello
 	12, // 14: millstream.udf.v1.SealedMapRequest.call:type_name -> millstream.udf.v1.SealedMapCall
@@ -2373,7 +3249,7 @@ var file_millstream_udf_v1_udf_proto_depIdxs = []int32{
 	6,  // 17: millstream.udf.v1.SealedMapAnswer.outcomes:type_name -> millstream.udf.v1.Outcome
 	4,  // 18: millstream.udf.v1.SinkRequest.hello:type_name -> millstream.udf.v1.Hello
 	16, // 19: millstream.udf.v1.SinkRequest.call:type_name -> millstream.udf.v1.SinkCall
-	27, // 20: millstream.udf.v1.SinkCall.frame:type_name -> millstream.frame.v1.Frame
+	37, // 20: millstream.udf.v1.SinkCall.frame:type_name -> millstream.frame.v1.Frame
 	4,  // 21: millstream.udf.v1.SealedSinkRequest.hello:type_name -> millstream.udf.v1.Hello
 	18, // 22: millstream.udf.v1.SealedSinkRequest.call:type_name -> millstream.udf.v1.SealedSinkCall
 	5,  // 23: millstream.udf.v1.SinkResponse.welcome:type_name -> millstream.udf.v1.Welcome
@@ -2385,20 +3261,39 @@ var file_millstream_udf_v1_udf_proto_depIdxs = []int32{
 	24, // 29: millstream.udf.v1.SourceRequest.committed:type_name -> millstream.udf.v1.SourceCommitted
 	5,  // 30: millstream.udf.v1.SourceResponse.welcome:type_name -> millstream.udf.v1.Welcome
 	26, // 31: millstream.udf.v1.SourceResponse.batch:type_name -> millstream.udf.v1.SourceBatch
-	27, // 32: millstream.udf.v1.SourceBatch.frame:type_name -> millstream.frame.v1.Frame
-	2,  // 33: millstream.udf.v1.Udf.Describe:input_type -> millstream.udf.v1.DescribeRequest
-	7,  // 34: millstream.udf.v1.Udf.Map:input_type -> millstream.udf.v1.MapRequest
-	15, // 35: millstream.udf.v1.Udf.Sink:input_type -> millstream.udf.v1.SinkRequest
-	21, // 36: millstream.udf.v1.Udf.Source:input_type -> millstream.udf.v1.SourceRequest
-	3,  // 37: millstream.udf.v1.Udf.Describe:output_type -> millstream.udf.v1.DescribeResponse
-	9,  // 38: millstream.udf.v1.Udf.Map:output_type -> millstream.udf.v1.MapResponse
-	19, // 39: millstream.udf.v1.Udf.Sink:output_type -> millstream.udf.v1.SinkResponse
-	25, // 40: millstream.udf.v1.Udf.Source:output_type -> millstream.udf.v1.SourceResponse
-	37, // [37:41] is the sub-list for method output_type
-	33, // [33:37] is the sub-list for method input_type
-	33, // [33:33] is the sub-list for extension type_name
-	33, // [33:33] is the sub-list for extension extendee
-	0,  // [0:33] is the sub-list for field type_name
+	37, // 32: millstream.udf.v1.SourceBatch.frame:type_name -> millstream.frame.v1.Frame
+	4,  // 33: millstream.udf.v1.ReduceRequest.hello:type_name -> millstream.udf.v1.Hello
+	29, // 34: millstream.udf.v1.ReduceRequest.part:type_name -> millstream.udf.v1.ReducePart
+	28, // 35: millstream.udf.v1.ReducePart.groups:type_name -> millstream.udf.v1.Group
+	37, // 36: millstream.udf.v1.ReducePart.frame:type_name -> millstream.frame.v1.Frame
+	5,  // 37: millstream.udf.v1.ReduceResponse.welcome:type_name -> millstream.udf.v1.Welcome
+	31, // 38: millstream.udf.v1.ReduceResponse.answer:type_name -> millstream.udf.v1.ReduceAnswer
+	38, // 39: millstream.udf.v1.ReduceAnswer.values:type_name -> millstream.frame.v1.BytesColumn
+	39, // 40: millstream.udf.v1.ReduceAnswer.keys:type_name -> millstream.frame.v1.ListColumn
+	39, // 41: millstream.udf.v1.ReduceAnswer.tags:type_name -> millstream.frame.v1.ListColumn
+	40, // 42: millstream.udf.v1.ReduceAnswer.headers:type_name -> millstream.frame.v1.HeadersColumn
+	32, // 43: millstream.udf.v1.ReduceAnswer.failures:type_name -> millstream.udf.v1.GroupFailure
+	4,  // 44: millstream.udf.v1.SealedReduceRequest.hello:type_name -> millstream.udf.v1.Hello
+	34, // 45: millstream.udf.v1.SealedReduceRequest.part:type_name -> millstream.udf.v1.SealedReducePart
+	28, // 46: millstream.udf.v1.SealedReducePart.groups:type_name -> millstream.udf.v1.Group
+	5,  // 47: millstream.udf.v1.SealedReduceResponse.welcome:type_name -> millstream.udf.v1.Welcome
+	36, // 48: millstream.udf.v1.SealedReduceResponse.answer:type_name -> millstream.udf.v1.SealedReduceAnswer
+	32, // 49: millstream.udf.v1.SealedReduceAnswer.failures:type_name -> millstream.udf.v1.GroupFailure
+	2,  // 50: millstream.udf.v1.Udf.Describe:input_type -> millstream.udf.v1.DescribeRequest
+	7,  // 51: millstream.udf.v1.Udf.Map:input_type -> millstream.udf.v1.MapRequest
+	15, // 52: millstream.udf.v1.Udf.Sink:input_type -> millstream.udf.v1.SinkRequest
+	21, // 53: millstream.udf.v1.Udf.Source:input_type -> millstream.udf.v1.SourceRequest
+	27, // 54: millstream.udf.v1.Udf.Reduce:input_type -> millstream.udf.v1.ReduceRequest
+	3,  // 55: millstream.udf.v1.Udf.Describe:output_type -> millstream.udf.v1.DescribeResponse
+	9,  // 56: millstream.udf.v1.Udf.Map:output_type -> millstream.udf.v1.MapResponse
+	19, // 57: millstream.udf.v1.Udf.Sink:output_type -> millstream.udf.v1.SinkResponse
+	25, // 58: millstream.udf.v1.Udf.Source:output_type -> millstream.udf.v1.SourceResponse
+	30, // 59: millstream.udf.v1.Udf.Reduce:output_type -> millstream.udf.v1.ReduceResponse
+	55, // [55:60] is the sub-list for method output_type
+	50, // [50:55] is the sub-list for method input_type
+	50, // [50:50] is the sub-list for extension type_name
+	50, // [50:50] is the sub-list for extension extendee
+	0,  // [0:50] is the sub-list for field type_name
 }
 
 func init() { file_millstream_udf_v1_udf_proto_init() }
@@ -2445,13 +3340,29 @@ func file_millstream_udf_v1_udf_proto_init() {
 		(*SourceResponse_Batch)(nil),
 	}
 	file_millstream_udf_v1_udf_proto_msgTypes[24].OneofWrappers = []any{}
+	file_millstream_udf_v1_udf_proto_msgTypes[25].OneofWrappers = []any{
+		(*ReduceRequest_Hello)(nil),
+		(*ReduceRequest_Part)(nil),
+	}
+	file_millstream_udf_v1_udf_proto_msgTypes[28].OneofWrappers = []any{
+		(*ReduceResponse_Welcome)(nil),
+		(*ReduceResponse_Answer)(nil),
+	}
+	file_millstream_udf_v1_udf_proto_msgTypes[31].OneofWrappers = []any{
+		(*SealedReduceRequest_Hello)(nil),
+		(*SealedReduceRequest_Part)(nil),
+	}
+	file_millstream_udf_v1_udf_proto_msgTypes[33].OneofWrappers = []any{
+		(*SealedReduceResponse_Welcome)(nil),
+		(*SealedReduceResponse_Answer)(nil),
+	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_millstream_udf_v1_udf_proto_rawDesc), len(file_millstream_udf_v1_udf_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   25,
+			NumMessages:   35,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -34,6 +34,7 @@ const (
 	Udf_Map_FullMethodName      = "/millstream.udf.v1.Udf/Map"
 	Udf_Sink_FullMethodName     = "/millstream.udf.v1.Udf/Sink"
 	Udf_Source_FullMethodName   = "/millstream.udf.v1.Udf/Source"
+	Udf_Reduce_FullMethodName   = "/millstream.udf.v1.Udf/Reduce"
 )
 
 // UdfClient is the client API for Udf service.
@@ -48,6 +49,8 @@ type UdfClient interface {
 	Sink(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[SinkRequest, SinkResponse], error)
 	// A source of the user's own: one stream per lane.
 	Source(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[SourceRequest, SourceResponse], error)
+	// Reduce: one stream for the windows of one Spark task.
+	Reduce(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ReduceRequest, ReduceResponse], error)
 }
 
 type udfClient struct {
@@ -107,6 +110,19 @@ func (c *udfClient) Source(ctx context.Context, opts ...grpc.CallOption) (grpc.B
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Udf_SourceClient = grpc.BidiStreamingClient[SourceRequest, SourceResponse]
 
+func (c *udfClient) Reduce(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ReduceRequest, ReduceResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Udf_ServiceDesc.Streams[3], Udf_Reduce_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ReduceRequest, ReduceResponse]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Udf_ReduceClient = grpc.BidiStreamingClient[ReduceRequest, ReduceResponse]
+
 // UdfServer is the server API for Udf service.
 // All implementations must embed UnimplementedUdfServer
 // for forward compatibility.
@@ -119,6 +135,8 @@ type UdfServer interface {
 	Sink(grpc.BidiStreamingServer[SinkRequest, SinkResponse]) error
 	// A source of the user's own: one stream per lane.
 	Source(grpc.BidiStreamingServer[SourceRequest, SourceResponse]) error
+	// Reduce: one stream for the windows of one Spark task.
+	Reduce(grpc.BidiStreamingServer[ReduceRequest, ReduceResponse]) error
 	mustEmbedUnimplementedUdfServer()
 }
 
@@ -140,6 +158,9 @@ func (UnimplementedUdfServer) Sink(grpc.BidiStreamingServer[SinkRequest, SinkRes
 }
 func (UnimplementedUdfServer) Source(grpc.BidiStreamingServer[SourceRequest, SourceResponse]) error {
 	return status.Errorf(codes.Unimplemented, "method Source not implemented")
+}
+func (UnimplementedUdfServer) Reduce(grpc.BidiStreamingServer[ReduceRequest, ReduceResponse]) error {
+	return status.Errorf(codes.Unimplemented, "method Reduce not implemented")
 }
 func (UnimplementedUdfServer) mustEmbedUnimplementedUdfServer() {}
 func (UnimplementedUdfServer) testEmbeddedByValue()             {}
@@ -201,6 +222,13 @@ func _Udf_Source_Handler(srv interface{}, stream grpc.ServerStream) error {
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Udf_SourceServer = grpc.BidiStreamingServer[SourceRequest, SourceResponse]
 
+func _Udf_Reduce_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(UdfServer).Reduce(&grpc.GenericServerStream[ReduceRequest, ReduceResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Udf_ReduceServer = grpc.BidiStreamingServer[ReduceRequest, ReduceResponse]
+
 // Udf_ServiceDesc is the grpc.ServiceDesc for Udf service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -229,6 +257,12 @@ var Udf_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "Source",
 			Handler:       _Udf_Source_Handler,
+			ServerStreams: true,
+			ClientStreams: true,
+		},
+		{
+			StreamName:    "Reduce",
+			Handler:       _Udf_Reduce_Handler,
 			ServerStreams: true,
 			ClientStreams: true,
 		},

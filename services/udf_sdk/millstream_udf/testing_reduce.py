@@ -1,0 +1,146 @@
+"""Runs a reduce function without a pipeline: the part of the test kit for `@udf.reduce`; see `testing`.
+
+Records are packed into frames and go through the same code as in a running sidecar.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import islice
+from typing import Any
+
+from millstream_udf.context import Context
+from millstream_udf.definition import REDUCE, define
+from millstream_udf.execution import open_function
+from millstream_udf.groups import Cursor, Group, Part, decode_part
+from millstream_udf.reducing import Answer, ReduceFunction
+from millstream_udf.sources import frame_of
+from millstream_udf.values import Message, Record, Window
+from millstream_udf.wire.udf.v1 import udf_pb2
+
+MINUTE = Window(0, 60_000_000)
+"""The window of `run_reduce`, unless it is given another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """What a function made of one window, or of one key in it."""
+
+    window: Window
+    keys: tuple[str, ...]
+    messages: Sequence[Message] = ()
+    """Results in order, with what they inherit filled in: keys, and the event time, which is the end of the window."""
+
+    @property
+    def values(self) -> list[bytes]:
+        """Values of the results."""
+        return [message.value for message in self.messages]
+
+
+def run_reduce(
+    function: Any,
+    inputs: Iterable[bytes | str | Record],
+    *,
+    keys: Sequence[str] = (),
+    window: Window = MINUTE,
+    frame_records: int = 1000,
+) -> Reduced:
+    """Run `function` on one group. Raises `RuntimeError`, with the traceback, where the group fails.
+
+    The records come in frames of `frame_records`, as those of a large group do.
+    """
+    records = [_record(item, window) for item in inputs]
+    group = Group(window, tuple(keys))
+    answers = asyncio.run(_answers(function, {group: records}, frame_records))
+    return _reduced([group], answers)[0]
+
+
+def run_windows(
+    function: Any, records: Iterable[Record], length: timedelta | int, *, keyed: bool = True, frame_records: int = 1000
+) -> list[Reduced]:
+    """Run `function` on every fixed window of `length` (microseconds as an int), and on each of its keys when `keyed`.
+
+    In the order of windows and keys. Raises as `run_reduce`.
+    """
+    length_us = length // timedelta(microseconds=1) if isinstance(length, timedelta) else length
+    groups: dict[Group, list[Record]] = {}
+    for record in records:
+        start_us = record.event_time_us // length_us * length_us
+        group = Group(Window(start_us, start_us + length_us), record.keys if keyed else ())
+        groups.setdefault(group, []).append(record)
+    ordered = {group: groups[group] for group in sorted(groups)}
+    return _reduced(list(ordered), asyncio.run(_answers(function, ordered, frame_records)))
+
+
+async def _answers(function: Any, groups: Mapping[Group, Sequence[Record]], frame_records: int) -> list[Answer]:
+    definition = define(function, getattr(function, "__name__", type(function).__name__))
+    if REDUCE not in definition.kinds:
+        raise TypeError(f"{definition.name} is no reduce function; decorate it with @udf.reduce, or use run")
+    context = Context(pipeline="test", vertex=definition.name, lane=f"window-{definition.name}.0")
+    parts = [part for group, records in groups.items() for part in _parts(group, records, frame_records)]
+    async with open_function(definition, context) as opened:
+        reducing = ReduceFunction(definition, opened.call)
+        return [answer async for answer in reducing.answers(Cursor(_Listed(parts)), context)]
+
+
+def _parts(group: Group, records: Sequence[Record], frame_records: int) -> Iterable[Part]:
+    """As they would come over a stream: many frames, read back from their bytes."""
+    window = group.window
+    begun = udf_pb2.Group(start_us=window.start_us, end_us=window.end_us, early=window.early, keys=group.keys)
+    if all(record.keys in ((), group.keys) for record in records):
+        # As in a keyed vertex: the keys are the group's, and no frame repeats them.
+        records = [Record(record.value, record.event_time_us, (), record.headers) for record in records]
+    left = iter(records)
+    for first in range(0, max(1, len(records)), frame_records):
+        some = list(islice(left, frame_records))
+        message = udf_pb2.SealedReducePart(
+            groups=[] if first else [begun],
+            counts=[len(some)],
+            frame=frame_of(some) if some else b"",
+            unfinished=first + frame_records < len(records),
+        )
+        yield decode_part(message, continues=first > 0)
+
+
+class _Listed:
+    """Parts that are at hand."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self._parts = iter(parts)
+
+    async def next(self) -> Part | None:
+        return self.next_blocking()
+
+    def next_blocking(self) -> Part | None:
+        return next(self._parts, None)
+
+
+def _reduced(groups: Sequence[Group], answers: Iterable[Answer]) -> list[Reduced]:
+    messages: dict[Group, list[Message]] = {group: [] for group in groups}
+    for answer in answers:
+        for failure in answer.failures:
+            raise RuntimeError(f"{answer.groups[failure.index]}: {failure.error}\n{failure.detail}".rstrip())
+        results = iter(answer.results)
+        for group, count in zip(answer.groups, answer.counts, strict=True):
+            messages[group] += [_filled(group, result) for result in islice(results, count)]
+    return [Reduced(group.window, group.keys, messages[group]) for group in groups]
+
+
+def _filled(group: Group, result: bytes | Message) -> Message:
+    message = result if isinstance(result, Message) else Message(result)
+    keys = group.keys if message.keys is None else message.keys
+    return Message(message.value, keys, message.tags, message.headers or {}, group.window.end_us - 1)
+
+
+def _record(item: bytes | str | Record, window: Window) -> Record:
+    match item:
+        case Record():
+            return item
+        case str():
+            return Record(item.encode(), window.start_us)
+        case bytes():
+            return Record(item, window.start_us)
+    raise TypeError(f"inputs are bytes, str or Record, not {type(item).__name__}")
