@@ -15,6 +15,7 @@ owner and tells nobody that they are durable.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import socket
@@ -147,7 +148,11 @@ def claim(directory: Path, identity: LogIdentity) -> None:
     """Put this owner's name down, so that those before it call nothing durable any more. Raises `FencedError`."""
     owners = directory / OWNERS
     owners.mkdir(exist_ok=True)
-    (owners / str(identity.epoch)).write_text(f"{os.getpid()}@{socket.gethostname()}\n", encoding="utf-8")
+    own = owners / str(identity.epoch)
+    own.touch()
+    with contextlib.suppress(OSError):
+        # For people only; the name is what counts, and has room on a full disk.
+        own.write_text(f"{os.getpid()}@{socket.gethostname()}\n", encoding="utf-8")
     check_claim(directory, identity)
     for epoch in owner_epochs(directory):
         if epoch < identity.epoch:
