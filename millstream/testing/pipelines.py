@@ -29,8 +29,11 @@ from millstream_vertex.assembly import VertexConfig, open_vertex
 class PipelineRun:
     """A pipeline and its broker. Made by `open_pipeline`."""
 
-    def __init__(self, path: Path, server: NatsServer, clock: Clock) -> None:
+    def __init__(self, path: Path, server: NatsServer, clock: Clock, windows: Path, spark: str | None) -> None:
         self._path = path
+        self.windows = windows
+        """Where reduce lanes keep their logs, <vertex>/<partition>."""
+        self._spark = spark
         loaded = load(path)
         self.resolved = resolved.load(resolved.dump(loaded.pipeline, path.parent))
         self.graph = self.resolved.graph
@@ -55,7 +58,7 @@ class PipelineRun:
 
     def again(self) -> PipelineRun:
         """The same pipeline on the same broker once more: its lanes take those of this one over."""
-        return PipelineRun(self._path, self.server, self._clock)
+        return PipelineRun(self._path, self.server, self._clock, self.windows, self._spark)
 
     def config(self, vertex: str, replica: int = 0) -> VertexConfig:
         """What a process of that replica is told."""
@@ -67,6 +70,8 @@ class PipelineRun:
             monitor_url=self.server.monitor_url,
             durability=DurabilityLevel.FSYNC,
             metrics_port=0,
+            windows_dir=self.windows,
+            spark=self._spark,
         )
 
     async def marks(self) -> Mapping[LaneId, mark_pb2.Mark]:
@@ -112,10 +117,14 @@ class PipelineRun:
 
 
 @asynccontextmanager
-async def open_pipeline(path: Path, directory: Path, *, clock: Clock | None = None) -> AsyncIterator[PipelineRun]:
-    """The pipeline of the YAML file `path`, on a broker of its own that keeps its data below `directory`.
+async def open_pipeline(
+    path: Path, directory: Path, *, clock: Clock | None = None, spark: str | None = None
+) -> AsyncIterator[PipelineRun]:
+    """The pipeline of the YAML file `path`, on a broker of its own; both keep their data below `directory`.
+
+    `spark`: gRPC address of a Spark driver; a pipeline with a reduce needs one.
 
     Raises `SpecError` for a file that is not valid.
     """
     async with open_nats_server(directory) as server:
-        yield PipelineRun(path, server, clock or SystemClock())
+        yield PipelineRun(path, server, clock or SystemClock(), directory / "windows", spark)
