@@ -1,0 +1,122 @@
+"""What a reduce vertex sees of the pipeline's Spark driver: it is asked, and in the end it answers.
+
+Above it: the reduce lanes. Below it: gRPC. The driver may not be there yet, die in the middle of an answer and come
+back; the client waits and asks again, for ever, because asking again has no effect but time. What the driver has
+computed but not told whole does not exist.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+import grpc
+import grpc.aio
+import pyarrow as pa
+
+from millstream.errors import MillstreamError, RetryLaterError
+from millstream.limits import GRPC_MESSAGE_BYTES_MAX
+from millstream.retry import Backoff
+from millstream.wire.reduce.v1 import spark_pb2, spark_pb2_grpc
+from millstream_reduce.spark.results import RESULT_SCHEMA
+from millstream_reduce.spark.transfer import decoded_rows, error_of
+
+_log = logging.getLogger(__name__)
+
+_BACKOFF = Backoff(interval_s=0.1, factor=2.0, cap_s=5.0, jitter=0.2)
+_SAID_AGAIN_S = 30.0
+"""The same trouble is logged again after this."""
+_CHANNEL_OPTIONS = (
+    ("grpc.max_receive_message_length", GRPC_MESSAGE_BYTES_MAX),
+    ("grpc.max_send_message_length", GRPC_MESSAGE_BYTES_MAX),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    # A driver on another machine that has vanished without a word is noticed.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+)
+_FOR_GOOD = frozenset({
+    grpc.StatusCode.UNIMPLEMENTED,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.OUT_OF_RANGE,
+})  # fmt: skip
+"""Answers that will be the same next time, though they are no errors of ours. All others come of a lost connection."""
+
+Answer = TypeVar("Answer")
+
+
+class SparkClient:
+    """Made by `open_spark_client`."""
+
+    def __init__(self, address: str, channel: grpc.aio.Channel) -> None:
+        self._address = address
+        self._stub = spark_pb2_grpc.SparkDriverStub(channel)
+        self._rng = random.Random()
+
+    async def describe(self) -> spark_pb2.DescribeResponse:
+        """What runs there. Waits until Spark is ready."""
+        return await self._ask(lambda: self._stub.Describe(spark_pb2.DescribeRequest(), wait_for_ready=True))
+
+    async def check(self, program: spark_pb2.Program) -> spark_pb2.CheckResponse:
+        """Whether a program can run."""
+        request = spark_pb2.CheckRequest(program=program)
+        return await self._ask(lambda: self._stub.Check(request, wait_for_ready=True))
+
+    async def run(self, request: spark_pb2.RunRequest) -> tuple[pa.Table, spark_pb2.RunSummary]:
+        """Compute windows. The rows are as `RunResponse.rows` says; they are all there when the summary is.
+
+        Raises what will not be better next time: `DamageError` (the log), `UdfError`, `UserError`, `EnvironmentFault`.
+        """
+        return await self._ask(lambda: self._run_once(request))
+
+    async def _run_once(self, request: spark_pb2.RunRequest) -> tuple[pa.Table, spark_pb2.RunSummary]:
+        parts: list[bytes] = []
+        async for message in self._stub.Run(request, wait_for_ready=True):
+            if message.WhichOneof("part") == "summary":
+                return decoded_rows(parts, RESULT_SCHEMA), message.summary
+            parts.append(message.rows)
+        raise MillstreamError(f"the Spark driver at {self._address} ended an answer without its summary")
+
+    async def _ask(self, ask: Callable[[], Awaitable[Answer]]) -> Answer:
+        """Ask until there is an answer."""
+        attempt = 0
+        said, said_s = "", 0.0
+        while True:
+            try:
+                return await ask()
+            except grpc.aio.AioRpcError as error:
+                trouble = self._trouble(error)
+            if str(trouble) != said or time.monotonic() - said_s > _SAID_AGAIN_S:
+                said, said_s = str(trouble), time.monotonic()
+                _log.warning("%s; asking again", trouble)
+            attempt += 1
+            await asyncio.sleep(_BACKOFF.delay_s(attempt, self._rng))
+
+    def _trouble(self, error: grpc.aio.AioRpcError) -> RetryLaterError:
+        """What has happened, when asking again may help. Raises what it is when not."""
+        text = error.details() or ""
+        ours = error_of(text, tuple(error.trailing_metadata() or ()))
+        if isinstance(ours, RetryLaterError):
+            return ours
+        if ours is not None:
+            raise ours from None
+        if error.code() in _FOR_GOOD:
+            raise MillstreamError(f"the Spark driver at {self._address} refuses a request: {error.code().name}: {text}")
+        return RetryLaterError(f"the Spark driver at {self._address} has gone away ({error.code().name})")
+
+
+@asynccontextmanager
+async def open_spark_client(address: str) -> AsyncIterator[SparkClient]:
+    """A client of the driver at a gRPC address, "unix:/path" or "host:port". It need not be there yet."""
+    async with grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS) as channel:
+        yield SparkClient(address, channel)

@@ -1,0 +1,187 @@
+"""Runs the jobs of a driver: takes requests, puts those that fit together into one job, and takes its result apart.
+
+    service ─► submit ─► Waiting ─► one job for several requests ─► Session.run ─► jobs
+       ▲                                                                            │
+       └──────────────── rows and failures of each request ◄────────────────────────┘
+
+Above it: the service. Below it: `waiting` and the session. It knows windows by their index only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millstream.errors import MillstreamError, RetryLaterError
+from millstream.wire.reduce.v1 import spark_pb2
+from millstream_reduce.spark.manifest import JobWindow
+from millstream_reduce.spark.session import Session
+from millstream_reduce.spark.waiting import Batch, Lane, Waiter, Waiting, bytes_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from millstream_reduce.spark.jobs import JobResult
+
+_log = logging.getLogger(__name__)
+
+RunJob = Callable[["SparkSession", spark_pb2.Program, Sequence[JobWindow]], "JobResult"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a request gets."""
+
+    rows: pa.Table
+    summary: spark_pb2.RunSummary
+
+
+@dataclass(eq=False, slots=True)
+class _Request:
+    """A request between its coming and its outcome."""
+
+    message: spark_pb2.RunRequest
+    outcome: asyncio.Future[Outcome]
+
+    def windows(self) -> list[JobWindow]:
+        return [JobWindow(self.message.directory, window) for window in self.message.windows]
+
+
+@dataclass(eq=False, slots=True)
+class _Job:
+    """A job that runs."""
+
+    requests: Sequence[_Request]
+    task: asyncio.Task[None] | None = None
+    abandoned: list[_Request] = field(default_factory=list)
+    """Those whose client has gone away."""
+
+
+class Executor:
+    """Jobs of one session. `serve` is its one task; the others only wait."""
+
+    def __init__(self, session: Session, run_job: RunJob) -> None:
+        self._session = session
+        self._run_job = run_job
+        self._waiting: Waiting[_Request] = Waiting()
+        self._running: dict[Lane, _Job] = {}
+        self._changed = asyncio.Event()
+        self.jobs = 0
+        """Run so far."""
+
+    @property
+    def idle(self) -> bool:
+        """No request waits or runs."""
+        return not self._running and not len(self._waiting)
+
+    async def submit(self, message: spark_pb2.RunRequest) -> Outcome:
+        """Wait for the result of a request. Cancelling takes it back; its job stops when nobody waits for it."""
+        request = _Request(message, asyncio.get_running_loop().create_future())
+        program = message.program.SerializeToString(deterministic=True)
+        self._waiting.add(Waiter(request, program, len(message.windows), bytes_of(message)))
+        self._changed.set()
+        try:
+            return await request.outcome
+        except asyncio.CancelledError:
+            self._abandon(request)
+            raise
+
+    async def serve(self) -> None:
+        """Run jobs, for ever. Raises `SessionLostError`."""
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                self._changed.clear()
+                while (batch := self._waiting.take(self._running.keys())) is not None:
+                    job = _Job(batch.items)
+                    self._running[batch.lane] = job
+                    job.task = tasks.create_task(self._run(batch, job), name="job")
+                await self._changed.wait()
+
+    def _abandon(self, request: _Request) -> None:
+        if self._waiting.remove(request):
+            return
+        for job in self._running.values():
+            if request in job.requests:
+                job.abandoned.append(request)
+                if len(job.abandoned) == len(job.requests) and job.task is not None:
+                    job.task.cancel()
+
+    async def _run(self, batch: Batch[_Request], job: _Job) -> None:
+        try:
+            await self._compute(job.requests)
+        finally:
+            del self._running[batch.lane]
+            self._changed.set()
+
+    async def _compute(self, requests: Sequence[_Request]) -> None:
+        """Run one job for some requests, and give each its outcome."""
+        windows = [window for request in requests for window in request.windows()]
+        begun_s = time.monotonic()
+        try:
+            result = await self._session.run(self._run_job, requests[0].message.program, windows)
+        except RetryLaterError as error:
+            await self._session.check_alive()
+            _fail(requests, error)
+        except MillstreamError as error:
+            if len(requests) == 1:
+                _fail(requests, error)
+                return
+            # The log of one of them may be damaged; that is no matter to the others.
+            for request in requests:
+                if not request.outcome.done():
+                    await self._compute([request])
+        except Exception as error:  # noqa: BLE001  # a defect must not leave those who wait without an answer
+            await self._session.check_alive()
+            _log.exception("defect: a job failed in a way nobody expected")
+            _fail(requests, MillstreamError(f"defect in a Spark job: {error!r}"))
+        else:
+            self.jobs += 1
+            job_s = time.monotonic() - begun_s
+            for request, rows, failures in _shares(requests, result):
+                summary = spark_pb2.RunSummary(
+                    failures=failures, job_s=job_s, job_windows=len(windows), job_requests=len(requests)
+                )
+                if not request.outcome.done():
+                    request.outcome.set_result(Outcome(rows, summary))
+
+
+def _fail(requests: Sequence[_Request], error: MillstreamError) -> None:
+    for request in requests:
+        if not request.outcome.done():
+            request.outcome.set_exception(error)
+
+
+def _shares(
+    requests: Sequence[_Request], result: JobResult
+) -> list[tuple[_Request, pa.Table, list[spark_pb2.WindowFailure]]]:
+    """Rows and failures of each request, with indexes of its own windows."""
+    shares = []
+    first = 0
+    for request in requests:
+        end = first + len(request.message.windows)
+        failures = []
+        for failure in result.failures:
+            if first <= failure.window < end:
+                own = spark_pb2.WindowFailure()
+                own.CopyFrom(failure)
+                own.window -= first
+                failures.append(own)
+        shares.append((request, _rows_of(result.table, first, end, alone=len(requests) == 1), failures))
+        first = end
+    return shares
+
+
+def _rows_of(table: pa.Table, first: int, end: int, *, alone: bool) -> pa.Table:
+    if alone:
+        return table
+    windows = table.column("window")
+    bounds = pa.scalar(first, windows.type), pa.scalar(end, windows.type)
+    rows = table.filter(pc.and_(pc.greater_equal(windows, bounds[0]), pc.less(windows, bounds[1])))
+    return rows.set_column(rows.schema.get_field_index("window"), "window", pc.subtract(rows["window"], bounds[0]))
