@@ -56,6 +56,7 @@ def _config(options: argparse.Namespace) -> VertexConfig:
         durability=DurabilityLevel(options.durability),
         metrics_port=options.metrics_port,
         windows_dir=options.windows_dir,
+        spark=options.spark,
     )
 
 
@@ -123,6 +124,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--durability", choices=[level.value for level in DurabilityLevel], default=DurabilityLevel.FSYNC.value
     )
+    parser.add_argument("--spark", help="gRPC address of the Spark driver that computes windows")
     parser.add_argument("--windows-dir", type=Path, help="where a reduce keeps the records of its open windows")
     parser.add_argument("--metrics-port", type=int, default=0, help="Prometheus endpoint on loopback; 0 for none")
     parser.add_argument("--log-level", default="INFO")

@@ -115,7 +115,7 @@ class ReduceLane:
         self._logged: deque[Logged] = deque()
         self._sync_wanted = asyncio.Event()
         self._in_flight: dict[int, int] = {}
-        """Hand-overs whose results are not on their way to the commit, with the end of their first window."""
+        """Hand-overs whose results are not committed, with the end of their first window."""
         self._computed: dict[int, Computed] = {}
         self._early_at_s = core.clock.monotonic_s()
         self._early_rows = 0
@@ -172,8 +172,9 @@ class ReduceLane:
             await self._queue.room()
             if self._stopping:
                 break
+            watermark_us = self._inputs.watermark_us()
             taken = self._inputs.take(TAKE_BYTES)
-            appended = self._append(taken) if taken else None
+            appended = self._append(taken, watermark_us) if taken else None
             hand_overs = self._hand_over()
             if appended is not None or hand_overs:
                 self._logged.append(Logged(appended, hand_overs, self._queue.closed_us))
@@ -190,15 +191,16 @@ class ReduceLane:
         """Something is open, in the log only, or being computed."""
         return bool(self._logged or self._in_flight or self._queue.open_windows)
 
-    def _append(self, taken: Sequence[Taken]) -> Appended:
+    def _append(self, taken: Sequence[Taken], watermark_us: int) -> Appended:
+        """`watermark_us`: valid before these frames."""
         frames = [QueuedFrame(item.edge, item.read.sequence, item.read.size, item.read.frame) for item in taken]
-        appended = self._queue.append(frames, self._inputs.watermark_us())
+        appended = self._queue.append(frames, watermark_us)
         self._early_rows += appended.admitted
         return appended
 
     def _hand_over(self) -> list[wal_pb2.HandOver]:
         """Freeze the windows that the watermark has closed, and those whose early results are due."""
-        if len(self._in_flight) >= HAND_OVERS_IN_FLIGHT_MAX:
+        if sum(number >= self._next_number for number in self._in_flight) >= HAND_OVERS_IN_FLIGHT_MAX:
             return []
         watermark_us = END_OF_TIME_US if self._inputs.ended else self._inputs.watermark_us()
         hand_overs = self._queue.close(watermark_us)
@@ -311,7 +313,6 @@ class ReduceLane:
         self._progress.result_records = 0
         self._progress.hand_over = hand_over.number
         self._progress.closed_us = max(self._progress.closed_us, hand_over.closed_us)
-        del self._in_flight[hand_over.number]
         self._stamp(units[-1])
         self._add_stamped(units)
         self._inputs.wake()
@@ -325,16 +326,17 @@ class ReduceLane:
         """Where the lane stands after this unit."""
         unit.reduce = mark_pb2.ReduceProgress()
         unit.reduce.CopyFrom(self._progress)
-        unit.watermark_us = self._watermark()
+        unit.watermark_us = self._watermark(self._progress.hand_over)
 
     def _add_stamped(self, units: Sequence[Unit]) -> None:
         done: asyncio.Future[Sequence[Unit]] = asyncio.get_running_loop().create_future()
         done.set_result(units)
         self.core.units.add(done)
 
-    def _watermark(self) -> int:
-        """No result older than this will follow: a result has the last microsecond of its window."""
-        ends = list(self._in_flight.values())
+    def _watermark(self, committed: int) -> int:
+        """No result older than this will follow, once those of all hand-overs up to number `committed` are: a result
+        has the last microsecond of its window."""
+        ends = [end for number, end in self._in_flight.items() if number > committed]
         oldest = self._queue.oldest_end_us()
         if oldest is not None:
             ends.append(oldest)
@@ -349,14 +351,17 @@ class ReduceLane:
         return last.watermark_us
 
     def _publish(self) -> None:
-        watermark_us = self._watermark()
-        if self._watermark() > self.core.watermark_us:
+        watermark_us = self._watermark(self.core.committer.mark.reduce.hand_over)
+        if watermark_us > self.core.watermark_us:
             self.core.publish(watermark_us, idle=not self._queue.open_windows)
 
     async def _committed(self, units: Sequence[Unit]) -> None:
         progress = self.core.committer.mark.reduce
         await self._queue.committed(progress)
+        for number in [number for number in self._in_flight if number <= progress.hand_over]:
+            del self._in_flight[number]
         self._release_inputs()
+        self._inputs.wake()
 
     def _release_inputs(self) -> None:
         """Let what is committed be trimmed, or, where the input is kept, what no open window needs."""
