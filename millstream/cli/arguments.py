@@ -97,10 +97,12 @@ def _add_validate(commands: Commands) -> None:
         "check a pipeline file",
         "Check a pipeline file and what it refers to on this machine (programs, functions, files).\n"
         "Reports every fault at once with file, line, path, what is wrong and what was expected; for a valid\n"
-        "file, what each sink guarantees.",
+        "file, what each sink guarantees. Queries of reduces are analysed by Spark, which takes some seconds.",
     )
     command.add_argument("file", type=Path, metavar="FILE", help="the pipeline, as YAML")
-    command.add_argument("--file-only", action="store_true", help="do not look for programs and files on this machine")
+    command.add_argument(
+        "--file-only", action="store_true", help="look at nothing but the file: no programs, no data, no Spark"
+    )
     _add_json(command)
 
 

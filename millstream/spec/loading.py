@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from millstream.spec import numaflow, yaml_text
-from millstream.spec.faults import Fault, Finding, Note, SpecError, path_text
+from millstream.spec.faults import Fault, Finding, Note, Path, SpecError, path_text
 from millstream.spec.graph import Graph
 from millstream.spec.models import Pipeline
 from millstream.spec.notes import notes_of
@@ -50,6 +50,10 @@ class Loaded:
     def fault(self, finding: Finding) -> Fault:
         """A finding as a fault of this file."""
         return _fault(str(self.path), self.document, finding)
+
+    def note(self, path: Path, what: str) -> Note:
+        """Something to know about a place in this file."""
+        return _note(str(self.path), self.document, path, what)
 
 
 def load(path: FilePath | str) -> Loaded:
@@ -144,5 +148,9 @@ def _text_fault(file: str, fault: yaml_text.TextFault) -> Fault:
 
 def _notes(file: str, document: yaml_text.Document, sifted: numaflow.Sifted, graph: Graph) -> Iterator[Note]:
     for path, what in (*sifted.notes, *notes_of(sifted.value, graph)):
-        place = document.place_of(path, key=True)
-        yield Note(file, place.line, place.column, path_text(path), what)
+        yield _note(file, document, path, what)
+
+
+def _note(file: str, document: yaml_text.Document, path: Path, what: str) -> Note:
+    place = document.place_of(path, key=True)
+    return Note(file, place.line, place.column, path_text(path), what)

@@ -1,0 +1,99 @@
+"""`millstream validate` on pipelines with SQL: Spark itself says what is wrong, where, and what is slow."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.mesh.running import command
+
+HEAD = """\
+apiVersion: millstream.io/v1alpha1
+kind: Pipeline
+metadata: {name: queries}
+spec:
+  spark: {conf: {spark.sql.ansi.enabled: false, spark.executor.memory: 64g}}
+  vertices:
+    - {name: in, source: {generator: {records: 5}}}
+    - {name: out, sink: {log: {}}}
+"""
+"""Eight lines."""
+REDUCE = """\
+    - name: {name}
+      udf:
+        groupBy: {{window: {{fixed: {{length: 1h}}}}, keyed: true}}
+        sql:
+          query: |
+            {query}
+          value: {value}
+"""
+"""Seven lines; the query stands in the fifth, the value in the last."""
+FIELDS = '{fields: "delay DOUBLE, origin STRING"}'
+
+
+def write(directory: Path, queries: dict[str, tuple[str, str]]) -> None:
+    reduces = [REDUCE.format(name=name, query=query, value=value) for name, (query, value) in queries.items()]
+    edges = [f"    - {{from: in, to: {name}}}\n    - {{from: {name}, to: out}}\n" for name in queries]
+    (directory / "pipeline.yaml").write_text("".join([HEAD, *reduces, "  edges:\n", *edges]))
+
+
+async def validated(directory: Path, exit_code: int) -> dict[str, Any]:
+    ended = await command(directory, "validate", "--json", "pipeline.yaml")
+    assert ended.exit_code == exit_code, ended.err
+    assert ended.err.splitlines() == [f"asking Spark about {ended.err.split()[3]} queries; this takes some seconds"]
+    answer: dict[str, Any] = json.loads(ended.out)
+    return answer
+
+
+async def test_what_spark_refuses_is_a_fault_in_its_place_and_what_is_slow_a_note(tmp_path: Path) -> None:
+    queries = {
+        "good": ("SELECT key, count(*) AS n, percentile(value.delay, 0.95) AS p95 FROM window GROUP BY key", FIELDS),
+        "misspelt": ("SELECT key, cuont(*) AS n FROM window GROUP BY key", FIELDS),
+        "no-column": ("SELECT key, max(value.dely) AS n FROM window GROUP BY key", FIELDS),
+        "no-type": ("SELECT 1 AS n FROM window", "{fields: delay DOUBLEE}"),
+        "no-record": ("SELECT 1 AS n FROM window", "{format: avro, avroSchema: '\"bytes\"'}"),
+        "no-query": ("DROP TABLE window", "{format: raw}"),
+        "unfinished": ("SELECT key FROM window GROUP BY", FIELDS),
+        "slow": ("SELECT key FROM window ORDER BY event_time LIMIT 3", "{format: raw}"),
+    }
+    write(tmp_path, queries)
+    answer = await validated(tmp_path, 2)
+    found = [(fault["line"], fault["path"].removeprefix("spec.vertices"), fault["what"]) for fault in answer["faults"]]
+    assert [fault[:2] for fault in found] == [
+        (20, "[3].udf.sql.query"),
+        (27, "[4].udf.sql.query"),
+        (36, "[5].udf.sql.value.fields"),
+        (43, "[6].udf.sql.value"),
+        (48, "[7].udf.sql.query"),
+        (55, "[8].udf.sql.query"),
+    ]
+    assert "cuont" in found[0][2]
+    assert "`count`" in found[0][2], "it says what may have been meant"
+    assert "dely" in found[1][2]
+    assert "DOUBLEE" in found[2][2]
+    assert found[3][2] == "the Avro schema is not of a record"
+    assert all(fault["expected"] for fault in answer["faults"])
+    (note,) = answer["notes"]
+    assert (note["line"], note["path"]) == (62, "spec.vertices[9].udf.sql.query")
+    assert "one by one, which is slower: LIMIT" in note["what"]
+
+
+async def test_a_spark_that_does_not_start_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, {"one": ("SELECT 1 AS n", FIELDS), "two": ("SELECT 1 AS n", FIELDS)})
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
+    (fault,) = (await validated(tmp_path, 2))["faults"]
+    assert fault["path"] == "spec.spark"
+    assert "nowhere" in fault["what"]
+
+
+async def test_the_file_alone_is_only_doubted(tmp_path: Path) -> None:
+    write(tmp_path, {"unfinished": ("SELECT count(* FROM window", FIELDS)})
+    ended = await command(tmp_path, "validate", "--file-only", "pipeline.yaml")
+    assert ended.exit_code == 0
+    assert ended.err == ""
+    assert (
+        "the query may be no SQL near `FROM` (its line 1, column 19); without `--file-only` Spark is asked" in ended.out
+    )
