@@ -156,7 +156,7 @@ def _reduces(target: Any) -> bool:
     if not inspect.isfunction(target):
         return False
     required = [p for p in inspect.signature(target).parameters.values() if p.default is p.empty]
-    return len(required) > 2 or any(p.name == "window" for p in required)
+    return len(required) > 2 or any(p.name in ("keys", "records", "window") for p in required)
 
 
 def _shaped(definition: Definition, function: Any, skip: int, *, decorated: bool) -> Definition:

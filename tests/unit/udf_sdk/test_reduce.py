@@ -1,0 +1,629 @@
+"""Reduce functions: every shape they may have, what they may give, and what goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import pickle
+import sys
+from collections.abc import AsyncIterator, Iterable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+import millstream_udf as udf
+from millstream_udf import labels
+from millstream_udf.definition import REDUCE, define
+from millstream_udf.groups import Gone, Group, Part
+from millstream_udf.loading import LoadError
+from millstream_udf.reduce_arrow import arrow_part
+from millstream_udf.reducing import ANSWER_BYTES, Answer, load
+from millstream_udf.testing import run, run_reduce, run_windows
+
+RECORDS = [udf.Record(b"%d" % n, event_time=n * 1_000_000, headers={"n": b"3"} if n == 3 else {}) for n in range(5)]
+JSON = [b'{"n": %d, "name": "a%d", "other": [1]}' % (n, n) for n in range(5)]
+FIELDS: dict[str, pa.DataType] = {"n": pa.int64(), "name": pa.string(), "missing": pa.float64()}
+SCHEMA = pa.schema(FIELDS)
+
+
+def by_place(a: Any, b: Any, c: Any) -> str:
+    return f"{a} {[record.value for record in b]} {c.end_us}"
+
+
+def by_name(window: udf.Window, records: Iterable[udf.Record], keys: tuple[str, ...]) -> str:
+    return by_place(keys, records, window)
+
+
+def by_annotation(w: udf.Window, some: Iterable[udf.Record], keys: tuple[str, ...]) -> str:
+    return by_place(keys, some, w)
+
+
+def with_values(keys: tuple[str, ...], values: Iterable[bytes], window: udf.Window) -> str:
+    return f"{keys} {list(values)} {window.end_us}"
+
+
+def with_bytes(keys: tuple[str, ...], some: Iterable[bytes], window: udf.Window) -> str:
+    return with_values(keys, some, window)
+
+
+def yielding(keys: tuple[str, ...], records: Iterable[udf.Record], window: udf.Window) -> Iterator[str]:
+    yield by_place(keys, records, window)
+
+
+@udf.reduce
+async def waiting(keys: tuple[str, ...], records: AsyncIterator[udf.Record], window: udf.Window) -> str:
+    some = []
+    async for record in records:
+        await asyncio.sleep(0)
+        some.append(record)
+    return by_place(keys, some, window)
+
+
+@udf.reduce
+async def waiting_and_yielding(
+    keys: tuple[str, ...], records: Iterable[udf.Record], window: udf.Window
+) -> AsyncIterator[str]:
+    await asyncio.sleep(0)
+    yield by_place(keys, records, window)
+
+
+@udf.reduce
+class OnePerProcess:
+    async def setup(self, context: udf.Context) -> None:
+        self.vertex = context.vertex
+
+    def process(self, keys: tuple[str, ...], records: Iterable[udf.Record], window: udf.Window) -> str:
+        assert self.vertex
+        return by_place(keys, records, window)
+
+    def close(self) -> None:
+        del self.vertex
+
+
+class OnePerGroup:
+    def __init__(self, window: udf.Window, keys: tuple[str, ...]) -> None:
+        self.given = keys, window
+        self.records: list[udf.Record] = []
+
+    def add(self, record: udf.Record) -> None:
+        self.records.append(record)
+
+    def result(self) -> str:
+        keys, window = self.given
+        return by_place(keys, self.records, window)
+
+
+class OnePerGroupOfValues:
+    def __init__(self) -> None:
+        self.some: list[bytes] = []
+
+    def add(self, value: bytes) -> None:
+        self.some.append(value)
+
+    def result(self) -> Iterator[str]:
+        yield f"('k', 'l') {self.some} 10000000"
+
+
+@udf.reduce
+class OnePerGroupWaiting(OnePerGroup):
+    async def add(self, record: udf.Record) -> None:  # type: ignore[override]  # the shape decides
+        await asyncio.sleep(0)
+        super().add(record)
+
+    async def result(self) -> str:  # type: ignore[override]  # as above
+        return super().result()
+
+
+@udf.reduce(arrow=True)
+def with_table(keys: tuple[str, ...], table: pa.Table, window: udf.Window) -> str:
+    return f"{keys} {table['value'].to_pylist()} {window.end_us}"
+
+
+@udf.reduce(arrow=True)
+class OfBatches:
+    def __init__(self) -> None:
+        self.some: list[Any] = []
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        assert batch.num_rows in (1, 2, 5)
+        self.some += batch["value"].to_pylist()
+
+    def result(self) -> str:
+        return f"('k', 'l') {self.some} 10000000"
+
+
+@udf.reduce(pandas=True)
+def with_frame(keys: tuple[str, ...], frame: Any, window: udf.Window) -> str:
+    return f"{keys} {frame.value.to_list()} {window.end_us}"
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        by_place,
+        udf.reduce(by_name),
+        udf.reduce(by_annotation),
+        with_values,
+        with_bytes,
+        yielding,
+        waiting,
+        waiting_and_yielding,
+        OnePerProcess,
+        OnePerGroup,
+        OnePerGroupOfValues,
+        OnePerGroupWaiting,
+        with_table,
+        OfBatches,
+        with_frame,
+    ],
+)
+@pytest.mark.parametrize("frame_records", [2, 1000])
+def test_every_shape_sees_the_same(function: Any, frame_records: int) -> None:
+    reduced = run_reduce(
+        function, RECORDS, keys=("k", "l"), window=udf.Window(0, 10_000_000), frame_records=frame_records
+    )
+    assert reduced.values == [b"('k', 'l') [b'0', b'1', b'2', b'3', b'4'] 10000000"]
+    (message,) = reduced.messages
+    assert (message.keys, message.tags, message.headers, message.event_time_us) == (("k", "l"), (), {}, 9_999_999)
+
+
+def test_what_a_record_says() -> None:
+    seen: list[udf.Record] = []
+
+    def look(keys: Any, records: Any, window: Any) -> None:
+        seen.extend(records)
+
+    run_reduce(look, RECORDS, keys=("k",))
+    assert [record.event_time_us for record in seen] == [0, 1_000_000, 2_000_000, 3_000_000, 4_000_000]
+    assert [dict(record.headers) for record in seen] == [{}, {}, {}, {"n": b"3"}, {}]
+    assert {record.keys for record in seen} == {("k",)}
+    # Without a key of the window, each has its own.
+    seen.clear()
+    run_reduce(look, [udf.Record(b"a", keys=("x", "y")), udf.Record(b"b")])
+    assert [record.keys for record in seen] == [("x", "y"), ()]
+
+
+def test_a_window_says_when() -> None:
+    window = udf.Window(-1_000_000, 1_356_998_400_000_000, 2)
+    assert window.start == datetime(1969, 12, 31, 23, 59, 59, tzinfo=UTC)
+    assert window.end == datetime(2013, 1, 1, tzinfo=UTC)
+    assert str(window) == "[1969-12-31T23:59:59Z, 2013-01-01T00:00:00Z, early 2)"
+    eternity = udf.Window(-(2**63), 2**63 - 1)
+    assert (eternity.start.year, eternity.end.year) == (1, 9999)
+
+
+@pytest.mark.parametrize(
+    ("given", "values"),
+    [
+        (None, []),
+        ([], []),
+        (b"a", [b"a"]),
+        ("é", ["é".encode()]),
+        (bytearray(b"a"), [b"a"]),
+        (udf.Message("a"), [b"a"]),
+        ([b"a", "b", udf.Message(b"c")], [b"a", b"b", b"c"]),
+        ((value for value in ("a", "b")), [b"a", b"b"]),
+        (pa.table({"value": ["a", "b"]}), [b"a", b"b"]),
+        (pa.table({"value": pa.array([b"a"], pa.large_binary())}), [b"a"]),
+        (pa.record_batch({"value": [b"a"]}), [b"a"]),
+        (pa.table({"n": [1, None], "at": [datetime(2013, 1, 1, tzinfo=UTC)] * 2}), None),
+    ],
+)
+def test_what_a_function_may_give(given: Any, values: list[bytes] | None) -> None:
+    got = run_reduce(lambda keys, records, window: given, [b"1"]).values
+    if values is None:
+        assert [json.loads(value) for value in got] == [
+            {"n": 1, "at": "2013-01-01T00:00:00+00:00"},
+            {"n": None, "at": "2013-01-01T00:00:00+00:00"},
+        ]
+    else:
+        assert got == values
+
+
+def test_a_table_with_keys_tags_and_headers() -> None:
+    table = pa.table(
+        {
+            "n": [1, 2],
+            "keys": pa.array([["x", "y"], None], pa.list_(pa.string())),
+            "tags": ["late", None],
+            "headers": pa.array([[("h", b"1")], None], pa.map_(pa.string(), pa.binary())),
+        }
+    )
+    reduced = run_reduce(lambda keys, records, window: table, [b"1"], keys=("k",))
+    assert [(m.value, m.keys, m.tags, m.headers) for m in reduced.messages] == [
+        (b'{"n": 1}', ("x", "y"), ("late",), {"h": b"1"}),
+        (b'{"n": 2}', ("k",), (), {}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"n": 1}, "not dict .*; for JSON return json.dumps"),
+        (7, "not int 7"),
+        ([b"a", 7], "not int 7"),
+        (udf.Message("a", event_time=1), "a result has no event time of its own"),
+        (udf.Message("a", keys=["\ud800"]), "keys of a message must be texts"),
+        (b"x" * (8 << 20), "a result has 8,388,608 bytes; the most is 7,340,032"),
+        (pa.table({"value": ["a"], "n": [1]}), "a table of results has a column value, and maybe"),
+        (pa.table({"value": [1]}), "the column value is binary or string, not int64"),
+        (pa.table({"value": [None, "a"]}), "the column value has nulls"),
+        (pa.table({"n": [b"raw"]}), "become JSON, which has no bytes: make a column value"),
+    ],
+)
+def test_what_a_function_may_not_give(given: Any, reason: str) -> None:
+    with pytest.raises(RuntimeError, match=reason):
+        run_reduce(lambda keys, records, window: given, [b"1"])
+
+
+def test_an_exception_has_the_users_traceback() -> None:
+    def fails(keys: Any, records: Any, window: Any) -> Iterator[bytes]:
+        yield b"a"
+        for record in records:
+            raise KeyError(record.value)
+
+    with pytest.raises(RuntimeError) as caught:
+        run_reduce(fails, [b"x"], keys=("k",))
+    text = str(caught.value)
+    assert text.startswith("[1970-01-01T00:00:00Z, 1970-01-01T00:01:00Z) k: KeyError: b'x'\nTraceback")
+    assert "raise KeyError(record.value)" in text
+    assert "millstream_udf" not in text
+
+
+@pytest.mark.parametrize("error", [udf.Drop("why"), udf.DeadLetter("why"), udf.Retry(1.0, "why"), udf.Fallback("why")])
+def test_outcomes_are_for_single_records(error: Exception) -> None:
+    def fails(keys: Any, records: Any, window: Any) -> None:
+        raise error
+
+    with pytest.raises(RuntimeError, match=rf"{type(error).__name__} is about one record.*\(why\)"):
+        run_reduce(fails, [b"x"])
+
+
+def test_records_are_read_once() -> None:
+    def twice(keys: Any, records: Any, window: Any) -> bytes:
+        return b"%d" % (len(list(records)) + len(list(records)))
+
+    with pytest.raises(RuntimeError, match=r"can be read once, .* records = list\(records\)"):
+        run_reduce(twice, [b"x"])
+
+
+def test_windows_and_keys_are_cut() -> None:
+    records = [udf.Record(b"%d" % n, event_time=n * 30_000_000, keys=("ab"[n % 2],)) for n in range(6)]
+    reduced = run_windows(with_values, records, timedelta(minutes=1))
+    assert [(one.window.start_us // 60_000_000, one.keys) for one in reduced] == [
+        (minute, (key,)) for minute in range(3) for key in "ab"
+    ]
+    assert reduced[3].values == [b"('b',) [b'3'] 120000000"]
+    whole = run_windows(with_values, records, timedelta(minutes=2), keyed=False)
+    assert [one.values for one in whole] == [
+        [b"() [b'0', b'1', b'2', b'3'] 120000000"],
+        [b"() [b'4', b'5'] 240000000"],
+    ]
+
+
+def test_a_schema_decodes() -> None:
+    seen: list[pa.Table] = []
+
+    @udf.reduce(arrow=True, schema=SCHEMA)
+    def look(keys: Any, table: pa.Table, window: Any) -> pa.Table:
+        seen.append(table)
+        return pa.table({"sum": [pc.sum(table["n"])]})
+
+    assert run_reduce(look, JSON, frame_records=2).values == [b'{"sum": 10}']
+    (table,) = seen
+    assert table.schema.names == ["n", "name", "missing", "event_time", "keys", "headers"]
+    assert table["name"].to_pylist() == ["a0", "a1", "a2", "a3", "a4"]
+    assert table["missing"].null_count == 5
+    assert run_reduce(look, []).values == [b'{"sum": null}']
+
+
+def test_pandas_with_a_schema() -> None:
+    @udf.reduce(pandas=True, schema=SCHEMA)
+    def mean(keys: Any, frame: Any, window: Any) -> Any:
+        return frame.groupby("name", as_index=False).n.mean().head(2)
+
+    assert run_reduce(mean, JSON).values == [b'{"name": "a0", "n": 0.0}', b'{"name": "a1", "n": 1.0}']
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (b"no json", "this value is none: b'no json'"),
+        (b"[1]", r"this value is none: b'\[1\]'"),
+        (b"", "this value is none: b''"),
+        (b'{"n": 1}{"n": 2}', "this value is none"),
+        (b'{"n": "text"}', "a value does not fit the schema"),
+    ],
+)
+def test_a_value_that_is_not_of_the_schema_fails_its_own_group(value: bytes, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "summing.py").write_text(
+        "import pyarrow as pa\n"
+        "import pyarrow.compute as pc\n"
+        "import millstream_udf as udf\n"
+        "@udf.reduce(arrow=True, schema=pa.schema([('n', pa.int64())]))\n"
+        "def process(table):\n"
+        "    return str(pc.sum(table['n']).as_py())\n"
+    )
+    groups = [group("a"), group("b"), group("c")]
+    batch = batch_of([b'{"n": 1}', b'{"n": 2}', value, b'{"n": 4}'])
+    (answer,) = load("summing.py:process", str(tmp_path)).answers(
+        [arrow_part(groups, [2, 1, 1], batch, unfinished=False)]
+    )
+    assert answer.results == [b"3", b"4"]
+    (failure,) = answer.failures
+    assert failure.index == 1
+    with pytest.raises(ValueError, match=reason):
+        raise ValueError(failure.error)
+
+
+# What is no reduce function
+
+
+def _twice(records: Any, records_too: Any, more: Any, again: Any) -> None: ...
+def _keyword(keys: Any, records: Any, window: Any, *, factor: int) -> None: ...
+def _nothing() -> None: ...
+
+
+class _NoResult:
+    def add(self, record: udf.Record) -> None: ...
+
+
+class _Needs:
+    def __init__(self, factor: int) -> None: ...
+    def add(self, record: udf.Record) -> None: ...
+    def result(self) -> None: ...
+
+
+class _AddsTwo:
+    def add(self, record: udf.Record, other: int) -> None: ...
+    def result(self) -> None: ...
+
+
+class _Mixed:
+    async def add(self, record: udf.Record) -> None: ...
+    def result(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        (_twice, r"takes \(records, records_too, more, again\); a reduce function takes the records"),
+        (_keyword, "an argument factor by keyword only"),
+        (_nothing, r"takes \(\); a reduce function takes the records"),
+        (_NoResult, r"needs the methods add\(self, record\) and result\(self\)"),
+        (_Needs, r"__init__ takes \(factor\)"),
+        (_AddsTwo, r"add takes \(record, other\)"),
+        (_Mixed, "add is async, so result must be"),
+    ],
+)
+def test_what_is_no_reduce_function(target: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        define(udf.reduce(target), target.__name__)
+
+
+def test_options_that_do_not_fit() -> None:
+    with pytest.raises(TypeError, match="arrow or pandas, not both"):
+        udf.reduce(arrow=True, pandas=True)(by_place)
+    with pytest.raises(TypeError, match="schema is for functions with arrow=True or pandas=True"):
+        udf.reduce(schema=SCHEMA)(lambda keys, records, window: None)
+    with pytest.raises(TypeError, match="event_time in the schema would hide"):
+        define(udf.reduce(arrow=True, schema=pa.schema([("event_time", pa.int64())]))(lambda table: None), "f")
+    with pytest.raises(TypeError, match="is not async: concurrency=n"):
+        define(udf.reduce(concurrency=5)(lambda keys, records, window: None), "f")
+
+
+def test_a_map_is_no_reduce_and_the_other_way_round() -> None:
+    with pytest.raises(TypeError, match=r"is no reduce function; decorate it with @udf\.reduce"):
+        run_reduce(udf.map(lambda value: value), [b"a"])
+    with pytest.raises(TypeError, match="use run_reduce or run_windows"):
+        run(by_place, [b"a"])
+    assert define(by_place, "f").kinds == (REDUCE,)
+    assert define(OnePerGroup, "f").kinds == (REDUCE,)
+
+
+# In a process of somebody else's
+
+
+def group(*keys: str) -> Group:
+    return Group(udf.Window(0, 60_000_000), keys)
+
+
+def batch_of(values: list[bytes]) -> pa.RecordBatch:
+    times = pa.array(range(len(values)), pa.timestamp("us", tz="UTC"))
+    return pa.record_batch({"value": pa.array(values, pa.binary()), "event_time": times, "window": [0] * len(values)})
+
+
+@pytest.fixture
+def functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A directory with a module that the test writes; what loading it does to the interpreter is undone."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    yield str(tmp_path)
+    sys.modules.pop("users_reduce", None)
+
+
+def write(directory: str, text: str) -> None:
+    (Path(directory) / "users_reduce.py").write_text(text)
+
+
+def answers(directory: str, parts: Iterable[Part], name: str = "process") -> list[Answer]:
+    return list(pickle.loads(pickle.dumps(load(f"users_reduce:{name}", directory))).answers(parts))
+
+
+def test_groups_in_parts(functions: str) -> None:
+    write(functions, "def process(keys, values, window):\n    return f'{keys[0]}: {b\"\".join(values).decode()}'\n")
+    parts = [
+        arrow_part([group("a"), group("b")], [1, 2], batch_of([b"1", b"2", b"3"]), unfinished=True),
+        arrow_part([], [1], batch_of([b"4"]), unfinished=True),
+        arrow_part([], [0], batch_of([]), unfinished=True),
+        arrow_part([group("c"), group("d")], [1, 1, 0], batch_of([b"5", b"6"]), unfinished=True),
+        arrow_part([group("e")], [0, 1], batch_of([b"7"]), unfinished=False),
+    ]
+    got = answers(functions, parts)
+    assert [result for answer in got for result in answer.results] == [b"a: 1", b"b: 2345", b"c: 6", b"d: ", b"e: 7"]
+    assert [one.keys[0] for answer in got for one in answer.groups] == ["a", "b", "c", "d", "e"]
+    assert not any(answer.unfinished for answer in got)
+
+
+def test_a_slice_of_a_batch(functions: str) -> None:
+    write(
+        functions,
+        "def process(keys, records, window):\n"
+        "    return [f'{r.value.decode()} {r.event_time_us} {r.keys} {dict(r.headers)}' for r in records]\n",
+    )
+    batch = pa.record_batch(
+        {
+            "value": pa.array([b"a", b"bb", b"ccc", b"d"], pa.large_binary()),
+            "event_time": pa.array([1, 2, 3, 4], pa.timestamp("us", tz="UTC")),
+            "keys": pa.array([[], ["k"], ["l", "m"], None], pa.list_(pa.string())),
+            "headers": pa.array([[], [("h", b"1")], [], None], pa.map_(pa.string(), pa.binary())),
+        }
+    ).slice(1, 2)
+    (answer,) = answers(functions, [arrow_part([group()], [2], batch, unfinished=False)])
+    assert answer.results == [b"bb 2 ('k',) {'h': b'1'}", b"ccc 3 ('l', 'm') {}"]
+
+
+def test_results_leave_while_they_are_made(functions: str) -> None:
+    write(
+        functions,
+        "def process(keys, records, window):\n"
+        "    for number in range(5):\n"
+        "        if keys == ('bad',) and number == 3:\n"
+        "            raise ValueError('half-way')\n"
+        f"        yield b'x' * {ANSWER_BYTES // 2}\n",
+    )
+    parts = [arrow_part([group("good"), group("bad")], [1, 1], batch_of([b"1", b"2"]), unfinished=False)]
+    got = answers(functions, parts)
+    assert [answer.unfinished for answer in got] == [True, True, True, True, False]
+    assert [answer.counts for answer in got] == [[2], [2], [1, 1], [2], [0]]
+    (failure,) = got[-1].failures
+    assert got[-1].groups[failure.index] == group("bad")
+    assert failure.error == "ValueError: half-way"
+
+
+def test_parts_that_end_in_the_middle(functions: str) -> None:
+    write(
+        functions,
+        "def process(keys, records, window):\n    try:\n        list(records)\n    except Exception:\n        pass\n",
+    )
+    with pytest.raises(Gone):
+        answers(functions, [arrow_part([group()], [1], batch_of([b"1"]), unfinished=True)])
+
+
+def test_async_groups_wait_together(functions: str) -> None:
+    write(
+        functions,
+        "import asyncio\n"
+        "import millstream_udf as udf\n"
+        "waiting = set()\n"
+        "everybody = asyncio.Event()\n"
+        "@udf.reduce(concurrency=3)\n"
+        "async def process(keys, records):\n"
+        "    waiting.add(keys)\n"
+        "    if len(waiting) == 3:\n"
+        "        everybody.set()\n"
+        "    await asyncio.wait_for(everybody.wait(), 10)\n"
+        "    if keys == ('1',):\n"
+        "        raise ValueError('one')\n"
+        "    return keys[0]\n",
+    )
+    groups = [group(str(key)) for key in range(5)]
+    (answer,) = answers(functions, [arrow_part(groups, [1] * 5, batch_of([b""] * 5), unfinished=False)])
+    assert answer.results == [b"0", b"2", b"3", b"4"]
+    assert answer.counts == [1, 0, 1, 1, 1]
+    assert [failure.index for failure in answer.failures] == [1]
+
+
+def test_a_class_is_set_up_once_a_process(functions: str) -> None:
+    write(
+        functions,
+        "import millstream_udf as udf\n"
+        "@udf.reduce\n"
+        "class Process:\n"
+        "    async def setup(self, context):\n"
+        "        self.calls = 0\n"
+        "    def process(self, records):\n"
+        "        self.calls += 1\n"
+        "        return str(self.calls)\n",
+    )
+    part = arrow_part([group()], [1], batch_of([b"1"]), unfinished=False)
+    first, second = answers(functions, [part], "Process"), answers(functions, [part], "Process")
+    assert [first[0].results, second[0].results] == [[b"1"], [b"2"]]
+
+
+def test_lines_name_window_and_key(
+    functions: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # `labels.install` stays for the life of a process; here for the life of the test.
+    monkeypatch.setattr(sys, "stdout", sys.stdout)
+    monkeypatch.setattr(sys, "stderr", sys.stderr)
+    write(
+        functions,
+        "import sys\n"
+        "def process(keys, records):\n"
+        "    for record in records:\n"
+        "        print('got', record.value)\n"
+        "    print('end', end='', file=sys.stderr)\n",
+    )
+    answers(
+        functions,
+        [arrow_part([group("AA", "JFK"), group("B")], [2, 1], batch_of([b"1", b"2", b"3"]), unfinished=False)],
+    )
+    print("unlabelled")
+    out, error = capsys.readouterr()
+    window = "[1970-01-01T00:00:00Z, 1970-01-01T00:01:00Z)"
+    assert out.splitlines() == [
+        f"{window} AA/JFK: got b'1'",
+        f"{window} AA/JFK: got b'2'",
+        f"{window} B: got b'3'",
+        "unlabelled",
+    ]
+    assert error.splitlines() == [f"{window} AA/JFK: end", f"{window} B: end"]
+
+
+def test_labels_of_tasks_do_not_mix(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", sys.stdout)
+    monkeypatch.setattr(sys, "stderr", sys.stderr)
+    labels.install()
+    labels.install()
+
+    async def say(name: str) -> None:
+        with labels.labelled(name):
+            print(f"{name} begins", end=" ")
+            await asyncio.sleep(0)
+            print("and ends")
+
+    async def both() -> None:
+        await asyncio.gather(say("a"), say("b"))
+
+    asyncio.run(both())
+    assert capsys.readouterr().out.splitlines() == ["a: a begins and ends", "b: b begins and ends"]
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("users_reduce:shout", "shout is no reduce function: decorate it"),
+        ("users_reduce:missing", "users_reduce has no missing"),
+        ("users_other:process", "there is no module users_other"),
+        ("users_other.py:process", "there is no file users_other.py"),
+        ("users_reduce", "does not name a function"),
+    ],
+)
+def test_what_cannot_be_loaded(functions: str, target: str, message: str) -> None:
+    write(functions, "def shout(value):\n    return value.upper()\n")
+    with pytest.raises(LoadError, match=message):
+        load(target, functions)
+
+
+def test_a_module_that_fails_raises_what_it_raises(functions: str) -> None:
+    write(functions, "raise OSError('no licence')\n")
+    with contextlib.suppress(KeyError):
+        del sys.modules["users_reduce"]
+    with pytest.raises(OSError, match="no licence"):
+        load("users_reduce:process", functions)
