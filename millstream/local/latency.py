@@ -1,4 +1,4 @@
-"""End-to-end latencies as a process's metrics endpoint tells them: a histogram, read and turned into quantiles.
+"""Latencies as a process's metrics endpoint tells them: a histogram in seconds, read and turned into quantiles.
 
 Above it: the benchmarks. Below it: HTTP on the loopback. Parsing and arithmetic are pure.
 """
@@ -15,7 +15,7 @@ from millstream.errors import RetryLaterError
 from millstream.telemetry.metrics import LATENCY
 
 _TIMEOUT_S = 2.0
-_BUCKET = re.compile(rf'^{LATENCY}_bucket{{.*?le="([^"]+)".*?}} (\S+)', re.MULTILINE)
+_BUCKET = r'^{}_bucket{{.*?le="([^"]+)".*?}} (\S+)'
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +49,18 @@ class LatencyCounts:
         return None
 
 
-def parse_latency(text: str) -> LatencyCounts:
+def parse_latency(text: str, metric: str = LATENCY) -> LatencyCounts:
     """The latencies in a page of Prometheus text, all lanes together."""
     counts: dict[float, float] = {}
-    for bound, count in _BUCKET.findall(text):
+    for bound, count in re.findall(_BUCKET.format(metric), text, re.MULTILINE):
         counts[float(bound)] = counts.get(float(bound), 0.0) + float(count)
     return LatencyCounts(counts)
 
 
-async def scrape_latency(port: int) -> LatencyCounts:
+async def scrape_latency(port: int, metric: str = LATENCY) -> LatencyCounts:
     """What the process with this metrics port tells now. Raises `RetryLaterError` when it does not answer."""
     try:
-        return parse_latency(await asyncio.to_thread(_get, f"http://127.0.0.1:{port}/metrics"))
+        return parse_latency(await asyncio.to_thread(_get, f"http://127.0.0.1:{port}/metrics"), metric)
     except OSError as error:
         raise RetryLaterError(f"no metrics on port {port}: {error}") from error
 

@@ -147,6 +147,7 @@ _COUNTER, _GAUGE, _HISTOGRAM = MetricKind.COUNTER, MetricKind.GAUGE, MetricKind.
 UDF_TIME = "forwarder_udf_processing_time"
 TRANSFORMER_TIME = "source_forwarder_transformer_processing_time"
 REDUCE_TIME = "millstream_hand_over_processing_time"
+CLOSE_TIME = "millstream_close_to_commit_seconds"
 WRITE_TIME = "forwarder_write_processing_time"
 COMMIT_TIME = "millstream_commit_seconds"
 LATENCY = "millstream_end_to_end_latency_seconds"
@@ -342,6 +343,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "millstream_log_sync_seconds_total", _COUNTER, (_LANE,), "Time they took.", _windows(lambda n: n.sync_seconds)
     ),
+    Metric(CLOSE_TIME, _HISTOGRAM, (), "From the watermark closing windows to the commit of their results; seconds."),
     Metric(REDUCE_TIME, _HISTOGRAM, (), "One hand-over, from its being durable to its results, microseconds."),
     Metric("millstream_retries_total", _COUNTER, (_LANE,), "Attempts after the first.", _lanes(lambda n: n.retries)),
     Metric(
@@ -444,6 +446,7 @@ class VertexMetrics:
                 (WRITE_TIME, PROCESSING_BOUNDS_US),
                 (REDUCE_TIME, PROCESSING_BOUNDS_US),
                 (COMMIT_TIME, LATENCY_BOUNDS_S),
+                (CLOSE_TIME, LATENCY_BOUNDS_S),
                 (LATENCY, LATENCY_BOUNDS_S),
             )
         }
@@ -465,6 +468,8 @@ class VertexMetrics:
             self._times[COMMIT_TIME].record(seconds, self._labels)
             if not self._is_sink:
                 self._times[WRITE_TIME].record(micros, self._labels)
+        elif stage == "close":
+            self._times[CLOSE_TIME].record(seconds, self._labels)
         elif (name := _STAGE_TIME.get(stage)) is not None:
             self._times[name].record(micros, self._labels)
 

@@ -116,6 +116,10 @@ class ReduceLane:
         self._sync_wanted = asyncio.Event()
         self._in_flight: dict[int, int] = {}
         """Hand-overs whose results are not committed, with the end of their first window."""
+        self._due_s: float | None = None
+        """Since when windows wait to be handed over."""
+        self._closed_at_s: dict[int, float] = {}
+        """When the watermark closed the windows of hand-overs that are not committed."""
         self._computed: dict[int, Computed] = {}
         self._early_at_s = core.clock.monotonic_s()
         self._early_rows = 0
@@ -200,10 +204,15 @@ class ReduceLane:
 
     def _hand_over(self) -> list[wal_pb2.HandOver]:
         """Freeze the windows that the watermark has closed, and those whose early results are due."""
-        if sum(number >= self._next_number for number in self._in_flight) >= HAND_OVERS_IN_FLIGHT_MAX:
-            return []
         watermark_us = END_OF_TIME_US if self._inputs.ended else self._inputs.watermark_us()
+        if sum(number >= self._next_number for number in self._in_flight) >= HAND_OVERS_IN_FLIGHT_MAX:
+            oldest_us = self._queue.oldest_end_us()
+            if self._due_s is None and oldest_us is not None and watermark_us - oldest_us >= self._lateness_us:
+                self._due_s = self.core.clock.monotonic_s()
+            return []
         hand_overs = self._queue.close(watermark_us)
+        closed_at_s, self._due_s = self._due_s or self.core.clock.monotonic_s(), None
+        self._closed_at_s.update((hand_over.number, closed_at_s) for hand_over in hand_overs)
         if not hand_overs and self._early_due():
             hand_overs = self._queue.early()
             self._early_at_s, self._early_rows = self.core.clock.monotonic_s(), 0
@@ -360,6 +369,9 @@ class ReduceLane:
         await self._queue.committed(progress)
         for number in [number for number in self._in_flight if number <= progress.hand_over]:
             del self._in_flight[number]
+            closed_at_s = self._closed_at_s.pop(number, None)
+            if closed_at_s is not None:
+                self.core.telemetry.observe_processing("close", self.core.clock.monotonic_s() - closed_at_s)
         self._release_inputs()
         self._inputs.wake()
 

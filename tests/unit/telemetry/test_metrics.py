@@ -105,7 +105,7 @@ async def test_every_metric_of_the_table_is_exported_by_some_vertex_and_no_other
         statistics = partial(vertex, vertex_type)
         opening = open_telemetry("flights", "clean", vertex_type, 1, statistics, metrics_port=free_port)
         async with opening as told:
-            for stage in ("transformer", "udf", "reduce", "sink", "commit"):
+            for stage in ("transformer", "udf", "reduce", "sink", "close", "commit"):
                 told.observe_processing(stage, 0.1)
             told.observe_latency(0.1, 1)
             for name, samples in (await scrape(free_port)).items():
