@@ -55,7 +55,8 @@ def _lines(
     # What a runner that was killed wrote last says "running"; it is not.
     state = shown["state"] if live or shown["state"] in ("ended", "stopped") else "interrupted"
     states = shown["states"] if live else dict.fromkeys(shown["states"], "")
-    scene = Scene(shown["pipeline"], state, shown["elapsed_s"], shown["durability"], vertices, states)
+    spark = shown.get("spark", "") if live else ""
+    scene = Scene(shown["pipeline"], state, shown["elapsed_s"], shown["durability"], vertices, states, spark)
     lines = [*table(scene), "", *aligned(_lane_rows(vertices), left={0, 1, 5}), ""]
     if live:
         names = ", ".join(f"{process.name} {process.identity.pid}" for process in runtime.processes)

@@ -10,6 +10,7 @@ beyond their ids.
     <root>/status.json     the numbers last shown; rewritten every second
     <root>/broker/         the broker's configuration and its store: every buffer, mark and watermark
     <root>/windows/        the logs of the reduce lanes, <vertex>/<partition>: records of open windows
+    <root>/spark/          what the Spark driver is told, and its temporary files
     <root>/logs/           one file of JSON lines per process, bounded by rotation
 
 Small files are replaced whole (temporary name, fsync, rename), so a reader never sees half of one.
@@ -33,7 +34,7 @@ from millstream.errors import DamageError, EnvironmentFault, UserError
 HOME = Path(".millstream")
 """Data directories lie here, below the current directory, unless the user names another place."""
 
-_CONTENTS = ("pipeline.json", "shape.json", "runtime.json", "status.json", "broker", "windows", "logs")
+_CONTENTS = ("pipeline.json", "shape.json", "runtime.json", "status.json", "broker", "windows", "spark", "logs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class RunningProcess:
     """One process of a run."""
 
     name: str
-    """"broker", or "<vertex>-<replica>"."""
+    """"broker", "spark", or "<vertex>-<replica>"."""
     identity: ProcessIdentity
     metrics_port: int | None = None
 
@@ -116,6 +117,10 @@ class DataDirectory:
     @property
     def windows(self) -> Path:
         return self.root / "windows"
+
+    @property
+    def spark(self) -> Path:
+        return self.root / "spark"
 
     @property
     def logs(self) -> Path:

@@ -1,7 +1,7 @@
-"""One vertex replica of a local run: its process, started again when it dies.
+"""One process of a local run, started again when it dies: a vertex replica, or the Spark driver.
 
-Above it: the runner. Below it: the vertex process (`millstream_vertex`), of which it knows the command line, the exit
-codes, the lines it logs and how it is told to stop; not what it does.
+Above it: the runner. Below it: the process, of which it knows the exit codes, the lines it logs and how it is told to
+stop, and of a vertex process (`millstream_vertex`) also the command line; not what it does.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from millstream.errors import MillstreamError
 from millstream.ledger.protocol import DurabilityLevel
@@ -32,7 +32,7 @@ WARNING_LEVELS = ERROR_LEVELS | {"WARNING", "WARN"}
 
 
 class State(Enum):
-    """What a replica is doing, in the words the screen shows."""
+    """What a process is doing, in the words the screen shows."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -43,9 +43,23 @@ class State(Enum):
     FAILED = "failed"
 
 
+class Plan(Protocol):
+    """What is started."""
+
+    @property
+    def name(self) -> str:
+        """Of the process, and of its log."""
+
+    @property
+    def metrics_port(self) -> int | None: ...
+
+
+PlanT = TypeVar("PlanT", bound=Plan)
+
+
 @dataclass(frozen=True, slots=True)
 class ReplicaPlan:
-    """What is started."""
+    """A replica of a vertex."""
 
     vertex: str
     replica: int
@@ -67,10 +81,13 @@ class Surroundings:
     monitor_url: str
     durability: DurabilityLevel
     log_level: str
+    spark: str | None
+    """gRPC address of the Spark driver; None in a pipeline without a reduce."""
 
     def command(self, plan: ReplicaPlan) -> list[str]:
         """The command line of a vertex process."""
         metrics = [] if plan.metrics_port is None else ["--metrics-port", str(plan.metrics_port)]
+        spark = [] if self.spark is None else ["--spark", self.spark]
         return [
             *(sys.executable, "-m", VERTEX_MODULE),
             *("--pipeline", str(self.pipeline_file)),
@@ -82,6 +99,7 @@ class Surroundings:
             *("--durability", self.durability.value),
             *("--log-level", self.log_level.upper()),
             *metrics,
+            *spark,
         ]
 
 
@@ -98,12 +116,12 @@ class Failure:
     """Its stack trace, for --debug."""
 
 
-class ReplicaSupervisor:
-    """Keeps one replica running until it has ended, is told to stop, or fails for good; `serve` is its one task."""
+class Supervisor(Generic[PlanT]):
+    """Keeps one process running until it has ended, is told to stop, or fails for good; `serve` is its one task."""
 
     def __init__(
         self,
-        plan: ReplicaPlan,
+        plan: PlanT,
         *,
         log: LogFile,
         progress: Callable[[], object],
@@ -113,7 +131,7 @@ class ReplicaSupervisor:
         on_restart: Callable[[Mapping[str, Any]], None],
         on_change: Callable[[], None],
     ) -> None:
-        """`progress` gives a value that changes when the replica's lanes get on; `lanes_ended` looks whether they have
+        """`progress` gives a value that changes when the process's lanes get on; `lanes_ended` looks whether they have
         nothing left to do. `on_output` gets what it prints, `on_entry` the warnings and worse that it logs,
         `on_restart` a line about every restart; `on_change` is called whenever `state` or the process has changed.
         """
@@ -154,14 +172,14 @@ class ReplicaSupervisor:
             self._set_state(State.DRAINING)
         self._stop.set()
 
-    async def serve(self, surroundings: Surroundings) -> None:
-        """Run until over. Raises nothing of the vertex's: that is `failure`."""
+    async def serve(self, command: Sequence[str]) -> None:
+        """Run `command` until over. Raises nothing of the process's: that is `failure`."""
         policy = RestartPolicy()
         try:
             while not self._stop.is_set():
                 before = self._progress()
                 begun_s = time.monotonic()
-                exit_code = await self._run_once(surroundings)
+                exit_code = await self._run_once(command)
                 if self._stop.is_set():
                     break
                 verdict = policy.judge(
@@ -184,12 +202,12 @@ class ReplicaSupervisor:
             self.over.set()
             self._on_change()
 
-    async def _run_once(self, surroundings: Surroundings) -> int:
+    async def _run_once(self, command: Sequence[str]) -> int:
         self._last_error, self._last_lines = {}, []
         async with (
             open_child(
                 self.plan.name,
-                surroundings.command(self.plan),
+                command,
                 on_output=self._take_output,
                 on_line=self._take_line,
             ) as child,

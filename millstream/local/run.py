@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from millstream import limits
 from millstream.clock import SystemClock
@@ -31,7 +31,7 @@ from millstream.local.directory import HOME, DataDirectory, RunningProcess, Runt
 from millstream.local.logfiles import LogFile, broker_line, short_entry
 from millstream.local.processes import end_stale, identify
 from millstream.local.progress import PipelineProgress
-from millstream.local.replica import Failure, ReplicaPlan, ReplicaSupervisor, Surroundings, worst
+from millstream.local.replica import Failure, ReplicaPlan, Supervisor, Surroundings, worst
 from millstream.local.runner_log import runner_log
 from millstream.local.screen import MESSAGES_PER_S, Scene, Screen
 from millstream.local.shape import differences, shape_of
@@ -41,6 +41,10 @@ from millstream.spec import resolved
 from millstream.spec.graph import Graph
 from millstream.spec.lanes import owned_lanes
 from millstream.spec.loading import Loaded
+from millstream.udf.socket_directory import open_socket_directory
+
+if TYPE_CHECKING:
+    from millstream.local.spark import LocalSpark
 
 SAMPLE_INTERVAL_S = 0.5
 """Between two looks at the OT stores."""
@@ -133,7 +137,8 @@ class _Run:
         self._broker: EmbeddedBroker | None = None
         self._broker_over = False
         self._view: PipelineView | None = None
-        self._replicas: list[ReplicaSupervisor] = []
+        self._replicas: list[Supervisor[ReplicaPlan]] = []
+        self._spark: LocalSpark | None = None
         self._changed = asyncio.Event()
         """Something about a process has changed."""
         self._drain_asked = asyncio.Event()
@@ -160,6 +165,8 @@ class _Run:
                 on_started=self._on_change,
             )
             self._replicas = [self._supervisor(plan, files) for plan in self._plans()]
+            if self._graph.reduces:
+                self._spark = self._open_spark(files)
             try:
                 summary = await self._run_processes(self._broker)
             except BaseExceptionGroup as group:
@@ -178,11 +185,16 @@ class _Run:
     async def _run_processes(self, broker: EmbeddedBroker) -> Summary:
         async with asyncio.TaskGroup() as processes:
             processes.create_task(broker.serve(), name=BROKER)
+            if self._spark is not None:
+                # It takes longest, and should be there before the first window closes.
+                processes.create_task(self._spark.serve(), name="spark")
             await broker.ready.wait()
             level = self._options.durability
             async with open_view(self._graph, broker.url, broker.monitor_url, level) as view:
                 self._view = view
                 summary = await self._run_vertices(broker, view)
+            if self._spark is not None:
+                self._spark.stop()
             broker.stop()
         self._broker_over = True
         self._write_runtime()
@@ -196,6 +208,7 @@ class _Run:
             broker.monitor_url,
             self._options.durability,
             self._options.log_level,
+            self._spark.address if self._spark is not None else None,
         )
         self._had_ended = summarize(self._graph, await view.marks(), {}).ended
         self._state = "running"
@@ -206,7 +219,7 @@ class _Run:
             ]
             draining = tasks.create_task(self._drain_when_asked(view), name="drain")
             for replica in self._replicas:
-                tasks.create_task(replica.serve(surroundings), name=replica.plan.name)
+                tasks.create_task(replica.serve(surroundings.command(replica.plan)), name=replica.plan.name)
             while not all(replica.over.is_set() for replica in self._replicas):
                 if self._failure() is not None and self._state != "failing":
                     self._state = "failing"
@@ -257,7 +270,7 @@ class _Run:
                 for replica in members:
                     await replica.over.wait()
 
-    def _stop(self, replicas: Iterable[ReplicaSupervisor], grace_s: float) -> None:
+    def _stop(self, replicas: Iterable[Supervisor[ReplicaPlan]], grace_s: float) -> None:
         for replica in replicas:
             replica.stop(grace_s=grace_s)
 
@@ -290,6 +303,7 @@ class _Run:
             durability=self._durability or self._options.durability.value,
             vertices=self._progress.sample(now_us=self._clock.now_us(), now_s=self._clock.monotonic_s()),
             states={vertex: self._state_of(vertex) for vertex in self._graph.order},
+            spark=self._spark.text if self._spark is not None else "",
         )
         self._screen.show(scene)
         self._keep(self._directory.status, {**asdict(scene), "written_us": self._clock.now_us()})
@@ -304,7 +318,10 @@ class _Run:
         return ", ".join(words)
 
     def _failure(self) -> Failure | None:
-        return worst([replica.failure for replica in self._replicas if replica.failure is not None])
+        failures = [replica.failure for replica in self._replicas]
+        if self._spark is not None:
+            failures.append(self._spark.failure)
+        return worst([failure for failure in failures if failure is not None])
 
     def _plans(self) -> Iterator[ReplicaPlan]:
         port = self._options.metrics_port_base
@@ -313,12 +330,31 @@ class _Run:
                 yield ReplicaPlan(vertex.name, replica, port)
                 port = None if port is None else port + 1
 
-    def _supervisor(self, plan: ReplicaPlan, files: contextlib.ExitStack) -> ReplicaSupervisor:
-        return ReplicaSupervisor(
+    def _supervisor(self, plan: ReplicaPlan, files: contextlib.ExitStack) -> Supervisor[ReplicaPlan]:
+        return Supervisor(
             plan,
             log=files.enter_context(LogFile(self._directory.logs / f"{plan.name}.jsonl")),
             progress=lambda: self._progress.mark_of(plan.vertex, plan.replica),
             lanes_ended=lambda: self._have_ended(plan),
+            on_output=self._screen.output,
+            on_entry=self._on_entry,
+            on_restart=lambda entry: self._screen.message(short_entry(entry)),
+            on_change=self._on_change,
+        )
+
+    def _open_spark(self, files: contextlib.ExitStack) -> LocalSpark:
+        # What it imports takes time, and most pipelines do not need it.
+        from millstream.local.spark import LocalSpark, plan_driver
+
+        plan = plan_driver(
+            self._graph.pipeline,
+            self._directory.spark,
+            files.enter_context(open_socket_directory()),
+            self._options.log_level,
+        )
+        return LocalSpark(
+            plan,
+            log=files.enter_context(LogFile(self._directory.logs / f"{plan.name}.jsonl")),
             on_output=self._screen.output,
             on_entry=self._on_entry,
             on_restart=lambda entry: self._screen.message(short_entry(entry)),
@@ -357,6 +393,8 @@ class _Run:
         if broker is None or self._identity is None:
             return
         processes = [replica.process for replica in self._replicas]
+        if self._spark is not None:
+            processes.append(self._spark.process)
         if broker.identity is not None and not self._broker_over:
             processes.append(RunningProcess(BROKER, broker.identity))
         runtime = Runtime(

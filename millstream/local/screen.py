@@ -34,6 +34,8 @@ class Scene:
     vertices: Sequence[VertexProgress]
     states: dict[str, str]
     """Of each vertex's processes, in words."""
+    spark: str = ""
+    """Of the Spark driver; empty where there is none."""
 
 
 class Screen(Protocol):
@@ -159,7 +161,8 @@ def table(scene: Scene) -> list[str]:
         )
         for vertex in scene.vertices
     ]
-    return [head, *aligned(rows, left={0, 1, 7})]
+    spark = [f"spark: {scene.spark}"] if scene.spark else []
+    return [head, *aligned(rows, left={0, 1, 7}), *spark]
 
 
 def plain_line(scene: Scene) -> str:
@@ -172,6 +175,8 @@ def plain_line(scene: Scene) -> str:
         if vertex.watermark_lag_s is not None:
             text += f", watermark {watermark_text(vertex.watermark_us, vertex.watermark_lag_s)}"
         parts.append(text + ")")
+    if scene.spark:
+        parts.append(f"spark {scene.spark}")
     return f"{duration_text(scene.elapsed_s)} {scene.state}: " + "; ".join(parts)
 
 
