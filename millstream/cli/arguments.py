@@ -39,6 +39,7 @@ def parser() -> argparse.ArgumentParser:
     _add_init(commands)
     _add_version(commands)
     _add_bench(commands)
+    _add_spark(commands)
     return top
 
 
@@ -200,7 +201,33 @@ def _add_bench(commands: Commands) -> None:
     latency = benches.add_parser("latency", help="latency from source to sink at a given rate")
     latency.add_argument("--rate", type=int, default=1000, metavar="N", help="records per second (default: 1000)")
     latency.add_argument("--seconds", type=float, default=10.0, metavar="S", help="how long (default: 10)")
-    for bench in (throughput, latency):
+    reduce = benches.add_parser("reduce", help="records into windows, and from the close of windows to their results")
+    for option, default, text in (
+        ("--ingest-records", 4_000_000, "for the rate of the queue"),
+        ("--records-per-window", 100_000, "in each window"),
+        ("--keys", 10_000, "in each window"),
+        ("--windows", 30, "windows to measure"),
+        ("--rate", 100_000, "records per second"),
+    ):
+        reduce.add_argument(option, type=int, default=default, metavar="N", help=f"{text} (default: {default})")
+    for bench in (throughput, latency, reduce):
         bench.add_argument("--size", type=int, default=100, metavar="BYTES", help="of each record (default: 100)")
         bench.add_argument("--durability", choices=("fsync", "process"), default="fsync", help="(default: fsync)")
         _add_json(bench, "print one JSON object on the last line")
+
+
+def _add_spark(commands: Commands) -> None:
+    command = _command(
+        commands,
+        "spark",
+        "look after the Spark of reduces",
+        "Look after the Spark that computes the windows of reduces.",
+    )
+    actions = command.add_subparsers(dest="action", required=True, metavar="WHAT")
+    prepare = actions.add_parser("prepare", help="make the cache from which Spark starts in half the time; once")
+    prepare.add_argument("--again", action="store_true", help="also when it is there")
+    check = actions.add_parser("check", help="start Spark, or reach it, and tell what it is and how long that took")
+    check.add_argument(
+        "file", type=Path, nargs="?", metavar="FILE", help="a pipeline, for its `spec.spark` (default: on this machine)"
+    )
+    _add_json(check)

@@ -12,7 +12,7 @@ import uvloop
 
 from millstream.errors import UserError
 from millstream.ledger.protocol import DurabilityLevel
-from millstream.local.bench import Load, Measured, measure
+from millstream.local.bench import Load, Measured, measure_map
 from millstream.local.raw_limit import measure_raw_limit
 from millstream.local.screen import aligned
 
@@ -25,22 +25,33 @@ _RAW_RECORD_BYTES_MIN = 100 * _MIB
 
 
 def run(arguments: argparse.Namespace) -> int:
-    load = _load(arguments)
-    durability = DurabilityLevel(arguments.durability)
     with tempfile.TemporaryDirectory(prefix="millstream-bench-") as name:
-        result = uvloop.run(_measure(arguments.bench, Path(name), load, durability))
+        directory = Path(name)
+        if arguments.bench == "reduce":
+            result = uvloop.run(_measure_reduce(directory, arguments))
+            lines = _reduce_lines(result)
+        else:
+            result = uvloop.run(_measure(arguments.bench, directory, _load(arguments), _durability(arguments)))
+            lines = _lines(result)
     if not arguments.json:
-        print("\n".join(_lines(result)))
+        print("\n".join(lines))
     else:
         print(json.dumps(result))
     return 0
 
 
-def _load(arguments: argparse.Namespace) -> Load:
-    options = ("records", "size") if arguments.bench == "map" else ("rate", "seconds", "size")
+def _durability(arguments: argparse.Namespace) -> DurabilityLevel:
+    return DurabilityLevel(arguments.durability)
+
+
+def _check_positive(arguments: argparse.Namespace, *options: str) -> None:
     for name in options:
-        if getattr(arguments, name) < 1:
+        if getattr(arguments, name.replace("-", "_")) < 1:
             raise UserError(f"--{name} {getattr(arguments, name)}: at least 1 is needed")
+
+
+def _load(arguments: argparse.Namespace) -> Load:
+    _check_positive(arguments, *(("records", "size") if arguments.bench == "map" else ("rate", "seconds", "size")))
     if arguments.bench == "map":
         return Load(records=arguments.records, record_bytes=arguments.size)
     records = round(arguments.rate * (arguments.seconds + _WARM_UP_S))
@@ -49,7 +60,7 @@ def _load(arguments: argparse.Namespace) -> Load:
 
 async def _measure(bench: str, directory: Path, load: Load, durability: DurabilityLevel) -> dict[str, Any]:
     (directory / "pipeline").mkdir()
-    measured = await measure(directory / "pipeline", load, durability)
+    measured = await measure_map(directory / "pipeline", load, durability)
     size = min(_RAW_RECORD_BYTES_MAX, max(_RAW_RECORD_BYTES_MIN, load.records * load.record_bytes))
     raw_per_s = await measure_raw_limit(
         directory / "raw",
@@ -103,6 +114,57 @@ def _lines(result: dict[str, Any]) -> list[str]:
         f"rate        {rate:,} records/s ({rate * size / _MIB:.1f} MiB/s of values), stored twice on their way",
         f"limit       {limit:,} records/s into JetStream alone, stored once; the pipeline reaches {share:.0%} of it",
         f"latency     p50 {latency['p50']} ms, p99 {latency['p99']} ms, end to end",
+        f"durability  {result['durability']}",
+        *aligned(rows, left={0}),
+    ]
+
+
+async def _measure_reduce(directory: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    # Spark's packages are an extra of their own.
+    from millstream.local.reduce_bench import WindowLoad, measure_ingest, measure_windows
+
+    _check_positive(arguments, "ingest-records", "records-per-window", "keys", "rate", "windows", "size")
+    load = WindowLoad(
+        arguments.records_per_window, arguments.keys, arguments.rate, arguments.windows, record_bytes=arguments.size
+    )
+    (directory / "pipeline").mkdir()
+    measured = await measure_windows(directory / "pipeline", load, _durability(arguments))
+    ingest = await measure_ingest(directory, records=arguments.ingest_records, record_bytes=arguments.size)
+    return {
+        "bench": "reduce",
+        "record_bytes": arguments.size,
+        "ingest_records": arguments.ingest_records,
+        "ingest_records_per_s": round(ingest.records_per_s),
+        "append_limit_records_per_s": round(ingest.limit_records_per_s),
+        "share_of_append_limit": round(ingest.records_per_s / ingest.limit_records_per_s, 4),
+        "records_per_window": arguments.records_per_window,
+        "keys": arguments.keys,
+        "rate": arguments.rate,
+        "close_to_commit_ms": {"p50": _milliseconds(measured, 0.5), "p99": _milliseconds(measured, 0.99)},
+        "hand_overs": measured.latency.total,
+        "durability": measured.durability,
+        "processes": {
+            name: {
+                "cpu_share": round(use.cpu_s / measured.sampled_s, 3) if measured.sampled_s else None,
+                "rss_mib_max": round(use.rss_bytes_max / _MIB, 1),
+            }
+            for name, use in sorted(measured.use.items())
+        },
+    }
+
+
+def _reduce_lines(result: dict[str, Any]) -> list[str]:
+    latency = result["close_to_commit_ms"]
+    rows = [("PROCESS (with its functions)", "CPU", "RSS MiB")]
+    rows += [
+        (name, f"{use['cpu_share'] or 0:.0%}", f"{use['rss_mib_max']:.0f}") for name, use in result["processes"].items()
+    ]
+    ingest = f"{result['ingest_records_per_s']:,} records/s of {result['record_bytes']} bytes, fsynced"
+    windows = f"{result['records_per_window']:,} records and {result['keys']:,} keys at {result['rate']:,} records/s"
+    return [
+        f"ingest      {ingest}; {result['share_of_append_limit']:.0%} of appending the same bytes alone",
+        f"windows     {windows}: count per key, by SQL",
+        f"close       p50 {latency['p50']} ms, p99 {latency['p99']} ms, from the close of windows to their commit",
         f"durability  {result['durability']}",
         *aligned(rows, left={0}),
     ]

@@ -1,4 +1,4 @@
-"""Measures a real pipeline on this machine: generator, a Python function that gives back what it gets, blackhole.
+"""Measures real pipelines on this machine, from a generator to a blackhole.
 
 Above it: `millstream bench`. Below it: the same runner that `millstream run` uses, looked at from outside: the OT
 stores for the rate, the sink's metrics for the latency, the operating system for CPU and memory.
@@ -24,11 +24,11 @@ from millstream.local.processes import is_alive
 from millstream.local.run import RunOptions, RunResult, run
 from millstream.local.screen import NoScreen
 from millstream.spec.loading import Loaded, load_text
+from millstream.telemetry.metrics import LATENCY
 from millstream.watermark.jetstream import open_jetstream_ot_stores
 from millstream.watermark.store import OtStore
 from millstream.wire.nats import open_connection
 
-PROCESSES = ("in-0", "map-0", "out-0")
 BUFFER_RECORDS = 400_000
 """Of each buffer: a second's worth. What piles up before all processes run is at most this."""
 _SAMPLE_INTERVAL_S = 0.25
@@ -55,6 +55,22 @@ spec:
     - {{from: map, to: out}}
 """
 _FUNCTION = "def process(value):\n    return value\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """What runs, and where its latency is told."""
+
+    text: str
+    """YAML: source vertex `in`, sink vertex `out`, name `bench`."""
+    processes: tuple[str, ...]
+    """In the order of the file."""
+    told_by: str
+    """The process whose metrics have the latency."""
+    metric: str
+    """A histogram in seconds."""
+    passes_on: bool = True
+    """The sink gets as many records as the source makes, so its rate can be measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,25 +103,41 @@ class Measured:
     """While all vertices worked, see `_Clock`."""
     elapsed_s: float = 0.0
     latency: LatencyCounts = field(default_factory=LatencyCounts)
+    sampled_s: float = 0.0
+    """How long CPU was looked at."""
     use: dict[str, ProcessUse] = field(default_factory=dict)
     durability: str = ""
 
 
-async def measure(directory: Path, load: Load, durability: DurabilityLevel) -> Measured:
-    """Run the pipeline below `directory` to its end. Raises what ended it, when it did not end well."""
+async def measure_map(directory: Path, load: Load, durability: DurabilityLevel) -> Measured:
+    """Generator, a Python function that gives back what it gets, blackhole."""
     (directory / "identity.py").write_text(_FUNCTION)
     text = _PIPELINE.format(rate=load.rate, records=load.records, size=load.record_bytes, buffer=BUFFER_RECORDS)
-    loaded = load_text(text, directory / "pipeline.yaml")
-    base = _free_ports(len(PROCESSES))
+    pipeline = Pipeline(text, ("in-0", "map-0", "out-0"), "out-0", LATENCY)
+    measured = await measure(directory, pipeline, load, durability)
+    arrived = measured.records
+    if arrived != load.records:
+        raise MillstreamError(f"{load.records} records were made, {arrived} were seen to arrive")
+    if not measured.records_per_s:
+        raise UserError(
+            f"{load.records:,} records are too few to measure: all were made before the last process was up; try more"
+        )
+    return measured
+
+
+async def measure(directory: Path, pipeline: Pipeline, load: Load, durability: DurabilityLevel) -> Measured:
+    """Run the pipeline below `directory` to its end. Raises what ended it, when it did not end well."""
+    loaded = load_text(pipeline.text, directory / "pipeline.yaml")
+    base = _free_ports(len(pipeline.processes))
     options = RunOptions(data_dir=directory / "data", durability=durability, metrics_port_base=base)
     measured = Measured()
     async with asyncio.TaskGroup() as group:
-        watching = group.create_task(_watch(options, load, measured), name="watch")
+        watching = group.create_task(_watch(options, pipeline, load, measured), name="watch")
         result = await _run(loaded, options)
         watching.cancel()
     status = DataDirectory(directory / "data").read_status() or {}
     measured.durability = str(status.get("durability", durability.value))
-    _check(result, load, measured)
+    _check(result, load)
     return measured
 
 
@@ -118,22 +150,18 @@ async def _run(loaded: Loaded, options: RunOptions) -> RunResult:
     return result
 
 
-def _check(result: RunResult, load: Load, measured: Measured) -> None:
+def _check(result: RunResult, load: Load) -> None:
     summary = result.summary
     if summary is None or not summary.ended:
         raise EnvironmentFault("the benchmark was stopped before its end")
     if not summary.balanced:
         raise MillstreamError(f"the account does not balance: {'; '.join(summary.differences)}")
-    arrived = summary.vertices[-1].account.processed
-    if arrived != load.records or measured.records != load.records:
-        raise MillstreamError(f"{load.records} records were made, {arrived} arrived, {measured.records} were seen")
-    if not measured.records_per_s:
-        raise UserError(
-            f"{load.records:,} records are too few to measure: all were made before the last process was up; try more"
-        )
+    processed = summary.vertices[1].account.processed
+    if processed != load.records:
+        raise MillstreamError(f"{load.records} records were made, and {processed} processed")
 
 
-async def _watch(options: RunOptions, load: Load, measured: Measured) -> None:
+async def _watch(options: RunOptions, pipeline: Pipeline, load: Load, measured: Measured) -> None:
     """Look at the run until cancelled."""
     assert options.data_dir is not None, "a benchmark has a directory of its own"
     directory = DataDirectory(options.data_dir)
@@ -144,9 +172,14 @@ async def _watch(options: RunOptions, load: Load, measured: Measured) -> None:
         asyncio.TaskGroup() as group,
     ):
         clock = _Clock(load, measured)
-        group.create_task(clock.follow_source(await stores.store("in")), name="source")
-        group.create_task(clock.follow_sink(await stores.store("out")), name="sink")
-        group.create_task(_sample(directory, clock.begun, options.metrics_port_base, load, measured), name="use")
+        if pipeline.passes_on:
+            group.create_task(clock.follow_source(await stores.store("in")), name="source")
+            group.create_task(clock.follow_sink(await stores.store("out")), name="sink")
+        else:
+            clock.begun.set()
+        assert options.metrics_port_base is not None, "a benchmark has metrics"
+        port = options.metrics_port_base + pipeline.processes.index(pipeline.told_by)
+        group.create_task(_sample(directory, clock.begun, port, pipeline.metric, load, measured), name="use")
 
 
 async def _until_started(directory: DataDirectory) -> Runtime:
@@ -202,21 +235,21 @@ class _Clock:
 async def _sample(
     directory: DataDirectory,
     begun: asyncio.Event,
-    port: int | None,
+    port: int,
+    metric: str,
     load: Load,
     measured: Measured,
 ) -> None:
-    """CPU and memory of all processes, and the sink's latencies, again and again."""
-    assert port is not None, "a benchmark has metrics"
-    sink_port = port + len(PROCESSES) - 1
+    """CPU and memory of all processes, and the latencies that one tells, again and again."""
     await begun.wait()
     before: LatencyCounts | None = None
     loop = asyncio.get_running_loop()
     begun_s = loop.time()
     while True:
         _sample_use(directory, measured)
+        measured.sampled_s = loop.time() - begun_s
         with suppress(RetryLaterError):
-            counts = await scrape_latency(sink_port)
+            counts = await scrape_latency(port, metric)
             if before is None and loop.time() - begun_s >= load.warm_up_s:
                 before = counts if load.warm_up_s else LatencyCounts()
             if before is not None:

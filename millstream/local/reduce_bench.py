@@ -1,0 +1,157 @@
+"""Measures a reduce on this machine: how fast its queue takes records in, and how soon a closed window's results are
+committed.
+
+Above it: `millstream bench reduce`. Below it: the lane's own queue, on a directory of its own; and the runner, looked
+at from outside through the reduce's metrics.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from millstream.frame import Frame, build_frame
+from millstream.ledger.protocol import DurabilityLevel
+from millstream.limits import FRAME_RECORDS_MAX, MIB
+from millstream.local.bench import Load, Measured, Pipeline, measure
+from millstream.telemetry.metrics import CLOSE_TIME
+from millstream.wire.ledger.v1 import mark_pb2
+from millstream_reduce.log.segments import LogIdentity
+from millstream_reduce.queue import QueuedFrame, QueueLimits, open_queue
+from millstream_reduce.windows import WindowConfig, make_windowing
+
+_APPEND_BYTES = 4 * MIB
+"""Stored bytes of an entry, as the lane takes them."""
+_PIPELINE = """\
+apiVersion: millstream.io/v1alpha1
+kind: Pipeline
+metadata:
+  name: bench
+spec:
+  vertices:
+    - name: in
+      source:
+        generator: {{rpu: {rate}, records: {records}, msgSize: {size}, keyCount: {keys}}}
+    - name: sum
+      udf:
+        groupBy: {{window: {{fixed: {{length: {length_ms}ms}}}}, keyed: true}}
+        sql: {{query: "SELECT key, count(*) AS n, max(length(value)) AS longest FROM window GROUP BY key"}}
+    - name: out
+      sink:
+        blackhole: {{}}
+  edges:
+    - {{from: in, to: sum}}
+    - {{from: sum, to: out}}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Ingest:
+    """How fast records go into the queue, and bytes onto the disk."""
+
+    records_per_s: float
+    limit_records_per_s: float
+    """The same bytes in the same portions, each followed by the same fsync, and nothing else."""
+
+
+@dataclass(frozen=True, slots=True)
+class WindowLoad:
+    """What goes through the pipeline."""
+
+    records_per_window: int
+    keys: int
+    rate: int
+    windows: int
+    record_bytes: int
+
+
+async def measure_ingest(directory: Path, *, records: int, record_bytes: int) -> Ingest:
+    """Append `records` records to a lane's queue, fsynced, and then as many bytes to a file."""
+    begun = time.perf_counter()
+    written = await _fill_queue(directory / "queue", records, record_bytes)
+    queue_s = time.perf_counter() - begun
+    limit_s = await asyncio.to_thread(_fill_file, directory / "file", written.bytes, written.syncs)
+    return Ingest(records / queue_s, records / limit_s)
+
+
+@dataclass(slots=True)
+class _Written:
+    bytes: int = 0
+    syncs: int = 0
+
+
+async def _fill_queue(directory: Path, records: int, record_bytes: int) -> _Written:
+    identity = LogIdentity("bench", "sum", 0, 1, "bench")
+    windowing = make_windowing(WindowConfig("fixed", length_us=60_000_000))
+    limits = QueueLimits(log_bytes_max=1 << 40)
+    async with open_queue(directory, identity, windowing, mark_pb2.ReduceProgress(), limits=limits) as queue:
+        syncing: asyncio.Task[None] | None = None
+        for frames in _portions(records, record_bytes):
+            await queue.room()
+            queue.append(frames, 0)
+            if syncing is None or syncing.done():
+                syncing = asyncio.create_task(queue.sync())
+            await asyncio.sleep(0)
+        if syncing is not None:
+            await syncing
+        await queue.sync()
+        log = queue.statistics().log
+        return _Written(log.written_bytes, log.syncs)
+
+
+def _portions(records: int, record_bytes: int) -> Iterator[list[QueuedFrame]]:
+    """Frames as a reader hands them over, decoded anew each time."""
+    encoded = _frame(record_bytes).encode()
+    portion: list[QueuedFrame] = []
+    for sequence in range(1, -(-records // FRAME_RECORDS_MAX) + 1):
+        portion.append(QueuedFrame("in-sum", sequence, len(encoded), Frame.decode(encoded)))
+        if len(portion) * len(encoded) >= _APPEND_BYTES:
+            yield portion
+            portion = []
+    if portion:
+        yield portion
+
+
+def _frame(record_bytes: int) -> Frame:
+    count = FRAME_RECORDS_MAX
+    return build_frame(
+        [os.urandom(record_bytes) for _ in range(count)],
+        array("q", range(count)),
+        ingest_time_us=0,
+        keys=[[b"key-%d" % (index % 100)] for index in range(count)],
+    )
+
+
+def _fill_file(path: Path, size: int, syncs: int) -> float:
+    """Seconds that it takes to write so many bytes in so many portions, each made durable."""
+    data = memoryview(os.urandom(size // max(1, syncs) + 1))
+    descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    try:
+        begun = time.perf_counter()
+        for _ in range(syncs):
+            rest = data
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
+            os.fdatasync(descriptor)
+        return time.perf_counter() - begun
+    finally:
+        os.close(descriptor)
+
+
+async def measure_windows(directory: Path, load: WindowLoad, durability: DurabilityLevel) -> Measured:
+    """Run the pipeline; `latency` is from the watermark closing windows to the commit of their results."""
+    records = load.records_per_window * load.windows
+    text = _PIPELINE.format(
+        rate=load.rate,
+        records=records,
+        size=load.record_bytes,
+        keys=load.keys,
+        length_ms=load.records_per_window * 1000 // load.rate,
+    )
+    pipeline = Pipeline(text, ("in-0", "sum-0", "out-0"), "sum-0", CLOSE_TIME, passes_on=False)
+    return await measure(directory, pipeline, Load(records, load.record_bytes, load.rate, warm_up_s=5.0), durability)
