@@ -14,6 +14,7 @@ from millstream.local.summary import summary_lines
 from millstream.spec.checks import local_faults
 from millstream.spec.faults import SpecError
 from millstream.spec.loading import load
+from millstream.spec.sql import doubts_of
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -21,6 +22,8 @@ def run(arguments: argparse.Namespace) -> int:
     faults = local_faults(loaded)
     if faults:
         raise SpecError(faults)
+    for path, doubt in doubts_of(loaded.pipeline):
+        print(f"warning: {loaded.note(path, doubt)}; `millstream validate` asks Spark", file=sys.stderr)
     import uvloop
 
     options = RunOptions(
