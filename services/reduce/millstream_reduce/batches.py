@@ -20,6 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.ipc as ipc
+from google.protobuf.message import DecodeError
 
 from millstream.errors import DamageError
 from millstream.frame import KEY_SEPARATOR, Frame
@@ -58,7 +59,7 @@ def batch_of_frames(frames: Sequence[Frame]) -> pa.RecordBatch:
             arrays.append(_joined([_keys(frame) for frame in frames]))
         if has_headers:
             arrays.append(_joined([_headers(frame) for frame in frames]))
-    except (ValueError, pa.ArrowInvalid) as error:
+    except (ValueError, DecodeError, pa.ArrowInvalid) as error:
         raise DamageError(f"a frame of {frames[0].records} records or one after it cannot be read: {error}") from error
     return pa.RecordBatch.from_arrays(arrays, schema=schema(has_keys, has_headers))
 

@@ -56,7 +56,7 @@ __all__ = ["Appended", "LogIdentity", "Queue", "QueueLimits", "QueueStatistics",
 _log = logging.getLogger(__name__)
 
 _RESERVE_MORE_BYTES = 16 * MIB
-_LEFT_BYTES_MAX = 64 * 1024
+_LEFT_BYTES_MAX = 4096
 """What may be left behind that nobody needs, rather than to begin a segment for it."""
 _RETRY_FIRST_S = 0.05
 _RETRY_LAST_S = 1.0
@@ -174,7 +174,7 @@ class Queue:
         )
         if location.segment not in self._contents.starts:
             self._contents.forget_segments(self._log.segments())
-        self._contents.note_append(appended, append.rows, location)
+        self._contents.note_append(appended, append, location)
         return appended
 
     def close(self, watermark_us: int) -> list[wal_pb2.HandOver]:

@@ -57,7 +57,9 @@ class Appended:
 @dataclass(frozen=True, slots=True)
 class _Unacknowledged:
     appended: Appended
+    message: wal_pb2.Append
     segment: int
+    """Where that is said: in an entry, or in a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,8 @@ class QueueContents:
             self.windowing.restore(header.checkpoint.open)
             for hand_over in header.checkpoint.hand_overs:
                 self._note_hand_over(hand_over, header.number)
+            for append in header.checkpoint.unacknowledged:
+                self._note_unacknowledged(appended_of(append), append, header.number)
         self._move_closed(header.closed_us)
         self.sequences.update(self.starts[header.number])
         self.last_hand_over = max(header.last_hand_over, self.last_hand_over)
@@ -142,7 +146,7 @@ class QueueContents:
             batch = batches.decoded(body, append.has_keys, append.has_headers)
             keys = batches.key_codes(batch) if self.windowing.needs_keys else None
             self.windowing.add(batches.event_times(batch), keys, location)
-        self.note_append(appended_of(append), append.rows, location)
+        self.note_append(appended_of(append), append, location)
 
     def recovered(self, end: LogEnd) -> None:
         """Raises `DamageError` when the log has lost what the lane's mark says is in it."""
@@ -181,21 +185,22 @@ class QueueContents:
 
     def checkpoint(self) -> wal_pb2.Checkpoint:
         return wal_pb2.Checkpoint(
-            open=self.windowing.checkpoint(), hand_overs=[item.hand_over for item in self.pending.values()]
+            open=self.windowing.checkpoint(),
+            hand_overs=[item.hand_over for item in self.pending.values()],
+            unacknowledged=[item.message for item in self.unacknowledged],
         )
 
-    def note_append(self, appended: Appended, rows: int, location: Location) -> None:
+    def note_append(self, appended: Appended, append: wal_pb2.Append, location: Location) -> None:
         """Records are in the log, at this place."""
         if location.segment not in self.starts:
             self.starts[location.segment] = dict(self.sequences)
         for position in appended.inputs:
             self.sequences[position.edge] = max(position.sequence, self.sequences.get(position.edge, 0))
-        if _is_beyond(appended, self.progress):
-            self.unacknowledged.append(_Unacknowledged(appended, location.segment))
+        self._note_unacknowledged(appended, append, location.segment)
         if appended.traceparent:
             self.traceparents[location.segment] = appended.traceparent
         size = self.sizes.setdefault(location.segment, _Size())
-        size.rows += rows
+        size.rows += append.rows
         size.bytes += location.length
 
     def new_hand_over(self, windows: Sequence[wal_pb2.Window], segment: int) -> wal_pb2.HandOver:
@@ -230,6 +235,10 @@ class QueueContents:
             rows = sum(item.rows for item in self.sizes.values())
             return sum(item.bytes for item in self.sizes.values()) / rows if rows else 0.0
         return size.bytes / size.rows
+
+    def _note_unacknowledged(self, appended: Appended, append: wal_pb2.Append, segment: int) -> None:
+        if _is_beyond(appended, self.progress):
+            self.unacknowledged.append(_Unacknowledged(appended, append, segment))
 
     def _note_hand_over(self, hand_over: wal_pb2.HandOver, segment: int) -> None:
         self.last_hand_over = max(self.last_hand_over, hand_over.number)

@@ -394,21 +394,27 @@ class Checkpoint(_message.Message):
 
     OPEN_FIELD_NUMBER: _builtins.int
     HAND_OVERS_FIELD_NUMBER: _builtins.int
+    UNACKNOWLEDGED_FIELD_NUMBER: _builtins.int
     open: _builtins.bytes
     """The open windows, in the encoding of the windowing that wrote it."""
     @_builtins.property
     def hand_overs(self) -> _containers.RepeatedCompositeFieldContainer[Global___HandOver]:
         """Hand-overs that are not committed."""
 
+    @_builtins.property
+    def unacknowledged(self) -> _containers.RepeatedCompositeFieldContainer[Global___Append]:
+        """Entries of which the owner's mark did not know yet."""
+
     def __init__(
         self,
         *,
         open: _builtins.bytes = ...,
         hand_overs: _abc.Iterable[Global___HandOver] | None = ...,
+        unacknowledged: _abc.Iterable[Global___Append] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hand_overs", b"hand_overs", "open", b"open"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hand_overs", b"hand_overs", "open", b"open", "unacknowledged", b"unacknowledged"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

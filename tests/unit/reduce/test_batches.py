@@ -1,0 +1,109 @@
+"""Frames as record batches: the same records, in the layout of the log."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millstream.clock import END_OF_TIME_US, START_OF_TIME_US
+from millstream.errors import DamageError
+from millstream.frame import KEY_SEPARATOR, Frame, build_frame, frame_of_records, join_frames
+from millstream.record import Record
+from millstream_reduce import batches
+from millstream_udf import columns
+from millstream_udf.wire.frame.v1 import frame_pb2
+
+keys = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=4), max_size=3).map(tuple)
+records = st.builds(
+    Record,
+    value=st.binary(max_size=20),
+    event_time_us=st.integers(START_OF_TIME_US, END_OF_TIME_US),
+    keys=st.one_of(st.just(()), st.just(("one",)), keys),
+    headers=st.dictionaries(st.text(st.characters(exclude_categories=["Cs"]), max_size=3), st.binary(max_size=4)),
+)
+frames = st.lists(records, min_size=1, max_size=12).map(lambda items: frame_of_records(items, ingest_time_us=5))
+
+
+def kept(frame: Frame) -> list[Record]:
+    return [replace(record, id=None) for record in frame.to_records()]
+
+
+@settings(deadline=None)
+@given(st.lists(frames, min_size=1, max_size=4))
+def test_records_are_the_same_in_a_batch_in_the_log_and_in_a_frame_again(parts: list[Frame]) -> None:
+    batch = batches.batch_of_frames(parts)
+    body = batches.encoded(batch)
+    again = batches.decoded(body, "keys" in batch.schema.names, "headers" in batch.schema.names)
+    frame = batches.frame_of_batch(again, ingest_time_us=5)
+    whole = join_frames(parts)
+    assert kept(frame) == kept(whole)
+    assert (frame.event_time_min_us, frame.event_time_max_us) == (whole.event_time_min_us, whole.event_time_max_us)
+    assert batches.event_times(again).tolist() == list(whole.event_times_us())
+
+
+@settings(deadline=None)
+@given(st.lists(frames, min_size=1, max_size=3), st.randoms())
+def test_taken_rows_keep_their_order(parts: list[Frame], rng: object) -> None:
+    whole = join_frames(parts)
+    order = list(range(whole.records))
+    rng.shuffle(order)  # type: ignore[attr-defined]  # a random.Random
+    batch = batches.taken(batches.batch_of_frames(parts), np.array(order, np.int64))
+    assert kept(batches.frame_of_batch(batch, ingest_time_us=5)) == [kept(whole)[index] for index in order]
+
+
+@settings(deadline=None)
+@given(st.lists(frames, min_size=1, max_size=3))
+def test_key_codes_name_the_joined_keys_and_each_once(parts: list[Frame]) -> None:
+    coded = batches.key_codes(batches.batch_of_frames(parts))
+    whole = join_frames(parts)
+    assert [coded.values[code] for code in coded.codes.tolist()] == [
+        KEY_SEPARATOR.join(key) for key in (whole.keys() or [()] * whole.records)
+    ]
+    assert len(set(coded.values)) == len(coded.values)
+    assert coded.codes.dtype == np.int32
+
+
+def test_the_values_of_a_single_frame_are_not_joined_anew() -> None:
+    frame = build_frame([b"x" * 100] * 1000, array("q", range(1000)), ingest_time_us=1)
+    batch = batches.batch_of_frames([frame])
+    assert batch.schema == batches.schema(False, False)
+    batch.validate(full=True)
+
+
+def column(offsets: list[int], data: bytes) -> bytes:
+    packed = columns.pack_offsets(offsets)
+    return frame_pb2.SealedBytesColumn(offsets=packed, data=data).SerializeToString()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        column([0, 9, 3], b"abc"),
+        column([0, 1, 2], b"abc"),
+        column([1, 2, 3], b"abc"),
+        column([0, 3], b"abc"),
+        column([0, 2**32 - 1, 3], b"abc"),
+        b"not a column",
+        b"",
+    ],
+)
+def test_columns_that_are_none_are_damage(values: bytes) -> None:
+    frame = build_frame([b"a", b"bc"], array("q", [1, 2]), ingest_time_us=1)
+    with pytest.raises(DamageError, match="cannot be read"):
+        batches.batch_of_frames([replace(frame, values_column=values)])
+
+
+def test_keys_that_are_no_text_are_damage() -> None:
+    frame = build_frame([b"a"], array("q", [1]), ingest_time_us=1, keys=[[b"\xff\xfe"]])
+    with pytest.raises(DamageError, match="cannot be read"):
+        batches.batch_of_frames([frame])
+
+
+def test_bytes_that_are_no_batch_are_damage() -> None:
+    with pytest.raises(DamageError, match="are not a record batch"):
+        batches.decoded(memoryview(b"x" * 64), False, False)
