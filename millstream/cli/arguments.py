@@ -151,9 +151,8 @@ def _add_peek(commands: Commands) -> None:
         "--from",
         dest="start",
         type=int,
-        default=1,
         metavar="SEQUENCE",
-        help="begin with this frame (default: the oldest that is stored)",
+        help="begin with this frame (default: the first that is not read and committed)",
     )
     _add_place(command)
     _add_json(command, "print one JSON object per record")

@@ -51,7 +51,8 @@ def _check(graph: Graph, buffer: BufferId) -> None:
 async def _peek(directory: DataDirectory, graph: Graph, buffer: BufferId, arguments: argparse.Namespace) -> int:
     async with _view(directory, graph) as view:
         ledger = await view.ledger_of(buffer)
-        left, after = arguments.count, arguments.start - 1
+        left = arguments.count
+        after = await view.consumed(buffer) if arguments.start is None else arguments.start - 1
         while left > 0:
             frames = await ledger.peek(buffer, after, _FRAMES_AT_ONCE)
             if not frames:
@@ -63,7 +64,7 @@ async def _peek(directory: DataDirectory, graph: Graph, buffer: BufferId, argume
                         print(_line(stored.sequence, index, record, as_json=arguments.json))
                     left -= 1
     if left == arguments.count:
-        print(f"buffer {buffer} holds no records{'' if arguments.start <= 1 else f' from {arguments.start} on'}")
+        print(f"buffer {buffer} holds no records{'' if arguments.start is None else f' from {arguments.start} on'}")
     return 0
 
 

@@ -1,17 +1,22 @@
 """A commit as messages: what is written, in which order, and what the server's answers mean.
 
 Above it: the two ledgers. Below it: the connection. The first half is pure and shared by both implementations; the
-second sends one attempt of a batch to JetStream and does not decide what to do when it fails.
+second sends one attempt of a commit to JetStream and does not decide what to do when it fails.
 
-    d.<edge>.<partition>  ...  frames, in order
-    i.<input>.<partition>.<n>  ids of records, with a time to live
-    p.<input>.<partition>      the mark: last, guarded by the mark before it, replacing it
+    <lane>.d.<edge>.<partition>   frames, in order
+    <lane>.i.<n>                  ids of records, with a time to live
+    <lane>.p                      the mark: last, replacing the one before
+
+The server stages every batch in files of its own, which takes several times as long as a plain message does. So a
+commit of one frame is one message, with the mark in a header. Either way the last message of a lane holds its mark, and
+the last message of a commit is guarded by it.
 """
 
 from __future__ import annotations
 
+import base64
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 from uuid import uuid4
 
@@ -20,8 +25,9 @@ from nats import errors as nats_errors
 from millstream import limits
 from millstream.errors import MillstreamError, UserError
 from millstream.ledger.protocol import Commit
-from millstream.ledger.subjects import buffer_subject, ids_subject, mark_subject
+from millstream.ledger.subjects import frame_subject, ids_subject, lane_filter, mark_subject
 from millstream.record import BufferId
+from millstream.wire.ledger.v1 import mark_pb2
 from millstream.wire.nats import ApiError, BrokerConnection
 
 BATCH_ID = "Nats-Batch-Id"
@@ -29,10 +35,15 @@ BATCH_SEQUENCE = "Nats-Batch-Sequence"
 BATCH_COMMIT = "Nats-Batch-Commit"
 _ROLLUP = "Nats-Rollup"
 _GUARD = "Nats-Expected-Last-Subject-Sequence"
+GUARD_SUBJECT = "Nats-Expected-Last-Subject-Sequence-Subject"
 _TTL = "Nats-TTL"
 FRAME_NUMBER = "Millstream-Frame"
 """Header of a frame: the lane that wrote it and its number among what that lane wrote to the buffer, "<lane>
 <number>"."""
+MARK = "Millstream-Mark"
+"""Header of a frame that is a whole commit: the mark, in base64."""
+_MARK_HEADER_MAX = 8 * limits.KIB
+"""A mark that is longer than this in base64 goes as a message of its own."""
 
 ENVELOPE_BYTES = 16 * limits.KIB
 """Left in a message for its headers and subject."""
@@ -51,7 +62,11 @@ def commit_messages(stream: str, commit: Commit) -> list[Message]:
     """The messages of a commit. Raises `UserError` or `MillstreamError` when they cannot be one batch."""
     numbers = frame_numbers(commit)
     messages = [
-        Message(buffer_subject(stream, buffer), data, {FRAME_NUMBER: f"{commit.lane.key} {number}"} if number else {})
+        Message(
+            frame_subject(stream, commit.lane, buffer),
+            data,
+            {FRAME_NUMBER: f"{commit.lane.key} {number}"} if number else {},
+        )
         for (buffer, data), number in zip(commit.frames, numbers, strict=True)
     ]
     if commit.ids:
@@ -59,8 +74,13 @@ def commit_messages(stream: str, commit: Commit) -> list[Message]:
         # Whole seconds, rounded up, and at least one: what the server takes.
         ttl = {_TTL: f"{max(1, int(-(-commit.ids_ttl_s // 1)))}s"}
         messages += [Message(subject, data, ttl) for data in encode_ids(commit.ids)]
-    guard = {_ROLLUP: "sub", _GUARD: str(commit.after)}
-    messages.append(Message(mark_subject(stream, commit.lane), commit.mark.SerializeToString(), guard))
+    guard = {_GUARD: str(commit.after), GUARD_SUBJECT: lane_filter(stream, commit.lane)}
+    mark = commit.mark.SerializeToString()
+    encoded = base64.b64encode(mark).decode()
+    if len(messages) == len(commit.frames) == 1 and len(encoded) <= _MARK_HEADER_MAX:
+        messages[0].headers.update({MARK: encoded, **guard})
+    else:
+        messages.append(Message(mark_subject(stream, commit.lane), mark, {_ROLLUP: "sub", **guard}))
     if len(messages) > limits.COMMIT_MESSAGES_MAX:
         raise MillstreamError(
             f"a commit of lane {commit.lane} has {len(messages)} messages; at most {limits.COMMIT_MESSAGES_MAX} "
@@ -93,6 +113,17 @@ def frame_numbers(commit: Commit) -> list[int]:
     return numbers
 
 
+def stored_mark(subject: str, data: bytes, headers: Mapping[str, str]) -> mark_pb2.Mark | None:
+    """The mark in the last message of a lane; None when it has none, as in the middle of a batch.
+
+    Raises `DecodeError` or `ValueError` when it cannot be read.
+    """
+    if subject.endswith(".p"):
+        return mark_pb2.Mark.FromString(data)
+    encoded = headers.get(MARK)
+    return None if encoded is None else mark_pb2.Mark.FromString(base64.b64decode(encoded, validate=True))
+
+
 def encode_ids(ids: Sequence[str]) -> Iterator[bytes]:
     """Ids as JSON lists, each well below a message's size."""
     chunk: list[str] = []
@@ -119,7 +150,10 @@ def decode_ids(data: bytes) -> list[str]:
 
 
 def frame_sequences(mark_sequence: int, messages: int, frames: int) -> tuple[int, ...]:
-    """Sequences of the frames of a landed batch: a batch lies in the stream without a gap, its mark last."""
+    """Sequences of the frames of a landed commit: it lies in the stream without a gap, its mark last.
+
+    In a commit that is one message, that message is both.
+    """
     first = mark_sequence - messages + 1
     return tuple(range(first, first + frames))
 
@@ -128,12 +162,14 @@ def new_batch_id() -> str:
     return uuid4().hex
 
 
-async def send_batch(connection: BrokerConnection, messages: Sequence[Message], batch_id: str, timeout_s: float) -> int:
+async def send_commit(
+    connection: BrokerConnection, messages: Sequence[Message], batch_id: str, timeout_s: float
+) -> int:
     """One attempt; returns the sequence of the last message.
 
     Raises `ApiError` when the server refused, and `AnswerLostError` when it is not known whether the batch landed. A
-    batch that reaches the server in part, or in two parts with a gap, is dropped by it. A mark alone is whole by itself
-    and goes as a plain message: the server stages every batch in files of its own, which takes several times as long.
+    batch that reaches the server in part, or in two parts with a gap, is dropped by it. One message alone is whole by
+    itself and goes as a plain message.
     """
     last = len(messages)
     reply, answer = connection.expect_answer()

@@ -3,17 +3,16 @@
 Above it: the vertex process, through `protocol.py`. Below it: `batch.py` (a commit as messages), `pull.py` (reading),
 `durability.py` and the connection.
 
-    commit ──► batch ──► answer ─────────────────────────────► receipt
+    commit ──► send  ──► answer ─────────────────────────────► receipt
                  ▲          └─ lost, or "wrong last sequence": read the mark from the leader
                  │               1. it carries our commit id      ──► receipt
-                 └───────────────2. it is still the mark before: send the same batch again under a new batch id
+                 └───────────────2. it is still the mark before: send the same again (a batch: under a new batch id)
                                  3. it is another               ──► FencedError
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -32,6 +31,7 @@ from millstream.errors import (
     StorageFullError,
 )
 from millstream.ledger import batch, durability
+from millstream.ledger.config import OWNER_PIPELINE, OWNER_VERTEX, stream_config
 from millstream.ledger.marks import taken_over
 from millstream.ledger.protocol import (
     Broker,
@@ -58,19 +58,16 @@ from millstream.ledger.requests import (
     STORE_FAILED,
     UNAVAILABLE,
     WRONG_LAST_SEQUENCE,
+    message_data,
+    message_headers,
     pause,
     until_answered,
 )
-from millstream.ledger.subjects import buffer_subject, ids_filter, mark_subject, stream_name
+from millstream.ledger.subjects import buffer_filter, ids_filter, lane_filter, lane_filter_of, stream_name
 from millstream.record import BufferId, LaneId
-from millstream.wire.ledger.v1 import mark_pb2
 from millstream.wire.nats import AnswerLostError, ApiError, BrokerConnection, open_connection
 
 _log = logging.getLogger(__name__)
-
-OWNER_PIPELINE = "millstream.pipeline"
-OWNER_VERTEX = "millstream.vertex"
-"""Keys in a stream's metadata: two pipelines may give streams of one name."""
 
 _QUIET_S = 0.25
 _INCOMPLETE_MAX = 4
@@ -106,23 +103,26 @@ class JetStreamLedger:
         return self._statistics
 
     async def mark(self, lane: LaneId) -> StoredMark | None:
-        subject = mark_subject(self._stream, lane)
+        subject = lane_filter(self._stream, lane)
         message = await self._get({"last_by_subj": subject})
         if message is None:
             return None
         try:
-            mark = mark_pb2.Mark.FromString(_data(message))
-        except DecodeError as error:
+            mark = batch.stored_mark(message["subject"], message_data(message), message_headers(message))
+        except (DecodeError, ValueError) as error:
             raise DamageError(
-                f"the mark of lane {lane} ({subject}, sequence {message['seq']}) cannot be read; the lane cannot "
-                "know where it was"
+                f"the mark of lane {lane} ({message['subject']}, sequence {message['seq']}) cannot be read; the lane "
+                "cannot know where it was"
             ) from error
+        if mark is None:
+            await self._check_not_torn(lane, message["seq"])
+            raise RetryLaterError(f"lane {lane} of {self._stream} ends in the middle of a batch")
         return StoredMark(mark, message["seq"])
 
     async def take_over(self, lane: LaneId, owner: str) -> StoredMark:
         while True:
             await self._await_whole(f"taking over lane {lane}")
-            stored = await self.mark(lane)
+            stored = await self._surely_mark(lane)
             mark = taken_over(stored, owner, uuid4().bytes)
             try:
                 receipt = await self.commit(Commit(lane, (), mark, after=stored.sequence if stored else 0))
@@ -158,41 +158,60 @@ class JetStreamLedger:
 
     @asynccontextmanager
     async def read(self, buffer: BufferId, after: int) -> AsyncIterator[AsyncIterator[StoredFrame]]:
-        subject = buffer_subject(self._stream, buffer)
+        subject = buffer_filter(self._stream, buffer)
         reader = PullReader(self._connection, self._stream, subject, after, self._created, self._statistics)
         async with _open(reader) as frames:
             yield frames
 
     async def trim(self, buffer: BufferId, through: int) -> None:
-        # `seq` is the first that stays. A repetition does no harm.
-        await self._ask("STREAM.PURGE", {"filter": buffer_subject(self._stream, buffer), "seq": through + 1})
+        # Whatever lies at or before `through` was stored before this question, so no lane is missing in the answer.
+        everything = buffer_filter(self._stream, buffer)
+        subjects: dict[str, int] = (await self._info(everything))["state"].get("subjects") or {}
+        # A lane goes on after what is now its last message, or after a later one: none of these is removed.
+        lasts = {subject: await self._last_of(lane_filter_of(subject)) for subject in subjects}
+        if lasts and min(lasts.values()) > through:
+            await self._purge(everything, through + 1)
+        else:
+            for subject, last in lasts.items():
+                await self._purge(subject, min(through + 1, last))
         self._statistics.trims += 1
 
     async def peek(self, buffer: BufferId, after: int, frames: int) -> Sequence[StoredFrame]:
-        subject = buffer_subject(self._stream, buffer)
+        subject = buffer_filter(self._stream, buffer)
         found: list[StoredFrame] = []
         while len(found) < frames:
             message = await self._get({"seq": after + 1, "next_by_subj": subject})
             if message is None:
                 break
             after = message["seq"]
-            found.append(StoredFrame(after, _data(message)))
+            found.append(StoredFrame(after, message_data(message)))
         return found
 
     async def last_sequence(self, buffer: BufferId) -> int:
-        message = await self._get({"last_by_subj": buffer_subject(self._stream, buffer)})
+        return await self._last_of(buffer_filter(self._stream, buffer))
+
+    async def _last_of(self, subject: str) -> int:
+        """Sequence of the last message that matches; 0 when there is none."""
+        message = await self._get({"last_by_subj": subject})
         return 0 if message is None else int(message["seq"])
 
+    async def _purge(self, subject: str, first: int) -> None:
+        """Remove what lies before sequence `first`. A repetition does no harm."""
+        # A purge up to 0 would be one of everything.
+        if first > 1:
+            await self._ask("STREAM.PURGE", {"filter": subject, "seq": first})
+
     async def _land(self, commit: Commit, messages: Sequence[batch.Message]) -> int:
-        """Send the batch until it has landed; the sequence of its mark."""
+        """Send the commit until it has landed; the sequence of its mark."""
         wait_s = RETRY_FIRST_S
         incomplete = 0
         while True:
             await self._connection.connected()
             refusal: ApiError | None = None
-            batch_id = batch.new_batch_id()
             try:
-                return await batch.send_batch(self._connection, messages, batch_id, limits.COMMIT_TIMEOUT_S)
+                return await batch.send_commit(
+                    self._connection, messages, batch.new_batch_id(), limits.COMMIT_TIMEOUT_S
+                )
             except AnswerLostError as error:
                 _log.info("answer to a commit of lane %s lost (%s); reading its mark", commit.lane, error)
             except ApiError as error:
@@ -207,7 +226,6 @@ class JetStreamLedger:
                 return landed
             if refusal is None:
                 await self._await_whole(f"a commit of lane {commit.lane}")
-                await self._check_not_torn(commit, messages[0], batch_id)
                 continue
             if refusal.code == BATCH_INCOMPLETE:
                 incomplete += 1
@@ -246,7 +264,7 @@ class JetStreamLedger:
             wait_s = await pause(wait_s)
 
     def _refuse(self, commit: Commit, error: ApiError) -> None:
-        """Raise what the server's refusal means; return when the same batch should be sent again."""
+        """Raise what the server's refusal means; return when the same should be sent again."""
         where = f"a commit of lane {commit.lane} to {self._stream}"
         if error.code == STORE_FAILED and "per subject" in error.description:
             self._statistics.full_refusals += 1
@@ -262,7 +280,7 @@ class JetStreamLedger:
             )
         if error.code in WRONG_LAST_SEQUENCE or error.code in UNAVAILABLE:
             # The mark that was in the way is not there any more, or there is no leader: not what decides about this
-            # batch.
+            # commit.
             _log.warning("%s was refused (%s), and its mark is still the one before; sending it again", where, error)
             return
         raise EnvironmentFault(f"{where} was refused by the broker at {self._connection.place}: {error}")
@@ -294,33 +312,31 @@ class JetStreamLedger:
         message = await self._get({"seq": last}) if last else None
         if message is None:
             return False
-        headers = base64.b64decode(message.get("hdrs", ""))
-        if batch.BATCH_ID.encode() not in headers or batch.BATCH_COMMIT.encode() in headers:
+        headers = message_headers(message)
+        if batch.BATCH_ID not in headers or batch.BATCH_COMMIT in headers:
             return False
         # The server does not answer for a message while a batch is being applied; what follows now was not torn.
         return bool((await self._info())["state"]["last_seq"] == last)
 
-    async def _check_not_torn(self, commit: Commit, first: batch.Message, batch_id: str) -> None:
-        """Raise `DamageError` when a part of this batch is stored, and can never be completed.
+    async def _check_not_torn(self, lane: LaneId, sequence: int) -> None:
+        """Raise `DamageError` when the batch of which `sequence` is the lane's last message can never be completed.
 
         It takes a server that ran out of storage in the middle of the batch, and another lane that wrote behind it when
         there was room again, before the server was restarted.
         """
-        if not commit.frames:
+        if (await self._info())["state"]["last_seq"] == sequence:
             return
-        sequence = commit.after
-        while (message := await self._get({"seq": sequence + 1, "next_by_subj": first.subject})) is not None:
-            sequence = message["seq"]
-            if batch_id.encode() in base64.b64decode(message.get("hdrs", "")) and await self._settle(commit) is None:
-                raise DamageError(
-                    f"the broker at {self._connection.place} stored a part of a commit of lane {commit.lane}, from "
-                    f"sequence {sequence} of {self._stream} ({first.subject}), and others wrote behind it: readers of "
-                    "these buffers have seen records that were not committed. Start the pipeline over, with more "
-                    "storage for the broker"
-                )
+        # A batch lies in the stream without a gap: what follows is either of this lane, or of nobody's concern.
+        if await self._last_of(lane_filter(self._stream, lane)) == sequence:
+            raise DamageError(
+                f"the broker at {self._connection.place} stored a part of a commit of lane {lane}, up to sequence "
+                f"{sequence} of {self._stream}, and others wrote behind it, or its end is lost: readers have seen "
+                "records that were not committed. Start the pipeline over, with more storage for the broker"
+            )
 
-    async def _info(self) -> dict[str, Any]:
-        return await self._ask("STREAM.INFO")
+    async def _info(self, subjects: str | None = None) -> dict[str, Any]:
+        """About the stream, with the number of messages of every subject that matches `subjects`."""
+        return await self._ask("STREAM.INFO", None if subjects is None else {"subjects_filter": subjects})
 
     async def _get(self, request: Mapping[str, object]) -> dict[str, Any] | None:
         """One message from the stream's leader."""
@@ -356,7 +372,7 @@ class JetStreamBroker:
 
     async def ledger(self, vertex: str, limits: LedgerLimits) -> Ledger:
         stream = stream_name(self._pipeline, vertex)
-        wanted = _stream_config(self._pipeline, vertex, stream, limits)
+        wanted = stream_config(self._pipeline, vertex, stream, limits)
         info = await self._find(stream, vertex)
         if info is None:
             info = await self._make("CREATE", stream, wanted, limits)
@@ -471,26 +487,3 @@ async def _open(reader: PullReader) -> AsyncIterator[AsyncIterator[StoredFrame]]
         yield reader
     finally:
         await reader.close()
-
-
-def _stream_config(pipeline: str, vertex: str, stream: str, limits: LedgerLimits) -> dict[str, Any]:
-    return {
-        "name": stream,
-        "subjects": [f"{stream}.>"],
-        "storage": "file",
-        "retention": "limits",
-        "num_replicas": limits.replicas,
-        "discard": "new",
-        "discard_new_per_subject": True,
-        "max_msgs_per_subject": limits.frames_per_buffer_max,
-        "max_bytes": limits.bytes_max,
-        "allow_atomic": True,
-        "allow_rollup_hdrs": True,
-        "allow_direct": True,
-        "allow_msg_ttl": True,
-        "metadata": {OWNER_PIPELINE: pipeline, OWNER_VERTEX: vertex},
-    }
-
-
-def _data(message: Mapping[str, Any]) -> bytes:
-    return base64.b64decode(message.get("data", ""))

@@ -17,7 +17,7 @@ from uuid import UUID, uuid5
 
 from millstream.clock import Clock, SystemClock
 from millstream.errors import BufferFullError, DurabilityError, FencedError, StorageFullError
-from millstream.ledger.batch import Message, commit_messages, decode_ids, frame_sequences
+from millstream.ledger.batch import Message, commit_messages, decode_ids, frame_sequences, stored_mark
 from millstream.ledger.marks import taken_over
 from millstream.ledger.protocol import (
     Broker,
@@ -31,7 +31,7 @@ from millstream.ledger.protocol import (
     StoredFrame,
     StoredMark,
 )
-from millstream.ledger.subjects import buffer_subject, ids_filter, mark_subject, stream_name
+from millstream.ledger.subjects import buffer_filter, ids_filter, lane_filter, lane_filter_of, mark_subject, stream_name
 from millstream.record import BufferId, LaneId
 from millstream.wire.ledger.v1 import mark_pb2
 
@@ -108,8 +108,9 @@ class Faults:
 
 @dataclass(slots=True)
 class _Stored:
-    subject: str
-    data: bytes
+    message: Message
+    keys: tuple[str, ...]
+    """Its subject, and the filters it is found by."""
     expires_s: float | None
 
 
@@ -121,33 +122,42 @@ class _Stream:
     number: int
     """Tells a stream from the one of that name before it."""
     messages: dict[int, _Stored] = field(default_factory=dict)
-    by_subject: dict[str, dict[int, None]] = field(default_factory=dict)
-    """Sequences of each subject, in order."""
+    found_by: dict[str, dict[int, None]] = field(default_factory=dict)
+    """Sequences of each subject and of each filter, in order."""
     last_sequence: int = 0
     bytes: int = 0
     grown: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def store(self, message: Message, expires_s: float | None) -> int:
+    def store(self, message: Message, filters: Sequence[str], expires_s: float | None) -> int:
         self.last_sequence += 1
-        self.messages[self.last_sequence] = _Stored(message.subject, message.data, expires_s)
-        self.by_subject.setdefault(message.subject, {})[self.last_sequence] = None
+        keys = (message.subject, *filters)
+        self.messages[self.last_sequence] = _Stored(message, keys, expires_s)
+        for key in keys:
+            self.found_by.setdefault(key, {})[self.last_sequence] = None
         self.bytes += len(message.data)
         return self.last_sequence
 
     def remove(self, sequence: int) -> None:
-        message = self.messages.pop(sequence)
-        self.bytes -= len(message.data)
-        sequences = self.by_subject[message.subject]
-        del sequences[sequence]
-        if not sequences:
-            del self.by_subject[message.subject]
+        stored = self.messages.pop(sequence)
+        self.bytes -= len(stored.message.data)
+        for key in stored.keys:
+            sequences = self.found_by[key]
+            del sequences[sequence]
+            if not sequences:
+                del self.found_by[key]
 
-    def last_of(self, subject: str) -> int:
-        """Sequence of the subject's last message; 0 when it has none."""
-        return next(reversed(self.by_subject.get(subject, {})), 0)
+    def last_of(self, key: str) -> int:
+        """Sequence of the last message of a subject or filter; 0 when it has none."""
+        return next(reversed(self.found_by.get(key, {})), 0)
 
-    def after(self, subject: str, sequence: int) -> list[int]:
-        return [stored for stored in self.by_subject.get(subject, {}) if stored > sequence]
+    def after(self, key: str, sequence: int) -> list[int]:
+        return [stored for stored in self.found_by.get(key, {}) if stored > sequence]
+
+    def mark(self, lane: str) -> mark_pb2.Mark:
+        """The mark in the last message of the lane with this filter."""
+        mark = stored_mark(*self.messages[self.last_of(lane)].message)
+        assert mark is not None, "the last message of a lane holds its mark"
+        return mark
 
 
 class MemoryLedger:
@@ -178,10 +188,9 @@ class MemoryLedger:
         return self._statistics
 
     async def mark(self, lane: LaneId) -> StoredMark | None:
-        sequence = self._stream.last_of(mark_subject(self._id, lane))
-        if not sequence:
-            return None
-        return StoredMark(mark_pb2.Mark.FromString(self._stream.messages[sequence].data), sequence)
+        subject = lane_filter(self._id, lane)
+        sequence = self._stream.last_of(subject)
+        return StoredMark(self._stream.mark(subject), sequence) if sequence else None
 
     async def take_over(self, lane: LaneId, owner: str) -> StoredMark:
         while True:
@@ -212,57 +221,58 @@ class MemoryLedger:
 
     async def ids(self, lane: LaneId) -> set[str]:
         self._expire()
-        prefix = ids_filter(self._id, lane).removesuffix("*")
         return {
             record_id
-            for message in self._stream.messages.values()
-            if message.subject.startswith(prefix)
-            for record_id in decode_ids(message.data)
+            for sequence in self._stream.after(ids_filter(self._id, lane), 0)
+            for record_id in decode_ids(self._stream.messages[sequence].message.data)
         }
 
     @asynccontextmanager
     async def read(self, buffer: BufferId, after: int) -> AsyncIterator[AsyncIterator[StoredFrame]]:
-        frames = self._frames(buffer_subject(self._id, buffer), after)
+        frames = self._frames(buffer_filter(self._id, buffer), after)
         try:
             yield frames
         finally:
             await frames.aclose()
 
     async def trim(self, buffer: BufferId, through: int) -> None:
-        for sequence in list(self._stream.by_subject.get(buffer_subject(self._id, buffer), {})):
+        for sequence in self._stream.after(buffer_filter(self._id, buffer), 0):
             if sequence > through:
                 break
-            self._stream.remove(sequence)
+            # It stays when it holds the mark of its lane.
+            if sequence != self._stream.last_of(lane_filter_of(self._stream.messages[sequence].message.subject)):
+                self._stream.remove(sequence)
         self._statistics.trims += 1
 
     async def peek(self, buffer: BufferId, after: int, frames: int) -> Sequence[StoredFrame]:
-        found = self._stream.after(buffer_subject(self._id, buffer), after)[:frames]
-        return [StoredFrame(sequence, self._stream.messages[sequence].data) for sequence in found]
+        found = self._stream.after(buffer_filter(self._id, buffer), after)[:frames]
+        return [StoredFrame(sequence, self._stream.messages[sequence].message.data) for sequence in found]
 
     async def last_sequence(self, buffer: BufferId) -> int:
-        return self._stream.last_of(buffer_subject(self._id, buffer))
+        return self._stream.last_of(buffer_filter(self._id, buffer))
 
     async def _frames(self, subject: str, after: int) -> AsyncGenerator[StoredFrame, None]:
         while True:
             # Cleared first: what is stored from here on sets it again.
             self._stream.grown.clear()
             for sequence in self._stream.after(subject, after):
-                message = self._stream.messages.get(sequence)
-                if message is None:
+                stored = self._stream.messages.get(sequence)
+                if stored is None:
                     # Trimmed while this reader was busy.
                     continue
                 after = sequence
                 self._statistics.frames_read += 1
-                self._statistics.bytes_read += len(message.data)
-                yield StoredFrame(sequence, message.data)
+                self._statistics.bytes_read += len(stored.message.data)
+                yield StoredFrame(sequence, stored.message.data)
             if not self._stream.after(subject, after):
                 await self._stream.grown.wait()
 
     def _attempt(self, commit: Commit, messages: Sequence[Message], fault: _Fault | None) -> int | None:
         """One attempt; None when it has to be sent again. Raises what it is refused with."""
-        stored = self._stream.last_of(mark_subject(self._id, commit.lane))
+        lane = lane_filter(self._id, commit.lane)
+        stored = self._stream.last_of(lane)
         if stored != commit.after:
-            mark = mark_pb2.Mark.FromString(self._stream.messages[stored].data) if stored else mark_pb2.Mark()
+            mark = self._stream.mark(lane) if stored else mark_pb2.Mark()
             if mark.commit_id == commit.mark.commit_id:
                 self._statistics.answers_settled += 1
                 return stored
@@ -283,8 +293,11 @@ class MemoryLedger:
     def _check_room(self, commit: Commit, messages: Sequence[Message], fault: _Fault | None) -> None:
         self._expire()
         totals: dict[str, int] = {}
-        for message in messages[:-1]:
-            stored = len(self._stream.by_subject.get(message.subject, {}))
+        for message in messages:
+            if message.subject == mark_subject(self._id, commit.lane):
+                # It replaces the one before.
+                continue
+            stored = len(self._stream.found_by.get(message.subject, {}))
             totals[message.subject] = totals.get(message.subject, stored) + 1
         full = [subject for subject, total in totals.items() if total > self._stream.limits.frames_per_buffer_max]
         if full or fault is _Fault.BUFFER_FULL:
@@ -299,18 +312,23 @@ class MemoryLedger:
 
     def _apply(self, commit: Commit, messages: Sequence[Message]) -> int:
         expires_s = self._clock.monotonic_s() + commit.ids_ttl_s
-        frames = len(commit.frames)
-        for index, message in enumerate(messages[:-1]):
-            self._stream.store(message, expires_s if index >= frames else None)
-        if commit.after:
-            self._stream.remove(commit.after)
-        sequence = self._stream.store(messages[-1], None)
+        lane = lane_filter(self._id, commit.lane)
+        for message, (buffer, _) in zip(messages, commit.frames, strict=False):
+            self._stream.store(message, (lane, buffer_filter(self._id, buffer)), None)
+        for message in messages[len(commit.frames) :]:
+            if message.subject == mark_subject(self._id, commit.lane):
+                for replaced in self._stream.after(message.subject, 0):
+                    self._stream.remove(replaced)
+                self._stream.store(message, (lane,), None)
+            else:
+                self._stream.store(message, (lane, ids_filter(self._id, commit.lane)), expires_s)
         self._stream.grown.set()
-        return sequence
+        return self._stream.last_sequence
 
     def _fence(self, lane: LaneId) -> None:
-        stored = self._stream.last_of(mark_subject(self._id, lane))
-        mark = mark_pb2.Mark.FromString(self._stream.messages[stored].data) if stored else mark_pb2.Mark()
+        subject = lane_filter(self._id, lane)
+        stored = self._stream.last_of(subject)
+        mark = self._stream.mark(subject) if stored else mark_pb2.Mark()
         mark.epoch += 1
         mark.owner = "fault"
         mark.commit_id = self._commit_id(lane)
@@ -324,8 +342,8 @@ class MemoryLedger:
 
     def _expire(self) -> None:
         now_s = self._clock.monotonic_s()
-        for sequence, message in list(self._stream.messages.items()):
-            if message.expires_s is not None and message.expires_s <= now_s:
+        for sequence, stored in list(self._stream.messages.items()):
+            if stored.expires_s is not None and stored.expires_s <= now_s:
                 self._stream.remove(sequence)
 
 

@@ -44,7 +44,7 @@ class StoredMark(NamedTuple):
 
     mark: mark_pb2.Mark
     sequence: int
-    """Stream sequence of the mark's message: what the next commit is guarded with."""
+    """Stream sequence of the message that holds the mark: what the next commit is guarded with."""
 
 
 class FrameWrite(NamedTuple):
@@ -56,7 +56,7 @@ class FrameWrite(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """One atomic batch: frames in order, ids, then the mark. All or nothing."""
+    """Frames in order, ids, then the mark. All or nothing."""
 
     lane: LaneId
     frames: Sequence[FrameWrite]
@@ -109,7 +109,7 @@ class LedgerLimits:
     """Settings of a vertex's ledger."""
 
     frames_per_buffer_max: int
-    """Hard bound per buffer, kept by the server."""
+    """Hard bound on what each lane that writes to a buffer has in it, kept by the server."""
     bytes_max: int = limits.LEDGER_BYTES_MAX
     """Hard bound of the ledger, all buffers together, kept by the server and reserved in its storage from the start.
     Without it a server that runs out of storage in the middle of a batch stores half of it."""
@@ -163,13 +163,20 @@ class Ledger(Protocol):
         """
 
     async def trim(self, buffer: BufferId, through: int) -> None:
-        """Remove frames up to and including stream sequence `through`."""
+        """Remove frames up to and including stream sequence `through`.
+
+        A frame that holds the present mark of the lane that wrote it stays until that lane commits again. So what
+        waits in a buffer is what lies behind its reader's mark, not what is stored.
+        """
 
     async def peek(self, buffer: BufferId, after: int, frames: int) -> Sequence[StoredFrame]:
         """Up to `frames` stored frames after `after`, without consuming anything and without waiting."""
 
     async def last_sequence(self, buffer: BufferId) -> int:
-        """Stream sequence of the last frame ever written to the buffer that is still stored; 0 when it is empty."""
+        """Stream sequence of the last frame of the buffer that is still stored; 0 when none is.
+
+        It may be one that was read and trimmed; see `trim`.
+        """
 
 
 class Broker(Protocol):

@@ -1,4 +1,5 @@
-"""Requests to JetStream that are repeated until they are answered, and the error codes that matter to a ledger.
+"""Requests to JetStream that are repeated until they are answered, what a message in an answer holds, and the error
+codes that matter to a ledger.
 
 Above it: `jetstream.py`. Below it: the connection.
 """
@@ -6,6 +7,7 @@ Above it: `jetstream.py`. Below it: the connection.
 from __future__ import annotations
 
 import asyncio
+import base64
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -50,3 +52,14 @@ async def pause(wait_s: float) -> float:
     """Wait, and tell how long to wait the next time."""
     await asyncio.sleep(wait_s)
     return min(2 * wait_s, RETRY_LAST_S)
+
+
+def message_data(message: Mapping[str, Any]) -> bytes:
+    """The body of a message that was asked for."""
+    return base64.b64decode(message.get("data", ""))
+
+
+def message_headers(message: Mapping[str, Any]) -> dict[str, str]:
+    """The headers of a message that was asked for."""
+    lines = base64.b64decode(message.get("hdrs", "")).decode().split("\r\n")
+    return {name: value.strip() for name, colon, value in (line.partition(":") for line in lines) if colon}

@@ -17,22 +17,41 @@ def stream_name(pipeline: str, vertex: str) -> str:
     return f"{_token(pipeline)}-{_token(vertex)}"
 
 
-def buffer_subject(stream: str, buffer: BufferId) -> str:
-    return f"{stream}.d.{_token(buffer.edge)}.{buffer.partition}"
+def lane_filter(stream: str, lane: LaneId) -> str:
+    """Matches everything the lane writes. The last message of it holds the lane's mark."""
+    return f"{_lane_prefix(stream, lane)}.>"
+
+
+def frame_subject(stream: str, lane: LaneId, buffer: BufferId) -> str:
+    return f"{_lane_prefix(stream, lane)}.d.{_token(buffer.edge)}.{buffer.partition}"
+
+
+def buffer_filter(stream: str, buffer: BufferId) -> str:
+    """Matches the frames of a buffer, whichever lane wrote them."""
+    return f"{stream}.*.*.d.{_token(buffer.edge)}.{buffer.partition}"
+
+
+def lane_filter_of(subject: str) -> str:
+    """The `lane_filter` of the lane that writes to `subject`."""
+    return ".".join(subject.split(".")[:3]) + ".>"
 
 
 def mark_subject(stream: str, lane: LaneId) -> str:
-    return f"{stream}.p.{_token(lane.input)}.{lane.partition}"
+    return f"{_lane_prefix(stream, lane)}.p"
 
 
 def ids_subject(stream: str, lane: LaneId, after: int) -> str:
     """Where the ids of the commit after `after` go."""
-    return f"{stream}.i.{_token(lane.input)}.{lane.partition}.{after % ID_SUBJECTS}"
+    return f"{_lane_prefix(stream, lane)}.i.{after % ID_SUBJECTS}"
 
 
 def ids_filter(stream: str, lane: LaneId) -> str:
     """Matches every subject that holds ids of the lane."""
-    return f"{stream}.i.{_token(lane.input)}.{lane.partition}.*"
+    return f"{_lane_prefix(stream, lane)}.i.*"
+
+
+def _lane_prefix(stream: str, lane: LaneId) -> str:
+    return f"{stream}.{_token(lane.input)}.{lane.partition}"
 
 
 def _token(name: str) -> str:

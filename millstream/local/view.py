@@ -78,6 +78,12 @@ class PipelineView:
                 found[buffer] = records - (position.record_index if frames else 0)
         return found
 
+    async def consumed(self, buffer: BufferId) -> int:
+        """Sequence of the last frame of the buffer that its reader is done with; 0 when there is none."""
+        reader = LaneId(self._graph.edge(buffer.edge).to, buffer.edge, buffer.partition)
+        mark = (await self.marks(reader.vertex)).get(reader)
+        return 0 if mark is None else mark.sequence
+
     async def ledger_of(self, buffer: BufferId) -> Ledger:
         """The ledger a buffer lies in. Raises `RetryLaterError` as long as it does not exist."""
         upstream = self._graph.edge(buffer.edge).from_

@@ -3,8 +3,8 @@
     client ──► LossyPath ──► server        requests dropped, or kept and delivered late
            ◄──           ◄──               answers dropped
 
-Above it: tests of what happens to a commit whose answer never came. It knows only what an atomic batch and its answer
-look like on the wire.
+Above it: tests of what happens to a commit whose answer never came. It knows only what a commit and its answer look
+like on the wire.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from enum import Enum
 
-_BATCH_END = b"Nats-Batch-Commit"
-_BATCH_ANSWER = b'"stream":'
+_COMMIT_END = b"Nats-Expected-Last-Subject-Sequence-Subject:"
+"""Stands in the last message of a commit, whether it is a commit or one message."""
+_COMMIT_ANSWER = b'"stream":'
 _REPLY = re.compile(rb"HPUB \S+ (\S+) \d+ \d+\r\n")
 _CHUNK_BYTES = 1 << 20
 
 
 class _Plan(Enum):
-    LOSE_BATCH = "the batch never reaches the server; the connection breaks"
-    LOSE_ANSWER = "the batch reaches the server, its answer never the client; the connection breaks"
-    DELAY_BATCH = "the connection breaks, and the batch reaches the server later"
+    LOSE_COMMIT = "the commit never reaches the server; the connection breaks"
+    LOSE_ANSWER = "the commit reaches the server, its answer never the client; the connection breaks"
+    DELAY_COMMIT = "the connection breaks, and the commit reaches the server later"
 
 
 class LossyPath:
@@ -47,25 +48,25 @@ class LossyPath:
         return f"nats://127.0.0.1:{self._port}"
 
     def lose_answer(self, *, landed: bool) -> None:
-        """The next batch gets no answer, after (`landed`) or before it reached the server."""
-        self._plans.append(_Plan.LOSE_ANSWER if landed else _Plan.LOSE_BATCH)
+        """The next commit gets no answer, after (`landed`) or before it reached the server."""
+        self._plans.append(_Plan.LOSE_ANSWER if landed else _Plan.LOSE_COMMIT)
 
-    def delay_batch(self) -> None:
-        """The next batch is kept until `deliver_late`; its sender loses its connection."""
-        self._plans.append(_Plan.DELAY_BATCH)
+    def delay_commit(self) -> None:
+        """The next commit is kept until `deliver_late`; its sender loses its connection."""
+        self._plans.append(_Plan.DELAY_COMMIT)
 
     async def delayed(self) -> None:
-        """Wait until a batch is being kept."""
+        """Wait until a commit is being kept."""
         while not self._late:
             self._late_changed.clear()
             await self._late_changed.wait()
 
     async def deliver_late(self) -> bytes:
-        """Let the server have the batch that was kept longest; returns what it answers."""
+        """Let the server have the commit that was kept longest; returns what it answers."""
         return await self._late.popleft().deliver()
 
-    def before_next_batch(self, action: Callable[[], Awaitable[object]]) -> None:
-        """Do something while the next batch is on its way, before any of its end reaches the server."""
+    def before_next_commit(self, action: Callable[[], Awaitable[object]]) -> None:
+        """Do something while the next commit is on its way, before any of its end reaches the server."""
         self._before_next = action
 
     def cut(self) -> None:
@@ -97,8 +98,8 @@ class LossyPath:
         finally:
             writer.transport.abort()
 
-    async def on_batch(self) -> _Plan | None:
-        """What happens to the batch that just arrived."""
+    async def on_commit(self) -> _Plan | None:
+        """What happens to the commit that just arrived."""
         action, self._before_next = self._before_next, None
         if action is not None:
             await action()
@@ -121,7 +122,7 @@ class LossyPath:
 
 
 class _Late:
-    """The end of a batch, and the open connection on which it is still to come."""
+    """The end of a commit, and the open connection on which it is still to come."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, data: bytes) -> None:
         self.reader = reader
@@ -158,7 +159,7 @@ class _Pair:
         self._server_reader, self._server_writer = server
         self._lose_answer = False
         self._kept: bytes | None = None
-        """A batch that is to come late, once this connection is gone."""
+        """A commit that is to come late, once this connection is gone."""
 
     async def run(self) -> None:
         pumps = {asyncio.ensure_future(self._upstream()), asyncio.ensure_future(self._downstream())}
@@ -178,11 +179,11 @@ class _Pair:
     async def _upstream(self) -> None:
         with suppress(ConnectionError):
             while data := await self._client_reader.read(_CHUNK_BYTES):
-                if _BATCH_END in data:
-                    match await self._path.on_batch():
-                        case _Plan.LOSE_BATCH:
+                if _COMMIT_END in data:
+                    match await self._path.on_commit():
+                        case _Plan.LOSE_COMMIT:
                             return
-                        case _Plan.DELAY_BATCH:
+                        case _Plan.DELAY_COMMIT:
                             self._kept = data
                             self._path.keep(_Late(self._server_reader, self._server_writer, data))
                             return
@@ -196,7 +197,7 @@ class _Pair:
     async def _downstream(self) -> None:
         with suppress(ConnectionError):
             while data := await self._server_reader.read(_CHUNK_BYTES):
-                if self._lose_answer and _BATCH_ANSWER in data:
+                if self._lose_answer and _COMMIT_ANSWER in data:
                     return
                 self._client_writer.write(data)
                 await self._client_writer.drain()

@@ -28,12 +28,18 @@ async def harness(tmp_path: Path) -> AsyncIterator[JetStreamHarness]:
 
 
 async def write(owner: LaneOwner, done: asyncio.Event, counts: dict[int, int]) -> None:
-    """Numbered frames, the same ones into both buffers, until told to stop."""
+    """Numbered frames, the same ones into both buffers, until told to stop. Some in batches, some one by one."""
     lane = owner.lane.partition
     while not done.is_set():
         first = counts[lane]
-        frames = [b"%d %d" % (lane, number) for number in range(first, first + random.Random(first).randint(1, 9))]
-        await owner.commit(*((buffer, frame) for frame in frames for buffer in (A, B)))
+        dice = random.Random(first)
+        frames = [b"%d %d" % (lane, number) for number in range(first, first + dice.randint(1, 9))]
+        if dice.random() < 0.5:
+            await owner.commit(*((buffer, frame) for frame in frames for buffer in (A, B)))
+        else:
+            for frame in frames:
+                await owner.commit((A, frame))
+                await owner.commit((B, frame))
         counts[lane] = first + len(frames)
 
 

@@ -88,19 +88,20 @@ async def test_two_that_take_over_at_once_leave_one_owner(owner: LaneOwner, ledg
 
 @pytest.mark.guarantee("I1")
 @pytest.mark.parametrize("landed", [True, False])
+@pytest.mark.parametrize("frames", [[(B, b"b2")], [(A, b"a2"), (B, b"b2")], []])
 async def test_a_commit_whose_answer_is_lost_has_landed_exactly_once(
-    owner: LaneOwner, ledger: Ledger, harness: Harness, landed: bool
+    owner: LaneOwner, ledger: Ledger, harness: Harness, landed: bool, frames: list[tuple[BufferId, bytes]]
 ) -> None:
     await owner.commit((A, b"a1"))
     harness.lose_answer(landed=landed)
     async with asyncio.timeout(WAIT_S):
-        receipt = await owner.commit((A, b"a2"), (B, b"b2"))
+        receipt = await owner.commit(*frames)
     assert ledger.statistics().answers_settled == int(landed)
     # The receipt is right, so the lane can go on with it.
-    assert [frame.sequence for frame in await ledger.peek(B, 0, 10)] == [receipt.frame_sequences[1]]
+    assert [frame.sequence for frame in await ledger.peek(B, 0, 10)] == list(receipt.frame_sequences[-1:])
     await owner.commit((A, b"a3"))
-    assert await stored(ledger, A) == [b"a1", b"a2", b"a3"]
-    assert await stored(ledger, B) == [b"b2"]
+    assert await stored(ledger, A) == [b"a1", *(data for buffer, data in frames if buffer == A), b"a3"]
+    assert await stored(ledger, B) == [data for buffer, data in frames if buffer == B]
 
 
 async def test_several_answers_in_a_row_may_be_lost(owner: LaneOwner, ledger: Ledger, harness: Harness) -> None:
@@ -189,6 +190,77 @@ async def test_trimming_removes_up_to_what_it_is_told_and_no_more(owner: LaneOwn
     assert await ledger.mark(owner.lane) == owner.stored
 
 
+@pytest.mark.guarantee("I1")
+async def test_trimming_leaves_a_lane_its_mark(owner: LaneOwner, ledger: Ledger) -> None:
+    for number in range(3):
+        receipt = await owner.commit((A, b"%d" % number))
+    for _ in range(2):
+        await ledger.trim(A, receipt.frame_sequences[0])
+        assert await stored(ledger, A) == [b"2"]
+        assert await ledger.last_sequence(A) == receipt.frame_sequences[0]
+        assert await ledger.mark(owner.lane) == owner.stored
+    receipt = await owner.commit((A, b"3"))
+    await ledger.trim(A, receipt.frame_sequences[0])
+    assert await stored(ledger, A) == [b"3"]
+    # The mark is elsewhere now.
+    await owner.commit((B, b"b"))
+    await ledger.trim(A, receipt.frame_sequences[0])
+    assert await stored(ledger, A) == []
+    await owner.commit()
+    await ledger.trim(B, await ledger.last_sequence(B))
+    assert await stored(ledger, B) == []
+    assert await ledger.mark(owner.lane) == owner.stored
+    await owner.commit((A, b"4"))
+    assert await stored(ledger, A) == [b"4"]
+
+
+async def test_trimming_removes_what_every_lane_wrote(owner: LaneOwner, ledger: Ledger) -> None:
+    quiet = LaneOwner(ledger, LaneId("v", "in-v", 1), await ledger.take_over(LaneId("v", "in-v", 1), "quiet"))
+    await quiet.commit((A, b"q1"))
+    await quiet.commit((A, b"q2"))
+    for number in range(3):
+        receipt = await owner.commit((A, b"%d" % number))
+    await ledger.trim(A, receipt.frame_sequences[0] - 1)
+    assert await stored(ledger, A) == [b"q2", b"2"]
+    await quiet.commit()
+    await owner.commit()
+    await ledger.trim(A, receipt.frame_sequences[0])
+    assert await stored(ledger, A) == []
+    for lane in (owner, quiet):
+        await lane.commit((A, b"more"))
+        assert await ledger.mark(lane.lane) == lane.stored
+
+
+@pytest.mark.guarantee("I1")
+async def test_commits_of_every_form_follow_each_other(owner: LaneOwner, ledger: Ledger, harness: Harness) -> None:
+    forms: list[tuple[list[tuple[BufferId, bytes]], tuple[str, ...]]] = [
+        ([(A, b"a")], ()),
+        ([], ()),
+        ([(A, b"a"), (B, b"b")], ()),
+        ([(A, b"a")], ("id",)),
+        ([], ("other",)),
+    ]
+    written: list[bytes] = []
+    for first in forms:
+        for second in forms:
+            for frames, ids in (first, second):
+                receipt = await owner.commit(*frames, ids=ids)
+                assert await ledger.mark(owner.lane) == owner.stored
+                written += [data for buffer, data in frames if buffer == A]
+                if receipt.frame_sequences:
+                    assert await ledger.last_sequence(frames[-1][0]) == receipt.frame_sequences[-1]
+            elsewhere = await (await harness.other_process()).existing_ledger("v")
+            assert elsewhere is not None
+            taken = await elsewhere.take_over(owner.lane, "second")
+            assert taken.mark.sequence == owner.stored.mark.sequence
+            with pytest.raises(FencedError):
+                await owner.commit((A, b"late"))
+            owner.stored = taken
+    assert await stored(ledger, A) == written
+    async with ledger.read(A, 0) as frames_of_a:
+        assert [frame.data for frame in await take(frames_of_a, len(written))] == written
+
+
 async def test_peeking_takes_nothing_and_does_not_wait(owner: LaneOwner, ledger: Ledger) -> None:
     receipt = await owner.commit(*((A, b"%d" % number) for number in range(5)))
     for _ in range(2):
@@ -235,7 +307,8 @@ async def test_a_reader_goes_on_while_what_it_has_read_is_trimmed(owner: LaneOwn
             (frame,) = await take(frames, 1)
             assert frame.data == b"%d" % number
             await ledger.trim(A, frame.sequence)
-    assert await stored(ledger, A) == []
+    # The last one holds the mark of its lane.
+    assert await stored(ledger, A) == [b"199"]
 
 
 async def test_frames_of_every_size_come_back_whole(owner: LaneOwner, ledger: Ledger) -> None:

@@ -1,0 +1,34 @@
+"""The settings of a ledger's stream. Pure.
+
+Above it: `jetstream.py`. Below it: the limits of a ledger.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from millstream.ledger.protocol import LedgerLimits
+
+OWNER_PIPELINE = "millstream.pipeline"
+OWNER_VERTEX = "millstream.vertex"
+"""Keys in a stream's metadata: two pipelines may give streams of one name."""
+
+
+def stream_config(pipeline: str, vertex: str, stream: str, limits: LedgerLimits) -> dict[str, Any]:
+    """What the stream of `vertex` must be like."""
+    return {
+        "name": stream,
+        "subjects": [f"{stream}.>"],
+        "storage": "file",
+        "retention": "limits",
+        "num_replicas": limits.replicas,
+        "discard": "new",
+        "discard_new_per_subject": True,
+        "max_msgs_per_subject": limits.frames_per_buffer_max,
+        "max_bytes": limits.bytes_max,
+        "allow_atomic": True,
+        "allow_rollup_hdrs": True,
+        "allow_direct": True,
+        "allow_msg_ttl": True,
+        "metadata": {OWNER_PIPELINE: pipeline, OWNER_VERTEX: vertex},
+    }
