@@ -9,7 +9,7 @@ second sends one attempt of a commit to JetStream and does not decide what to do
 
 The server stages every batch in files of its own, which takes several times as long as a plain message does. So a
 commit of one frame is one message, with the mark in a header. Either way the last message of a lane holds its mark, and
-the last message of a commit is guarded by it.
+the last message of a commit is guarded by the sequence of the mark before.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from nats import errors as nats_errors
 from millstream import limits
 from millstream.errors import MillstreamError, UserError
 from millstream.ledger.protocol import Commit
-from millstream.ledger.subjects import frame_subject, ids_subject, lane_filter, mark_subject
+from millstream.ledger.subjects import frame_subject, ids_subject, is_mark_subject, lane_filter, mark_subject
 from millstream.record import BufferId
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream.wire.nats import ApiError, BrokerConnection
@@ -113,15 +113,21 @@ def frame_numbers(commit: Commit) -> list[int]:
     return numbers
 
 
+def holds_mark(subject: str, headers: Mapping[str, str]) -> bool:
+    """Whether a message holds a mark; the last one of a lane does, unless it is in the middle of a batch."""
+    return is_mark_subject(subject) or MARK in headers
+
+
 def stored_mark(subject: str, data: bytes, headers: Mapping[str, str]) -> mark_pb2.Mark | None:
     """The mark in the last message of a lane; None when it has none, as in the middle of a batch.
 
     Raises `DecodeError` or `ValueError` when it cannot be read.
     """
-    if subject.endswith(".p"):
+    if not holds_mark(subject, headers):
+        return None
+    if is_mark_subject(subject):
         return mark_pb2.Mark.FromString(data)
-    encoded = headers.get(MARK)
-    return None if encoded is None else mark_pb2.Mark.FromString(base64.b64decode(encoded, validate=True))
+    return mark_pb2.Mark.FromString(base64.b64decode(headers[MARK], validate=True))
 
 
 def encode_ids(ids: Sequence[str]) -> Iterator[bytes]:

@@ -12,6 +12,10 @@ from millstream.ledger.protocol import LedgerLimits
 OWNER_PIPELINE = "millstream.pipeline"
 OWNER_VERTEX = "millstream.vertex"
 """Keys in a stream's metadata: two pipelines may give streams of one name."""
+LAYOUT = "millstream.layout"
+LAYOUT_NOW = "2"
+"""Key and value in a stream's metadata: which subjects it has, and where marks are. A stream without one has the first
+layout, whose marks were always messages of their own."""
 
 
 def stream_config(pipeline: str, vertex: str, stream: str, limits: LedgerLimits) -> dict[str, Any]:
@@ -30,5 +34,5 @@ def stream_config(pipeline: str, vertex: str, stream: str, limits: LedgerLimits)
         "allow_rollup_hdrs": True,
         "allow_direct": True,
         "allow_msg_ttl": True,
-        "metadata": {OWNER_PIPELINE: pipeline, OWNER_VERTEX: vertex},
+        "metadata": {OWNER_PIPELINE: pipeline, OWNER_VERTEX: vertex, LAYOUT: LAYOUT_NOW},
     }

@@ -31,7 +31,7 @@ from millstream.errors import (
     StorageFullError,
 )
 from millstream.ledger import batch, durability
-from millstream.ledger.config import OWNER_PIPELINE, OWNER_VERTEX, stream_config
+from millstream.ledger.config import LAYOUT, LAYOUT_NOW, OWNER_PIPELINE, OWNER_VERTEX, stream_config
 from millstream.ledger.marks import taken_over
 from millstream.ledger.protocol import (
     Broker,
@@ -167,8 +167,8 @@ class JetStreamLedger:
         # Whatever lies at or before `through` was stored before this question, so no lane is missing in the answer.
         everything = buffer_filter(self._stream, buffer)
         subjects: dict[str, int] = (await self._info(everything))["state"].get("subjects") or {}
-        # A lane goes on after what is now its last message, or after a later one: none of these is removed.
-        lasts = {subject: await self._last_of(lane_filter_of(subject)) for subject in subjects}
+        # A lane goes on after what is now its last mark, or after a later one: none of these is removed.
+        lasts = {subject: await self._last_mark_of(lane_filter_of(subject)) for subject in subjects}
         if lasts and min(lasts.values()) > through:
             await self._purge(everything, through + 1)
         else:
@@ -194,6 +194,13 @@ class JetStreamLedger:
         """Sequence of the last message that matches; 0 when there is none."""
         message = await self._get({"last_by_subj": subject})
         return 0 if message is None else int(message["seq"])
+
+    async def _last_mark_of(self, lane: str) -> int:
+        """Sequence of the last message of the lane with this filter; 0 when that is in the middle of a batch."""
+        message = await self._get({"last_by_subj": lane})
+        if message is None or not batch.holds_mark(message["subject"], message_headers(message)):
+            return 0
+        return int(message["seq"])
 
     async def _purge(self, subject: str, first: int) -> None:
         """Remove what lies before sequence `first`. A repetition does no harm."""
@@ -275,8 +282,7 @@ class JetStreamLedger:
         if error.code == BATCH_INCOMPLETE:
             raise StorageFullError(
                 f"{where} cannot be staged by the broker at {self._connection.place} ({error}): its disk is "
-                "probably full; "
-                "make room, and restart the broker if it logs write errors"
+                "probably full; make room, and restart the broker if it logs write errors"
             )
         if error.code in WRONG_LAST_SEQUENCE or error.code in UNAVAILABLE:
             # The mark that was in the way is not there any more, or there is no leader: not what decides about this
@@ -289,9 +295,8 @@ class JetStreamLedger:
         """Wait while the stream ends in the middle of a batch.
 
         A server that fails to write in the middle of a batch (its disk is full) stops there and completes the batch
-        when it is
-        started again. Nothing may be written behind such an end: it would stay half for ever. Readers see nothing of it
-        that is not completed with the same frames.
+        when it is started again. Nothing may be written behind such an end: it would stay half for ever. Readers see
+        nothing of it that is not completed with the same frames.
         """
         wait_s = RETRY_FIRST_S
         told = False
@@ -299,8 +304,7 @@ class JetStreamLedger:
             if not told:
                 _log.error(
                     "%s waits: stream %s ends in the middle of a batch, which happens when the broker cannot "
-                    "write. Make room on "
-                    "its disk and restart it; it then completes the batch",
+                    "write. Make room on its disk and restart it; it then completes the batch",
                     what,
                     self._stream,
                 )
@@ -424,13 +428,18 @@ class JetStreamBroker:
                 f"{found.get(OWNER_PIPELINE)}, and vertex {vertex} of pipeline {self._pipeline} needs that name; "
                 "rename one"
             )
+        if found.get(LAYOUT) != LAYOUT_NOW:
+            raise EnvironmentFault(
+                f"stream {stream} at {self._connection.place} is laid out as another version of Millstream does it "
+                f"(layout {found.get(LAYOUT, 'unknown')}; this one reads {LAYOUT_NOW}); go on with that version, or "
+                "start the pipeline over"
+            )
         lost = info["state"].get("lost")
         if lost:
             raise DamageError(
                 f"stream {stream} at {self._connection.place} has lost {len(lost.get('msgs') or [])} messages "
                 f"({lost.get('bytes', 0)} bytes) to damaged files, sequences {lost.get('msgs')}. Restore it, or "
-                "start the "
-                "pipeline over"
+                "start the pipeline over"
             )
         return info
 
@@ -444,8 +453,7 @@ class JetStreamBroker:
             if error.code in NO_STORAGE:
                 raise EnvironmentFault(
                     f"the broker at {self._connection.place} cannot reserve {limits.bytes_max} bytes for the "
-                    f"ledger {stream} "
-                    f"({error}); lower bufferMaxBytes, or give the broker more storage"
+                    f"ledger {stream} ({error}); lower bufferMaxBytes, or give the broker more storage"
                 ) from error
             raise EnvironmentFault(
                 f"the broker at {self._connection.place} refuses the stream {stream}: {error}; "

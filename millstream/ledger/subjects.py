@@ -40,6 +40,11 @@ def mark_subject(stream: str, lane: LaneId) -> str:
     return f"{_lane_prefix(stream, lane)}.p"
 
 
+def is_mark_subject(subject: str) -> bool:
+    # Everything else that a lane writes ends with a number.
+    return subject.endswith(".p")
+
+
 def ids_subject(stream: str, lane: LaneId, after: int) -> str:
     """Where the ids of the commit after `after` go."""
     return f"{_lane_prefix(stream, lane)}.i.{after % ID_SUBJECTS}"

@@ -34,8 +34,9 @@ def ledger_limits(graph: Graph, vertex: str) -> LedgerLimits:
     buffers_bytes = sum(
         graph.limits_of(edge.to).buffer_max_bytes * len(buffers_of(graph, edge)) for edge in graph.edges_out[vertex]
     )
-    # The bound of a buffer is soft: each lane may overshoot it by what it has in flight.
-    overshoot_bytes = 2 * COMMIT_BYTES_MAX * len(lanes_of(graph, vertex))
+    # The bound of a buffer is soft: each lane may overshoot it by what it has in flight. And a frame that holds its
+    # lane's mark stays when it is consumed.
+    overshoot_bytes = 3 * COMMIT_BYTES_MAX * len(lanes_of(graph, vertex))
     ids_bytes = IDS_BYTES_MAX if ttl_s else 0
     return LedgerLimits(
         frames_per_buffer_max=BUFFER_FRAMES_MAX,

@@ -137,6 +137,9 @@ async def test_half_a_batch_with_others_behind_it_is_damage(harness: JetStreamHa
         await other.request("p-v.in-v.0.d.v-a.0", b"half")
         with pytest.raises(RetryLaterError, match="middle of a batch"):
             await owner.ledger.mark(LANE)
+        # The mark before must not go.
+        await owner.ledger.trim(A, await owner.ledger.last_sequence(A))
+        assert await stored(owner.ledger, A) == [b"a1", b"half"]
         await other.request("p-v.in-v.1.p", b"another lane")
         for asking in (owner.ledger.mark(LANE), owner.ledger.take_over(LANE, "second"), owner.commit((A, b"a2"))):
             with pytest.raises(DamageError, match="others wrote behind it"):
@@ -236,6 +239,21 @@ async def test_a_stream_of_another_pipeline_is_left_alone(harness: JetStreamHarn
             await harness.broker.ledger("v-w", SMALL)
         await harness.broker.delete()
         assert await broker.existing_ledger("w") is not None
+
+
+async def test_a_ledger_of_another_layout_is_left_alone(harness: JetStreamHarness) -> None:
+    await harness.broker.ledger("v", SMALL)
+    async with open_connection(harness.server.url) as other:
+        config = (await other.api("STREAM.INFO.p-v"))["config"]
+        del config["metadata"]["millstream.layout"]
+        await other.api("STREAM.UPDATE.p-v", config)
+    elsewhere = await harness.other_process()
+    for asking in (elsewhere.ledger("v", SMALL), elsewhere.existing_ledger("v")):
+        with pytest.raises(EnvironmentFault, match=r"layout unknown.*start the pipeline over"):
+            await asking
+    # Starting over is possible.
+    await elsewhere.delete()
+    await elsewhere.ledger("v", SMALL)
 
 
 async def test_a_name_that_cannot_be_a_subject_is_refused(harness: JetStreamHarness) -> None:
