@@ -1,9 +1,9 @@
-"""Commits a lane's finished work: frames, ids and mark in one atomic batch.
+"""Commits a lane's finished work: frames, ids and mark, all or nothing.
 
 Above it: a lane of the vertex process, which hands over units in input order. Below it: the ledger. It knows marks,
 accounts and back-pressure; it does not know where the units came from.
 
-    units ─► room in every buffer? ─► join small frames ─► one batch ─► new mark ─► OT entry
+    units ─► room in every buffer? ─► join small frames ─► one commit ─► new mark ─► OT entry
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def batch_of(units: Sequence[Unit]) -> int:
 
 
 class Committer:
-    """Commits for one lane, one batch after another, beginning at the mark that the takeover gave."""
+    """Commits for one lane, one commit after another, beginning at the mark that the takeover gave."""
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class Mark(_message.Message):
-    """How far a lane has come in its input. The last message of every commit."""
+    """How far a lane has come in its input. In the last message of every commit, as its body or in a header."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
