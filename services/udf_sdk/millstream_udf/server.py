@@ -46,7 +46,7 @@ from millstream_udf.groups import Gone
 from millstream_udf.reduce_stream import PartQueue, reduce_stream
 from millstream_udf.reducing import ReduceFunction
 from millstream_udf.sources import SourceLane
-from millstream_udf.thread import FunctionThread, open_thread
+from millstream_udf.thread import FunctionThread, loop_factory, open_thread
 from millstream_udf.version import PROTOCOL_VERSION, SDK_VERSION
 from millstream_udf.wire.udf.v1 import udf_pb2
 
@@ -373,7 +373,8 @@ def run(definition: Definition) -> None:
         labels.install()
     if not logging.getLogger().handlers:
         logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    code = asyncio.run(serve_until_told(definition, socket))
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        code = runner.run(serve_until_told(definition, socket))
     # Threads of the user's that are still running must not hold up a process that has answered everything.
     sys.stdout.flush()
     sys.stderr.flush()

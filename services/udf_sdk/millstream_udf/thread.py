@@ -53,7 +53,7 @@ class FunctionThread:
     def main(self) -> None:
         """The thread."""
         try:
-            with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            with asyncio.Runner(loop_factory=loop_factory()) as runner:
                 runner.run(self._serve())
         except BaseException as error:  # noqa: BLE001 - told to who waits
             # Told to whoever waits: the start, or the end.
@@ -70,7 +70,7 @@ class FunctionThread:
             await stopping.wait()
 
 
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     """uvloop's, where it is installed: with hundreds of records in flight the loop itself is what is left to save."""
     try:
         import uvloop

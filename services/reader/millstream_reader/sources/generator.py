@@ -31,6 +31,9 @@ from millstream_udf.wire.frame.v1 import frame_pb2
 
 KIND = "generator"
 
+_TICK_S = 0.002
+"""A generator with a rate looks this often for what is due: a read costs the same, however few records it brings."""
+
 _BLOCK_DIGITS = 4
 _BLOCK = 10**_BLOCK_DIGITS
 _SUFFIXES = [b"%04d}" % low for low in range(_BLOCK)]
@@ -121,7 +124,7 @@ class GeneratorLane:
             return self._batch(None)
         count = self._ready()
         if count == 0:
-            await asyncio.sleep(min(self._schedule.wait_s(self._made), timeout_s))
+            await asyncio.sleep(min(max(self._schedule.wait_s(self._made), _TICK_S), timeout_s))
             count = self._ready()
         else:
             # A source that always has something must not keep the loop from everybody else.
