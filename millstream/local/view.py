@@ -5,7 +5,7 @@ Above it: the runner and the command line. Below it: the ledgers and the OT stor
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 from millstream.account import consumed
@@ -64,9 +64,8 @@ class PipelineView:
 
     async def waiting(self) -> dict[BufferId, int]:
         """Records that lie in each buffer and are not read yet, counted one by one; without those too long to count."""
-        marks = await self.marks()
         found: dict[BufferId, int] = {}
-        read = {done.buffer: done.position for lane, mark in marks.items() for done in consumed(lane, mark)}
+        read = _read(await self.marks())
         for buffer in (buffer for edge in self._graph.edges for buffer in buffers_of(self._graph, edge)):
             ledger = await self._ledger(self._graph.edge(buffer.edge).from_)
             if ledger is None:
@@ -80,9 +79,8 @@ class PipelineView:
 
     async def consumed(self, buffer: BufferId) -> int:
         """Sequence of the last frame of the buffer that its reader is done with; 0 when there is none."""
-        reader = LaneId(self._graph.edge(buffer.edge).to, buffer.edge, buffer.partition)
-        mark = (await self.marks(reader.vertex)).get(reader)
-        return 0 if mark is None else mark.sequence
+        marks = await self.marks(self._graph.edge(buffer.edge).to)
+        return _read(marks).get(buffer, Position(0)).sequence
 
     async def ledger_of(self, buffer: BufferId) -> Ledger:
         """The ledger a buffer lies in. Raises `RetryLaterError` as long as it does not exist."""
@@ -99,6 +97,11 @@ class PipelineView:
                 return None
             self._ledgers[vertex] = ledger
         return self._ledgers[vertex]
+
+
+def _read(marks: Mapping[LaneId, mark_pb2.Mark]) -> dict[BufferId, Position]:
+    """How far each buffer is read and committed."""
+    return {done.buffer: done.position for lane, mark in marks.items() for done in consumed(lane, mark)}
 
 
 @asynccontextmanager
