@@ -4,7 +4,7 @@ A windowing keeps, in memory, which rows of the log belong to which open window.
 
     sort(times, keys) ─► the queue writes the admitted rows, in that order ─► add(the same rows, where they lie)
     close(watermark)  ─► the queue makes a hand-over of the contents durable ─► computed, committed
-    after a restart   ─► restore(checkpoint), then `add` and `closed` again, in the order of the log
+    after a restart   ─► restore(checkpoint), then `closed` and `add` again, in the order of the log
 
 Rows are sorted into groups (panes of time, pieces of sessions, keys), so that what one window needs of one entry is a
 run of rows. `add` finds the groups again from the sorted columns alone: the log keeps no list of them.
@@ -13,7 +13,7 @@ run of rows. `add` finds the groups again from the sorted columns alone: the log
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -45,6 +45,9 @@ class Sorted:
     """Admitted rows, group by group, in the order of arrival inside a group; None: all rows, as they are."""
     late: Rows
     """Rows all of whose windows are closed, in the order of arrival."""
+    outside: Rows = field(default_factory=lambda: np.empty(0, np.int64))
+    """Rows that lie in no window (between sliding windows whose slide is longer than their length), however old, in the
+    order of arrival. They are neither admitted nor late; the lane counts them as filtered."""
 
 
 class Windowing(Protocol):
@@ -64,21 +67,31 @@ class Windowing(Protocol):
     def add(self, times: Times, keys: Keys | None, location: Location) -> None:
         """Take rows in that lie at `location` in the order that `sort` gave."""
 
-    def close(self, watermark_us: int) -> list[WindowContents]:
-        """Move `closed_us` on to the watermark; the windows that are closed by it, ordered by end, start and key, are
-        open no more. Windows without rows have no contents and are not among them."""
+    def close(self, watermark_us: int, windows_max: int | None = None) -> list[WindowContents]:
+        """Move `closed_us` on to the watermark; the windows that are closed by it, in the order of their ends, are
+        open no more. Windows without rows have no contents and are not among them.
 
-    def early(self, windows: Sequence[tuple[int, int, bytes | None]] | None = None) -> list[WindowContents]:
-        """The contents so far of the open windows that have new rows since their last early result, numbered on."""
+        At most so many windows: a million may close at once, so call it again until none come. Those that are left
+        keep their contents, whatever is added meanwhile. A global window's results come from here too, those that a
+        count triggers with the next call after `add`."""
+
+    def early(self, windows_max: int | None = None) -> list[WindowContents]:
+        """The contents so far of the open windows that have new rows since their last early result, numbered on. At
+        most so many windows; the others with the next call. Global windows have none: their trigger says when."""
 
     def closed(self, contents: Sequence[WindowContents], closed_us: int) -> None:
-        """After a restart: these windows were handed over at this point of the log."""
+        """After a restart: these windows were handed over at this point of the log, early results among them. Also
+        called without contents, before `add`, with the `closed_us` of the entry: rows that came late are not in the
+        windows that were closed by then. Rows that the log holds no more are missing in what is open, and are not
+        missed."""
 
     def oldest_end_us(self) -> int | None:
-        """End of the open window that ends first; None when none is open."""
+        """End of the window that ends first among those that are open, or closed and not handed over; None when there
+        is none. A global window counts only when a result of it is due: until then its end moves with the
+        watermark."""
 
     def live_segments(self) -> set[int]:
-        """Segments in which rows of open windows lie."""
+        """Segments in which rows of open windows lie, and of those that are closed and not handed over."""
 
     def checkpoint(self) -> bytes:
         """The open windows, for `restore` of the same windowing."""

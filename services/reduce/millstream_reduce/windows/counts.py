@@ -1,0 +1,236 @@
+"""Global windows that give a result after every N rows of their key, and at the end of time. Pure.
+
+Rows fill one slot per key in the order of the log; a full one is due, whatever the watermark says. A result is named by
+the times of its rows, [first, last + 1): but it ends later than what was told downstream, and later than the key's
+result before it, so that no two results of a key have one name.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from millstream.clock import END_OF_TIME_US, START_OF_TIME_US
+from millstream_reduce.values import Piece, Window, WindowContents
+from millstream_reduce.windowing import Rows, Times
+from millstream_reduce.windows import encoding
+from millstream_reduce.windows.config import WindowConfig
+from millstream_reduce.windows.entries import Triple
+from millstream_reduce.windows.history import History
+from millstream_reduce.windows.keyed import NO_LIMIT, KeyedWindows, Runs
+from millstream_reduce.windows.slots import Key
+
+_NEVER = 2**62
+"""Rows that no key has: without a trigger, results come at the end of time only."""
+_ABSENT = -1
+_NAMED_MIN = 1024
+
+
+class CountWindows(KeyedWindows):
+    """Global windows of one key each, or of all rows, with a trigger that counts."""
+
+    def __init__(self, config: WindowConfig) -> None:
+        self._full = _NEVER if config.count is None else config.count
+        super().__init__(config)
+
+    def _reset(self) -> None:
+        super()._reset()
+        self._history = History(self._slots)
+        self._filling: dict[Key, int] = {}
+        """The slot of each key that is not full."""
+        self._named: dict[Key, int] = {}
+        """End of the last result of a key, where it lies beyond the watermark."""
+        self._named_max = _NAMED_MIN
+
+    def _late_until(self) -> int:
+        return END_OF_TIME_US if self._ended else NO_LIMIT
+
+    def _parts(self, times: Times, groups: Rows) -> Rows:
+        return groups
+
+    def _take_in(self, times: Times, runs: Runs, entry: int) -> None:
+        slots, names = self._slots, runs.names
+        start = np.minimum.reduceat(times, runs.firsts)
+        end = np.minimum(np.maximum.reduceat(times, runs.firsts), END_OF_TIME_US - 1) + 1
+        get = self._filling.get
+        found = np.fromiter((get(name, _ABSENT) for name in names), np.int64, len(names))
+        new = np.flatnonzero(runs.alone & (found == _ABSENT) & (runs.counts < self._full))
+        one = np.flatnonzero(runs.alone & (found != _ABSENT))
+        one = one[slots.rows[found[one]] + runs.counts[one] < self._full]
+        grow = found[one]
+        slots.start[grow] = np.minimum(slots.start[grow], start[one])
+        slots.end[grow] = np.maximum(slots.end[grow], end[one])
+        fresh_names = [names[run] for run in new.tolist()]
+        fresh = slots.make(fresh_names, start[new], end[new])
+        self._filling.update(zip(fresh_names, fresh.tolist(), strict=True))
+        taken = np.concatenate((new, one))
+        slots.attach(np.concatenate((fresh, grow)), entry, runs.firsts[taken], runs.counts[taken])
+        left = np.ones(len(names), np.bool_)
+        left[taken] = False
+        for run in np.flatnonzero(left).tolist():
+            first, count = int(runs.firsts[run]), int(runs.counts[run])
+            pieces = self._fill(names[run], times, entry, first, count)
+            for _ in range(pieces - 1):
+                slots.entries.keep(entry)
+
+    def _fill(self, key: Key, times: Times, entry: int, first: int, count: int) -> int:
+        """Put rows of one key into slots, full ones first; returns how many pieces they became."""
+        pieces = 0
+        while count:
+            slot = self._filling.get(key, _ABSENT)
+            room = self._full if slot == _ABSENT else self._full - int(self._slots.rows[slot])
+            rows = min(room, count)
+            part = times[first : first + rows]
+            self._put(key, (entry, first, rows), int(part.min()), min(int(part.max()), END_OF_TIME_US - 1) + 1)
+            first, count, pieces = first + rows, count - rows, pieces + 1
+        return pieces
+
+    def _put(self, key: Key, triple: Triple, start: int, end: int) -> None:
+        """A piece, for which there is room, into the slot of its key."""
+        slots = self._slots
+        slot = self._filling.get(key, _ABSENT)
+        if slot == _ABSENT:
+            slot = self._filling[key] = int(slots.make([key], start, end)[0])
+        slots.start[slot] = min(int(slots.start[slot]), start)
+        slots.end[slot] = max(int(slots.end[slot]), end)
+        slots.attach_one(slot, *triple)
+        if slots.rows[slot] == self._full:
+            del self._filling[key]
+            self._add_due(np.array([slot], np.int64))
+
+    def _settle(self) -> None:
+        # What accumulates is left for the final results, behind those that are due.
+        if self._ended and self._filling and not self._config.accumulate:
+            slots = np.array(list(self._filling.values()), np.int64)
+            self._filling.clear()
+            self._add_due(slots)
+
+    def _hand_over(self, slots: Rows) -> list[WindowContents]:
+        if self._config.accumulate:
+            return [self._history.result(slot, self._floor_us) for slot in slots.tolist()]
+        columns = self._slots
+        named = (columns.start[slots], columns.end[slots], columns.key[slots], columns.rows[slots])
+        windows = zip(columns.contents(slots), *(column.tolist() for column in named), strict=True)
+        contents = [
+            WindowContents(Window(start, self._name(key, end), key), pieces, rows)
+            for pieces, start, end, key, rows in windows
+        ]
+        columns.free(slots)
+        # Those of one key stay in their order, also where time has no later end to name them by.
+        return sorted(contents, key=lambda one: (one.window.end_us, one.window.key or b""))
+
+    def _hand_over_last(self, windows_max: int | None) -> list[WindowContents]:
+        if not self._ended:
+            return []
+        for slot in self._filling.values():
+            self._history.take(slot, 0)
+        self._filling.clear()
+        return self._history.last(windows_max, self._floor_us)
+
+    def _name(self, key: Key, end: int) -> int:
+        """The end that the next result of a key is named by."""
+        named = min(max(end, self._floor_us + 1, self._named.get(key, START_OF_TIME_US) + 1), END_OF_TIME_US)
+        self._remember(key, named)
+        return named
+
+    def _remember(self, key: Key, end: int) -> None:
+        self._named[key] = end
+        if len(self._named) > self._named_max:
+            # The next result of the others ends later anyway.
+            self._named = self._named_ends()
+            self._named_max = max(_NAMED_MIN, 2 * len(self._named))
+
+    def _named_ends(self) -> dict[Key, int]:
+        return {key: end for key, end in self._named.items() if end > self._floor_us}
+
+    def oldest_end_us(self) -> int | None:
+        # A slot that is not due will be named by a time after what was told downstream by then.
+        waiting = self._slots.alive() if self._ended else np.array(list(self._due), np.int64)
+        return max(int(self._slots.end[waiting].min()), self._floor_us + 1) if len(waiting) else None
+
+    # Replay
+
+    def _note(self, contents: WindowContents) -> None:
+        key = contents.window.key
+        if not self._config.accumulate:
+            self._remember(key, contents.window.end_us)
+            self._take_away(key, contents.pieces)
+        elif contents.window.early:
+            while self._history.rows(key) < contents.rows and (due := self._due_slots(key)):
+                slot = due[0]
+                self._not_due([slot])
+                self._history.take(slot, contents.window.early)
+        else:
+            slots = list(self._due_slots(key))
+            self._not_due(slots)
+            others = (self._filling.pop(key, None), self._history.of_key.pop(key, None))
+            slots.extend(slot for slot in others if slot is not None)
+            self._slots.free(np.array(slots, np.int64))
+
+    def _take_away(self, key: Key, pieces: tuple[Piece, ...]) -> None:
+        """Rows of a key that were handed over."""
+        due = list(self._due_slots(key))
+        if due:
+            first = np.array(due[:1], np.int64)
+            if self._slots.contents(first)[0] == pieces:
+                self._not_due(due[:1])
+                self._slots.free(first)
+                return
+        # The log was cut before the key's first rows: those that follow were counted from another one.
+        filling = self._filling.get(key)
+        slots = np.array(due if filling is None else [*due, filling], np.int64)
+        if not len(slots):
+            return
+        entries = self._slots.entries
+        left: list[tuple[Triple, int, int]] = []
+        for slot, triples in zip(slots.tolist(), self._slots.triples(slots), strict=True):
+            bounds = int(self._slots.start[slot]), int(self._slots.end[slot])
+            for entry, first_row, rows in triples:
+                location = entries.location(entry)
+                taken = [(one.first_row, one.rows) for one in pieces if one.location == location]
+                for begin, end in _without(first_row, first_row + rows, taken):
+                    left.append(((entry, begin, end - begin), *bounds))
+                    entries.keep(entry)
+        self._not_due(due)
+        self._filling.pop(key, None)
+        self._slots.free(slots)
+        for triple, start, end in left:
+            self._refill(key, triple, start, end)
+
+    def _refill(self, key: Key, triple: Triple, start: int, end: int) -> None:
+        """Count rows again whose exact times are not known any more, only bounds of them."""
+        entry, first, count = triple
+        while count:
+            slot = self._filling.get(key)
+            rows = min(count, self._full if slot is None else self._full - int(self._slots.rows[slot]))
+            self._put(key, (entry, first, rows), start, end)
+            first, count = first + rows, count - rows
+            if count:
+                self._slots.entries.keep(entry)
+
+    # Checkpoints
+
+    def _kept(self, slots: Rows) -> Rows:
+        return np.isin(slots, list(self._history.of_key.values())).astype(np.int64)
+
+    def _recall(self, slots: Rows, columns: encoding.Slots) -> None:
+        self._named = dict(columns.named)
+        for key, slot, kept in zip(columns.keys, slots.tolist(), columns.kept.tolist(), strict=True):
+            if kept:
+                self._history.of_key[key] = slot
+                self._slots.open[slot] = False
+            elif self._slots.rows[slot] == self._full:
+                self._add_due(np.array([slot], np.int64))
+            else:
+                self._filling[key] = slot
+
+
+def _without(begin: int, end: int, taken: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """[begin, end) without the runs (first, rows)."""
+    left: list[tuple[int, int]] = []
+    for first, rows in sorted(taken):
+        if begin < first and first < end:
+            left.append((begin, first))
+        begin = max(begin, min(first + rows, end)) if first < end else begin
+    if begin < end:
+        left.append((begin, end))
+    return left

@@ -1,0 +1,87 @@
+"""Where the rows of open windows lie: the entries of the log that are still needed, by number. No I/O.
+
+A piece is kept as three integers, (entry, first row, rows); the entry's place in the log is kept once, here, for as
+long as pieces of it are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from millstream_reduce.values import Location, Piece
+
+Triple = tuple[int, int, int]
+"""Number of the entry, first row, rows."""
+
+
+class Entries:
+    """Entries that open windows need. Their numbers rise in the order of the log."""
+
+    def __init__(self) -> None:
+        self._locations: dict[int, Location] = {}
+        self._pieces: dict[int, int] = {}
+        self._of_segment: dict[int, int] = {}
+        self._next = 0
+
+    @property
+    def next_number(self) -> int:
+        """What the next entry will be called."""
+        return self._next
+
+    def add(self, location: Location, pieces: int) -> int:
+        """The number of an entry of which so many pieces are kept."""
+        number = self._next
+        self._next += 1
+        self._locations[number] = location
+        self._pieces[number] = pieces
+        self._of_segment[location.segment] = self._of_segment.get(location.segment, 0) + 1
+        return number
+
+    def keep(self, number: int) -> None:
+        """One more piece of it is kept."""
+        self._pieces[number] += 1
+
+    def drop(self, number: int, pieces: int = 1) -> None:
+        """So many pieces of it are needed no more."""
+        self._pieces[number] -= pieces
+        if not self._pieces[number]:
+            del self._pieces[number]
+            segment = self._locations.pop(number).segment
+            self._of_segment[segment] -= 1
+            if not self._of_segment[segment]:
+                del self._of_segment[segment]
+
+    def segments(self) -> set[int]:
+        """Segments in which they lie."""
+        return set(self._of_segment)
+
+    def location(self, number: int) -> Location:
+        return self._locations[number]
+
+    def numbers(self) -> list[int]:
+        """Numbers of all of them, ascending."""
+        return list(self._locations)
+
+    def pieces(self, triples: Iterable[Triple]) -> tuple[Piece, ...]:
+        """The pieces in the order of the log; those that follow each other are joined."""
+        joined: list[Piece] = []
+        current, begin, end = -1, 0, 0
+        for entry, first, rows in sorted(triples):
+            if entry == current and first == end:
+                end += rows
+                continue
+            if current >= 0:
+                joined.append(Piece(*self._locations[current], begin, end - begin))
+            current, begin, end = entry, first, first + rows
+        if current >= 0:
+            joined.append(Piece(*self._locations[current], begin, end - begin))
+        return tuple(joined)
+
+    def restore(self, locations: Sequence[Location], pieces: Sequence[int]) -> None:
+        """Replace all by these, numbered from 0."""
+        self._locations.clear()
+        self._pieces.clear()
+        self._of_segment.clear()
+        self._next = 0
+        for location, count in zip(locations, pieces, strict=True):
+            self.add(location, count)

@@ -1,0 +1,186 @@
+"""Windows of a key that cover a span of time each: spans that overlap are one window. Sessions and periods.
+
+The open spans of one key never overlap. Most keys have one, which is found without a list; all keys of a batch that
+have one, or none yet, are taken in by a few numpy calls.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from bisect import bisect_left
+
+import numpy as np
+
+from millstream.clock import END_OF_TIME_US
+from millstream_reduce.values import WindowContents
+from millstream_reduce.windowing import Rows, Times
+from millstream_reduce.windows import encoding
+from millstream_reduce.windows.config import WindowConfig
+from millstream_reduce.windows.grouping import run_numbers, run_starts
+from millstream_reduce.windows.keyed import KeyedWindows, Runs
+from millstream_reduce.windows.slots import Key
+
+_ABSENT = -(2**62)
+"""The key has no open window."""
+
+
+class SpanWindows(KeyedWindows):
+    """Sessions and periods."""
+
+    def __init__(self, config: WindowConfig) -> None:
+        super().__init__(config)
+
+    def _reset(self) -> None:
+        super()._reset()
+        self._of_key: dict[Key, int] = {}
+        """The open slot of a key; ~n where it has several, listed in `_lists[n]`."""
+        self._lists: dict[int, list[int]] = {}
+        """By start."""
+        self._next_list = 0
+        self._first_end = END_OF_TIME_US
+        """No open slot ends before this."""
+
+    @abstractmethod
+    def _spans(self, times: Times, firsts: Rows) -> tuple[Rows, Rows, Rows]:
+        """Of each run: begin and end of the span that decides which open window it joins, and its first time."""
+
+    def _take_in(self, times: Times, runs: Runs, entry: int) -> None:
+        low, high, start = self._spans(times, runs.firsts)
+        slots = self._slots
+        self._first_end = min(self._first_end, int(high.min()))
+        get = self._of_key.get
+        found = np.fromiter((get(name, _ABSENT) for name in runs.names), np.int64, len(runs.names))
+        new = np.flatnonzero(runs.alone & (found == _ABSENT))
+        one = np.flatnonzero(runs.alone & (found >= 0))
+        grow = found[one]
+        meets = (slots.start[grow] < high[one]) & (slots.end[grow] > low[one])
+        one, grow = one[meets], grow[meets]
+        slots.start[grow] = np.minimum(slots.start[grow], start[one])
+        slots.end[grow] = np.maximum(slots.end[grow], high[one])
+        names = runs.names
+        fresh_names = [names[run] for run in new.tolist()]
+        fresh = slots.make(fresh_names, start[new], high[new])
+        self._of_key.update(zip(fresh_names, fresh.tolist(), strict=True))
+        taken = np.concatenate((new, one))
+        slots.attach(np.concatenate((fresh, grow)), entry, runs.firsts[taken], runs.counts[taken])
+        if len(taken) == len(names):
+            return
+        left = np.ones(len(names), np.bool_)
+        left[taken] = False
+        for run in np.flatnonzero(left).tolist():
+            slot = self._cover(names[run], int(low[run]), int(high[run]), int(start[run]))
+            slots.attach_one(slot, entry, int(runs.firsts[run]), int(runs.counts[run]))
+
+    def _cover(self, key: Key, low: int, high: int, start: int) -> int:
+        """The one slot of the key that covers [low, high): made, extended or joined."""
+        slots = self._slots
+        value = self._of_key.get(key, _ABSENT)
+        listed = [] if value == _ABSENT else [value] if value >= 0 else self._lists[~value]
+        end = bisect_left(listed, high, key=slots.start.__getitem__)
+        begin = end
+        while begin and slots.end[listed[begin - 1]] > low:
+            begin -= 1
+        if begin == end:
+            slot = int(slots.make([key], start, high)[0])
+        else:
+            slot = listed[begin]
+            for other in listed[begin + 1 : end]:
+                slots.join(slot, other)
+            slots.start[slot] = min(int(slots.start[slot]), start)
+            slots.end[slot] = max(int(slots.end[slot]), high)
+        listed[begin:end] = [slot]
+        self._list(key, value, listed)
+        return slot
+
+    def _list(self, key: Key, value: int, listed: list[int]) -> None:
+        """The key has these open slots; `value` is what stood for those it had."""
+        if len(listed) > 1:
+            if value >= 0 or value == _ABSENT:
+                value = ~self._next_list
+                self._next_list += 1
+            self._of_key[key] = value
+            self._lists[~value] = listed
+            return
+        if value < 0 and value != _ABSENT:
+            del self._lists[~value]
+        if listed:
+            self._of_key[key] = listed[0]
+        else:
+            self._of_key.pop(key, None)
+
+    def _unlist(self, slots: Rows) -> None:
+        """These slots are open no more."""
+        for slot, key in zip(slots.tolist(), self._slots.key[slots].tolist(), strict=True):
+            value = self._of_key[key]
+            if value == slot:
+                del self._of_key[key]
+            else:
+                listed = self._lists[~value]
+                listed.remove(slot)
+                self._list(key, value, listed)
+
+    def _open_slots(self, key: Key) -> list[int]:
+        value = self._of_key.get(key, _ABSENT)
+        return [] if value == _ABSENT else [value] if value >= 0 else list(self._lists[~value])
+
+    def _settle(self) -> None:
+        limit = self._limit_us()
+        if limit < self._first_end:
+            return
+        slots, used = self._slots, self._slots.used
+        due = np.flatnonzero(slots.open[:used] & (slots.end[:used] <= limit))
+        if len(due):
+            self._unlist(due)
+            slots.open[due] = False
+            if self._due:
+                due = np.concatenate((np.array(list(self._due), np.int64), due))
+                self._due.clear()
+            self._add_due(self._in_order(due))
+        ends = slots.end[:used][slots.open[:used]]
+        self._first_end = int(ends.min()) if len(ends) else END_OF_TIME_US
+
+    def _in_order(self, slots: Rows) -> Rows:
+        """By end, start and key."""
+        columns = self._slots
+        slots = slots[np.lexsort((columns.start[slots], columns.end[slots]))]
+        same = (np.diff(columns.start[slots]) == 0) & (np.diff(columns.end[slots]) == 0)
+        if self.needs_keys and same.any():
+            groups = run_numbers(np.concatenate(([0], np.cumsum(~same))))
+            begins = run_starts(groups).tolist()
+            keys = columns.key[slots].tolist()
+            order: list[int] = []
+            for begin, end in zip(begins, [*begins[1:], len(slots)], strict=True):
+                order.extend(sorted(range(begin, end), key=keys.__getitem__))
+            slots = slots[order]
+        return slots
+
+    def _note(self, contents: WindowContents) -> None:
+        # Where the log was cut before the window's first rows, what is left of it has other bounds, inside its own.
+        window = contents.window
+        columns = self._slots
+        due = [
+            slot
+            for slot in self._due_slots(window.key)
+            if columns.start[slot] >= window.start_us and columns.end[slot] <= window.end_us
+        ]
+        still_open = [
+            slot
+            for slot in self._open_slots(window.key)
+            if columns.start[slot] >= window.start_us and columns.end[slot] <= window.end_us
+        ]
+        if window.early:
+            for slot in still_open:
+                columns.early[slot], columns.seen[slot] = window.early, columns.rows[slot]
+            return
+        self._not_due(due)
+        self._unlist(np.array(still_open, np.int64))
+        columns.free(np.array(due + still_open, np.int64))
+
+    def _recall(self, slots: Rows, columns: encoding.Slots) -> None:
+        order = np.lexsort((columns.starts,))
+        several: dict[Key, list[int]] = {}
+        for place in order[columns.kept[order] == 0].tolist():
+            several.setdefault(columns.keys[place], []).append(int(slots[place]))
+        for key, listed in several.items():
+            self._list(key, _ABSENT, listed)
+        self._first_end = int(columns.ends.min(initial=END_OF_TIME_US))
