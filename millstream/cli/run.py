@@ -19,11 +19,11 @@ from millstream.spec.sql import doubts_of
 
 def run(arguments: argparse.Namespace) -> int:
     loaded = load(arguments.file)
+    for path, doubt in doubts_of(loaded.pipeline):
+        print(f"warning: {loaded.note(path, doubt)}; `millstream validate` asks Spark", file=sys.stderr)
     faults = local_faults(loaded)
     if faults:
         raise SpecError(faults)
-    for path, doubt in doubts_of(loaded.pipeline):
-        print(f"warning: {loaded.note(path, doubt)}; `millstream validate` asks Spark", file=sys.stderr)
     import uvloop
 
     options = RunOptions(
