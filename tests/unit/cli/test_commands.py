@@ -117,7 +117,9 @@ def test_validate_looks_at_this_machine_unless_told_not_to(tmp_path: Path, capsy
 
 def test_run_says_what_it_doubts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "p.yaml"
-    reduce = "    - {name: r, udf: {groupBy: {window: {fixed: {length: 1m}}}, sql: {query: SELECT count(* FROM window}}}\n"
+    reduce = (
+        "    - {name: r, udf: {groupBy: {window: {fixed: {length: 1m}}}, sql: {query: SELECT count(* FROM window}}}\n"
+    )
     text = PIPELINE.replace("  edges:\n", f"{reduce}  edges:\n    - {{from: in, to: r}}\n    - {{from: r, to: out}}\n")
     path.write_text(text.replace("generator: {records: 5}", "file: {paths: [missing.txt]}"))
     assert main(["run", str(path)]) == 2
