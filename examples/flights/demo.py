@@ -2,8 +2,9 @@
 
     python examples/flights/demo.py
 
-Writes the input in the order in which the planes left, runs `pipeline.yaml` to its end with `millstream run`, and
-counts what came out with nothing but the file and a Parquet reader. Exit code 1 when any count differs.
+Writes the input in the order in which the planes left, runs `pipeline.yaml` to its end with `millstream run`, counts
+what came out, and has another engine compute the aggregations anew from the file (`check.py`). Exit code 1 when
+anything differs.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 
+import duckdb
 import pyarrow.parquet
+from check import compare
 
 HERE = Path(__file__).resolve().parent
 INPUT = HERE / "data" / "flights.csv"
@@ -95,11 +98,29 @@ def main() -> int:
     for sink, count in expected.items():
         verdict = "" if counted[sink] == count else "   <-- differs"
         print(f"{sink:<12}{count:>12,}{counted[sink]:>12,}{verdict}")
-    if counted != expected:
-        print("\nThe counts differ.")
+    compared = compare(INPUT, OUTPUT)
+    print(f"\n{'aggregation':<12}{'by DuckDB':>12}{'by the run':>12}{'differing':>12}")
+    for one in compared:
+        print(f"{one.name:<12}{one.expected:>12,}{one.found:>12,}{one.differing:>12,}")
+    show_results()
+    if counted != expected or any(one.differing for one in compared):
+        print("\nThe results differ from those computed from the file.")
         return 1
-    print(f"\nEvery flight is where it belongs, once. The results are in {OUTPUT}")
+    print("\nEvery flight is where it belongs, once, and every window has the result that DuckDB computes for it.")
+    print(f"The results are in {OUTPUT}. To query them:")
+    print(f"    {sys.executable} -c \"import duckdb; duckdb.read_parquet('{OUTPUT}/hourly/*.parquet').show()\"")
     return 0
+
+
+def show_results() -> None:
+    """The worst hours of the year."""
+    print("\nThe carriers' worst hours with at least ten flights (minutes of delay):")
+    query = f"""
+        SELECT carrier, hour, flights, round(mean_delay, 1) AS mean_delay, round(p95_delay, 1) AS p95_delay
+        FROM read_parquet('{OUTPUT}/hourly/*.parquet') WHERE flights >= 10 ORDER BY mean_delay DESC LIMIT 5"""
+    with duckdb.connect() as engine:
+        engine.execute("SET TimeZone = 'UTC'")
+        engine.sql(query).show()
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
-"""The two functions of the flights pipeline. Each runs in a process of its own."""
+"""The functions of the flights pipeline. The reduce runs inside Spark, each of the others in a process of its own."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 import millstream_udf as udf
-from millstream_udf import Message, Record
+from millstream_udf import Message, Record, Window
 
 AIRLINES = {
     "9E": "Endeavor Air",
@@ -66,3 +67,26 @@ def classify(delay: int | None) -> str:
     if delay > LATE_MINUTES:
         return "late"
     return "delayed" if delay > 15 else "on time"
+
+
+@udf.map
+def by_plane(record: Record) -> Message | None:
+    """Key a flight by the plane that flew it; some flights do not say which."""
+    tailnum = json.loads(record.value)["tailnum"]
+    return Message(record.value, keys=[tailnum]) if tailnum else None
+
+
+@udf.reduce
+def plane_day(keys: Sequence[str], records: Iterable[Record], window: Window) -> str:
+    """What a plane did between two rests."""
+    flights = [json.loads(record.value) for record in records]
+    delays = [flight["dep_delay"] for flight in flights if flight["dep_delay"] is not None]
+    day = {
+        "tailnum": keys[0],
+        "start": window.start.isoformat(),
+        "end": window.end.isoformat(),
+        "flights": len(flights),
+        "miles": sum(flight["distance"] for flight in flights),
+        "minutes_late": sum(delay for delay in delays if delay > 0),
+    }
+    return json.dumps(day)

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from millstream.account import Account
-from millstream.errors import UdfError
+from millstream.errors import UdfError, UserError
 from millstream.frame import KEY_SEPARATOR, Frame, build_frame, frame_of_records
 from millstream.limits import COMMIT_BYTES_MAX
 from millstream.record import BufferId, Record
@@ -37,6 +37,9 @@ WINDOW_START, WINDOW_END, WINDOW_EARLY = "window-start", "window-end", "window-e
 
 class SparkRuns(Protocol):
     """What is asked of the Spark driver's client."""
+
+    async def check(self, program: spark_pb2.Program) -> spark_pb2.CheckResponse:
+        """Whether the program can run."""
 
     async def run(self, request: spark_pb2.RunRequest) -> tuple[pa.Table, spark_pb2.RunSummary]:
         """Compute the windows; waits for the driver however long it is away. Rows as `RunResponse.rows` says."""
@@ -93,6 +96,12 @@ class HandOverJobs:
         self._where = where
         self._vertex = vertex
         self._rng = rng
+
+    async def check(self) -> None:
+        """Raises `UserError` when the program cannot run at all, long before the first window closes."""
+        answer = await self._spark.check(self._program)
+        if answer.faults:
+            raise UserError("\n".join([f"{self._where}: the windows cannot be computed", *answer.faults]))
 
     async def compute(self, hand_over: wal_pb2.HandOver, traceparent: str) -> Results:
         """The results of every window; those that fail are tried again alone. Raises `UdfError` when one fails for good

@@ -162,9 +162,11 @@ class ReduceLane:
             )
             async with asyncio.TaskGroup() as work:
                 await self._recover(work)
+                checking = work.create_task(self._jobs.check(), name=f"check the program of {self.core.lane}")
                 syncing = work.create_task(self._sync_all(work), name=f"sync {self.core.lane}")
                 await self._ingest()
                 syncing.cancel()
+                checking.cancel()
             self.core.units.close()
         if not self._stopping:
             await self.core.end()
