@@ -31,6 +31,7 @@ $(STAMP): $(LOCK) $(PROJECTS)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement $(LOCK)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
 		--editable services/udf_sdk --editable .
+	@$(BIN)/millstream spark prepare || echo "make: without that cache Spark takes twice as long to start" >&2
 	@touch $(STAMP)
 
 demo: $(STAMP)  ## Replay the flights of 2013 through examples/flights and check the counts.

@@ -21,8 +21,8 @@ from millstream_reduce.spark.java import Java, cache_directories, spark_home, wr
 
 JAVA_MIN = 25
 """The first Java that makes such a cache in one run."""
-RECORD_TIMEOUT_S = 300.0
-"""For writing it, after the run it was recorded in."""
+RECORD_TIMEOUT_S = 900.0
+"""For writing it, after the run it was recorded in: half a minute on an idle machine."""
 _FORMAT = "1"
 """Changes when the JVM's options do."""
 _QUIET = ["-Xlog:aot*=off", "-Xlog:cds*=off"]

@@ -42,6 +42,8 @@ _LOCAL_CONF = {
     "spark.log.level": "ERROR",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
+    # Its workers have imported what they need.
+    "spark.python.daemon.module": "millstream_reduce.spark.worker_daemon",
     # Jobs are small: planning them twice costs more than it brings.
     "spark.sql.adaptive.enabled": "false",
 }

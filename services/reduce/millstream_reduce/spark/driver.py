@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib
 import logging
 import os
 import signal
@@ -18,28 +19,21 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 from typing import NoReturn
 
-import grpc.aio
 import uvloop
 
 from millstream.background import open_tasks
 from millstream.errors import EnvironmentFault, MillstreamError
 from millstream.telemetry.logging import configure_logging
-from millstream.wire.reduce.v1 import spark_pb2, spark_pb2_grpc
-from millstream_reduce.spark import warm_up
-from millstream_reduce.spark.executor import Executor
-from millstream_reduce.spark.manifest import JobWindow
-from millstream_reduce.spark.service import SERVER_OPTIONS, SparkDriverService
-from millstream_reduce.spark.session import Session, SessionLostError, open_session
+from millstream_reduce.spark.session import SessionLostError, open_session
 from millstream_reduce.spark.settings import SparkSettings
 
 log = logging.getLogger(__name__)
 
-STOP_GRACE_S = 10.0
-"""From SIGTERM until requests that are not answered are broken off."""
-_NO_EXECUTOR_S = 20.0
-"""After so long without an answer to the first job it is said what may be wrong."""
+_STOP_TIMEOUT_S = 20.0
+"""From SIGTERM until what still serves is broken off."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -69,108 +63,29 @@ async def _serve(settings: SparkSettings, address: str, begun_s: float) -> int:
     # Ctrl-C in a terminal reaches the whole group; the runner decides when the driver stops.
     loop.add_signal_handler(signal.SIGINT, lambda: None)
     async with open_tasks() as tasks:
-        serving = tasks.create_task(_serve_session(settings, address, begun_s, ready, stopped), name="serve")
+        serving = tasks.create_task(_open_and_serve(settings, address, begun_s, ready, stopped), name="serve")
         stopping = tasks.create_task(stopped.wait(), name="stop")
         await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
         if ready.is_set():
-            await asyncio.wait((serving,), timeout=2 * STOP_GRACE_S)
+            await asyncio.wait((serving,), timeout=_STOP_TIMEOUT_S)
         serving.cancel()
         stopping.cancel()
     return 0
 
 
-async def _serve_session(
+async def _open_and_serve(
     settings: SparkSettings, address: str, begun_s: float, ready: asyncio.Event, stopped: asyncio.Event
 ) -> None:
-    from millstream_reduce.spark import jobs
-
-    async with open_session(settings) as session:
-        windows = warm_up.write_windows(settings.directory / "warm-up")
-        await _first_job(session, windows)
-        executor = Executor(session, jobs.run)
-        description = _described(session, time.monotonic() - begun_s)
-        service = SparkDriverService(session, executor, jobs.check, description)
-        async with open_tasks() as tasks:
-            background = [
-                tasks.create_task(executor.serve(), name="jobs"),
-                tasks.create_task(_end_with(session), name="end of Spark"),
-                tasks.create_task(_warm_up(session, executor, windows), name="warm-up"),
-            ]
-            server = await _open_server(service, address)
-            try:
-                ready.set()
-                _say_ready(session, description)
-                await stopped.wait()
-            finally:
-                # Also when Spark is gone: then there is nothing to wait for.
-                await server.stop(STOP_GRACE_S if stopped.is_set() else None)
-            for task in background:
-                task.cancel()
-
-
-async def _open_server(service: SparkDriverService, address: str) -> grpc.aio.Server:
-    server = grpc.aio.server(options=SERVER_OPTIONS)
-    spark_pb2_grpc.add_SparkDriverServicer_to_server(service, server)
-    try:
-        bound = server.add_insecure_port(address)
-    except RuntimeError as error:
-        raise EnvironmentFault(f"the Spark driver cannot listen on {address}: {error}") from error
-    await server.start()
-    log.debug("listening on %s (%d)", address, bound)
-    return server
-
-
-async def _first_job(session: Session, windows: Sequence[JobWindow]) -> None:
-    """Without it Spark is not ready: the first job starts what runs tasks."""
     async with open_tasks() as tasks:
-        waiting = tasks.create_task(_say_when_long(session.description.place), name="say when long")
-        try:
-            await session.run(warm_up.warm_up, windows)
-        finally:
-            waiting.cancel()
+        # The JVM takes longest to start, so it is started first; what this process needs is imported meanwhile.
+        importing = tasks.create_task(asyncio.to_thread(_import_serving), name="imports")
+        async with open_session(settings) as session:
+            serving = await importing
+            await serving.serve(session, settings.directory, address, begun_s, ready, stopped)
 
 
-async def _say_when_long(place: str) -> None:
-    while True:
-        await asyncio.sleep(_NO_EXECUTOR_S)
-        log.warning(
-            "%s has taken the application, but runs no task: does it have a worker with enough free memory and cores "
-            "(`spark.executor.memory`, `spark.executor.cores`)?",
-            place,
-        )
-
-
-async def _warm_up(session: Session, executor: Executor, windows: Sequence[JobWindow]) -> None:
-    """As long as nobody wants anything."""
-    for _ in range(warm_up.JOBS):
-        if not executor.idle or executor.jobs:
-            return
-        await session.run(warm_up.warm_up, windows)
-
-
-async def _end_with(session: Session) -> None:
-    raise SessionLostError(await session.lost())
-
-
-def _described(session: Session, start_s: float) -> spark_pb2.DescribeResponse:
-    return spark_pb2.DescribeResponse(
-        spark_version=session.description.spark_version,
-        master=session.description.place,
-        java_version=session.description.java_version,
-        start_s=start_s,
-        pid=os.getpid(),
-    )
-
-
-def _say_ready(session: Session, description: spark_pb2.DescribeResponse) -> None:
-    java = f", Java {description.java_version}" if description.java_version else ""
-    slowly = ""
-    if description.java_version and not session.description.cached:
-        slowly = "; `millstream spark prepare` halves that"
-    log.info(
-        "Spark %s is ready after %.1f s (%s%s)%s",
-        *(description.spark_version, description.start_s, description.master, java, slowly),
-    )
+def _import_serving() -> ModuleType:
+    return importlib.import_module("millstream_reduce.spark.serving")
 
 
 def _report(group: BaseExceptionGroup[BaseException]) -> int:

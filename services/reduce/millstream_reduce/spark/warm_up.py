@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from millstream.errors import EnvironmentFault
 from millstream.wire.reduce.v1 import spark_pb2, wal_pb2
 from millstream_reduce.batches import encoded
 from millstream_reduce.log.entries import entry_buffers, segment_name, total_length
@@ -53,9 +54,13 @@ def write_windows(directory: Path) -> list[JobWindow]:
 
 
 def warm_up(spark: SparkSession, windows: Sequence[JobWindow]) -> None:
-    """Run one job. Blocking."""
+    """Run one job. Blocking. Raises `EnvironmentFault` where no job can run."""
     from millstream_reduce.spark import jobs
 
     result = jobs.run(spark, PROGRAM, windows)
     if result.failures:
-        raise AssertionError(f"a window of no interest cannot be computed: {result.failures[0].reason}")
+        failure = result.failures[0]
+        advice = ""
+        if "ModuleNotFoundError" in failure.reason + failure.detail:
+            advice = ". The Python of the executors (`spark.pyspark.python`) needs the packages of `millstream[reduce]`"
+        raise EnvironmentFault(f"Spark is there, but cannot run the simplest job: {failure.reason}{advice}")

@@ -1,0 +1,126 @@
+"""What a driver process does once Spark is there: a first job, then requests, and more jobs while nobody asks.
+
+Above it: the process. Below it: the service, the executor, the session. Its imports take as long as a JVM's start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import grpc.aio
+
+from millstream.background import open_tasks
+from millstream.errors import EnvironmentFault
+from millstream.wire.reduce.v1 import spark_pb2, spark_pb2_grpc
+from millstream_reduce.spark import jobs, warm_up
+from millstream_reduce.spark.executor import Executor
+from millstream_reduce.spark.manifest import JobWindow
+from millstream_reduce.spark.service import SERVER_OPTIONS, SparkDriverService
+from millstream_reduce.spark.session import Session, SessionLostError
+
+_log = logging.getLogger(__name__)
+
+STOP_GRACE_S = 10.0
+"""From the request to stop until requests that are not answered are broken off."""
+_NO_EXECUTOR_S = 20.0
+"""After so long without an answer to the first job it is said what may be wrong."""
+
+
+async def serve(
+    session: Session, directory: Path, address: str, begun_s: float, ready: asyncio.Event, stopped: asyncio.Event
+) -> None:
+    """Serve on `address` until `stopped`. Sets `ready` when it does. Raises `SessionLostError` and `EnvironmentFault`.
+
+    `begun_s`: when the process was started, for the description.
+    """
+    windows = warm_up.write_windows(directory / "warm-up")
+    async with open_tasks() as tasks:
+        ending = tasks.create_task(_end_with(session), name="end of Spark")
+        await _first_job(session, windows)
+        executor = Executor(session, jobs.run)
+        description = _described(session, time.monotonic() - begun_s)
+        server = await _open_server(SparkDriverService(session, executor, jobs.check, description), address)
+        try:
+            background = [
+                ending,
+                tasks.create_task(executor.serve(), name="jobs"),
+                tasks.create_task(_warm_up(session, executor, windows), name="warm-up"),
+            ]
+            ready.set()
+            _say_ready(session, description)
+            await stopped.wait()
+        finally:
+            # Also when Spark is gone: then there is nothing to wait for.
+            await server.stop(STOP_GRACE_S if stopped.is_set() else None)
+        for task in background:
+            task.cancel()
+
+
+async def _open_server(service: SparkDriverService, address: str) -> grpc.aio.Server:
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    spark_pb2_grpc.add_SparkDriverServicer_to_server(service, server)
+    try:
+        bound = server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise EnvironmentFault(f"the Spark driver cannot listen on {address}: {error}") from error
+    await server.start()
+    _log.debug("listening on %s (%d)", address, bound)
+    return server
+
+
+async def _first_job(session: Session, windows: Sequence[JobWindow]) -> None:
+    """Without it Spark is not ready: the first job starts what runs tasks."""
+    async with open_tasks() as tasks:
+        waiting = tasks.create_task(_say_when_long(session.description.place), name="say when long")
+        try:
+            await session.run(warm_up.warm_up, windows)
+        finally:
+            waiting.cancel()
+
+
+async def _say_when_long(place: str) -> None:
+    while True:
+        await asyncio.sleep(_NO_EXECUTOR_S)
+        _log.warning(
+            "%s has taken the application, but runs no task: does it have a worker with enough free memory and cores "
+            "(`spark.executor.memory`, `spark.executor.cores`)?",
+            place,
+        )
+
+
+async def _warm_up(session: Session, executor: Executor, windows: Sequence[JobWindow]) -> None:
+    """As long as nobody wants anything."""
+    for _ in range(warm_up.JOBS):
+        if not executor.idle or executor.jobs:
+            return
+        await session.run(warm_up.warm_up, windows)
+
+
+async def _end_with(session: Session) -> None:
+    raise SessionLostError(await session.lost())
+
+
+def _described(session: Session, start_s: float) -> spark_pb2.DescribeResponse:
+    return spark_pb2.DescribeResponse(
+        spark_version=session.description.spark_version,
+        master=session.description.place,
+        java_version=session.description.java_version,
+        start_s=start_s,
+        pid=os.getpid(),
+    )
+
+
+def _say_ready(session: Session, description: spark_pb2.DescribeResponse) -> None:
+    java = f", Java {description.java_version}" if description.java_version else ""
+    slowly = ""
+    if description.java_version and not session.description.cached:
+        slowly = "; `millstream spark prepare` halves that"
+    _log.info(
+        "Spark %s is ready after %.1f s (%s%s)%s",
+        *(description.spark_version, description.start_s, description.master, java, slowly),
+    )
