@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import sqlite3
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 import millstream_udf as udf
 from millstream_udf.loading import load
-from millstream_udf.testing import read_source, run
+from millstream_udf.testing import read_source, run, run_reduce
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = ROOT / "examples/udf"
@@ -23,6 +25,16 @@ BLOCKS = re.findall(r"^`examples/udf/(\S+)`\n\n```python\n(.*?)```", (ROOT / "do
 
 def example(name: str, attribute: str = "process") -> Any:
     return load(f"{EXAMPLES / name}:{attribute}").target
+
+
+def example_test(name: str) -> ModuleType:
+    sys.path.insert(0, str(EXAMPLES))
+    spec = importlib.util.spec_from_file_location("example_test", EXAMPLES / name)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(autouse=True)
@@ -57,13 +69,7 @@ def test_records() -> None:
 
 
 def test_outputs_and_their_test() -> None:
-    sys.path.insert(0, str(EXAMPLES))
-    spec = importlib.util.spec_from_file_location("example_test", EXAMPLES / "test_outputs.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.test_an_order_becomes_its_lines()
+    example_test("test_outputs.py").test_an_order_becomes_its_lines()
     results = run(example("outputs.py"), [b'{"cancelled": false, "lines": []}'])
     assert results.values == [b"empty"]
 
@@ -118,3 +124,27 @@ def test_source() -> None:
     values = [int(record.value) for batch in first + rest for record in batch.records]
     assert values == list(range(1, 1000, 4))
     assert rest[-1].ended
+
+
+def test_averages_and_their_tests() -> None:
+    module = example_test("test_averages.py")
+    module.test_one_window()
+    module.test_every_hour_and_sensor()
+
+
+def test_longest_gap() -> None:
+    times = (10_000_000, 200_000_000, 50_000_000, 230_000_000)
+    seen = [udf.Record(b"", event_time=time) for time in times]
+    gap = example("longest_gap.py", "LongestGap")
+    assert run_reduce(gap, seen, window=udf.Window(0, 300_000_000)).values == [b"190 s"]
+    assert run_reduce(gap, seen[:1], window=udf.Window(0, 300_000_000)).values == []
+
+
+def test_late_flights() -> None:
+    flights = [
+        b'{"origin": "%s", "delay": %d}' % (origin, delay) for origin in (b"JFK", b"LGA") for delay in (-3, 5, 7)
+    ]
+    rows = [json.loads(value) for value in run_reduce(example("late_flights.py"), flights).values]
+    assert sorted(rows, key=lambda row: row["origin"]) == [
+        {"origin": origin, "delay_count": 2, "delay_mean": 6.0, "delay_max": 7.0} for origin in ("JFK", "LGA")
+    ]
