@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import pickle
-import sys
 from collections.abc import AsyncIterator, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -17,12 +13,7 @@ import pyarrow.compute as pc
 import pytest
 
 import millstream_udf as udf
-from millstream_udf import labels
 from millstream_udf.definition import REDUCE, define
-from millstream_udf.groups import Gone, Group, Part
-from millstream_udf.loading import LoadError
-from millstream_udf.reduce_arrow import arrow_part
-from millstream_udf.reducing import ANSWER_BYTES, Answer, load
 from millstream_udf.testing import run, run_reduce, run_windows
 
 RECORDS = [udf.Record(b"%d" % n, event_time=n * 1_000_000, headers={"n": b"3"} if n == 3 else {}) for n in range(5)]
@@ -330,37 +321,6 @@ def test_pandas_with_a_schema() -> None:
     assert run_reduce(mean, JSON).values == [b'{"name": "a0", "n": 0.0}', b'{"name": "a1", "n": 1.0}']
 
 
-@pytest.mark.parametrize(
-    ("value", "reason"),
-    [
-        (b"no json", "this value is none: b'no json'"),
-        (b"[1]", r"this value is none: b'\[1\]'"),
-        (b"", "this value is none: b''"),
-        (b'{"n": 1}{"n": 2}', "this value is none"),
-        (b'{"n": "text"}', "a value does not fit the schema"),
-    ],
-)
-def test_a_value_that_is_not_of_the_schema_fails_its_own_group(value: bytes, reason: str, tmp_path: Path) -> None:
-    (tmp_path / "summing.py").write_text(
-        "import pyarrow as pa\n"
-        "import pyarrow.compute as pc\n"
-        "import millstream_udf as udf\n"
-        "@udf.reduce(arrow=True, schema=pa.schema([('n', pa.int64())]))\n"
-        "def process(table):\n"
-        "    return str(pc.sum(table['n']).as_py())\n"
-    )
-    groups = [group("a"), group("b"), group("c")]
-    batch = batch_of([b'{"n": 1}', b'{"n": 2}', value, b'{"n": 4}'])
-    (answer,) = load("summing.py:process", str(tmp_path)).answers(
-        [arrow_part(groups, [2, 1, 1], batch, unfinished=False)]
-    )
-    assert answer.results == [b"3", b"4"]
-    (failure,) = answer.failures
-    assert failure.index == 1
-    with pytest.raises(ValueError, match=reason):
-        raise ValueError(failure.error)
-
-
 # What is no reduce function
 
 
@@ -424,206 +384,3 @@ def test_a_map_is_no_reduce_and_the_other_way_round() -> None:
         run(by_place, [b"a"])
     assert define(by_place, "f").kinds == (REDUCE,)
     assert define(OnePerGroup, "f").kinds == (REDUCE,)
-
-
-# In a process of somebody else's
-
-
-def group(*keys: str) -> Group:
-    return Group(udf.Window(0, 60_000_000), keys)
-
-
-def batch_of(values: list[bytes]) -> pa.RecordBatch:
-    times = pa.array(range(len(values)), pa.timestamp("us", tz="UTC"))
-    return pa.record_batch({"value": pa.array(values, pa.binary()), "event_time": times, "window": [0] * len(values)})
-
-
-@pytest.fixture
-def functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A directory with a module that the test writes; what loading it does to the interpreter is undone."""
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    yield str(tmp_path)
-    sys.modules.pop("users_reduce", None)
-
-
-def write(directory: str, text: str) -> None:
-    (Path(directory) / "users_reduce.py").write_text(text)
-
-
-def answers(directory: str, parts: Iterable[Part], name: str = "process") -> list[Answer]:
-    return list(pickle.loads(pickle.dumps(load(f"users_reduce:{name}", directory))).answers(parts))
-
-
-def test_groups_in_parts(functions: str) -> None:
-    write(functions, "def process(keys, values, window):\n    return f'{keys[0]}: {b\"\".join(values).decode()}'\n")
-    parts = [
-        arrow_part([group("a"), group("b")], [1, 2], batch_of([b"1", b"2", b"3"]), unfinished=True),
-        arrow_part([], [1], batch_of([b"4"]), unfinished=True),
-        arrow_part([], [0], batch_of([]), unfinished=True),
-        arrow_part([group("c"), group("d")], [1, 1, 0], batch_of([b"5", b"6"]), unfinished=True),
-        arrow_part([group("e")], [0, 1], batch_of([b"7"]), unfinished=False),
-    ]
-    got = answers(functions, parts)
-    assert [result for answer in got for result in answer.results] == [b"a: 1", b"b: 2345", b"c: 6", b"d: ", b"e: 7"]
-    assert [one.keys[0] for answer in got for one in answer.groups] == ["a", "b", "c", "d", "e"]
-    assert not any(answer.unfinished for answer in got)
-
-
-def test_a_slice_of_a_batch(functions: str) -> None:
-    write(
-        functions,
-        "def process(keys, records, window):\n"
-        "    return [f'{r.value.decode()} {r.event_time_us} {r.keys} {dict(r.headers)}' for r in records]\n",
-    )
-    batch = pa.record_batch(
-        {
-            "value": pa.array([b"a", b"bb", b"ccc", b"d"], pa.large_binary()),
-            "event_time": pa.array([1, 2, 3, 4], pa.timestamp("us", tz="UTC")),
-            "keys": pa.array([[], ["k"], ["l", "m"], None], pa.list_(pa.string())),
-            "headers": pa.array([[], [("h", b"1")], [], None], pa.map_(pa.string(), pa.binary())),
-        }
-    ).slice(1, 2)
-    (answer,) = answers(functions, [arrow_part([group()], [2], batch, unfinished=False)])
-    assert answer.results == [b"bb 2 ('k',) {'h': b'1'}", b"ccc 3 ('l', 'm') {}"]
-
-
-def test_results_leave_while_they_are_made(functions: str) -> None:
-    write(
-        functions,
-        "def process(keys, records, window):\n"
-        "    for number in range(5):\n"
-        "        if keys == ('bad',) and number == 3:\n"
-        "            raise ValueError('half-way')\n"
-        f"        yield b'x' * {ANSWER_BYTES // 2}\n",
-    )
-    parts = [arrow_part([group("good"), group("bad")], [1, 1], batch_of([b"1", b"2"]), unfinished=False)]
-    got = answers(functions, parts)
-    assert [answer.unfinished for answer in got] == [True, True, True, True, False]
-    assert [answer.counts for answer in got] == [[2], [2], [1, 1], [2], [0]]
-    (failure,) = got[-1].failures
-    assert got[-1].groups[failure.index] == group("bad")
-    assert failure.error == "ValueError: half-way"
-
-
-def test_parts_that_end_in_the_middle(functions: str) -> None:
-    write(
-        functions,
-        "def process(keys, records, window):\n    try:\n        list(records)\n    except Exception:\n        pass\n",
-    )
-    with pytest.raises(Gone):
-        answers(functions, [arrow_part([group()], [1], batch_of([b"1"]), unfinished=True)])
-
-
-def test_async_groups_wait_together(functions: str) -> None:
-    write(
-        functions,
-        "import asyncio\n"
-        "import millstream_udf as udf\n"
-        "waiting = set()\n"
-        "everybody = asyncio.Event()\n"
-        "@udf.reduce(concurrency=3)\n"
-        "async def process(keys, records):\n"
-        "    waiting.add(keys)\n"
-        "    if len(waiting) == 3:\n"
-        "        everybody.set()\n"
-        "    await asyncio.wait_for(everybody.wait(), 10)\n"
-        "    if keys == ('1',):\n"
-        "        raise ValueError('one')\n"
-        "    return keys[0]\n",
-    )
-    groups = [group(str(key)) for key in range(5)]
-    (answer,) = answers(functions, [arrow_part(groups, [1] * 5, batch_of([b""] * 5), unfinished=False)])
-    assert answer.results == [b"0", b"2", b"3", b"4"]
-    assert answer.counts == [1, 0, 1, 1, 1]
-    assert [failure.index for failure in answer.failures] == [1]
-
-
-def test_a_class_is_set_up_once_a_process(functions: str) -> None:
-    write(
-        functions,
-        "import millstream_udf as udf\n"
-        "@udf.reduce\n"
-        "class Process:\n"
-        "    async def setup(self, context):\n"
-        "        self.calls = 0\n"
-        "    def process(self, records):\n"
-        "        self.calls += 1\n"
-        "        return str(self.calls)\n",
-    )
-    part = arrow_part([group()], [1], batch_of([b"1"]), unfinished=False)
-    first, second = answers(functions, [part], "Process"), answers(functions, [part], "Process")
-    assert [first[0].results, second[0].results] == [[b"1"], [b"2"]]
-
-
-def test_lines_name_window_and_key(
-    functions: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # `labels.install` stays for the life of a process; here for the life of the test.
-    monkeypatch.setattr(sys, "stdout", sys.stdout)
-    monkeypatch.setattr(sys, "stderr", sys.stderr)
-    write(
-        functions,
-        "import sys\n"
-        "def process(keys, records):\n"
-        "    for record in records:\n"
-        "        print('got', record.value)\n"
-        "    print('end', end='', file=sys.stderr)\n",
-    )
-    answers(
-        functions,
-        [arrow_part([group("AA", "JFK"), group("B")], [2, 1], batch_of([b"1", b"2", b"3"]), unfinished=False)],
-    )
-    print("unlabelled")
-    out, error = capsys.readouterr()
-    window = "[1970-01-01T00:00:00Z, 1970-01-01T00:01:00Z)"
-    assert out.splitlines() == [
-        f"{window} AA/JFK: got b'1'",
-        f"{window} AA/JFK: got b'2'",
-        f"{window} B: got b'3'",
-        "unlabelled",
-    ]
-    assert error.splitlines() == [f"{window} AA/JFK: end", f"{window} B: end"]
-
-
-def test_labels_of_tasks_do_not_mix(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdout", sys.stdout)
-    monkeypatch.setattr(sys, "stderr", sys.stderr)
-    labels.install()
-    labels.install()
-
-    async def say(name: str) -> None:
-        with labels.labelled(name):
-            print(f"{name} begins", end=" ")
-            await asyncio.sleep(0)
-            print("and ends")
-
-    async def both() -> None:
-        await asyncio.gather(say("a"), say("b"))
-
-    asyncio.run(both())
-    assert capsys.readouterr().out.splitlines() == ["a: a begins and ends", "b: b begins and ends"]
-
-
-@pytest.mark.parametrize(
-    ("target", "message"),
-    [
-        ("users_reduce:shout", "shout is no reduce function: decorate it"),
-        ("users_reduce:missing", "users_reduce has no missing"),
-        ("users_other:process", "there is no module users_other"),
-        ("users_other.py:process", "there is no file users_other.py"),
-        ("users_reduce", "does not name a function"),
-    ],
-)
-def test_what_cannot_be_loaded(functions: str, target: str, message: str) -> None:
-    write(functions, "def shout(value):\n    return value.upper()\n")
-    with pytest.raises(LoadError, match=message):
-        load(target, functions)
-
-
-def test_a_module_that_fails_raises_what_it_raises(functions: str) -> None:
-    write(functions, "raise OSError('no licence')\n")
-    with contextlib.suppress(KeyError):
-        del sys.modules["users_reduce"]
-    with pytest.raises(OSError, match="no licence"):
-        load("users_reduce:process", functions)
