@@ -416,7 +416,8 @@ class _Scope:
 def _is_windowed(node: exp.Expr) -> bool:
     above = node.parent
     while isinstance(above, (exp.Filter, exp.IgnoreNulls, exp.RespectNulls, exp.WithinGroup)):
-        above, node = above.parent, above
+        node = above
+        above = node.parent
     return isinstance(above, exp.Window) and above.this is node
 
 

@@ -15,18 +15,22 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import fastavro
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.compute
 import pyarrow.csv
 import pyarrow.json
 
 from millstream_reduce.spark.conversion import Malformed, convert, from_text
 
+Array: TypeAlias = Any
+"""A pyarrow.Array. Its type stubs know neither the kinds of arrays nor what can be None well enough to be of use."""
+
+_compute: Any = pyarrow.compute
 _SPLIT = 8
 """A part that was refused is cut into so many smaller ones."""
 _ONE_BY_ONE = 64
@@ -44,7 +48,7 @@ class Field:
 class Decoder(Protocol):
     """Of one format. Can be pickled."""
 
-    def decode(self, values: pa.Array) -> tuple[list[pa.Array], int]:
+    def decode(self, values: Array) -> tuple[list[Array], int]:
         """A column for each field that is needed, and how many values were malformed."""
 
 
@@ -54,10 +58,10 @@ class JsonDecoder:
 
     fields: tuple[Field, ...]
 
-    def decode(self, values: pa.Array) -> tuple[list[pa.Array], int]:
+    def decode(self, values: Array) -> tuple[list[Array], int]:
         return _decode(values, self.fields, self._fast, self._rows)
 
-    def _fast(self, values: pa.Array) -> list[pa.Array] | None:
+    def _fast(self, values: Array) -> list[Array] | None:
         # A value that begins with { and ends with } cannot run into its neighbours: }{ is an error inside an object,
         # and so is the newline inside a text. So there is at least one object for each value, and when there are as
         # many as values, each is where it belongs.
@@ -67,10 +71,11 @@ class JsonDecoder:
             return None
         if (data[starts] != ord("{")).any() or (data[ends - 1] != ord("}")).any():
             return None
-        text = pc.binary_join(_as_list(values), b"\n")[0].as_buffer()
+        text = _compute.binary_join(_as_list(values), b"\n")[0].as_buffer()
         try:
+            source: Any = pa.BufferReader(text)
             table = pyarrow.json.read_json(
-                pa.BufferReader(text),
+                source,
                 read_options=pyarrow.json.ReadOptions(use_threads=False, block_size=text.size + 1),
                 parse_options=pyarrow.json.ParseOptions(
                     explicit_schema=self._schema, unexpected_field_behavior="ignore"
@@ -84,7 +89,7 @@ class JsonDecoder:
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             return None
 
-    def _rows(self, values: pa.Array) -> Iterator[dict[str, Any] | None]:
+    def _rows(self, values: Array) -> Iterator[dict[str, Any] | None]:
         for value in values.to_pylist():
             try:
                 row = json.loads(value)
@@ -109,14 +114,14 @@ class CsvDecoder:
     needed: tuple[str, ...]
     delimiter: str = ","
 
-    def decode(self, values: pa.Array) -> tuple[list[pa.Array], int]:
+    def decode(self, values: Array) -> tuple[list[Array], int]:
         return _decode(values, self.fields, self._fast, self._rows)
 
     @cached_property
     def fields(self) -> tuple[Field, ...]:
         return tuple(field for field in self.declared if field.name in self.needed)
 
-    def _fast(self, values: pa.Array) -> list[pa.Array] | None:
+    def _fast(self, values: Array) -> list[Array] | None:
         # Without quotes and line ends, and not empty, each value is one line or an error.
         offsets, data = _buffers(values)
         if not len(data) or (offsets[1:] == offsets[:-1]).any() or not self.fields:
@@ -124,10 +129,11 @@ class CsvDecoder:
         inner = data[offsets[0] : offsets[-1]]
         if np.isin(inner, (ord('"'), ord("\n"), ord("\r"))).any():
             return None
-        text = pc.binary_join(_as_list(values), b"\n")[0].as_buffer()
+        text = _compute.binary_join(_as_list(values), b"\n")[0].as_buffer()
         try:
+            source: Any = pa.BufferReader(text)
             table = pyarrow.csv.read_csv(
-                pa.BufferReader(text),
+                source,
                 read_options=pyarrow.csv.ReadOptions(
                     use_threads=False, block_size=text.size + 1, column_names=[field.name for field in self.declared]
                 ),
@@ -145,7 +151,7 @@ class CsvDecoder:
             return None
         return [_one(table.column(field.name)) for field in self.fields]
 
-    def _rows(self, values: pa.Array) -> Iterator[dict[str, Any] | None]:
+    def _rows(self, values: Array) -> Iterator[dict[str, Any] | None]:
         names = [field.name for field in self.declared]
         kinds = {field.name: field.kind for field in self.fields}
         for value in values.to_pylist():
@@ -170,10 +176,10 @@ class AvroDecoder:
     schema: str
     """Of the writer, JSON."""
 
-    def decode(self, values: pa.Array) -> tuple[list[pa.Array], int]:
+    def decode(self, values: Array) -> tuple[list[Array], int]:
         return _decode(values, self.fields, lambda _: None, self._rows)
 
-    def _rows(self, values: pa.Array) -> Iterator[dict[str, Any] | None]:
+    def _rows(self, values: Array) -> Iterator[dict[str, Any] | None]:
         schema = self._parsed
         for value in values.to_pylist():
             stream = io.BytesIO(value)
@@ -190,11 +196,11 @@ class AvroDecoder:
 
 
 def _decode(
-    values: pa.Array,
+    values: Array,
     fields: Sequence[Field],
-    fast: Callable[[pa.Array], list[pa.Array] | None],
-    rows_of: Callable[[pa.Array], Iterator[dict[str, Any] | None]],
-) -> tuple[list[pa.Array], int]:
+    fast: Callable[[Array], list[Array] | None],
+    rows_of: Callable[[Array], Iterator[dict[str, Any] | None]],
+) -> tuple[list[Array], int]:
     if (columns := fast(values)) is not None:
         return columns, 0
     if len(values) <= _ONE_BY_ONE:
@@ -205,7 +211,7 @@ def _decode(
     return columns, sum(malformed for _, malformed in parts)
 
 
-def _one_by_one(rows: Iterator[dict[str, Any] | None], fields: Sequence[Field]) -> tuple[list[pa.Array], int]:
+def _one_by_one(rows: Iterator[dict[str, Any] | None], fields: Sequence[Field]) -> tuple[list[Array], int]:
     columns: list[list[Any]] = [[] for _ in fields]
     malformed = 0
     for row in rows:
@@ -220,7 +226,7 @@ def _one_by_one(rows: Iterator[dict[str, Any] | None], fields: Sequence[Field]) 
     return [pa.array(column, field.kind) for field, column in zip(fields, columns, strict=True)], malformed
 
 
-def _buffers(values: pa.Array) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
+def _buffers(values: Array) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
     """Offsets of the items, and the bytes they point into."""
     _, offsets, data = values.buffers()
     if data is None:
@@ -229,10 +235,10 @@ def _buffers(values: pa.Array) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.ui
     return whole[values.offset : values.offset + len(values) + 1], np.frombuffer(data, np.uint8)
 
 
-def _as_list(values: pa.Array) -> pa.Array:
+def _as_list(values: Array) -> Array:
     """All values as one list, for `binary_join`."""
     return pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values)
 
 
-def _one(column: pa.ChunkedArray) -> pa.Array:
+def _one(column: Array) -> Array:
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()

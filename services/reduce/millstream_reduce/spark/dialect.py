@@ -27,7 +27,7 @@ class NotUnderstoodError(ValueError):
     """SQL that sqlglot cannot parse; Spark may."""
 
 
-class _Parser(Spark.Parser):
+class _Parser(Spark.Parser):  # type: ignore[valid-type,misc]  # sqlglot's metaclass makes it
     # All functions alike: sqlglot's own ideas of them are not Spark's.
     FUNCTIONS: dict[str, Callable[..., Any]] = {}  # noqa: RUF012 - the base class has it as it is
     FUNCTION_PARSERS = {  # noqa: RUF012
@@ -55,7 +55,7 @@ for _name in _KEPT:
     setattr(_Parser, _name, _keeping(_name))
 
 
-class _Generator(Spark.Generator):
+class _Generator(Spark.Generator):  # type: ignore[valid-type,misc]  # as above
     source = ""
 
     def sql(self, expression: Any, key: str | None = None, comment: bool = True) -> str:

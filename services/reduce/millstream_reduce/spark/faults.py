@@ -16,14 +16,15 @@ from millstream.errors import MillstreamError, RetryLaterError
 _POSITION = re.compile(r"line (\d+),? pos(?:ition)? (\d+)")
 _STATE = re.compile(r"\s*SQLSTATE: \w+.*", re.DOTALL)
 _CONDITION = re.compile(r"^\s*\[([A-Z0-9_.]+)\]\s*")
-_OURS = re.compile(r"millstream\.errors\.(\w+): (.*)")
+_OURS = re.compile(r"^millstream(?:_reduce)?\.[\w.]*?(\w+): (.*)", re.MULTILINE)
+_STACK = re.compile(r"(?:Fatal Python error|Current thread|Thread) .*?(?=\n\s*at |\Z)", re.DOTALL)
+"""What Python's fault handler wrote when a signal ended a worker."""
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\):.*", re.DOTALL)
 _USERS_STATES = ("07", "21", "22", "23", "38", "42", "P0001")
 """Classes of SQLSTATE that speak of data and expressions: cardinality, data exception, constraint, external routine,
 syntax or access, raise_error."""
 _CRASHED = ("Python worker exited unexpectedly", "Python worker failed to connect back", "SIGSEGV", "crashed")
 _AWAY = ("Connection refused", "SparkContext was shut down", "has been stopped", "UNAVAILABLE", "ExecutorLostFailure")
-_CANCELLED = ("cancelled", "OPERATION_CANCELED")
 
 
 class WindowFault(Exception):
@@ -41,11 +42,10 @@ def meaning(error: Exception) -> WindowFault | MillstreamError:
         return error
     text = str(error)
     if (ours := _OURS.search(text)) is not None:
-        kind = getattr(errors, ours[1], None)
-        if isinstance(kind, type) and issubclass(kind, MillstreamError):
-            return kind(ours[2].strip())
+        return error_class(ours[1])(ours[2].strip())
     if any(word in text for word in _CRASHED):
-        return WindowFault("the Python worker that computed it ended without notice", _last_lines(text))
+        stack = _STACK.search(text)
+        return WindowFault("the Python worker that computed it ended without notice", stack[0] if stack else "")
     if any(word in text for word in _AWAY) or isinstance(error, (ConnectionError, EOFError)):
         return RetryLaterError(f"Spark went away in the middle of a job: {first_line(text)}")
     state = _state_of(error)
@@ -55,6 +55,18 @@ def meaning(error: Exception) -> WindowFault | MillstreamError:
     if traceback is not None:
         return WindowFault(_last_line(traceback[0]), traceback[0])
     return RetryLaterError(f"a Spark job failed: {first_line(text)}")
+
+
+def error_name(error: MillstreamError) -> str:
+    """Name for `error_class`: of its class, or the nearest above it in `millstream.errors`."""
+    names = (kind.__name__ for kind in type(error).__mro__ if getattr(errors, kind.__name__, None) is kind)
+    return next(names)
+
+
+def error_class(name: str) -> type[MillstreamError]:
+    """The class of this name in `millstream.errors`; of another, what is tried again."""
+    kind = getattr(errors, name, None)
+    return kind if isinstance(kind, type) and issubclass(kind, MillstreamError) else RetryLaterError
 
 
 def sentence(text: str, first_line_number: int = 1) -> str:
@@ -87,11 +99,6 @@ def first_line(text: str) -> str:
     return lines[0] if lines else "no message"
 
 
-def is_cancelled(error: Exception) -> bool:
-    """The job was cancelled from outside."""
-    return any(word in str(error) for word in _CANCELLED)
-
-
 def _state_of(error: Exception) -> str:
     state = getattr(error, "getSqlState", None)
     return (state() or "") if callable(state) else ""
@@ -100,7 +107,3 @@ def _state_of(error: Exception) -> str:
 def _last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1]
-
-
-def _last_lines(text: str, count: int = 12) -> str:
-    return "\n".join([line for line in text.splitlines() if line.strip()][-count:])

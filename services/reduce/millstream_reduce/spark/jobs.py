@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 from millstream.wire.reduce.v1 import spark_pb2
 from millstream_reduce.spark.faults import WindowFault, meaning
 from millstream_reduce.spark.manifest import JobWindow
+from millstream_reduce.spark.reducing import check_function, compute_groups
 from millstream_reduce.spark.results import RESULT_SCHEMA, completed
 from millstream_reduce.spark.sql import QueryFault, SqlPlan, compute_sql, plan_sql
 
@@ -28,7 +29,8 @@ _PLANS_MAX = 256
 _plans: WeakKeyDictionary[SparkSession, dict[bytes, SqlPlan]] = WeakKeyDictionary()
 """Queries that a session has understood: looking at one again costs as much as a small job."""
 
-Compute = Callable[[Sequence[JobWindow]], pa.Table]
+Compute = Callable[[Sequence[JobWindow]], tuple[pa.Table, list[spark_pb2.WindowFailure]]]
+"""Of windows: result rows, and windows that are known to have failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,13 @@ class JobResult:
 
 def check(spark: SparkSession, program: spark_pb2.Program) -> spark_pb2.CheckResponse:
     """Whether a program can run."""
+    kind = program.WhichOneof("kind")
+    if kind == "python":
+        fault = check_function(spark, program.python)
+        return spark_pb2.CheckResponse(faults=[fault] if fault else [])
+    if kind == "udf":
+        # It may not have been started yet, and says what it serves when it is called.
+        return spark_pb2.CheckResponse()
     try:
         plan = _planned(spark, program.sql)
     except QueryFault as fault:
@@ -58,9 +67,11 @@ def run(spark: SparkSession, program: spark_pb2.Program, windows: Sequence[JobWi
 
 
 def _computation(spark: SparkSession, program: spark_pb2.Program) -> Compute:
-    plan = _planned(spark, program.sql)
     parallelism = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
-    return lambda windows: compute_sql(spark, plan, windows, parallelism)
+    if program.WhichOneof("kind") != "sql":
+        return lambda windows: compute_groups(spark, program, windows, parallelism)
+    plan = _planned(spark, program.sql)
+    return lambda windows: (compute_sql(spark, plan, windows, parallelism), [])
 
 
 def _planned(spark: SparkSession, program: spark_pb2.SqlProgram) -> SqlPlan:
@@ -81,7 +92,10 @@ def _isolated(
     if not windows:
         return [], []
     try:
-        return [_shifted(compute(windows), first)], []
+        table, failures = compute(windows)
+        for failure in failures:
+            failure.window += first
+        return [_shifted(table, first)], failures
     except Exception as error:
         fault = meaning(error)
         if not isinstance(fault, WindowFault):

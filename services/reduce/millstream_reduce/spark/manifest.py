@@ -21,6 +21,9 @@ from millstream.wire.reduce.v1 import wal_pb2
 WINDOW = "__window"
 """Column with the window's index in the job."""
 
+KEY_SEPARATOR = b"\x1f"
+"""Joins the parts of a key."""
+
 Indexes = npt.NDArray[np.int64]
 
 
@@ -42,6 +45,14 @@ class Runs:
     windows: Indexes
     first_rows: Indexes
     rows: Indexes
+
+
+class WindowRuns(NamedTuple):
+    """The runs of some whole windows, entry by entry."""
+
+    entries: list[Runs]
+    size: int
+    """Bytes of their rows, about."""
 
 
 class Span(NamedTuple):
@@ -79,24 +90,24 @@ class Manifest:
     def by_entry(self, task: int) -> Iterator[Runs]:
         """What a task reads, each entry once, in the order of each log; a window's rows in the order of arrival."""
         pieces = self._of_task(task)
+        if len(pieces):
+            yield from self._runs(pieces[_entry_order(pieces)])
+
+    def by_window(self, task: int, bytes_max: int) -> Iterator[WindowRuns]:
+        """What a task reads, some whole windows at a time: as many as have `bytes_max` bytes together, at least one."""
+        pieces = self._of_task(task)
         if len(pieces) == 0:
             return
-        _, directory, segment, offset, _, first_row, _ = pieces.T
-        yield from self._runs(pieces[np.lexsort((first_row, offset, segment, directory))])
-
-    def by_window(self, task: int, rows_max: int) -> Iterator[list[Runs]]:
-        """What a task reads, some whole windows at a time: as many as have `rows_max` rows together, at least one."""
-        pieces = self._of_task(task)
-        starts = np.flatnonzero(np.diff(pieces[:, 0], prepend=-1))
-        chunk_start, rows = 0, 0
-        for start, stop in pairwise([*starts.tolist(), len(pieces)]):
-            of_window = int(pieces[start:stop, -1].sum())
-            if rows and rows + of_window > rows_max:
-                yield list(self._runs(pieces[chunk_start:start]))
-                chunk_start, rows = start, 0
-            rows += of_window
-        if chunk_start < len(pieces):
-            yield list(self._runs(pieces[chunk_start:]))
+        sizes = np.cumsum(_sizes(pieces))
+        ends = np.append(np.flatnonzero(np.diff(pieces[:, 0])) + 1, len(pieces))
+        start, before = 0, 0.0
+        while start < len(pieces):
+            fitting = int(np.searchsorted(sizes[ends - 1], before + bytes_max, side="right"))
+            first = int(np.searchsorted(ends, start, side="right"))
+            stop = int(ends[max(first, fitting - 1)])
+            some = pieces[start:stop]
+            yield WindowRuns(list(self._runs(some[_entry_order(some)])), int(sizes[stop - 1] - before))
+            start, before = stop, float(sizes[stop - 1])
 
     def _of_task(self, task: int) -> Indexes:
         return self._pieces[self._ends[task - 1] if task else 0 : self._ends[task]]
@@ -132,7 +143,7 @@ def manifest_of(windows: Sequence[JobWindow], tasks: int = 1, *, whole_windows: 
     pieces = np.concatenate([np.empty((0, len(_COLUMNS)), np.int64), *parts])
     if not whole_windows:
         # An entry is read by one task only.
-        pieces = pieces[np.lexsort((pieces[:, 5], pieces[:, 3], pieces[:, 2], pieces[:, 1]))]
+        pieces = pieces[_entry_order(pieces)]
     return Manifest(
         directories, [_span_of(item.window) for item in windows], pieces, _ends(pieces, tasks, whole_windows)
     )
@@ -149,6 +160,21 @@ def _ends(pieces: Indexes, tasks: int, whole_windows: bool) -> list[int]:
     wanted = rows[-1] * np.arange(1, tasks + 1) / tasks
     chosen = np.minimum(np.searchsorted(rows_at, wanted - wanted[0] / 2), len(cuts) - 1)
     return sorted({*cuts[chosen].tolist(), len(pieces)})
+
+
+def _entry_order(pieces: Indexes) -> Indexes:
+    _, directory, segment, offset, _, first_row, _ = pieces.T
+    return np.lexsort((first_row, offset, segment, directory))
+
+
+def _sizes(pieces: Indexes) -> npt.NDArray[np.float64]:
+    """Bytes of each piece, about: its share of the entry, as far as the entry's number of rows can be seen."""
+    _, places = np.unique(pieces[:, 1:4], axis=0, return_inverse=True)
+    places = places.reshape(-1)
+    rows = np.zeros(int(places.max()) + 1, np.int64)
+    np.maximum.at(rows, places, pieces[:, 5] + pieces[:, 6])
+    shares: npt.NDArray[np.float64] = pieces[:, 4] * pieces[:, 6] / np.maximum(rows[places], 1)
+    return shares
 
 
 def _pieces_of(window: int, directory: int, message: wal_pb2.Window) -> Indexes:

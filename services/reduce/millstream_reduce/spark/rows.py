@@ -12,20 +12,24 @@ import mmap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.compute
 
 from millstream.errors import DamageError
 from millstream_reduce.batches import decoded
 from millstream_reduce.log.entries import EntryFault, read_entry, segment_name
-from millstream_reduce.spark.decoding import Decoder
+from millstream_reduce.spark.decoding import Array, Decoder
 from millstream_reduce.spark.manifest import WINDOW, Manifest, Runs
+
+_compute: Any = pyarrow.compute
 
 GLUED_ROWS = 8192
 """A batch that goes on to Spark has so many rows at least, unless it is the last."""
+_BODIES_MAX = 256
 BATCH_ROWS_MAX = 65536
 """And so many at most, whatever the entries have."""
 
@@ -53,7 +57,7 @@ class Chunk:
     """Some rows of the log, by columns, and the window each belongs to."""
 
     windows: npt.NDArray[np.int32]
-    arrays: dict[str, pa.Array]
+    arrays: dict[str, Array]
 
     def __len__(self) -> int:
         return len(self.windows)
@@ -64,30 +68,48 @@ class Log:
 
     def __init__(self) -> None:
         self._segments: dict[tuple[str, int], memoryview] = {}
+        self._bodies: dict[tuple[str, int, int], pa.RecordBatch] = {}
+        """The last ones that were read: the windows of one entry may be read apart. They are views of the segments."""
         self._checked: set[tuple[str, int, int]] = set()
 
     def body(self, runs: Runs) -> pa.RecordBatch:
         """All rows of an entry; they share the mapped file's memory. Raises `DamageError`."""
         place = (runs.directory, runs.segment, runs.offset)
-        path = Path(runs.directory, segment_name(runs.segment))
-        try:
-            entry = read_entry(self._segment(runs, path), runs.offset, check=place not in self._checked)
-            append = entry.message().append
-            batch = decoded(entry.body, append.has_keys, append.has_headers)
-        except (EntryFault, OSError, ValueError) as error:
-            raise DamageError(f"{path}, offset {runs.offset}: {error}") from error
-        self._checked.add(place)
+        if (batch := self._bodies.get(place)) is None:
+            batch = self._read(runs, check=place not in self._checked)
+            self._checked.add(place)
+            if len(self._bodies) >= _BODIES_MAX:
+                del self._bodies[next(iter(self._bodies))]
+            self._bodies[place] = batch
         needed = int((runs.first_rows + runs.rows).max())
         if batch.num_rows < needed:
-            raise DamageError(f"{path}, offset {runs.offset}: {batch.num_rows} rows, of which row {needed} is needed")
+            raise DamageError(f"{_place_of(runs)}: {batch.num_rows} rows, of which row {needed} is needed")
         return batch
 
-    def _segment(self, runs: Runs, path: Path) -> memoryview:
+    def _read(self, runs: Runs, *, check: bool) -> pa.RecordBatch:
+        try:
+            entry = read_entry(self._segment(runs), runs.offset, check=check)
+            append = entry.message().append
+            return decoded(entry.body, append.has_keys, append.has_headers)
+        except EntryFault as fault:
+            raise DamageError(f"{_place_of(runs)}: {fault.reason}") from fault
+        except (DamageError, OSError, ValueError) as error:
+            raise DamageError(f"{_place_of(runs)}: {error}") from error
+
+    def _segment(self, runs: Runs) -> memoryview:
         if (mapped := self._segments.get((runs.directory, runs.segment))) is None:
-            with path.open("rb") as file:
+            with _path_of(runs).open("rb") as file:
                 mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
             self._segments[runs.directory, runs.segment] = mapped
         return mapped
+
+
+def _path_of(runs: Runs) -> Path:
+    return Path(runs.directory, segment_name(runs.segment))
+
+
+def _place_of(runs: Runs) -> str:
+    return f"{_path_of(runs)}, offset {runs.offset}"
 
 
 def chunks_of(log: Log, entries: Iterable[Runs], names: Sequence[str]) -> Iterator[Chunk]:
@@ -103,7 +125,7 @@ def chunks_of(log: Log, entries: Iterable[Runs], names: Sequence[str]) -> Iterat
                 yield Chunk(of_rows, {name: array.slice(first, total) for name, array in arrays.items()})
             else:
                 before = np.cumsum(rows) - rows
-                indexes = pa.array(np.repeat(first_rows - before, rows) + np.arange(total))
+                indexes: Any = pa.array(np.repeat(first_rows - before, rows) + np.arange(total))
                 yield Chunk(of_rows, {name: array.take(indexes) for name, array in arrays.items()})
 
 
@@ -152,10 +174,10 @@ def join(chunks: Sequence[Chunk]) -> Chunk:
     )
 
 
-def column_of(batch: pa.RecordBatch, name: str) -> pa.Array:
+def column_of(batch: pa.RecordBatch, name: str) -> Array:
     """A log column of an entry; lists that are left out or null are empty."""
     if name in batch.schema.names:
-        column: pa.Array = batch.column(name)
+        column: Array = batch.column(name)
         if column.null_count and name in ("keys", "headers"):
             rows: list[object] = [[] if row is None else row for row in column.to_pylist()]
             return pa.array(rows, LOG_COLUMNS[name])
@@ -169,15 +191,15 @@ def column_of(batch: pa.RecordBatch, name: str) -> pa.Array:
     return pa.Array.from_buffers(HEADERS, batch.num_rows, [None, offsets], children=[nothing])
 
 
-def key_of(keys: pa.Array) -> pa.Array:
+def key_of(keys: Array) -> Array:
     """`key`: the parts joined by "/"; null for a record without keys."""
-    lengths = pc.list_value_length(keys)
-    extremes = pc.min_max(lengths).as_py()
+    lengths = _compute.list_value_length(keys)
+    extremes = _compute.min_max(lengths).as_py()
     if extremes == {"min": 1, "max": 1}:
         return keys.flatten()
-    joined = pc.binary_join(keys, "/")
+    joined = _compute.binary_join(keys, "/")
     if extremes["min"] == 0:
-        joined = pc.if_else(pc.equal(lengths, 0), pa.scalar(None, pa.string()), joined)
+        joined = _compute.if_else(_compute.equal(lengths, 0), pa.scalar(None, pa.string()), joined)
     return joined
 
 
@@ -190,18 +212,19 @@ class RowReader:
 
     def __call__(self, tasks: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         log = Log()
-        needed = [name for name in ("event_time", "keys", "headers") if name in self._columns.names]
+        needed: list[str] = [name for name in ("event_time", "keys", "headers") if name in self._columns.names]
         if "key" in self._columns.names and "keys" not in needed:
             needed.append("keys")
         if self._columns.raw or self._columns.decoder is not None:
             needed.append("value")
         for batch in tasks:
-            for task in batch.column(0).to_pylist():
+            tasks_of_batch: Any = batch.column(0).to_pylist()
+            for task in tasks_of_batch:
                 for chunk in glued(chunks_of(log, self._manifest.by_entry(task), needed)):
                     yield self._batch(chunk)
 
     def _batch(self, chunk: Chunk) -> pa.RecordBatch:
-        columns: dict[str, pa.Array] = {WINDOW: pa.array(chunk.windows)}
+        columns: dict[str, Array] = {WINDOW: pa.array(chunk.windows)}
         for name in self._columns.names:
             columns[name] = self._column(name, chunk)
         if self._columns.raw:
@@ -211,7 +234,7 @@ class RowReader:
             columns |= {field_column(index): array for index, array in enumerate(decoded)}
         return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
-    def _column(self, name: str, chunk: Chunk) -> pa.Array:
+    def _column(self, name: str, chunk: Chunk) -> Array:
         if name in chunk.arrays:
             return chunk.arrays[name]
         if name == "key":
