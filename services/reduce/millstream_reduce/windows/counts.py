@@ -7,6 +7,8 @@ result before it, so that no two results of a key have one name.
 
 from __future__ import annotations
 
+from itertools import repeat
+
 import numpy as np
 
 from millstream.clock import END_OF_TIME_US, START_OF_TIME_US
@@ -52,7 +54,7 @@ class CountWindows(KeyedWindows):
         start = np.minimum.reduceat(times, runs.firsts)
         end = np.minimum(np.maximum.reduceat(times, runs.firsts), END_OF_TIME_US - 1) + 1
         get = self._filling.get
-        found = np.fromiter((get(name, _ABSENT) for name in names), np.int64, len(names))
+        found = np.fromiter(map(get, names, repeat(_ABSENT)), np.int64, len(names))
         new = np.flatnonzero(runs.alone & (found == _ABSENT) & (runs.counts < self._full))
         one = np.flatnonzero(runs.alone & (found != _ABSENT))
         one = one[slots.rows[found[one]] + runs.counts[one] < self._full]
@@ -182,14 +184,13 @@ class CountWindows(KeyedWindows):
             return
         entries = self._slots.entries
         left: list[tuple[Triple, int, int]] = []
-        for slot, triples in zip(slots.tolist(), self._slots.triples(slots), strict=True):
-            bounds = int(self._slots.start[slot]), int(self._slots.end[slot])
-            for entry, first_row, rows in triples:
-                location = entries.location(entry)
-                taken = [(one.first_row, one.rows) for one in pieces if one.location == location]
-                for begin, end in _without(first_row, first_row + rows, taken):
-                    left.append(((entry, begin, end - begin), *bounds))
-                    entries.keep(entry)
+        owners, triples = self._slots.triples(slots)
+        for slot, (entry, first_row, rows) in zip(slots[owners].tolist(), triples.tolist(), strict=True):
+            location = entries.location(entry)
+            taken = [(one.first_row, one.rows) for one in pieces if one.location == location]
+            for begin, end in _without(first_row, first_row + rows, taken):
+                left.append(((entry, begin, end - begin), int(self._slots.start[slot]), int(self._slots.end[slot])))
+                entries.keep(entry)
         self._not_due(due)
         self._filling.pop(key, None)
         self._slots.free(slots)

@@ -167,6 +167,8 @@ def _parsed(checkpoint: bytes, settings: str, kind: str) -> tuple[windows_pb2.Op
             f"a checkpoint of open windows has format {message.format}, this version reads {FORMAT}: continue with the"
             " version that wrote it, or restore the log"
         )
+    open_ = message.WhichOneof("open")
+    _check(open_ is not None)
     if message.settings != settings:
         raise UserError(
             f"the open windows are of other settings ({message.settings}) than the vertex now has ({settings}): give it"
@@ -176,7 +178,7 @@ def _parsed(checkpoint: bytes, settings: str, kind: str) -> tuple[windows_pb2.Op
     places = [_column(column, "<u8").tolist() for column in columns]
     names = (message.piece_entries, message.piece_first_rows, message.piece_rows)
     pieces = [_column(column, "<u4") for column in names]
-    _check(message.WhichOneof("open") == kind)
+    _check(open_ == kind)
     _check(len({len(column) for column in places}) == 1 and len({len(column) for column in pieces}) == 1)
     locations = [Location(*values) for values in zip(*places, strict=True)]
     triples = np.stack(pieces, axis=1)

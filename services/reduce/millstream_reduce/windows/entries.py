@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from millstream_reduce.values import Location, Piece
+from millstream_reduce.windowing import Rows
 
 Triple = tuple[int, int, int]
 """Number of the entry, first row, rows."""
@@ -76,6 +79,12 @@ class Entries:
         if current >= 0:
             joined.append(Piece(*self._locations[current], begin, end - begin))
         return tuple(joined)
+
+    def make(self, entries: Rows, firsts: Rows, counts: Rows) -> list[Piece]:
+        """A piece for each row of the columns."""
+        numbers, index = np.unique(entries, return_inverse=True)
+        places = np.array([self._locations[number] for number in numbers.tolist()], np.int64)[index]
+        return list(map(Piece, *places.T.tolist(), firsts.tolist(), counts.tolist()))
 
     def restore(self, locations: Sequence[Location], pieces: Sequence[int]) -> None:
         """Replace all by these, numbered from 0."""

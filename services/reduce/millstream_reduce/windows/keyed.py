@@ -136,6 +136,9 @@ class KeyedWindows(ABC):
         slots = list(islice(self._due, windows_max))
         for slot in slots:
             del self._due[slot]
+        if not self._due:
+            # A dictionary that was large stays large otherwise.
+            self._due = {}
         self._due_of = None
         contents = self._hand_over(np.array(slots, np.int64)) if slots else []
         if not self._due and (windows_max is None or len(contents) < windows_max):
@@ -232,22 +235,22 @@ class KeyedWindows(ABC):
     def checkpoint(self) -> bytes:
         slots = self._slots
         alive = self._alive_in_order()
-        triples = slots.triples(alive) if len(alive) else []
+        owners, triples = slots.triples(alive) if len(alive) else (NO_ROWS, np.empty((0, 3), np.int64))
         numbers = slots.entries.numbers()
+        # Entries are counted from the first one that is still needed.
+        triples[:, 0] = np.searchsorted(np.array(numbers, np.int64), triples[:, 0])
         columns = encoding.Slots(
             starts=slots.start[alive],
             ends=slots.end[alive],
             early=slots.early[alive].astype(np.int64),
             seen=slots.seen[alive],
             kept=self._kept(alive),
-            pieces=np.array([len(one) for one in triples], np.int64),
+            pieces=np.bincount(owners, minlength=len(alive)),
             keys=slots.key[alive].tolist(),
-            triples=np.array([triple for one in triples for triple in one], np.int64).reshape(-1, 3),
+            triples=triples,
             floor_us=max(self._floor_us, START_OF_TIME_US),
             named=self._named_ends(),
         )
-        # Entries are counted from the first one that is still needed.
-        columns.triples[:, 0] = np.searchsorted(np.array(numbers, np.int64), columns.triples[:, 0])
         locations = [slots.entries.location(number) for number in numbers]
         return encoding.encode_slots(self._config.identity, self._closed_us, locations, columns)
 

@@ -9,8 +9,7 @@ A slot is one open window of one key. Numbers of slots and pieces are given out 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import groupby
-from operator import itemgetter
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,7 +18,7 @@ import numpy.typing as npt
 from millstream.clock import END_OF_TIME_US
 from millstream_reduce.values import Piece
 from millstream_reduce.windowing import Rows
-from millstream_reduce.windows.entries import Entries, Triple
+from millstream_reduce.windows.entries import Entries
 
 Key = bytes | None
 
@@ -176,16 +175,23 @@ class Slots(Pool):
         self._clear(np.array([other], np.int64))
 
     def contents(self, slots: Rows) -> list[tuple[Piece, ...]]:
-        """The pieces of each, in the order of the log."""
-        return [self.entries.pieces(triples) for triples in self.triples(slots)]
+        """The pieces of each, in the order of the log; those that follow each other are joined."""
+        owners, triples = self.triples(slots)
+        entry, first, count = triples.T
+        follows = (owners[1:] == owners[:-1]) & (entry[1:] == entry[:-1]) & (first[1:] == first[:-1] + count[:-1])
+        begins = np.concatenate((np.zeros(1, np.int64), np.flatnonzero(~follows) + 1))
+        pieces = self.entries.make(entry[begins], first[begins], np.add.reduceat(count, begins))
+        bounds = np.searchsorted(owners[begins], np.arange(len(slots) + 1)).tolist()
+        return [tuple(pieces[begin:end]) for begin, end in pairwise(bounds)]
 
-    def triples(self, slots: Rows) -> list[list[Triple]]:
-        """The pieces of each, not joined."""
+    def triples(self, slots: Rows) -> tuple[Rows, Rows]:
+        """The pieces of at least one slot, not joined, slot by slot in the order of the log: the index of the slot that
+        each belongs to, and a table of entry, first row and rows."""
         owners, pieces = self._chains(slots)
         chained = self._pieces
-        columns = (owners, chained.entry[pieces], chained.first[pieces], chained.count[pieces])
-        rows = sorted(zip(*(column.tolist() for column in columns), strict=True))
-        return [[row[1:] for row in group] for _, group in groupby(rows, key=itemgetter(0))]
+        table: Rows = np.stack((chained.entry[pieces], chained.first[pieces], chained.count[pieces]), axis=1)
+        order = np.lexsort((table[:, 1], table[:, 0], owners))
+        return owners[order], table[order]
 
     def free(self, slots: Rows) -> None:
         """Their rows are needed no more."""

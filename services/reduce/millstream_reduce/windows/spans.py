@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from bisect import bisect_left
+from itertools import repeat
 
 import numpy as np
 
@@ -49,7 +50,7 @@ class SpanWindows(KeyedWindows):
         slots = self._slots
         self._first_end = min(self._first_end, int(high.min()))
         get = self._of_key.get
-        found = np.fromiter((get(name, _ABSENT) for name in runs.names), np.int64, len(runs.names))
+        found = np.fromiter(map(get, runs.names, repeat(_ABSENT)), np.int64, len(runs.names))
         new = np.flatnonzero(runs.alone & (found == _ABSENT))
         one = np.flatnonzero(runs.alone & (found >= 0))
         grow = found[one]
@@ -177,10 +178,13 @@ class SpanWindows(KeyedWindows):
         columns.free(np.array(due + still_open, np.int64))
 
     def _recall(self, slots: Rows, columns: encoding.Slots) -> None:
-        order = np.lexsort((columns.starts,))
-        several: dict[Key, list[int]] = {}
-        for place in order[columns.kept[order] == 0].tolist():
-            several.setdefault(columns.keys[place], []).append(int(slots[place]))
-        for key, listed in several.items():
-            self._list(key, _ABSENT, listed)
+        taking = np.flatnonzero(columns.kept == 0)
+        keys = [columns.keys[place] for place in taking.tolist()] if len(taking) < len(slots) else columns.keys
+        self._of_key = dict(zip(keys, slots[taking].tolist(), strict=True))
+        if len(self._of_key) < len(taking):
+            several: dict[Key, list[int]] = {}
+            for place in taking[np.argsort(columns.starts[taking])].tolist():
+                several.setdefault(columns.keys[place], []).append(int(slots[place]))
+            for key, listed in several.items():
+                self._list(key, _ABSENT, listed)
         self._first_end = int(columns.ends.min(initial=END_OF_TIME_US))
