@@ -92,6 +92,10 @@ class ObservedRun:
             return 0.0
         return (inside[-1][1] - inside[0][1]) / (inside[-1][0] - inside[0][0])
 
+    def first_count_s(self, vertex: str) -> float:
+        """When the vertex was first seen to have done anything."""
+        return next((published_s for published_s, records in self._counts.get(vertex, ()) if records), 0.0)
+
     def last_count_s(self, vertex: str) -> float:
         """When the vertex was last seen to get on."""
         counts = self._counts.get(vertex)
@@ -158,8 +162,14 @@ class ObservedRun:
         if self._following is not None:
             self._following.cancel()
         self._process.send_signal(signal.SIGINT)
-        async with asyncio.timeout(_STOP_TIMEOUT_S):
+        return await self.ended(timeout_s=_STOP_TIMEOUT_S)
+
+    async def ended(self, timeout_s: float) -> Ended:
+        """Wait until it has ended by itself."""
+        async with asyncio.timeout(timeout_s):
             code = await self._process.wait()
+        if self._following is not None:
+            self._following.cancel()
         status = self._data.read_status() or {"vertices": []}
         records = {vertex["vertex"]: vertex["records"] for vertex in status["vertices"]}
         return Ended(code, self._output(), records)
@@ -191,7 +201,7 @@ class ObservedRun:
         async with store.watch() as updates:
             # One lane a vertex: what it publishes is what the vertex has done.
             async for update in updates:
-                counts.append((update.entry.published_us / MICROSECONDS, update.entry.input_records))
+                counts.append((update.entry.published_us / MICROSECONDS, update.consumed_records))
 
     async def _started(self) -> Runtime:
         found: Runtime | None = None

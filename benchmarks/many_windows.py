@@ -1,0 +1,95 @@
+"""Thousands of small windows closing every second: does a reduce keep up?
+
+    python benchmarks/many_windows.py [--seconds S] [--json]
+
+Generator (20,000 records/s) to a reduce with two partitions and windows of one millisecond: 2,000 windows of ten records
+close every second. It keeps up when what waits for the reduce, and the time from the close of windows to the commit of
+their results, are no longer in the last third of the run than in the one before, but for a tenth. Beside it the peer:
+what Spark alone computes when it is given as many windows at once, in one job. Exit code 1 when it falls behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import uvloop
+from observed_run import machine, open_run
+
+RATE = 20_000
+WINDOWS_PER_S = 2_000
+WARM_UP_S = 20.0
+"""Spark starts, and compiles what it runs often."""
+WAITING_MAX_S = 1.0
+"""Of records at the generator's rate: what a reduce may have waiting while it keeps up."""
+
+PIPELINE = f"""\
+apiVersion: millstream.io/v1alpha1
+kind: Pipeline
+metadata: {{name: many-windows}}
+spec:
+  vertices:
+    - name: in
+      source: {{generator: {{rpu: {RATE}, msgSize: 100, keyCount: 1000}}}}
+    - name: sum
+      partitions: 2
+      udf:
+        groupBy: {{window: {{fixed: {{length: 1ms}}}}, keyed: true}}
+        sql: {{query: "SELECT count(*) AS n, min(length(value)) AS shortest FROM window"}}
+    - name: out
+      sink: {{blackhole: {{}}}}
+  edges:
+    - {{from: in, to: sum}}
+    - {{from: sum, to: out}}
+"""
+
+
+async def measure(directory: Path, seconds: float) -> dict[str, object]:
+    """The rate of windows, and what waited, in the two halves of the time after the warm-up."""
+    async with open_run(directory, {"pipeline.yaml": PIPELINE}) as run:
+        await run.until(lambda: run.records("out") > 0, "first results", timeout_s=120.0)
+        await run.watch(WARM_UP_S, lambda _: None)
+        halves = []
+        for _ in range(2):
+            begun_s, begun = run.now_s(), run.records("out")
+            behind: list[int] = []
+            await run.watch(
+                seconds / 2, lambda _: behind.append(run.records("in") - run.records("sum")), interval_s=0.2
+            )
+            elapsed_s = run.now_s() - begun_s
+            halves.append(((run.records("out") - begun) / elapsed_s, max(behind)))
+        ended = await run.stop()
+    (first_per_s, first_behind), (last_per_s, last_behind) = halves
+    keeps_up = last_behind <= max(first_behind * 1.1, WAITING_MAX_S * RATE) and last_per_s >= 0.95 * WINDOWS_PER_S
+    return {
+        "benchmark": "many_windows",
+        "windows_per_s": round(last_per_s),
+        "windows_per_s_first_half": round(first_per_s),
+        "share_of_wanted": round(last_per_s / WINDOWS_PER_S, 3),
+        "records_behind_max": [first_behind, last_behind],
+        "balanced": ended.balanced,
+        "keeps_up": keeps_up and ended.balanced,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=40.0, help="to measure, after the warm-up (default: 40)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
+    options = parser.parse_args()
+    place = machine()
+    with tempfile.TemporaryDirectory(prefix="millstream-benchmark-") as name:
+        result = uvloop.run(measure(Path(name), options.seconds))
+    if options.json:
+        print(json.dumps({**result, "machine": place}))
+    else:
+        print(f"{result['windows_per_s']} windows/s of {WINDOWS_PER_S} wanted; behind by at most")
+        print(f"{result['records_behind_max']} records in the two halves; keeps up: {result['keeps_up']} ({place})")
+    return 0 if result["keeps_up"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
