@@ -110,8 +110,7 @@ class ReduceLane:
         self._late_to_edge = late_to_edge
         self._keeps_input = keeps_input
         self._early = early
-        self._progress = mark_pb2.ReduceProgress()
-        self._progress.CopyFrom(core.committer.mark.reduce)
+        self._progress = progress_of(core.committer.mark)
         self._logged: deque[Logged] = deque()
         self._sync_wanted = asyncio.Event()
         self._in_flight: dict[int, int] = {}
@@ -405,6 +404,14 @@ class ReduceLane:
             hand_overs = self._queue.close(self.core.watermark_us + self._lateness_us)
             assert not hand_overs, "a window that was open held the watermark back"
         self._release_inputs()
+
+
+def progress_of(mark: mark_pb2.Mark) -> mark_pb2.ReduceProgress:
+    """What a lane's mark says of its windows, a copy; before its first commit nothing is closed."""
+    progress = mark_pb2.ReduceProgress(closed_us=START_OF_TIME_US)
+    if mark.HasField("reduce"):
+        progress.CopyFrom(mark.reduce)
+    return progress
 
 
 def _first_end(hand_over: wal_pb2.HandOver) -> int:

@@ -28,7 +28,7 @@ from millstream_vertex.lane import LaneCore
 from millstream_vertex.programs import Programs
 from millstream_vertex.reduce_config import log_bytes_max, program_of, window_config
 from millstream_vertex.reduce_input import ReduceInput, ReduceInputs
-from millstream_vertex.reduce_lane import EarlyPolicy, ReduceLane
+from millstream_vertex.reduce_lane import EarlyPolicy, ReduceLane, progress_of
 from millstream_writer.routing import Router
 
 
@@ -76,7 +76,7 @@ class ReduceOpening:
                 directory,
                 identity,
                 make_windowing(config),
-                mark.reduce,
+                progress_of(mark),
                 limits=QueueLimits(log_bytes_max=bytes_max) if bytes_max is not None else None,
                 keep_late=late_to_edge,
                 input_is_kept=group_by.keeps_input,

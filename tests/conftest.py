@@ -1,0 +1,23 @@
+"""What tests of several packages share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.spark_driver import SparkDriver
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkDriver]:
+    """A Spark driver that is ready, the same one for every test that asks for it. Who kills one starts its own."""
+    # Its imports take a second, and most tests do without.
+    from tests.spark_driver import open_spark_driver
+
+    with open_spark_driver() as driver:
+        asyncio.run(driver.ready())
+        yield driver

@@ -1,0 +1,89 @@
+"""One real Spark driver for all tests that need one: its start costs seconds, its jobs tenths of one."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from millstream.tether import tethered
+from millstream.wire.reduce.v1 import spark_pb2
+from millstream_reduce.spark.client import open_spark_client
+from millstream_reduce.spark.settings import SparkSettings
+
+START_TIMEOUT_S = 90.0
+STOP_TIMEOUT_S = 30.0
+
+
+class SparkDriver:
+    """A driver process that can be killed and started again at the same address. Made by `open_spark_driver`."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def address(self) -> str:
+        return f"unix:{self._directory / 'driver.sock'}"
+
+    @property
+    def log_file(self) -> Path:
+        return self._directory / "driver.log"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start it; it is not ready yet."""
+        settings = self._directory / "settings.json"
+        settings.write_text(SparkSettings(directory=self._directory / "work", master="local[2,4]").to_json())
+        driver = (sys.executable, "-m", "millstream_reduce.spark.driver", "--log-level", "WARNING")
+        command = [*driver, "--address", self.address, "--settings", str(settings)]
+        with self.log_file.open("ab") as log:
+            self._process = subprocess.Popen(
+                tethered(command), stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self._directory
+            )
+
+    async def ready(self) -> spark_pb2.DescribeResponse:
+        """Wait until it runs jobs."""
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S), open_spark_client(self.address) as client:
+                return await client.describe()
+        except TimeoutError:
+            raise AssertionError(f"Spark is not ready after {START_TIMEOUT_S:.0f} s: {self._tail()}") from None
+
+    def kill(self) -> None:
+        """As `kill -9`."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait(STOP_TIMEOUT_S)
+
+    def stop(self) -> None:
+        """Let it finish."""
+        assert self._process is not None
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_TIMEOUT_S)
+        finally:
+            self.kill()
+
+    def _tail(self) -> str:
+        return self.log_file.read_text(errors="replace")[-2000:].strip() or "it wrote nothing"
+
+
+@contextmanager
+def open_spark_driver() -> Iterator[SparkDriver]:
+    """A driver that is starting, in a directory of its own whose name is short enough for a socket."""
+    with tempfile.TemporaryDirectory(prefix="spark-") as name:
+        driver = SparkDriver(Path(name))
+        driver.start()
+        try:
+            yield driver
+        finally:
+            driver.stop()
