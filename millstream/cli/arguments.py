@@ -166,7 +166,9 @@ def _add_init(commands: Commands) -> None:
         "Make a directory with a working pipeline, its function, a test and some data.",
     )
     command.add_argument("directory", type=Path, metavar="DIR", help="where to; made when it does not exist")
-    command.add_argument("--template", choices=("map",), default="map", help="what to begin with (default: map)")
+    command.add_argument(
+        "--template", choices=("map", "reduce"), default="map", help="what to begin with (default: map)"
+    )
 
 
 def _add_version(commands: Commands) -> None:

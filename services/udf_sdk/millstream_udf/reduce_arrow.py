@@ -5,16 +5,18 @@ only when a caller brings Arrow or a function asks for it; pandas only inside py
 
 In:  value: binary, event_time: timestamp[us, UTC], keys: list<string> (null: the group's), headers:
      map<string, binary> (null: none). With a schema its fields stand in place of value.
-Out: value: binary or string; and optional keys and tags: string or list<string>, headers: map<string, binary or
-     string>. Without a column value each row is a JSON object of the other columns.
+Out: value: binary or string; and optional key or keys, and tags: string or list<string>; headers: map<string, binary or
+     string>. Without a column value each row is a JSON object of the columns beside tags and headers.
 """
 
 from __future__ import annotations
 
+import base64
 import json
+import math
 from array import array
 from collections.abc import Iterator, Sequence
-from datetime import date, datetime, time
+from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from functools import cached_property
 from io import BytesIO
@@ -30,7 +32,7 @@ from millstream_udf.values import Message
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_MESSAGE_COLUMNS = ("keys", "tags", "headers")
+_MESSAGE_COLUMNS = ("key", "keys", "tags", "headers")
 
 
 class ArrowRows:
@@ -198,21 +200,24 @@ def outputs_of(result: Any) -> Iterator[bytes | Message]:
     if not isinstance(result, (pa.Table, pa.RecordBatch)):
         result = pa.Table.from_pandas(result, preserve_index=False)
     names: list[str] = result.schema.names
-    extra = [name for name in names if name not in ("value", *_MESSAGE_COLUMNS)]
-    if "value" in names and extra:
+    if len(set(names)) != len(names):
+        raise BadOutput(f"a table of results has two columns of one name: {', '.join(names)}")
+    if "value" not in names:
+        values = _objects(result.select([name for name in names if name not in ("tags", "headers")]))
+    elif set(names) - {"value", *_MESSAGE_COLUMNS}:
         raise BadOutput(
             f"a table of results has a column value, and maybe keys, tags and headers, or only columns of your own, "
             f"which become JSON; this one has {', '.join(names)}"
         )
-    if len(set(names)) != len(names):
-        raise BadOutput(f"a table of results has two columns of one name: {', '.join(names)}")
-    values = _values(result["value"]) if "value" in names else _objects(result.select(extra))
-    count = result.num_rows
-    keys = _keys(result["keys"]) if "keys" in names else [None] * count
-    tags = arrow.texts(result["tags"], "tags") if "tags" in names else [()] * count
-    headers = _headers(result["headers"]) if "headers" in names else [None] * count
+    else:
+        values = _values(result["value"])
     if not any(name in names for name in _MESSAGE_COLUMNS):
         return iter(values)
+    count = result.num_rows
+    of_keys = next((name for name in ("keys", "key") if name in names), None)
+    keys = [None] * count if of_keys is None else _keys(result[of_keys], of_keys)
+    tags = arrow.texts(result["tags"], "tags") if "tags" in names else [()] * count
+    headers = _headers(result["headers"]) if "headers" in names else [None] * count
     return (
         Message(value, own, _decoded(tagged), some)
         for value, own, tagged, some in zip(values, keys, tags, headers, strict=True)
@@ -228,8 +233,8 @@ def is_table(result: Any) -> bool:
     )
 
 
-def _keys(column: Any) -> list[list[str] | None]:
-    rows = zip(arrow.texts(column, "keys"), column.is_null().to_pylist(), strict=True)
+def _keys(column: Any, name: str) -> list[list[str] | None]:
+    rows = zip(arrow.texts(column, name), column.is_null().to_pylist(), strict=True)
     return [None if missing else _decoded(parts) for parts, missing in rows]
 
 
@@ -256,13 +261,26 @@ def _values(column: Any) -> list[bytes]:
 
 
 def _objects(result: Any) -> list[bytes]:
-    return [json.dumps(row, default=_plain, ensure_ascii=False).encode() for row in result.to_pylist()]
+    """Rows as JSON objects, written as those of a query are."""
+    return [json.dumps(_plain(row), separators=(",", ":"), ensure_ascii=False).encode() for row in result.to_pylist()]
 
 
-def _plain(value: object) -> object:
+def _plain(value: Any) -> Any:
     match value:
+        case None | bool() | int() | str():
+            return value
+        case float():
+            return value if math.isfinite(value) else None
+        case dict():
+            return {name: _plain(item) for name, item in value.items()}
+        case list():
+            return [_plain(item) for item in value]
+        case datetime() if value.tzinfo is not None:
+            return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         case datetime() | date() | time():
             return value.isoformat()
+        case bytes():
+            return base64.b64encode(value).decode()
         case Decimal():
             return int(value) if value == value.to_integral_value() else float(value)
     raise BadOutput(
