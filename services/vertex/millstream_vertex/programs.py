@@ -40,10 +40,16 @@ class Programs:
         """The running sidecar of that role; None where the vertex has none."""
         return self._sidecars.get(role)
 
-    def address(self, role: str) -> str | None:
-        """Where the sidecar of that role is reached by gRPC; None where the vertex has none."""
-        sidecar = self._sidecars.get(role)
-        return sidecar.address if sidecar is not None else None
+    def reduce_address(self, name: StreamName) -> str | None:
+        """Where Spark's tasks reach the reduce function beside this process; None where the vertex has none.
+
+        Raises `UdfError` when what runs there is no reduce function.
+        """
+        sidecar = self._sidecars.get("udf")
+        if sidecar is None:
+            return None
+        sidecar.check_kind(udf_pb2.KIND_REDUCE, name)
+        return sidecar.address
 
     def open_map(
         self, role: str, kind: udf_pb2.Kind.ValueType, name: StreamName

@@ -17,6 +17,7 @@ from millstream.record import BufferId, Position
 from millstream.retry import RetryPolicy
 from millstream.spec.lanes import inputs_of, upstream_lanes
 from millstream.spec.resolved import Resolved
+from millstream.udf.protocol import StreamName
 from millstream_reader.buffer import open_buffer_reader
 from millstream_reduce.log.segments import LogIdentity
 from millstream_reduce.queue import QueueLimits, open_queue
@@ -87,7 +88,8 @@ class ReduceOpening:
         inputs = [
             await self._open_input(buffer, positions.get(buffer.edge, 0), stack) for buffer in inputs_of(graph, lane)
         ]
-        program = program_of(self.resolved, lane, self.replica, self.programs.address("udf"))
+        name = StreamName(self.resolved.pipeline.name, lane.vertex, lane.key, self.replica)
+        program = program_of(self.resolved, lane, self.replica, self.programs.reduce_address(name))
         jobs = HandOverJobs(
             spark, program, self.policy, directory=str(directory), where=where, vertex=lane.vertex, rng=self.rng
         )
