@@ -14,7 +14,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,7 +22,6 @@ import pyarrow.compute as pc
 from millstream.errors import MillstreamError, RetryLaterError
 from millstream.wire.reduce.v1 import spark_pb2
 from millstream_reduce.spark.manifest import JobWindow
-from millstream_reduce.spark.session import Session
 from millstream_reduce.spark.waiting import Batch, Lane, Waiter, Waiting, bytes_of
 
 if TYPE_CHECKING:
@@ -31,6 +30,17 @@ if TYPE_CHECKING:
     from millstream_reduce.spark.jobs import JobResult
 
 _log = logging.getLogger(__name__)
+
+
+class Runs(Protocol):
+    """What is needed of a session."""
+
+    async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call `function(session, *arguments)` in a thread of its own. Cancelling stops its jobs, and waits."""
+
+    async def check_alive(self) -> None:
+        """Raise `SessionLostError` unless Spark still does what it is asked."""
+
 
 RunJob = Callable[["SparkSession", spark_pb2.Program, Sequence[JobWindow]], "JobResult"]
 
@@ -67,7 +77,7 @@ class _Job:
 class Executor:
     """Jobs of one session. `serve` is its one task; the others only wait."""
 
-    def __init__(self, session: Session, run_job: RunJob) -> None:
+    def __init__(self, session: Runs, run_job: RunJob) -> None:
         self._session = session
         self._run_job = run_job
         self._waiting: Waiting[_Request] = Waiting()

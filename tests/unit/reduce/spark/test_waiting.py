@@ -1,0 +1,121 @@
+"""Which requests go into a job: none is lost or overtaken, bounds hold, large jobs do not hold up small ones."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millstream.wire.reduce.v1 import spark_pb2, wal_pb2
+from millstream_reduce.spark.waiting import (
+    JOB_BYTES_MAX,
+    JOB_WINDOWS_MAX,
+    JOBS_MAX,
+    LARGE_BYTES,
+    Lane,
+    Waiter,
+    Waiting,
+    bytes_of,
+)
+
+SMALL, LARGE = 1000, LARGE_BYTES + 1
+
+
+def waiting_of(*waiters: tuple[int, bytes, int]) -> Waiting[int]:
+    """(name, program, bytes) of each."""
+    waiting: Waiting[int] = Waiting()
+    for name, program, size in waiters:
+        waiting.add(Waiter(name, program, 1, size))
+    return waiting
+
+
+def test_all_that_wait_for_a_program_go_into_one_job() -> None:
+    waiting = waiting_of((1, b"a", SMALL), (2, b"b", SMALL), (3, b"a", SMALL))
+    first = waiting.take(set())
+    assert first is not None
+    assert (first.lane, list(first.items)) == (Lane(b"a", large=False), [1, 3])
+    second = waiting.take({first.lane})
+    assert second is not None
+    assert list(second.items) == [2]
+    assert len(waiting) == 0
+
+
+def test_what_comes_while_a_job_of_its_program_runs_waits_for_the_next() -> None:
+    waiting = waiting_of((1, b"a", SMALL))
+    first = waiting.take(set())
+    assert first is not None
+    waiting.add(Waiter(2, b"a", 1, SMALL))
+    waiting.add(Waiter(3, b"a", 1, SMALL))
+    assert waiting.take({first.lane}) is None
+    second = waiting.take(set())
+    assert second is not None
+    assert list(second.items) == [2, 3]
+
+
+def test_a_large_job_runs_beside_small_ones_of_the_same_program_but_not_beside_a_large_one() -> None:
+    waiting = waiting_of((1, b"a", LARGE), (2, b"b", LARGE), (3, b"a", SMALL))
+    large = waiting.take(set())
+    assert large is not None
+    assert (large.lane.large, list(large.items)) == (True, [1])
+    small = waiting.take({large.lane})
+    assert small is not None
+    assert list(small.items) == [3]
+    assert waiting.take({large.lane}) is None
+    assert waiting.take({large.lane, small.lane}) is None
+
+
+def test_a_request_that_is_taken_back_is_in_no_job() -> None:
+    waiting: Waiting[str] = Waiting()
+    names = ["one", "two"]
+    for name in names:
+        waiting.add(Waiter(name, b"a", 1, SMALL))
+    assert waiting.remove(names[0])
+    assert not waiting.remove(names[0])
+    batch = waiting.take(set())
+    assert batch is not None
+    assert list(batch.items) == ["two"]
+
+
+requests = st.lists(
+    st.tuples(
+        st.sampled_from([b"a", b"b", b"c"]),
+        st.integers(1, JOB_WINDOWS_MAX + 1),
+        st.sampled_from([0, 1, LARGE_BYTES, LARGE_BYTES + 1, JOB_BYTES_MAX // 2, JOB_BYTES_MAX, 2 * JOB_BYTES_MAX]),
+    ),
+    max_size=30,
+)
+
+
+@given(requests, st.lists(st.integers(0, JOBS_MAX - 1)))
+def test_every_request_is_in_one_job_in_its_order_and_within_the_bounds(
+    wanted: list[tuple[bytes, int, int]], ends: list[int]
+) -> None:
+    waiting: Waiting[int] = Waiting()
+    for index, (program, windows, size) in enumerate(wanted):
+        waiting.add(Waiter(index, program, windows, size))
+    done: dict[Lane, list[int]] = {}
+    running: list[Lane] = []
+    pauses = iter(ends)
+    while len(waiting):
+        batch = waiting.take(set(running))
+        if batch is None:
+            assert running, "something waits and nothing runs"
+            running.pop(next(pauses, 0) % len(running))
+            continue
+        running.append(batch.lane)
+        assert len(running) <= JOBS_MAX
+        assert len(set(running)) == len(running)
+        assert sum(lane.large for lane in running) <= 1
+        windows, size = (sum(wanted[index][1] for index in batch.items), sum(wanted[index][2] for index in batch.items))
+        assert len(batch.items) == 1 or (windows <= JOB_WINDOWS_MAX and size <= JOB_BYTES_MAX)
+        done.setdefault(batch.lane, []).extend(batch.items)
+    assert sorted(index for items in done.values() for index in items) == list(range(len(wanted)))
+    for lane, items in done.items():
+        assert items == sorted(items), lane
+
+
+def test_an_entry_that_windows_share_counts_once() -> None:
+    shared = wal_pb2.Pieces(segments=[1, 1], offsets=[0, 640], lengths=[640, 64], first_rows=[0, 0], rows=[5, 1])
+    other = wal_pb2.Pieces(segments=[1, 2], offsets=[0, 0], lengths=[640, 128], first_rows=[5, 0], rows=[5, 1])
+    request = spark_pb2.RunRequest(windows=[wal_pb2.Window(pieces=shared), wal_pb2.Window(pieces=other)])
+    assert bytes_of(request) == 640 + 64 + 128
+    assert bytes_of(spark_pb2.RunRequest()) == 0
