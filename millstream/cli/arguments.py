@@ -36,6 +36,7 @@ def parser() -> argparse.ArgumentParser:
     _add_status(commands)
     _add_logs(commands)
     _add_peek(commands)
+    _add_wal(commands)
     _add_init(commands)
     _add_version(commands)
     _add_bench(commands)
@@ -156,6 +157,19 @@ def _add_peek(commands: Commands) -> None:
     )
     _add_place(command)
     _add_json(command, "print one JSON object per record")
+
+
+def _add_wal(commands: Commands) -> None:
+    command = _command(
+        commands,
+        "wal",
+        "look at the logs of reduce lanes",
+        "Look at the write-ahead logs of reduce lanes: segments, how far each edge is read, windows that were handed\n"
+        "over. Names every fault there is, with exit code 5. Changes nothing; works while the pipeline runs, too.",
+    )
+    command.add_argument("directory", type=Path, metavar="DIRECTORY", help="a log, or a directory with logs below it")
+    command.add_argument("--verify", action="store_true", help="compute the checksum of every entry")
+    _add_json(command)
 
 
 def _add_init(commands: Commands) -> None:

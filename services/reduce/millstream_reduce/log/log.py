@@ -4,8 +4,8 @@
         location = log.append(entry, body)                          # has its place, is not written yet
         await log.sync()                                            # written and fsynced, with all that came meanwhile
 
-Above it: the queue. Below it: `writer`, in a thread of the log's own, so that neither a checksum nor a slow disk holds
-the event loop up. The log does not know what windows are: which segments are needed it asks its `Contents`.
+Above it: the queue. Below it: `writer`, in a thread of the log's own, so that a slow disk does not hold the event loop
+up. The log does not know what windows are: which segments are needed it asks its `Contents`.
 
 A write that finds no room raises `StorageFullError` out of `sync`; nothing is lost, and the next `sync` tries again.
 Any other failure poisons the log: nothing more is acknowledged, every call raises, and the lane has to start again.
@@ -27,7 +27,7 @@ from millstream.errors import EnvironmentFault, FencedError, StorageFullError, U
 from millstream.limits import LOG_RESERVE_BYTES, LOG_SEGMENT_BYTES
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.log import retention
-from millstream_reduce.log.entries import FORMAT, entry_length
+from millstream_reduce.log.entries import FORMAT, entry_buffers, entry_length
 from millstream_reduce.log.files import NO_SPACE, Files, SystemFiles
 from millstream_reduce.log.recovery import LogEnd, Reader, read_log
 from millstream_reduce.log.segments import LogIdentity, check_claim, claim, segment_path, unnamed_files
@@ -195,7 +195,7 @@ class Log:
             self._begin_segment()
             offset = self._lengths[self._number]
         self._sequence += 1
-        self._pending.append(WriteEntry(self._sequence, offset, length, meta, body))
+        self._pending.append(WriteEntry(offset, length, entry_buffers(self._sequence, meta, body)))
         self._lengths[self._number] += length
         self._unsynced_bytes += length
         return Location(self._number, offset, length)
@@ -285,7 +285,7 @@ class Log:
         self._lengths = {n: self._lengths[n] for n in plan.kept} | {number: length}
         self._number, self._header_end, self._first = number, length, plan.first
         self._unsynced_bytes += length
-        return BeginSegment(number, self._sequence, length, meta, removed)
+        return BeginSegment(number, entry_buffers(self._sequence, meta, b""), removed)
 
     def _worthwhile_checkpoint(self, plan: retention.Retention, summary: Summary) -> wal_pb2.Checkpoint | None:
         more = sum(self._lengths[n] for n in plan.kept if n not in summary.needed)

@@ -121,7 +121,7 @@ def _read_segment(directory: Path, number: int, end: LogEnd, reader: Reader) -> 
                 end.sequence = entry.sequence
                 end.entries += 1
         except EntryFault as fault:
-            proof = None if sealed_length is not None else _proof_of_damage(data, fault.offset, end.sequence + 1)
+            proof = None if sealed_length is not None else proof_of_damage(data, fault.offset, end.sequence + 1)
             if sealed_length is not None or proof is not None:
                 raise _damage(directory, path, number, fault, len(data), proof) from fault
             end.lengths[number] = fault.offset
@@ -164,7 +164,7 @@ def _message(entry: StoredEntry) -> wal_pb2.Entry:
     return message
 
 
-def _proof_of_damage(data: memoryview, offset: int, sequence: int) -> int | None:
+def proof_of_damage(data: memoryview, offset: int, sequence: int) -> int | None:
     """Sequence number of an entry behind `offset` that shows that entry `sequence` had been durable."""
     for entry in whole_entries(data, offset):
         # Entries of an older file may lie in blocks that were given out anew; their numbers are lower.

@@ -1,8 +1,12 @@
 """Writing the log and making it durable. Blocking: the methods run in the log's one thread, one at a time.
 
-Above it: the log, which has decided where each entry lies before it is written. Below it: `Files`. So a write that ran
-out of room is simply done again, at the same place: what a short write left there is overwritten, or, if the process
-ends first, cut as a torn tail. What is in this module's hands is durable when `flush` returns, and not before.
+Above it: the log, which has encoded each entry and decided where it lies before it is written. Below it: `Files`. The
+thread holds Python's lock for no longer than it takes to hand the buffers to the kernel: whenever it let go of the lock
+in between, it might wait for it for as long as the event loop is busy.
+
+A write that ran out of room is simply done again, at the same place: what a short write left there is overwritten, or,
+if the process ends first, cut as a torn tail. What is in this module's hands is durable when `flush` returns, and not
+before.
 
 A full disk must not keep the log from deleting what nobody needs any more, which takes a header, behind all entries
 that were admitted. So a file reserves as much room; it is given up when the disk is full, and until it is there again,
@@ -21,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from millstream.errors import EnvironmentFault, FencedError, StorageFullError
-from millstream_reduce.log.entries import entry_buffers, total_length
+from millstream_reduce.log.entries import total_length
 from millstream_reduce.log.files import BUFFERS_AT_ONCE_MAX, NO_SPACE, Files, write_all
 from millstream_reduce.log.segments import UNNAMED_SUFFIX, LogIdentity, check_claim, segment_path
 
@@ -34,11 +38,9 @@ _WRITE_BYTES_MAX = 1 << 30
 class WriteEntry:
     """An entry on its way to the current segment."""
 
-    sequence: int
     offset: int
     length: int
-    meta: bytes
-    body: memoryview | bytes
+    buffers: Sequence[memoryview | bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +48,7 @@ class BeginSegment:
     """The current segment is complete: its entries become durable, then a new one begins."""
 
     number: int
-    sequence: int
-    length: int
-    """Of its header."""
-    meta: bytes
+    header: Sequence[memoryview | bytes]
     removed: tuple[int, ...]
     """Segments that are needed no more once the header is durable."""
 
@@ -134,7 +133,7 @@ class LogWriter:
         try:
             self._files.remove(unnamed)
             descriptor = self._files.create(unnamed)
-            write_all(self._files, descriptor, entry_buffers(item.sequence, item.meta, b""), 0)
+            write_all(self._files, descriptor, item.header, 0)
             self._files.sync(descriptor)
             self._files.publish(unnamed, path)
         except OSError as error:
@@ -149,7 +148,7 @@ class LogWriter:
             self._files.sync_directory(self._directory)
         except OSError as error:
             raise self._failed_sync(error, self._directory) from error
-        self.written_bytes += item.length
+        self.written_bytes += total_length(item.header)
         for number in item.removed:
             with contextlib.suppress(OSError):
                 # What cannot be removed now is left over, and is removed at the next opening.
@@ -162,7 +161,7 @@ class LogWriter:
 
     def _write(self, batch: Sequence[WriteEntry]) -> None:
         assert self._descriptor is not None
-        buffers = [buffer for item in batch for buffer in entry_buffers(item.sequence, item.meta, item.body)]
+        buffers = [buffer for item in batch for buffer in item.buffers]
         self._dirty = True
         try:
             write_all(self._files, self._descriptor, buffers, batch[0].offset)
