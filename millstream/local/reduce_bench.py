@@ -90,15 +90,14 @@ async def _fill_queue(directory: Path, records: int, record_bytes: int) -> _Writ
     windowing = make_windowing(WindowConfig("fixed", length_us=60_000_000))
     limits = QueueLimits(log_bytes_max=1 << 40)
     async with open_queue(directory, identity, windowing, mark_pb2.ReduceProgress(), limits=limits) as queue:
-        syncing: asyncio.Task[None] | None = None
-        for frames in _portions(records, record_bytes):
-            await queue.room()
-            queue.append(frames, 0)
-            if syncing is None or syncing.done():
-                syncing = asyncio.create_task(queue.sync())
-            await asyncio.sleep(0)
-        if syncing is not None:
-            await syncing
+        async with asyncio.TaskGroup() as tasks:
+            syncing: asyncio.Task[None] | None = None
+            for frames in _portions(records, record_bytes):
+                await queue.room()
+                queue.append(frames, 0)
+                if syncing is None or syncing.done():
+                    syncing = tasks.create_task(queue.sync())
+                await asyncio.sleep(0)
         await queue.sync()
         log = queue.statistics().log
         return _Written(log.written_bytes, log.syncs)
