@@ -181,15 +181,15 @@ def open_stream(program: spark_pb2.UdfProgram, where: str, first: int) -> Stream
         stream.close()
         if stream.code in FATAL:
             raise UdfError(f"{where}: {FATAL[stream.code]}: {stream.details or stream.code.name}")
+        threading.Event().wait(REOPEN_PAUSE_S)
         if time.monotonic() > deadline:
             raise FunctionLostError(f"{where} has opened no stream for {CONNECT_TIMEOUT_S:g} s ({stream.why})")
-        threading.Event().wait(REOPEN_PAUSE_S)
 
 
 def _wait_ready(address: str, where: str, deadline: float) -> None:
     ready = grpc.channel_ready_future(_channel(address))
     try:
-        ready.result(timeout=max(0.0, deadline - time.monotonic()))
+        ready.result(timeout=max(REOPEN_PAUSE_S, deadline - time.monotonic()))
     except grpc.FutureTimeoutError:
         raise FunctionLostError(
             f"{where} has not answered for {CONNECT_TIMEOUT_S:g} s. Is it running, and can every task reach it there?"

@@ -18,10 +18,11 @@ _label: ContextVar[_Label | None] = ContextVar("millstream_udf_label", default=N
 
 
 class _Label:
-    __slots__ = ("begun", "source")
+    __slots__ = ("begun", "name", "source")
 
-    def __init__(self, source: object) -> None:
+    def __init__(self, source: object, name: str) -> None:
         self.source = source
+        self.name = name
         self.begun: dict[_Labelled, str] = {}
         """Beginning of a line that has not ended, by stream."""
 
@@ -41,8 +42,9 @@ class _Labelled(io.TextIOBase):
             label.begun[self] = rest
         if lines:
             # One write for each line, so that lines of several processes do not mix.
+            begin = f"{label.name} {label.source}".lstrip()
             for line in lines:
-                self._stream.write(f"{label.source}: {line}\n")
+                self._stream.write(f"{begin}: {line}\n")
             self._stream.flush()
         return len(text)
 
@@ -77,9 +79,9 @@ def install() -> None:
 
 
 @contextmanager
-def labelled(source: object) -> Iterator[None]:
-    """Lines that are written meanwhile begin with `source`; it is made into text only when there is one."""
-    label = _Label(source)
+def labelled(source: object, name: str = "") -> Iterator[None]:
+    """Lines that are written meanwhile begin with `name` and `source`, which is made into text for them only."""
+    label = _Label(source, name)
     token = _label.set(label)
     try:
         yield

@@ -71,12 +71,14 @@ class Answer:
 class ReduceFunction:
     """A reduce function that is set up. One for a process."""
 
-    def __init__(self, definition: Definition, call: Callable[..., Any]) -> None:
-        """`call`: the function, or the class of which each group has an instance."""
+    def __init__(self, definition: Definition, call: Callable[..., Any], name: str = "") -> None:
+        """`call`: the function, or the class of which each group has an instance. `name`: in front of the lines it
+        prints, where others print too."""
         if definition.reduce is None:
             raise TypeError(f"{definition.name} is no reduce function; decorate it with @udf.reduce")
         self.definition = definition
         self._call = call
+        self._name = name
         self._shape = definition.reduce
         self._tables = Tables(definition.options.schema)
         self._values = definition.takes is Takes.VALUE
@@ -95,7 +97,7 @@ class ReduceFunction:
                             yield full
             else:
                 for group, chunk in groups:
-                    with labels.labelled(group):
+                    with labels.labelled(group, self._name):
                         for full in builder.group(group, self._results(group, Feed(chunk), context)):
                             yield full
             if (left_open := cursor.unfinished()) is not None:
@@ -107,7 +109,7 @@ class ReduceFunction:
     async def _unfinished(
         self, group: Group, feed: Feed, builder: _Builder, context: Context
     ) -> AsyncGenerator[Answer, None]:
-        with labels.labelled(group):
+        with labels.labelled(group, self._name):
             if self.definition.is_async:
                 builder.begin(group)
                 try:
@@ -172,7 +174,7 @@ class ReduceFunction:
                 yield output
 
     async def _collected(self, group: Group, feed: Feed, context: Context) -> list[bytes | Message] | Exception:
-        with labels.labelled(group):
+        with labels.labelled(group, self._name):
             try:
                 return [result async for result in self._results_async(group, feed, context)]
             except Exception as error:  # noqa: BLE001 - users' functions raise anything
@@ -310,7 +312,7 @@ def _process(target: str, directory: str, context: Context) -> _Process:
     instance, call = instantiate(definition)
     if (setup := getattr(instance, "setup", None)) is not None:
         runner.run(_set_up(setup, context))
-    return _Process(ReduceFunction(definition, call), runner)
+    return _Process(ReduceFunction(definition, call, target), runner)
 
 
 async def _next(answers: AsyncGenerator[Answer, None]) -> Answer | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -197,7 +198,7 @@ def test_lines_name_window_and_key(
     )
     sys.stdout.write("unlabelled\n")
     out, error = capsys.readouterr()
-    window = "[1970-01-01T00:00:00Z, 1970-01-01T00:01:00Z)"
+    window = "users_reduce:process [1970-01-01T00:00:00Z, 1970-01-01T00:01:00Z)"
     assert out.splitlines() == [
         f"{window} AA/JFK: got b'1'",
         f"{window} AA/JFK: got b'2'",
@@ -246,3 +247,13 @@ def test_a_module_that_fails_raises_what_it_raises(functions: str) -> None:
     write(functions, "raise OSError('no licence')\n")
     with pytest.raises(OSError, match="no licence"):
         load("users_reduce:process", functions)
+
+
+def test_a_worker_needs_neither_grpc_nor_arrow_to_find_it() -> None:
+    code = (
+        "import sys, millstream_udf.reducing\n"
+        "assert 'grpc' not in sys.modules\n"
+        "assert 'pyarrow' not in sys.modules\n"
+        "assert 'numpy' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
