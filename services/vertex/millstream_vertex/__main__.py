@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import logging
 import signal
 import sys
@@ -67,6 +68,9 @@ async def _run(config: VertexConfig) -> int:
     # Ctrl-C in a terminal reaches the whole group; the runner decides when a vertex stops.
     loop.add_signal_handler(signal.SIGINT, lambda: None)
     async with open_vertex(config, SystemClock()) as process, asyncio.TaskGroup() as group:
+        # Modules and all that was made for the whole run: a look at them would hold every record up for tens of
+        # milliseconds, again and again, and find nothing.
+        gc.freeze()
         running = group.create_task(process.run(), name="lanes")
         watching = group.create_task(stopped.wait(), name="stop")
         await asyncio.wait((running, watching), return_when=asyncio.FIRST_COMPLETED)
