@@ -34,7 +34,7 @@ $(STAMP): $(LOCK) $(PROJECTS)
 	@$(BIN)/millstream spark prepare || echo "make: without that cache Spark takes twice as long to start" >&2
 	@touch $(STAMP)
 
-demo: $(STAMP)  ## Replay the flights of 2013 through examples/flights and check the counts.
+demo: $(STAMP)  ## Replay the flights of 2013 through examples/flights and check every result.
 	$(BIN)/python examples/flights/demo.py
 
 test: $(STAMP) lint types  ## All checks and all tests.

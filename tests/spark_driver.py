@@ -9,6 +9,9 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+import psutil
 
 from millstream.tether import tethered
 from millstream.wire.reduce.v1 import spark_pb2
@@ -22,8 +25,9 @@ STOP_TIMEOUT_S = 30.0
 class SparkDriver:
     """A driver process that can be killed and started again at the same address. Made by `open_spark_driver`."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, settings: SparkSettings) -> None:
         self._directory = directory
+        self._settings = settings
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -42,7 +46,7 @@ class SparkDriver:
     def start(self) -> None:
         """Start it; it is not ready yet."""
         settings = self._directory / "settings.json"
-        settings.write_text(SparkSettings(directory=self._directory / "work", master="local[2,4]").to_json())
+        settings.write_text(self._settings.to_json())
         driver = (sys.executable, "-m", "millstream_reduce.spark.driver", "--log-level", "WARNING")
         command = [*driver, "--address", self.address, "--settings", str(settings)]
         with self.log_file.open("ab") as log:
@@ -57,6 +61,16 @@ class SparkDriver:
                 return await client.describe()
         except TimeoutError:
             raise AssertionError(f"Spark is not ready after {START_TIMEOUT_S:.0f} s: {self._tail()}") from None
+
+    def jvm(self) -> psutil.Process:
+        """The process that is Spark."""
+        (jvm,) = psutil.Process(self.pid).children()
+        return jvm
+
+    async def ended(self) -> int:
+        """Wait until it has ended. Gives the exit code."""
+        assert self._process is not None
+        return await asyncio.to_thread(self._process.wait, START_TIMEOUT_S)
 
     def kill(self) -> None:
         """As `kill -9`."""
@@ -78,10 +92,14 @@ class SparkDriver:
 
 
 @contextmanager
-def open_spark_driver() -> Iterator[SparkDriver]:
-    """A driver that is starting, in a directory of its own whose name is short enough for a socket."""
+def open_spark_driver(**members: Any) -> Iterator[SparkDriver]:
+    """A driver that is starting, in a directory of its own whose name is short enough for a socket.
+
+    `members`: of its settings.
+    """
     with tempfile.TemporaryDirectory(prefix="spark-") as name:
-        driver = SparkDriver(Path(name))
+        members = {"master": None if members.get("remote") else "local[2,4]"} | members
+        driver = SparkDriver(Path(name), SparkSettings(directory=Path(name) / "work", **members))
         driver.start()
         try:
             yield driver

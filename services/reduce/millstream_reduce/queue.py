@@ -207,8 +207,19 @@ class Queue:
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _RETRY_LAST_S)
 
-    async def room(self) -> None:
-        """Wait until something may be appended."""
+    async def room(self, timeout_s: float | None = None) -> bool:
+        """Wait until something may be appended, at most so long; whether it may.
+
+        Windows should be closed meanwhile: where only a watermark that moves makes room, nothing else will.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._room()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _room(self) -> None:
         while self._log.unsynced_bytes >= self._limits.unsynced_bytes_max:
             await self.sync()
         pause_s = _RETRY_FIRST_S
@@ -220,8 +231,8 @@ class Queue:
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _RETRY_LAST_S)
         while self._log.total_bytes >= self._limits.log_bytes_max:
-            if self._log.removable_bytes():
-                self._begin_segment()
+            if self._log.removable_bytes(pressed=True):
+                self._begin_segment(pressed=True)
                 await self.sync()
                 continue
             self._say_full()
@@ -369,8 +380,8 @@ class Queue:
             begin = end
         return late
 
-    def _begin_segment(self) -> None:
-        self._log.begin_segment()
+    def _begin_segment(self, *, pressed: bool = False) -> None:
+        self._log.begin_segment(pressed=pressed)
         self._contents.forget_segments(self._log.segments())
 
     @property

@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 TAKE_BYTES = 4 * MIB
 """Stored bytes that go into one entry of the log, about."""
+ROOM_WAIT_S = 0.1
+"""While the log is full: how often it is looked whether the watermark closes a window."""
 HAND_OVERS_IN_FLIGHT_MAX = 2
 """Hand-overs computed at a time. While so many run, windows that close wait, and then go together."""
 LATE_REASON = "late"
@@ -174,11 +176,12 @@ class ReduceLane:
         """Move frames into the log and close windows, until everything is durable and computed, or `stop`."""
         while True:
             await self._inputs.wait(self._pause_s())
-            await self._queue.room()
+            # Windows are closed also while the queue is full: that may be what makes room.
+            has_room = await self._queue.room(ROOM_WAIT_S)
             if self._stopping:
                 break
             watermark_us = self._inputs.watermark_us()
-            taken = self._inputs.take(TAKE_BYTES)
+            taken = self._inputs.take(TAKE_BYTES) if has_room else []
             appended = self._append(taken, watermark_us) if taken else None
             hand_overs = self._hand_over()
             if appended is not None or hand_overs:

@@ -14,7 +14,7 @@ from millstream.errors import DamageError, FencedError
 from millstream.frame import Frame
 from millstream_reduce.log.entries import segment_name
 from millstream_reduce.log.segments import segment_numbers
-from millstream_reduce.queue import Queue, QueueLimits
+from millstream_reduce.queue import QueueLimits
 from millstream_reduce.windows import WindowConfig
 from tests.unit.reduce.queued import EDGE, LIMITS, OTHER_EDGE, Lane, contents_of, frame_of
 
@@ -296,18 +296,6 @@ async def test_the_log_stays_within_its_bounds_and_goes_on_when_windows_are_comm
     assert sum(path.stat().st_size for path in tmp_path.glob("*.wal")) < 1024
 
 
-async def waits(queue: Queue) -> bool:
-    """Whether there is no room now."""
-    waiting = asyncio.ensure_future(queue.room())
-    try:
-        async with asyncio.timeout(0.2):
-            await asyncio.shield(waiting)
-        return False
-    except TimeoutError:
-        waiting.cancel()
-        return True
-
-
 async def test_a_log_that_is_full_of_open_windows_says_which(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     lane = Lane(tmp_path, WindowConfig("fixed", length_us=10**6), replace(LIMITS, log_bytes_max=16 * 1024))
     with caplog.at_level(logging.WARNING):
@@ -316,18 +304,36 @@ async def test_a_log_that_is_full_of_open_windows_says_which(tmp_path: Path, cap
             while queue.statistics().log.bytes < 16 * 1024:
                 lane.append(queue, bulky(begin))
                 begin += 20
-            assert await waits(queue)
+            assert not await queue.room(0.1)
             full = queue.statistics().full
             assert "is full" in full
             assert f"1 open windows hold {begin} records. The first ends at 1970-01-01T00:00:01Z" in full
             assert full in caplog.text
             hand_overs = queue.close(10**6)
-            assert await waits(queue)
+            assert not await queue.room(0.1)
             assert "1 windows that were handed over are not committed yet" in queue.statistics().full
             await lane.commit(queue, hand_overs[0])
-            async with asyncio.timeout(WAIT_S):
-                await queue.room()
+            assert await queue.room(WAIT_S)
             assert queue.statistics().full == ""
+
+
+async def test_one_open_window_does_not_hold_the_segments_of_all_others(tmp_path: Path) -> None:
+    """Also in a log of so few segments that a checkpoint would not be worth it otherwise."""
+    lane = Lane(tmp_path, WindowConfig("session", timeout_us=50, keyed=True), replace(LIMITS, log_bytes_max=16 * 1024))
+    async with lane.opened() as queue:
+        lane.append(queue, frame_of([10**6], keys=[b"far ahead"]))
+        for begin in range(0, 10_000, 100):
+            while not await queue.room(0):
+                for hand_over in [*queue.close(begin), *queue.pending()]:
+                    if hand_over.number > lane.progress.hand_over:
+                        await lane.commit(queue, hand_over)
+                assert await queue.room(WAIT_S)
+            lane.append(queue, frame_of([begin] * 10, keys=[b"k"] * 10, values=[b"x" * 200] * 10))
+            await lane.acknowledge(queue)
+        assert segment_numbers(tmp_path)[0] == 1
+    async with lane.opened() as queue:
+        windows = [window for hand_over in queue.close(2 * 10**6) for window in hand_over.windows]
+        assert (windows[-1].start_us, windows[-1].rows) == (10**6, 1)
 
 
 async def test_a_waiting_lane_hears_of_room(tmp_path: Path) -> None:

@@ -200,17 +200,21 @@ class Log:
         self._unsynced_bytes += length
         return Location(self._number, offset, length)
 
-    def removable_bytes(self) -> int:
-        """What `begin_segment` would free now, without a checkpoint."""
-        plan = retention.without_checkpoint(
-            self._lengths, self._first, self._contents.summary().needed, self._number + 1
-        )
-        return retention.freed_bytes(self._lengths, plan)
+    def removable_bytes(self, *, pressed: bool = False) -> int:
+        """What `begin_segment` would free now, as far as that is known before a checkpoint is made."""
+        summary = self._contents.summary()
+        plan = retention.without_checkpoint(self._lengths, self._first, summary.needed, self._number + 1)
+        freed = retention.freed_bytes(self._lengths, plan)
+        more = self._unneeded_bytes(plan, summary)
+        return freed + (more if self._is_worth_a_checkpoint(more, pressed) else 0)
 
-    def begin_segment(self) -> None:
-        """Begin a segment at the next `sync`, and have those removed that are not needed."""
+    def begin_segment(self, *, pressed: bool = False) -> None:
+        """Begin a segment at the next `sync`, and have those removed that are not needed.
+
+        A log that is `pressed` for room makes a checkpoint for whatever that frees, if it frees more than it takes.
+        """
         self._check()
-        self._begin_segment()
+        self._begin_segment(pressed)
 
     async def sync(self) -> None:
         """Return when everything appended so far is durable. Entries may be appended meanwhile.
@@ -252,14 +256,14 @@ class Log:
         self._flushing = flushing
         return flushing
 
-    def _begin_segment(self) -> None:
-        self._pending.append(self._planned_segment())
+    def _begin_segment(self, pressed: bool = False) -> None:
+        self._pending.append(self._planned_segment(pressed))
 
-    def _planned_segment(self) -> BeginSegment:
+    def _planned_segment(self, pressed: bool = False) -> BeginSegment:
         number = self._number + 1
         summary = self._contents.summary()
         plan = retention.without_checkpoint(self._lengths, self._first, summary.needed, number)
-        checkpoint = self._worthwhile_checkpoint(plan, summary)
+        checkpoint = self._worthwhile_checkpoint(plan, summary, pressed)
         if checkpoint is not None:
             plan = retention.with_checkpoint(self._lengths, summary.needed, number)
         header = wal_pb2.Segment(
@@ -287,9 +291,19 @@ class Log:
         self._unsynced_bytes += length
         return BeginSegment(number, entry_buffers(self._sequence, meta, b""), removed)
 
-    def _worthwhile_checkpoint(self, plan: retention.Retention, summary: Summary) -> wal_pb2.Checkpoint | None:
-        more = sum(self._lengths[n] for n in plan.kept if n not in summary.needed)
-        if more < max(CHECKPOINT_SEGMENTS_MIN * self._segment_bytes, self._checkpoint_from):
+    def _unneeded_bytes(self, plan: retention.Retention, summary: Summary) -> int:
+        """Of segments that stay only because a restart has to read them."""
+        return sum(self._lengths[n] for n in plan.kept if n not in summary.needed)
+
+    def _is_worth_a_checkpoint(self, more: int, pressed: bool) -> bool:
+        least = 1 if pressed else CHECKPOINT_SEGMENTS_MIN * self._segment_bytes
+        return more >= max(least, self._checkpoint_from)
+
+    def _worthwhile_checkpoint(
+        self, plan: retention.Retention, summary: Summary, pressed: bool
+    ) -> wal_pb2.Checkpoint | None:
+        more = self._unneeded_bytes(plan, summary)
+        if not self._is_worth_a_checkpoint(more, pressed):
             return None
         checkpoint = self._contents.checkpoint()
         if checkpoint.ByteSize() * retention.CHECKPOINT_SHARE > more:

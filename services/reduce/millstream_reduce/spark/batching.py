@@ -23,6 +23,7 @@ from sqlglot import exp
 
 from millstream_reduce.spark.dialect import NotUnderstoodError, changed, parse, write
 from millstream_reduce.spark.functions import AGGREGATES, RANDOM
+from millstream_reduce.spark.limiting import OneByOneError, limit_each_window, take_limit
 from millstream_reduce.spark.manifest import WINDOW
 
 TABLE = "window"
@@ -34,8 +35,6 @@ _SELECT_PARTS = frozenset({
 })  # fmt: skip
 _SET_PARTS = frozenset({"this", "expression", "distinct", "by_name", "with_", "order"})
 _NAMES_OF_PARTS = {
-    "limit": "LIMIT",
-    "offset": "OFFSET",
     "fetch": "FETCH",
     "cluster": "CLUSTER BY",
     "distribute": "DISTRIBUTE BY",
@@ -44,10 +43,6 @@ _NAMES_OF_PARTS = {
     "sample": "TABLESAMPLE",
     "qualify": "QUALIFY",
 }
-
-
-class OneByOneError(ValueError):
-    """The windows have to be computed one by one; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +71,12 @@ class Source:
 def batched(query: str, table: str) -> str:
     """The query over many windows, whose rows `table` has. Raises `OneByOneError`."""
     try:
-        tree = parse(query)
-        relation = _Rewriting(table).query(tree, {})
+        # A node that something can be put around has another above it.
+        root = exp.Subquery(this=parse(query))
+        relation = _Rewriting(table).query(root.this, {})
         if not relation.carries:
             raise OneByOneError(f"the query does not read the table `{TABLE}`")
-        return write(tree, query)
+        return write(root.this, query)
     except NotUnderstoodError as error:
         raise OneByOneError(f"the query cannot be taken apart: {error}") from error
 
@@ -92,11 +88,19 @@ class _Rewriting:
 
     def query(self, node: exp.Expr, known: Mapping[str, Relation]) -> Relation:
         """Rewrite a query in place. `known`: the common table expressions that can be seen here."""
-        if isinstance(node, exp.Select):
+        if isinstance(node, (exp.Select, exp.SetOperation)):
             known = self._with(node, known)
-            return _Scope(self, node, known).rewrite()
-        if isinstance(node, exp.SetOperation):
-            return self._set_operation(node, known)
+            top = take_limit(node)
+            if isinstance(node, exp.Select):
+                relation = _Scope(self, node, known).rewrite()
+            else:
+                relation = self._set_operation(node, known)
+            if top is None:
+                return relation
+            if not relation.carries:
+                raise OneByOneError("LIMIT of rows that are not of the window")
+            limit_each_window(node, top)
+            return Relation(carries=True, never_empty=relation.never_empty and top.rows > 0 and not top.skipped)
         if isinstance(node, exp.Subquery):
             _allow(node, frozenset({"this", "alias"}), "a query in parentheses")
             return self.query(node.this, known)
@@ -141,7 +145,6 @@ class _Rewriting:
 
     def _set_operation(self, node: exp.SetOperation, known: Mapping[str, Relation]) -> Relation:
         _allow(node, _SET_PARTS, node.key.upper())
-        known = self._with(node, known)
         sides = [self.query(side, known) for side in (node.this, node.expression)]
         if sides[0].carries != sides[1].carries:
             raise OneByOneError(f"{node.key.upper()} with rows that are not of the window")
@@ -363,7 +366,7 @@ class _Scope:
         if self._merged:
             raise OneByOneError("* behind NATURAL JOIN or USING")
         shown = [source for source in self._sources if not source.hidden]
-        if len(shown) == 1:
+        if sum(source.relation.carries for source in shown) == 1:
             _leave_out_index(star)
             return [star]
         if any(star.args.get(part) for part in ("except_", "replace", "rename")):

@@ -60,7 +60,7 @@ def meaning(error: Exception) -> WindowFault | MillstreamError:
 def error_name(error: MillstreamError) -> str:
     """Name for `error_class`: of its class, or the nearest above it in `millstream.errors`."""
     names = (kind.__name__ for kind in type(error).__mro__ if getattr(errors, kind.__name__, None) is kind)
-    return next(names)
+    return str(next(names))
 
 
 def error_class(name: str) -> type[MillstreamError]:

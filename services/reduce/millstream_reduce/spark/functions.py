@@ -25,3 +25,9 @@ RANDOM = frozenset({
     "spark_partition_id", "uniform", "uuid",
 })  # fmt: skip
 """Functions that give something else when they are called once more."""
+
+GENERATORS = frozenset({
+    "inline", "inline_outer", "json_tuple", "posexplode", "posexplode_outer", "stack", "variant_explode",
+    "variant_explode_outer",
+})  # fmt: skip
+"""Functions of which one call may stand for several columns."""

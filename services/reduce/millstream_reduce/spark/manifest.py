@@ -157,8 +157,8 @@ def _ends(pieces: Indexes, tasks: int, whole_windows: bool) -> list[int]:
     cuts = np.append(np.flatnonzero((np.diff(unit, axis=0) != 0).any(axis=1)) + 1, len(pieces))
     rows = np.cumsum(pieces[:, -1])
     rows_at = rows[cuts - 1]
-    wanted = rows[-1] * np.arange(1, tasks + 1) / tasks
-    chosen = np.minimum(np.searchsorted(rows_at, wanted - wanted[0] / 2), len(cuts) - 1)
+    wanted = rows[-1] * np.arange(1, tasks) / tasks
+    chosen = np.searchsorted(rows_at, wanted - rows[-1] / tasks / 2)
     return sorted({*cuts[chosen].tolist(), len(pieces)})
 
 

@@ -4,10 +4,6 @@
 
 Above it: `jobs`. Below it: `rows` in Spark's tasks, `batching` for many windows in one query. Works with classic
 sessions and with Spark Connect.
-
-The value of a result is a JSON object of the selected columns: NULL is written as null, times as RFC 3339 in UTC,
-binaries in base64. A column `key` (or `keys`, a list of parts) becomes the result's key and stays in the object; `tags`
-and `headers` become its tags and headers and do not.
 """
 
 from __future__ import annotations
@@ -27,12 +23,14 @@ from millstream.errors import UserError
 from millstream.wire.reduce.v1 import spark_pb2
 from millstream_reduce.spark import faults
 from millstream_reduce.spark.avro import fields_of_avro
-from millstream_reduce.spark.batching import TABLE, OneByOneError, batched
+from millstream_reduce.spark.batching import batched
 from millstream_reduce.spark.decoding import AvroDecoder, CsvDecoder, Decoder, Field, JsonDecoder
+from millstream_reduce.spark.limiting import OneByOneError
 from millstream_reduce.spark.manifest import WINDOW, JobWindow, manifest_of
 from millstream_reduce.spark.needs import COLUMNS, needed_columns, needed_fields
 from millstream_reduce.spark.rows import Columns, RowReader, field_column
 from millstream_reduce.spark.schema import arrow_type, parse_fields
+from millstream_reduce.spark.statements import QUERY_LINE, ResultColumn, alone, as_results, quoted, text
 
 SMALL_JOB_ROWS = 300_000
 """Up to here one task is faster than several."""
@@ -48,23 +46,8 @@ _TYPES: dict[str, spark_types.DataType] = {
     "window_end": spark_types.TimestampType(),
     "window_early": spark_types.IntegerType(),
 }
-_JSON_OPTIONS = {
-    "timeZone": "UTC",
-    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
-    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
-    "ignoreNullFields": "false",
-}
-_QUERY_LINE = 2
-"""Line of our statements on which the user's query begins."""
+_PLACEHOLDER = "__rows_of_windows"
 _names = count()
-
-
-@dataclass(frozen=True, slots=True)
-class ResultColumn:
-    """A column of the query's result."""
-
-    name: str
-    kind: spark_types.DataType
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +62,15 @@ class SqlPlan:
     window: tuple[str, ...]
     """The columns of the table `window`, as expressions over those, the window's index first."""
     results: tuple[ResultColumn, ...]
+    together: str
+    """The query over many windows, whose rows are in `_PLACEHOLDER`."""
     one_by_one: str
     """Why many windows cannot share one query; empty when they can."""
 
     @property
     def result_columns(self) -> str:
         """As Spark writes a table's."""
-        return ", ".join(f"{_quoted(column.name)} {column.kind.simpleString()}" for column in self.results)
+        return ", ".join(f"{quoted(column.name)} {column.kind.simpleString()}" for column in self.results)
 
 
 class QueryFault(UserError):
@@ -95,29 +80,32 @@ class QueryFault(UserError):
 def plan_sql(spark: SparkSession, program: spark_pb2.SqlProgram) -> SqlPlan:
     """Let Spark look at a query. Raises `QueryFault`."""
     query = program.query.strip().rstrip(";")
-    full = _table(spark, program.value, *_everything(spark, program.value))
+    declared = _declared(spark, program.value)
+    fields = tuple(field.name for field in declared)
+    full = _table(program.value, declared, COLUMNS, fields)
     with _view(spark, spark.createDataFrame([], full.rows), full.window) as name:
-        results = _analyse(spark, _alone(query, name), query)
+        results = _analyse(spark, alone(query, name), query)
     _check_results(results)
     names, reads_value = needed_columns(query)
-    fields = needed_fields(query, full.declared) if reads_value else ()
-    pruned = _table(spark, program.value, names, fields, raw=reads_value)
-    one_by_one = ""
+    fields = needed_fields(query, fields) if reads_value else ()
+    pruned = _table(program.value, declared, names, fields, raw=reads_value)
     with _view(spark, spark.createDataFrame([], pruned.rows), pruned.window) as name:
+        together, one_by_one = "", ""
         try:
-            together = batched(query, name)
-            if (seen := _analyse(spark, together, query)) != (
-                *results,
-                ResultColumn(WINDOW, spark_types.IntegerType()),
-            ):
-                raise OneByOneError(f"rewritten it has other columns: {[column.name for column in seen]}")
-        except OneByOneError as error:
+            together = _together(spark, query, name, results)
+        except (OneByOneError, QueryFault) as error:
             one_by_one = str(error)
-        except QueryFault as error:
-            one_by_one = f"rewritten for many windows it cannot run: {error}"
-        if one_by_one:
-            _analyse(spark, _alone(query, name), query)
-    return SqlPlan(query, pruned.columns, pruned.rows, pruned.window, results, one_by_one)
+            _analyse(spark, alone(query, name), query)
+    return SqlPlan(query, pruned.columns, pruned.rows, pruned.window, results, together, one_by_one)
+
+
+def _together(spark: SparkSession, query: str, view: str, results: Sequence[ResultColumn]) -> str:
+    """The query over many windows. Raises `OneByOneError` unless Spark sees the same columns in it."""
+    together = batched(query, _PLACEHOLDER)
+    seen = _analyse(spark, together.replace(_PLACEHOLDER, view), query)
+    if seen != (*results, ResultColumn(WINDOW, spark_types.IntegerType())):
+        raise OneByOneError(f"over many windows it would have other columns: {[column.name for column in seen]}")
+    return together
 
 
 def compute_sql(spark: SparkSession, plan: SqlPlan, windows: Sequence[JobWindow], parallelism: int) -> pa.Table:
@@ -140,8 +128,9 @@ def compute_sql(spark: SparkSession, plan: SqlPlan, windows: Sequence[JobWindow]
     statements = []
     with _views(spark, bases, plan.window) as names:
         for name in names:
-            query = _alone(plan.query, name, index=0) if plan.one_by_one else batched(plan.query, name)
-            statements.append(_result(plan, query))
+            one = alone(plan.query, name, index=0)
+            query = one if plan.one_by_one else plan.together.replace(_PLACEHOLDER, name)
+            statements.append(as_results(plan.results, query))
         return spark.sql("\nUNION ALL\n".join(statements)).toArrow()
 
 
@@ -149,7 +138,8 @@ def _one_by_one(spark: SparkSession, plan: SqlPlan, windows: Sequence[JobWindow]
     readers = [RowReader(manifest_of([window], whole_windows=True), plan.columns) for window in windows]
     with _views(spark, [_rows(spark, plan, reader, 0, 1) for reader in readers], plan.window) as names:
         statements = [
-            _result(plan, _alone(plan.query, name, index=index)) for index, name in enumerate(names, start=first)
+            as_results(plan.results, alone(plan.query, name, index=index))
+            for index, name in enumerate(names, start=first)
         ]
         return spark.sql("\nUNION ALL\n".join(f"({statement})" for statement in statements)).toArrow()
 
@@ -177,37 +167,6 @@ def _view(spark: SparkSession, base: DataFrame, window: Sequence[str]) -> Iterat
         yield name
 
 
-def _alone(query: str, view: str, index: int | None = None) -> str:
-    """The query over the one window that is in `view`; the user's text begins on line `_QUERY_LINE`."""
-    columns = "*" if index is None else f"*, {index} AS {WINDOW}"
-    return f"WITH {TABLE} AS (SELECT * EXCEPT ({WINDOW}) FROM {view}) SELECT {columns} FROM (\n{query}\n)"
-
-
-def _result(plan: SqlPlan, query: str) -> str:
-    """The results of `query` as records."""
-    special = {column.name.lower(): column for column in reversed(plan.results)}
-    in_value = [column.name for column in plan.results if column.name.lower() not in ("tags", "headers")]
-    members = ", ".join(f"{_text(name)}, {_quoted(name)}" for name in in_value)
-    options = ", ".join(f"{_text(name)}, {_text(value)}" for name, value in _JSON_OPTIONS.items())
-    value = f"to_json(named_struct({members}), map({options}))" if in_value else "'{}'"
-    key = special.get("keys") or special.get("key")
-    tags, headers = special.get("tags"), special.get("headers")
-    return (
-        f"SELECT {WINDOW} AS window, {_list(key)} AS keys, {value} AS value, {_list(tags)} AS tags, "
-        f"CAST({_quoted(headers.name) if headers else 'NULL'} AS MAP<STRING, BINARY>) AS headers FROM (\n{query}\n)"
-    )
-
-
-def _list(column: ResultColumn | None) -> str:
-    """A list of texts: a list as it is, anything else as the only item."""
-    if column is None:
-        return "CAST(NULL AS ARRAY<STRING>)"
-    name = _quoted(column.name)
-    if isinstance(column.kind, spark_types.ArrayType):
-        return f"transform(CAST({name} AS ARRAY<STRING>), part -> coalesce(part, ''))"
-    return f"CASE WHEN {name} IS NOT NULL THEN array(CAST({name} AS STRING)) END"
-
-
 def _analyse(spark: SparkSession, statement: str, query: str) -> tuple[ResultColumn, ...]:
     try:
         schema = spark.sql(statement).schema
@@ -215,7 +174,7 @@ def _analyse(spark: SparkSession, statement: str, query: str) -> tuple[ResultCol
         raise QueryFault(_syntax_fault(spark, query)) from error
     except PySparkException as error:
         text = str(error)
-        message = faults.sentence(text, _QUERY_LINE)
+        message = faults.sentence(text, QUERY_LINE)
         if "UNRESOLVED_ROUTINE" in text:
             functions = [row[0] for row in spark.sql("SHOW FUNCTIONS").collect()]
             message = faults.with_suggestion(message, functions)
@@ -228,7 +187,7 @@ def _syntax_fault(spark: SparkSession, query: str) -> str:
     try:
         spark.sql(f"EXPLAIN\n{query}")
     except ParseException as error:
-        return faults.sentence(str(error), _QUERY_LINE)
+        return faults.sentence(str(error), QUERY_LINE)
     except PySparkException:
         pass
     return "it is not a query: write one SELECT"
@@ -254,11 +213,6 @@ class _Table:
     columns: Columns
     rows: spark_types.StructType
     window: tuple[str, ...]
-    declared: tuple[str, ...]
-
-
-def _everything(spark: SparkSession, value: spark_pb2.ValueSchema) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    return COLUMNS, tuple(field.name for field in _declared(spark, value))
 
 
 def _declared(spark: SparkSession, value: spark_pb2.ValueSchema) -> spark_types.StructType:
@@ -273,10 +227,14 @@ def _declared(spark: SparkSession, value: spark_pb2.ValueSchema) -> spark_types.
 
 
 def _table(
-    spark: SparkSession, value: spark_pb2.ValueSchema, names: Sequence[str], fields: Sequence[str], *, raw: bool = True
+    value: spark_pb2.ValueSchema,
+    declared: spark_types.StructType,
+    names: Sequence[str],
+    fields: Sequence[str],
+    *,
+    raw: bool = True,
 ) -> _Table:
     """The table `window` with these columns and these fields of the value (raw: with the value itself)."""
-    declared = _declared(spark, value)
     raw = raw and value.format in ("", "raw")
     needed = [field for field in declared if field.name in fields]
     decoder = _decoder(value, declared, fields) if needed else None
@@ -291,10 +249,10 @@ def _table(
         members = []
         for index, field in enumerate(needed):
             rows = rows.add(field_column(index), field.dataType)
-            members.append(f"{_text(field.name)}, {field_column(index)}")
+            members.append(f"{text(field.name)}, {field_column(index)}")
         window.append(f"named_struct({', '.join(members)}) AS value")
     columns = Columns(tuple(names), raw=raw, decoder=decoder)
-    return _Table(columns, rows, tuple(window), tuple(field.name for field in declared))
+    return _Table(columns, rows, tuple(window))
 
 
 def _decoder(value: spark_pb2.ValueSchema, declared: spark_types.StructType, names: Sequence[str]) -> Decoder:
@@ -308,11 +266,3 @@ def _decoder(value: spark_pb2.ValueSchema, declared: spark_types.StructType, nam
         case "avro":
             return AvroDecoder(needed, value.avro_schema)
     raise QueryFault(f"values cannot be decoded as {value.format!r}: json, csv, avro or raw")
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
-
-
-def _text(text: str) -> str:
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -1,0 +1,72 @@
+"""Windows of a few records, and requests for them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from millstream.wire.reduce.v1 import spark_pb2, wal_pb2
+from millstream_reduce.batches import encoded
+from millstream_reduce.log.entries import entry_buffers, segment_name, total_length
+
+QUERY = "SELECT key, count(*) AS n, sum(value.n) AS total, window_start FROM window GROUP BY key, window_start"
+
+
+def sql(query: str = QUERY) -> spark_pb2.Program:
+    value = spark_pb2.ValueSchema(format="json", fields="n BIGINT")
+    return spark_pb2.Program(sql=spark_pb2.SqlProgram(query=query, value=value), keyed=True)
+
+
+def write_windows(directory: Path, *numbers: Sequence[int]) -> list[wal_pb2.Window]:
+    """A log with one window, of one entry, for each list; a record for each number, with its parity as its key."""
+    directory.mkdir(parents=True, exist_ok=True)
+    windows, offset = [], 0
+    with (directory / segment_name(1)).open("wb") as segment:
+        for index, of_window in enumerate(numbers):
+            body = encoded(
+                pa.record_batch({
+                    "value": pa.array([json.dumps({"n": n}).encode() for n in of_window], pa.binary()),
+                    "event_time": pa.array([index * 1_000_000] * len(of_window), pa.timestamp("us", tz="UTC")),
+                    "keys": pa.array([["odd" if n % 2 else "even"] for n in of_window], pa.list_(pa.string())),
+                })
+            )  # fmt: skip
+            entry = wal_pb2.Entry(append=wal_pb2.Append(rows=len(of_window), has_keys=True))
+            buffers = entry_buffers(index + 1, entry.SerializeToString(), body)
+            length = total_length(buffers)
+            segment.write(b"".join(buffers))
+            rows = len(of_window)
+            pieces = wal_pb2.Pieces(segments=[1], offsets=[offset], lengths=[length], first_rows=[0], rows=[rows])
+            start_us = index * 1_000_000
+            windows.append(wal_pb2.Window(start_us=start_us, end_us=start_us + 1_000_000, rows=rows, pieces=pieces))
+            offset += length
+    return windows
+
+
+def request(
+    directory: Path, windows: Sequence[wal_pb2.Window], program: spark_pb2.Program | None = None
+) -> spark_pb2.RunRequest:
+    return spark_pb2.RunRequest(program=program or sql(), directory=str(directory), windows=windows)
+
+
+def totals(table: pa.Table) -> dict[tuple[int, str], tuple[int, int]]:
+    """Count and sum by window and key, of results of `QUERY`."""
+    rows: list[tuple[int, dict[str, Any]]] = [
+        (row["window"], json.loads(row["value"])) for row in table.select(["window", "value"]).to_pylist()
+    ]
+    found = {(window, row["key"]): (row["n"], row["total"]) for window, row in rows}
+    assert len(found) == len(rows)
+    return found
+
+
+def expected_totals(*numbers: Sequence[int]) -> dict[tuple[int, str], tuple[int, int]]:
+    found: dict[tuple[int, str], tuple[int, int]] = {}
+    for window, of_window in enumerate(numbers):
+        for n in of_window:
+            key = (window, "odd" if n % 2 else "even")
+            count, total = found.get(key, (0, 0))
+            found[key] = (count + 1, total + n)
+    return found

@@ -1,0 +1,112 @@
+"""Spark as others run it: a standalone cluster and a Spark Connect server, real ones, on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from millstream.tether import tethered
+from millstream_reduce.spark import aot
+from millstream_reduce.spark.java import find_java, spark_home
+
+START_TIMEOUT_S = 90.0
+_POLL_S = 0.02
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@asynccontextmanager
+async def open_cluster(directory: Path) -> AsyncIterator[str]:
+    """A master and a worker with one core. Gives the master's address."""
+    master, web = f"spark://127.0.0.1:{free_port()}", ("--webui-port", "0")
+    _, _, port = master.rpartition(":")
+    classes = "org.apache.spark.deploy"
+    master_command = [f"{classes}.master.Master", "--host", "127.0.0.1", "--port", port, *web]
+    worker_command = [
+        *(f"{classes}.worker.Worker", "--host", "127.0.0.1", *web, "--cores", "1", "--memory", "1g"),
+        *("--work-dir", str(directory / "work"), master),
+    ]
+    async with (
+        _server(directory, "master", master_command, "I have been elected leader"),
+        _server(directory, "worker", worker_command, "Successfully registered with master"),
+    ):
+        yield master
+
+
+@asynccontextmanager
+async def open_connect_server(directory: Path) -> AsyncIterator[str]:
+    """A Spark Connect server. Gives its address."""
+    port = free_port()
+    conf = {
+        "spark.master": "local[2,4]",
+        "spark.ui.enabled": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.extraJavaOptions": " ".join(["-XX:+UseSerialGC", *aot.use_options(aot.find_cache(find_java()))]),
+        "spark.local.dir": str(directory),
+        "spark.sql.warehouse.dir": str(directory / "warehouse"),
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": str(port),
+        "spark.python.unix.domain.socket.enabled": "true",
+    }
+    options = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
+    server = [
+        "org.apache.spark.deploy.SparkSubmit",
+        "--class",
+        "org.apache.spark.sql.connect.service.SparkConnectServer",
+    ]
+    async with _server(directory, "connect", [*server, *options, "spark-internal"], "Spark Connect server started"):
+        yield f"sc://127.0.0.1:{port}"
+
+
+@asynccontextmanager
+async def _server(directory: Path, name: str, arguments: Sequence[str], ready: str) -> AsyncIterator[None]:
+    """One process of Spark's, which has said that it is ready."""
+    directory.mkdir(exist_ok=True)
+    log = directory / f"{name}.log"
+    environment = os.environ | {
+        "JAVA_HOME": str(find_java().home),
+        "SPARK_HOME": str(spark_home()),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "PYSPARK_PYTHON": sys.executable,
+        # Of a Connect server it is the heap, which has to be this large at least.
+        "SPARK_DAEMON_MEMORY": "512m",
+    }
+    with log.open("wb") as file:
+        process = await asyncio.create_subprocess_exec(
+            *tethered([str(spark_home() / "bin" / "spark-class"), *arguments]),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            cwd=directory,
+            env=environment,
+            start_new_session=True,
+        )
+    try:
+        await _await_text(process, log, ready)
+        yield
+    finally:
+        # With the executors that a worker has started.
+        os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+
+
+async def _await_text(process: asyncio.subprocess.Process, log: Path, text: str) -> None:
+    try:
+        async with asyncio.timeout(START_TIMEOUT_S):
+            while text not in log.read_text(errors="replace"):
+                assert process.returncode is None, f"{log.name}: {log.read_text(errors='replace')[-2000:]}"
+                await asyncio.sleep(_POLL_S)
+    except TimeoutError:
+        raise AssertionError(f"{log.name} does not say {text!r}: {log.read_text(errors='replace')[-2000:]}") from None

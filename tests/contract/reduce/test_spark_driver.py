@@ -1,0 +1,110 @@
+"""A real Spark driver, asked by its client: answers, shared jobs, faults by kind, requests that are taken back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from millstream.errors import DamageError
+from millstream_reduce.log.entries import segment_name
+from millstream_reduce.spark.client import SparkClient, open_spark_client
+from millstream_reduce.spark.results import RESULT_SCHEMA
+from tests.contract.reduce.spark_requests import expected_totals, request, sql, totals, write_windows
+
+if TYPE_CHECKING:
+    from tests.spark_driver import SparkDriver
+
+LIMIT_S = 90.0
+SLEEPS = "SELECT value.n AS n, reflect('java.lang.Thread', 'sleep', value.n) AS slept FROM window"
+"""For as many milliseconds as the values say."""
+
+pytestmark = pytest.mark.timeout(200)
+
+
+@pytest.fixture
+async def client(spark: SparkDriver) -> AsyncIterator[SparkClient]:
+    async with asyncio.timeout(LIMIT_S), open_spark_client(spark.address) as client:
+        yield client
+
+
+async def test_it_says_what_it_is(client: SparkClient, spark: SparkDriver) -> None:
+    answer = await client.describe()
+    assert answer.pid == spark.pid
+    assert answer.master == "local[2,4]"
+    assert answer.spark_version.startswith("4.")
+    assert int(answer.java_version.partition(".")[0]) >= 17
+    assert answer.start_s > 0
+
+
+async def test_requests_that_come_together_share_jobs_and_get_their_own_results(
+    client: SparkClient, tmp_path: Path
+) -> None:
+    numbers = {f"log-{lane}": [[lane, 2 * window, window + 7] for window in range(lane % 4)] for lane in range(24)}
+    requests = [request(tmp_path / name, write_windows(tmp_path / name, *lists)) for name, lists in numbers.items()]
+    answers = await asyncio.gather(*(client.run(message) for message in requests))
+    for (table, summary), lists in zip(answers, numbers.values(), strict=True):
+        assert table.schema.equals(RESULT_SCHEMA)
+        assert totals(table) == expected_totals(*lists)
+        assert not summary.failures
+        assert summary.job_s > 0
+    assert max(summary.job_requests for _, summary in answers) > 1
+
+
+async def test_a_window_that_fails_says_why_and_its_neighbours_have_results(
+    client: SparkClient, tmp_path: Path
+) -> None:
+    windows = write_windows(tmp_path, [1, 2], [3, 0], [4])
+    query = (
+        "SELECT key, count(*) AS n, sum(12 DIV value.n) AS total, window_start FROM window GROUP BY key, window_start"
+    )
+    table, summary = await client.run(request(tmp_path, windows, sql(query)))
+    assert set(totals(table)) == {(0, "odd"), (0, "even"), (2, "even")}
+    (failure,) = summary.failures
+    assert failure.window == 1
+    assert "zero" in failure.reason
+
+
+async def test_a_program_is_checked_without_running_it(client: SparkClient) -> None:
+    good = await client.check(sql())
+    assert (list(good.faults), good.one_by_one) == ([], "")
+    assert "`total` bigint" in good.columns
+    (fault,) = (await client.check(sql("SELECT cuont(*) AS n FROM window"))).faults
+    assert "cuont" in fault
+
+
+@pytest.mark.guarantee("I10")
+async def test_damage_of_a_log_is_told_as_what_it_is_and_hurts_nobody_else(client: SparkClient, tmp_path: Path) -> None:
+    logs = {name: write_windows(tmp_path / name, [1, 2, 3]) for name in ("good", "bad")}
+    segment = tmp_path / "bad" / segment_name(1)
+    data = bytearray(segment.read_bytes())
+    data[len(data) // 2] ^= 1
+    segment.write_bytes(data)
+    answers = await asyncio.gather(
+        *(client.run(request(tmp_path / name, windows)) for name, windows in logs.items()), return_exceptions=True
+    )
+    good, bad = answers
+    assert not isinstance(good, BaseException)
+    assert totals(good[0]) == expected_totals([1, 2, 3])
+    assert isinstance(bad, DamageError)
+    assert segment_name(1) in str(bad)
+
+
+async def test_a_request_that_is_taken_back_stops_its_job(client: SparkClient, tmp_path: Path) -> None:
+    program = sql(SLEEPS)
+    short, long = write_windows(tmp_path, [1], [600_000])
+    await client.run(request(tmp_path, [short], program))
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(client.run(request(tmp_path, [long], program)))
+        # Jobs of one program run one after another, so this one waits for the one before.
+        jobs = (await client.describe()).jobs
+        waiting = tasks.create_task(client.run(request(tmp_path, [short], program)))
+        assert (await asyncio.wait((waiting,), timeout=0.5))[0] == set()
+        assert (await client.describe()).jobs == jobs
+        running.cancel()
+        table, _ = await waiting
+    assert [json.loads(row["value"])["n"] for row in table.to_pylist()] == [1]

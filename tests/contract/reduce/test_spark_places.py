@@ -1,0 +1,58 @@
+"""The driver with Spark elsewhere: a real standalone cluster, a real Spark Connect server."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from millstream_reduce.spark.client import SparkClient, open_spark_client
+from tests.contract.reduce.spark_requests import expected_totals, request, sql, totals, write_windows
+from tests.contract.reduce.spark_servers import open_cluster, open_connect_server
+from tests.contract.reduce.test_spark_driver import SLEEPS
+from tests.spark_driver import open_spark_driver
+
+LIMIT_S = 240.0
+ON_LOOPBACK = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.executor.memory": "512m",
+    "spark.sql.shuffle.partitions": "2",
+}
+
+pytestmark = pytest.mark.timeout(300)
+
+
+async def check_jobs(client: SparkClient, directory: Path) -> None:
+    """Results are those of a Spark on this machine; a job that nobody waits for stops."""
+    numbers = [[1, 2, 3], [4], [5, 5]]
+    windows = write_windows(directory, *numbers)
+    table, _ = await client.run(request(directory, windows))
+    assert totals(table) == expected_totals(*numbers)
+    assert not (await client.check(sql())).faults
+    sleeps = sql(SLEEPS)
+    long = write_windows(directory / "long", [600_000])
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(client.run(request(directory / "long", long, sleeps)))
+        waiting = tasks.create_task(client.run(request(directory, windows[1:2], sleeps)))
+        assert (await asyncio.wait((waiting,), timeout=1.0))[0] == set()
+        running.cancel()
+        await waiting
+
+
+async def test_a_standalone_cluster(tmp_path: Path) -> None:
+    async with asyncio.timeout(LIMIT_S), open_cluster(tmp_path / "cluster") as master:
+        with open_spark_driver(master=master, conf=ON_LOOPBACK) as driver:
+            assert (await driver.ready()).master == master
+            async with open_spark_client(driver.address) as client:
+                await check_jobs(client, tmp_path / "log")
+
+
+async def test_a_spark_connect_server(tmp_path: Path) -> None:
+    async with asyncio.timeout(LIMIT_S), open_connect_server(tmp_path / "server") as remote:
+        with open_spark_driver(remote=remote) as driver:
+            answer = await driver.ready()
+            assert (answer.master, answer.java_version) == (remote, "")
+            async with open_spark_client(driver.address) as client:
+                await check_jobs(client, tmp_path / "log")

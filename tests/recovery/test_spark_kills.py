@@ -1,0 +1,86 @@
+"""What happens to a request when the driver, its JVM or the memory of both gives out under it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import psutil
+import pytest
+
+from millstream.errors import EnvironmentFault
+from millstream.limits import MIB
+from millstream.wire.reduce.v1 import spark_pb2
+from millstream_reduce.spark.client import open_spark_client
+from tests.contract.reduce.spark_requests import request, sql, write_windows
+from tests.spark_driver import open_spark_driver
+
+LIMIT_S = 270.0
+FUNCTION = """\
+import pathlib, time
+
+HERE = pathlib.Path(__file__).parent
+
+
+def held(keys, records, window):
+    (HERE / "begun").touch()
+    while not (HERE / "let-go").exists():
+        time.sleep(0.01)
+    return str(len(list(records)))
+"""
+LARGE = "SELECT max(size(sequence(0L, 400000000L + value.n))) AS n FROM window"
+
+pytestmark = pytest.mark.timeout(300)
+
+
+async def until_there(path: Path) -> None:
+    while not path.exists():
+        await asyncio.sleep(0.01)
+        assert path.parent.exists()
+
+
+@pytest.mark.guarantee("I9")
+async def test_a_request_is_answered_although_driver_and_jvm_are_killed_in_the_middle_of_its_job(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "held.py").write_text(FUNCTION)
+    program = spark_pb2.Program(python=spark_pb2.PythonProgram(target="held.py:held", directory=str(tmp_path)))
+    message = request(tmp_path / "log", write_windows(tmp_path / "log", [1, 2, 3]), program)
+    with open_spark_driver() as driver:
+        async with asyncio.timeout(LIMIT_S), open_spark_client(driver.address) as client, asyncio.TaskGroup() as tasks:
+            # It may be asked before it is there.
+            answer = tasks.create_task(client.run(message))
+            await until_there(tmp_path / "begun")
+            jvm = driver.jvm()
+            driver.kill()
+            # Nothing of it stays behind.
+            await asyncio.to_thread(jvm.wait, 20)
+
+            (tmp_path / "begun").unlink()
+            driver.start()
+            await until_there(tmp_path / "begun")
+            driver.jvm().kill()
+            assert await driver.ended() == EnvironmentFault.exit_code
+            assert "Spark's JVM ended (killed" in driver.log_file.read_text().splitlines()[-1]
+            assert not answer.done()
+
+            (tmp_path / "let-go").touch()
+            driver.start()
+            table, summary = await answer
+            assert table["value"].to_pylist() == [b"3"]
+            assert not summary.failures
+
+
+async def test_a_spark_that_is_out_of_memory_ends_and_says_so(tmp_path: Path) -> None:
+    message = request(tmp_path, write_windows(tmp_path, [1]), sql(LARGE))
+    with open_spark_driver(driver_memory_bytes=512 * MIB) as driver:
+        async with asyncio.timeout(LIMIT_S), open_spark_client(driver.address) as client, asyncio.TaskGroup() as tasks:
+            asking = tasks.create_task(client.run(message))
+            assert await driver.ended() == EnvironmentFault.exit_code
+            last = driver.log_file.read_text().splitlines()[-1]
+            assert "Spark ran out of memory (512 MiB): raise `spec.spark.driverMemory`" in last
+            assert not asking.done()
+            asking.cancel()
+    assert not [
+        process for process in psutil.process_iter(["cmdline"]) if str(tmp_path) in str(process.info["cmdline"])
+    ]
