@@ -23,7 +23,8 @@ from millstream.testing.nats_server import NatsServer, open_nats_server
 from millstream.watermark.jetstream import open_jetstream_ot_stores
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream.wire.nats import open_connection
-from millstream_vertex.assembly import VertexConfig, open_vertex
+from millstream_vertex.assembly import open_vertex
+from millstream_vertex.surroundings import VertexConfig
 
 
 class PipelineRun:

@@ -23,7 +23,8 @@ from millstream.ledger.protocol import DurabilityLevel
 from millstream.limits import DRAIN_TIMEOUT_S
 from millstream.spec import resolved
 from millstream.telemetry.logging import configure_logging
-from millstream_vertex.assembly import VertexConfig, open_vertex
+from millstream_vertex.assembly import open_vertex
+from millstream_vertex.surroundings import VertexConfig
 
 log = logging.getLogger(__name__)
 

@@ -7,19 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import socket
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 from millstream.clock import MICROSECONDS, START_OF_TIME_US, Clock
 from millstream.errors import MillstreamError, UdfError, UserError
-from millstream.ledger.jetstream import open_jetstream_broker
-from millstream.ledger.protocol import Broker, DurabilityLevel, Ledger
+from millstream.ledger.protocol import Ledger
 from millstream.limits import (
     BYTES_IN_FLIGHT_MAX,
     FRAMES_IN_FLIGHT_MAX,
@@ -33,10 +29,8 @@ from millstream.statistics import LaneStatistics, VertexStatistics
 from millstream.telemetry import Telemetry, open_telemetry
 from millstream.telemetry.logging import log_lane
 from millstream.udf.protocol import MapStream, StreamName
-from millstream.watermark.jetstream import open_jetstream_ot_stores
 from millstream.watermark.source import IdlePolicy, SourceWatermark
-from millstream.watermark.store import OtListener, OtStore, OtStores, follow, newest
-from millstream.wire.nats import open_connection
+from millstream.watermark.store import OtListener, OtStore, follow, newest
 from millstream_reader.buffer import open_buffer_reader
 from millstream_reader.sources.opening import open_source
 from millstream_reader.tracker import Tracker
@@ -48,10 +42,10 @@ from millstream_vertex.input import LaneInput
 from millstream_vertex.lane import LaneCore
 from millstream_vertex.map_lane import MapLane
 from millstream_vertex.mapping import Mapper
-from millstream_vertex.programs import Programs, open_programs
 from millstream_vertex.settings import ids_ttl_s, ledger_limits, room_limits, route
 from millstream_vertex.sink_lane import SinkVertexLane
 from millstream_vertex.source_lane import SourceVertexLane
+from millstream_vertex.surroundings import OpenSurroundings, Surroundings, VertexConfig, open_outside
 from millstream_writer.committer import Committer
 from millstream_writer.delivery import Delivery, DeliveryLimits
 from millstream_writer.room import Room
@@ -71,25 +65,6 @@ class VertexLane(Protocol):
         """Take nothing new in."""
 
     def statistics(self) -> LaneStatistics: ...
-
-
-@dataclass(frozen=True, slots=True)
-class VertexConfig:
-    """What a vertex process is told at its start."""
-
-    resolved: Resolved
-    vertex: str
-    replica: int
-    nats_url: str
-    monitor_url: str | None
-    durability: DurabilityLevel
-    """The weakest that is accepted."""
-    metrics_port: int
-    """Of the Prometheus endpoint; 0 for none."""
-    windows_dir: Path | None = None
-    """Where reduce lanes keep their logs, <vertex>/<partition>."""
-    spark: str | None = None
-    """gRPC address of the pipeline's Spark driver."""
 
 
 class VertexProcess:
@@ -129,10 +104,13 @@ class VertexProcess:
 
 
 @asynccontextmanager
-async def open_vertex(config: VertexConfig, clock: Clock) -> AsyncIterator[VertexProcess]:
+async def open_vertex(
+    config: VertexConfig, clock: Clock, *, surroundings: OpenSurroundings = open_outside
+) -> AsyncIterator[VertexProcess]:
     """Take the replica's lanes over and open everything they need."""
     async with AsyncExitStack() as stack:
-        shared = await _Shared.open(config, clock, stack)
+        outside = await stack.enter_async_context(surroundings(config))
+        shared = await _Shared.open(config, clock, outside)
         lanes: list[VertexLane] = []
         cycle_ends: list[LaneInput] = []
         statistics = _Statistics(shared, lanes)
@@ -158,20 +136,17 @@ async def open_vertex(config: VertexConfig, clock: Clock) -> AsyncIterator[Verte
 class _Shared:
     """What all lanes of the process use."""
 
-    def __init__(
-        self, config: VertexConfig, clock: Clock, broker: Broker, stores: OtStores, programs: Programs
-    ) -> None:
+    def __init__(self, config: VertexConfig, clock: Clock, outside: Surroundings) -> None:
         self.config = config
         self.clock = clock
+        self.outside = outside
         self.graph: Graph = config.resolved.graph
         self.vertex = self.graph.vertex(config.vertex)
         self.kind = self.vertex.kind
-        self.programs = programs
+        self.programs = outside.programs
         self.pipeline = config.resolved.pipeline.name
         self.owner = f"{config.vertex}-{config.replica}/{os.getpid()}@{socket.gethostname()}"
-        self.rng = random.Random()
-        self._broker = broker
-        self._stores = stores
+        self.rng = outside.rng
         self._ledgers: dict[str, Ledger] = {}
         self._listeners: dict[str, list[OtListener]] = defaultdict(list)
         self._ot: dict[str, OtStore] = {}
@@ -184,17 +159,8 @@ class _Shared:
         )
 
     @classmethod
-    async def open(cls, config: VertexConfig, clock: Clock, stack: AsyncExitStack) -> _Shared:
-        name = config.resolved.pipeline.name
-        broker = await stack.enter_async_context(
-            open_jetstream_broker(config.nats_url, name, require=config.durability, monitor_url=config.monitor_url)
-        )
-        connection = await stack.enter_async_context(
-            open_connection(config.nats_url, name=f"{name}/{config.vertex} watermarks")
-        )
-        stores = await stack.enter_async_context(open_jetstream_ot_stores(connection, name))
-        programs = await stack.enter_async_context(open_programs(config.resolved, config.vertex, config.replica))
-        shared = cls(config, clock, broker, stores, programs)
+    async def open(cls, config: VertexConfig, clock: Clock, outside: Surroundings) -> _Shared:
+        shared = cls(config, clock, outside)
         for buffer, fill in shared.room.fills.items():
             await shared.listen(shared.graph.edge(buffer.edge).to, fill.downstream)
             if shared.vertex.replicas > 1:
@@ -204,12 +170,12 @@ class _Shared:
     async def ledger(self, vertex: str) -> Ledger:
         if vertex not in self._ledgers:
             limits = ledger_limits(self.graph, vertex)
-            self._ledgers[vertex] = await self._broker.ledger(vertex, limits)
+            self._ledgers[vertex] = await self.outside.broker.ledger(vertex, limits)
         return self._ledgers[vertex]
 
     async def ot(self, vertex: str) -> OtStore:
         if vertex not in self._ot:
-            self._ot[vertex] = await self._stores.store(vertex)
+            self._ot[vertex] = await self.outside.stores.store(vertex)
         return self._ot[vertex]
 
     async def listen(self, vertex: str, listener: OtListener) -> None:
@@ -373,6 +339,8 @@ class _LaneOpening:
             spark=shared.config.spark,
             ledger=shared.ledger,
             listen=shared.listen,
+            open_spark=shared.outside.spark,
+            files=shared.outside.files(),
             rng=shared.rng,
         )
         return await opening.open(self._stack)

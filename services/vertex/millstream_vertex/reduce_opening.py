@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,17 +19,17 @@ from millstream.spec.lanes import inputs_of, upstream_lanes
 from millstream.spec.resolved import Resolved
 from millstream.udf.protocol import StreamName
 from millstream_reader.buffer import open_buffer_reader
+from millstream_reduce.log.files import Files
 from millstream_reduce.log.segments import LogIdentity
 from millstream_reduce.queue import QueueLimits, open_queue
-from millstream_reduce.spark.client import open_spark_client
 from millstream_reduce.windows import make_windowing
-from millstream_vertex.hand_over import HandOverJobs, ResultRouter
+from millstream_vertex.hand_over import HandOverJobs, ResultRouter, SparkRuns
 from millstream_vertex.input import LaneInput
 from millstream_vertex.lane import LaneCore
-from millstream_vertex.programs import Programs
 from millstream_vertex.reduce_config import log_bytes_max, program_of, window_config
 from millstream_vertex.reduce_input import ReduceInput, ReduceInputs
 from millstream_vertex.reduce_lane import EarlyPolicy, ReduceLane, progress_of
+from millstream_vertex.surroundings import VertexPrograms
 from millstream_writer.routing import Router
 
 
@@ -41,7 +41,7 @@ class ReduceOpening:
     core: LaneCore
     router: Router
     policy: RetryPolicy
-    programs: Programs
+    programs: VertexPrograms
     replica: int
     windows_dir: Path | None
     spark: str | None
@@ -49,6 +49,10 @@ class ReduceOpening:
     """The ledger of a vertex."""
     listen: Callable[[str, LaneInput], Awaitable[None]]
     """Have the updates of that vertex's OT store handed to an input."""
+    open_spark: Callable[[str], AbstractAsyncContextManager[SparkRuns]]
+    """A client of the Spark driver at that address."""
+    files: Files
+    """The file operations of the log."""
     rng: random.Random
 
     async def open(self, stack: AsyncExitStack) -> ReduceLane:
@@ -81,9 +85,10 @@ class ReduceOpening:
                 limits=QueueLimits(log_bytes_max=bytes_max) if bytes_max is not None else None,
                 keep_late=late_to_edge,
                 input_is_kept=group_by.keeps_input,
+                files=self.files,
             )
         )
-        spark = await stack.enter_async_context(open_spark_client(self.spark))
+        spark = await stack.enter_async_context(self.open_spark(self.spark))
         positions = queue.positions()
         inputs = [
             await self._open_input(buffer, positions.get(buffer.edge, 0), stack) for buffer in inputs_of(graph, lane)
