@@ -23,6 +23,7 @@ from uuid import uuid4
 from nats import errors as nats_errors
 
 from millstream import limits
+from millstream.durable import step
 from millstream.errors import MillstreamError, UserError
 from millstream.ledger.protocol import Commit
 from millstream.ledger.subjects import frame_subject, ids_subject, is_mark_subject, lane_filter, mark_subject
@@ -186,7 +187,8 @@ async def send_commit(
                 break
             batch_headers = {BATCH_ID: batch_id, BATCH_SEQUENCE: str(number), **headers}
             if number < last:
-                await connection.publish(subject, data, batch_headers)
+                with step("ledger.stage"):
+                    await connection.publish(subject, data, batch_headers)
             else:
                 batch_headers[BATCH_COMMIT] = "1"
                 await connection.publish(subject, data, batch_headers, reply)

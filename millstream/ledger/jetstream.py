@@ -22,6 +22,7 @@ from uuid import uuid4
 from google.protobuf.message import DecodeError
 
 from millstream import limits
+from millstream.durable import step
 from millstream.errors import (
     BufferFullError,
     DamageError,
@@ -45,7 +46,7 @@ from millstream.ledger.protocol import (
     StoredFrame,
     StoredMark,
 )
-from millstream.ledger.pull import PullReader
+from millstream.ledger.pull import PullReader, opened
 from millstream.ledger.requests import (
     BATCH_INCOMPLETE,
     BATCHES_IN_FLIGHT,
@@ -125,13 +126,18 @@ class JetStreamLedger:
             stored = await self._surely_mark(lane)
             mark = taken_over(stored, owner, uuid4().bytes)
             try:
-                receipt = await self.commit(Commit(lane, (), mark, after=stored.sequence if stored else 0))
+                with step("ledger.take_over", self._vertex):
+                    receipt = await self._commit(Commit(lane, (), mark, after=stored.sequence if stored else 0))
             except FencedError:
                 # Somebody else took over, or the owner before committed, between our reading and writing.
                 continue
             return StoredMark(mark, receipt.mark_sequence)
 
     async def commit(self, commit: Commit) -> Receipt:
+        with step("ledger.commit", self._vertex):
+            return await self._commit(commit)
+
+    async def _commit(self, commit: Commit) -> Receipt:
         messages = batch.commit_messages(self._stream, commit)
         loop = asyncio.get_running_loop()
         started_s = loop.time()
@@ -146,7 +152,7 @@ class JetStreamLedger:
         subject = ids_filter(self._stream, lane)
         found: set[str] = set()
         reader = PullReader(self._connection, self._stream, subject, 0, self._created, LedgerStatistics())
-        async with _open(reader) as frames:
+        async with opened(reader) as frames:
             while reader.waiting:
                 try:
                     async with asyncio.timeout(_QUIET_S):
@@ -160,7 +166,7 @@ class JetStreamLedger:
     async def read(self, buffer: BufferId, after: int) -> AsyncIterator[AsyncIterator[StoredFrame]]:
         subject = buffer_filter(self._stream, buffer)
         reader = PullReader(self._connection, self._stream, subject, after, self._created, self._statistics)
-        async with _open(reader) as frames:
+        async with opened(reader) as frames:
             yield frames
 
     async def trim(self, buffer: BufferId, through: int) -> None:
@@ -206,7 +212,8 @@ class JetStreamLedger:
         """Remove what lies before sequence `first`. A repetition does no harm."""
         # A purge up to 0 would be one of everything.
         if first > 1:
-            await self._ask("STREAM.PURGE", {"filter": subject, "seq": first})
+            with step("ledger.trim", self._vertex):
+                await self._ask("STREAM.PURGE", {"filter": subject, "seq": first})
 
     async def _land(self, commit: Commit, messages: Sequence[batch.Message]) -> int:
         """Send the commit until it has landed; the sequence of its mark."""
@@ -407,7 +414,8 @@ class JetStreamBroker:
                 break
         for name in names:
             try:
-                await until_answered(self._connection, f"STREAM.DELETE.{name}")
+                with step("ledger.delete"):
+                    await until_answered(self._connection, f"STREAM.DELETE.{name}")
             except ApiError as error:
                 # Gone already, perhaps by a request of ours whose answer was lost.
                 if error.code != NO_STREAM:
@@ -445,7 +453,8 @@ class JetStreamBroker:
 
     async def _make(self, how: str, stream: str, config: Mapping[str, Any], limits: LedgerLimits) -> dict[str, Any]:
         try:
-            return await until_answered(self._connection, f"STREAM.{how}.{stream}", config)
+            with step("ledger.make"):
+                return await until_answered(self._connection, f"STREAM.{how}.{stream}", config)
         except ApiError as error:
             if error.code == NAME_IN_USE:
                 # Another process made it at the same time, from another specification.
@@ -486,12 +495,3 @@ async def open_jetstream_broker(
     """The pipeline's broker at `url`. Raises `EnvironmentFault` when it cannot be reached."""
     async with open_connection(url, name=f"millstream {pipeline}") as connection:
         yield JetStreamBroker(connection, pipeline, require, monitor_url)
-
-
-@asynccontextmanager
-async def _open(reader: PullReader) -> AsyncIterator[AsyncIterator[StoredFrame]]:
-    try:
-        await reader.open()
-        yield reader
-    finally:
-        await reader.close()

@@ -20,6 +20,7 @@ import json
 import logging
 from collections import deque
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import NamedTuple
 from uuid import uuid4
 
@@ -339,3 +340,13 @@ def _origin(reply: str) -> tuple[str, int, int, int]:
     # before the stream and a random token at the end.
     first = 3 if len(tokens) == 9 else 5
     return tokens[first], int(tokens[first + 2]), int(tokens[first + 3]), int(tokens[first + 5])
+
+
+@asynccontextmanager
+async def opened(reader: PullReader) -> AsyncIterator[AsyncIterator[StoredFrame]]:
+    """The reader reads inside the block."""
+    try:
+        await reader.open()
+        yield reader
+    finally:
+        await reader.close()

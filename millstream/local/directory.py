@@ -29,6 +29,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from millstream.durable import step
 from millstream.errors import DamageError, EnvironmentFault, UserError
 
 HOME = Path(".millstream")
@@ -155,7 +156,7 @@ class DataDirectory:
         """Remove everything a run keeps, and nothing else that may lie here."""
         for name in _CONTENTS:
             path = self.root / name
-            with _explained(f"cannot remove {path}"):
+            with _explained(f"cannot remove {path}"), step("data.clear"):
                 if path.is_dir() and not path.is_symlink():
                     shutil.rmtree(path)
                 else:
@@ -170,7 +171,8 @@ def held(root: Path) -> Iterator[DataDirectory]:
     """
     directory = DataDirectory(root)
     with _explained(f"cannot use the data directory {root}"):
-        root.mkdir(parents=True, exist_ok=True)
+        with step("data.directory"):
+            root.mkdir(parents=True, exist_ok=True)
         handle = os.open(directory.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         try:
@@ -183,7 +185,7 @@ def held(root: Path) -> Iterator[DataDirectory]:
                 f"the data directory {root} is in use by process {holder}; end that run first (Ctrl-C in its terminal, "
                 f"or `kill {holder}`), or choose another directory with --data-dir"
             ) from error
-        with _explained(f"cannot write into the data directory {root}"):
+        with _explained(f"cannot write into the data directory {root}"), step("data.hold"):
             os.ftruncate(handle, 0)
             os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
         yield directory
@@ -243,14 +245,16 @@ def write_text(path: Path, text: str, *, durable: bool = True) -> None:
     temporary = path.with_name(path.name + ".tmp")
     with _explained(f"cannot write {path}"):
         try:
-            with temporary.open("w", encoding="utf-8") as file:
+            with step("data.write"), temporary.open("w", encoding="utf-8") as file:
                 file.write(text)
                 if durable:
                     file.flush()
                     os.fsync(file.fileno())
-            temporary.replace(path)
+            with step("data.name"):
+                temporary.replace(path)
         except OSError:
-            temporary.unlink(missing_ok=True)
+            with step("data.abandon"):
+                temporary.unlink(missing_ok=True)
             raise
 
 

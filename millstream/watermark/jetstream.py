@@ -24,6 +24,7 @@ from nats.aio.msg import Msg
 
 from millstream import limits
 from millstream.background import open_tasks
+from millstream.durable import step
 from millstream.errors import DamageError, EnvironmentFault, FencedError, RetryLaterError
 from millstream.record import LaneId
 from millstream.watermark.publish import CoalescingPublisher
@@ -116,7 +117,8 @@ class JetStreamOtStore:
             if error.code != _NO_STREAM:
                 raise
             config = self._config(replicas, owner)
-            info = await self._connection.api(f"STREAM.CREATE.{self._stream}", config)
+            with step("watermark.make", self._vertex):
+                info = await self._connection.api(f"STREAM.CREATE.{self._stream}", config)
         found = info["config"].get("metadata", {})
         if any(found.get(name) != value for name, value in owner.items()):
             raise EnvironmentFault(
@@ -125,7 +127,9 @@ class JetStreamOtStore:
                 "rename one of the two"
             )
         if info["config"]["num_replicas"] != replicas:
-            await self._connection.api(f"STREAM.UPDATE.{self._stream}", {**info["config"], "num_replicas": replicas})
+            changed = {**info["config"], "num_replicas": replicas}
+            with step("watermark.replicate", self._vertex):
+                await self._connection.api(f"STREAM.UPDATE.{self._stream}", changed)
 
     def _config(self, replicas: int, owner: Mapping[str, str]) -> dict[str, object]:
         return {
@@ -148,7 +152,8 @@ class JetStreamOtStore:
                 revision = self._revisions.pop(key, None)
                 if revision is None:
                     revision = await self._revision_before(subject, entry.epoch)
-                self._revisions[key] = await self._put_after(revision, subject, entry.SerializeToString())
+                with step("watermark.publish", self._vertex):
+                    self._revisions[key] = await self._put_after(revision, subject, entry.SerializeToString())
         except ApiError as error:
             if error.code in _WRONG_REVISION:
                 # An own put that was stored and not answered, or another owner: the next attempt finds out.
@@ -273,7 +278,8 @@ class JetStreamOtStores:
                 seen += len(page)
                 names += [info["config"]["name"] for info in page if _is_bucket_of(self._pipeline, info["config"])]
             for name in names:
-                await self._connection.api(f"STREAM.DELETE.{name}")
+                with step("watermark.delete"):
+                    await self._connection.api(f"STREAM.DELETE.{name}")
         except _FAILURES as error:
             raise RetryLaterError(f"the OT stores of pipeline {self._pipeline} cannot be removed: {error!r}") from error
 

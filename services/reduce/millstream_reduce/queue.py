@@ -443,7 +443,7 @@ async def open_queue(
     # What may wait in memory, a take of the lane beyond it, and hand-overs must fit the reserve.
     sizes = LogSizes(limits.segment_bytes, limits.unsynced_bytes_max + _RESERVE_MORE_BYTES)
     async with open_log(directory, identity, contents, files=files, sizes=sizes) as log:
-        results = ResultFiles(directory, files, str(identity))
+        results = ResultFiles(directory, files, identity)
         await log.in_thread(results.load)
         await log.in_thread(lambda: results.remove(mark.hand_over))
         if mark.result_records and await log.in_thread(lambda: results.read(mark.hand_over + 1)) is None:

@@ -13,10 +13,11 @@ import contextlib
 import os
 from pathlib import Path
 
+from millstream.durable import step
 from millstream.errors import DamageError, EnvironmentFault, StorageFullError
 from millstream_reduce.log.entries import EntryFault, entry_buffers, read_entry
 from millstream_reduce.log.files import NO_SPACE, Files, write_all
-from millstream_reduce.log.segments import UNNAMED_SUFFIX
+from millstream_reduce.log.segments import UNNAMED_SUFFIX, LogIdentity
 
 _SUFFIX = ".result"
 
@@ -24,10 +25,11 @@ _SUFFIX = ".result"
 class ResultFiles:
     """The result files of one log."""
 
-    def __init__(self, directory: Path, files: Files, where: str) -> None:
+    def __init__(self, directory: Path, files: Files, identity: LogIdentity) -> None:
         self._directory = directory
         self._files = files
-        self._where = where
+        self._where = str(identity)
+        self._vertex = identity.vertex
         self._kept: set[int] = set()
         """Hand-overs of which results are kept."""
 
@@ -46,16 +48,21 @@ class ResultFiles:
         unnamed = path.with_name(f".{path.name}.{os.getpid()}{UNNAMED_SUFFIX}")
         descriptor: int | None = None
         try:
-            self._files.remove(unnamed)
-            descriptor = self._files.create(unnamed)
-            write_all(self._files, descriptor, entry_buffers(number, b"", data), 0)
-            self._files.sync(descriptor)
-            self._files.remove(path)
-            self._files.publish(unnamed, path)
-            self._files.sync_directory(self._directory)
+            with step("result.write", self._vertex):
+                self._files.remove(unnamed)
+                descriptor = self._files.create(unnamed)
+                write_all(self._files, descriptor, entry_buffers(number, b"", data), 0)
+            with step("result.sync", self._vertex):
+                self._files.sync(descriptor)
+            with step("result.replace", self._vertex):
+                self._files.remove(path)
+            with step("result.name", self._vertex):
+                self._files.publish(unnamed, path)
+            with step("result.name.sync", self._vertex):
+                self._files.sync_directory(self._directory)
             self._kept.add(number)
         except OSError as error:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError), step("result.abandon", self._vertex):
                 self._files.remove(unnamed)
             kind = StorageFullError if error.errno in NO_SPACE else EnvironmentFault
             message = f"{self._where}: cannot keep the results of hand-over {number} in {path}: {error.strerror}"
@@ -85,7 +92,7 @@ class ResultFiles:
     def remove(self, through: int) -> None:
         """Remove what was kept of hand-overs up to this number."""
         for number in [number for number in self._kept if number <= through]:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError), step("result.remove", self._vertex):
                 # One that cannot be removed now is found again at the next opening.
                 self._files.remove(self._path(number))
             self._kept.discard(number)

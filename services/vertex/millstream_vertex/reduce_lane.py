@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 
 from millstream.account import Account
 from millstream.clock import END_OF_TIME_US, START_OF_TIME_US
+from millstream.durable import step
 from millstream.limits import MIB
 from millstream.statistics import LaneStatistics, ReduceStatistics
 from millstream.wire.ledger.v1 import mark_pb2
@@ -289,13 +290,16 @@ class ReduceLane:
         core = self.core
         rows = sum(window.rows for window in hand_over.windows)
         started = core.clock.monotonic_s()
-        with core.telemetry.span(
-            "millstream.reduce.hand_over",
-            parent=self._queue.traceparent_of(hand_over),
-            lane=core.lane.key,
-            records=rows,
-            sequence=hand_over.number,
-        ) as span:
+        with (
+            core.telemetry.span(
+                "millstream.reduce.hand_over",
+                parent=self._queue.traceparent_of(hand_over),
+                lane=core.lane.key,
+                records=rows,
+                sequence=hand_over.number,
+            ) as span,
+            step("reduce.compute", core.lane.vertex),
+        ):
             results = await self._jobs.compute(hand_over, span.traceparent)
         core.telemetry.observe_processing("reduce", core.clock.monotonic_s() - started)
         self._totals.add(len(hand_over.windows), rows, results.job_s)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from millstream.account import Account
+from millstream.durable import step
 from millstream.errors import UserError
 from millstream.frame import Frame, frame_of_records
 from millstream.ledger.batch import ids_bytes_max
@@ -186,7 +187,8 @@ class SourceVertexLane:
         return self._watermark.watermark_us
 
     async def _committed(self, units: Sequence[Unit]) -> None:
-        await self._source.committed(self.core.committer.mark.position)
+        with step("source.acknowledge", self.core.lane.vertex):
+            await self._source.committed(self.core.committer.mark.position)
 
     async def _tick(self) -> None:
         """Let an idle source's watermark move on, as the spec says."""

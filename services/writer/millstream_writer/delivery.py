@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from millstream.account import Account
+from millstream.durable import step
 from millstream.errors import RetryLaterError, UserError
 from millstream.record import Position
 from millstream.retry import OnFailure, RetryPolicy
@@ -247,7 +248,8 @@ class Delivery:
     async def _offer(self, lane: SinkLane, parts: Sequence[SinkFrame], end: Position) -> WriteResult:
         """One try. A target that cannot take anything now has failed on every record."""
         try:
-            result = await lane.write(parts, end)
+            with step("sink.write"):
+                result = await lane.write(parts, end)
         except RetryLaterError as error:
             if not parts:
                 # Nothing is for this sink: that it stands at `end` it is told again with the next write.

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from millstream.durable import step
 from millstream.errors import EnvironmentFault, FencedError, StorageFullError, UserError
 from millstream.limits import LOG_RESERVE_BYTES, LOG_SEGMENT_BYTES
 from millstream.wire.reduce.v1 import wal_pb2
@@ -321,7 +322,7 @@ class Log:
             raise kind(f"{self.identity}: cannot open the log in {self.directory}: {error.strerror}") from error
 
     def _open(self) -> None:
-        _make_directory(self.directory, self._files)
+        _make_directory(self.directory, self.identity, self._files)
         claim(self.directory, self.identity)
         for _ in range(_TAKEOVERS_MAX):
             self._contents.reset()
@@ -353,7 +354,8 @@ class Log:
             path = segment_path(self.directory, end.newest)
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                self._files.sync(descriptor)
+                with step("log.end.sync", self.identity.vertex):
+                    self._files.sync(descriptor)
             except OSError as error:
                 raise EnvironmentFault(f"{self.identity}: fsync of {path} failed: {error.strerror}") from error
             finally:
@@ -362,7 +364,8 @@ class Log:
     def _remove_left_over(self, end: LogEnd) -> None:
         paths = [segment_path(self.directory, number) for number in end.left_over]
         for path in (*paths, *unnamed_files(self.directory)):
-            self._files.remove(path)
+            with step("log.left_over.remove", self.identity.vertex):
+                self._files.remove(path)
 
     async def close(self) -> None:
         """Let the fsync that runs end. What was appended after the last `sync` may be lost."""
@@ -403,12 +406,14 @@ async def open_log(
         await log.close()
 
 
-def _make_directory(directory: Path, files: Files) -> None:
+def _make_directory(directory: Path, identity: LogIdentity, files: Files) -> None:
     """The directory and those above it, durable."""
     missing = [path for path in (directory, *directory.parents) if not path.exists()]
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        with step("log.directory", identity.vertex):
+            directory.mkdir(parents=True, exist_ok=True)
         for path in reversed(missing):
-            files.sync_directory(path.parent)
+            with step("log.directory.sync", identity.vertex):
+                files.sync_directory(path.parent)
     except (FileExistsError, NotADirectoryError) as error:
         raise UserError(f"{directory} cannot hold a log: a file is in the way") from error

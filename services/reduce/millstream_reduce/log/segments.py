@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from millstream.durable import step
 from millstream.errors import DamageError, FencedError, UserError
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.log.entries import (
@@ -147,16 +148,18 @@ def check_owner(path: Path, segment: wal_pb2.Segment, identity: LogIdentity) -> 
 def claim(directory: Path, identity: LogIdentity) -> None:
     """Put this owner's name down, so that those before it call nothing durable any more. Raises `FencedError`."""
     owners = directory / OWNERS
-    owners.mkdir(exist_ok=True)
     own = owners / str(identity.epoch)
-    own.touch()
-    with contextlib.suppress(OSError):
+    with step("log.claim", identity.vertex):
+        owners.mkdir(exist_ok=True)
+        own.touch()
+    with contextlib.suppress(OSError), step("log.claim.describe", identity.vertex):
         # For people only; the name is what counts, and has room on a full disk.
         own.write_text(f"{os.getpid()}@{socket.gethostname()}\n", encoding="utf-8")
     check_claim(directory, identity)
     for epoch in owner_epochs(directory):
         if epoch < identity.epoch:
-            (owners / str(epoch)).unlink(missing_ok=True)
+            with step("log.claim.replace", identity.vertex):
+                (owners / str(epoch)).unlink(missing_ok=True)
 
 
 def check_claim(directory: Path, identity: LogIdentity) -> None:

@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from millstream.durable import step
 from millstream.errors import EnvironmentFault, FencedError, StorageFullError
 from millstream_reduce.log.entries import total_length
 from millstream_reduce.log.files import BUFFERS_AT_ONCE_MAX, NO_SPACE, Files, write_all
@@ -88,7 +89,8 @@ class LogWriter:
     def reserve(self) -> None:
         """Have the reserve there, where the disk has room for it."""
         try:
-            self._files.reserve(self._reserve, self._reserve_bytes)
+            with step("log.reserve", self._identity.vertex):
+                self._files.reserve(self._reserve, self._reserve_bytes)
         except OSError as error:
             # On file systems that reserve nothing the disk may be full without warning; that is then waited for.
             self.is_short = error.errno in (errno.ENOSPC, errno.EDQUOT)
@@ -102,7 +104,7 @@ class LogWriter:
             if self.is_short:
                 raise
             self.is_short = True
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError), step("log.reserve.give_up", self._identity.vertex):
                 self._files.remove(self._reserve)
             write()
 
@@ -129,28 +131,33 @@ class LogWriter:
         """Begin a segment. It gets its name when its header is durable, and the name nobody else can take."""
         path = segment_path(self._directory, item.number)
         unnamed = path.with_name(f".{path.stem}.{self._identity.epoch}.{os.getpid()}{UNNAMED_SUFFIX}")
+        vertex = self._identity.vertex
         descriptor: int | None = None
         try:
-            self._files.remove(unnamed)
-            descriptor = self._files.create(unnamed)
-            write_all(self._files, descriptor, item.header, 0)
-            self._files.sync(descriptor)
-            self._files.publish(unnamed, path)
+            with step("log.segment.write", vertex):
+                self._files.remove(unnamed)
+                descriptor = self._files.create(unnamed)
+                write_all(self._files, descriptor, item.header, 0)
+            with step("log.segment.sync", vertex):
+                self._files.sync(descriptor)
+            with step("log.segment.name", vertex):
+                self._files.publish(unnamed, path)
         except OSError as error:
             if descriptor is not None:
                 self._files.close(descriptor)
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError), step("log.segment.abandon", vertex):
                 self._files.remove(unnamed)
             raise self._explained(error, path, "begin") from error
         self.close()
         self._descriptor, self._path, self._dirty = descriptor, path, False
         try:
-            self._files.sync_directory(self._directory)
+            with step("log.segment.name.sync", vertex):
+                self._files.sync_directory(self._directory)
         except OSError as error:
             raise self._failed_sync(error, self._directory) from error
         self.written_bytes += total_length(item.header)
         for number in item.removed:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError), step("log.segment.remove", vertex):
                 # What cannot be removed now is left over, and is removed at the next opening.
                 self._files.remove(segment_path(self._directory, number))
 
@@ -164,7 +171,8 @@ class LogWriter:
         buffers = [buffer for item in batch for buffer in item.buffers]
         self._dirty = True
         try:
-            write_all(self._files, self._descriptor, buffers, batch[0].offset)
+            with step("log.entries.write", self._identity.vertex):
+                write_all(self._files, self._descriptor, buffers, batch[0].offset)
         except OSError as error:
             raise self._explained(error, self._path, "write to") from error
         self.written_bytes += total_length(buffers)
@@ -174,7 +182,8 @@ class LogWriter:
             return
         started = time.perf_counter()
         try:
-            self._files.sync(self._descriptor)
+            with step("log.entries.sync", self._identity.vertex):
+                self._files.sync(self._descriptor)
         except OSError as error:
             raise self._failed_sync(error, self._path) from error
         self._dirty = False

@@ -30,6 +30,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from millstream.durable import step
 from millstream.errors import EnvironmentFault, FencedError, RetryLaterError, UserError
 from millstream.record import Position
 from millstream_writer.sinks.file_names import FinishedName, how_far, lane_text
@@ -87,23 +88,26 @@ class LaneDirectory:
         of the pipeline, in which positions mean something else.
         """
         with self._explained("cannot use the directory"):
-            _make_durably(self._run)
+            _make_durably(self._run, self._owner.vertex)
             self._check_run()
             if self._own.exists():
-                _remove(self._own)
-            self._own.mkdir()
+                _remove(self._own, self._owner.vertex)
+            with step("file_sink.claim", self._owner.vertex):
+                self._own.mkdir()
             for epoch, path in self._owners():
                 if epoch > self._owner.epoch:
-                    _remove(self._own)
+                    _remove(self._own, self._owner.vertex)
                     raise FencedError(
                         f"{self._owner.where}: {self._path} is in use by a newer owner (epoch {epoch}, ours is "
                         f"{self._owner.epoch})"
                     )
                 if epoch < self._owner.epoch:
-                    _remove(path)
+                    _remove(path, self._owner.vertex)
             for leftover in (self._path / HIDDEN).glob(f"{_REMOVED}*"):
-                shutil.rmtree(leftover, ignore_errors=True)
-            _sync_directory(self._run)
+                with step("file_sink.left_over.remove", self._owner.vertex):
+                    shutil.rmtree(leftover, ignore_errors=True)
+            with step("file_sink.claim.sync", self._owner.vertex):
+                _sync_directory(self._run)
 
     def finished(self) -> Position | None:
         """How far the lane is by its finished files; None without any. Raises `DamageError` when they contradict."""
@@ -119,7 +123,7 @@ class LaneDirectory:
     def begin(self, extension: str) -> UnfinishedFile:
         """A new unfinished file. Raises `RetryLaterError` on a full disk."""
         path = self._own / f"{self._begun}.{extension}"
-        with self._explained("cannot begin a file"):
+        with self._explained("cannot begin a file"), step("file_sink.begin", self._owner.vertex):
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         self._begun += 1
         return UnfinishedFile(path, descriptor)
@@ -128,7 +132,8 @@ class LaneDirectory:
         """Write some or all of `data`; returns how much. Raises `RetryLaterError` when nothing could be written."""
         with self._explained("cannot write"):
             try:
-                return os.write(file.descriptor, data)
+                with step("file_sink.write", self._owner.vertex):
+                    return os.write(file.descriptor, data)
             except OSError as error:
                 file.damaged = error.errno not in _NO_SPACE
                 raise
@@ -143,17 +148,19 @@ class LaneDirectory:
             # mean nothing. So the file is given up, full disk or not, and the lane goes on from its mark.
             file.damaged = True
             try:
-                os.fsync(file.descriptor)
+                with step("file_sink.sync", self._owner.vertex):
+                    os.fsync(file.descriptor)
             except OSError as error:
                 raise EnvironmentFault(
                     f"{self._owner.where}: fsync of {file.path} failed ({error.strerror}); the file is given up. "
                     "Nothing is lost: the lane goes on from its mark. Check the disk."
                 ) from error
             file.damaged, file.synced = False, True
-        with self._explained("cannot finish a file"):
+        with self._explained("cannot finish a file"), step("file_sink.name", self._owner.vertex):
             os.rename(file.path, self._path / str(name))
         try:
-            _sync_directory(self._path)
+            with step("file_sink.name.sync", self._owner.vertex):
+                _sync_directory(self._path)
         except OSError as error:
             file.damaged = True
             raise EnvironmentFault(
@@ -166,7 +173,7 @@ class LaneDirectory:
         """Remove an unfinished file, as far as that is possible."""
         with contextlib.suppress(OSError):
             os.close(file.descriptor)
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), step("file_sink.discard", self._owner.vertex):
             file.path.unlink()
 
     def _check_run(self) -> None:
@@ -187,7 +194,7 @@ class LaneDirectory:
                 f"was started over, such as {left}. Move the files away (with {HIDDEN}), or set another path."
             )
         for path in others:
-            _remove(path)
+            _remove(path, self._owner.vertex)
 
     def _owners(self) -> Iterator[tuple[int, Path]]:
         """Directories of this lane's owners, by epoch."""
@@ -218,26 +225,29 @@ class LaneDirectory:
             raise EnvironmentFault(f"{at}. Nothing is lost: the lane goes on from its mark.") from error
 
 
-def _make_durably(path: Path) -> None:
+def _make_durably(path: Path, vertex: str) -> None:
     """Make a directory and its parents, so that a power loss does not take them away."""
     missing = []
     while not path.is_dir():
         missing.append(path)
         path = path.parent
     for directory in reversed(missing):
-        directory.mkdir(exist_ok=True)
-        _sync_directory(directory.parent)
+        with step("file_sink.directory", vertex):
+            directory.mkdir(exist_ok=True)
+        with step("file_sink.directory.sync", vertex):
+            _sync_directory(directory.parent)
 
 
-def _remove(path: Path) -> None:
+def _remove(path: Path, vertex: str) -> None:
     """Remove a directory in one step, then its contents. Somebody else may be doing the same."""
     removed = path.parent
     while removed.name != HIDDEN:
         removed = removed.parent
     removed = removed / f"{_REMOVED}{uuid.uuid4().hex}"
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(FileNotFoundError), step("file_sink.remove.hide", vertex):
         path.rename(removed)
-    shutil.rmtree(removed, ignore_errors=True)
+    with step("file_sink.remove", vertex):
+        shutil.rmtree(removed, ignore_errors=True)
 
 
 def _sync_directory(path: Path) -> None:

@@ -1,0 +1,113 @@
+"""Durable steps: everything that outlives the process or is seen outside it passes through `step`.
+
+    with step("log.entries.sync", vertex):
+        os.fdatasync(descriptor)
+
+Above it: whoever writes, syncs, renames, commits, publishes, purges or acknowledges. Below it: nothing. It does not
+know what the steps do; which there are, `tools/durable_steps.py` reads from the code and docs/crash-points.md shows.
+
+Each step has two points, `log.entries.sync:before` and `log.entries.sync:after`; the second is not reached when the
+step fails. Usually nobody listens and a step costs a tenth of a microsecond. With MILLSTREAM_CRASH_AT set to a point,
+
+    MILLSTREAM_CRASH_AT=log.entries.sync:after          the first time
+    MILLSTREAM_CRASH_AT=log.entries.sync:after#3        the third time
+    MILLSTREAM_CRASH_AT=log.entries.sync:after#3@sum    the third time, counting the steps of vertex `sum` only
+
+the process that reaches it kills itself there, as `kill -9` would: for tests of what comes after.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from threading import Lock
+from types import TracebackType
+
+from millstream.errors import UserError
+
+CRASH_AT = "MILLSTREAM_CRASH_AT"
+"""The environment variable."""
+_FORM = re.compile(r"(?P<point>[a-z_]+(\.[a-z_]+)+:(before|after))(#(?P<time>[1-9][0-9]*))?(@(?P<vertex>.+))?")
+
+Listener = Callable[[str, str], None]
+"""Told the point and the vertex ("" where the step is not one vertex's), in the thread that has come there."""
+
+
+class _Unheard:
+    """A step while nobody listens."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+
+class _Heard:
+    """A step that is told to the listener."""
+
+    __slots__ = ("_listener", "_name", "_vertex")
+
+    def __init__(self, listener: Listener, name: str, vertex: str) -> None:
+        self._listener = listener
+        self._name = name
+        self._vertex = vertex
+
+    def __enter__(self) -> None:
+        self._listener(f"{self._name}:before", self._vertex)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self._listener(f"{self._name}:after", self._vertex)
+
+
+_UNHEARD = _Unheard()
+_listeners: list[Listener] = []
+"""At most one."""
+
+
+def step(name: str, vertex: str = "") -> AbstractContextManager[None]:
+    """One durable step. `name` is a literal, and in one place only: a point says where the process is."""
+    return _Heard(_listeners[0], name, vertex) if _listeners else _UNHEARD
+
+
+def listen(listener: Listener | None) -> None:
+    """Have every point of this process told from now on; None: to nobody."""
+    _listeners[:] = [] if listener is None else [listener]
+
+
+def crash_at(text: str) -> Listener:
+    """What kills its own process at the point that `text` names, as in the environment variable.
+
+    Raises `UserError` for a text of another form.
+    """
+    match = _FORM.fullmatch(text)
+    if match is None:
+        raise UserError(f"{CRASH_AT}={text}: expected a point such as log.entries.sync:after#3@sum")
+    wanted, vertex, time = match["point"], match["vertex"], int(match["time"] or 1)
+    lock = Lock()
+    reached = 0
+
+    def listener(point: str, owner: str) -> None:
+        nonlocal reached
+        if point != wanted or vertex not in (None, owner):
+            return
+        with lock:
+            reached += 1
+            if reached == time:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    return listener
+
+
+if CRASH_AT in os.environ:
+    listen(crash_at(os.environ[CRASH_AT]))
