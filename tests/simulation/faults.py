@@ -1,0 +1,72 @@
+"""What goes wrong in a run, and when: drawn from the seed before it begins.
+
+    crash       the process is gone in the middle of whatever it does, and started again
+    zombie      it is paused until its successor has taken over, and then goes on
+    pause       it is paused for a while, and nobody notices
+    cut         nothing comes through between it and the broker for a while
+    stop        it is told to stop, finishes, and is started again
+    full        the broker refuses commits: a buffer, or its storage, is full
+    fence       somebody else takes a lane over, and goes away
+    away        the OT stores are away for a while, and watchers miss what happens
+    held        watchers of the OT stores hear late
+
+Above it: `world`, which does them. Below it: nothing.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from tests.simulation.network import Weather
+from tests.simulation.outside import Temper
+
+PROCESS_FAULTS = ("crash", "zombie", "pause", "cut", "stop")
+BROKER_FAULTS = ("full", "fence", "away", "held")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One of them."""
+
+    at_s: float
+    kind: str
+    victim: float
+    """Which process: a share of those that run."""
+    length_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All of a run."""
+
+    weather: Weather
+    temper: Temper
+    thread_s: float
+    """How long a disk takes, about."""
+    faults: tuple[Fault, ...]
+
+
+def draw(rng: random.Random, span_s: float) -> Plan:
+    """What goes wrong in a run whose sources give records for `span_s`."""
+    stormy = rng.random() < 0.6
+    share = lambda most: rng.random() * most if stormy and rng.random() < 0.6 else 0.0  # noqa: E731  # a die
+    weather = Weather(
+        latency_s=rng.choice((0.0002, 0.001, 0.02)),
+        slow=rng.choice((0.0, 0.02, 0.1)),
+        lost_requests=share(0.04),
+        lost_answers=share(0.04),
+        repeated=share(0.1),
+        overtaken=share(0.03),
+        unheard=share(0.3),
+    )
+    temper = Temper(pause_s=rng.choice((0.0005, 0.005, 0.05)), failing=rng.choice((0.0, 0.0, 0.1)))
+    faults = []
+    for _ in range(rng.choice((0, 1, 2, 3, 5, 8))):
+        kind = rng.choice(PROCESS_FAULTS if rng.random() < 0.8 else BROKER_FAULTS)
+        if rng.random() < 0.25:
+            kind = "crash"
+        length_s = rng.choice((0.01, 0.3, 3.0)) * (0.5 + rng.random())
+        faults.append(Fault(rng.random() * span_s * 1.3, kind, rng.random(), length_s))
+    faults.sort(key=lambda fault: fault.at_s)
+    return Plan(weather, temper, rng.choice((0.0002, 0.005, 0.05)), tuple(faults))

@@ -1,0 +1,130 @@
+"""What has happened in a simulated pipeline, as the broker and the world outside saw it: what the model judges.
+
+Nothing is ever taken from it: buffers are trimmed, their history is not. What can be judged at once is: a commit of an
+owner that was replaced, an account that does not balance, a watermark that goes back, input trimmed too early.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from millstream.account import Account
+from millstream.clock import START_OF_TIME_US
+from millstream.ledger.protocol import Commit, Receipt
+from millstream.record import BufferId, LaneId
+from millstream.wire.ledger.v1 import mark_pb2
+from millstream.wire.watermark.v1.ot_pb2 import OtEntry
+
+
+class Violation(AssertionError):
+    """An invariant does not hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A frame as it was committed."""
+
+    sequence: int
+    lane: LaneId
+    data: bytes
+    promised_us: int
+    """What the lane had promised before: the highest watermark of its commits and of its entries that were stored."""
+
+
+@dataclass(slots=True)
+class LaneHistory:
+    """One lane of a vertex."""
+
+    epoch: int = 0
+    promised_us: int = START_OF_TIME_US
+    marks: dict[int, mark_pb2.Mark] = field(default_factory=dict)
+    """By sequence."""
+    mark: mark_pb2.Mark = field(default_factory=mark_pb2.Mark)
+    """The last one."""
+    published_us: int = START_OF_TIME_US
+    ended: bool = False
+
+
+class History:
+    """All that was stored."""
+
+    def __init__(self, now_s: Callable[[], float], *, tracing: bool) -> None:
+        self._now_s = now_s
+        self._tracing = tracing
+        self.trace: list[str] = []
+        self.buffers: dict[BufferId, list[Written]] = defaultdict(list)
+        self.lanes: dict[tuple[str, str], LaneHistory] = defaultdict(LaneHistory)
+        """By vertex and key of the lane."""
+        self.readers: dict[BufferId, tuple[str, str]] = {}
+        """Who reads a buffer."""
+        self.commits = 0
+
+    def say(self, text: str) -> None:
+        if self._tracing:
+            self.trace.append(f"{self._now_s():12.6f}  {text}")
+
+    def committed(self, commit: Commit, receipt: Receipt) -> None:
+        """A commit has landed, or was found to have landed before."""
+        lane = self.lanes[commit.lane.vertex, commit.lane.key]
+        mark = commit.mark
+        if receipt.mark_sequence in lane.marks:
+            if lane.marks[receipt.mark_sequence].commit_id != mark.commit_id:
+                raise Violation(f"I1: {commit.lane}: two commits at sequence {receipt.mark_sequence}")
+            return
+        if self._tracing:
+            self.say(
+                f"commit {commit.lane} epoch {mark.epoch} at {receipt.mark_sequence}: {len(commit.frames)} frames, "
+                f"mark {mark.sequence}+{mark.record_index} {mark.position!r}"
+                + (f" hand-over {mark.reduce.hand_over}+{mark.reduce.result_records}" if mark.HasField("reduce") else "")
+                + (" ended" if mark.ended else "")
+            )
+        self.commits += 1
+        if mark.epoch < lane.epoch:
+            raise Violation(f"I1: {commit.lane}: a commit of epoch {mark.epoch} after epoch {lane.epoch} took over")
+        if lane.mark.ended and commit.frames:
+            raise Violation(f"I6: {commit.lane} commits frames after its end")
+        if (difference := Account.from_message(mark.account).difference) != 0:
+            raise Violation(f"I2: {commit.lane}: the account does not balance by {difference}: {mark.account}")
+        self._check_forward(commit.lane, lane.mark, mark)
+        for (buffer, data), sequence in zip(commit.frames, receipt.frame_sequences, strict=True):
+            written = self.buffers[buffer]
+            if written and written[-1].sequence >= sequence:
+                raise Violation(f"I6: {buffer}: sequence {sequence} behind {written[-1].sequence}")
+            written.append(Written(sequence, commit.lane, data, lane.promised_us))
+        lane.epoch = mark.epoch
+        lane.marks[receipt.mark_sequence] = lane.mark = mark
+        lane.promised_us = max(lane.promised_us, mark.watermark_us)
+
+    def _check_forward(self, lane: LaneId, before: mark_pb2.Mark, mark: mark_pb2.Mark) -> None:
+        if (mark.sequence, mark.record_index) < (before.sequence, before.record_index):
+            raise Violation(f"I6: {lane}: its mark goes back from {before.sequence} to {mark.sequence}")
+        if mark.watermark_us < before.watermark_us and before.epoch:
+            raise Violation(f"I5: {lane}: the watermark of its mark goes back")
+        if mark.reduce.hand_over < before.reduce.hand_over:
+            raise Violation(f"I3: {lane}: hand-over {mark.reduce.hand_over} after {before.reduce.hand_over}")
+        if mark.epoch > before.epoch and mark.account != before.account:
+            raise Violation(f"I2: {lane}: a takeover changes the account")
+
+    def published(self, vertex: str, key: str, entry: OtEntry) -> None:
+        """An entry was stored in the OT store."""
+        lane = self.lanes[vertex, key]
+        if self._tracing:
+            self.say(f"publish {vertex}/{key} epoch {entry.epoch}: {entry.watermark_us}" + " ended" * entry.ended)
+        if entry.watermark_us < lane.published_us:
+            raise Violation(
+                f"I5: {vertex}/{key}: its watermark goes back from {lane.published_us} to {entry.watermark_us}"
+            )
+        lane.published_us = entry.watermark_us
+        lane.promised_us = max(lane.promised_us, entry.watermark_us)
+        lane.ended = lane.ended or entry.ended
+
+    def trimmed(self, buffer: BufferId, through: int) -> None:
+        """What is asked to be removed has to lie behind its reader's mark."""
+        mark = self.lanes[self.readers[buffer]].mark
+        done = mark.sequence
+        if mark.HasField("reduce"):
+            done = next((item.sequence for item in mark.reduce.inputs if item.edge == buffer.edge), 0)
+        if through > done:
+            raise Violation(f"I1: {buffer} is trimmed through {through}, its reader's mark is at {done}")

@@ -1,0 +1,178 @@
+"""What must be in every buffer and every sink after a run, computed anew from what the sources gave.
+
+It shares no code with what it judges, except for reading frames.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from millstream.frame import Frame
+from millstream.record import SOURCE_INPUT, BufferId, LaneId
+from millstream.spec.lanes import inputs_of, lanes_of
+from millstream.spec.models import Edge
+from tests.simulation.history import Violation
+from tests.simulation.outside import answers_of
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A record as it lies in a buffer."""
+
+    lane: LaneId
+    """That wrote it."""
+    sequence: int
+    index: int
+    value: bytes
+    keys: tuple[bytes, ...]
+    time_us: int
+    promised_us: int
+    record_id: str
+
+
+def rows_of(world: World, buffer: BufferId) -> list[Row]:
+    """All that was ever in a buffer, in order."""
+    rows = []
+    for written in world.history.buffers.get(buffer, ()):
+        frame = Frame.decode(written.data)
+        ids = frame.ids() or [""] * frame.records
+        columns = zip(frame.values(), frame.keys(), frame.event_times_us(), ids, strict=True)
+        for index, (value, keys, time_us, record_id) in enumerate(columns):
+            rows.append(
+                Row(written.lane, written.sequence, index, value, keys, time_us, written.promised_us, record_id)
+            )
+    return rows
+
+
+def judge(world: World) -> None:
+    """Raises `Violation`."""
+    Judgement(world).judge()
+
+
+Expected = tuple[bytes, bytes]
+"""Parent's value, and what follows it up to the number of the call."""
+
+
+class Judgement:
+    """One look at a run that has ended."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.graph = world.graph
+        self.rows = {
+            buffer: rows_of(world, buffer) for lane in self._all_lanes() for buffer in inputs_of(self.graph, lane)
+        }
+
+    def _all_lanes(self) -> list[LaneId]:
+        return [lane for vertex in self.graph.vertices for lane in lanes_of(self.graph, vertex.name)]
+
+    def judge(self) -> None:
+        for lane in self._all_lanes():
+            kind = self.graph.vertex(lane.vertex).kind
+            inputs = self._inputs(lane)
+            if kind == "source":
+                self._check_source(lane, inputs)
+            elif kind == "map":
+                self._check_map(lane, self.rows[inputs_of(self.graph, lane)[0]])
+            self._check_account(lane, len(inputs))
+        for vertex in self.graph.vertices:
+            if vertex.kind == "sink":
+                self._check_sink(vertex.name)
+        self._check_promises()
+
+    def _inputs(self, lane: LaneId) -> list[bytes]:
+        if lane.input == SOURCE_INPUT:
+            return [record.value for record in self.world.outside.splits[lane.vertex, lane.partition].records]
+        return [row.value for buffer in inputs_of(self.graph, lane) for row in self.rows[buffer]]
+
+    def _targets(self, edge: Edge, keys: Sequence[bytes], tags: Sequence[bytes]) -> BufferId | None:
+        """The buffer of an edge that a record goes to."""
+        condition = edge.conditions.tags if edge.conditions is not None else None
+        if condition is not None and not {tag.decode() for tag in tags} & set(condition.values):
+            return None
+        partitions = self.graph.vertex(edge.to).partitions
+        return BufferId(edge.name, zlib.crc32(b"\x1f".join(keys)) % partitions if partitions > 1 else 0)
+
+    def _check_source(self, lane: LaneId, wanted: list[bytes]) -> None:
+        """A source: every record, once, in order, in a buffer of every edge."""
+        for edge in self.graph.edges_out[lane.vertex]:
+            own = self._written(lane, edge)
+            found = [row.value for rows in own.values() for row in rows]
+            if Counter(found) != Counter(wanted):
+                raise Violation(f"I1: {lane} to {edge.name}: {_difference(found, wanted)}")
+            for buffer, rows in own.items():
+                numbers = [wanted.index(row.value) for row in rows]
+                if numbers != sorted(numbers):
+                    raise Violation(f"I4: {lane} to {buffer}: out of order: {numbers}")
+
+    def _check_map(self, lane: LaneId, inputs: list[Row]) -> None:
+        wanted: dict[BufferId, list[tuple[bytes, bytes]]] = defaultdict(list)
+        behaviour = self.world.shape.behaviours[lane.vertex]
+        name = lane.vertex.encode()
+        for row in inputs:
+            answer = answers_of(behaviour, row.value)
+            if answer == "dead":
+                for edge in self.graph.dead_letter_edges(lane.vertex):
+                    target = self._targets(edge, row.keys, ())
+                    if target is not None:
+                        wanted[target].append((row.value, b""))
+            elif not isinstance(answer, str):
+                for k, tags in answer:
+                    for edge in self.graph.data_edges(lane.vertex):
+                        target = self._targets(edge, row.keys, tags)
+                        if target is not None:
+                            wanted[target].append((row.value, name + b":%d" % k))
+        calls: dict[bytes, bytes] = {}
+        for edge in self.graph.edges_out[lane.vertex]:
+            dead = edge in self.graph.dead_letter_edges(lane.vertex)
+            for buffer, rows in self._written(lane, edge).items():
+                found = [(row.value, b"") if dead else self._parsed(row.value, calls) for row in rows]
+                if found != wanted[buffer]:
+                    fault = "I4: out of order" if Counter(found) == Counter(wanted[buffer]) else "I1"
+                    raise Violation(f"{fault}: {lane} to {buffer}: {_difference(found, wanted[buffer])}")
+
+    def _parsed(self, value: bytes, calls: dict[bytes, bytes]) -> tuple[bytes, bytes]:
+        """What an output is of; all outputs of one record have to come from one call."""
+        parent, _, made = value.rpartition(b"/")
+        what, _, call = made.partition(b"!")
+        if calls.setdefault(parent, call) != call:
+            raise Violation(f"I1: outputs of two calls for {parent!r}: {call!r} and {calls[parent]!r}")
+        return parent, what
+
+    def _written(self, lane: LaneId, edge: Edge) -> dict[BufferId, list[Row]]:
+        """What a lane wrote to each buffer of an edge."""
+        buffers = [BufferId(edge.name, partition) for partition in range(self.graph.vertex(edge.to).partitions)]
+        return {buffer: [row for row in self.rows[buffer] if row.lane == lane] for buffer in buffers}
+
+    def _check_account(self, lane: LaneId, inputs: int) -> None:
+        history = self.world.history.lanes[lane.vertex, lane.key]
+        if not history.mark.ended:
+            raise Violation(f"I9: {lane} has not ended")
+        if history.mark.account.inputs != inputs:
+            raise Violation(f"I2: {lane} counts {history.mark.account.inputs} inputs, there were {inputs}")
+
+    def _check_sink(self, vertex: str) -> None:
+        wanted: dict[str, bytes] = {}
+        for lane in lanes_of(self.graph, vertex):
+            (buffer,) = inputs_of(self.graph, lane)
+            for row in self.rows[buffer]:
+                record_id = row.record_id or f"{vertex}/{lane.input}/{lane.partition}/{row.sequence}/{row.index}"
+                wanted[record_id] = row.value
+        found = self.world.outside.targets[vertex].values
+        if found != wanted:
+            raise Violation(f"I1: sink {vertex}: {_difference(list(found.items()), list(wanted.items()))}")
+
+    def _check_promises(self) -> None:
+        """No record comes after a promise that there would be none so old, unless one before it did already."""
+
+
+def _difference(found: Sequence[object], wanted: Sequence[object]) -> str:
+    more, fewer = Counter(found) - Counter(wanted), Counter(wanted) - Counter(found)
+    return f"{len(found)} records, {len(wanted)} expected; too many: {list(more)[:5]}; missing: {list(fewer)[:5]}"

@@ -1,0 +1,348 @@
+"""Between a simulated process and the broker: requests and answers take time, get lost, come twice or too late.
+
+What a request does it does at the broker, whatever has become of the process meanwhile: one that was killed or paused
+after it sent a commit may find that commit done, or find it done later.
+
+Above it: `world`, which gives these to the assembly. Below it: the ledgers and OT stores in memory that are shipped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
+from contextvars import Context
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from uuid import UUID
+
+from millstream.errors import FencedError, RetryLaterError
+from millstream.ledger.marks import taken_over
+from millstream.ledger.memory import MemoryBroker
+from millstream.ledger.protocol import (
+    Commit,
+    Durability,
+    Ledger,
+    LedgerLimits,
+    LedgerStatistics,
+    Receipt,
+    StoredFrame,
+    StoredMark,
+)
+from millstream.limits import COMMIT_TIMEOUT_S, OT_PUT_TIMEOUT_S, OT_REREAD_INTERVAL_S
+from millstream.record import BufferId, LaneId
+from millstream.watermark.memory import MemoryOtStore, OtMemory
+from millstream.watermark.publish import CoalescingPublisher
+from millstream.watermark.store import OtStatistics, OtUpdate, decode_update
+from millstream.watermark.updates import UpdateQueue
+from millstream.wire.watermark.v1.ot_pb2 import OtEntry
+from tests.simulation.history import History
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Weather:
+    """How likely what is."""
+
+    latency_s: float = 0.001
+    """Of most ways."""
+    slow: float = 0.02
+    """Share of ways that take 50 times as long."""
+    lost_requests: float = 0.0
+    lost_answers: float = 0.0
+    repeated: float = 0.0
+    """Requests that arrive twice."""
+    overtaken: float = 0.0
+    """Requests that arrive after they were sent again."""
+    unheard: float = 0.0
+    """Updates of OT stores that a watcher misses until it reads everything again."""
+
+
+class Network:
+    """All ways between processes and the broker."""
+
+    def __init__(self, rng: random.Random, weather: Weather, server: Context) -> None:
+        self._rng = rng
+        self.weather = weather
+        self._server = server
+
+    def way_s(self) -> float:
+        latency_s = self.weather.latency_s * (0.5 + self._rng.random())
+        return latency_s * 50 if self._rng.random() < self.weather.slow else latency_s
+
+    async def ask(self, do: Callable[[], T], cut: Callable[[], bool], *, timeout_s: float, again: bool = True) -> T:
+        """Have `do` done at the broker, and return its answer; asks again without one, or raises `RetryLaterError`.
+
+        `cut`: nothing comes through now.
+        """
+        weather, random01 = self.weather, self._rng.random
+        while True:
+            fate = random01()
+            if cut() or fate < (limit := weather.lost_requests):
+                await asyncio.sleep(timeout_s)
+            elif fate < (limit := limit + weather.lost_answers):
+                self._later(self.way_s(), _quietly, do)
+                await asyncio.sleep(timeout_s)
+            elif again and fate < limit + weather.overtaken:
+                self._later(timeout_s * (1 + random01()), _quietly, do)
+                await asyncio.sleep(timeout_s)
+            else:
+                answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+                self._later(self.way_s(), self._arrive, do, answer)
+                if again and random01() < weather.repeated:
+                    self._later(self.way_s(), _quietly, do)
+                return await answer
+            if not again:
+                raise RetryLaterError("no answer")
+
+    def _arrive(self, do: Callable[[], T], answer: asyncio.Future[T]) -> None:
+        try:
+            result = do()
+        except Exception as error:
+            self._later(self.way_s(), _fail, answer, error)
+        else:
+            self._later(self.way_s(), _tell, answer, result)
+
+    def _later(self, delay_s: float, callback: Callable[..., None], *args: Any) -> None:
+        asyncio.get_running_loop().call_later(delay_s, callback, *args, context=self._server)
+
+    def misses(self) -> bool:
+        return self._rng.random() < self.weather.unheard
+
+
+def _quietly(do: Callable[[], object]) -> None:
+    """Nobody hears the answer."""
+    try:
+        do()
+    except (FencedError, RetryLaterError):
+        return
+
+
+def _tell(answer: asyncio.Future[T], result: T) -> None:
+    if not answer.done():
+        answer.set_result(result)
+
+
+def _fail(answer: asyncio.Future[T], error: Exception) -> None:
+    if not answer.done():
+        answer.set_exception(error)
+        # Who asked may be dead.
+        answer.exception()
+
+
+def at_once(coroutine: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine that does not wait."""
+    try:
+        coroutine.send(None)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    coroutine.close()
+    raise AssertionError("the ledger in memory waits where it should not")
+
+
+class SimLedger:
+    """`Ledger` of a process, over the one in memory that all processes share."""
+
+    def __init__(self, inner: Ledger, link: Link, history: History) -> None:
+        self._inner = inner
+        self._link = link
+        self._history = history
+
+    @property
+    def vertex(self) -> str:
+        return self._inner.vertex
+
+    @property
+    def ledger_id(self) -> str:
+        return self._inner.ledger_id
+
+    @property
+    def durability(self) -> Durability:
+        return self._inner.durability
+
+    def statistics(self) -> LedgerStatistics:
+        return self._inner.statistics()
+
+    async def mark(self, lane: LaneId) -> StoredMark | None:
+        return await self._link.ask(lambda: at_once(self._inner.mark(lane)))
+
+    async def take_over(self, lane: LaneId, owner: str) -> StoredMark:
+        while True:
+            stored = await self.mark(lane)
+            mark = taken_over(stored, owner, self._link.new_id())
+            try:
+                receipt = await self.commit(Commit(lane, (), mark, after=stored.sequence if stored else 0))
+            except FencedError:
+                continue
+            return StoredMark(mark, receipt.mark_sequence)
+
+    async def commit(self, commit: Commit) -> Receipt:
+        def do() -> Receipt:
+            receipt = at_once(self._inner.commit(commit))
+            self._history.committed(commit, receipt)
+            return receipt
+
+        return await self._link.ask(do)
+
+    async def ids(self, lane: LaneId) -> set[str]:
+        return await self._link.ask(lambda: at_once(self._inner.ids(lane)))
+
+    @asynccontextmanager
+    async def read(self, buffer: BufferId, after: int) -> AsyncIterator[AsyncIterator[StoredFrame]]:
+        async with self._inner.read(buffer, after) as frames:
+            yield self._arriving(frames)
+
+    async def _arriving(self, frames: AsyncIterator[StoredFrame]) -> AsyncIterator[StoredFrame]:
+        async for frame in frames:
+            await self._link.arrival()
+            yield frame
+
+    async def trim(self, buffer: BufferId, through: int) -> None:
+        def do() -> None:
+            self._history.trimmed(buffer, through)
+            at_once(self._inner.trim(buffer, through))
+
+        await self._link.ask(do)
+
+    async def peek(self, buffer: BufferId, after: int, frames: int) -> Sequence[StoredFrame]:
+        return await self._link.ask(lambda: at_once(self._inner.peek(buffer, after, frames)))
+
+    async def last_sequence(self, buffer: BufferId) -> int:
+        return await self._link.ask(lambda: at_once(self._inner.last_sequence(buffer)))
+
+
+class SimBroker:
+    """`Broker` of a process."""
+
+    def __init__(self, inner: MemoryBroker, link: Link, history: History) -> None:
+        self._inner = inner
+        self._link = link
+        self._history = history
+
+    async def ledger(self, vertex: str, limits: LedgerLimits) -> Ledger:
+        inner = await self._link.ask(lambda: at_once(self._inner.ledger(vertex, limits)))
+        return SimLedger(inner, self._link, self._history)
+
+    async def existing_ledger(self, vertex: str) -> Ledger | None:
+        inner = await self._link.ask(lambda: at_once(self._inner.existing_ledger(vertex)))
+        return SimLedger(inner, self._link, self._history) if inner is not None else None
+
+    async def delete(self) -> None:
+        await self._inner.delete()
+
+
+class SimOtStore(MemoryOtStore):
+    """`OtStore` of a process: the one in memory, reached over the network."""
+
+    def __init__(
+        self, memory: OtMemory, pipeline: str, vertex: str, tasks: asyncio.TaskGroup, link: Link, history: History
+    ) -> None:
+        super().__init__(memory, pipeline, vertex, tasks, 0.0)
+        self._statistics = OtStatistics()
+        self._publisher = CoalescingPublisher(self._put, self._statistics, tasks)
+        self._link = link
+        self._history = history
+
+    async def get_all(self) -> Mapping[str, OtUpdate]:
+        return await self._link.ask(lambda: at_once(super(SimOtStore, self).get_all()))
+
+    async def _put(self, key: str, entry: OtEntry) -> None:
+        def do() -> None:
+            at_once(super(SimOtStore, self)._put(key, entry))
+            self._history.published(self.vertex, key, entry)
+
+        await self._link.ask(do, timeout_s=OT_PUT_TIMEOUT_S, again=False)
+
+    @asynccontextmanager
+    async def watch(self) -> AsyncIterator[AsyncIterator[OtUpdate]]:
+        queue = _Hearing(self._statistics, self._link)
+        bucket = self._memory._bucket(self._pipeline, self._vertex)
+        bucket.watchers.append(queue)
+
+        def reread() -> None:
+            queue.begin_reading()
+            queue.finish_reading([decode_update(self._vertex, key, data) for key, data in bucket.entries.items()])
+
+        async def reread_always() -> None:
+            while True:
+                await asyncio.sleep(OT_REREAD_INTERVAL_S)
+                await self._link.ask(reread)
+
+        reread()
+        async with asyncio.TaskGroup() as tasks:
+            rereading = tasks.create_task(reread_always())
+            try:
+                yield queue
+            finally:
+                rereading.cancel()
+                bucket.watchers.remove(queue)
+
+
+class _Hearing(UpdateQueue):
+    """Hears most of what is published, some time later."""
+
+    def __init__(self, statistics: OtStatistics, link: Link) -> None:
+        super().__init__(statistics)
+        self._link = link
+
+    def heard(self, update: OtUpdate) -> None:
+        self._link.hear(lambda: super(_Hearing, self).heard(update))
+
+
+class SimOtStores:
+    """`OtStores` of a process."""
+
+    def __init__(
+        self, memory: OtMemory, pipeline: str, tasks: asyncio.TaskGroup, link: Link, history: History
+    ) -> None:
+        self._memory = memory
+        self._pipeline = pipeline
+        self._tasks = tasks
+        self._link = link
+        self._history = history
+        self._stores: dict[str, SimOtStore] = {}
+
+    async def store(self, vertex: str) -> SimOtStore:
+        if vertex not in self._stores:
+            self._stores[vertex] = SimOtStore(
+                self._memory, self._pipeline, vertex, self._tasks, self._link, self._history
+            )
+        return self._stores[vertex]
+
+    async def delete(self) -> None:
+        raise AssertionError("nothing is deleted in a simulation")
+
+    def close(self) -> None:
+        for store in self._stores.values():
+            store.close()
+
+
+class Link:
+    """One process's way to the broker."""
+
+    def __init__(self, network: Network, rng: random.Random) -> None:
+        self._network = network
+        self._rng = rng
+        self.is_cut = False
+        """Nothing comes through, either way."""
+
+    async def ask(self, do: Callable[[], T], *, timeout_s: float = COMMIT_TIMEOUT_S, again: bool = True) -> T:
+        return await self._network.ask(do, lambda: self.is_cut, timeout_s=timeout_s, again=again)
+
+    async def arrival(self) -> None:
+        """A frame is on its way."""
+        while self.is_cut:
+            await asyncio.sleep(0.1)
+        if self._rng.random() < 0.3:
+            await asyncio.sleep(self._network.way_s())
+
+    def hear(self, hear: Callable[[], None]) -> None:
+        """An update is on its way, or lost."""
+        if not self.is_cut and not self._network.misses():
+            self._network._later(self._network.way_s(), hear)
+
+    def new_id(self) -> bytes:
+        return UUID(int=self._rng.getrandbits(128)).bytes

@@ -1,0 +1,396 @@
+"""One run of one seed: a pipeline whose processes, broker, disks and outside world are all inside this process.
+
+    seed ─► shape, records, weather, faults ─► processes over the shared broker ─► they end ─► `model` judges
+
+A process is the vertex's own assembly (`millstream_vertex.assembly`) over surroundings made here: all of reader, lanes,
+writer, queue and log runs as shipped. A supervisor starts again what ends, as the runner does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import shutil
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from contextvars import Context, copy_context
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from millstream.background import open_tasks
+from millstream.errors import EnvironmentFault, FencedError, RetryLaterError
+from millstream.ledger.memory import Faults, MemoryBroker
+from millstream.ledger.protocol import DurabilityLevel
+from millstream.record import BufferId
+from millstream.spec.lanes import all_lanes, inputs_of
+from millstream.watermark.memory import OtMemory
+from millstream_vertex.assembly import VertexProcess, open_vertex
+from millstream_vertex.surroundings import VertexConfig
+from tests.simulation import model
+from tests.simulation.faults import Fault, draw
+from tests.simulation.history import History, Violation
+from tests.simulation.loop import CURRENT, Process, SimLoop, StuckError
+from tests.simulation.network import Link, Network, SimBroker, SimOtStores
+from tests.simulation.outside import BASE_US, KEYS, Given, Outside, SimPrograms, Split
+from tests.simulation.shapes import SHAPES, Shape, resolved_of
+
+STEPS_MAX = 400_000
+DRAIN_S = 90.0
+"""I9: after the last record and the last fault, everything has ended within this."""
+RESTART_S = 0.2
+
+
+class SimClock:
+    """The loop's time, for those who ask for a clock."""
+
+    def __init__(self, loop: SimLoop) -> None:
+        self._loop = loop
+
+    def now_us(self) -> int:
+        return BASE_US + round(self._loop.time() * 1e6)
+
+    def monotonic_s(self) -> float:
+        return self._loop.time()
+
+
+@dataclass(eq=False, slots=True)
+class Incarnation:
+    """One life of one replica of a vertex."""
+
+    vertex: str
+    replica: int
+    number: int
+    process: Process
+    context: Context
+    link: Link
+    over: asyncio.Event
+    running: VertexProcess | None = None
+    error: BaseException | None = None
+    replaced: bool = False
+    """A successor has been started."""
+
+    def __str__(self) -> str:
+        return f"{self.vertex}-{self.replica}#{self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class SimSurroundings:
+    """`Surroundings` of one incarnation."""
+
+    broker: SimBroker
+    stores: SimOtStores
+    programs: SimPrograms
+    rng: random.Random
+
+    def spark(self, address: str):  # type: ignore[no-untyped-def]
+        raise AssertionError
+
+    def files(self):  # type: ignore[no-untyped-def]
+        raise AssertionError
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a seed."""
+
+    seed: int
+    shape: str
+    steps: int
+    virtual_s: float
+    commits: int
+    faults: int
+    violation: str
+    """Empty: none."""
+    trace: list[str] = field(default_factory=list)
+
+
+class World:
+    """Made for one run."""
+
+    def __init__(self, seed: int, shape: Shape, directory: Path, *, tracing: bool) -> None:
+        self.rng = random.Random(seed)
+        self.seed = seed
+        self.shape = shape
+        self.directory = directory
+        self.resolved = resolved_of(shape.name)
+        self.graph = self.resolved.graph
+        self.span_s = self.rng.choice((0.5, 2.0, 6.0))
+        self.plan = draw(self.rng, self.span_s)
+        self.loop = SimLoop(self.rng, self._thread_delay_s)
+        self.clock = SimClock(self.loop)
+        self.history = History(self.loop.time, tracing=tracing)
+        self.outside = Outside(self.rng, self.plan.temper, self.loop.time)
+        self.world = Process("world")
+        self.ledger_faults = Faults()
+        self.broker = MemoryBroker(shape.name, DurabilityLevel.MEMORY, self.ledger_faults, self.clock)
+        self.ot = OtMemory()
+        self.lives: list[Incarnation] = []
+        self.current: dict[tuple[str, int], Incarnation] = {}
+        self.fenced_by_fault = False
+        context = copy_context()
+        context.run(CURRENT.set, self.world)
+        self.network = Network(self.rng, self.plan.weather, context)
+        self._context = context
+        for lane in all_lanes(self.graph):
+            for buffer in inputs_of(self.graph, lane):
+                self.history.readers[buffer] = (lane.vertex, lane.key)
+        self._give()
+
+    def _thread_delay_s(self) -> float:
+        return self.plan.thread_s * 2 * self.rng.random()
+
+    def _give(self) -> None:
+        """Make up what the sources will give."""
+        rng, shape = self.rng, self.shape
+        for vertex in self.graph.vertices:
+            if vertex.kind != "source":
+                continue
+            for split in range(vertex.partitions):
+                count = rng.choice((0, 3, 20, 40))
+                times = sorted(rng.random() * self.span_s for _ in range(count))
+                records = []
+                for number, arrives_s in enumerate(times):
+                    back_s = rng.random() * shape.max_delay_s
+                    if rng.random() < shape.late:
+                        back_s += rng.random() * 5 * shape.max_delay_s
+                    value = f"{vertex.name}.{split}#{number}"
+                    records.append(
+                        Given(
+                            value.encode(),
+                            rng.choice(KEYS),
+                            BASE_US + round((arrives_s - back_s) * 1e6),
+                            f"id-{value}" if shape.gives_ids else "",
+                            arrives_s,
+                        )
+                    )
+                self.outside.splits[vertex.name, split] = Split(records, shape.gives_ids)
+
+    # Processes
+
+    async def _live(self, vertex: str, replica: int) -> None:
+        """The supervisor of one replica."""
+        number = 0
+        while True:
+            number += 1
+            life = self._start(vertex, replica, number)
+            await life.over.wait()
+            if life.process.dead or life.replaced:
+                self.history.say(f"{life} is gone")
+            elif life.error is not None:
+                self._judge_end(life)
+                self.history.say(f"{life} ended: {life.error!r}")
+            elif life.running is not None and self._has_ended(vertex, replica):
+                self.history.say(f"{life} has ended")
+                return
+            else:
+                self.history.say(f"{life} has stopped")
+            await asyncio.sleep(RESTART_S * (0.5 + self.rng.random()))
+
+    def _has_ended(self, vertex: str, replica: int) -> bool:
+        lanes = [lane for lane in all_lanes(self.graph) if lane.vertex == vertex]
+        replicas = self.graph.vertex(vertex).replicas
+        own = [lane for lane in lanes if lane.partition % replicas == replica]
+        return all(self.history.lanes[vertex, lane.key].ended for lane in own)
+
+    def _start(self, vertex: str, replica: int, number: int) -> Incarnation:
+        process = Process(f"{vertex}-{replica}#{number}")
+        context = self._context.copy()
+        context.run(CURRENT.set, process)
+        life = Incarnation(vertex, replica, number, process, context, Link(self.network, self.rng), asyncio.Event())
+        self.lives.append(life)
+        self.current[vertex, replica] = life
+        self.history.say(f"{life} starts")
+        task = self.loop.create_task(self._run_vertex(life), name=str(life), context=context)
+        task.add_done_callback(lambda done: self._ended(life, done), context=self._context)
+        return life
+
+    def _ended(self, life: Incarnation, task: asyncio.Task[None]) -> None:
+        if not task.cancelled():
+            life.error = task.exception()
+            if life.replaced and life.error is not None:
+                self._judge_end(life)
+                self.history.say(f"{life} has woken up and ended: {life.error!r}")
+        life.over.set()
+
+    async def _run_vertex(self, life: Incarnation) -> None:
+        config = VertexConfig(
+            self.resolved,
+            life.vertex,
+            life.replica,
+            nats_url="",
+            monitor_url=None,
+            durability=DurabilityLevel.MEMORY,
+            metrics_port=0,
+            windows_dir=self.directory,
+            spark="simulated",
+        )
+
+        @asynccontextmanager
+        async def surroundings(config: VertexConfig) -> AsyncIterator[SimSurroundings]:
+            async with AsyncExitStack() as stack:
+                tasks = await stack.enter_async_context(open_tasks())
+                stores = SimOtStores(self.ot, self.shape.name, tasks, life.link, self.history)
+                stack.callback(stores.close)
+                yield SimSurroundings(
+                    SimBroker(self.broker, life.link, self.history),
+                    stores,
+                    SimPrograms(self.outside, life.vertex, self.shape.behaviours.get(life.vertex, "")),
+                    self.rng,
+                )
+
+        async with open_vertex(config, self.clock, surroundings=surroundings) as running:
+            life.running = running
+            await running.run()
+
+    def _judge_end(self, life: Incarnation) -> None:
+        """Whether a process may end like that."""
+        for error in leaves(life.error):
+            if isinstance(error, FencedError) and (life.replaced or self.fenced_by_fault):
+                continue
+            if isinstance(error, Violation):
+                raise error
+            raise Violation(f"{life} ends with {error!r}") from error
+
+    # Faults
+
+    async def _misbehave(self) -> None:
+        for fault in self.plan.faults:
+            await asyncio.sleep(max(0.0, fault.at_s - self.loop.time()))
+            await self._do(fault)
+
+    async def _do(self, fault: Fault) -> None:
+        victims = [life for life in self.current.values() if not life.over.is_set() and not life.replaced]
+        if fault.kind in ("crash", "zombie", "pause", "cut", "stop"):
+            if not victims:
+                return
+            life = victims[int(fault.victim * len(victims))]
+            self.history.say(f"FAULT {fault.kind} of {life} for {fault.length_s:.3f} s")
+            await getattr(self, f"_{fault.kind}")(life, fault)
+            return
+        self.history.say(f"FAULT {fault.kind} for {fault.length_s:.3f} s")
+        await getattr(self, f"_{fault.kind}")(fault)
+
+    async def _crash(self, life: Incarnation, fault: Fault) -> None:
+        self.loop.kill(life.process)
+        life.over.set()
+
+    async def _zombie(self, life: Incarnation, fault: Fault) -> None:
+        self.loop.pause(life.process)
+        life.replaced = True
+        life.over.set()
+        self._after(RESTART_S + fault.length_s, life, "wakes up")
+
+    async def _pause(self, life: Incarnation, fault: Fault) -> None:
+        self.loop.pause(life.process)
+        self._after(fault.length_s, life, "goes on")
+
+    def _after(self, delay_s: float, life: Incarnation, what: str) -> None:
+        def resume() -> None:
+            if not life.process.dead:
+                self.history.say(f"{life} {what}")
+                self.loop.resume(life.process)
+
+        self.loop.call_later(delay_s, resume)
+
+    async def _cut(self, life: Incarnation, fault: Fault) -> None:
+        life.link.is_cut = True
+
+        def heal() -> None:
+            life.link.is_cut = False
+
+        self.loop.call_later(fault.length_s * 3, heal)
+
+    async def _stop(self, life: Incarnation, fault: Fault) -> None:
+        if life.running is not None:
+            # Its own steps do it, as those of a signal handler.
+            self.loop.call_soon(life.running.stop, context=life.context)
+
+    async def _full(self, fault: Fault) -> None:
+        vertex = self.rng.choice(self.graph.vertices).name
+        for _ in range(1 + int(fault.length_s)):
+            self.rng.choice((self.ledger_faults.refuse_full, self.ledger_faults.refuse_storage))(vertex=vertex)
+
+    async def _fence(self, fault: Fault) -> None:
+        self.fenced_by_fault = True
+        self.ledger_faults.fence()
+
+    async def _away(self, fault: Fault) -> None:
+        self.ot.stop()
+        await asyncio.sleep(fault.length_s)
+        self.ot.start()
+
+    async def _held(self, fault: Fault) -> None:
+        self.ot.hold_updates()
+        await asyncio.sleep(fault.length_s)
+        self.ot.release_updates()
+
+    # The run
+
+    async def _main(self) -> None:
+        last_s = max([self.span_s, *(fault.at_s + 3 * fault.length_s for fault in self.plan.faults)])
+        try:
+            async with asyncio.timeout(last_s + DRAIN_S), asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._misbehave())
+                for vertex in self.graph.vertices:
+                    for replica in range(vertex.replicas):
+                        tasks.create_task(self._live(vertex.name, replica))
+        except TimeoutError:
+            raise Violation(f"I9: not drained {DRAIN_S:.0f} s after the last fault") from None
+        # Zombies go on, to see that they cannot do harm.
+        for life in self.lives:
+            if life.replaced and not life.process.dead:
+                self.loop.resume(life.process)
+        await asyncio.sleep(30.0)
+
+    def run(self) -> None:
+        """Raises `Violation`."""
+        try:
+            self.loop.run(self._main(), self.world, steps_max=STEPS_MAX)
+        except StuckError as error:
+            raise Violation(f"I9: {error}") from error
+        except BaseExceptionGroup as group:
+            raise next(iter(leaves(group))) from group
+        model.judge(self)
+
+    def close(self) -> None:
+        """Let go of what dead processes hold."""
+        self.loop.bury([*(life.process for life in self.lives), self.world])
+
+
+def leaves(error: BaseException | None) -> list[BaseException]:
+    """The single errors of a group."""
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for inner in error.exceptions for leaf in leaves(inner)]
+    return [error] if error is not None else []
+
+
+def simulate(seed: int, *, tracing: bool = False) -> Outcome:
+    """Run one seed. Never raises for what it finds: see `Outcome.violation`."""
+    names = sorted(SHAPES)
+    shape = SHAPES[names[seed % len(names)]]
+    shared = Path("/dev/shm")
+    directory = Path(tempfile.mkdtemp(prefix="simulation-", dir=shared if shared.is_dir() else None))
+    logging.disable(logging.CRITICAL)
+    world = World(seed, shape, directory, tracing=tracing)
+    violation = ""
+    try:
+        world.run()
+    except Violation as error:
+        violation = str(error)
+        world.history.say(f"VIOLATION {violation}")
+    finally:
+        logging.disable(logging.NOTSET)
+        world.close()
+        shutil.rmtree(directory)
+    return Outcome(
+        seed,
+        shape.name,
+        world.loop.steps,
+        world.loop.time(),
+        world.history.commits,
+        len(world.plan.faults),
+        violation,
+        world.history.trace,
+    )
