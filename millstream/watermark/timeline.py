@@ -24,7 +24,16 @@ class Timeline:
     When memory runs out the answer becomes too low for a while, never too high.
     """
 
-    __slots__ = ("_points_max", "_sequences", "_watermarks", "ended", "epoch", "head_sequence", "idle")
+    __slots__ = (
+        "_points_max",
+        "_said_sequence",
+        "_sequences",
+        "_watermarks",
+        "ended",
+        "epoch",
+        "head_sequence",
+        "idle",
+    )
 
     def __init__(self, points_max: int = limits.OT_TIMELINE_POINTS_MAX) -> None:
         assert points_max >= 3, "thinning keeps the first and the last point"
@@ -36,6 +45,9 @@ class Timeline:
         """Of the newest entry; -1 before the first."""
         self.head_sequence = 0
         """The last sequence the lane is known to have written to this buffer; 0 when none."""
+        self._said_sequence = 0
+        """The highest that an entry of this epoch said. Below the head when what the owner before wrote was trimmed: the
+        new owner finds nothing of it."""
         self.idle = False
         """The newest entry says that the lane has nothing to read."""
         self.ended = False
@@ -47,15 +59,16 @@ class Timeline:
     def add(self, epoch: int, sequence: int, watermark_us: int, *, idle: bool = False, ended: bool = False) -> bool:
         """Take a published entry in. False when it says nothing new.
 
-        1. Older epoch, or the same epoch and a sequence that goes back: a stale entry, ignored.
+        1. Older epoch, or the same epoch and a sequence below what it has said before: a stale entry, ignored.
         2. Newer epoch with a lower watermark (an owner that starts again at its mark, after the one before had moved
            an idle lane on): the flags count, the watermark keeps its height.
         3. Same sequence, higher watermark (an idle lane that moves on): the last step is raised.
         4. Higher sequence, higher watermark: a new step.
         """
-        if epoch < self.epoch or (epoch == self.epoch and sequence < self.head_sequence):
+        if epoch < self.epoch or (epoch == self.epoch and sequence < self._said_sequence):
             return False
         before = (self.epoch, self.head_sequence, self.idle, self.ended)
+        self._said_sequence = sequence
         sequence = max(sequence, self.head_sequence)
         self.epoch, self.head_sequence, self.idle, self.ended = epoch, sequence, idle, ended
         return self._step(sequence, watermark_us) or before != (epoch, sequence, idle, ended)

@@ -18,6 +18,8 @@ class Entry:
     sequence: int
     watermark_us: int
     ended: bool = False
+    said: int = 0
+    """The model's: its sequence as it was said, where `sequence` is that of the lane."""
 
 
 @dataclass
@@ -29,8 +31,11 @@ class Model:
     def add(self, entry: Entry) -> None:
         newest = self.entries[-1] if self.entries else Entry(-1, 0, START_OF_TIME_US)
         head = max((known.sequence for known in self.entries), default=0)
-        if entry.epoch > newest.epoch or (entry.epoch == newest.epoch and entry.sequence >= head):
-            self.entries.append(Entry(entry.epoch, max(entry.sequence, head), entry.watermark_us, entry.ended))
+        said = max((known.said for known in self.entries if known.epoch == entry.epoch), default=0)
+        if entry.epoch > newest.epoch or (entry.epoch == newest.epoch and entry.sequence >= said):
+            self.entries.append(
+                Entry(entry.epoch, max(entry.sequence, head), entry.watermark_us, entry.ended, entry.sequence)
+            )
 
     def watermark_at(self, sequence: int) -> int:
         read = [entry.watermark_us for entry in self.entries if entry.sequence <= sequence]
@@ -144,6 +149,19 @@ def test_a_new_owner_that_starts_lower_does_not_lower_the_watermark() -> None:
     timeline.add(2, 11, 510)
     assert timeline.watermark_at(10) == 500
     assert timeline.watermark_at(11) == 510
+
+
+@pytest.mark.guarantee("I9")
+def test_a_new_owner_that_finds_its_frames_trimmed_is_still_heard() -> None:
+    timeline = Timeline()
+    timeline.add(1, 6, 100)
+    # All it wrote was read and trimmed, and its mark lies in another buffer: the ledger knows of no frame here.
+    assert timeline.add(2, 0, 100)
+    assert timeline.add(2, 0, 200)
+    assert timeline.watermark_at(6) == 200
+    assert timeline.add(2, 0, END_OF_TIME_US, ended=True)
+    assert timeline.ended
+    assert timeline.head_sequence == 6
 
 
 def test_an_idle_lane_moves_on_without_sending_frames() -> None:
