@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 _EPILOG = """\
 exit codes:
   0    done: the pipeline has ended, or was drained after Ctrl-C
+  1    chaos: something that is promised did not hold
   2    something for you to change: the pipeline file, an option
   3    a function of yours failed, or cannot be started
   4    the machine or a server: a port taken, a disk full, no permission
@@ -41,6 +42,7 @@ def parser() -> argparse.ArgumentParser:
     _add_version(commands)
     _add_bench(commands)
     _add_spark(commands)
+    _add_chaos(commands)
     return top
 
 
@@ -246,3 +248,38 @@ def _add_spark(commands: Commands) -> None:
         "file", type=Path, nargs="?", metavar="FILE", help="a pipeline, for its `spec.spark` (default: on this machine)"
     )
     _add_json(check)
+
+
+def _add_chaos(commands: Commands) -> None:
+    command = _command(
+        commands,
+        "chaos",
+        "disturb a running pipeline, and check what comes out",
+        "Run a pipeline as `run` does, disturb it, and have an independent verifier judge what came out: accounts,\n"
+        "sinks, and, for the pipelines that ship (mesh, windows), every single result. File sinks write below the\n"
+        "directory of the experiment; others write where the pipeline says. The same seed gives the same plan again.",
+    )
+    command.add_argument(
+        "pipeline", metavar="PIPELINE", help="a pipeline file, or one that ships: `mesh` or `windows` (needs Spark)"
+    )
+    command.add_argument("--seed", type=int, default=1, metavar="N", help="of the plan (default: 1)")
+    command.add_argument("--kills", type=int, metavar="N", help="faults of all kinds to inject, then wait for the end")
+    command.add_argument("--seconds", type=float, metavar="S", help="inject faults for so long, then drain and end")
+    command.add_argument(
+        "--faults",
+        default="kill",
+        metavar="KINDS",
+        help="kill, pause, network, disk; several with commas (default: kill)",
+    )
+    command.add_argument(
+        "--dir",
+        type=Path,
+        metavar="DIR",
+        help="keep everything here (default: a temporary directory, kept on violations)",
+    )
+    command.add_argument("--records", type=int, metavar="N", help="of a pipeline that ships (default: 20000)")
+    command.add_argument(
+        "--rate", type=int, metavar="N", help="records per second of one that ships (default: they last for the faults)"
+    )
+    command.add_argument("--id", metavar="FIELD", help="member of your sinks' rows that no two rows may share")
+    _add_json(command, "print one JSON object on the last line")

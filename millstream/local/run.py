@@ -72,6 +72,8 @@ class RunOptions:
     metrics_port_base: int | None = None
     """Port of the first vertex process's metrics; the next ones follow. None: no metrics endpoint."""
     log_level: str = "info"
+    broker_path: str | None = None
+    """URL at which the vertices reach the broker, when something of somebody else's stands between. None: directly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +206,7 @@ class _Run:
         surroundings = Surroundings(
             self._directory.pipeline,
             self._directory.windows,
-            broker.url,
+            self._options.broker_path or broker.url,
             broker.monitor_url,
             self._options.durability,
             self._options.log_level,

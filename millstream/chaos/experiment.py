@@ -1,0 +1,167 @@
+"""A whole experiment: its directory, the session, and the oracle's verdict on what is left.
+
+    <directory>/state/            the data directory of the run
+    <directory>/sinks/<vertex>/   what file sinks wrote
+    <directory>/pipeline/         the pipeline, when it is one that ships
+    <directory>/runner.log        what the runner said, over all its lives
+    <directory>/successors.log    what stand-ins for processes that slept said
+    <directory>/guarantees.json   what each sink states
+    <directory>/verdict.json      what the oracle found
+
+Above it: the command line, benchmarks and tests. Below it: the session, and the oracle as a process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from millstream.chaos.faults import Injector
+from millstream.chaos.plan import FaultKind
+from millstream.chaos.running import RunnerProcess
+from millstream.chaos.session import Outcome, Plan, Session, Struck
+from millstream.chaos.shipped import SHIPPED, write
+from millstream.errors import EnvironmentFault, MillstreamError, UserError
+from millstream.local.directory import DataDirectory
+from millstream.spec.checks import local_faults
+from millstream.spec.faults import SpecError
+from millstream.spec.graph import Graph
+from millstream.spec.guarantees import guarantees_of
+from millstream.spec.loading import load
+
+ORACLE_TIMEOUT_S = 600.0
+_UNJUDGED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the user asked for."""
+
+    pipeline: str
+    """A file, or the name of one that ships."""
+    directory: Path
+    seed: int = 1
+    kills: int | None = None
+    """Faults to inject. None: as many as come in `seconds`."""
+    seconds: float | None = None
+    kinds: tuple[FaultKind, ...] = (FaultKind.KILL,)
+    records: int | None = None
+    """Of a pipeline that ships."""
+    rate: int | None = None
+    """Records per second of a pipeline that ships. None: so that the records last for the faults."""
+    id_field: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """What came of it."""
+
+    outcome: Outcome
+    verdict: Mapping[str, Any]
+    """The oracle's."""
+
+    @property
+    def faults(self) -> list[str]:
+        """What the session itself saw go wrong."""
+        found = []
+        if self.outcome.exit_code is None:
+            found.append("the run did not end")
+        elif self.outcome.exit_code != 0:
+            found.append(f"the run ended with exit code {self.outcome.exit_code}")
+        found += [
+            f"{', '.join(struck.absent)} did not come back after fault {struck.strike.number} ({struck.strike.what})"
+            for struck in self.outcome.struck
+            if struck.absent
+        ]
+        return found + [f"a process has outlived the run: {line}" for line in self.outcome.leftovers]
+
+    @property
+    def sound(self) -> bool:
+        return bool(self.verdict["sound"]) and not self.faults
+
+
+async def conduct(options: Options, told: Callable[[Struck], None]) -> Experiment:
+    """Run the experiment. Raises `SpecError` and other faults of before the start, and `MillstreamError` when there is
+    no verdict."""
+    directory = options.directory.absolute()
+    if (directory / "state").exists():
+        raise UserError(f"{directory} holds an experiment already; name another directory, or remove it")
+    directory.mkdir(parents=True, exist_ok=True)
+    file = _pipeline_file(options, directory)
+    loaded = load(file)
+    faults = local_faults(loaded)
+    if faults:
+        raise SpecError(faults)
+    stated = {name: guarantee.id.value for name, guarantee in guarantees_of(loaded.graph).items()}
+    (directory / "guarantees.json").write_text(json.dumps(stated), encoding="utf-8")
+    bounded = is_bounded(loaded.graph)
+    if options.kills is None and options.seconds is None:
+        raise UserError("say how many faults (--kills) or for how long (--seconds)")
+    plan = Plan(options.seed, options.kinds, options.kills, options.seconds, bounded)
+    data = DataDirectory(directory / "state")
+    command = [sys.executable, "-m", "millstream.chaos.runner", "--data-dir", str(data.root)]
+    command += ["--sinks", str(directory / "sinks"), str(file)]
+    runner = RunnerProcess(command, data, directory / "runner.log")
+    session = Session(loaded.graph, runner, Injector(directory / "successors.log"), plan, told)
+    outcome = await session.run()
+    verdict = await _judged(options, directory, drained=outcome.drained)
+    (directory / "verdict.json").write_text(json.dumps(verdict, indent=1), encoding="utf-8")
+    return Experiment(outcome, verdict)
+
+
+def _pipeline_file(options: Options, directory: Path) -> Path:
+    shipped = SHIPPED.get(options.pipeline)
+    if shipped is None:
+        if options.records is not None or options.rate is not None:
+            raise UserError(f"--records and --rate are for the pipelines that ship: {', '.join(SHIPPED)}")
+        return Path(options.pipeline)
+    records = options.records or 20_000
+    lasts_s = options.seconds or (options.kills or 0) * shipped.seconds_per_kill
+    rate = options.rate or max(1, round(records / lasts_s) if lasts_s else 0)
+    return write(shipped, directory / "pipeline", records, rate)
+
+
+def is_bounded(graph: Graph) -> bool:
+    """Whether every source comes to an end by itself, as far as the pipeline says."""
+    for vertex in graph.sources:
+        source = vertex.source
+        assert source is not None, "a source vertex has a source"
+        if source.generator is not None and source.generator.records is None:
+            return False
+        if source.file is not None and source.file.follow:
+            return False
+        if source.http is not None:
+            return False
+    return True
+
+
+async def _judged(options: Options, directory: Path, *, drained: bool) -> dict[str, Any]:
+    """The oracle's verdict. Raises `MillstreamError` when it cannot judge."""
+    command = [sys.executable, "-m", "millstream.chaos.oracle"]
+    command += ["--data-dir", str(directory / "state"), "--sinks", str(directory / "sinks")]
+    command += ["--guarantees", str(directory / "guarantees.json")]
+    command += ["--expect", options.pipeline] if options.pipeline in SHIPPED and not drained else []
+    command += ["--id", options.id_field] if options.id_field is not None else []
+    command += ["--drained"] if drained else []
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        async with asyncio.timeout(ORACLE_TIMEOUT_S):
+            output, errors = await process.communicate()
+    except TimeoutError as error:
+        raise EnvironmentFault(f"the oracle has no verdict after {ORACLE_TIMEOUT_S:.0f} s") from error
+    finally:
+        if process.returncode is None:
+            os.kill(process.pid, 9)
+            await process.wait()
+    if process.returncode not in (0, 1):
+        raise MillstreamError(f"the oracle has no verdict: {errors.decode(errors='replace')[-2000:]}")
+    told: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return told

@@ -1,0 +1,76 @@
+"""`python -m millstream.chaos.oracle`: judges a run that is over, and prints its verdict as one JSON object.
+
+Exit code 0: sound. 1: something is violated. 2: it could not be judged, and the last line says why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from millstream.chaos.oracle.account import account_checks, inputs
+from millstream.chaos.oracle.checks import Check, checked, verdict
+from millstream.chaos.oracle.expected import Series, mesh_checks, windows_checks
+from millstream.chaos.oracle.guarantees import sink_checks
+from millstream.chaos.oracle.marks import read_marks
+from millstream.chaos.oracle.pipeline import Pipeline, read_pipeline
+from millstream.chaos.oracle.sinks import rows_of
+from millstream.wire.ledger.v1 import mark_pb2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Judge. Returns the exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        pipeline = read_pipeline(options.data_dir / "pipeline.json")
+        marks = asyncio.run(read_marks(options.data_dir / "broker" / "store", pipeline))
+        told = verdict(_checks(options, pipeline, marks))
+    except (OSError, ValueError, KeyError, TimeoutError) as error:
+        sys.stderr.write(f"it cannot be judged: {error!r}\n")
+        return 2
+    sys.stdout.write(json.dumps(told) + "\n")
+    return 0 if told["sound"] else 1
+
+
+def _checks(
+    options: argparse.Namespace, pipeline: Pipeline, marks: dict[tuple[str, str], mark_pb2.Mark]
+) -> list[Check]:
+    ended = not options.drained
+    guarantees = json.loads(options.guarantees.read_bytes()) if options.guarantees is not None else {}
+    checks = account_checks(pipeline, marks, ended=ended)
+    checks += sink_checks(pipeline, marks, options.sinks, guarantees, options.id, ended=ended)
+    if options.expect is not None:
+        checks += _expected(options, pipeline, marks)
+    return checks
+
+
+def _expected(
+    options: argparse.Namespace, pipeline: Pipeline, marks: dict[tuple[str, str], mark_pb2.Mark]
+) -> list[Check]:
+    generator = pipeline.vertices["numbers"]["source"]["generator"]
+    records = generator["records"]
+    taken = inputs(marks, "numbers")
+    faults = [] if taken == records else [f"{taken:,} taken in of {records:,}"]
+    checks = [checked("numbers", "every record it has to make was made once", faults, f"{records:,} records")]
+    if options.expect == "mesh":
+        return checks + mesh_checks(records, {name: rows_of(options.sinks / name) for name in pipeline.sinks})
+    return checks + windows_checks(Series.of(generator), "results", rows_of(options.sinks / "results"))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m millstream.chaos.oracle", description=__doc__)
+    parser.add_argument("--data-dir", type=Path, required=True, metavar="DIR", help="of the run")
+    parser.add_argument("--sinks", type=Path, required=True, metavar="DIR", help="below it file sinks have written")
+    parser.add_argument("--guarantees", type=Path, metavar="FILE", help="JSON: the id of each sink's guarantee")
+    parser.add_argument("--expect", choices=("mesh", "windows"), help="compute what this pipeline must have put out")
+    parser.add_argument("--id", metavar="FIELD", help="member of the rows that names the record")
+    parser.add_argument("--drained", action="store_true", help="the run was stopped before its sources had ended")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

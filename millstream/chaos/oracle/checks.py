@@ -1,0 +1,57 @@
+"""A check and its result, and the verdict over all of them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from typing import Any
+
+
+class Result(Enum):
+    """What a check showed."""
+
+    HELD = "held"
+    VIOLATED = "violated"
+    UNCHECKED = "not checked"
+    """It cannot be told from outside, or the guarantee does not say it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked at."""
+
+    subject: str
+    """What it is about: a vertex, an edge, "pipeline"."""
+    what: str
+    """What should hold."""
+    result: Result
+    detail: str = ""
+    """What was counted; of a violation, where."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """For programs."""
+
+
+def checked(subject: str, what: str, faults: Sequence[str], detail: str = "", **counts: int) -> Check:
+    """A check that holds when there are no faults."""
+    if not faults:
+        return Check(subject, what, Result.HELD, detail, counts)
+    more = f" (and {len(faults) - FAULTS_SHOWN_MAX:,} more)" if len(faults) > FAULTS_SHOWN_MAX else ""
+    return Check(subject, what, Result.VIOLATED, "; ".join(faults[:FAULTS_SHOWN_MAX]) + more, counts)
+
+
+FAULTS_SHOWN_MAX = 5
+"""Of one check, in words."""
+
+
+def verdict(checks: Sequence[Check]) -> dict[str, Any]:
+    """For the one who asked, as JSON."""
+    counts: dict[str, int] = {}
+    for check in checks:
+        for name, count in check.counts.items():
+            counts[name] = counts.get(name, 0) + count
+    return {
+        "sound": all(check.result is not Result.VIOLATED for check in checks),
+        "counts": counts,
+        "checks": [{**asdict(check), "result": check.result.value} for check in checks],
+    }

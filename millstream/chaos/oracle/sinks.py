@@ -1,0 +1,60 @@
+"""What file sinks have written, read by the formats of the files alone.
+
+Above it: the checks. Below it: files. Unfinished files lie below `.millstream` and are no results; of a run that has
+ended there may be none.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+
+
+def rows_of(directory: Path) -> Iterator[Row]:
+    """Every record of every finished file, in the order of the files' names."""
+    for path in finished_files(directory):
+        match path.suffix:
+            case ".jsonl":
+                yield from _json_lines(path)
+            case ".csv":
+                with path.open(encoding="utf-8", newline="") as file:
+                    yield from csv.DictReader(file)
+            case ".parquet":
+                yield from _parquet(path)
+            case _:
+                raise ValueError(f"{path} is in no format a file sink writes")
+
+
+def finished_files(directory: Path) -> list[Path]:
+    """Files that can be seen."""
+    return sorted(path for path in directory.glob("*") if path.is_file() and not path.name.startswith("."))
+
+
+def unfinished_files(directory: Path) -> list[Path]:
+    """Files that are not results and not told apart from results by their place alone."""
+    return sorted(
+        path
+        for path in (directory / ".millstream").rglob("*")
+        if path.is_file() and path.suffix in (".jsonl", ".csv", ".parquet")
+    )
+
+
+def _json_lines(path: Path) -> Iterator[Row]:
+    text = path.read_bytes()
+    if text and not text.endswith(b"\n"):
+        raise ValueError(f"the last line of {path} is not whole")
+    for line in text.splitlines():
+        row = json.loads(line)
+        yield row if isinstance(row, dict) else {"value": row}
+
+
+def _parquet(path: Path) -> Iterator[Row]:
+    # Not everybody has it.
+    import pyarrow.parquet
+
+    yield from pyarrow.parquet.read_table(path).to_pylist()

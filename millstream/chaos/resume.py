@@ -1,0 +1,129 @@
+"""How soon a run is back after a fault. Pure: entries of the OT stores and moments are handed in.
+
+The **time to resume** is the time from the fault (the end of it, where it lasts) to the moment at which every lane the
+struck process served has committed again:
+
+- the lane tells of more than it had told before, records read or, after a fault of Spark's, results written;
+- it told so after the process that replaces the struck one was started, since what was on its way before may still
+  be committed by others; for a vertex that is the next epoch of the lane;
+- lanes that have ended have nothing to come back to.
+
+All clocks are the wall clock of this one machine, in microseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from millstream.record import LaneId
+from millstream.watermark.store import OtUpdate
+from millstream.wire.watermark.v1.ot_pb2 import OtEntry
+
+
+@dataclass(slots=True)
+class Waiting:
+    """One fault that the run is not back from yet."""
+
+    struck_us: int
+    results: bool
+    """Only results count, not records that were read."""
+    lanes: dict[LaneId, list[int]]
+    """Lanes that must come back, and when each told of progress since the fault."""
+    since_us: int | None
+    """Progress counts from here on; None as long as that is not known."""
+    newer_epochs: bool
+    """Progress counts only under an epoch that is newer than the one at the fault."""
+    epochs: Mapping[LaneId, int] = field(default_factory=dict)
+
+    def resumed_us(self) -> int | None:
+        """When the last lane was back; None as long as one is not."""
+        if self.since_us is None:
+            return None
+        moments = [min((at for at in told if at > self.since_us), default=None) for told in self.lanes.values()]
+        known = [moment for moment in moments if moment is not None]
+        return max(known, default=self.struck_us) if len(known) == len(moments) else None
+
+    def absent(self) -> list[LaneId]:
+        """Lanes that are not back."""
+        since_us = self.since_us
+        if since_us is None:
+            return list(self.lanes)
+        return [lane for lane, told in self.lanes.items() if not any(at > since_us for at in told)]
+
+
+class Board:
+    """What every lane told last, and the faults that are waited for."""
+
+    def __init__(self) -> None:
+        self._entries: dict[LaneId, OtEntry] = {}
+        self._waiting: list[Waiting] = []
+
+    def observe(self, lane: LaneId, update: OtUpdate) -> None:
+        """Take in what a lane has published."""
+        entry, before = update.entry, self._entries.get(lane)
+        if before is not None and entry.epoch < before.epoch:
+            return
+        self._entries[lane] = entry
+        for waiting in self._waiting:
+            if lane not in waiting.lanes or (waiting.newer_epochs and entry.epoch <= waiting.epochs.get(lane, 0)):
+                continue
+            known = before if before is not None else OtEntry()
+            count = _results if waiting.results else _records
+            if entry.ended or count(entry) > count(known):
+                waiting.lanes[lane].append(entry.published_us)
+
+    def wait(
+        self,
+        lanes: Iterable[LaneId],
+        struck_us: int,
+        *,
+        since_us: int | None,
+        newer_epochs: bool = False,
+        results: bool = False,
+    ) -> Waiting:
+        """A fault has struck what serves these lanes. Those that have ended are left out."""
+        open_lanes = [lane for lane in lanes if not (lane in self._entries and self._entries[lane].ended)]
+        waiting = Waiting(
+            struck_us,
+            results,
+            {lane: [] for lane in open_lanes},
+            since_us,
+            newer_epochs,
+            {lane: self._entries[lane].epoch for lane in open_lanes if lane in self._entries},
+        )
+        self._waiting.append(waiting)
+        return waiting
+
+    def forget(self, waiting: Waiting) -> None:
+        """It is not waited for any more."""
+        self._waiting.remove(waiting)
+
+    def ended(self, lanes: Collection[LaneId]) -> bool:
+        """Whether all of these have ended."""
+        return all(lane in self._entries and self._entries[lane].ended for lane in lanes)
+
+    def known(self, lanes: Collection[LaneId]) -> bool:
+        """Whether all of these have told anything yet."""
+        return all(lane in self._entries for lane in lanes)
+
+    @property
+    def records(self) -> int:
+        """Records that all lanes are done with: changes whenever anything happens."""
+        return sum(_records(entry) for entry in self._entries.values())
+
+
+def _records(entry: OtEntry) -> int:
+    return sum(state.records for state in entry.inputs)
+
+
+def _results(entry: OtEntry) -> int:
+    return sum(state.records for state in entry.outputs)
+
+
+def percentile(values: Iterable[float], share: float) -> float | None:
+    """The smallest value that at least this share of them do not exceed; None without values."""
+    ordered = sorted(values)
+    if not ordered:
+        return None
+    return ordered[max(0, -(-len(ordered) * round(share * 1000) // 1000) - 1)]

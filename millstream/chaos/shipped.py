@@ -1,0 +1,136 @@
+"""Pipelines that ship for chaos, every result of which the oracle computes itself. Pure but for `write`.
+
+`mesh`: a generator numbers records, a function gives each a fresh random id, two file sinks of different formats get
+all of them. A function that ran twice for a record must have counted once: both sinks agree on its id.
+
+`windows`: a generator numbers records, a function makes none to two of each, SQL counts and sums them by key and
+window, a file sink gets the results.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+_MESH = """\
+apiVersion: millstream.io/v1alpha1
+kind: Pipeline
+metadata: {{name: chaos-mesh}}
+spec:
+  vertices:
+    - name: numbers
+      source: {{generator: {{records: {records}, rpu: {rate}, duration: 1s, msgSize: 60}}}}
+    - name: brand
+      udf: {{python: "functions.py:brand"}}
+    - name: left
+      sink: {{file: {{path: left, format: jsonl, rolling: {{maxAge: 100ms}}}}}}
+    - name: right
+      sink:
+        file:
+          path: right
+          format: csv
+          columns: [{{name: number, type: int}}, {{name: id, type: string}}]
+          rolling: {{maxAge: 250ms}}
+  edges:
+    - {{from: numbers, to: brand}}
+    - {{from: brand, to: left}}
+    - {{from: brand, to: right}}
+"""
+
+_WINDOWS = """\
+apiVersion: millstream.io/v1alpha1
+kind: Pipeline
+metadata: {{name: chaos-windows}}
+spec:
+  spark: {{master: "local[2]", driverMemory: 512Mi}}
+  vertices:
+    - name: numbers
+      partitions: 2
+      source:
+        generator:
+          records: {records}
+          rpu: {rate}
+          duration: 1s
+          msgSize: 60
+          keyCount: 17
+          start: "2024-01-01T00:00:00Z"
+          eventTimeStep: {step_us}us
+    - name: multiply
+      partitions: 2
+      udf: {{python: "functions.py:multiply"}}
+    - name: sums
+      partitions: 2
+      udf:
+        groupBy: {{window: {{fixed: {{length: 1s}}}}, keyed: true}}
+        sql:
+          query: >
+            SELECT key, window_start AS start, count(*) AS n, sum(value.number) AS total
+            FROM window GROUP BY key, window_start
+          value: {{format: json, fields: "number BIGINT, copy INT"}}
+    - name: results
+      sink:
+        file:
+          path: results
+          format: parquet
+          columns:
+            - {{name: key, type: string}}
+            - {{name: start, type: timestamp}}
+            - {{name: n, type: int}}
+            - {{name: total, type: int}}
+          rolling: {{maxAge: 100ms}}
+  edges:
+    - {{from: numbers, to: multiply}}
+    - {{from: multiply, to: sums}}
+    - {{from: sums, to: results}}
+"""
+
+_FUNCTIONS = '''\
+"""Functions of the pipelines that ship for chaos."""
+
+import json
+import uuid
+
+import millstream_udf as udf
+
+
+def brand(value: bytes) -> str:
+    """A random id for the record: a second call for the same record gives another."""
+    return json.dumps({"number": json.loads(value)["number"], "id": str(uuid.uuid4())})
+
+
+@udf.map
+def multiply(record: udf.Record) -> list[udf.Message]:
+    """None, one or two of each record, by its number."""
+    number = json.loads(record.value)["number"]
+    return [
+        udf.Message(json.dumps({"number": number, "copy": copy}), keys=record.keys) for copy in range(number % 3)
+    ]
+'''
+
+
+@dataclass(frozen=True, slots=True)
+class Shipped:
+    """A pipeline that ships."""
+
+    name: str
+    """What the user calls it; also tells the oracle what to compute."""
+    text: str
+    """With places for `records` and `rate`."""
+    seconds_per_kill: float
+    """So long its records last for each kill."""
+
+
+SHIPPED = {
+    "mesh": Shipped("mesh", _MESH, 3.0),
+    "windows": Shipped("windows", _WINDOWS, 8.0),
+}
+
+
+def write(shipped: Shipped, directory: Path, records: int, rate: int) -> Path:
+    """Write the pipeline and its functions into `directory`; returns the pipeline file."""
+    directory.mkdir(parents=True, exist_ok=True)
+    file = directory / f"{shipped.name}.yaml"
+    step_us = round(1_000_000 / rate) if rate else 1000
+    file.write_text(shipped.text.format(records=records, rate=rate, step_us=step_us), encoding="utf-8")
+    (directory / "functions.py").write_text(_FUNCTIONS, encoding="utf-8")
+    return file
