@@ -62,6 +62,8 @@ class BufferLane:
         sequence = self.core.committer.mark.sequence
         self._trimmer.consumed(sequence)
         self.input.forget(sequence)
+        # What was heard while the commit was under way was looked at for the mark before, and may be all there is.
+        self.input.changed.set()
 
     async def _follow_watermark(self) -> None:
         """Move the lane's watermark on with its input's, also while nothing is committed."""

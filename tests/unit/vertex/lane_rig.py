@@ -100,6 +100,8 @@ class Rig:
         self._limits = LedgerLimits(frames_per_buffer_max=hard_frames_max)
         self._source: Committer | None = None
         self._ledgers: dict[str, Ledger] = {}
+        self.input: LaneInput | None = None
+        """Of the lane opened last."""
 
     async def ledger(self, vertex: str) -> Ledger:
         if vertex not in self._ledgers:
@@ -125,7 +127,12 @@ class Rig:
             await self._source.commit([unit], watermark_us=watermark_us)
         if ended:
             await self._source.commit([], watermark_us=END_OF_TIME_US, ended=True)
-        entry = OtEntry(epoch=self._source.mark.epoch, watermark_us=self._source.mark.watermark_us, ended=ended)
+        await self.tell(self._source.mark.watermark_us, ended=ended)
+
+    async def tell(self, watermark_us: int, *, ended: bool = False) -> None:
+        """Have the lane upstream publish a watermark, and what it has written so far."""
+        assert self._source is not None
+        entry = OtEntry(epoch=self._source.mark.epoch, watermark_us=watermark_us, ended=ended)
         entry.outputs.add(edge=INPUT.edge, partition=0, sequence=self._source.sequences[INPUT])
         (await self.stores.store("in")).publish(UPSTREAM, entry)
 
@@ -143,7 +150,7 @@ class Rig:
         """The open lane; run it inside."""
         router = Router(routes, dead_letter)
         committer = await self.committer(LANE, router, room)
-        lane_input = LaneInput(INPUT, [UPSTREAM], back_edge=False)
+        self.input = lane_input = LaneInput(INPUT, [UPSTREAM], back_edge=False)
         tracker = Tracker(pieces_max=limits.FRAMES_IN_FLIGHT_MAX, bytes_max=limits.BYTES_IN_FLIGHT_MAX)
         store = await self.stores.store(LANE.vertex)
         core = LaneCore(LANE, committer, store, Telemetry(), SystemClock(), tracker, watermarks=True)

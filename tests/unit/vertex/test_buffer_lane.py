@@ -157,3 +157,27 @@ async def test_the_watermark_of_a_silent_input_moves_the_lane_on(rig: Rig) -> No
             while lane.core.watermark_us < 100:  # noqa: ASYNC110 - a lane has no event for it
                 await asyncio.sleep(0)
         lane.stop()
+
+
+@pytest.mark.guarantee("I5", "I9")
+async def test_a_watermark_that_is_heard_during_the_last_commit_moves_the_lane_on(rig: Rig) -> None:
+    await rig.feed(records_of(b"a"), watermark_us=5)
+    async with (
+        open_stream(identity) as stream,
+        rig.map_lane(stream, [Route("map-out", 1, None)]) as lane,
+        asyncio.TaskGroup() as tasks,
+    ):
+        rig.faults.hold()
+        running = tasks.create_task(lane.run())
+        async with asyncio.timeout(5):
+            await rig.faults.held()
+            assert rig.input is not None
+            await rig.tell(watermark_us=100)
+            while rig.input.watermark_at(2**40) < 100 or rig.input.changed.is_set():  # noqa: ASYNC110 - as above
+                await asyncio.sleep(0)
+            rig.faults.release()
+            # Nothing else comes.
+            while lane.core.watermark_us < 100:  # noqa: ASYNC110 - as above
+                await asyncio.sleep(0)
+        lane.stop()
+        await running
