@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from millstream.clock import MICROSECONDS, Clock
 from millstream.errors import MillstreamError, UserError
@@ -26,9 +27,11 @@ from millstream_reader.sources.extracting import ExtractingLane
 from millstream_reader.sources.file import open_files
 from millstream_reader.sources.follow import open_followed
 from millstream_reader.sources.generator import GeneratorPlan, open_generator
-from millstream_reader.sources.http import HttpPlan, open_http
 from millstream_reader.sources.text_file import TextFormat
 from millstream_reader.sources.user_defined import open_user_defined
+
+if TYPE_CHECKING:
+    from millstream_reader.sources.http import HttpPlan
 
 
 @asynccontextmanager
@@ -57,6 +60,9 @@ async def open_source(
             yield await stack.enter_async_context(opener(patterns, text, lane, partitions, position, clock=clock))
             return
         if source.http is not None:
+            # A web server takes a while to import, and every process that is started again would wait for it.
+            from millstream_reader.sources.http import open_http
+
             http = http_plan(source.http, base_dir, lane)
             yield await stack.enter_async_context(open_http(http, extraction, lane, partitions, position, clock=clock))
             return
@@ -93,6 +99,8 @@ def text_format(source: FileSource, extraction: Extraction) -> TextFormat:
 
 def http_plan(source: HttpSource, base_dir: Path, lane: LaneId) -> HttpPlan:
     """What the fields of an `http` mean. Errors: `UserError` when the token cannot be had."""
+    from millstream_reader.sources.http import HttpPlan
+
     token = _token(source.auth, base_dir, lane) if source.auth is not None else None
     return HttpPlan(source.host, source.port, source.buffer, token)
 

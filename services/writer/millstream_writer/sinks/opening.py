@@ -18,7 +18,6 @@ from millstream_writer.sink import SinkLane
 from millstream_writer.sinks.blackhole import open_blackhole_sink
 from millstream_writer.sinks.file import open_file_sink
 from millstream_writer.sinks.file_directory import DirectoryOwner
-from millstream_writer.sinks.http import open_http_sink
 from millstream_writer.sinks.log import open_log_sink
 from millstream_writer.sinks.udf import open_udf_sink
 
@@ -72,6 +71,9 @@ def open_sink(
     if spec.udsink is not None and udf_client is not None:
         return open_udf_sink(udf_client, owner.stream_name)
     if spec.http is not None:
+        # An HTTP client takes a while to import, and every process that is started again would wait for it.
+        from millstream_writer.sinks.http import open_http_sink
+
         return open_http_sink(spec.http, owner.where)
     if spec.file is not None:
         directory_owner = DirectoryOwner(
