@@ -20,8 +20,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 from uuid import uuid4
 
-from nats import errors as nats_errors
-
 from millstream import limits
 from millstream.durable import step
 from millstream.errors import MillstreamError, UserError
@@ -30,6 +28,7 @@ from millstream.ledger.subjects import frame_subject, ids_subject, is_mark_subje
 from millstream.record import BufferId
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream.wire.nats import ApiError, BrokerConnection
+from millstream.wire.nats_client import nats_errors
 
 BATCH_ID = "Nats-Batch-Id"
 BATCH_SEQUENCE = "Nats-Batch-Sequence"

@@ -24,14 +24,12 @@ from contextlib import asynccontextmanager
 from typing import NamedTuple
 from uuid import uuid4
 
-from nats import errors as nats_errors
-from nats.aio.msg import Msg
-
 from millstream import limits
 from millstream.errors import DamageError
 from millstream.ledger.batch import FRAME_NUMBER
 from millstream.ledger.protocol import LedgerStatistics, StoredFrame
 from millstream.wire.nats import AnswerLostError, ApiError, BrokerConnection
+from millstream.wire.nats_client import Msg, nats_errors
 
 _log = logging.getLogger(__name__)
 

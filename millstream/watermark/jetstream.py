@@ -20,8 +20,6 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-from nats.aio.msg import Msg
-
 from millstream import limits
 from millstream.background import open_tasks
 from millstream.durable import step
@@ -31,6 +29,7 @@ from millstream.watermark.publish import CoalescingPublisher
 from millstream.watermark.store import OtStatistics, OtUpdate, decode_update
 from millstream.watermark.updates import UpdateQueue
 from millstream.wire.nats import AnswerLostError, ApiError, BrokerConnection
+from millstream.wire.nats_client import Msg
 from millstream.wire.watermark.v1.ot_pb2 import OtEntry
 
 _log = logging.getLogger(__name__)

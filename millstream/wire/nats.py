@@ -18,13 +18,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import ParseResult, urlsplit
 
-from nats import errors as nats_errors
-from nats.aio.client import Client
-from nats.aio.msg import Msg
-from nats.aio.transport import TcpTransport
-
 from millstream import limits
 from millstream.errors import EnvironmentFault
+from millstream.wire.nats_client import Client, Msg, TcpTransport, nats_errors
 
 _log = logging.getLogger(__name__)
 
