@@ -18,11 +18,12 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from millstream.chaos.faults import Injector
+from millstream.chaos.faults import Injector, refuse_large_disk
 from millstream.chaos.plan import FaultKind
 from millstream.chaos.running import RunnerProcess
 from millstream.chaos.session import Outcome, Plan, Session, Struck
@@ -34,6 +35,7 @@ from millstream.spec.faults import SpecError
 from millstream.spec.graph import Graph
 from millstream.spec.guarantees import guarantees_of
 from millstream.spec.loading import load
+from millstream.testing.lossy_path import open_lossy_path
 
 ORACLE_TIMEOUT_S = 600.0
 _UNJUDGED = 2
@@ -93,6 +95,8 @@ async def conduct(options: Options, told: Callable[[Struck], None]) -> Experimen
     if (directory / "state").exists():
         raise UserError(f"{directory} holds an experiment already; name another directory, or remove it")
     directory.mkdir(parents=True, exist_ok=True)
+    if FaultKind.DISK in options.kinds:
+        refuse_large_disk(directory)
     file = _pipeline_file(options, directory)
     loaded = load(file)
     faults = local_faults(loaded)
@@ -107,12 +111,24 @@ async def conduct(options: Options, told: Callable[[Struck], None]) -> Experimen
     data = DataDirectory(directory / "state")
     command = [sys.executable, "-m", "millstream.chaos.runner", "--data-dir", str(data.root)]
     command += ["--sinks", str(directory / "sinks"), str(file)]
-    runner = RunnerProcess(command, data, directory / "runner.log")
-    session = Session(loaded.graph, runner, Injector(directory / "successors.log"), plan, told)
-    outcome = await session.run()
+    async with AsyncExitStack() as stack:
+        path = None
+        if FaultKind.NETWORK in options.kinds:
+            path = await stack.enter_async_context(open_lossy_path(lambda: _broker_port(data)))
+            command += ["--broker-path", path.url]
+        small_disk = directory if FaultKind.DISK in options.kinds else None
+        runner = RunnerProcess(command, data, directory / "runner.log")
+        injector = Injector(directory / "successors.log", path, small_disk)
+        outcome = await Session(loaded.graph, runner, injector, plan, told).run()
     verdict = await _judged(options, directory, drained=outcome.drained)
     (directory / "verdict.json").write_text(json.dumps(verdict, indent=1), encoding="utf-8")
     return Experiment(outcome, verdict)
+
+
+def _broker_port(data: DataDirectory) -> int | None:
+    """Where the run's broker is; None as long as nobody has told."""
+    runtime = data.read_runtime()
+    return runtime.nats_port if runtime is not None and runtime.nats_port > 0 else None
 
 
 def _pipeline_file(options: Options, directory: Path) -> Path:

@@ -1,10 +1,10 @@
 """A path to a broker that loses and delays what the test tells it to: a proxy between a client and a real server.
 
     client ──► LossyPath ──► server        requests dropped, or kept and delivered late
-           ◄──           ◄──               answers dropped
+           ◄──           ◄──               answers dropped, or repeated; silence
 
-Above it: tests of what happens to a commit whose answer never came. It knows only what a commit and its answer look
-like on the wire.
+Above it: tests of what happens to a commit whose answer never came, and chaos. It knows only what
+a commit and its answer look like on the wire.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from enum import Enum
 _COMMIT_END = b"Nats-Expected-Last-Subject-Sequence-Subject:"
 """Stands in the last message of a commit, whether it is a commit or one message."""
 _COMMIT_ANSWER = b'"stream":'
+_MESSAGE_HEAD = re.compile(rb"MSG \S+ \S+ (\d+)\r\n(?=\{)")
 _REPLY = re.compile(rb"HPUB \S+ (\S+) \d+ \d+\r\n")
 _CHUNK_BYTES = 1 << 20
 
@@ -27,13 +28,16 @@ class _Plan(Enum):
     LOSE_COMMIT = "the commit never reaches the server; the connection breaks"
     LOSE_ANSWER = "the commit reaches the server, its answer never the client; the connection breaks"
     DELAY_COMMIT = "the connection breaks, and the commit reaches the server later"
+    REPEAT_ANSWER = "the commit's answer comes twice"
 
 
 class LossyPath:
     """Listens on a port of its own; made by `open_lossy_path`. Faults happen in the order they were planned in."""
 
-    def __init__(self, server_port: int) -> None:
+    def __init__(self, server_port: Callable[[], int | None]) -> None:
         self._server_port = server_port
+        self._flowing = asyncio.Event()
+        self._flowing.set()
         self._plans: deque[_Plan] = deque()
         self._late: deque[_Late] = deque()
         self._late_changed = asyncio.Event()
@@ -47,6 +51,15 @@ class LossyPath:
     def url(self) -> str:
         return f"nats://127.0.0.1:{self._port}"
 
+    @property
+    def planned(self) -> int:
+        """Faults that no commit has met yet."""
+        return len(self._plans)
+
+    def give_up_plans(self) -> None:
+        """Nothing that was planned will happen to a commit that is still to come."""
+        self._plans.clear()
+
     def lose_answer(self, *, landed: bool) -> None:
         """The next commit gets no answer, after (`landed`) or before it reached the server."""
         self._plans.append(_Plan.LOSE_ANSWER if landed else _Plan.LOSE_COMMIT)
@@ -54,6 +67,22 @@ class LossyPath:
     def delay_commit(self) -> None:
         """The next commit is kept until `deliver_late`; its sender loses its connection."""
         self._plans.append(_Plan.DELAY_COMMIT)
+
+    def repeat_answer(self) -> None:
+        """The answer to the next commit comes twice."""
+        self._plans.append(_Plan.REPEAT_ANSWER)
+
+    def stall(self) -> None:
+        """Let nothing through any more, in no direction; connections stay."""
+        self._flowing.clear()
+
+    def flow(self) -> None:
+        """Let through what waits, and all that comes."""
+        self._flowing.set()
+
+    async def flowing(self) -> None:
+        """Returns unless it is stalled."""
+        await self._flowing.wait()
 
     async def delayed(self) -> None:
         """Wait until a commit is being kept."""
@@ -81,8 +110,11 @@ class LossyPath:
         self._serving.add(task)
         task.add_done_callback(self._serving.discard)
         try:
+            port = self._server_port()
+            if port is None:
+                return
             try:
-                up = await asyncio.open_connection("127.0.0.1", self._server_port)
+                up = await asyncio.open_connection("127.0.0.1", port)
             except OSError:
                 # The server is away, and so is whoever asks for it here.
                 return
@@ -111,6 +143,7 @@ class LossyPath:
 
     async def close(self) -> None:
         self._closed = True
+        self._flowing.set()
         self.cut()
         while self._serving:
             await asyncio.wait(self._serving)
@@ -158,6 +191,7 @@ class _Pair:
         self._client_reader, self._client_writer = client
         self._server_reader, self._server_writer = server
         self._lose_answer = False
+        self._repeat_answer = False
         self._kept: bytes | None = None
         """A commit that is to come late, once this connection is gone."""
 
@@ -189,8 +223,11 @@ class _Pair:
                             return
                         case _Plan.LOSE_ANSWER:
                             self._lose_answer = True
+                        case _Plan.REPEAT_ANSWER:
+                            self._repeat_answer = True
                         case None:
                             pass
+                await self._path.flowing()
                 self._server_writer.write(data)
                 await self._server_writer.drain()
 
@@ -199,14 +236,28 @@ class _Pair:
             while data := await self._server_reader.read(_CHUNK_BYTES):
                 if self._lose_answer and _COMMIT_ANSWER in data:
                     return
+                if self._repeat_answer:
+                    repeated = with_answer_repeated(data)
+                    self._repeat_answer, data = repeated == data, repeated
+                await self._path.flowing()
                 self._client_writer.write(data)
                 await self._client_writer.drain()
 
 
+def with_answer_repeated(data: bytes) -> bytes:
+    """What the server sent, with the first whole answer to a commit in it twice; without one, as it is."""
+    for head in _MESSAGE_HEAD.finditer(data):
+        end = head.end() + int(head.group(1))
+        if data[end : end + 2] == b"\r\n" and _COMMIT_ANSWER in data[head.end() : end]:
+            return data[: end + 2] + data[head.start() : end + 2] + data[end + 2 :]
+    return data
+
+
 @asynccontextmanager
-async def open_lossy_path(server_port: int) -> AsyncIterator[LossyPath]:
-    """A path to the server on this port of the loopback."""
-    path = LossyPath(server_port)
+async def open_lossy_path(server_port: int | Callable[[], int | None]) -> AsyncIterator[LossyPath]:
+    """A path to the server on this port of the loopback; a function is asked for it at every connection, and may say
+    that there is none now."""
+    path = LossyPath(server_port if callable(server_port) else lambda: server_port)
     listener = await asyncio.start_server(path.serve, "127.0.0.1", 0)
     path.listens_on(listener.sockets[0].getsockname()[1])
     try:
