@@ -341,6 +341,7 @@ class _LaneOpening:
             listen=shared.listen,
             open_spark=shared.outside.spark,
             files=shared.outside.files(),
+            queue_limits=shared.outside.queue_limits,
             rng=shared.rng,
         )
         return await opening.open(self._stack)

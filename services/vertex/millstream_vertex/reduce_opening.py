@@ -53,6 +53,8 @@ class ReduceOpening:
     """A client of the Spark driver at that address."""
     files: Files
     """The file operations of the log."""
+    queue_limits: Callable[[int | None], QueueLimits]
+    """Bounds of the queue, where the spec bounds its log by so many bytes."""
     rng: random.Random
 
     async def open(self, stack: AsyncExitStack) -> ReduceLane:
@@ -75,14 +77,13 @@ class ReduceOpening:
             epoch=mark.epoch,
             ledger_id=(await self.ledger(lane.vertex)).ledger_id,
         )
-        bytes_max = log_bytes_max(vertex)
         queue = await stack.enter_async_context(
             open_queue(
                 directory,
                 identity,
                 make_windowing(config),
                 progress_of(mark),
-                limits=QueueLimits(log_bytes_max=bytes_max) if bytes_max is not None else None,
+                limits=self.queue_limits(log_bytes_max(vertex)),
                 keep_late=late_to_edge,
                 input_is_kept=group_by.keeps_input,
                 files=self.files,

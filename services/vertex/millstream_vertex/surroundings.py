@@ -27,6 +27,7 @@ from millstream_vertex.programs import open_programs
 if TYPE_CHECKING:
     # What computes windows takes half a second to import, and vertices without windows do not need it.
     from millstream_reduce.log.files import Files
+    from millstream_reduce.queue import QueueLimits
     from millstream_vertex.hand_over import SparkRuns
 
 
@@ -88,6 +89,9 @@ class Surroundings(Protocol):
     def files(self) -> Files:
         """The file operations of the logs of reduce lanes."""
 
+    def queue_limits(self, log_bytes_max: int | None) -> QueueLimits:
+        """Bounds of a reduce lane's queue, where the spec bounds its log by so many bytes."""
+
 
 class OpenSurroundings(Protocol):
     """How a process comes to its surroundings."""
@@ -113,6 +117,11 @@ class Outside:
         from millstream_reduce.log.files import SystemFiles
 
         return SystemFiles()
+
+    def queue_limits(self, log_bytes_max: int | None) -> QueueLimits:
+        from millstream_reduce.queue import QueueLimits
+
+        return QueueLimits(log_bytes_max=log_bytes_max) if log_bytes_max is not None else QueueLimits()
 
 
 @asynccontextmanager
