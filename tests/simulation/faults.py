@@ -9,6 +9,10 @@
     fence       somebody else takes a lane over, and goes away
     away        the OT stores are away for a while, and watchers miss what happens
     held        watchers of the OT stores hear late
+    disk        a process with a log is gone between two of the log's file operations, or in the middle of one
+    power       its machine has lost its power: what was not synced is lost, or not
+    broken      an fsync of the log fails
+    no-room     the disk of the log is full for a while
 
 Above it: `world`, which does them. Below it: nothing.
 """
@@ -23,6 +27,7 @@ from tests.simulation.outside import Temper
 
 PROCESS_FAULTS = ("crash", "zombie", "pause", "cut", "stop")
 BROKER_FAULTS = ("full", "fence", "away", "held")
+LOG_FAULTS = ("disk", "disk", "power", "broken", "no-room")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +52,8 @@ class Plan:
     faults: tuple[Fault, ...]
 
 
-def draw(rng: random.Random, span_s: float) -> Plan:
-    """What goes wrong in a run whose sources give records for `span_s`."""
+def draw(rng: random.Random, span_s: float, *, logs: bool) -> Plan:
+    """What goes wrong in a run whose sources give records for `span_s`. `logs`: some vertex has a log."""
     stormy = rng.random() < 0.6
     share = lambda most: rng.random() * most if stormy and rng.random() < 0.6 else 0.0  # noqa: E731  # a die
     weather = Weather(
@@ -66,6 +71,8 @@ def draw(rng: random.Random, span_s: float) -> Plan:
         kind = rng.choice(PROCESS_FAULTS if rng.random() < 0.8 else BROKER_FAULTS)
         if rng.random() < 0.25:
             kind = "crash"
+        if logs and rng.random() < 0.4:
+            kind = rng.choice(LOG_FAULTS)
         length_s = rng.choice((0.01, 0.3, 3.0)) * (0.5 + rng.random())
         faults.append(Fault(rng.random() * span_s * 1.3, kind, rng.random(), length_s))
     faults.sort(key=lambda fault: fault.at_s)

@@ -158,7 +158,9 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def _cancel(self, process: Process) -> None:
         for waiting in list(process.in_threads):
-            waiting.cancel()
+            # A thread cannot be cancelled: it ends in some way.
+            waiting.set_exception(RuntimeError("the process is dead"))
+            waiting.exception()
         for task in list(process.tasks):
             task.cancel()
         self.resume(process)
@@ -272,8 +274,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         process.in_threads[future] = None
 
         def work() -> None:
-            del process.in_threads[future]
-            if future.cancelled():
+            if future.done():
                 return
             try:
                 result = func(*args)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from millstream.frame import Frame
 from millstream.record import SOURCE_INPUT, BufferId, LaneId
 from millstream.spec.lanes import inputs_of, lanes_of
 from millstream.spec.models import Edge
+from tests.simulation import windows
 from tests.simulation.history import Violation
 from tests.simulation.outside import answers_of
 
@@ -34,7 +35,14 @@ class Row:
     keys: tuple[bytes, ...]
     time_us: int
     promised_us: int
+    """What the lane had promised before."""
     record_id: str
+    headers: Mapping[str, bytes]
+
+    @property
+    def is_late(self) -> bool:
+        """It comes after a promise that nothing so old would."""
+        return self.promised_us > self.time_us
 
 
 def rows_of(world: World, buffer: BufferId) -> list[Row]:
@@ -43,11 +51,10 @@ def rows_of(world: World, buffer: BufferId) -> list[Row]:
     for written in world.history.buffers.get(buffer, ()):
         frame = Frame.decode(written.data)
         ids = frame.ids() or [""] * frame.records
-        columns = zip(frame.values(), frame.keys(), frame.event_times_us(), ids, strict=True)
-        for index, (value, keys, time_us, record_id) in enumerate(columns):
-            rows.append(
-                Row(written.lane, written.sequence, index, value, keys, time_us, written.promised_us, record_id)
-            )
+        columns = zip(frame.values(), frame.keys(), frame.event_times_us(), ids, frame.headers(), strict=True)
+        for index, (value, keys, time_us, record_id, headers) in enumerate(columns):
+            place = written.lane, written.sequence, index
+            rows.append(Row(*place, value, tuple(keys), time_us, written.promised_us, record_id, headers))
     return rows
 
 
@@ -56,8 +63,8 @@ def judge(world: World) -> None:
     Judgement(world).judge()
 
 
-Expected = tuple[bytes, bytes]
-"""Parent's value, and what follows it up to the number of the call."""
+LEFT_BYTES_MAX = 4096
+"""What a log may leave behind beside its last segment."""
 
 
 class Judgement:
@@ -74,6 +81,7 @@ class Judgement:
         return [lane for vertex in self.graph.vertices for lane in lanes_of(self.graph, vertex.name)]
 
     def judge(self) -> None:
+        """Raises `Violation`."""
         for lane in self._all_lanes():
             kind = self.graph.vertex(lane.vertex).kind
             inputs = self._inputs(lane)
@@ -81,11 +89,14 @@ class Judgement:
                 self._check_source(lane, inputs)
             elif kind == "map":
                 self._check_map(lane, self.rows[inputs_of(self.graph, lane)[0]])
+            elif kind == "reduce":
+                self._check_reduce(lane)
             self._check_account(lane, len(inputs))
         for vertex in self.graph.vertices:
             if vertex.kind == "sink":
                 self._check_sink(vertex.name)
         self._check_promises()
+        self._check_left_over()
 
     def _inputs(self, lane: LaneId) -> list[bytes]:
         if lane.input == SOURCE_INPUT:
@@ -169,8 +180,48 @@ class Judgement:
         if found != wanted:
             raise Violation(f"I1: sink {vertex}: {_difference(list(found.items()), list(wanted.items()))}")
 
+    def _check_reduce(self, lane: LaneId) -> None:
+        group_by = self.graph.vertex(lane.vertex).group_by
+        assert group_by is not None
+        inputs = [row for buffer in inputs_of(self.graph, lane) for row in self.rows[buffer]]
+        results, late = [], []
+        for edge in self.graph.edges_out[lane.vertex]:
+            own = [row for rows in self._written(lane, edge).values() for row in rows]
+            (late if edge in self.graph.late_edges(lane.vertex) else results).extend(own)
+        account = self.world.history.lanes[lane.vertex, lane.key].mark.account
+        if account.open:
+            raise Violation(f"I2: {lane} has {account.open} records in open windows at its end")
+        lost = account.dropped.get("late", 0) if group_by.on_late == "drop" else None
+        windows.judge(group_by, str(lane), inputs, results, late, lost=lost, exact=not self.world.shape.late)
+
     def _check_promises(self) -> None:
-        """No record comes after a promise that there would be none so old, unless one before it did already."""
+        """No record comes after a promise that there would be none so old, unless what it was made of did already."""
+        for vertex in self.graph.vertices:
+            for lane in lanes_of(self.graph, vertex.name):
+                inputs = [row for buffer in inputs_of(self.graph, lane) for row in self.rows[buffer]]
+                excused = {row.value for row in inputs if row.is_late}
+                for edge in self.graph.edges_out[vertex.name]:
+                    for row in (row for rows in self._written(lane, edge).values() for row in rows if row.is_late):
+                        parent = row.value.rpartition(b"/")[0] if vertex.kind == "map" else row.value
+                        is_excused = self.world.shape.late if vertex.kind == "source" else {parent, row.value} & excused
+                        if not is_excused:
+                            raise Violation(
+                                f"I5: {lane} writes {row.value!r} of {row.time_us} to {edge.name} after it promised "
+                                f"{row.promised_us}"
+                            )
+
+
+    def _check_left_over(self) -> None:
+        """A log whose windows are all committed is one segment that says so."""
+        for vertex in self.world.reduces:
+            for lane in lanes_of(self.graph, vertex):
+                directory = self.world.directory / vertex / str(lane.partition)
+                names = sorted(path.name for path in directory.iterdir())
+                segments = [name for name in names if name.endswith(".wal")]
+                others = [name for name in names if name not in (*segments, "owners", "reserve")]
+                left_bytes = sum((directory / name).stat().st_size for name in segments[:-1])
+                if left_bytes > LEFT_BYTES_MAX or others or len(list((directory / "owners").iterdir())) > 1:
+                    raise Violation(f"I8: {lane} leaves {names} behind")
 
 
 def _difference(found: Sequence[object], wanted: Sequence[object]) -> str:

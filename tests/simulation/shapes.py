@@ -82,7 +82,101 @@ def _ids() -> Shape:
     return Shape("ids", _pipeline("ids", vertices, edges, 1.0), {"plain": "plain"}, gives_ids=True)
 
 
-SHAPES: Mapping[str, Shape] = {shape.name: shape for shape in (_maps(), _ids())}
+def _reduce(name: str, window: Spec, partitions: int = 1, **group_by: Any) -> Spec:
+    retries = {"backoff": {"interval": "10ms", "steps": 1000}, "onFailure": "stop"}
+    return {
+        "name": name,
+        "partitions": partitions,
+        "udf": {
+            "groupBy": {"window": window, "keyed": True, **group_by},
+            "python": "simulated:contents",
+            "retryStrategy": retries,
+        },
+    }
+
+
+def _fixed() -> Shape:
+    """Two edges into a reduce of two partitions; nothing is late."""
+    vertices = [_source("a"), _source("b", 2), _reduce("sum", {"fixed": {"length": "700ms"}}, 2), _sink("out")]
+    edges = [_edge("a", "sum"), _edge("b", "sum"), _edge("sum", "out")]
+    return Shape("fixed", _pipeline("fixed", vertices, edges, 0.5), {}, max_delay_s=0.5)
+
+
+def _late() -> Shape:
+    """Late records go to an edge of their own, behind a map that gives several outputs."""
+    group_by = {"allowedLateness": "200ms", "onLate": "edge"}
+    vertices = [
+        _source("a", 2),
+        _map("fan", 2, on_failure="deadLetter"),
+        _reduce("sum", {"sliding": {"length": "900ms", "slide": "300ms"}}, 2, **group_by),
+        _sink("out"),
+        _sink("late"),
+        _sink("dead"),
+    ]
+    edges = [
+        _edge("a", "fan"),
+        _edge("fan", "sum"),
+        _edge("fan", "dead", "deadLetter"),
+        _edge("sum", "out"),
+        _edge("sum", "late", "late"),
+    ]
+    return Shape("late", _pipeline("late", vertices, edges, 0.3), {"fan": "fan"}, max_delay_s=0.3, late=0.15)
+
+
+def _sessions() -> Shape:
+    vertices = [_source("a", 2), _reduce("sum", {"session": {"timeout": "150ms"}}, 2), _sink("out")]
+    edges = [_edge("a", "sum"), _edge("sum", "out")]
+    return Shape("sessions", _pipeline("sessions", vertices, edges, 0.4), {}, max_delay_s=0.4)
+
+
+def _late_sessions() -> Shape:
+    vertices = [_source("a"), _source("b"), _reduce("sum", {"session": {"timeout": "100ms"}}, 2), _sink("out")]
+    edges = [_edge("a", "sum"), _edge("b", "sum"), _edge("sum", "out")]
+    return Shape("late-sessions", _pipeline("late-sessions", vertices, edges, 0.1), {}, max_delay_s=0.1, late=0.1)
+
+
+def _counts() -> Shape:
+    vertices = [_source("a", 2), _reduce("sum", {"global": {"trigger": {"count": 3}}}), _sink("out")]
+    edges = [_edge("a", "sum"), _edge("sum", "out")]
+    return Shape("counts", _pipeline("counts", vertices, edges, 0.4), {}, max_delay_s=0.4)
+
+
+def _chain() -> Shape:
+    """A reduce of reduces: the watermark of one closes the windows of the next."""
+    vertices = [
+        _source("a"),
+        _source("b"),
+        _reduce("short", {"fixed": {"length": "250ms"}}, 2),
+        _reduce("long", {"fixed": {"length": "1s"}}),
+        _sink("out"),
+    ]
+    edges = [_edge("a", "short"), _edge("b", "short"), _edge("short", "long"), _edge("long", "out")]
+    return Shape("chain", _pipeline("chain", vertices, edges, 0.3), {}, max_delay_s=0.3)
+
+
+def _early() -> Shape:
+    """Early results, of input that is kept until its windows are committed."""
+    group_by = {"early": {"count": 4}, "keepInput": True}
+    window = {"fixed": {"length": "1s", "streaming": True}}
+    vertices = [_source("a", 2), _reduce("sum", window, 2, **group_by), _sink("out")]
+    edges = [_edge("a", "sum"), _edge("sum", "out")]
+    return Shape("early", _pipeline("early", vertices, edges, 0.4), {}, max_delay_s=0.4)
+
+
+SHAPES: Mapping[str, Shape] = {
+    shape.name: shape
+    for shape in (
+        _maps(),
+        _ids(),
+        _fixed(),
+        _late(),
+        _sessions(),
+        _late_sessions(),
+        _counts(),
+        _chain(),
+        _early(),
+    )
+}
 
 
 @cache

@@ -9,7 +9,9 @@ writer, queue and log runs as shipped. A supervisor starts again what ends, as t
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import os
 import random
 import shutil
 import tempfile
@@ -26,11 +28,15 @@ from millstream.ledger.protocol import DurabilityLevel
 from millstream.record import BufferId
 from millstream.spec.lanes import all_lanes, inputs_of
 from millstream.watermark.memory import OtMemory
+from millstream_reduce.queue import QueueLimits
+from millstream_vertex import hand_over
 from millstream_vertex.assembly import VertexProcess, open_vertex
 from millstream_vertex.surroundings import VertexConfig
 from tests.simulation import model
-from tests.simulation.faults import Fault, draw
+from tests.simulation.disk import Died, Disk, SimFiles
+from tests.simulation.faults import LOG_FAULTS, Fault, draw
 from tests.simulation.history import History, Violation
+from tests.simulation.jobs import SimSpark
 from tests.simulation.loop import CURRENT, Process, SimLoop, StuckError
 from tests.simulation.network import Link, Network, SimBroker, SimOtStores
 from tests.simulation.outside import BASE_US, KEYS, Given, Outside, SimPrograms, Split
@@ -70,6 +76,14 @@ class Incarnation:
     error: BaseException | None = None
     replaced: bool = False
     """A successor has been started."""
+    disk_steps: int | None = None
+    """After so many operations on its disk it is gone; None: not because of that."""
+    disk_breaks: bool = False
+    """The next fsync fails."""
+    has_broken: bool = False
+    """One has failed."""
+    no_room: bool = False
+    """The disk is full."""
 
     def __str__(self) -> str:
         return f"{self.vertex}-{self.replica}#{self.number}"
@@ -79,16 +93,23 @@ class Incarnation:
 class SimSurroundings:
     """`Surroundings` of one incarnation."""
 
+    world: World
+    life: Incarnation
     broker: SimBroker
     stores: SimOtStores
     programs: SimPrograms
     rng: random.Random
 
-    def spark(self, address: str):  # type: ignore[no-untyped-def]
-        raise AssertionError
+    @asynccontextmanager
+    async def spark(self, address: str) -> AsyncIterator[SimSpark]:
+        outside = self.world.outside
+        yield SimSpark(self.rng, outside.pause_s, outside.temper.failing)
 
-    def files(self):  # type: ignore[no-untyped-def]
-        raise AssertionError
+    def files(self) -> SimFiles:
+        return SimFiles(self.world.disk, lambda step: self.world.before_disk(self.life, step))
+
+    def queue_limits(self, log_bytes_max: int | None) -> QueueLimits:
+        return self.world.limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +138,18 @@ class World:
         self.resolved = resolved_of(shape.name)
         self.graph = self.resolved.graph
         self.span_s = self.rng.choice((0.5, 2.0, 6.0))
-        self.plan = draw(self.rng, self.span_s)
+        reduces = {vertex.name for vertex in self.graph.vertices if vertex.kind == "reduce"}
+        self.plan = draw(self.rng, self.span_s, logs=bool(reduces))
+        self.reduces = reduces
+        self.disk = Disk()
+        self.limits = QueueLimits(
+            log_bytes_max=4 << 20,
+            segment_bytes=self.rng.choice((1500, 6000, 1 << 20)),
+            hand_over_windows_max=self.rng.choice((1, 3, 10_000)),
+            hand_over_bytes_max=self.rng.choice((500, 1 << 20)),
+        )
+        self.unit_rows = self.rng.choice((1, 2, hand_over.UNIT_ROWS))
+        """Results in one commit."""
         self.loop = SimLoop(self.rng, self._thread_delay_s)
         self.clock = SimClock(self.loop)
         self.history = History(self.loop.time, tracing=tracing)
@@ -152,7 +184,7 @@ class World:
                 times = sorted(rng.random() * self.span_s for _ in range(count))
                 records = []
                 for number, arrives_s in enumerate(times):
-                    back_s = rng.random() * shape.max_delay_s
+                    back_s = rng.random() * 0.999 * shape.max_delay_s
                     if rng.random() < shape.late:
                         back_s += rng.random() * 5 * shape.max_delay_s
                     value = f"{vertex.name}.{split}#{number}"
@@ -234,6 +266,8 @@ class World:
                 stores = SimOtStores(self.ot, self.shape.name, tasks, life.link, self.history)
                 stack.callback(stores.close)
                 yield SimSurroundings(
+                    self,
+                    life,
                     SimBroker(self.broker, life.link, self.history),
                     stores,
                     SimPrograms(self.outside, life.vertex, self.shape.behaviours.get(life.vertex, "")),
@@ -247,11 +281,22 @@ class World:
     def _judge_end(self, life: Incarnation) -> None:
         """Whether a process may end like that."""
         for error in leaves(life.error):
-            if isinstance(error, FencedError) and (life.replaced or self.fenced_by_fault):
+            if isinstance(error, FencedError) and (life.replaced or self.fenced_by_fault or self._has_zombie(life)):
+                continue
+            if isinstance(error, EnvironmentFault) and life.has_broken:
+                continue
+            if isinstance(error, RetryLaterError):
+                # The runner starts it again.
                 continue
             if isinstance(error, Violation):
                 raise error
             raise Violation(f"{life} ends with {error!r}") from error
+
+    def _has_zombie(self, life: Incarnation) -> bool:
+        """One that woke up while it was opening takes the lane over again; it need not know that it was replaced."""
+        return any(
+            other.replaced and other.vertex == life.vertex and other.replica == life.replica for other in self.lives
+        )
 
     # Faults
 
@@ -268,6 +313,13 @@ class World:
             life = victims[int(fault.victim * len(victims))]
             self.history.say(f"FAULT {fault.kind} of {life} for {fault.length_s:.3f} s")
             await getattr(self, f"_{fault.kind}")(life, fault)
+            return
+        if fault.kind in LOG_FAULTS:
+            victims = [life for life in victims if life.vertex in self.reduces]
+            if victims:
+                life = victims[int(fault.victim * len(victims))]
+                self.history.say(f"FAULT {fault.kind} of {life} for {fault.length_s:.3f} s")
+                await self._on_log(life, fault)
             return
         self.history.say(f"FAULT {fault.kind} for {fault.length_s:.3f} s")
         await getattr(self, f"_{fault.kind}")(fault)
@@ -326,6 +378,41 @@ class World:
         await asyncio.sleep(fault.length_s)
         self.ot.release_updates()
 
+    async def _on_log(self, life: Incarnation, fault: Fault) -> None:
+        match fault.kind:
+            case "disk":
+                life.disk_steps = self.rng.randrange(12)
+            case "broken":
+                life.disk_breaks = True
+            case "no-room":
+                life.no_room = True
+                await asyncio.sleep(fault.length_s)
+                life.no_room = False
+            case "power":
+                # Whoever else has the log open runs on the same machine.
+                for other in self.lives:
+                    if other.vertex == life.vertex and (other.replaced or not other.over.is_set()):
+                        await self._crash(other, fault)
+                self.disk.lose_power(self.directory / life.vertex, self.rng)
+
+    def before_disk(self, life: Incarnation, step: str) -> None:
+        """A process is about to do something to its disk."""
+        if life.process.dead:
+            raise Died
+        self.history.say(f"{life} {step}")
+        if life.disk_steps is not None:
+            life.disk_steps -= 1
+            if life.disk_steps < 0:
+                self.history.say(f"{life} dies before that")
+                self.loop.kill(life.process)
+                life.over.set()
+                raise Died
+        if life.disk_breaks and step == "sync":
+            life.disk_breaks, life.has_broken = False, True
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        if life.no_room and step in ("write", "create", "reserve", "publish"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
     # The run
 
     async def _main(self) -> None:
@@ -375,6 +462,7 @@ def simulate(seed: int, *, tracing: bool = False) -> Outcome:
     logging.disable(logging.CRITICAL)
     world = World(seed, shape, directory, tracing=tracing)
     violation = ""
+    unit_rows, hand_over.UNIT_ROWS = hand_over.UNIT_ROWS, world.unit_rows
     try:
         world.run()
     except Violation as error:
@@ -382,6 +470,7 @@ def simulate(seed: int, *, tracing: bool = False) -> Outcome:
         world.history.say(f"VIOLATION {violation}")
     finally:
         logging.disable(logging.NOTSET)
+        hand_over.UNIT_ROWS = unit_rows
         world.close()
         shutil.rmtree(directory)
     return Outcome(
