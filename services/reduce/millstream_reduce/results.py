@@ -1,8 +1,11 @@
 """Result files: results that are too large for one commit, kept until all of them are committed. Blocking.
 
-    <log>/0000000000000012.result      one entry in the log's format: number 12 of the hand-over, body = the results
+    <log>/0000000000000012.3.result    one entry in the log's format: number 12 of the hand-over, body = the results, as
+                                       the owner of epoch 3 computed them
 
 A commit in parts that was begun must be finished with the very same results, so they are durable before its first part.
+They are those of the newest owner that kept any: one before it has committed nothing of them, and one that was paused
+and goes on after it was replaced writes to a file of its own.
 
 Above it: the queue. Below it: `Files`. What the results look like is not known here.
 """
@@ -30,21 +33,22 @@ class ResultFiles:
         self._files = files
         self._where = str(identity)
         self._vertex = identity.vertex
-        self._kept: set[int] = set()
-        """Hand-overs of which results are kept."""
+        self._epoch = identity.epoch
+        self._kept: set[tuple[int, int]] = set()
+        """Hand-overs of which results are kept, each with the epoch of who kept them."""
 
     def load(self) -> None:
-        """See what a former owner has kept."""
-        self._kept = set(self.numbers())
+        """See what former owners have kept."""
+        self._kept = set(self._found())
 
     @property
     def oldest(self) -> int | None:
         """The first hand-over of which results are kept; None without any."""
-        return min(self._kept, default=None)
+        return min((number for number, _ in self._kept), default=None)
 
     def write(self, number: int, data: bytes) -> None:
         """Keep the results of a hand-over; they replace what was kept of it. Raises `StorageFullError`."""
-        path = self._path(number)
+        path = self._path(number, self._epoch)
         unnamed = path.with_name(f".{path.name}.{os.getpid()}{UNNAMED_SUFFIX}")
         descriptor: int | None = None
         try:
@@ -60,7 +64,7 @@ class ResultFiles:
                 self._files.publish(unnamed, path)
             with step("result.name.sync", self._vertex):
                 self._files.sync_directory(self._directory)
-            self._kept.add(number)
+            self._kept.add((number, self._epoch))
         except OSError as error:
             with contextlib.suppress(OSError), step("result.abandon", self._vertex):
                 self._files.remove(unnamed)
@@ -73,11 +77,11 @@ class ResultFiles:
 
     def read(self, number: int) -> bytes | None:
         """What was kept of a hand-over; None without anything. Raises `DamageError`."""
-        path = self._path(number)
-        try:
-            data = path.read_bytes()
-        except FileNotFoundError:
+        epoch = max((epoch for found, epoch in self._found() if found == number), default=None)
+        if epoch is None:
             return None
+        path = self._path(number, epoch)
+        data = path.read_bytes()
         try:
             entry = read_entry(memoryview(data), 0)
             if entry.sequence != number:
@@ -91,15 +95,16 @@ class ResultFiles:
 
     def remove(self, through: int) -> None:
         """Remove what was kept of hand-overs up to this number."""
-        for number in [number for number in self._kept if number <= through]:
+        for number, epoch in sorted(kept for kept in self._kept if kept[0] <= through):
             with contextlib.suppress(OSError), step("result.remove", self._vertex):
                 # One that cannot be removed now is found again at the next opening.
-                self._files.remove(self._path(number))
-            self._kept.discard(number)
+                self._files.remove(self._path(number, epoch))
+            self._kept.discard((number, epoch))
 
-    def numbers(self) -> list[int]:
-        """Hand-overs of which there are files, rising."""
-        return sorted(int(path.stem) for path in self._directory.glob(f"*{_SUFFIX}") if path.stem.isdecimal())
+    def _found(self) -> list[tuple[int, int]]:
+        """Hand-overs of which there are files, with the epoch of each file."""
+        names = (path.name.removesuffix(_SUFFIX).split(".") for path in self._directory.glob(f"*{_SUFFIX}"))
+        return [(int(name[0]), int(name[1])) for name in names if len(name) == 2 and all(map(str.isdecimal, name))]
 
-    def _path(self, number: int) -> Path:
-        return self._directory / f"{number:016d}{_SUFFIX}"
+    def _path(self, number: int, epoch: int) -> Path:
+        return self._directory / f"{number:016d}.{epoch}{_SUFFIX}"

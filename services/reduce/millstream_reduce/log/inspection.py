@@ -101,7 +101,8 @@ def inspect_log(directory: Path, *, verify: bool) -> LogInspection:
 
 def _inspect(directory: Path, numbers: list[int], verify: bool) -> LogInspection:
     found = LogInspection(directory)
-    found.results = sorted(int(path.stem) for path in directory.glob("*.result") if path.stem.isdecimal())
+    numbers = (path.name.partition(".")[0] for path in directory.glob("*.result"))
+    found.results = sorted({int(number) for number in numbers if number.isdecimal()})
     newest = _inspect_newest(found, numbers)
     if newest is None:
         return found
