@@ -5,6 +5,7 @@
     <directory>/pipeline/         the pipeline, when it is one that ships
     <directory>/runner.log        what the runner said, over all its lives
     <directory>/successors.log    what stand-ins for processes that slept said
+    <directory>/inputs.jsonl, received.jsonl      of `push`: what was sent to it, and what it sent
     <directory>/guarantees.json   what each sink states
     <directory>/verdict.json      what the oracle found
 
@@ -24,10 +25,11 @@ from pathlib import Path
 from typing import Any
 
 from millstream.chaos.faults import Injector, refuse_large_disk
+from millstream.chaos.outside import INPUTS, RECEIVED, free_ports, open_outside
 from millstream.chaos.plan import FaultKind
 from millstream.chaos.running import RunnerProcess
 from millstream.chaos.session import Outcome, Plan, Session, Struck
-from millstream.chaos.shipped import SHIPPED, write
+from millstream.chaos.shipped import SHIPPED, Ports, write
 from millstream.errors import EnvironmentFault, MillstreamError, UserError
 from millstream.local.directory import DataDirectory
 from millstream.spec.checks import local_faults
@@ -91,13 +93,17 @@ class Experiment:
 async def conduct(options: Options, told: Callable[[Struck], None]) -> Experiment:
     """Run the experiment. Raises `SpecError` and other faults of before the start, and `MillstreamError` when there is
     no verdict."""
+    if options.kills is None and options.seconds is None:
+        raise UserError("say how many faults (--kills) or for how long (--seconds)")
     directory = options.directory.absolute()
     if (directory / "state").exists():
         raise UserError(f"{directory} holds an experiment already; name another directory, or remove it")
     directory.mkdir(parents=True, exist_ok=True)
     if FaultKind.DISK in options.kinds:
         refuse_large_disk(directory)
-    file = _pipeline_file(options, directory)
+    ports = free_ports()
+    records, rate = _load(options)
+    file = _pipeline_file(options, directory, records, rate, ports)
     loaded = load(file)
     faults = local_faults(loaded)
     if faults:
@@ -105,8 +111,6 @@ async def conduct(options: Options, told: Callable[[Struck], None]) -> Experimen
     stated = {name: guarantee.id.value for name, guarantee in guarantees_of(loaded.graph).items()}
     (directory / "guarantees.json").write_text(json.dumps(stated), encoding="utf-8")
     bounded = is_bounded(loaded.graph)
-    if options.kills is None and options.seconds is None:
-        raise UserError("say how many faults (--kills) or for how long (--seconds)")
     plan = Plan(options.seed, options.kinds, options.kills, options.seconds, bounded)
     data = DataDirectory(directory / "state")
     command = [sys.executable, "-m", "millstream.chaos.runner", "--data-dir", str(data.root)]
@@ -119,7 +123,10 @@ async def conduct(options: Options, told: Callable[[Struck], None]) -> Experimen
         small_disk = directory if FaultKind.DISK in options.kinds else None
         runner = RunnerProcess(command, data, directory / "runner.log")
         injector = Injector(directory / "successors.log", path, small_disk)
-        outcome = await Session(loaded.graph, runner, injector, plan, told).run()
+        finish = None
+        if options.pipeline == "push":
+            finish = await stack.enter_async_context(open_outside(directory, ports, rate))
+        outcome = await Session(loaded.graph, runner, injector, plan, told, finish).run()
     verdict = await _judged(options, directory, drained=outcome.drained)
     (directory / "verdict.json").write_text(json.dumps(verdict, indent=1), encoding="utf-8")
     return Experiment(outcome, verdict)
@@ -131,16 +138,23 @@ def _broker_port(data: DataDirectory) -> int | None:
     return runtime.nats_port if runtime is not None and runtime.nats_port > 0 else None
 
 
-def _pipeline_file(options: Options, directory: Path) -> Path:
+def _load(options: Options) -> tuple[int, int]:
+    """Records, and records per second, of a pipeline that ships."""
+    shipped = SHIPPED.get(options.pipeline)
+    records = options.records or 20_000
+    if shipped is None:
+        return records, 0
+    lasts_s = options.seconds or (options.kills or 0) * shipped.seconds_per_kill
+    return records, options.rate or max(1, round(records / lasts_s) if lasts_s else 0)
+
+
+def _pipeline_file(options: Options, directory: Path, records: int, rate: int, ports: Ports) -> Path:
     shipped = SHIPPED.get(options.pipeline)
     if shipped is None:
         if options.records is not None or options.rate is not None:
             raise UserError(f"--records and --rate are for the pipelines that ship: {', '.join(SHIPPED)}")
         return Path(options.pipeline)
-    records = options.records or 20_000
-    lasts_s = options.seconds or (options.kills or 0) * shipped.seconds_per_kill
-    rate = options.rate or max(1, round(records / lasts_s) if lasts_s else 0)
-    return write(shipped, directory / "pipeline", records, rate)
+    return write(shipped, directory / "pipeline", records, rate, ports)
 
 
 def is_bounded(graph: Graph) -> bool:
@@ -162,7 +176,11 @@ async def _judged(options: Options, directory: Path, *, drained: bool) -> dict[s
     command = [sys.executable, "-m", "millstream.chaos.oracle"]
     command += ["--data-dir", str(directory / "state"), "--sinks", str(directory / "sinks")]
     command += ["--guarantees", str(directory / "guarantees.json")]
-    command += ["--expect", options.pipeline] if options.pipeline in SHIPPED and not drained else []
+    if options.pipeline == "push":
+        command += ["--inputs", str(directory / INPUTS), "--received", str(directory / RECEIVED)]
+    elif options.pipeline == "mesh" or (options.pipeline in SHIPPED and not drained):
+        # Records of windows that are open when a run is drained wait for the next one.
+        command += ["--expect", options.pipeline]
     command += ["--id", options.id_field] if options.id_field is not None else []
     command += ["--drained"] if drained else []
     process = await asyncio.create_subprocess_exec(

@@ -103,14 +103,9 @@ class Board:
         """Whether all of these have ended."""
         return all(lane in self._entries and self._entries[lane].ended for lane in lanes)
 
-    def known(self, lanes: Collection[LaneId]) -> bool:
-        """Whether all of these have told anything yet."""
-        return all(lane in self._entries for lane in lanes)
-
-    @property
-    def records(self) -> int:
-        """Records that all lanes are done with: changes whenever anything happens."""
-        return sum(_records(entry) for entry in self._entries.values())
+    def records(self, lanes: Iterable[LaneId]) -> int:
+        """Records that these lanes are done with."""
+        return sum(_records(self._entries[lane]) for lane in lanes if lane in self._entries)
 
 
 def _records(entry: OtEntry) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -91,9 +91,17 @@ class Session:
     """One experiment. `run` is all of it."""
 
     def __init__(
-        self, graph: Graph, runner: RunnerProcess, injector: Injector, plan: Plan, told: Callable[[Struck], None]
+        self,
+        graph: Graph,
+        runner: RunnerProcess,
+        injector: Injector,
+        plan: Plan,
+        told: Callable[[Struck], None],
+        before_drain: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """`told` is called for every fault, when it is known how soon the run was back."""
+        """`told` is called for every fault, when it is known how soon the run was back; `before_drain` before the run
+        is asked to drain, if it is."""
+        self._before_drain = before_drain
         self._graph = graph
         self._runner = runner
         self._injector = injector
@@ -121,11 +129,11 @@ class Session:
         return self._outcome
 
     async def _first_progress(self) -> None:
-        """A pipeline that has not started yet has nothing to come back to."""
+        """A pipeline whose records have not reached its sinks yet has nothing to come back to."""
+        sinks = [lanes_of(self._graph, vertex.name) for vertex in self._graph.sinks]
         deadline_s = time.monotonic() + _FIRST_PROGRESS_TIMEOUT_S
         while not self._over and time.monotonic() < deadline_s:
-            started = self._board.known(all_lanes(self._graph))
-            if started and self._board.records:
+            if all(self._board.records(lanes) for lanes in sinks):
                 return
             await asyncio.sleep(_POLL_S)
 
@@ -245,6 +253,8 @@ class Session:
         if self._plan.seconds is None and self._plan.bounded:
             await self._runner.wait_over(END_TIMEOUT_S)
         elif not self._over:
+            if self._before_drain is not None:
+                await self._before_drain()
             self._outcome.drained = True
             self._runner.ask_to_end()
             await self._runner.wait_over(END_TIMEOUT_S)

@@ -5,6 +5,9 @@ all of them. A function that ran twice for a record must have counted once: both
 
 `windows`: a generator numbers records, a function makes none to two of each, SQL counts and sums them by key and
 window, a file sink gets the results.
+
+`push`: a feeder sends records by HTTP until they are acknowledged, a function gives each a fresh random id, an HTTP
+target and a file sink get all of them.
 """
 
 from __future__ import annotations
@@ -84,6 +87,32 @@ spec:
     - {{from: sums, to: results}}
 """
 
+_PUSH = """\
+apiVersion: millstream.io/v1alpha1
+kind: Pipeline
+metadata: {{name: chaos-push}}
+spec:
+  vertices:
+    - name: orders
+      partitions: 2
+      source:
+        http: {{port: {source_port}}}
+        keys: [key]
+    - name: stamp
+      partitions: 2
+      udf: {{python: "functions.py:stamp"}}
+    - name: delivered
+      sink:
+        http: {{url: "http://127.0.0.1:{target_port}/", batch: {{maxRecords: 20}}, timeout: 3s}}
+        retryStrategy: {{backoff: {{interval: 50ms, factor: 2, cap: 500ms}}}}
+    - name: kept
+      sink: {{file: {{path: kept, format: jsonl, rolling: {{maxAge: 100ms}}}}}}
+  edges:
+    - {{from: orders, to: stamp}}
+    - {{from: stamp, to: delivered}}
+    - {{from: stamp, to: kept}}
+"""
+
 _FUNCTIONS = '''\
 """Functions of the pipelines that ship for chaos."""
 
@@ -98,6 +127,12 @@ def brand(value: bytes) -> str:
     return json.dumps({"number": json.loads(value)["number"], "id": str(uuid.uuid4())})
 
 
+def stamp(value: bytes) -> str:
+    """The same, with what was sent."""
+    record = json.loads(value)
+    return json.dumps({"number": record["number"], "nonce": record["nonce"], "id": str(uuid.uuid4())})
+
+
 @udf.map
 def multiply(record: udf.Record) -> list[udf.Message]:
     """None, one or two of each record, by its number."""
@@ -109,13 +144,22 @@ def multiply(record: udf.Record) -> list[udf.Message]:
 
 
 @dataclass(frozen=True, slots=True)
+class Ports:
+    """Of what `push` has outside: free ones of the loopback."""
+
+    source: int
+    """The next one is free, too."""
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
 class Shipped:
     """A pipeline that ships."""
 
     name: str
     """What the user calls it; also tells the oracle what to compute."""
     text: str
-    """With places for `records` and `rate`."""
+    """With places for `records`, `rate` and ports."""
     seconds_per_kill: float
     """So long its records last for each kill."""
 
@@ -123,14 +167,18 @@ class Shipped:
 SHIPPED = {
     "mesh": Shipped("mesh", _MESH, 3.0),
     "windows": Shipped("windows", _WINDOWS, 8.0),
+    "push": Shipped("push", _PUSH, 3.0),
 }
 
 
-def write(shipped: Shipped, directory: Path, records: int, rate: int) -> Path:
+def write(shipped: Shipped, directory: Path, records: int, rate: int, ports: Ports) -> Path:
     """Write the pipeline and its functions into `directory`; returns the pipeline file."""
     directory.mkdir(parents=True, exist_ok=True)
     file = directory / f"{shipped.name}.yaml"
     step_us = round(1_000_000 / rate) if rate else 1000
-    file.write_text(shipped.text.format(records=records, rate=rate, step_us=step_us), encoding="utf-8")
+    text = shipped.text.format(
+        records=records, rate=rate, step_us=step_us, source_port=ports.source, target_port=ports.target
+    )
+    file.write_text(text, encoding="utf-8")
     (directory / "functions.py").write_text(_FUNCTIONS, encoding="utf-8")
     return file

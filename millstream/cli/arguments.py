@@ -256,11 +256,13 @@ def _add_chaos(commands: Commands) -> None:
         "chaos",
         "disturb a running pipeline, and check what comes out",
         "Run a pipeline as `run` does, disturb it, and have an independent verifier judge what came out: accounts,\n"
-        "sinks, and, for the pipelines that ship (mesh, windows), every single result. File sinks write below the\n"
-        "directory of the experiment; others write where the pipeline says. The same seed gives the same plan again.",
+        "sinks, and, for the pipelines that ship (mesh, push, windows), every single result. File sinks write below\n"
+        "the directory of the experiment; others write where the pipeline says. The same seed gives the same plan.",
     )
     command.add_argument(
-        "pipeline", metavar="PIPELINE", help="a pipeline file, or one that ships: `mesh` or `windows` (needs Spark)"
+        "pipeline",
+        metavar="PIPELINE",
+        help="a pipeline file, or one that ships: `mesh`, `push`, or `windows` (with Spark)",
     )
     command.add_argument("--seed", type=int, default=1, metavar="N", help="of the plan (default: 1)")
     command.add_argument("--kills", type=int, metavar="N", help="faults of all kinds to inject, then wait for the end")

@@ -16,6 +16,7 @@ from millstream.chaos.oracle.account import account_checks, inputs
 from millstream.chaos.oracle.checks import Check, checked, verdict
 from millstream.chaos.oracle.expected import Series, mesh_checks, windows_checks
 from millstream.chaos.oracle.guarantees import sink_checks
+from millstream.chaos.oracle.inputs import pushed_checks, read_inputs, received_rows, repeats_check
 from millstream.chaos.oracle.marks import read_marks
 from millstream.chaos.oracle.pipeline import Pipeline, read_pipeline
 from millstream.chaos.oracle.sinks import rows_of
@@ -45,6 +46,10 @@ def _checks(
     checks += sink_checks(pipeline, marks, options.sinks, guarantees, options.id, ended=ended)
     if options.expect is not None:
         checks += _expected(options, pipeline, marks)
+    if options.inputs is not None:
+        nonces, acknowledged = read_inputs(options.inputs)
+        rows = {"delivered": received_rows(options.received), "kept": rows_of(options.sinks / "kept")}
+        checks += [repeats_check("delivered", options.received), *pushed_checks(nonces, acknowledged, rows)]
     return checks
 
 
@@ -52,8 +57,8 @@ def _expected(
     options: argparse.Namespace, pipeline: Pipeline, marks: dict[tuple[str, str], mark_pb2.Mark]
 ) -> list[Check]:
     generator = pipeline.vertices["numbers"]["source"]["generator"]
-    records = generator["records"]
     taken = inputs(marks, "numbers")
+    records = taken if options.drained else generator["records"]
     faults = [] if taken == records else [f"{taken:,} taken in of {records:,}"]
     checks = [checked("numbers", "every record it has to make was made once", faults, f"{records:,} records")]
     if options.expect == "mesh":
@@ -67,6 +72,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--sinks", type=Path, required=True, metavar="DIR", help="below it file sinks have written")
     parser.add_argument("--guarantees", type=Path, metavar="FILE", help="JSON: the id of each sink's guarantee")
     parser.add_argument("--expect", choices=("mesh", "windows"), help="compute what this pipeline must have put out")
+    parser.add_argument("--inputs", type=Path, metavar="FILE", help="what the feeder sent to the pipeline `push`")
+    parser.add_argument("--received", type=Path, metavar="FILE", help="what the receiver got from it")
     parser.add_argument("--id", metavar="FIELD", help="member of the rows that names the record")
     parser.add_argument("--drained", action="store_true", help="the run was stopped before its sources had ended")
     return parser

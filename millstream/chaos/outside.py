@@ -1,0 +1,89 @@
+"""What the pipeline `push` has outside: the feeder and the receiver of the oracle, as processes.
+
+Above it: the experiment. Below it: `millstream.chaos.oracle`, of which it knows two command lines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
+from pathlib import Path
+
+from millstream.chaos.shipped import Ports
+from millstream.errors import EnvironmentFault
+from millstream.tether import tethered
+
+SPLITS = 2
+INPUTS = "inputs.jsonl"
+RECEIVED = "received.jsonl"
+_FINISH_TIMEOUT_S = 60.0
+"""From the request to begin nothing new until everything is acknowledged."""
+_STOP_TIMEOUT_S = 10.0
+
+
+@asynccontextmanager
+async def open_outside(directory: Path, ports: Ports, rate: float) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    """Both run inside the block. What it gives ends the feeder, once all it has sent is acknowledged.
+
+    Raises `EnvironmentFault` when that takes too long: the source is not there.
+    """
+    receiver = ["--port", str(ports.target), "--file", str(directory / RECEIVED)]
+    feeder = ["--source", "orders", "--port", str(ports.source), "--splits", str(SPLITS)]
+    feeder += ["--rate", str(rate), "--file", str(directory / INPUTS)]
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(_running("receiver", receiver))
+        feeding = await stack.enter_async_context(_running("feeder", feeder))
+
+        async def finish() -> None:
+            with suppress(ProcessLookupError):
+                os.kill(feeding.pid, signal.SIGTERM)
+            try:
+                async with asyncio.timeout(_FINISH_TIMEOUT_S):
+                    await feeding.wait()
+            except TimeoutError:
+                raise EnvironmentFault(
+                    f"the source did not acknowledge what it was sent within {_FINISH_TIMEOUT_S:.0f} s"
+                ) from None
+
+        yield finish
+
+
+@asynccontextmanager
+async def _running(name: str, options: list[str]) -> AsyncIterator[asyncio.subprocess.Process]:
+    command = [sys.executable, "-m", f"millstream.chaos.oracle.{name}", *options]
+    process = await asyncio.create_subprocess_exec(*tethered(command), start_new_session=True)
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGTERM)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_STOP_TIMEOUT_S):
+                    await process.wait()
+        if process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+            await process.wait()
+
+
+def free_ports() -> Ports:
+    """Ports that are free now: two neighbours for the source, one for the target."""
+    for _ in range(100):
+        with ExitStack() as stack:
+            source = stack.enter_context(_bound(0)).getsockname()[1]
+            try:
+                stack.enter_context(_bound(source + 1))
+            except (OSError, OverflowError):
+                continue
+            return Ports(source, stack.enter_context(_bound(0)).getsockname()[1])
+    raise EnvironmentFault("there are no two free ports side by side on the loopback")
+
+
+def _bound(port: int) -> socket.socket:
+    return socket.create_server(("127.0.0.1", port))
