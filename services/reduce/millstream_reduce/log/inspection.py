@@ -101,8 +101,8 @@ def inspect_log(directory: Path, *, verify: bool) -> LogInspection:
 
 def _inspect(directory: Path, numbers: list[int], verify: bool) -> LogInspection:
     found = LogInspection(directory)
-    numbers = (path.name.partition(".")[0] for path in directory.glob("*.result"))
-    found.results = sorted({int(number) for number in numbers if number.isdecimal()})
+    of_results = (path.name.partition(".")[0] for path in directory.glob("*.result"))
+    found.results = sorted({int(number) for number in of_results if number.isdecimal()})
     newest = _inspect_newest(found, numbers)
     if newest is None:
         return found
