@@ -26,7 +26,7 @@ from millstream.durable import step
 from millstream.errors import DamageError, EnvironmentFault, FencedError, RetryLaterError
 from millstream.record import LaneId
 from millstream.watermark.publish import CoalescingPublisher
-from millstream.watermark.store import OtStatistics, OtUpdate, decode_update
+from millstream.watermark.store import OtStatistics, OtUpdate, decode_update, raise_epoch
 from millstream.watermark.updates import UpdateQueue
 from millstream.wire.nats import AnswerLostError, ApiError, BrokerConnection
 from millstream.wire.nats_client import Msg
@@ -69,6 +69,11 @@ class JetStreamOtStore:
 
     def publish(self, lane: LaneId, entry: OtEntry) -> None:
         self._publisher.publish(lane.key, entry)
+
+    async def take_over(self, lane: LaneId, epoch: int) -> OtEntry | None:
+        return await raise_epoch(
+            lambda: self._read(lane.key), lambda revision, entry: self._replace(lane.key, revision, entry), epoch
+        )
 
     async def flush(self) -> None:
         await self._publisher.flush()
@@ -145,14 +150,30 @@ class JetStreamOtStore:
         }
 
     async def _put(self, key: str, entry: OtEntry) -> None:
-        subject = f"{self._prefix}{key}"
+        async with self._answering(key):
+            revision = self._revisions.pop(key, None)
+            if revision is None:
+                revision, stored = await self._stored(key)
+                if stored is not None and stored.epoch > entry.epoch:
+                    raise FencedError(f"epoch {stored.epoch} publishes, this owner has epoch {entry.epoch}")
+            with step("watermark.publish", self._vertex):
+                self._revisions[key] = await self._put_after(revision, key, entry)
+
+    async def _read(self, key: str) -> tuple[int, OtEntry | None]:
+        async with self._answering(key):
+            return await self._stored(key)
+
+    async def _replace(self, key: str, revision: int, entry: OtEntry) -> None:
+        async with self._answering(key):
+            with step("watermark.take_over", self._vertex):
+                self._revisions[key] = await self._put_after(revision, key, entry)
+
+    @asynccontextmanager
+    async def _answering(self, key: str) -> AsyncIterator[None]:
+        """Bounds the wait for answers, and makes every fault of the broker one that may be gone later."""
         try:
             async with asyncio.timeout(limits.OT_PUT_TIMEOUT_S):
-                revision = self._revisions.pop(key, None)
-                if revision is None:
-                    revision = await self._revision_before(subject, entry.epoch)
-                with step("watermark.publish", self._vertex):
-                    self._revisions[key] = await self._put_after(revision, subject, entry.SerializeToString())
+                yield
         except ApiError as error:
             if error.code in _WRONG_REVISION:
                 # An own put that was stored and not answered, or another owner: the next attempt finds out.
@@ -161,13 +182,13 @@ class JetStreamOtStore:
         except (AnswerLostError, TimeoutError) as error:
             raise RetryLaterError(f"bucket {self._bucket} does not answer: {error!r}") from error
 
-    async def _put_after(self, revision: int, subject: str, data: bytes) -> int:
+    async def _put_after(self, revision: int, key: str, entry: OtEntry) -> int:
         """Put, if the key still has that revision; returns the new one."""
         await self._connection.connected()
         reply, answer = self._connection.expect_answer()
         try:
             guard = {"Nats-Expected-Last-Subject-Sequence": str(revision)}
-            await self._connection.publish(subject, data, guard, reply)
+            await self._connection.publish(f"{self._prefix}{key}", entry.SerializeToString(), guard, reply)
             message = await self._connection.answer_of(answer, limits.OT_PUT_TIMEOUT_S)
         finally:
             answer.cancel()
@@ -176,19 +197,19 @@ class JetStreamOtStore:
             raise ApiError(error.get("err_code", error.get("code", 0)), error.get("description", ""))
         return int(receipt["seq"])
 
-    async def _revision_before(self, subject: str, epoch: int) -> int:
-        """What the key's next put is guarded with. Read from the leader; raises `FencedError` below a newer epoch."""
+    async def _stored(self, key: str) -> tuple[int, OtEntry | None]:
+        """The revision of a key, which its next put is guarded with, and its entry; 0 and None without one. Read from
+        the leader."""
+        subject = f"{self._prefix}{key}"
         try:
             found = await self._connection.api(f"STREAM.MSG.GET.{self._stream}", {"last_by_subj": subject})
         except ApiError as error:
             if error.code != _NO_MESSAGE:
                 raise
-            return 0
+            return 0, None
         stored = found["message"]
         update = self._decode(subject, base64.b64decode(stored.get("data", "")))
-        if update.entry.epoch > epoch:
-            raise FencedError(f"epoch {update.entry.epoch} publishes, this owner has epoch {epoch}")
-        return int(stored["seq"])
+        return int(stored["seq"]), update.entry
 
     async def _reread(self, queue: UpdateQueue) -> None:
         """Read everything at the start, whenever a lost connection is back, and from time to time."""

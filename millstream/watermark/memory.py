@@ -16,7 +16,7 @@ from millstream.background import open_tasks
 from millstream.errors import FencedError, RetryLaterError
 from millstream.record import LaneId
 from millstream.watermark.publish import CoalescingPublisher
-from millstream.watermark.store import OtStatistics, OtUpdate, decode_update
+from millstream.watermark.store import OtStatistics, OtUpdate, decode_update, raise_epoch
 from millstream.watermark.updates import UpdateQueue
 from millstream.wire.watermark.v1.ot_pb2 import OtEntry
 
@@ -24,6 +24,8 @@ from millstream.wire.watermark.v1.ot_pb2 import OtEntry
 @dataclass(slots=True)
 class _Bucket:
     entries: dict[str, bytes] = field(default_factory=dict)
+    revisions: dict[str, int] = field(default_factory=dict)
+    """Puts of each lane."""
     watchers: list[UpdateQueue] = field(default_factory=list)
 
 
@@ -83,6 +85,7 @@ class OtMemory:
         if stored is not None and OtEntry.FromString(stored).epoch > entry.epoch:
             raise FencedError(f"a newer owner than epoch {entry.epoch} publishes")
         bucket.entries[key] = entry.SerializeToString()
+        bucket.revisions[key] = bucket.revisions.get(key, 0) + 1
         update = decode_update("in memory", key, bucket.entries[key])
         if self._held is not None:
             self._held.append((bucket, update))
@@ -115,6 +118,11 @@ class MemoryOtStore:
     def publish(self, lane: LaneId, entry: OtEntry) -> None:
         self._publisher.publish(lane.key, entry)
 
+    async def take_over(self, lane: LaneId, epoch: int) -> OtEntry | None:
+        return await raise_epoch(
+            lambda: self._read(lane.key), lambda guard, entry: self._put_after(lane.key, guard, entry), epoch
+        )
+
     async def flush(self) -> None:
         await self._publisher.flush()
 
@@ -139,6 +147,17 @@ class MemoryOtStore:
 
     async def _put(self, key: str, entry: OtEntry) -> None:
         self._memory._put(self._memory._bucket(self._pipeline, self._vertex), key, entry)
+
+    async def _read(self, key: str) -> tuple[int, OtEntry | None]:
+        bucket = self._memory._bucket(self._pipeline, self._vertex)
+        data = bucket.entries.get(key)
+        return bucket.revisions.get(key, 0), OtEntry.FromString(data) if data is not None else None
+
+    async def _put_after(self, key: str, guard: int, entry: OtEntry) -> None:
+        bucket = self._memory._bucket(self._pipeline, self._vertex)
+        if bucket.revisions.get(key, 0) != guard:
+            raise RetryLaterError(f"lane {key} was put by somebody else")
+        self._memory._put(bucket, key, entry)
 
 
 class MemoryOtStores:

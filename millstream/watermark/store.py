@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +19,7 @@ from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
+from millstream.clock import START_OF_TIME_US
 from millstream.errors import DamageError, RetryLaterError
 from millstream.limits import OT_RETRY_INTERVAL_S
 from millstream.record import BufferId, LaneId
@@ -107,6 +108,13 @@ class OtStore(Protocol):
         newest one then. Tried again until it is stored, or until a newer epoch is found there.
         """
 
+    async def take_over(self, lane: LaneId, epoch: int) -> OtEntry | None:
+        """Become who publishes of this lane, once it was taken over in the ledger: of older epochs nothing is stored
+        from now on. Returns what had been promised until then; None where nothing was, or by another ledger's lane.
+
+        Asks until the broker answers.
+        """
+
     async def flush(self) -> None:
         """Return when everything handed over is stored. Waits as long as the broker is away."""
 
@@ -135,6 +143,40 @@ class OtListener(Protocol):
     """Something that wants to know of updates: a `WatermarkFetcher`, one side of a `BufferFill`."""
 
     def observe(self, update: OtUpdate) -> None: ...
+
+
+Read = Callable[[], Awaitable[tuple[int, OtEntry | None]]]
+"""What is stored of a lane, and what a put that replaces just that is guarded with. Raises `RetryLaterError`."""
+PutAfter = Callable[[int, OtEntry], Awaitable[None]]
+"""Stores an entry if what is stored has that guard. Raises `RetryLaterError` when it is not known to be stored."""
+
+
+async def raise_epoch(read: Read, put_after: PutAfter, epoch: int) -> OtEntry | None:
+    """`OtStore.take_over` for any store: what is stored is put again, under the new epoch.
+
+    1. Nothing is stored: an entry that promises nothing keeps the place.
+    2. It is of this epoch or a newer one: left from a ledger that was made anew since. It is left alone.
+    3. It is the very entry that was put before without an answer: done.
+    """
+    raised: OtEntry | None = None
+    before: OtEntry | None = None
+    while True:
+        try:
+            guard, stored = await read()
+            if raised is not None and stored == raised:
+                return before
+            if stored is not None and stored.epoch >= epoch:
+                return None
+            before, raised = stored, OtEntry(watermark_us=START_OF_TIME_US)
+            if stored is not None:
+                raised.CopyFrom(stored)
+            raised.epoch = epoch
+            await put_after(guard, raised)
+        except RetryLaterError as error:
+            _log.debug("a lane's watermark cannot be taken over now: %s", error)
+            await asyncio.sleep(OT_RETRY_INTERVAL_S)
+        else:
+            return before
 
 
 async def newest(store: OtStore) -> Mapping[str, OtUpdate]:

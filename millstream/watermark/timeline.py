@@ -46,8 +46,8 @@ class Timeline:
         self.head_sequence = 0
         """The last sequence the lane is known to have written to this buffer; 0 when none."""
         self._said_sequence = 0
-        """The highest that an entry of this epoch said. Below the head when what the owner before wrote was trimmed: the
-        new owner finds nothing of it."""
+        """The highest that an entry of this epoch said. Below the head when what the owner before wrote was trimmed:
+        the new owner finds nothing of it."""
         self.idle = False
         """The newest entry says that the lane has nothing to read."""
         self.ended = False

@@ -251,13 +251,15 @@ class _LaneOpening:
         ledger = await shared.ledger(lane.vertex)
         taken_over = await ledger.take_over(lane, shared.owner)
         self._router = shared.router()
-        sequences = {buffer: await ledger.last_sequence(buffer) for buffer in self._router.buffers}
         shared.room.written(lane, taken_over.mark.written)
         ot = await shared.ot(lane.vertex)
-        published = (await newest(ot)).get(lane.key)
-        if published is not None and published.entry.epoch >= taken_over.mark.epoch:
-            # Left from a ledger that was made anew since.
-            published = None
+        published = await ot.take_over(lane, taken_over.mark.epoch)
+        # What a buffer held last may be trimmed already; who reads it has heard of it.
+        sequences = {buffer: await ledger.last_sequence(buffer) for buffer in self._router.buffers}
+        for state in published.outputs if published is not None else ():
+            buffer = BufferId(state.edge, state.partition)
+            if buffer in sequences:
+                sequences[buffer] = max(sequences[buffer], state.sequence)
         return LaneCore(
             lane,
             Committer(
@@ -268,7 +270,7 @@ class _LaneOpening:
             shared.clock,
             Tracker(pieces_max=FRAMES_IN_FLIGHT_MAX, bytes_max=BYTES_IN_FLIGHT_MAX),
             watermarks=not shared.config.resolved.pipeline.spec.watermark.disabled,
-            published_us=published.entry.watermark_us if published is not None else START_OF_TIME_US,
+            published_us=published.watermark_us if published is not None else START_OF_TIME_US,
             # Of a sink's progress only its own OT entry tells, which is not published more often either.
             commit_interval_s=OT_PUBLISH_INTERVAL_S if shared.kind == "sink" else 0.0,
         )

@@ -11,6 +11,7 @@ from typing import Protocol
 import pytest
 import pytest_asyncio
 
+from millstream.clock import START_OF_TIME_US
 from millstream.errors import RetryLaterError
 from millstream.record import LaneId
 from millstream.testing.nats_server import NatsServer, open_nats_server
@@ -233,6 +234,45 @@ async def test_an_owner_that_was_replaced_cannot_put_its_entry_over_the_last_one
         asleep.publish(LANE, entry(60, epoch=3))
         await flush(asleep)
         assert (await asleep.get_all())[LANE.key].entry.watermark_us == 60
+
+
+@pytest.mark.guarantee("I5")
+async def test_whoever_takes_a_lane_over_keeps_what_was_promised_and_ends_its_owners_promises(broker: Broker) -> None:
+    async with broker.open() as old, broker.open() as new:
+        asleep, awake = await old.store("clean"), await new.store("clean")
+        asleep.publish(LANE, entry(5, epoch=1))
+        await flush(asleep)
+        found = await awake.take_over(LANE, 2)
+        assert found is not None
+        assert found.watermark_us == 5
+        # The owner before goes on between the takeover and the first entry of its successor.
+        asleep.publish(LANE, entry(90, epoch=1))
+        await flush(asleep)
+        assert asleep.statistics().fenced == 1
+        assert (await awake.get_all())[LANE.key].entry.watermark_us == 5
+        awake.publish(LANE, entry(6, epoch=2))
+        await flush(awake)
+        assert (await awake.get_all())[LANE.key].entry.watermark_us == 6
+
+
+@pytest.mark.guarantee("I5")
+async def test_a_lane_without_a_promise_can_be_taken_over(broker: Broker) -> None:
+    async with broker.open() as old, broker.open() as new:
+        asleep, awake = await old.store("clean"), await new.store("clean")
+        found = await awake.take_over(LANE, 2)
+        assert found is None
+        asleep.publish(LANE, entry(90, epoch=1))
+        await flush(asleep)
+        assert (await awake.get_all())[LANE.key].entry.watermark_us == START_OF_TIME_US
+
+
+async def test_promises_of_another_ledgers_lane_are_not_taken_over(broker: Broker) -> None:
+    async with broker.open() as stores:
+        store = await stores.store("clean")
+        store.publish(LANE, entry(5, epoch=3))
+        await flush(store)
+        assert await store.take_over(LANE, 1) is None
+        assert (await store.get_all())[LANE.key].entry.epoch == 3
 
 
 async def test_a_put_whose_answer_was_lost_does_not_block_the_lane(broker: Broker) -> None:
