@@ -141,9 +141,9 @@ def _broker_port(data: DataDirectory) -> int | None:
 def _load(options: Options) -> tuple[int, int]:
     """Records, and records per second, of a pipeline that ships."""
     shipped = SHIPPED.get(options.pipeline)
-    records = options.records or 20_000
     if shipped is None:
-        return records, 0
+        return 0, 0
+    records = options.records or shipped.records
     lasts_s = options.seconds or (options.kills or 0) * shipped.seconds_per_kill
     return records, options.rate or max(1, round(records / lasts_s) if lasts_s else 0)
 

@@ -42,6 +42,10 @@ class Injector:
     def __init__(self, log_file: Path, path: LossyPath | None, small_disk: Path | None) -> None:
         """`path`: between the vertices and their broker, for faults of the network. `small_disk`: a directory on a file
         system that may be filled, see `refuse_large_disk`."""
+        self.succeeded = 0
+        """Vertices whose lanes a successor took over while they slept."""
+        self.fenced = 0
+        """Those among them that ended when they woke up, because they were not the owner any more."""
         self._log_file = log_file
         self._path = path
         self._small_disk = small_disk
@@ -88,9 +92,12 @@ class Injector:
             await asyncio.sleep(strike.lasts_s)
             with suppress(psutil.NoSuchProcess):
                 victim.process.send_signal(signal.SIGCONT)
+            self.succeeded += 1
             with suppress(TimeoutError):
                 async with asyncio.timeout(_SUCCESSOR_GRACE_S):
                     await successor.wait()
+            # The runner starts the one before again only when it has ended, and then fences the successor.
+            self.fenced += not victim.process.is_running()
         finally:
             if successor.returncode is None:
                 with suppress(ProcessLookupError):

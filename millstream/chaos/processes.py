@@ -5,7 +5,9 @@ Above it: the session. Below it: the operating system. It starts and ends nothin
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -34,28 +36,31 @@ def processes_of(runner_pid: int) -> list[RunProcess]:
     try:
         runner = psutil.Process(runner_pid)
         found = [RunProcess(Role.RUNNER, Role.RUNNER.value, runner, runner.cmdline())]
-        found += _below(runner, "")
+        # One look at all processes of the machine; asking each for its children would be as many.
+        below: dict[int, list[psutil.Process]] = defaultdict(list)
+        for process in runner.children(recursive=True):
+            with suppress(psutil.Error):
+                below[process.ppid()].append(process)
     except psutil.Error:
         return []
+    found += _below(runner_pid, "", below)
     return found
 
 
-def _below(parent: psutil.Process, owner: str) -> Iterator[RunProcess]:
-    """The processes that `parent` has started, and those these have. `owner` is the replica they belong to."""
-    for child in parent.children():
+def _below(parent: int, owner: str, below: Mapping[int, Sequence[psutil.Process]]) -> Iterator[RunProcess]:
+    """What the process `parent` has started, and what that has. `owner` is the replica it belongs to."""
+    for child in below.get(parent, ()):
         try:
             command = child.cmdline()
-            if child.status() == psutil.STATUS_ZOMBIE:
-                continue
         except psutil.Error:
+            continue
+        if not command:
+            # Dead, and not waited for yet.
             continue
         role, name = _role_of(command, owner)
         if role is not None:
             yield RunProcess(role, name, child, command)
-        try:
-            yield from _below(child, name)
-        except psutil.Error:
-            continue
+        yield from _below(child.pid, name, below)
 
 
 def _role_of(command: Sequence[str], owner: str) -> tuple[Role | None, str]:

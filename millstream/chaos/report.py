@@ -26,6 +26,7 @@ def as_json(experiment: Experiment) -> dict[str, Any]:
         "counts": experiment.verdict["counts"],
         "violations": [*experiment.faults, *_violated(experiment)],
         "checks": experiment.verdict["checks"],
+        "zombies": {"woken": experiment.outcome.succeeded, "fenced": experiment.outcome.fenced},
         "drained": experiment.outcome.drained,
     }
 
@@ -50,6 +51,10 @@ def lines(experiment: Experiment) -> list[str]:
         for check in experiment.verdict["checks"]
     ]
     found += aligned(checks, left={0, 1, 2, 3})
+    if experiment.outcome.succeeded:
+        slept = f"{experiment.outcome.succeeded} vertices slept while a successor did their work"
+        fenced = f"{experiment.outcome.fenced} of them were fenced when they woke up, the others had nothing to do"
+        found += ["", f"{slept}; {fenced}"]
     found += ["", *(f"VIOLATED: {fault}" for fault in experiment.faults)]
     how = "drained" if experiment.outcome.drained else "ended"
     found.append(

@@ -34,7 +34,7 @@ END_TIMEOUT_S = 600.0
 """From the last strike until the run must have ended."""
 _FIND_TIMEOUT_S = 3.0
 """How long a process of the planned role is looked for; it may be just being started."""
-_POLL_S = 0.02
+_POLL_S = 0.03
 _FIRST_PROGRESS_TIMEOUT_S = 120.0
 
 
@@ -82,6 +82,10 @@ class Outcome:
     """Of the runner in the end; None when it did not end in time."""
     drained: bool = False
     seconds: float = 0.0
+    succeeded: int = 0
+    """Vertices whose lanes a successor took over while they slept."""
+    fenced: int = 0
+    """Those among them that were not let do anything when they woke up."""
     leftovers: list[str] = field(default_factory=list)
     """Processes of the run that outlived it."""
     runner_log: Path = Path()
@@ -124,6 +128,7 @@ class Session:
             finally:
                 watching.cancel()
         self._outcome.seconds = time.monotonic() - self._begun_s
+        self._outcome.succeeded, self._outcome.fenced = self._injector.succeeded, self._injector.fenced
         self._outcome.leftovers = leftovers(self._runner.data.root)
         self._outcome.runner_log = self._runner.log_file
         return self._outcome

@@ -45,10 +45,8 @@ apiVersion: millstream.io/v1alpha1
 kind: Pipeline
 metadata: {{name: chaos-windows}}
 spec:
-  spark: {{master: "local[2]", driverMemory: 512Mi}}
   vertices:
     - name: numbers
-      partitions: 2
       source:
         generator:
           records: {records}
@@ -59,7 +57,6 @@ spec:
           start: "2024-01-01T00:00:00Z"
           eventTimeStep: {step_us}us
     - name: multiply
-      partitions: 2
       udf: {{python: "functions.py:multiply"}}
     - name: sums
       partitions: 2
@@ -162,11 +159,13 @@ class Shipped:
     """With places for `records`, `rate` and ports."""
     seconds_per_kill: float
     """So long its records last for each kill."""
+    records: int = 20_000
+    """Unless somebody says otherwise."""
 
 
 SHIPPED = {
     "mesh": Shipped("mesh", _MESH, 3.0),
-    "windows": Shipped("windows", _WINDOWS, 8.0),
+    "windows": Shipped("windows", _WINDOWS, 8.0, records=8_000),
     "push": Shipped("push", _PUSH, 3.0),
 }
 

@@ -279,7 +279,7 @@ def _add_chaos(commands: Commands) -> None:
         metavar="DIR",
         help="keep everything here (default: a temporary directory, kept on violations)",
     )
-    command.add_argument("--records", type=int, metavar="N", help="of a pipeline that ships (default: 20000)")
+    command.add_argument("--records", type=int, metavar="N", help="of one that ships (default: 20000; `windows`: 8000)")
     command.add_argument(
         "--rate", type=int, metavar="N", help="records per second of one that ships (default: they last for the faults)"
     )
