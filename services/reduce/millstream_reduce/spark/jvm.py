@@ -164,7 +164,10 @@ async def _launcher_command(command: JvmCommand, environment: Mapping[str, str])
     )
     answer, errors = await process.communicate()
     _, begun, arguments = answer.partition(b"\0\n")
-    if process.returncode != 0 or not begun:
+    code = process.returncode or 0
+    if code < 0:
+        raise EnvironmentFault(f"{command.java.executable} was ended by signal {-code} while Spark was being started")
+    if code != 0 or not begun:
         raise EnvironmentFault(f"{command.java.executable} does not run: {errors.decode(errors='replace').strip()}")
     return [argument.decode() for argument in arguments.split(b"\0")[:-1]]
 
