@@ -55,7 +55,10 @@ class Plan:
 def draw(rng: random.Random, span_s: float, *, logs: bool) -> Plan:
     """What goes wrong in a run whose sources give records for `span_s`. `logs`: some vertex has a log."""
     stormy = rng.random() < 0.6
-    share = lambda most: rng.random() * most if stormy and rng.random() < 0.6 else 0.0  # noqa: E731  # a die
+
+    def share(most: float) -> float:
+        return rng.random() * most if stormy and rng.random() < 0.6 else 0.0
+
     weather = Weather(
         latency_s=rng.choice((0.0002, 0.001, 0.02)),
         slow=rng.choice((0.0, 0.02, 0.1)),

@@ -18,7 +18,6 @@ from millstream.wire.ledger.v1 import mark_pb2
 from millstream.wire.watermark.v1.ot_pb2 import OtEntry
 
 
-RELAXED = True
 class Violation(AssertionError):
     """An invariant does not hold."""
 
@@ -31,7 +30,7 @@ class Written:
     lane: LaneId
     data: bytes
     promised_us: int
-    """What the lane had promised before: the highest watermark of its commits and of its entries that were stored."""
+    """What the lane had promised before, in its marks."""
 
 
 @dataclass(slots=True)
@@ -58,6 +57,8 @@ class History:
         self.buffers: dict[BufferId, list[Written]] = defaultdict(list)
         self.lanes: dict[tuple[str, str], LaneHistory] = defaultdict(LaneHistory)
         """By vertex and key of the lane."""
+        self.promises: dict[tuple[str, str, BufferId], list[tuple[int, int]]] = defaultdict(list)
+        """Watermarks of a lane's entries, each with the last sequence in that buffer it does not speak of."""
         self.readers: dict[BufferId, tuple[str, str]] = {}
         """Who reads a buffer."""
         self.commits = 0
@@ -75,12 +76,7 @@ class History:
                 raise Violation(f"I1: {commit.lane}: two commits at sequence {receipt.mark_sequence}")
             return
         if self._tracing:
-            self.say(
-                f"commit {commit.lane} epoch {mark.epoch} at {receipt.mark_sequence}: {len(commit.frames)} frames, "
-                f"mark {mark.sequence}+{mark.record_index} {mark.position!r}"
-                + (f" hand-over {mark.reduce.hand_over}+{mark.reduce.result_records}" if mark.HasField("reduce") else "")
-                + (" ended" if mark.ended else "")
-            )
+            self.say(f"commit {commit.lane} epoch {mark.epoch} at {receipt.mark_sequence}: {_told(commit)}")
         self.commits += 1
         if mark.epoch < lane.epoch:
             raise Violation(f"I1: {commit.lane}: a commit of epoch {mark.epoch} after epoch {lane.epoch} took over")
@@ -113,13 +109,23 @@ class History:
         lane = self.lanes[vertex, key]
         if self._tracing:
             self.say(f"publish {vertex}/{key} epoch {entry.epoch}: {entry.watermark_us}" + " ended" * entry.ended)
-        if entry.watermark_us < lane.published_us and not RELAXED:
+        if entry.watermark_us < lane.published_us:
             raise Violation(
                 f"I5: {vertex}/{key}: its watermark goes back from {lane.published_us} to {entry.watermark_us}"
             )
+        for state in entry.outputs:
+            # It may arrive after a commit that was made after it: what counts is up to where it says it was read.
+            steps = self.promises[vertex, key, BufferId(state.edge, state.partition)]
+            if not steps or steps[-1] != (state.sequence, entry.watermark_us):
+                steps.append((state.sequence, entry.watermark_us))
         lane.published_us = entry.watermark_us
-        lane.promised_us = max(lane.promised_us, entry.watermark_us)
         lane.ended = lane.ended or entry.ended
+
+    def promised_us(self, buffer: BufferId, written: Written) -> int:
+        """What the lane had promised before it wrote this: nothing older than that should follow."""
+        steps = self.promises[written.lane.vertex, written.lane.key, buffer]
+        entries = (watermark_us for sequence, watermark_us in steps if sequence < written.sequence)
+        return max((written.promised_us, *entries))
 
     def trimmed(self, buffer: BufferId, through: int) -> None:
         """What is asked to be removed has to lie behind its reader's mark."""
@@ -129,3 +135,12 @@ class History:
             done = next((item.sequence for item in mark.reduce.inputs if item.edge == buffer.edge), 0)
         if through > done:
             raise Violation(f"I1: {buffer} is trimmed through {through}, its reader's mark is at {done}")
+
+
+def _told(commit: Commit) -> str:
+    mark = commit.mark
+    text = f"{len(commit.frames)} frames, mark {mark.sequence}+{mark.record_index} {mark.position!r}"
+    if mark.HasField("reduce"):
+        inputs = " ".join(f"{done.edge}:{done.sequence}" for done in mark.reduce.inputs)
+        text += f" {inputs} hand-over {mark.reduce.hand_over}+{mark.reduce.result_records}"
+    return text + " ended" * mark.ended

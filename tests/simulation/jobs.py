@@ -13,14 +13,16 @@ import hashlib
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
+from millstream.errors import DamageError
+from millstream.wire.reduce.v1 import spark_pb2, wal_pb2
 from millstream_reduce.batches import decoded
 from millstream_reduce.log.entries import read_entry, segment_name
 from millstream_reduce.spark.results import RESULT_SCHEMA
 from millstream_reduce.values import Location, WindowContents
-from millstream.wire.reduce.v1 import spark_pb2, wal_pb2
 from tests.simulation.history import Violation
 
 SEPARATOR = b"|"
@@ -67,10 +69,13 @@ class SimSpark:
             groups: dict[tuple[str, ...], list[bytes]] = {}
             for value, keys in held:
                 groups.setdefault(keys if request.program.keyed else (), []).append(value)
-            rows.extend(
+            found = [
                 {"window": index, "keys": list(keys) or None, "value": SEPARATOR.join(map(name_of, values))}
                 for keys, values in groups.items()
-            )
+            ]
+            # Groups come in another order each time, as from a shuffle.
+            self._rng.shuffle(found)
+            rows.extend(found)
         table = pa.Table.from_pylist(rows, schema=RESULT_SCHEMA)
         return table, summary
 
@@ -86,14 +91,15 @@ def contents_of(directory: Path, window: wal_pb2.Window) -> Sequence[Held]:
     bodies: dict[Location, list[Held]] = {}
     for piece in WindowContents.from_message(window).pieces:
         if piece.location not in bodies:
-            data = memoryview((directory / segment_name(piece.segment)).read_bytes())
+            try:
+                data = memoryview((directory / segment_name(piece.segment)).read_bytes())
+            except FileNotFoundError as error:
+                raise DamageError(f"segment {piece.segment} of {directory} is gone") from error
             entry = read_entry(data, piece.offset)
             append = entry.message().append
             batch = decoded(entry.body, append.has_keys, append.has_headers)
-            values = batch.column("value").to_pylist()
-            keys = batch.column("keys").to_pylist() if append.has_keys else [[]] * batch.num_rows
-            bodies[piece.location] = [
-                (value, tuple(parts or ())) for value, parts in zip(values, keys, strict=True)
-            ]
+            values: list[bytes] = batch.column("value").to_pylist()  # type: ignore[assignment]  # it has no nulls
+            keys: list[Any] = batch.column("keys").to_pylist() if append.has_keys else [()] * batch.num_rows
+            bodies[piece.location] = [(value, tuple(parts or ())) for value, parts in zip(values, keys, strict=True)]
         held += bodies[piece.location][piece.first_row : piece.first_row + piece.rows]
     return held

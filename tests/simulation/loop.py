@@ -232,15 +232,23 @@ class SimLoop(asyncio.AbstractEventLoop):
     def time(self) -> float:
         return self._now_s
 
-    def call_soon(self, callback: Callable[..., Any], *args: Any, context: Context | None = None) -> Step:  # type: ignore[override]  # a handle for all that asyncio does with one
+    # A step is a handle for all that asyncio does with one.
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> Step:
         step = Step(callback, args, copy_context() if context is None else context, 0.0)
         self._enqueue(step)
         return step
 
-    def call_later(self, delay: float, callback: Callable[..., Any], *args: Any, context: Context | None = None) -> Step:  # type: ignore[override]  # as above
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> Step:
         return self.call_at(self._now_s + delay, callback, *args, context=context)
 
-    def call_at(self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None) -> Step:  # type: ignore[override]  # as above
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> Step:
         step = Step(callback, args, copy_context() if context is None else context, when)
         self._made += 1
         # Timers of the same time go off in any order.
@@ -278,7 +286,7 @@ class SimLoop(asyncio.AbstractEventLoop):
                 return
             try:
                 result = func(*args)
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001  # whoever waits for the thread gets it
                 if not process.dead:
                     future.set_exception(error)
             else:

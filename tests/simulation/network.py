@@ -100,7 +100,7 @@ class Network:
     def _arrive(self, do: Callable[[], T], answer: asyncio.Future[T]) -> None:
         try:
             result = do()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  # whoever asked gets it
             self._later(self.way_s(), _fail, answer, error)
         else:
             self._later(self.way_s(), _tell, answer, result)
@@ -256,6 +256,16 @@ class SimOtStore(MemoryOtStore):
 
         await self._link.ask(do, timeout_s=OT_PUT_TIMEOUT_S, again=False)
 
+    async def _read(self, key: str) -> tuple[int, OtEntry | None]:
+        return await self._link.ask(lambda: at_once(super(SimOtStore, self)._read(key)))
+
+    async def _put_after(self, key: str, guard: int, entry: OtEntry) -> None:
+        def do() -> None:
+            at_once(super(SimOtStore, self)._put_after(key, guard, entry))
+            self._history.published(self.vertex, key, entry)
+
+        await self._link.ask(do, timeout_s=OT_PUT_TIMEOUT_S, again=False)
+
     @asynccontextmanager
     async def watch(self) -> AsyncIterator[AsyncIterator[OtUpdate]]:
         queue = _Hearing(self._statistics, self._link)
@@ -295,9 +305,7 @@ class _Hearing(UpdateQueue):
 class SimOtStores:
     """`OtStores` of a process."""
 
-    def __init__(
-        self, memory: OtMemory, pipeline: str, tasks: asyncio.TaskGroup, link: Link, history: History
-    ) -> None:
+    def __init__(self, memory: OtMemory, pipeline: str, tasks: asyncio.TaskGroup, link: Link, history: History) -> None:
         self._memory = memory
         self._pipeline = pipeline
         self._tasks = tasks
@@ -326,16 +334,26 @@ class Link:
     def __init__(self, network: Network, rng: random.Random) -> None:
         self._network = network
         self._rng = rng
-        self.is_cut = False
+        self._mended = asyncio.Event()
+        self._mended.set()
+
+    @property
+    def is_cut(self) -> bool:
         """Nothing comes through, either way."""
+        return not self._mended.is_set()
+
+    def cut(self) -> None:
+        self._mended.clear()
+
+    def mend(self) -> None:
+        self._mended.set()
 
     async def ask(self, do: Callable[[], T], *, timeout_s: float = COMMIT_TIMEOUT_S, again: bool = True) -> T:
         return await self._network.ask(do, lambda: self.is_cut, timeout_s=timeout_s, again=again)
 
     async def arrival(self) -> None:
         """A frame is on its way."""
-        while self.is_cut:
-            await asyncio.sleep(0.1)
+        await self._mended.wait()
         if self._rng.random() < 0.3:
             await asyncio.sleep(self._network.way_s())
 

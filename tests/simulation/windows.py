@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from millstream.spec.models import GroupBy
@@ -83,7 +84,8 @@ def judge(
         _check_sessions(where, by_value, holders, finals, timeout_us, exact=exact)
         _check_late(where, gone, timeout_us, lateness_us)
     else:
-        assert window.global_ is not None and window.global_.trigger is not None
+        assert window.global_ is not None
+        assert window.global_.trigger is not None
         _check_counts(where, inputs, holders, finals, window.global_.trigger.count or 0)
 
 
@@ -127,7 +129,7 @@ def _check_early(where: str, results: Sequence[Result]) -> None:
         members.sort(key=lambda result: result.early or 1 << 60)
         if members[-1].early:
             raise Violation(f"I3: {where}: {place} has early results and no final one")
-        for before, after in zip(members, members[1:], strict=False):
+        for before, after in pairwise(members):
             if not set(before.members) <= set(after.members):
                 raise Violation(f"I3: {where}: {after} does not hold all of {before}")
 
@@ -180,11 +182,11 @@ def _check_sessions(
         times = sorted(by_value[value].time_us for value in result.members)
         if (result.start_us, result.end_us) != (times[0], times[-1] + timeout_us):
             raise Violation(f"I3: {where}: {result} has the wrong bounds")
-        if any(after - before >= timeout_us for before, after in zip(times, times[1:], strict=False)):
+        if any(after - before >= timeout_us for before, after in pairwise(times)):
             raise Violation(f"I3: {where}: {result} is more than one session")
     if exact:
         bounds = sorted((result.key, result.start_us, result.end_us) for result in finals)
-        for (key, _, end_us), (other, start_us, _) in zip(bounds, bounds[1:], strict=False):
+        for (key, _, end_us), (other, start_us, _) in pairwise(bounds):
             if key == other and start_us < end_us:
                 raise Violation(f"I3: {where}: two sessions of {key} that overlap, at {start_us}")
 

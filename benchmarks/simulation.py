@@ -1,0 +1,86 @@
+"""Simulates pipelines, one for each seed, with everything that can go wrong, and judges what they have done.
+
+    python benchmarks/simulation.py --seeds 10000 [--from 0] [--jobs 2] [--json]     seeds per second, what was found
+    python benchmarks/simulation.py --seed 843 --trace                               what happens in one of them
+
+Exit code 1 when an invariant does not hold. What a simulation is made of stands in `tests/simulation/world.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tests.simulation.world import Outcome, simulate
+
+CHUNK = 20
+"""Seeds a process is given at a time."""
+
+
+def outcomes_of(seeds: range, jobs: int) -> Iterator[Outcome]:
+    """In the order of the seeds."""
+    if jobs == 1:
+        yield from map(simulate, seeds)
+        return
+    with ProcessPoolExecutor(jobs) as pool:
+        yield from pool.map(simulate, seeds, chunksize=CHUNK)
+
+
+def run_many(outcomes: Iterable[Outcome], *, as_json: bool) -> int:
+    """Tell what came of them; the number of violations."""
+    started_s = time.perf_counter()
+    totals: Counter[str] = Counter()
+    shapes: Counter[str] = Counter()
+    violations: list[dict[str, object]] = []
+    virtual_s = 0.0
+    for outcome in outcomes:
+        totals.update(seeds=1, steps=outcome.steps, commits=outcome.commits, faults=outcome.faults)
+        shapes[outcome.shape] += 1
+        virtual_s += outcome.virtual_s
+        if outcome.violation:
+            violations.append({"seed": outcome.seed, "shape": outcome.shape, "violation": outcome.violation})
+            print(f"seed {outcome.seed} ({outcome.shape}): {outcome.violation}", file=sys.stderr)
+    seconds = time.perf_counter() - started_s
+    rate = totals["seeds"] / seconds
+    if as_json:
+        figures = {**totals, "virtual_s": virtual_s, "seconds": seconds, "seeds_per_s": rate, "shapes": shapes}
+        print(json.dumps({**figures, "violations": violations}))
+    else:
+        print(f"{totals['seeds']:,} seeds in {seconds:,.1f} s: {rate:.1f} seeds/s, {len(violations)} violations")
+        print(
+            f"{totals['commits']:,} commits, {totals['faults']:,} faults beside those of the network, "
+            f"{totals['steps']:,} steps, {virtual_s / 3600:,.1f} h of virtual time"
+        )
+        print(", ".join(f"{count:,} {shape}" for shape, count in sorted(shapes.items())))
+    return len(violations)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=1000, help="how many")
+    parser.add_argument("--from", type=int, default=0, dest="first", help="the first of them")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that simulate side by side")
+    parser.add_argument("--seed", type=int, help="this one only")
+    parser.add_argument("--trace", action="store_true", help="with --seed: tell everything that happens")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    if options.seed is not None:
+        outcome = simulate(options.seed, tracing=options.trace)
+        print("\n".join(outcome.trace))
+        return run_many([outcome], as_json=options.json) > 0
+    return (
+        run_many(outcomes_of(range(options.first, options.first + options.seeds), options.jobs), as_json=options.json)
+        > 0
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""Pipelines simulated: many seeds hold every invariant, a seed is repeated exactly, and what is broken is found.
+
+`python benchmarks/simulation.py` runs as many seeds as one likes, and shows what happens in one.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from millstream.ledger import memory
+from millstream.ledger.protocol import Commit
+from millstream.ledger.subjects import lane_filter
+from tests.simulation.shapes import SHAPES
+from tests.simulation.world import Outcome, simulate
+
+SEEDS = 30
+"""Of each shape."""
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def found_in(outcome: Outcome) -> str:
+    """What to do about a violation."""
+    return (
+        f"seed {outcome.seed}: {outcome.violation}\nsee: python benchmarks/simulation.py --seed {outcome.seed} --trace"
+    )
+
+
+@pytest.mark.guarantee("I1", "I2", "I3", "I4", "I5", "I6", "I8", "I9")
+@pytest.mark.parametrize("shape", sorted(SHAPES))
+def test_whatever_happens_every_invariant_holds(shape: str) -> None:
+    first = sorted(SHAPES).index(shape)
+    outcomes = [simulate(first + n * len(SHAPES)) for n in range(SEEDS)]
+    assert not [found_in(outcome) for outcome in outcomes if outcome.violation]
+    assert {outcome.shape for outcome in outcomes} == {shape}
+    # It was worth looking: there were faults, and work.
+    assert sum(outcome.faults for outcome in outcomes) > SEEDS
+    assert sum(outcome.commits for outcome in outcomes) > 10 * SEEDS
+
+
+@pytest.mark.parametrize("seed", [4, 25])
+def test_a_seed_is_repeated_exactly(seed: int) -> None:
+    first, again = simulate(seed, tracing=True), simulate(seed, tracing=True)
+    assert first.steps > 100
+    assert first == again
+
+
+def test_a_seed_is_the_same_in_another_process() -> None:
+    here = "\n".join(simulate(7, tracing=True).trace)
+    command = [sys.executable, "benchmarks/simulation.py", "--seed", "7", "--trace"]
+    for hash_seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        there = subprocess.run(
+            command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=True, timeout=60
+        )
+        assert here in there.stdout
+
+
+def test_an_owner_that_is_not_fenced_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    fenced = memory.MemoryLedger._attempt
+
+    def lets_everybody(self: memory.MemoryLedger, commit: Commit, *rest: object) -> int | None:
+        subject = lane_filter(self._id, commit.lane)
+        stored = self._stream.last_of(subject)
+        landed = bool(stored) and self._stream.mark(subject).commit_id
+        if landed != commit.mark.commit_id:
+            commit = Commit(commit.lane, commit.frames, commit.mark, stored, commit.ids, commit.ids_ttl_s)
+        return fenced(self, commit, *rest)  # type: ignore[arg-type]  # passed on as it came
+
+    monkeypatch.setattr(memory.MemoryLedger, "_attempt", lets_everybody)
+    assert any("epoch" in outcome.violation or "I1" in outcome.violation for outcome in map(simulate, range(40)))
