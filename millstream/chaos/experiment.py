@@ -30,7 +30,7 @@ from millstream.chaos.plan import FaultKind
 from millstream.chaos.running import RunnerProcess
 from millstream.chaos.session import Outcome, Plan, Session, Struck
 from millstream.chaos.shipped import SHIPPED, Ports, write
-from millstream.errors import EnvironmentFault, MillstreamError, UserError
+from millstream.errors import DamageError, EnvironmentFault, MillstreamError, UdfError, UserError
 from millstream.local.directory import DataDirectory
 from millstream.spec.checks import local_faults
 from millstream.spec.faults import SpecError
@@ -40,7 +40,10 @@ from millstream.spec.loading import load
 from millstream.testing.lossy_path import open_lossy_path
 
 ORACLE_TIMEOUT_S = 600.0
-_UNJUDGED = 2
+_FAULTS: Mapping[int, type[MillstreamError]] = {
+    kind.exit_code: kind for kind in (UserError, UdfError, EnvironmentFault, DamageError)
+}
+_TAIL_BYTES = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +130,17 @@ async def conduct(options: Options, told: Callable[[Struck], None]) -> Experimen
         if options.pipeline == "push":
             finish = await stack.enter_async_context(open_outside(directory, ports, rate))
         outcome = await Session(loaded.graph, runner, injector, plan, told, finish).run()
+    if not outcome.struck and outcome.exit_code:
+        # Nothing was done to it: it is not for an oracle to say what is wrong.
+        kind = _FAULTS.get(outcome.exit_code, MillstreamError)
+        raise kind(f"the run ended before anything was done to it:\n{_tail(outcome.runner_log)}")
     verdict = await _judged(options, directory, drained=outcome.drained)
     (directory / "verdict.json").write_text(json.dumps(verdict, indent=1), encoding="utf-8")
     return Experiment(outcome, verdict)
+
+
+def _tail(log: Path) -> str:
+    return log.read_text(encoding="utf-8", errors="replace")[-_TAIL_BYTES:].strip()
 
 
 def _broker_port(data: DataDirectory) -> int | None:

@@ -20,6 +20,8 @@ apiVersion: millstream.io/v1alpha1
 kind: Pipeline
 metadata: {{name: chaos-mesh}}
 spec:
+  # So that a disk that is filled on purpose may be a small one.
+  limits: {{bufferMaxBytes: 16Mi}}
   vertices:
     - name: numbers
       source: {{generator: {{records: {records}, rpu: {rate}, duration: 1s, msgSize: 60}}}}
