@@ -20,6 +20,8 @@ from millstream_reduce.log.recovery import LogEnd
 from millstream_reduce.values import Location, WindowContents
 from millstream_reduce.windowing import Windowing
 
+_WINDOWS_AT_ONCE = 10_000
+
 
 @dataclass(frozen=True, slots=True)
 class Appended:
@@ -160,7 +162,8 @@ class QueueContents:
             missing.append(
                 f"windows handed over up to number {self.progress.hand_over} (the log knows {self.last_hand_over})"
             )
-        if missing and not self.may_be_gone:
+        if missing and (not self.may_be_gone or self.progress.closing):
+            # In the middle of windows that closed together, the input does not tell which of them are committed.
             state = f"ends with segment {end.newest}" if end.newest else "is empty"
             raise DamageError(
                 f"{self.where}: the log {state} and has lost what the lane's mark in the ledger counts on: "
@@ -168,6 +171,10 @@ class QueueContents:
             )
         self.last_hand_over = max(self.last_hand_over, self.progress.hand_over)
         self._move_closed(self.progress.closed_us)
+        if missing:
+            # The mark has come further than the log: what it calls closed is committed.
+            while self.windowing.close(self.progress.closed_us, _WINDOWS_AT_ONCE):
+                pass
 
     # As of the last entry
 

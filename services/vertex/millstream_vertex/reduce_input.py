@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -101,11 +101,19 @@ class ReduceInputs:
                 return
         self._news.clear()
 
-    def take(self, bytes_max: int) -> list[Taken]:
-        """What has been read, up to so many stored bytes and at least one frame; empty when there is nothing."""
+    def take(self, bytes_max: int, acknowledged: Mapping[str, int]) -> list[Taken]:
+        """What has been read, up to so many stored bytes and at least one frame; empty when there is nothing.
+
+        Frames up to the sequences `acknowledged`, by edge, are not taken together with others.
+        """
         frames: list[Taken] = []
         size = 0
+        again = False
         while self._taken and (not frames or size + self._taken[0].read.size <= bytes_max):
+            is_again = self._taken[0].read.sequence <= acknowledged.get(self._taken[0].edge, 0)
+            if frames and is_again != again:
+                break
+            again = is_again
             frames.append(self._taken.popleft())
             size += frames[-1].read.size
         for taken in frames:

@@ -114,10 +114,14 @@ class ReduceLane:
         self._keeps_input = keeps_input
         self._early = early
         self._progress = progress_of(core.committer.mark)
+        self._acknowledged = {position.edge: position.sequence for position in self._progress.inputs}
+        """What the mark said at the start: where the log is gone and the input was kept, this is read again."""
+        self._held: deque[Appended] = deque()
+        """Where the input is kept: durable in the log behind hand-overs that are not committed."""
         self._logged: deque[Logged] = deque()
         self._sync_wanted = asyncio.Event()
-        self._in_flight: dict[int, int] = {}
-        """Hand-overs whose results are not committed, with the end of their first window."""
+        self._in_flight: dict[int, _InFlight] = {}
+        """Hand-overs whose results are not committed, by number."""
         self._due_s: float | None = None
         """Since when windows wait to be handed over."""
         self._closed_at_s: dict[int, float] = {}
@@ -182,7 +186,7 @@ class ReduceLane:
             if self._stopping:
                 break
             watermark_us = self._inputs.watermark_us()
-            taken = self._inputs.take(TAKE_BYTES) if has_room else []
+            taken = self._inputs.take(TAKE_BYTES, self._acknowledged) if has_room else []
             appended = self._append(taken, watermark_us) if taken else None
             hand_overs = self._hand_over()
             if appended is not None or hand_overs:
@@ -222,7 +226,7 @@ class ReduceLane:
             hand_overs = self._queue.early()
             self._early_at_s, self._early_rows = self.core.clock.monotonic_s(), 0
         for hand_over in hand_overs:
-            self._in_flight[hand_over.number] = _first_end(hand_over)
+            self._in_flight[hand_over.number] = _InFlight.of(hand_over)
         return hand_overs
 
     def _early_due(self) -> bool:
@@ -256,6 +260,24 @@ class ReduceLane:
 
     def _take_in(self, appended: Appended, closed_us: int) -> None:
         """Records are durable in the log: have the mark say so."""
+        if all(self._acknowledged.get(item.edge, 0) >= item.sequence for item in appended.inputs):
+            # Read again because the log was lost: everything but the windows it is in has been told before.
+            return
+        if self._keeps_input:
+            self._held.append(appended)
+            self._tell_held()
+        else:
+            self._tell(appended, closed_us)
+
+    def _tell_held(self) -> None:
+        """Where the input is kept, the mark alone must say what becomes of a record that is read again. So it follows
+        the log: what it calls closed is committed, and it tells of nothing that came behind a hand-over before that is
+        committed."""
+        while self._held and not self._waits(self._held[0]):
+            appended = self._held.popleft()
+            self._tell(appended, appended.closed_us)
+
+    def _tell(self, appended: Appended, closed_us: int) -> None:
         unit = ReduceUnit(pieces=0, account=self._account_of(appended))
         unit.frames = [pair for frame in appended.late_frames for pair in self._results.route_late(frame)]
         unit.size = sum(frame.size for _, frame in unit.frames)
@@ -267,6 +289,13 @@ class ReduceLane:
             done.bytes += position.bytes
         self._progress.closed_us = max(self._progress.closed_us, closed_us)
         self._add([unit])
+
+    def _waits(self, appended: Appended) -> bool:
+        """Windows were closed before these records came, and are not on their way to the commit."""
+        return any(
+            number > self._progress.hand_over and item.closed_us <= appended.closed_us
+            for number, item in self._in_flight.items()
+        )
 
     def _account_of(self, appended: Appended) -> Account:
         account = Account(
@@ -329,9 +358,15 @@ class ReduceLane:
             self._stamp(unit)
         self._progress.result_records = 0
         self._progress.hand_over = hand_over.number
-        self._progress.closed_us = max(self._progress.closed_us, hand_over.closed_us)
+        self._progress.closing = any(
+            number > hand_over.number and item.closed_us <= hand_over.closed_us
+            for number, item in self._in_flight.items()
+        )
+        if not (self._progress.closing and self._keeps_input):
+            self._progress.closed_us = max(self._progress.closed_us, hand_over.closed_us)
         self._stamp(units[-1])
         self._add_stamped(units)
+        self._tell_held()
         self._inputs.wake()
 
     def _add(self, units: Sequence[ReduceUnit]) -> None:
@@ -353,7 +388,7 @@ class ReduceLane:
     def _watermark(self, committed: int) -> int:
         """No result older than this will follow, once those of all hand-overs up to number `committed` are: a result
         has the last microsecond of its window."""
-        ends = [end for number, end in self._in_flight.items() if number > committed]
+        ends = [item.first_end_us for number, item in self._in_flight.items() if number > committed]
         oldest = self._queue.oldest_end_us()
         if oldest is not None:
             ends.append(oldest)
@@ -395,7 +430,7 @@ class ReduceLane:
         """Go on with what the log holds beyond the mark."""
         pending = self._queue.pending()
         for hand_over in pending:
-            self._in_flight[hand_over.number] = _first_end(hand_over)
+            self._in_flight[hand_over.number] = _InFlight.of(hand_over)
         for appended in self._queue.unacknowledged():
             self._take_in(appended, appended.closed_us)
         first, rows = self._next_number, self._progress.result_records
@@ -412,7 +447,7 @@ class ReduceLane:
             # the log may have the first only: the others are handed over now.
             hand_overs = self._queue.close(self.core.watermark_us + self._lateness_us)
             if hand_overs:
-                self._in_flight.update((hand_over.number, _first_end(hand_over)) for hand_over in hand_overs)
+                self._in_flight.update((hand_over.number, _InFlight.of(hand_over)) for hand_over in hand_overs)
                 self._logged.append(Logged(None, hand_overs, self._queue.closed_us))
                 self._sync_wanted.set()
         self._release_inputs()
@@ -426,5 +461,15 @@ def progress_of(mark: mark_pb2.Mark) -> mark_pb2.ReduceProgress:
     return progress
 
 
-def _first_end(hand_over: wal_pb2.HandOver) -> int:
-    return min(window.end_us for window in hand_over.windows)
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    """What a hand-over that is not committed holds back."""
+
+    first_end_us: int
+    """End of its first window."""
+    closed_us: int
+    """Windows that ended up to here were closed with it."""
+
+    @classmethod
+    def of(cls, hand_over: wal_pb2.HandOver) -> _InFlight:
+        return cls(min(window.end_us for window in hand_over.windows), hand_over.closed_us)

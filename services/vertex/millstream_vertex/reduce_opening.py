@@ -26,7 +26,7 @@ from millstream_reduce.windows import make_windowing
 from millstream_vertex.hand_over import HandOverJobs, ResultRouter, SparkRuns
 from millstream_vertex.input import LaneInput
 from millstream_vertex.lane import LaneCore
-from millstream_vertex.reduce_config import log_bytes_max, program_of, window_config
+from millstream_vertex.reduce_config import follow_from_input, log_bytes_max, program_of, window_config
 from millstream_vertex.reduce_input import ReduceInput, ReduceInputs
 from millstream_vertex.reduce_lane import EarlyPolicy, ReduceLane, progress_of
 from millstream_vertex.surroundings import VertexPrograms
@@ -85,7 +85,7 @@ class ReduceOpening:
                 progress_of(mark),
                 limits=self.queue_limits(log_bytes_max(vertex)),
                 keep_late=late_to_edge,
-                input_is_kept=group_by.keeps_input,
+                input_is_kept=group_by.keeps_input and follow_from_input(group_by),
                 files=self.files,
             )
         )

@@ -96,12 +96,15 @@ class ReduceProgress(_message.Message):
     CLOSED_US_FIELD_NUMBER: _builtins.int
     HAND_OVER_FIELD_NUMBER: _builtins.int
     RESULT_RECORDS_FIELD_NUMBER: _builtins.int
+    CLOSING_FIELD_NUMBER: _builtins.int
     closed_us: _builtins.int
     """Windows that ended up to here, lateness included, are closed; microseconds."""
     hand_over: _builtins.int
     """Results of all hand-overs up to this number are committed."""
     result_records: _builtins.int
     """Result records of the next hand-over that are committed already: results that exceed one commit."""
+    closing: _builtins.bool
+    """Other windows were closed together with those of the last hand-over, and are not committed."""
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___InputProgress]:
         """What is durable in the lane's log, for every edge into the vertex."""
@@ -113,10 +116,11 @@ class ReduceProgress(_message.Message):
         closed_us: _builtins.int = ...,
         hand_over: _builtins.int = ...,
         result_records: _builtins.int = ...,
+        closing: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed_us", b"closed_us", "hand_over", b"hand_over", "inputs", b"inputs", "result_records", b"result_records"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed_us", b"closed_us", "closing", b"closing", "hand_over", b"hand_over", "inputs", b"inputs", "result_records", b"result_records"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
