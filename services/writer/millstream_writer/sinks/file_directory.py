@@ -115,7 +115,8 @@ class LaneDirectory:
             names = [name for name in self._finished_names() if name.lane == self._lane]
             position, odd = how_far(names, f"{self._owner.where} in {self._path}")
             # A name we rely on must not vanish in a power loss: its owner may have died before it made sure.
-            _sync_directory(self._path)
+            with step("file_sink.finished.sync", self._owner.vertex):
+                _sync_directory(self._path)
         for message in odd:
             _log.warning("%s", message)
         return position

@@ -1,0 +1,270 @@
+"""Small pipelines that are killed at every durable step, and what their outputs must be however often that happens.
+
+Each is a `CrashPipeline`: its file, what is fed to it while it runs, and a check of everything it leaves behind. They
+run in processes of their own (`crash_process`), whose vertices, forked in milliseconds, die together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet
+
+from tests.mesh.conftest import PipelineFiles
+from tests.mesh.reducing import BASE_S, Event, contents_of, reduce, seconds_of, sliding_contents, source, write_events
+
+_POLL_S = 0.01
+KEYS = ("k2", "k3", "k4", "k5")
+"""Two of them for each of two partitions."""
+SMALL_FILES = "{maxRecords: %d, maxAge: 50ms}"
+
+
+class Outputs:
+    """What the file sinks of a pipeline have made visible."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def rows(self, sink: str) -> list[dict[str, Any]]:
+        files = sorted((self.directory / sink).glob("*.jsonl"))
+        return [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+
+    def values(self, sink: str) -> list[dict[str, Any]]:
+        """Of a Parquet sink: each record's value."""
+        files = sorted((self.directory / sink).glob("*.parquet"))
+        tables = [pyarrow.parquet.read_table(file) for file in files]
+        return [json.loads(value or "") for table in tables for value in table.column("value").to_pylist()]
+
+    def left_over(self) -> list[str]:
+        """Files that nobody needs when every process has ended: unfinished ones, former owners', unnamed segments."""
+        unfinished = [path for path in self.directory.glob("*/.millstream/*/*/*") if path.is_file()]
+        removed = list(self.directory.glob("*/.millstream/removed-*"))
+        owners = [
+            path
+            for lane in (self.directory / "windows").glob("*/*")
+            for path in sorted((lane / "owners").iterdir(), key=lambda owner: int(owner.name))[:-1]
+        ]
+        names = ("*.unnamed", "*.result")
+        segments = [path for name in names for path in (self.directory / "windows").glob(f"*/*/{name}")]
+        return [str(path.relative_to(self.directory)) for path in (*unfinished, *removed, *owners, *segments)]
+
+
+@dataclass(frozen=True, slots=True)
+class CrashPipeline:
+    """One pipeline to be killed."""
+
+    vertices: str
+    edges: Sequence[str]
+    check: Callable[[Outputs], None]
+    """Raises `AssertionError` unless the outputs are what they must be."""
+    open_records: int = 0
+    """Records that windows hold at the end."""
+    prepare: Callable[[Path], None] | None = None
+    """Writes the input that is there before the first run."""
+    feed: Callable[[Outputs], Any] | None = None
+    """Coroutine function: feeds what is missing yet, and returns when all outputs are there; then the pipeline is told
+    to stop. None for a pipeline that ends by itself."""
+    spark: bool = False
+    between: Callable[[Path], None] | None = None
+    """What else is lost with every kill."""
+
+    def write(self, directory: Path, name: str) -> Path:
+        """The pipeline's file and input; `name` is the pipeline's."""
+        path = PipelineFiles(directory).write(self.vertices, self.edges)
+        path.write_text(path.read_text().replace("metadata: {name: p}", f"metadata: {{name: {name}}}"))
+        if self.prepare is not None:
+            self.prepare(directory)
+        return path
+
+
+async def _until(reached: Callable[[], bool]) -> None:
+    while not reached():  # noqa: ASYNC110  # files tell nobody that they are there
+        await asyncio.sleep(_POLL_S)
+
+
+def _file_sink(name: str, records: int, file_format: str = "jsonl") -> str:
+    rolling = SMALL_FILES % records
+    return f"- name: {name}\n  sink: {{file: {{path: {name}, format: {file_format}, rolling: {rolling}}}}}\n"
+
+
+def _events(times: Iterable[float], first: int) -> list[Event]:
+    return [Event(first + n, s, KEYS[n % len(KEYS)]) for n, s in enumerate(times)]
+
+
+# A map that fans out, bounded: two sinks hold the same records, and the run ends by itself.
+
+_NUMBERS = 60
+
+
+def _check_map(outputs: Outputs) -> None:
+    assert sorted(row["number"] for row in outputs.rows("out")) == list(range(_NUMBERS))
+    assert sorted(row["number"] for row in outputs.values("columns")) == list(range(_NUMBERS))
+
+
+MAP = CrashPipeline(
+    PipelineFiles.generator(_NUMBERS, keyCount=8)
+    + "- name: map\n  udf: {builtin: {name: cat}}\n  partitions: 2\n"
+    + _file_sink("out", 25)
+    + _file_sink("columns", 100, "parquet"),
+    ["in -> map", "map -> out", "map -> columns"],
+    _check_map,
+)
+
+
+# Windows over two partitions, with a sink for their results, one for late records and one for everything that came.
+
+_FIRST = _events((n / 2 for n in range(60)), 0)
+_LATE = _events((3, 13, 3.5, 14, 2, 12), len(_FIRST))
+"""Behind the watermark, which `_FIRST` has moved: late for those windows that have closed."""
+_SECOND = _events((25, 26, 27, 28, 41, 41, 41, 41), len(_FIRST) + len(_LATE))
+"""Older than the watermark, and in time for the third window; then what closes it."""
+
+
+def windows(length: int, slide: int, *, group_by: str = "keyed: true, onLate: edge", **more: Any) -> CrashPipeline:
+    """Sliding windows, which are fixed ones where `slide` is their length."""
+    closed_s, closed_at_last_s = _FIRST[-1].s, _SECOND[-1].s
+    late = [event for event in _LATE if event.s // slide * slide + length <= closed_s]
+    early = [(name, ns) for name, ns in sliding_contents(_FIRST, length, slide).items() if name[2] <= closed_s]
+    in_time = [event for event in (*_FIRST, *_LATE, *_SECOND) if event not in late]
+    expected = {
+        name: ns for name, ns in sliding_contents(in_time, length, slide).items() if name[2] <= closed_at_last_s
+    }
+    # What was late for one of its windows only is in the others.
+    expected.update(early)
+    everything = Counter(event.n for event in (*_FIRST, *_LATE, *_SECOND))
+
+    async def feed(outputs: Outputs) -> None:
+        await _until(lambda: len(outputs.rows("out")) >= len(early))
+        fed = outputs.directory / "in.jsonl"
+        if len(fed.read_text().splitlines()) == len(_FIRST):
+            write_events(fed, (*_LATE, *_SECOND))
+        await _until(lambda: len(outputs.rows("out")) >= len(expected))
+        await _until(lambda: len(outputs.rows("late")) >= len(late))
+        await _until(lambda: len(outputs.values("columns")) >= everything.total())
+
+    def check(outputs: Outputs) -> None:
+        assert contents_of(outputs.rows("out")) == expected
+        assert Counter(row["n"] for row in outputs.rows("late")) == Counter(event.n for event in late)
+        assert Counter(row["n"] for row in outputs.values("columns")) == everything
+
+    return CrashPipeline(
+        source(more=", follow: true")
+        + "- name: map\n  udf: {builtin: {name: cat}}\n"
+        + reduce(f"{{sliding: {{length: {length}s, slide: {slide}s}}}}", group_by=group_by, lanes="partitions: 2")
+        + _file_sink("out", len(KEYS))
+        + _file_sink("late", 2)
+        + _file_sink("columns", 24, "parquet"),
+        ["in -> map", "map -> sum", "map -> columns", "sum -> out", "{from: sum, to: late, kind: late}"],
+        check,
+        open_records=sum(event.s >= closed_at_last_s // slide * slide for event in _SECOND),
+        prepare=lambda directory: write_events(directory / "in.jsonl", _FIRST),
+        feed=feed,
+        spark=True,
+        **more,
+    )
+
+
+def _lose_logs(directory: Path) -> None:
+    shutil.rmtree(directory / "windows", ignore_errors=True)
+
+
+_KEPT = "keyed: true, onLate: edge, keepInput: true"
+
+
+# Early results, over a log of many short segments.
+
+_STEADY = 240
+_STEP_S = 0.25
+_NUMBERED = "SELECT {}, count(*) AS c, sort_array(collect_list(value.number)) AS ns, {} FROM window GROUP BY {}"
+_EARLY = _NUMBERED.format(
+    "key", "window_start, window_end, window_early", "key, window_start, window_end, window_early"
+)
+_VALUE = "{format: json, fields: 'number BIGINT'}"
+
+
+def _sql(query: str) -> str:
+    return f'sql: {{query: "{query}", value: {_VALUE}}}'
+
+
+def _check_early(outputs: Outputs) -> None:
+    rows = outputs.rows("out")
+    final = contents_of(row for row in rows if row["window_early"] == 0)
+    numbers = {(start, end): [] for _, start, end in final}  # type: dict[tuple[float, float], list[int]]
+    for (_, start, end), ns in final.items():
+        numbers[start, end] += ns
+    expected = {(10.0 * n, 10.0 * (n + 1)): list(range(40 * n, 40 * (n + 1))) for n in range(_STEADY // 40)}
+    assert {window: sorted(ns) for window, ns in numbers.items()} == expected
+    windows: dict[tuple[str, float, float], list[tuple[int, list[int]]]] = {}
+    for row in rows:
+        window = row["key"], seconds_of(row["window_start"]), seconds_of(row["window_end"])
+        windows.setdefault(window, []).append((row["window_early"], row["ns"]))
+    for window, results in windows.items():
+        early = sorted(result for result in results if result[0])
+        assert [number for number, _ in early] == list(range(1, len(early) + 1)), window
+        assert all(set(a[1]) < set(b[1]) for a, b in pairwise(early)), window
+        assert all(set(ns) <= set(final[window]) for _, ns in early), window
+
+
+EARLY = CrashPipeline(
+    PipelineFiles.generator(
+        _STEADY, keyCount=8, rpu=1200, start=datetime.fromtimestamp(BASE_S, UTC).isoformat(), eventTimeStep="250ms"
+    )
+    + reduce(
+        "{fixed: {length: 10s, streaming: true}}",
+        program=_sql(_EARLY),
+        group_by="keyed: true, early: {count: 12}",
+        lanes="partitions: 2",
+    )
+    + _file_sink("out", 20),
+    ["in -> sum", "sum -> out"],
+    _check_early,
+    spark=True,
+)
+
+
+# Results that are larger than a commit.
+
+_LARGE_KEYS = 12
+_LARGE_BYTES = 800_000
+
+
+def _check_large(outputs: Outputs) -> None:
+    rows = outputs.rows("out")
+    assert {row["key"]: row["ns"] for row in rows} == {
+        f"key-{key}": list(range(key, _NUMBERS, _LARGE_KEYS)) for key in range(_LARGE_KEYS)
+    }
+    assert len(rows) == _LARGE_KEYS
+    assert all(len(row["filler"]) == _LARGE_BYTES for row in rows)
+
+
+LARGE = CrashPipeline(
+    PipelineFiles.generator(_NUMBERS, keyCount=_LARGE_KEYS)
+    + reduce(
+        "{global: {}}",
+        program=_sql(_NUMBERED.format("key", f"repeat('.', {_LARGE_BYTES}) AS filler", "key")),
+    )
+    + _file_sink("out", 5),
+    ["in -> sum", "sum -> out"],
+    _check_large,
+    spark=True,
+)
+
+PIPELINES = {
+    "windows": windows(10, 10),
+    "map": MAP,
+    "early": EARLY,
+    "large": LARGE,
+    "lost": windows(10, 10, group_by=_KEPT, between=_lose_logs),
+    "lost_sliding": windows(20, 10, group_by=_KEPT, between=_lose_logs),
+}
+SHORT_SEGMENTS = frozenset({"early"})
+"""Pipelines whose reduce lanes keep their records in segments of a few entries."""

@@ -1,0 +1,178 @@
+"""Processes that run a pipeline until they are killed at a durable step, or to its end. Run by `crash_runs`.
+
+Reads one JSON run a line on standard input, forks a process for it, and answers how that ended, with the points it
+reached and what the check of its outputs said. Everything is imported before the first fork: a run costs milliseconds
+to start. What a process says goes to the file `log` in the pipeline's directory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import traceback
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import pyarrow.parquet  # noqa: F401  # imported by the Parquet sink when it is opened
+
+import millstream_writer.sinks.file_parquet  # noqa: F401  # as above
+from millstream.account import Account
+from millstream.clock import SystemClock
+from millstream.durable import crash_at, listen
+from millstream.ledger.jetstream import open_jetstream_broker
+from millstream.ledger.protocol import DurabilityLevel
+from millstream.spec import resolved
+from millstream.spec.lanes import all_lanes
+from millstream.spec.loading import load
+from millstream.telemetry.logging import configure_logging
+from millstream.watermark.jetstream import open_jetstream_ot_stores
+from millstream.wire.nats import open_connection
+from millstream_reduce.queue import QueueLimits
+from millstream_vertex.assembly import open_vertex
+from millstream_vertex.surroundings import OpenSurroundings, Outside, VertexConfig, open_outside
+from tests.recovery.crash_pipelines import PIPELINES, SHORT_SEGMENTS, CrashPipeline, Outputs
+
+RUN_S = 30.0
+SEGMENT_BYTES = 4096
+
+
+class Points:
+    """Counts the points that are reached, by point and vertex."""
+
+    def __init__(self) -> None:
+        self.reached: Counter[tuple[str, str]] = Counter()
+        self._lock = Lock()
+
+    def __call__(self, point: str, vertex: str) -> None:
+        with self._lock:
+            self.reached[point, vertex] += 1
+
+
+class _ShortSegments(Outside):
+    """The surroundings of a vertex, but for the segments of its reduce lanes."""
+
+    def queue_limits(self, log_bytes_max: int | None) -> QueueLimits:
+        return QueueLimits(segment_bytes=SEGMENT_BYTES)
+
+
+@asynccontextmanager
+async def _open_short_segments(config: VertexConfig) -> AsyncIterator[Outside]:
+    async with open_outside(config) as outside:
+        yield _ShortSegments(outside.broker, outside.stores, outside.programs, outside.rng)
+
+
+async def _run_vertex(config: VertexConfig, surroundings: OpenSurroundings, stopping: asyncio.Event) -> None:
+    async with open_vertex(config, SystemClock(), surroundings=surroundings) as process, asyncio.TaskGroup() as group:
+
+        async def stop() -> None:
+            await stopping.wait()
+            process.stop()
+
+        waiting = group.create_task(stop())
+        await process.run()
+        waiting.cancel()
+
+
+async def _run(run: dict[str, Any], pipeline: CrashPipeline) -> None:
+    directory = Path(run["directory"])
+    loaded = load(directory / "pipeline.yaml")
+    spec = resolved.load(resolved.dump(loaded.pipeline, directory))
+    surroundings: OpenSurroundings = _open_short_segments if run["pipeline"] in SHORT_SEGMENTS else open_outside
+    stopping = asyncio.Event()
+    async with asyncio.timeout(RUN_S), asyncio.TaskGroup() as group:
+        for vertex in spec.graph.vertices:
+            config = VertexConfig(
+                resolved=spec,
+                vertex=vertex.name,
+                replica=0,
+                nats_url=run["nats"],
+                monitor_url=run["monitor"],
+                durability=DurabilityLevel.FSYNC,
+                metrics_port=0,
+                windows_dir=directory / "windows",
+                spark=run["spark"],
+            )
+            group.create_task(_run_vertex(config, surroundings, stopping))
+        if pipeline.feed is not None:
+            await pipeline.feed(Outputs(directory))
+            stopping.set()
+    listen(None)
+    await _check_accounts(run, spec, pipeline)
+
+
+async def _check_accounts(run: dict[str, Any], spec: resolved.Resolved, pipeline: CrashPipeline) -> None:
+    """Every vertex knows where everything went that it was sent."""
+    accounts: dict[str, Account] = {}
+    async with open_jetstream_broker(run["nats"], spec.pipeline.name, monitor_url=run["monitor"]) as broker:
+        for lane in all_lanes(spec.graph):
+            ledger = await broker.existing_ledger(lane.vertex)
+            assert ledger is not None
+            stored = await ledger.mark(lane)
+            assert stored is not None
+            accounts.setdefault(lane.vertex, Account()).add(Account.from_message(stored.mark.account))
+        if run["delete"]:
+            await broker.delete()
+            async with (
+                open_connection(run["nats"]) as connection,
+                open_jetstream_ot_stores(connection, spec.pipeline.name) as stores,
+            ):
+                await stores.delete()
+    for vertex, account in accounts.items():
+        assert account.difference == 0, (vertex, account)
+    assert sum(account.open for account in accounts.values()) == pipeline.open_records, accounts
+
+
+def _process(run: dict[str, Any], answer: int) -> None:
+    """Never returns."""
+    directory = Path(run["directory"])
+    log = os.open(directory / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    configure_logging("p", "all", 0, level="INFO")
+    pipeline = PIPELINES[run["pipeline"]]
+    points = Points()
+    listen(crash_at(run["crash_at"]) if run["crash_at"] else points)
+    failed = ""
+    try:
+        asyncio.run(_run(run, pipeline))
+        outputs = Outputs(directory)
+        pipeline.check(outputs)
+        assert outputs.left_over() == []
+    except BaseException:  # noqa: BLE001  # whatever it is, it is the answer
+        failed = traceback.format_exc()
+    reached = [[point, vertex, count] for (point, vertex), count in sorted(points.reached.items())]
+    os.write(answer, json.dumps({"failed": failed, "reached": reached}).encode())
+    os._exit(0)
+
+
+def _forked(run: dict[str, Any]) -> dict[str, Any]:
+    """How the run ended: killed, or with the process's own answer."""
+    read, write = os.pipe()
+    process = os.fork()
+    if process == 0:
+        os.close(read)
+        _process(run, write)
+    os.close(write)
+    with os.fdopen(read, "rb") as answer:
+        told = answer.read()
+    _, status = os.waitpid(process, 0)
+    outcome: dict[str, Any] = {"failed": "", "reached": []}
+    with suppress(ValueError):
+        outcome = json.loads(told)
+    return {**outcome, "ended": os.waitstatus_to_exitcode(status)}
+
+
+def main() -> None:
+    for line in sys.stdin:
+        sys.stdout.write(json.dumps(_forked(json.loads(line))) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

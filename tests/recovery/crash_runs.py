@@ -1,0 +1,126 @@
+"""Runs pipelines that are killed at given points, several at a time: the other side of `crash_process`.
+
+    async with open_crash_runs(directory, spark=address) as runs:
+        outcome = await runs.case("windows", "log.entries.sync:after@sum")
+
+A case is a pipeline of its own on a broker they all share: a run for each point, which kills itself there, and then one
+that ends it and checks everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from millstream.testing.nats_server import NatsServer, open_nats_server
+from millstream.tether import tethered
+from tests.recovery.crash_pipelines import PIPELINES
+from tools.style import REPOSITORY
+
+ANSWER_S = 60.0
+KILLED = -9
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a case."""
+
+    pipeline: str
+    points: Sequence[str]
+    missed: Sequence[str]
+    """Points at which no process was killed: it ended without reaching them."""
+    failed: str
+    """Why it failed; empty when everything was right."""
+    reached: Mapping[tuple[str, str], int]
+    """By the last run: times, by point and vertex."""
+    log: str
+
+    def __str__(self) -> str:
+        return f"{self.pipeline}: {' then '.join(self.points)}: {self.failed}\n{self.log}"
+
+
+class CrashRuns:
+    """Made by `open_crash_runs`."""
+
+    def __init__(self, directory: Path, server: NatsServer, spark: str | None) -> None:
+        self._directory = directory
+        self._server = server
+        self._spark = spark
+        self._idle: asyncio.Queue[asyncio.subprocess.Process] = asyncio.Queue()
+        self._numbers = count(1)
+
+    def add(self, process: asyncio.subprocess.Process) -> None:
+        self._idle.put_nowait(process)
+
+    async def case(self, pipeline: str, *points: str) -> Outcome:
+        """One run for each point, in order, and one without any."""
+        number = next(self._numbers)
+        directory = self._directory / f"{number}"
+        directory.mkdir(parents=True)
+        PIPELINES[pipeline].write(directory, f"c{number}")
+        process = await self._idle.get()
+        missed: list[str] = []
+        answer: dict[str, Any] = {}
+        for point in (*points, ""):
+            answer = await self._ask(process, self._request(pipeline, directory, point))
+            if point and answer["ended"] != KILLED:
+                missed.append(point)
+            between = PIPELINES[pipeline].between
+            if point and between is not None:
+                between(directory)
+            if answer["failed"] or not (point or answer["ended"] == 0):
+                break
+        self.add(process)
+        reached = {(point, vertex): times for point, vertex, times in answer["reached"]}
+        failed = answer["failed"] or ("" if answer["ended"] == 0 else f"ended with {answer['ended']}")
+        log = (directory / "log").read_text(errors="replace")[-6000:] if failed else ""
+        if not failed:
+            await asyncio.to_thread(shutil.rmtree, directory)
+        return Outcome(pipeline, points, missed, failed, reached, log)
+
+    def _request(self, pipeline: str, directory: Path, point: str) -> dict[str, Any]:
+        return {
+            "pipeline": pipeline,
+            "directory": str(directory),
+            "crash_at": point,
+            "delete": not point,
+            "nats": self._server.url,
+            "monitor": self._server.monitor_url,
+            "spark": self._spark,
+        }
+
+    async def _ask(self, process: asyncio.subprocess.Process, request: dict[str, Any]) -> dict[str, Any]:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps(request).encode() + b"\n")
+        async with asyncio.timeout(ANSWER_S):
+            line = await process.stdout.readline()
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+@asynccontextmanager
+async def open_crash_runs(directory: Path, *, spark: str | None, at_a_time: int = 3) -> AsyncIterator[CrashRuns]:
+    """So many cases at a time, on a broker of their own."""
+    async with open_nats_server(directory / "broker") as server, AsyncExitStack() as stack:
+        runs = CrashRuns(directory, server, spark)
+        for _ in range(at_a_time):
+            process = await asyncio.create_subprocess_exec(
+                *tethered([sys.executable, "-m", "tests.recovery.crash_process"]),
+                cwd=REPOSITORY,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                limit=2**24,
+            )
+            stack.push_async_callback(process.wait)
+            stack.callback(process.kill)
+            runs.add(process)
+        yield runs

@@ -1,0 +1,83 @@
+"""Pipelines are killed before and after every durable step, and again in the recovery: the outputs are always the same.
+
+The points come from the code (`tools/durable_steps.py`); one that no pipeline here reaches has its reason below.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.recovery import crash_plan
+from tests.recovery.crash_pipelines import PIPELINES
+from tests.recovery.crash_runs import Outcome, open_crash_runs
+from tests.spark_driver import SparkDriver
+from tools import durable_steps
+
+SEED = 20
+PAIRS = 50
+AGAIN = 10
+"""Points of each pipeline that others have come to as well."""
+
+UNREACHED = {
+    "data": "of the runner, not of a vertex: tests/recovery/test_runner_crashes.py",
+    "ledger.delete": "a pipeline that is started over: tests/recovery/test_runner_crashes.py",
+    "watermark.delete": "a pipeline that is started over: tests/recovery/test_runner_crashes.py",
+    "watermark.replicate": "a broker cluster that grows: nothing is lost with the setting of a bucket",
+    "log.reserve.give_up": "a full disk: tests/unit/reduce/log/test_faults.py",
+    "log.segment.abandon": "a failed write: tests/unit/reduce/log/test_faults.py",
+    "result.abandon": "a failed write: tests/unit/reduce/test_queue.py",
+}
+"""Steps, or groups of them, that no pipeline here comes to, with the reason."""
+
+
+def report(outcomes: Sequence[Outcome]) -> str:
+    return "\n\n".join(str(outcome) for outcome in outcomes if outcome.failed)
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.guarantee("I1", "I2", "I3", "I6", "I8", "I9")
+async def test_killed_at_every_durable_step_the_outputs_are_the_same(
+    tmp_path: Path, spark: SparkDriver, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = random.Random(SEED)
+    tried: set[tuple[str, str]] = set()
+    killed: set[str] = set()
+    recoveries: dict[str, list[tuple[str, crash_plan.Reached]]] = {}
+    singles = doubles = 0
+    async with open_crash_runs(tmp_path, spark=spark.address) as runs:
+        for pipeline in PIPELINES:
+            first = (await runs.case(pipeline)).reached
+            places = crash_plan.one_of_each(first, rng)
+            again = set(rng.sample(sorted(places.keys() & tried), min(AGAIN, len(places.keys() & tried))))
+            points = [text for place, text in places.items() if place in again or place not in tried]
+            tried |= places.keys()
+            outcomes = await asyncio.gather(*(runs.case(pipeline, point) for point in points))
+            assert not report(outcomes), report(outcomes)
+            recoveries[pipeline] = [(outcome.points[0], outcome.reached) for outcome in outcomes]
+            later = list(crash_plan.only_after_a_kill(tried, recoveries[pipeline]))
+            outcomes += await asyncio.gather(*(runs.case(pipeline, *pair) for pair in later))
+            assert not report(outcomes), report(outcomes)
+            killed |= {point for outcome in outcomes for point in outcome.points if point not in outcome.missed}
+            singles += len(points)
+            doubles += len(later)
+        everything = [(name, pair) for name, done in recoveries.items() for pair in crash_plan.pairs(done)]
+        sample = rng.sample(everything, PAIRS)
+        outcomes = await asyncio.gather(*(runs.case(name, *pair) for name, pair in sample))
+        assert not report(outcomes), report(outcomes)
+    names = crash_plan.names_of(killed)
+    steps = {step.name for step in durable_steps.steps()}
+    with capsys.disabled():
+        sys.stdout.write(
+            f"\n{len(steps)} durable steps, {2 * len(steps)} points: killed at {len(names)} in {singles} places, "
+            f"in {doubles} more after another kill, and at {len(sample)} of {len(everything)} pairs\n"
+        )
+    every = {f"{step}:{side}" for step in steps for side in ("before", "after")}
+    excused = {point for point in every for name in UNREACHED if point.startswith((f"{name}:", f"{name}."))}
+    assert every - names - excused == set()
+    assert names & excused == set()

@@ -1,0 +1,110 @@
+"""What the runner does outside its vertices, killed at every durable step: its data directory, and starting over."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from millstream.durable import CRASH_AT
+from millstream.ledger.jetstream import open_jetstream_broker
+from millstream.ledger.protocol import LedgerLimits
+from millstream.testing.nats_server import open_nats_server
+from millstream.watermark.jetstream import open_jetstream_ot_stores
+from millstream.wire.nats import open_connection
+from tools import durable_steps
+
+LIMIT_S = 30.0
+KEEP = """\
+import sys
+from pathlib import Path
+from millstream.local.directory import held
+
+with held(Path(sys.argv[1])) as directory:
+    for text in sys.argv[2:]:
+        directory.write_pipeline(text * 10_000)
+    if len(sys.argv) == 2:
+        directory.clear()
+"""
+START_OVER = """\
+import asyncio, sys
+from millstream.ledger.jetstream import open_jetstream_broker
+from millstream.watermark.jetstream import open_jetstream_ot_stores
+from millstream.wire.nats import open_connection
+
+
+async def main():
+    url, monitor = sys.argv[1:]
+    async with open_jetstream_broker(url, "p", monitor_url=monitor) as broker, open_connection(url) as connection:
+        async with open_jetstream_ot_stores(connection, "p") as stores:
+            await stores.delete()
+            await broker.delete()
+
+
+asyncio.run(main())
+"""
+
+
+def run(script: str, *arguments: str, crash_at: str | None = None) -> int:
+    environment = {**os.environ, CRASH_AT: crash_at} if crash_at else None
+    command = [sys.executable, "-c", script, *arguments]
+    return subprocess.run(command, env=environment, timeout=LIMIT_S, check=False).returncode
+
+
+def points_of(*names: str) -> list[str]:
+    steps = [step.name for step in durable_steps.steps() if step.name in names]
+    assert set(steps) == set(names)
+    return [f"{name}:{side}" for name in steps for side in ("before", "after")]
+
+
+@pytest.mark.guarantee("I6", "I8")
+@pytest.mark.parametrize("point", points_of("data.directory", "data.hold", "data.write", "data.name"))
+@pytest.mark.parametrize("time", [1, 2])
+def test_a_file_of_the_data_directory_is_whole_or_not_there(tmp_path: Path, point: str, time: int) -> None:
+    root = tmp_path / "data"
+    at_all = time == 1 or point.startswith(("data.write", "data.name"))
+    assert run(KEEP, str(root), "a", "b", crash_at=f"{point}#{time}") == (-signal.SIGKILL if at_all else 0)
+    path = root / "pipeline.json"
+    assert not path.exists() or path.read_text() in ("a" * 10_000, "b" * 10_000)
+    # The one killed does not hold it any more, and what it left is gone with the next write.
+    assert run(KEEP, str(root), "c") == 0
+    assert path.read_text() == "c" * 10_000
+    assert sorted(item.name for item in root.iterdir()) == ["lock", "pipeline.json"]
+
+
+@pytest.mark.guarantee("I8")
+@pytest.mark.parametrize("point", points_of("data.clear"))
+@pytest.mark.parametrize("time", [1, 3, 5])
+def test_a_directory_that_is_cleared_in_part_is_cleared_by_the_next(tmp_path: Path, point: str, time: int) -> None:
+    for name in ("pipeline.json", "runtime.json", "status.json", "windows/sum/0/1.wal", "broker/store/x", "mine"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({}))
+    assert run(KEEP, str(tmp_path), crash_at=f"{point}#{time}") == -signal.SIGKILL
+    assert run(KEEP, str(tmp_path)) == 0
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["lock", "mine"]
+
+
+@pytest.mark.guarantee("I8")
+async def test_a_pipeline_whose_starting_over_was_killed_starts_over_all_the_same(tmp_path: Path) -> None:
+    async with open_nats_server(tmp_path) as server, open_connection(server.url) as connection:
+        for point in points_of("ledger.delete", "watermark.delete"):
+            async with (
+                open_jetstream_broker(server.url, "p", monitor_url=server.monitor_url) as broker,
+                open_jetstream_ot_stores(connection, "p") as stores,
+            ):
+                for vertex in ("in", "out"):
+                    await broker.ledger(vertex, LedgerLimits(frames_per_buffer_max=100))
+                    await stores.store(vertex)
+            for time in (1, 2):
+                arguments = (server.url, server.monitor_url)
+                killed = await asyncio.to_thread(run, START_OVER, *arguments, crash_at=f"{point}#{time}")
+                assert killed == (-signal.SIGKILL if time == 1 or point.endswith("before") else 0), point
+            assert await asyncio.to_thread(run, START_OVER, *arguments) == 0
+            assert not (await connection.api("STREAM.LIST", {}))["streams"]

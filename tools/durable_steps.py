@@ -1,0 +1,247 @@
+"""The durable steps of the code (`millstream/durable.py`), read from it: their list, and what should be one and is not.
+
+    python tools/durable_steps.py            the list, as docs/crash-points.md
+    python tools/durable_steps.py --check    exit code 1 when that page is not up to date, or a step is missing
+
+A durable primitive is a call that changes a file system's names or makes its contents durable, that changes a stream of
+the broker, or that tells something outside that a record is safe. Each has to lie inside a `with step(...)` of the same
+function; functions that are all primitive (the seam of the log's files) are primitives themselves.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tools.style import REPOSITORY, is_generated, modules
+
+PAGE = REPOSITORY / "docs" / "crash-points.md"
+LOOKED_AT = ("millstream", "services")
+
+_OS = (
+    "fsync|fdatasync|rename|renames|replace|link|symlink|unlink|remove|mkdir|makedirs|rmdir|removedirs|truncate|"
+    "ftruncate|write|pwrite|pwritev|posix_fallocate"
+)
+PRIMITIVES = re.compile(
+    "|".join((
+        rf"os\.({_OS})",
+        r"shutil\.(rmtree|move|copy|copy2|copyfile|copytree)",
+        r".*\.(mkdir|rmdir|unlink|touch|rename|hardlink_to|symlink_to|write_text|write_bytes)",
+        r"self\._files\.(create|write|sync|publish|reserve|remove|sync_directory)",
+        r"files\.(create|write|sync|publish|reserve|remove|sync_directory)",
+        r"write_all|_sync_directory",
+        r".*connection\.publish",
+        r"self\._source\.committed",
+        r"lane\.write",
+        r"self\._jobs\.compute",
+    ))
+)  # fmt: skip
+"""Calls, as they are written."""
+CHANGES_STREAM = re.compile(r"STREAM\.(CREATE|UPDATE|DELETE|PURGE|\{)")
+"""Requests to the broker that change something: in a text among the arguments of a call."""
+NAMES_A_PATH = re.compile(r".*(path|temporary|written|file)\.replace")
+"""`replace` of a path, not of a text."""
+
+EXEMPT: Mapping[tuple[str, str], str] = {
+    ("services/reduce/millstream_reduce/log/files.py", ""): "the seam itself: whoever calls it is looked at",
+    ("services/writer/millstream_writer/sinks/file_directory.py", "_sync_directory"): "whoever calls it is looked at",
+    ("services/reduce/millstream_reduce/spark/aot.py", ""): "a cache of the JVM: made again when it is gone",
+    ("services/reduce/millstream_reduce/spark/java.py", ""): "a launcher for a Java: made again when it is gone",
+    ("services/reduce/millstream_reduce/spark/session.py", ""): "Spark's scratch space: emptied at every start",
+    ("services/reduce/millstream_reduce/spark/jvm.py", ""): "how the driver finds its JVM: gone with both",
+    ("services/reduce/millstream_reduce/spark/warm_up.py", ""): "windows to warm up with, in Spark's scratch space",
+    ("millstream/udf/", ""): "sockets of sidecars: made anew at every start",
+    ("millstream/testing/", ""): "not part of a run",
+    ("millstream/chaos/", ""): "not part of a run",
+    ("millstream/cli/", ""): "what a command makes for its user once: new projects, benchmarks",
+    ("millstream/local/bench.py", ""): "a benchmark's own files",
+    ("millstream/local/raw_limit.py", ""): "a benchmark's own stream",
+    ("millstream/local/reduce_bench.py", ""): "a benchmark's own files",
+    ("millstream/local/broker.py", ""): "the broker's settings: written anew at every start",
+    ("millstream/local/spark.py", ""): "the driver's settings: written anew at every start",
+    ("millstream/local/logfiles.py", ""): "what processes say; not kept safe",
+    ("millstream/wire/", ""): "the connection itself: whoever calls it is looked at",
+    (
+        "millstream/ledger/pull.py",
+        "PullReader",
+    ): "requests for frames, and a consumer that the broker forgets",
+    ("millstream/ledger/batch.py", "send_commit"): "inside the steps ledger.commit and ledger.take_over",
+    ("millstream/watermark/jetstream.py", "JetStreamOtStore._put_after"): "inside the step watermark.publish",
+    ("millstream/watermark/jetstream.py", "JetStreamOtStore._read_all"): "a request for what is stored",
+    ("services/reader/", ""): "a source keeps nothing: its position is in the mark",
+    ("services/writer/millstream_writer/sinks/log.py", ""): "inside the step sink.write",
+}
+"""Path, or the beginning of one, and function ("" for all, or the beginning of a name), with the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One `with step(...)`."""
+
+    name: str
+    path: PurePosixPath
+    line: int
+    function: str
+    does: str
+    """First sentence of the docstring of the function around it, or of its class."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Module:
+    """What one module holds."""
+
+    steps: list[Step]
+    faults: list[str]
+
+
+class _Visitor(ast.NodeVisitor):
+    def __init__(self, path: PurePosixPath) -> None:
+        self.path = path
+        self.steps: list[Step] = []
+        self.faults: list[str] = []
+        self._names: list[str] = []
+        self._said: list[str] = []
+        self._inside = 0
+
+    def _visit_scope(self, node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        self._names.append(node.name)
+        self._said.append((ast.get_docstring(node) or "").partition("\n")[0])
+        # What a function does that is only defined inside a step happens whenever it is called.
+        outside, self._inside = self._inside, 0
+        self.generic_visit(node)
+        self._inside = outside
+        self._names.pop()
+        self._said.pop()
+
+    visit_ClassDef = visit_FunctionDef = visit_AsyncFunctionDef = _visit_scope  # ast's names
+
+    def _visit_with(self, node: ast.With | ast.AsyncWith) -> None:
+        found = [item.context_expr for item in node.items if _is_step(item.context_expr)]
+        for call in found:
+            self._note(call)
+        for item in node.items:
+            self.visit(item.context_expr)
+        self._inside += bool(found)
+        for statement in node.body:
+            self.visit(statement)
+        self._inside -= bool(found)
+
+    visit_With = visit_AsyncWith = _visit_with  # as above
+
+    def visit_Call(self, node: ast.Call) -> None:  # as above
+        written = ast.unparse(node.func)
+        if not self._inside and not self._exempt() and _is_primitive(written, node):
+            self.faults.append(
+                f"{self.path}:{node.lineno}: {written} outside any step: put it into `with step(...)` "
+                "(millstream/durable.py), or name it in tools/durable_steps.py with the reason"
+            )
+        self.generic_visit(node)
+
+    def _note(self, call: ast.expr) -> None:
+        assert isinstance(call, ast.Call)
+        name = call.args[0] if call.args else None
+        if not isinstance(name, ast.Constant) or not isinstance(name.value, str):
+            self.faults.append(f"{self.path}:{call.lineno}: the name of a step is a literal")
+            return
+        if not re.fullmatch(r"[a-z_]+(\.[a-z_]+)+", name.value):
+            self.faults.append(f"{self.path}:{call.lineno}: a step is named like log.entries.sync, not {name.value!r}")
+        says = next((text for text in reversed(self._said) if text), "")
+        self.steps.append(Step(name.value, self.path, call.lineno, ".".join(self._names), says))
+
+    def _exempt(self) -> bool:
+        function = ".".join(self._names)
+        return any(str(self.path).startswith(path) and function.startswith(name) for path, name in EXEMPT)
+
+
+def _is_step(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and ast.unparse(node.func) == "step"
+
+
+def _is_primitive(written: str, call: ast.Call) -> bool:
+    if PRIMITIVES.fullmatch(written) or (NAMES_A_PATH.fullmatch(written) and len(call.args) == 1):
+        return True
+    return any(CHANGES_STREAM.match(ast.unparse(part).strip("'\"f")) for part in call.args)
+
+
+def look(path: PurePosixPath, source: str) -> _Module:
+    """The steps of one module, and its durable primitives that are in none."""
+    visitor = _Visitor(path)
+    visitor.visit(ast.parse(source))
+    return _Module(visitor.steps, visitor.faults)
+
+
+def _looked_at() -> Iterator[_Module]:
+    for path in modules():
+        relative = PurePosixPath(path.relative_to(REPOSITORY).as_posix())
+        if relative.parts[0] in LOOKED_AT and not is_generated(relative):
+            yield look(relative, path.read_text(encoding="utf-8"))
+
+
+def steps() -> list[Step]:
+    """Every step of the code, by name."""
+    return sorted((step for module in _looked_at() for step in module.steps), key=lambda step: step.name)
+
+
+def faults() -> list[str]:
+    """Durable primitives outside any step, and names that are not names of one step."""
+    found = [fault for module in _looked_at() for fault in module.faults]
+    places: dict[str, Step] = {}
+    for step in steps():
+        if step.name in places:
+            first = places[step.name]
+            found.append(f"{step.path}:{step.line}: {step.name} is the name of {first.path}:{first.line} too")
+        places[step.name] = step
+    return found
+
+
+def page() -> str:
+    """docs/crash-points.md."""
+    lines = [
+        "# Crash points",
+        "",
+        "Everything that outlives a process, or is seen outside it, is a durable step. Before and after each lies a",
+        "point at which a process can be told to die, as `kill -9` would have it die:",
+        "",
+        "```console",
+        "$ MILLSTREAM_CRASH_AT=log.entries.sync:after millstream run pipeline.yaml",
+        "```",
+        "",
+        "`log.entries.sync:before` is the moment before the step, `:after` the one behind it, if it succeeds. `#3`",
+        "makes it the third time, `@sum` counts the steps of vertex `sum` only: `log.entries.sync:after#3@sum`. The",
+        "variable holds for every process of the run, and each counts anew: a vertex that is started again dies again.",
+        "",
+        "Usually the points cost a tenth of a microsecond each. `tests/recovery/test_crash_points.py` kills small",
+        "pipelines at every one of them, and at pairs of them, the second in the recovery from the first;",
+        "`benchmarks/crash_points.py` does so for all pairs.",
+        "",
+        "This page is made from the code by `tools/durable_steps.py`; a test compares the two, and finds what is",
+        "durable and not a step.",
+        "",
+        "| step | where | what is done there |",
+        "|---|---|---|",
+    ]
+    lines += [f"| `{step.name}` | `{step.path.stem}.{step.function}` | {step.does} |" for step in steps()]
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: list[str]) -> int:
+    if arguments != ["--check"]:
+        PAGE.write_text(page(), encoding="utf-8")
+        print(f"{len(steps())} steps in {PAGE.relative_to(REPOSITORY)}")
+        return 0
+    found = faults()
+    if PAGE.read_text(encoding="utf-8") != page():
+        found.append("docs/crash-points.md is not what the code says: run tools/durable_steps.py")
+    print("\n".join(found), file=sys.stderr)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
