@@ -224,8 +224,10 @@ async def test_an_owner_that_was_replaced_stops_without_an_effect(files: Pipelin
         # A second set of owners on the same ledgers.
         second = first.again()
         successor = asyncio.ensure_future(second.run())
-        with pytest.RaisesGroup(FencedError, flatten_subgroups=True):
+        with pytest.raises(ExceptionGroup) as ended:
             await running
+        # A lane is refused its commit, or hears of its successor first; others of its process may too.
+        assert ended.value.split(FencedError)[1] is None
         second.stop()
         await successor
         made = await second.account("in")

@@ -42,6 +42,7 @@ from millstream_vertex.input import LaneInput
 from millstream_vertex.lane import LaneCore
 from millstream_vertex.map_lane import MapLane
 from millstream_vertex.mapping import Mapper
+from millstream_vertex.ownership import Ownership, fenced
 from millstream_vertex.settings import ids_ttl_s, ledger_limits, room_limits, route
 from millstream_vertex.sink_lane import SinkVertexLane
 from millstream_vertex.source_lane import SourceVertexLane
@@ -82,6 +83,7 @@ class VertexProcess:
                 background.create_task(follow(store, listeners), name=f"follow {store.vertex}")
                 for store, listeners in self._shared.listeners()
             ]
+            tasks.append(background.create_task(self._shared.ownership.watch(), name="watch for other owners"))
             if self._cycle_ends:
                 tasks.append(background.create_task(self._watch_cycle(), name="watch the cycle"))
             async with asyncio.TaskGroup() as running:
@@ -150,6 +152,7 @@ class _Shared:
         self._ledgers: dict[str, Ledger] = {}
         self._listeners: dict[str, list[OtListener]] = defaultdict(list)
         self._ot: dict[str, OtStore] = {}
+        self.ownership = Ownership()
         self.room = Room(
             {
                 buffer: room_limits(self.graph, edge)
@@ -161,6 +164,7 @@ class _Shared:
     @classmethod
     async def open(cls, config: VertexConfig, clock: Clock, outside: Surroundings) -> _Shared:
         shared = cls(config, clock, outside)
+        await shared.listen(config.vertex, shared.ownership)
         for buffer, fill in shared.room.fills.items():
             await shared.listen(shared.graph.edge(buffer.edge).to, fill.downstream)
             if shared.vertex.replicas > 1:
@@ -253,7 +257,15 @@ class _LaneOpening:
         self._router = shared.router()
         shared.room.written(lane, taken_over.mark.written)
         ot = await shared.ot(lane.vertex)
-        published = await ot.take_over(lane, taken_over.mark.epoch)
+        epoch = taken_over.mark.epoch
+        published = await ot.take_over(lane, epoch)
+        stored = (await newest(ot)).get(lane.key)
+        if stored is not None and stored.entry.epoch > epoch:
+            # Another owner meanwhile; or it was left from a ledger that was made anew since.
+            mark = await ledger.mark(lane)
+            if mark is not None and mark.mark.epoch > epoch:
+                raise fenced(lane, mark.mark.epoch, epoch)
+        shared.ownership.own(lane, max(epoch, stored.entry.epoch) if stored is not None else epoch)
         # What a buffer held last may be trimmed already; who reads it has heard of it.
         sequences = {buffer: await ledger.last_sequence(buffer) for buffer in self._router.buffers}
         for state in published.outputs if published is not None else ():

@@ -1,0 +1,47 @@
+"""Whether the lanes of a process are still its own, also while they have nothing to commit.
+
+A commit of an owner that was replaced is refused. One that waits for input commits nothing, and what it waits for its
+successor may have consumed: it hears of the takeover from its vertex's own OT store instead.
+
+Above it: the assembly. Below it: nothing; updates are handed in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from millstream.errors import FencedError
+from millstream.record import LaneId
+from millstream.watermark.store import OtUpdate
+
+
+class Ownership:
+    """Listens to the OT store of the process's own vertex."""
+
+    def __init__(self) -> None:
+        self._epochs: dict[str, tuple[LaneId, int]] = {}
+        self._lost = asyncio.Event()
+        self._error: FencedError | None = None
+
+    def own(self, lane: LaneId, epoch: int) -> None:
+        """A lane was taken over; nobody of a newer epoch than this has published for it."""
+        self._epochs[lane.key] = lane, epoch
+
+    def observe(self, update: OtUpdate) -> None:
+        owned = self._epochs.get(update.key)
+        if owned is None or update.entry.epoch <= owned[1]:
+            return
+        lane, epoch = owned
+        self._error = fenced(lane, update.entry.epoch, epoch)
+        self._lost.set()
+
+    async def watch(self) -> None:
+        """Until cancelled. Raises `FencedError` once a lane has another owner."""
+        await self._lost.wait()
+        assert self._error is not None
+        raise self._error
+
+
+def fenced(lane: LaneId, newest: int, own: int) -> FencedError:
+    """What an owner is told that was replaced."""
+    return FencedError(f"lane {lane} was taken over (epoch {newest}); this owner (epoch {own}) must stop")

@@ -1,0 +1,40 @@
+"""An owner hears that it was replaced, also while it has nothing to commit."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from millstream.errors import FencedError
+from millstream.record import LaneId
+from millstream.watermark.store import OtUpdate
+from millstream.wire.watermark.v1.ot_pb2 import OtEntry
+from millstream_vertex.ownership import Ownership
+
+LANE = LaneId("clean", "in-clean", 0)
+
+
+def update(epoch: int, key: str = LANE.key) -> OtUpdate:
+    return OtUpdate(key, OtEntry(epoch=epoch))
+
+
+@pytest.mark.guarantee("I9")
+async def test_an_idle_owner_that_was_replaced_stops() -> None:
+    ownership = Ownership()
+    ownership.own(LANE, 2)
+    watching = asyncio.ensure_future(ownership.watch())
+    ownership.observe(update(3))
+    with pytest.raises(FencedError, match=r"clean/in-clean\.0 was taken over \(epoch 3\)"):
+        await watching
+
+
+async def test_its_own_entries_older_ones_and_those_of_other_lanes_are_no_news() -> None:
+    ownership = Ownership()
+    ownership.own(LANE, 2)
+    watching = asyncio.ensure_future(ownership.watch())
+    for heard in (update(2), update(1), update(9, "in-clean.1")):
+        ownership.observe(heard)
+    await asyncio.sleep(0)
+    assert not watching.done()
+    watching.cancel()
