@@ -85,8 +85,9 @@ def listen(listener: Listener | None) -> None:
     _listeners[:] = [] if listener is None else [listener]
 
 
-def crash_at(text: str) -> Listener:
-    """What kills its own process at the point that `text` names, as in the environment variable.
+def crash_at(text: str, signal_number: signal.Signals = signal.SIGKILL) -> Listener:
+    """What kills its own process at the point that `text` names, as in the environment variable; or sends it another
+    signal.
 
     Raises `UserError` for a text of another form.
     """
@@ -104,7 +105,7 @@ def crash_at(text: str) -> Listener:
         with lock:
             reached += 1
             if reached == time:
-                os.kill(os.getpid(), signal.SIGKILL)
+                os.kill(os.getpid(), signal_number)
 
     return listener
 

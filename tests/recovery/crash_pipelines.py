@@ -129,9 +129,12 @@ _SECOND = _events((25, 26, 27, 28, 41, 41, 41, 41), len(_FIRST) + len(_LATE))
 """Older than the watermark, and in time for the third window; then what closes it."""
 
 
-def windows(length: int, slide: int, *, group_by: str = "keyed: true, onLate: edge", **more: Any) -> CrashPipeline:
-    """Sliding windows, which are fixed ones where `slide` is their length."""
-    closed_s, closed_at_last_s = _FIRST[-1].s, _SECOND[-1].s
+def windows(
+    length: int, slide: int, *, group_by: str = "", lateness: int = 0, partitions: int = 2, **more: Any
+) -> CrashPipeline:
+    """Sliding windows, which are fixed ones where `slide` is their length. `group_by` and `more` add to their spec."""
+    group_by = f"keyed: true, onLate: edge, allowedLateness: {lateness}s" + (group_by and f", {group_by}")
+    closed_s, closed_at_last_s = _FIRST[-1].s - lateness, _SECOND[-1].s - lateness
     late = [event for event in _LATE if event.s // slide * slide + length <= closed_s]
     early = [(name, ns) for name, ns in sliding_contents(_FIRST, length, slide).items() if name[2] <= closed_s]
     in_time = [event for event in (*_FIRST, *_LATE, *_SECOND) if event not in late]
@@ -144,9 +147,7 @@ def windows(length: int, slide: int, *, group_by: str = "keyed: true, onLate: ed
 
     async def feed(outputs: Outputs) -> None:
         await _until(lambda: len(outputs.rows("out")) >= len(early))
-        fed = outputs.directory / "in.jsonl"
-        if len(fed.read_text().splitlines()) == len(_FIRST):
-            write_events(fed, (*_LATE, *_SECOND))
+        _feed_at_once(outputs.directory)
         await _until(lambda: len(outputs.rows("out")) >= len(expected))
         await _until(lambda: len(outputs.rows("late")) >= len(late))
         await _until(lambda: len(outputs.values("columns")) >= everything.total())
@@ -156,16 +157,17 @@ def windows(length: int, slide: int, *, group_by: str = "keyed: true, onLate: ed
         assert Counter(row["n"] for row in outputs.rows("late")) == Counter(event.n for event in late)
         assert Counter(row["n"] for row in outputs.values("columns")) == everything
 
+    window = f"{{sliding: {{length: {length}s, slide: {slide}s}}}}"
     return CrashPipeline(
         source(more=", follow: true")
         + "- name: map\n  udf: {builtin: {name: cat}}\n"
-        + reduce(f"{{sliding: {{length: {length}s, slide: {slide}s}}}}", group_by=group_by, lanes="partitions: 2")
+        + reduce(window, group_by=group_by, lanes=f"partitions: {partitions}")
         + _file_sink("out", len(KEYS))
         + _file_sink("late", 2)
         + _file_sink("columns", 24, "parquet"),
         ["in -> map", "map -> sum", "map -> columns", "sum -> out", "{from: sum, to: late, kind: late}"],
         check,
-        open_records=sum(event.s >= closed_at_last_s // slide * slide for event in _SECOND),
+        open_records=sum(event.s // slide * slide + length > closed_at_last_s for event in in_time),
         prepare=lambda directory: write_events(directory / "in.jsonl", _FIRST),
         feed=feed,
         spark=True,
@@ -177,7 +179,10 @@ def _lose_logs(directory: Path) -> None:
     shutil.rmtree(directory / "windows", ignore_errors=True)
 
 
-_KEPT = "keyed: true, onLate: edge, keepInput: true"
+def _feed_at_once(directory: Path) -> None:
+    """What is late for windows that were handed over comes before they are handed over again."""
+    if len((directory / "in.jsonl").read_text().splitlines()) == len(_FIRST):
+        write_events(directory / "in.jsonl", (*_LATE, *_SECOND))
 
 
 # Early results, over a log of many short segments.
@@ -263,8 +268,11 @@ PIPELINES = {
     "map": MAP,
     "early": EARLY,
     "large": LARGE,
-    "lost": windows(10, 10, group_by=_KEPT, between=_lose_logs),
-    "lost_sliding": windows(20, 10, group_by=_KEPT, between=_lose_logs),
+    "lost": windows(10, 10, group_by="keepInput: true", between=_lose_logs),
+    "lost_sliding": windows(20, 10, group_by="keepInput: true", between=_lose_logs),
+    "frozen": windows(10, 10, lateness=5, partitions=1, between=_feed_at_once),
 }
+SWEPT = tuple(name for name in PIPELINES if name != "frozen")
+"""Those that may be killed anywhere: what is late for the last one depends on where it is."""
 SHORT_SEGMENTS = frozenset({"early"})
 """Pipelines whose reduce lanes keep their records in segments of a few entries."""

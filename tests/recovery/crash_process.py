@@ -1,8 +1,9 @@
 """Processes that run a pipeline until they are killed at a durable step, or to its end. Run by `crash_runs`.
 
 Reads one JSON run a line on standard input, forks a process for it, and answers how that ended, with the points it
-reached and what the check of its outputs said. Everything is imported before the first fork: a run costs milliseconds
-to start. What a process says goes to the file `log` in the pipeline's directory.
+reached and what the check of its outputs said. A run may also be told to pause at a point, as SIGSTOP does; the answer
+is its process id then, and a later line tells several of them to go on at once. Everything is imported before the first
+fork: a run costs milliseconds to start. What a process says goes to the file `log` in the pipeline's directory.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import sys
 import traceback
 from collections import Counter
@@ -99,7 +101,7 @@ async def _run(run: dict[str, Any], pipeline: CrashPipeline) -> None:
                 spark=run["spark"],
             )
             group.create_task(_run_vertex(config, surroundings, stopping))
-        if pipeline.feed is not None:
+        if pipeline.feed is not None and run["feed"]:
             await pipeline.feed(Outputs(directory))
             stopping.set()
     listen(None)
@@ -137,7 +139,7 @@ def _process(run: dict[str, Any], answer: int) -> None:
     configure_logging("p", "all", 0, level="INFO")
     pipeline = PIPELINES[run["pipeline"]]
     points = Points()
-    listen(crash_at(run["crash_at"]) if run["crash_at"] else points)
+    listen(crash_at(run["crash_at"], signal.Signals(run["signal"])) if run["crash_at"] else points)
     failed = ""
     try:
         asyncio.run(_run(run, pipeline))
@@ -151,14 +153,21 @@ def _process(run: dict[str, Any], answer: int) -> None:
     os._exit(0)
 
 
-def _forked(run: dict[str, Any]) -> dict[str, Any]:
-    """How the run ended: killed, or with the process's own answer."""
+def _forked(run: dict[str, Any], paused: dict[int, int]) -> dict[str, Any]:
+    """How the run ended: killed, or with the process's own answer; or which process has paused."""
     read, write = os.pipe()
     process = os.fork()
     if process == 0:
         os.close(read)
         _process(run, write)
     os.close(write)
+    if run["signal"] == signal.SIGSTOP and os.WIFSTOPPED(os.waitpid(process, os.WUNTRACED)[1]):
+        paused[process] = read
+        return {"paused": process}
+    return _ended(process, read)
+
+
+def _ended(process: int, read: int) -> dict[str, Any]:
     with os.fdopen(read, "rb") as answer:
         told = answer.read()
     _, status = os.waitpid(process, 0)
@@ -169,8 +178,16 @@ def _forked(run: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
+    paused: dict[int, int] = {}
     for line in sys.stdin:
-        sys.stdout.write(json.dumps(_forked(json.loads(line))) + "\n")
+        run = json.loads(line)
+        if "continue" in run:
+            for process in run["continue"]:
+                os.kill(process, signal.SIGCONT)
+            answer: Any = [_ended(process, paused.pop(process)) for process in run["continue"]]
+        else:
+            answer = _forked(run, paused)
+        sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
 
 

@@ -12,9 +12,10 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import signal
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -86,25 +87,51 @@ class CrashRuns:
             await asyncio.to_thread(shutil.rmtree, directory)
         return Outcome(pipeline, points, missed, failed, reached, log)
 
+    async def zombies(self, pipeline: str, point: str, owners: int = 2) -> tuple[Sequence[str], Outcome]:
+        """So many owners, each of which takes over from the one before it and pauses at the point; then all go on.
+
+        Returns why those before the last one ended, and what the last one came to.
+        """
+        number = next(self._numbers)
+        directory = self._directory / f"{number}"
+        directory.mkdir(parents=True)
+        PIPELINES[pipeline].write(directory, f"c{number}")
+        process = await self._idle.get()
+        paused = []
+        for owner in range(1, owners + 1):
+            request = self._request(pipeline, directory, point) | {
+                "signal": signal.SIGSTOP,
+                "feed": owner == owners,
+                "delete": owner == owners,
+            }
+            paused.append((await self._ask(process, request)).get("paused"))
+        answers = await self._ask(process, {"continue": paused}) if all(paused) else [{"failed": f"paused: {paused}"}]
+        self.add(process)
+        log = (directory / "log").read_text(errors="replace")[-6000:]
+        return [answer["failed"] for answer in answers[:-1]], Outcome(
+            pipeline, [point], [], answers[-1]["failed"], {}, log
+        )
+
     def _request(self, pipeline: str, directory: Path, point: str) -> dict[str, Any]:
         return {
             "pipeline": pipeline,
             "directory": str(directory),
             "crash_at": point,
+            "signal": signal.SIGKILL,
+            "feed": True,
             "delete": not point,
             "nats": self._server.url,
             "monitor": self._server.monitor_url,
             "spark": self._spark,
         }
 
-    async def _ask(self, process: asyncio.subprocess.Process, request: dict[str, Any]) -> dict[str, Any]:
+    async def _ask(self, process: asyncio.subprocess.Process, request: dict[str, Any]) -> Any:
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(json.dumps(request).encode() + b"\n")
         async with asyncio.timeout(ANSWER_S):
             line = await process.stdout.readline()
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+        return json.loads(line)
 
 
 @asynccontextmanager
@@ -121,6 +148,11 @@ async def open_crash_runs(directory: Path, *, spark: str | None, at_a_time: int 
                 limit=2**24,
             )
             stack.push_async_callback(process.wait)
-            stack.callback(process.kill)
+            stack.callback(_kill, process)
             runs.add(process)
         yield runs
+
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+    with suppress(ProcessLookupError):
+        process.kill()

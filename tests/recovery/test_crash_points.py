@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.recovery import crash_plan
-from tests.recovery.crash_pipelines import PIPELINES
+from tests.recovery.crash_pipelines import SWEPT
 from tests.recovery.crash_runs import Outcome, open_crash_runs
 from tests.spark_driver import SparkDriver
 from tools import durable_steps
@@ -51,7 +51,7 @@ async def test_killed_at_every_durable_step_the_outputs_are_the_same(
     recoveries: dict[str, list[tuple[str, crash_plan.Reached]]] = {}
     singles = doubles = 0
     async with open_crash_runs(tmp_path, spark=spark.address) as runs:
-        for pipeline in PIPELINES:
+        for pipeline in SWEPT:
             first = (await runs.case(pipeline)).reached
             places = crash_plan.one_of_each(first, rng)
             again = set(rng.sample(sorted(places.keys() & tried), min(AGAIN, len(places.keys() & tried))))
@@ -81,3 +81,30 @@ async def test_killed_at_every_durable_step_the_outputs_are_the_same(
     excused = {point for point in every for name in UNREACHED if point.startswith((f"{name}:", f"{name}."))}
     assert every - names - excused == set()
     assert names & excused == set()
+
+
+HANDED_OVER = ("reduce.compute:before@sum", "reduce.compute:after@sum", "sink.write:before", "sink.write:after")
+"""At each of them the first two windows are handed over."""
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.guarantee("I1", "I2", "I3")
+async def test_what_comes_before_the_retry_of_a_hand_over_does_not_change_it(
+    tmp_path: Path, spark: SparkDriver
+) -> None:
+    async with open_crash_runs(tmp_path, spark=spark.address) as runs:
+        outcomes = await asyncio.gather(*(runs.case("frozen", point) for point in HANDED_OVER))
+    assert not report(outcomes), report(outcomes)
+    assert not [point for outcome in outcomes for point in outcome.missed]
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.guarantee("I1", "I2", "I3")
+async def test_of_owners_that_hand_the_same_windows_over_at_once_one_has_an_effect(
+    tmp_path: Path, spark: SparkDriver
+) -> None:
+    points = ("reduce.compute:before@sum", "reduce.compute:after@sum", "log.entries.sync:before@sum")
+    async with open_crash_runs(tmp_path, spark=spark.address) as runs:
+        found = await asyncio.gather(*(runs.zombies("windows", point) for point in points))
+    assert not report([last for _, last in found]), report([last for _, last in found])
+    assert all("FencedError" in before for befores, _ in found for before in befores)
