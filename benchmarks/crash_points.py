@@ -1,0 +1,118 @@
+"""Pipelines killed at every durable step, and at every pair of them, the second in the recovery from the first.
+
+    python benchmarks/crash_points.py [--pipeline windows ...] [--pairs COUNT | --pairs all] [--seed N] [--json]
+
+First every point that a pipeline reaches, in every kind of vertex, then pairs: so many by chance, or all (hours). Exit
+code 1 when a run was not finished with exactly the outputs it must have; each of those is printed, with what to give
+this script to see it again: --again 'windows:POINT POINT'. The last line of --json is one object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tests.recovery import crash_plan
+from tests.recovery.crash_pipelines import PIPELINES, SWEPT
+from tests.recovery.crash_runs import CrashRuns, Outcome, open_crash_runs
+from tests.spark_driver import open_spark_driver
+from tools import durable_steps
+
+REPORT_S = 10.0
+
+
+class Sweep:
+    """Runs cases, reports those that fail as they come, and says how far it is."""
+
+    def __init__(self, runs: CrashRuns) -> None:
+        self._runs = runs
+        self._told_s = time.monotonic()
+        self.failed: list[Outcome] = []
+        self.done = 0
+        self.missed = 0
+
+    async def cases(self, cases: Sequence[tuple[str, tuple[str, ...]]]) -> list[Outcome]:
+        """(pipeline, points) each."""
+        outcomes = []
+        for coming in asyncio.as_completed([self._runs.case(pipeline, *points) for pipeline, points in cases]):
+            outcome = await coming
+            outcomes.append(outcome)
+            self.done += 1
+            self.missed += bool(outcome.missed)
+            if outcome.failed:
+                self.failed.append(outcome)
+                print(f"FAILED --again '{outcome.pipeline}:{' '.join(outcome.points)}'\n{outcome}", file=sys.stderr)
+            if time.monotonic() - self._told_s >= REPORT_S:
+                self._told_s = time.monotonic()
+                print(f"{len(outcomes)} of {len(cases)}, {len(self.failed)} failed", file=sys.stderr)
+        return outcomes
+
+
+async def sweep(runs: CrashRuns, options: argparse.Namespace) -> dict[str, Any]:
+    started_s = time.monotonic()
+    rng = random.Random(options.seed)
+    all_of_them = Sweep(runs)
+    if options.again:
+        pipeline, _, points = options.again.partition(":")
+        await all_of_them.cases([(pipeline, tuple(points.split()))])
+        return {"failed": len(all_of_them.failed), "cases": 1}
+    killed: set[str] = set()
+    everything: list[tuple[str, tuple[str, ...]]] = []
+    singles = 0
+    for pipeline in options.pipeline or SWEPT:
+        first = (await runs.case(pipeline)).reached
+        places = crash_plan.one_of_each(first, rng)
+        outcomes = await all_of_them.cases([(pipeline, (point,)) for point in places.values()])
+        recoveries = [(outcome.points[0], outcome.reached) for outcome in outcomes]
+        later = crash_plan.only_after_a_kill(places.keys(), recoveries)
+        outcomes += await all_of_them.cases([(pipeline, pair) for pair in later])
+        killed |= {point for outcome in outcomes for point in outcome.points if point not in outcome.missed}
+        everything += [(pipeline, pair) for pair in crash_plan.pairs(recoveries)]
+        singles += len(places)
+    count = len(everything) if options.pairs == "all" else min(int(options.pairs), len(everything))
+    await all_of_them.cases(rng.sample(everything, count))
+    return {
+        "steps": len(durable_steps.steps()),
+        "points_killed_at": len(crash_plan.names_of(killed)),
+        "places": singles,
+        "pairs": count,
+        "pairs_there_are": len(everything),
+        "cases": all_of_them.done,
+        "cases_without_a_kill": all_of_them.missed,
+        "failed": len(all_of_them.failed),
+        "seconds": round(time.monotonic() - started_s, 1),
+    }
+
+
+async def run(options: argparse.Namespace) -> int:
+    with tempfile.TemporaryDirectory() as name, open_spark_driver() as driver:
+        await driver.ready()
+        async with open_crash_runs(Path(name), spark=driver.address, at_a_time=options.at_a_time) as runs:
+            found = await sweep(runs, options)
+    print(json.dumps(found) if options.json else "\n".join(f"{key:>20} {value}" for key, value in found.items()))
+    return 1 if found["failed"] else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pipeline", action="append", choices=list(PIPELINES), help="one of them (default: all)")
+    parser.add_argument("--pairs", default="100", help="how many, or `all` (default: 100)")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--at-a-time", type=int, default=3, help="cases that run beside one another (default: 3)")
+    parser.add_argument("--again", metavar="PIPELINE:POINTS", help="one case that failed")
+    parser.add_argument("--json", action="store_true")
+    return asyncio.run(run(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
