@@ -261,6 +261,45 @@ async def test_a_log_that_is_gone_is_no_damage_where_the_input_is_kept(tmp_path:
         assert [hand_over.number for hand_over in queue.close(20)] == [2]
 
 
+@pytest.mark.guarantee("I3")
+async def test_an_old_log_does_not_hand_over_what_is_committed_where_the_input_is_kept(tmp_path: Path) -> None:
+    lane = Lane(tmp_path / "log", input_is_kept=True)
+    async with lane.opened() as queue:
+        lane.append(queue, frame_of([1, 12, 23]))
+        await lane.acknowledge(queue)
+    shutil.copytree(tmp_path / "log", tmp_path / "old")
+    async with lane.opened() as queue:
+        lane.append(queue, frame_of([2, 14, 24]))
+        await lane.commit(queue, queue.close(20)[0])
+    shutil.rmtree(tmp_path / "log")
+    (tmp_path / "old").rename(tmp_path / "log")
+    async with lane.opened() as queue:
+        assert queue.positions() == {EDGE: 1}
+        assert queue.pending() == []
+        appended = lane.append(queue, frame_of([2, 14, 24]))
+        assert (appended.admitted, appended.late) == (1, 2)
+        hand_overs = queue.close(30)
+        await queue.sync()
+        assert [hand_over.number for hand_over in hand_overs] == [2]
+        assert contents_of(tmp_path / "log", hand_overs) == [(20, 30, 0, values(23, 24))]
+
+
+@pytest.mark.guarantee("I3", "I10")
+async def test_a_log_lost_between_hand_overs_that_closed_together_is_refused(tmp_path: Path) -> None:
+    lane = Lane(tmp_path / "log", input_is_kept=True, limits=replace(LIMITS, hand_over_windows_max=1))
+    async with lane.opened() as queue:
+        lane.append(queue, frame_of([1, 12]))
+        first, _ = queue.close(20)
+        lane.progress.closing = True
+        await lane.commit(queue, first)
+    async with lane.opened() as queue:
+        assert [hand_over.number for hand_over in queue.pending()] == [2]
+    shutil.rmtree(tmp_path / "log")
+    with pytest.raises(DamageError, match="the log is empty"):
+        async with lane.opened():
+            pass
+
+
 async def test_input_is_needed_until_its_windows_are_committed(tmp_path: Path) -> None:
     lane = Lane(tmp_path, limits=replace(LIMITS, segment_bytes=1024))
     async with lane.opened() as queue:
