@@ -75,7 +75,7 @@ def main() -> int:
     if options.seed is not None:
         outcome = simulate(options.seed, tracing=options.trace)
         print("\n".join(outcome.trace))
-        return run_many([outcome], as_json=options.json) > 0
+        return bool(outcome.violation)
     return (
         run_many(outcomes_of(range(options.first, options.first + options.seeds), options.jobs), as_json=options.json)
         > 0

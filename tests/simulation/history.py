@@ -31,6 +31,7 @@ class Written:
     data: bytes
     promised_us: int
     """What the lane had promised before, in its marks."""
+    at_us: int
 
 
 @dataclass(slots=True)
@@ -50,15 +51,17 @@ class LaneHistory:
 class History:
     """All that was stored."""
 
-    def __init__(self, now_s: Callable[[], float], *, tracing: bool) -> None:
+    def __init__(self, now_s: Callable[[], float], now_us: Callable[[], int], *, tracing: bool) -> None:
         self._now_s = now_s
+        self._now_us = now_us
         self._tracing = tracing
         self.trace: list[str] = []
         self.buffers: dict[BufferId, list[Written]] = defaultdict(list)
         self.lanes: dict[tuple[str, str], LaneHistory] = defaultdict(LaneHistory)
         """By vertex and key of the lane."""
-        self.promises: dict[tuple[str, str, BufferId], list[tuple[int, int]]] = defaultdict(list)
-        """Watermarks of a lane's entries, each with the last sequence in that buffer it does not speak of."""
+        self.promises: dict[tuple[str, str, BufferId], list[tuple[int, int, int]]] = defaultdict(list)
+        """Of a lane's entries: the last sequence in that buffer they do not speak of, when they were made, the
+        watermark."""
         self.readers: dict[BufferId, tuple[str, str]] = {}
         """Who reads a buffer."""
         self.commits = 0
@@ -89,7 +92,7 @@ class History:
             written = self.buffers[buffer]
             if written and written[-1].sequence >= sequence:
                 raise Violation(f"I6: {buffer}: sequence {sequence} behind {written[-1].sequence}")
-            written.append(Written(sequence, commit.lane, data, lane.promised_us))
+            written.append(Written(sequence, commit.lane, data, lane.promised_us, self._now_us()))
         lane.epoch = mark.epoch
         lane.marks[receipt.mark_sequence] = lane.mark = mark
         lane.promised_us = max(lane.promised_us, mark.watermark_us)
@@ -114,17 +117,20 @@ class History:
                 f"I5: {vertex}/{key}: its watermark goes back from {lane.published_us} to {entry.watermark_us}"
             )
         for state in entry.outputs:
-            # It may arrive after a commit that was made after it: what counts is up to where it says it was read.
+            # It may arrive after a commit that was made after it.
             steps = self.promises[vertex, key, BufferId(state.edge, state.partition)]
-            if not steps or steps[-1] != (state.sequence, entry.watermark_us):
-                steps.append((state.sequence, entry.watermark_us))
+            steps.append((state.sequence, entry.published_us, entry.watermark_us))
         lane.published_us = entry.watermark_us
         lane.ended = lane.ended or entry.ended
 
     def promised_us(self, buffer: BufferId, written: Written) -> int:
         """What the lane had promised before it wrote this: nothing older than that should follow."""
         steps = self.promises[written.lane.vertex, written.lane.key, buffer]
-        entries = (watermark_us for sequence, watermark_us in steps if sequence < written.sequence)
+        entries = (
+            watermark_us
+            for sequence, made_us, watermark_us in steps
+            if sequence < written.sequence and made_us <= written.at_us
+        )
         return max((written.promised_us, *entries))
 
     def trimmed(self, buffer: BufferId, through: int) -> None:

@@ -163,6 +163,35 @@ def _early() -> Shape:
     return Shape("early", _pipeline("early", vertices, edges, 0.4), {}, max_delay_s=0.4)
 
 
+def _periods() -> Shape:
+    """A result of each key whenever the watermark passes half a second, over what came since the last one."""
+    window = {"global": {"trigger": {"every": "500ms"}}}
+    vertices = [_source("a", 2), _reduce("sum", window, 2), _sink("out")]
+    edges = [_edge("a", "sum"), _edge("sum", "out")]
+    return Shape("periods", _pipeline("periods", vertices, edges, 0.4), {}, max_delay_s=0.4)
+
+
+def _narrow() -> Shape:
+    """Buffers that are full soon: a slow sink holds all others up, as far as the source."""
+    vertices = [
+        _source("a", 2),
+        _map("fan", 2, 2, on_failure="deadLetter"),
+        _reduce("sum", {"fixed": {"length": "400ms"}}),
+        _sink("out"),
+        _sink("all"),
+        _sink("dead"),
+    ]
+    edges = [
+        _edge("a", "fan"),
+        _edge("fan", "sum"),
+        _edge("fan", "all"),
+        _edge("fan", "dead", "deadLetter"),
+        _edge("sum", "out"),
+    ]
+    limits = {"bufferMaxLength": 12}
+    return Shape("narrow", _pipeline("narrow", vertices, edges, 0.4, limits=limits), {"fan": "fan"}, max_delay_s=0.4)
+
+
 SHAPES: Mapping[str, Shape] = {
     shape.name: shape
     for shape in (
@@ -175,6 +204,8 @@ SHAPES: Mapping[str, Shape] = {
         _counts(),
         _chain(),
         _early(),
+        _periods(),
+        _narrow(),
     )
 }
 

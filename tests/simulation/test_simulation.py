@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,10 @@ import pytest
 from millstream.ledger import memory
 from millstream.ledger.protocol import Commit
 from millstream.ledger.subjects import lane_filter
+from tests.simulation.faults import Fault
+from tests.simulation.network import Weather
 from tests.simulation.shapes import SHAPES
-from tests.simulation.world import Outcome, simulate
+from tests.simulation.world import Outcome, World, simulate
 
 SEEDS = 30
 """Of each shape."""
@@ -60,6 +63,22 @@ def test_a_seed_is_the_same_in_another_process() -> None:
         assert here in there.stdout
 
 
+@pytest.mark.guarantee("I3", "I9")
+def test_a_log_that_was_cut_between_hand_overs_is_gone_on_with() -> None:
+    seed = sorted(SHAPES).index("sessions")
+    when_s = 0.0
+
+    def adjust(world: World) -> None:
+        # Each window is handed over alone, and the process dies in the middle of a write.
+        world.limits = replace(world.limits, hand_over_windows_max=1)
+        world.plan = replace(world.plan, weather=Weather(), faults=(Fault(when_s, "disk", 0.0, 0.0),))
+
+    for step in range(40):
+        when_s = step * 0.05
+        outcome = simulate(seed + len(SHAPES) * step, adjust=adjust)
+        assert not outcome.violation, f"at {when_s} s: {outcome.violation}"
+
+
 def test_an_owner_that_is_not_fenced_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     fenced = memory.MemoryLedger._attempt
 
@@ -71,5 +90,11 @@ def test_an_owner_that_is_not_fenced_is_found(monkeypatch: pytest.MonkeyPatch) -
             commit = Commit(commit.lane, commit.frames, commit.mark, stored, commit.ids, commit.ids_ttl_s)
         return fenced(self, commit, *rest)  # type: ignore[arg-type]  # passed on as it came
 
+    def haunted(world: World) -> None:
+        zombies = tuple(Fault(0.2 * n, "zombie", n * 0.37 % 1, 0.1) for n in range(1, 8))
+        world.plan = replace(world.plan, faults=zombies)
+
+    assert not [outcome.violation for seed in range(12) if (outcome := simulate(seed, adjust=haunted)).violation]
     monkeypatch.setattr(memory.MemoryLedger, "_attempt", lets_everybody)
-    assert any("epoch" in outcome.violation or "I1" in outcome.violation for outcome in map(simulate, range(40)))
+    found = [outcome.violation for seed in range(12) if (outcome := simulate(seed, adjust=haunted)).violation]
+    assert any("after epoch" in violation for violation in found), found

@@ -15,7 +15,7 @@ import os
 import random
 import shutil
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
@@ -151,7 +151,7 @@ class World:
         """Results in one commit."""
         self.loop = SimLoop(self.rng, self._thread_delay_s)  # type: ignore[abstract]  # what nobody asks for is left out
         self.clock = SimClock(self.loop)
-        self.history = History(self.loop.time, tracing=tracing)
+        self.history = History(self.loop.time, self.clock.now_us, tracing=tracing)
         self.outside = Outside(self.rng, self.plan.temper, self.loop.time)
         self.world = Process("world")
         self.ledger_faults = Faults()
@@ -457,14 +457,16 @@ def leaves(error: BaseException | None) -> list[BaseException]:
     return [error] if error is not None else []
 
 
-def simulate(seed: int, *, tracing: bool = False) -> Outcome:
-    """Run one seed. Never raises for what it finds: see `Outcome.violation`."""
+def simulate(seed: int, *, tracing: bool = False, adjust: Callable[[World], None] | None = None) -> Outcome:
+    """Run one seed. Never raises for what it finds: see `Outcome.violation`. `adjust` may change what was drawn."""
     names = sorted(SHAPES)
     shape = SHAPES[names[seed % len(names)]]
     shared = Path("/dev/shm")
     directory = Path(tempfile.mkdtemp(prefix="simulation-", dir=shared if shared.is_dir() else None))
     logging.disable(logging.CRITICAL)
     world = World(seed, shape, directory, tracing=tracing)
+    if adjust is not None:
+        adjust(world)
     violation = ""
     unit_rows, hand_over.UNIT_ROWS = hand_over.UNIT_ROWS, world.unit_rows
     try:
