@@ -101,8 +101,8 @@ async def measure(options: argparse.Namespace, directory: Path) -> dict[str, Any
         seed=options.seed,
         seconds=seconds,
         kinds=kinds,
-        # More than there is time for: the run is drained, not ended.
-        records=round(options.rate * seconds * 2),
+        # As many as there is time for.
+        records=1,
         rate=options.rate,
     )
     async with asyncio.TaskGroup() as tasks:

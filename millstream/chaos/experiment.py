@@ -21,6 +21,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,10 @@ _FAULTS: Mapping[int, type[MillstreamError]] = {
     kind.exit_code: kind for kind in (UserError, UdfError, EnvironmentFault, DamageError)
 }
 _TAIL_BYTES = 2000
+_ENDLESS = 1 << 40
+"""Records of a pipeline that ships, until it is known how many there are to be."""
+_SETTLE_S = 3.0
+"""What the source makes in so long is left to make when it is told where to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +103,10 @@ async def conduct(options: Options, told: Callable[[Struck], None]) -> Experimen
     no verdict."""
     if options.kills is None and options.seconds is None:
         raise UserError("say how many faults (--kills) or for how long (--seconds)")
+    if any(
+        limit is not None and limit <= 0 for limit in (options.kills, options.seconds, options.records, options.rate)
+    ):
+        raise UserError("--kills, --seconds, --records and --rate are more than nothing")
     directory = options.directory.absolute()
     if (directory / "state").exists():
         raise UserError(f"{directory} holds an experiment already; name another directory, or remove it")
@@ -106,7 +115,7 @@ async def conduct(options: Options, told: Callable[[Struck], None]) -> Experimen
         refuse_large_disk(directory)
     ports = free_ports()
     records, rate = _load(options)
-    file = _pipeline_file(options, directory, records, rate, ports)
+    file = _pipeline_file(options, directory, _ENDLESS, rate, ports)
     loaded = load(file)
     faults = local_faults(loaded)
     if faults:
@@ -129,7 +138,11 @@ async def conduct(options: Options, told: Callable[[Struck], None]) -> Experimen
         finish = None
         if options.pipeline == "push":
             finish = await stack.enter_async_context(open_outside(directory, ports, rate))
-        outcome = await Session(loaded.graph, runner, injector, plan, told, finish).run()
+        settle = None
+        if options.pipeline in SHIPPED and finish is None:
+            # The records must last as long as the faults do, however long the machine takes for them.
+            settle = partial(_settle, options, directory, records, rate, ports)
+        outcome = await Session(loaded.graph, runner, injector, plan, told, finish, settle).run()
     if not outcome.struck and outcome.exit_code:
         # Nothing was done to it: it is not for an oracle to say what is wrong.
         kind = _FAULTS.get(outcome.exit_code, MillstreamError)
@@ -137,6 +150,11 @@ async def conduct(options: Options, told: Callable[[Struck], None]) -> Experimen
     verdict = await _judged(options, directory, drained=outcome.drained)
     (directory / "verdict.json").write_text(json.dumps(verdict, indent=1), encoding="utf-8")
     return Experiment(outcome, verdict)
+
+
+def _settle(options: Options, directory: Path, records: int, rate: int, ports: Ports, taken: int) -> None:
+    """Say where the source of a pipeline that ships ends, now that the faults are over and so many are made."""
+    _pipeline_file(options, directory, max(records, taken + round(rate * _SETTLE_S) + 1), rate, ports)
 
 
 def _tail(log: Path) -> str:

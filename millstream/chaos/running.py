@@ -69,13 +69,19 @@ class RunnerProcess:
             except psutil.NoSuchProcess:
                 return False
             return True
+        await self.restart()
+        return True
+
+    async def restart(self) -> None:
+        """Kill the runner, and start it again: it reads the pipeline anew."""
+        process = self._process
+        assert process is not None, "it was started"
         self._killing = True
-        victim.process.kill()
-        assert self._process is not None, "it was started"
-        await self._process.wait()
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
+        await process.wait()
         await self._start()
         self._killing = False
-        return True
 
     def ask_to_end(self) -> None:
         """Have it drain."""

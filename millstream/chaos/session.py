@@ -102,10 +102,13 @@ class Session:
         plan: Plan,
         told: Callable[[Struck], None],
         before_drain: Callable[[], Awaitable[None]] | None = None,
+        settle: Callable[[int], None] | None = None,
     ) -> None:
         """`told` is called for every fault, when it is known how soon the run was back; `before_drain` before the run
-        is asked to drain, if it is."""
+        is asked to drain, if it is. `settle` is told how many records the sources have made when the faults are over,
+        and changes the pipeline so that it ends by itself."""
         self._before_drain = before_drain
+        self._settle = settle
         self._graph = graph
         self._runner = runner
         self._injector = injector
@@ -255,7 +258,12 @@ class Session:
 
     async def _end(self) -> None:
         """Bring the run to its end: by itself where it has one and no time is set, else by asking it to drain."""
-        if self._plan.seconds is None and self._plan.bounded:
+        if self._settle is not None and not self._over:
+            taken = sum(self._board.records(lanes_of(self._graph, vertex.name)) for vertex in self._graph.sources)
+            self._settle(taken)
+            await self._runner.restart()
+            await self._runner.wait_over(END_TIMEOUT_S)
+        elif self._plan.seconds is None and self._plan.bounded:
             await self._runner.wait_over(END_TIMEOUT_S)
         elif not self._over:
             if self._before_drain is not None:
