@@ -34,6 +34,8 @@ END_TIMEOUT_S = 600.0
 """From the last strike until the run must have ended."""
 _FIND_TIMEOUT_S = 3.0
 """How long a process of the planned role is looked for; it may be just being started."""
+_FIND_SPARK_TIMEOUT_S = 20.0
+"""The same for one of Spark's, which take longer."""
 _POLL_S = 0.03
 _FIRST_PROGRESS_TIMEOUT_S = 120.0
 
@@ -238,7 +240,8 @@ class Session:
         return None
 
     async def _find(self, strike: Strike) -> RunProcess | None:
-        deadline_s = time.monotonic() + _FIND_TIMEOUT_S
+        patience_s = _FIND_SPARK_TIMEOUT_S if strike.role in SPARK_ROLES else _FIND_TIMEOUT_S
+        deadline_s = time.monotonic() + patience_s
         while not self._over:
             found = [one for one in processes_of(self._runner.pid) if one.role is strike.role]
             if found:

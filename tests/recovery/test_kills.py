@@ -1,7 +1,7 @@
 """Any process of a running pipeline is killed at random; nothing is lost, repeated or told differently to two sinks.
 
-20,000 records and 20 kills between a generator, a function with random answers and two file sinks; 8,000 records and
-10 kills with windows in Spark. What came out is judged by the oracle, which is then shown what it would have to find.
+30 kills: 23 over 20,000 records between a generator, a function with random answers and two file sinks, 7 over windows
+in Spark. What came out is judged by the oracle, which is then shown what it would have to find.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def judged(directory: Path, expect: str) -> tuple[int, list[str]]:
 @pytest.mark.timeout(300)
 @pytest.mark.guarantee("I1", "I2", "I6", "I8", "I9")
 def test_both_sinks_hold_every_record_once_and_agree(tmp_path: Path) -> None:
-    told = chaos("mesh", 20, 20_000, tmp_path / "one")
+    told = chaos("mesh", 23, 20_000, tmp_path / "one")
     assert set(told["faults"]) == {"kill runner", "kill broker", "kill vertex", "kill sidecar"}
     assert told["resume_s"]["without_spark"]["measured"]
 
@@ -64,5 +64,5 @@ def test_both_sinks_hold_every_record_once_and_agree(tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.guarantee("I1", "I2", "I3", "I6", "I8", "I9")
 def test_every_window_has_one_result_and_it_is_right(tmp_path: Path) -> None:
-    told = chaos("windows", 10, 8_000, tmp_path / "one")
-    assert any(what in told["faults"] for what in ("kill spark", "kill jvm", "kill worker"))
+    told = chaos("windows", 7, 4_000, tmp_path / "one")
+    assert {"kill spark", "kill jvm"} <= told["faults"].keys()
