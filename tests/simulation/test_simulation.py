@@ -18,6 +18,7 @@ from millstream.ledger.protocol import Commit
 from millstream.ledger.subjects import lane_filter
 from tests.simulation.faults import Fault
 from tests.simulation.network import Weather
+from tests.simulation.outside import Temper
 from tests.simulation.shapes import SHAPES
 from tests.simulation.world import Outcome, World, simulate
 
@@ -77,6 +78,20 @@ def test_a_log_that_was_cut_between_hand_overs_is_gone_on_with() -> None:
         when_s = step * 0.05
         outcome = simulate(seed + len(SHAPES) * step, adjust=adjust)
         assert not outcome.violation, f"at {when_s} s: {outcome.violation}"
+
+
+@pytest.mark.guarantee("I9")
+def test_a_reduce_that_died_before_it_told_how_far_it_had_read_tells_it_when_it_starts_again() -> None:
+    first = sorted(SHAPES).index("narrow")
+
+    def adjust(world: World) -> None:
+        # While nothing can be told, the reduce dies; the map before it takes its buffer for full.
+        away_s = 0.05 + 0.05 * (world.seed // len(SHAPES))
+        faults = (Fault(away_s, "away", 0.0, 1.0), Fault(away_s + 0.9, "crash", 0.45, 0.0))
+        world.plan = replace(world.plan, weather=Weather(), temper=Temper(), faults=faults)
+
+    outcomes = [simulate(first + n * len(SHAPES), adjust=adjust) for n in range(16)]
+    assert not [found_in(outcome) for outcome in outcomes if outcome.violation]
 
 
 def test_an_owner_that_is_not_fenced_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

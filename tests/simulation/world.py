@@ -302,16 +302,19 @@ class World:
         # 2. A process that woke up while it was opening takes the lane over again: it need not know of its successor.
         if any(other.replaced and (other.vertex, other.replica) == (life.vertex, life.replica) for other in self.lives):
             return True
-        # 3. A commit was refused for want of room and made anew, and its first attempt came late and found room. It has
-        # landed, once; the lane begins again behind it.
-        return self.plan.weather.overtaken > 0 and any(fault.kind == "full" for fault in self.plan.faults)
+        # 3. A commit was refused for want of room and made anew, and another copy of the first came late and found
+        # room. It has landed, once; the lane begins again behind it.
+        weather = self.plan.weather
+        return weather.overtaken + weather.repeated > 0 and any(fault.kind == "full" for fault in self.plan.faults)
 
     # Faults
 
     async def _misbehave(self) -> None:
-        for fault in self.plan.faults:
-            await asyncio.sleep(max(0.0, fault.at_s - self.loop.time()))
-            await self._do(fault)
+        async with asyncio.TaskGroup() as tasks:
+            for fault in self.plan.faults:
+                await asyncio.sleep(max(0.0, fault.at_s - self.loop.time()))
+                # Some last for a while, and others may happen in the middle of them.
+                tasks.create_task(self._do(fault))
 
     async def _do(self, fault: Fault) -> None:
         victims = [life for life in self.current.values() if not life.over.is_set() and not life.replaced]

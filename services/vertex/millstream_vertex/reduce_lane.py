@@ -450,6 +450,9 @@ class ReduceLane:
                 self._in_flight.update((hand_over.number, _InFlight.of(hand_over)) for hand_over in hand_overs)
                 self._logged.append(Logged(None, hand_overs, self._queue.closed_us))
                 self._sync_wanted.set()
+        # How far it has read may not have been told before the end of the process before: who fills the buffers waits
+        # for it.
+        self.core.publish(self._watermark(self.core.committer.mark.reduce.hand_over))
         self._release_inputs()
 
 
