@@ -11,17 +11,19 @@ from __future__ import annotations
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from millstream.errors import MillstreamError, UdfError
 from millstream.wire.reduce.v1 import spark_pb2
 from millstream_reduce.spark.faults import error_class, error_name, meaning
 from millstream_reduce.spark.groups import GroupReader, GroupsPart
-from millstream_reduce.spark.manifest import KEY_SEPARATOR, JobWindow, manifest_of
+from millstream_reduce.spark.manifest import KEY_SEPARATOR, JobWindow, Manifest, manifest_of
+from millstream_reduce.spark.prepared import manifest_of_run, run_job
 from millstream_reduce.spark.results import RESULT_SCHEMA
 from millstream_reduce.spark.rows import Log
 from millstream_reduce.udf_client import reduce_over_grpc
@@ -50,19 +52,22 @@ Reduce = Callable[[Iterable[Part]], Iterator[Answer]]
 class GroupReducer:
     """For `mapInArrow` over a range of task numbers: the results of the groups of those tasks."""
 
-    def __init__(self, reader: GroupReader, program: spark_pb2.Program) -> None:
-        self._reader = reader
-        self._program = program.SerializeToString()
+    def __init__(self, manifest: Manifest | None, program: bytes) -> None:
+        """Without a manifest it is that of the run. `program`: encoded."""
+        self._manifest = manifest
+        self._program = program
 
     def __call__(self, tasks: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         log = Log()
         rows = _Rows()
+        program = spark_pb2.Program.FromString(self._program)
+        reader = GroupReader(self._manifest or manifest_of_run(), keyed=program.keyed)
         try:
-            reduce = _reduce(spark_pb2.Program.FromString(self._program))
+            reduce = _reduce(program)
             for batch in tasks:
                 tasks_of_batch: Any = batch.column(0).to_pylist()
                 for task in tasks_of_batch:
-                    yield from _reduced(reduce, self._reader.parts(log, task))
+                    yield from _reduced(reduce, reader.parts(log, task))
         except MillstreamError as error:
             # As an exception it would be tried again by Spark, which knows less than those above.
             rows.add(_ALL_WINDOWS, None, None, None, None, None, str(error), error_name(error))
@@ -95,9 +100,14 @@ def compute_groups(
     rows = sum(item.window.rows for item in windows)
     tasks = min(parallelism, len(windows)) if rows > SMALL_JOB_ROWS else 1
     manifest = manifest_of(windows, tasks, whole_windows=True)
-    reducer = GroupReducer(GroupReader(manifest, keyed=program.keyed), program)
-    table = spark.range(0, manifest.tasks, 1, manifest.tasks).mapInArrow(reducer, TASK_SCHEMA).toArrow()
-    return _without_failures(table)
+    encoded = program.SerializeToString(deterministic=True)
+
+    @contextmanager
+    def open_frame(of_run: Manifest | None) -> Iterator[DataFrame]:
+        numbers = spark.range(0, manifest.tasks, 1, manifest.tasks)
+        yield numbers.mapInArrow(GroupReducer(of_run, encoded), TASK_SCHEMA)
+
+    return _without_failures(run_job(spark, (encoded, manifest.tasks), open_frame, manifest))
 
 
 def check_function(spark: SparkSession, program: spark_pb2.PythonProgram) -> str:

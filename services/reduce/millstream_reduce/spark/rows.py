@@ -23,7 +23,8 @@ from millstream.errors import DamageError
 from millstream_reduce.batches import decoded
 from millstream_reduce.log.entries import EntryFault, read_entry, segment_name
 from millstream_reduce.spark.decoding import Array, Decoder
-from millstream_reduce.spark.manifest import WINDOW, Manifest, Runs
+from millstream_reduce.spark.manifest import WINDOW, Manifest, Runs, Span
+from millstream_reduce.spark.prepared import manifest_of_run
 
 _compute: Any = pyarrow.compute
 
@@ -206,11 +207,13 @@ def key_of(keys: Array) -> Array:
 class RowReader:
     """For `mapInArrow` over a range of task numbers: the rows of those tasks."""
 
-    def __init__(self, manifest: Manifest, columns: Columns) -> None:
+    def __init__(self, manifest: Manifest | None, columns: Columns) -> None:
+        """Without a manifest it is that of the run."""
         self._manifest = manifest
         self._columns = columns
 
     def __call__(self, tasks: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        manifest = self._manifest or manifest_of_run()
         log = Log()
         needed: list[str] = [name for name in ("event_time", "keys", "headers") if name in self._columns.names]
         if "key" in self._columns.names and "keys" not in needed:
@@ -220,13 +223,13 @@ class RowReader:
         for batch in tasks:
             tasks_of_batch: Any = batch.column(0).to_pylist()
             for task in tasks_of_batch:
-                for chunk in glued(chunks_of(log, self._manifest.by_entry(task), needed)):
-                    yield self._batch(chunk)
+                for chunk in glued(chunks_of(log, manifest.by_entry(task), needed)):
+                    yield self._batch(chunk, manifest.spans)
 
-    def _batch(self, chunk: Chunk) -> pa.RecordBatch:
+    def _batch(self, chunk: Chunk, spans: Sequence[Span]) -> pa.RecordBatch:
         columns: dict[str, Array] = {WINDOW: pa.array(chunk.windows)}
         for name in self._columns.names:
-            columns[name] = self._column(name, chunk)
+            columns[name] = _column(name, chunk, spans)
         if self._columns.raw:
             columns["value"] = chunk.arrays["value"]
         if self._columns.decoder is not None:
@@ -234,21 +237,22 @@ class RowReader:
             columns |= {field_column(index): array for index, array in enumerate(decoded)}
         return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
-    def _column(self, name: str, chunk: Chunk) -> Array:
-        if name in chunk.arrays:
-            return chunk.arrays[name]
-        if name == "key":
-            return key_of(chunk.arrays["keys"])
-        get: Callable[[int], int] = {
-            "window_start": lambda index: self._manifest.spans[index].start_us,
-            "window_end": lambda index: self._manifest.spans[index].end_us,
-            "window_early": lambda index: self._manifest.spans[index].early,
-        }[name]
-        present, inverse = np.unique(chunk.windows, return_inverse=True)
-        values = np.array([get(index) for index in present.tolist()], np.int64)[inverse]
-        if name == "window_early":
-            return pa.array(values.astype(np.int32))
-        return pa.array(values).cast(TIMESTAMP)
+
+def _column(name: str, chunk: Chunk, spans: Sequence[Span]) -> Array:
+    if name in chunk.arrays:
+        return chunk.arrays[name]
+    if name == "key":
+        return key_of(chunk.arrays["keys"])
+    get: Callable[[int], int] = {
+        "window_start": lambda index: spans[index].start_us,
+        "window_end": lambda index: spans[index].end_us,
+        "window_early": lambda index: spans[index].early,
+    }[name]
+    present, inverse = np.unique(chunk.windows, return_inverse=True)
+    values = np.array([get(index) for index in present.tolist()], np.int64)[inverse]
+    if name == "window_early":
+        return pa.array(values.astype(np.int32))
+    return pa.array(values).cast(TIMESTAMP)
 
 
 def field_column(index: int) -> str:

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, pairwise
 
 import pyarrow as pa
 from pyspark.errors import ParseException, PySparkException
@@ -26,8 +26,9 @@ from millstream_reduce.spark.avro import fields_of_avro
 from millstream_reduce.spark.batching import batched
 from millstream_reduce.spark.decoding import AvroDecoder, CsvDecoder, Decoder, Field, JsonDecoder
 from millstream_reduce.spark.limiting import OneByOneError
-from millstream_reduce.spark.manifest import WINDOW, JobWindow, manifest_of
+from millstream_reduce.spark.manifest import WINDOW, JobWindow, Manifest, manifest_of
 from millstream_reduce.spark.needs import COLUMNS, needed_columns, needed_fields
+from millstream_reduce.spark.prepared import run_job
 from millstream_reduce.spark.rows import Columns, RowReader, field_column
 from millstream_reduce.spark.schema import arrow_type, parse_fields
 from millstream_reduce.spark.statements import QUERY_LINE, ResultColumn, alone, as_results, quoted, text
@@ -50,7 +51,7 @@ _PLACEHOLDER = "__rows_of_windows"
 _names = count()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class SqlPlan:
     """A query that Spark has understood."""
 
@@ -119,19 +120,21 @@ def compute_sql(spark: SparkSession, plan: SqlPlan, windows: Sequence[JobWindow]
     largest = max((item.window.rows for item in windows), default=0)
     whole_windows = plan.one_by_one == "" and tasks > 1 and largest * tasks <= rows * 1.25
     manifest = manifest_of(windows, tasks, whole_windows=whole_windows)
-    reader = RowReader(manifest, plan.columns)
-    if whole_windows:
-        # A plan for each task: what has one partition needs no shuffle.
-        bases = [_rows(spark, plan, reader, task, task + 1) for task in range(manifest.tasks)]
-    else:
-        bases = [_rows(spark, plan, reader, 0, manifest.tasks)]
-    statements = []
-    with _views(spark, bases, plan.window) as names:
-        for name in names:
-            one = alone(plan.query, name, index=0)
-            query = one if plan.one_by_one else plan.together.replace(_PLACEHOLDER, name)
-            statements.append(as_results(plan.results, query))
-        return spark.sql("\nUNION ALL\n".join(statements)).toArrow()
+
+    @contextmanager
+    def open_frame(of_run: Manifest | None) -> Iterator[DataFrame]:
+        reader = RowReader(of_run, plan.columns)
+        # A plan for each task, if it may be: what has one partition needs no shuffle.
+        cuts = range(manifest.tasks + 1) if whole_windows else (0, manifest.tasks)
+        bases = [_rows(spark, plan, reader, start, stop) for start, stop in pairwise(cuts)]
+        with _views(spark, bases, plan.window) as names:
+            queries = [
+                alone(plan.query, name, index=0) if plan.one_by_one else plan.together.replace(_PLACEHOLDER, name)
+                for name in names
+            ]
+            yield spark.sql("\nUNION ALL\n".join(as_results(plan.results, query) for query in queries))
+
+    return run_job(spark, (plan, manifest.tasks, whole_windows), open_frame, manifest)
 
 
 def _one_by_one(spark: SparkSession, plan: SqlPlan, windows: Sequence[JobWindow], first: int) -> pa.Table:

@@ -1,0 +1,75 @@
+"""Jobs that Spark is told once, and runs over ever new windows.
+
+    name of a job ─► told, analysed and planned at its first run ─► run ─► run ─► run
+
+Building, analysing and planning a small job takes as long as running it. What differs between the runs of a program is
+the manifest, so it is no part of the job: it goes along with each run as a property of the thread that starts it, which
+Spark hands to the tasks. A Spark Connect server has no such properties; there each run is a job of its own.
+
+Above it: the queries and functions. Below it: Spark. It does not know what is computed.
+"""
+
+from __future__ import annotations
+
+import base64
+import pickle
+from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import DataFrame, SparkSession
+
+from millstream_reduce.spark.manifest import Manifest
+
+_PROPERTY = "millstream.manifest"
+_JOBS_MAX = 64
+_PLANNED_ANEW = ("Exchange", "Subquery", "InMemoryTableScan", "AdaptiveSparkPlan")
+"""In the text of a physical plan: it keeps something of its first run, and would give it again."""
+
+OpenFrame = Callable[[Manifest | None], AbstractContextManager[DataFrame]]
+"""Makes the job for a manifest, or for the one that comes with each run; what it needs is there within the block."""
+
+_jobs: dict[tuple[SparkSession, Hashable], PreparedJob] = {}
+
+
+class PreparedJob:
+    """A job that has been told."""
+
+    def __init__(self, frame: DataFrame) -> None:
+        self._frame = frame
+        plan = frame._jdf.queryExecution().executedPlan().toString()
+        self._planned_anew = any(part in plan for part in _PLANNED_ANEW)
+
+    def run(self, spark: SparkSession, manifest: Manifest) -> pa.Table:
+        """Its rows. From several threads at a time, too: the property is that of the thread."""
+        frame = self._frame.select("*") if self._planned_anew else self._frame
+        spark.sparkContext.setLocalProperty(_PROPERTY, base64.b64encode(pickle.dumps(manifest)).decode())
+        try:
+            return frame.toArrow()
+        finally:
+            spark.sparkContext.setLocalProperty(_PROPERTY, None)  # type: ignore[arg-type]  # as its documentation has it
+
+
+def run_job(spark: SparkSession, name: Hashable, open_frame: OpenFrame, manifest: Manifest) -> pa.Table:
+    """Run the job of this name over the rows of `manifest`. Raises what Spark raises."""
+    if type(spark) is not SparkSession:
+        with open_frame(manifest) as frame:
+            return frame.toArrow()
+    if (job := _jobs.get((spark, name))) is None:
+        with open_frame(None) as frame:
+            job = PreparedJob(frame)
+        while len(_jobs) >= _JOBS_MAX:
+            _jobs.pop(next(iter(_jobs)), None)
+        _jobs[spark, name] = job
+    return job.run(spark, manifest)
+
+
+def manifest_of_run() -> Manifest:
+    """In a task: what came with the run it belongs to."""
+    context = TaskContext.get()
+    sent = context.getLocalProperty(_PROPERTY) if context is not None else None
+    if sent is None:
+        raise RuntimeError("this is no task of a job that was started here")
+    manifest: Manifest = pickle.loads(base64.b64decode(sent))
+    return manifest
