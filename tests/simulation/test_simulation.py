@@ -18,7 +18,7 @@ from millstream.ledger.protocol import Commit
 from millstream.ledger.subjects import lane_filter
 from tests.simulation.faults import Fault
 from tests.simulation.network import Weather
-from tests.simulation.outside import Temper
+from tests.simulation.outside import BASE_US, Given, Split, Temper
 from tests.simulation.shapes import SHAPES
 from tests.simulation.world import Outcome, World, simulate
 
@@ -72,7 +72,7 @@ def test_a_log_that_was_cut_between_hand_overs_is_gone_on_with() -> None:
     def adjust(world: World) -> None:
         # Each window is handed over alone, and the process dies in the middle of a write.
         world.limits = replace(world.limits, hand_over_windows_max=1)
-        world.plan = replace(world.plan, weather=Weather(), faults=(Fault(when_s, "disk", 0.0, 0.0),))
+        world.follow(replace(world.plan, weather=Weather(), faults=(Fault(when_s, "disk", 0.0, 0.0),)))
 
     for step in range(40):
         when_s = step * 0.05
@@ -88,10 +88,34 @@ def test_a_reduce_that_died_before_it_told_how_far_it_had_read_tells_it_when_it_
         # While nothing can be told, the reduce dies; the map before it takes its buffer for full.
         away_s = 0.05 + 0.05 * (world.seed // len(SHAPES))
         faults = (Fault(away_s, "away", 0.0, 1.0), Fault(away_s + 0.9, "crash", 0.45, 0.0))
-        world.plan = replace(world.plan, weather=Weather(), temper=Temper(), faults=faults)
+        world.follow(replace(world.plan, weather=Weather(), temper=Temper(), faults=faults))
 
     outcomes = [simulate(first + n * len(SHAPES), adjust=adjust) for n in range(16)]
     assert not [found_in(outcome) for outcome in outcomes if outcome.violation]
+
+
+@pytest.mark.guarantee("I1", "I5")
+def test_nothing_is_promised_on_the_strength_of_records_that_are_not_durable() -> None:
+    seed = sorted(SHAPES).index("sessions")
+    crash_s = 0.0
+
+    def adjust(world: World) -> None:
+        # One record is on its way to the log when those come that make one long session with it, and the end. Their
+        # write is lost: each is read again, and the first of them is a session of its own that ends early.
+        times_s = (0.3, -0.05, 0.08, 0.2)
+        records = [
+            Given(b"a.0#%d" % number, "ada", BASE_US + round(time_s * 1e6), "", 5.0 if number == 0 else 5.02)
+            for number, time_s in enumerate(times_s)
+        ]
+        world.outside.splits["a", 0] = Split(records, gives_ids=False)
+        world.outside.splits["a", 1] = Split([], gives_ids=False)
+        faults = (Fault(crash_s, "crash", 0.34, 0.0),)
+        world.follow(replace(world.plan, weather=Weather(slow=0.0), temper=Temper(), thread_s=0.2, faults=faults))
+
+    for step in range(60):
+        crash_s = 5.03 + 0.01 * step
+        outcome = simulate(seed + len(SHAPES) * step, adjust=adjust)
+        assert not outcome.violation, f"crash at {crash_s:.2f} s: {outcome.violation}"
 
 
 def test_an_owner_that_is_not_fenced_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +131,7 @@ def test_an_owner_that_is_not_fenced_is_found(monkeypatch: pytest.MonkeyPatch) -
 
     def haunted(world: World) -> None:
         zombies = tuple(Fault(0.2 * n, "zombie", n * 0.37 % 1, 0.1) for n in range(1, 8))
-        world.plan = replace(world.plan, faults=zombies)
+        world.follow(replace(world.plan, faults=zombies))
 
     assert not [outcome.violation for seed in range(12) if (outcome := simulate(seed, adjust=haunted)).violation]
     monkeypatch.setattr(memory.MemoryLedger, "_attempt", lets_everybody)

@@ -33,7 +33,7 @@ from millstream_vertex.assembly import VertexProcess, open_vertex
 from millstream_vertex.surroundings import VertexConfig
 from tests.simulation import model
 from tests.simulation.disk import Died, Disk, SimFiles
-from tests.simulation.faults import LOG_FAULTS, Fault, draw
+from tests.simulation.faults import LOG_FAULTS, Fault, Plan, draw
 from tests.simulation.history import History, Violation
 from tests.simulation.jobs import SimSpark
 from tests.simulation.loop import CURRENT, Process, SimLoop, StuckError
@@ -168,6 +168,12 @@ class World:
             for buffer in inputs_of(self.graph, lane):
                 self.history.readers[buffer] = (lane.vertex, lane.key)
         self._give()
+
+    def follow(self, plan: Plan) -> None:
+        """Have something else go wrong than what was drawn."""
+        self.plan = plan
+        self.network.weather = plan.weather
+        self.outside.temper = plan.temper
 
     def _thread_delay_s(self) -> float:
         return self.plan.thread_s * 2 * self.rng.random()

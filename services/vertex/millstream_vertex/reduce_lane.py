@@ -119,6 +119,8 @@ class ReduceLane:
         self._held: deque[Appended] = deque()
         """Where the input is kept: durable in the log behind hand-overs that are not committed."""
         self._logged: deque[Logged] = deque()
+        self._closed_us = queue.closed_us
+        """Up to where windows were closed for all records that are not durable in the log, now and later."""
         self._sync_wanted = asyncio.Event()
         self._in_flight: dict[int, _InFlight] = {}
         """Hand-overs whose results are not committed, by number."""
@@ -251,6 +253,7 @@ class ReduceLane:
             await self._queue.sync()
             for _ in range(logged):
                 item = self._logged[0]
+                self._closed_us = item.closed_us
                 if item.appended is not None:
                     self._take_in(item.appended, item.closed_us)
                 for hand_over in item.hand_overs:
@@ -387,12 +390,16 @@ class ReduceLane:
 
     def _watermark(self, committed: int) -> int:
         """No result older than this will follow, once those of all hand-overs up to number `committed` are: a result
-        has the last microsecond of its window."""
+        has the last microsecond of its window.
+
+        It holds for records that are read again, too. Where they were in windows before, they may be alone: a session
+        that had grown on the strength of records that are not durable may begin anew as several.
+        """
         ends = [item.first_end_us for number, item in self._in_flight.items() if number > committed]
         oldest = self._queue.oldest_end_us()
         if oldest is not None:
             ends.append(oldest)
-        closed_us = self._queue.closed_us
+        closed_us = self._closed_us
         if START_OF_TIME_US < closed_us < END_OF_TIME_US:
             closed_us = max(START_OF_TIME_US, closed_us - self._lateness_us)
         return min([closed_us, *(end - 1 for end in ends)])
@@ -403,6 +410,8 @@ class ReduceLane:
         return last.watermark_us
 
     def _publish(self) -> None:
+        """Tell how far the lane is, while everything it has taken in is durable."""
+        self._closed_us = self._queue.closed_us
         watermark_us = self._watermark(self.core.committer.mark.reduce.hand_over)
         if watermark_us > self.core.watermark_us:
             self.core.publish(watermark_us, idle=not self._queue.open_windows)
@@ -450,6 +459,7 @@ class ReduceLane:
                 self._in_flight.update((hand_over.number, _InFlight.of(hand_over)) for hand_over in hand_overs)
                 self._logged.append(Logged(None, hand_overs, self._queue.closed_us))
                 self._sync_wanted.set()
+        self._closed_us = self._queue.closed_us
         # How far it has read may not have been told before the end of the process before: who fills the buffers waits
         # for it.
         self.core.publish(self._watermark(self.core.committer.mark.reduce.hand_over))
