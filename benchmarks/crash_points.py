@@ -73,11 +73,15 @@ async def sweep(runs: CrashRuns, options: argparse.Namespace) -> dict[str, Any]:
         first = (await runs.case(pipeline)).reached
         places = crash_plan.one_of_each(first, rng)
         outcomes = await all_of_them.cases([(pipeline, (point,)) for point in places.values()])
-        recoveries = [(outcome.points[0], outcome.reached) for outcome in outcomes]
-        later = crash_plan.only_after_a_kill(places.keys(), recoveries)
-        outcomes += await all_of_them.cases([(pipeline, pair) for pair in later])
-        killed |= {point for outcome in outcomes for point in outcome.points if point not in outcome.missed}
+        recoveries = [(outcome.points, outcome.reached) for outcome in outcomes]
         everything += [(pipeline, pair) for pair in crash_plan.pairs(recoveries)]
+        tried = set(places)
+        while later := crash_plan.only_after_a_kill(tried, recoveries):
+            last = await all_of_them.cases([(pipeline, points) for points in later.values()])
+            outcomes += last
+            recoveries = [(outcome.points, outcome.reached) for outcome in last]
+            tried |= later.keys()
+        killed |= {point for outcome in outcomes for point in outcome.points if point not in outcome.missed}
         singles += len(places)
     count = len(everything) if options.pairs == "all" else min(int(options.pairs), len(everything))
     await all_of_them.cases(rng.sample(everything, count))

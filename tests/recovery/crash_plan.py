@@ -6,15 +6,15 @@ Pure: what was reached it is told, choices come from the generator that is passe
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 Reached = Mapping[tuple[str, str], int]
 """By point and vertex: how often."""
 
 
 def kind_of(vertex: str) -> str:
-    """Vertices of one kind do the same at a point; sinks of different formats are different kinds."""
-    return "sink" if vertex in ("out", "late") else vertex
+    """Vertices of one kind do the same at a point."""
+    return "sink" if vertex in ("out", "late", "columns") else vertex
 
 
 def text_of(point: str, vertex: str, time: int) -> str:
@@ -36,29 +36,29 @@ def one_of_each(reached: Reached, rng: random.Random) -> dict[tuple[str, str], s
 
 
 def only_after_a_kill(
-    tried: Collection[tuple[str, str]], recoveries: Iterable[tuple[str, Reached]]
-) -> Iterator[tuple[str, str]]:
-    """(where to kill first, then where) for points that only a run after a kill reaches, each kind of vertex once.
+    tried: Collection[tuple[str, str]], recoveries: Iterable[tuple[Sequence[str], Reached]]
+) -> dict[tuple[str, str], tuple[str, ...]]:
+    """Where to be killed, one after another, for points and kinds of vertices that were not tried.
 
-    `tried`: points and kinds of vertices that a run from the beginning reaches. `recoveries`: the point at which a run
-    was killed, and what the next one reached.
+    `recoveries`: the points at which runs were killed one after another, and what the one after them reached.
     """
-    seen = set(tried)
+    found: dict[tuple[str, str], tuple[str, ...]] = {}
     for killed_at, reached in recoveries:
         for point, vertex in sorted(reached):
-            if (point, kind_of(vertex)) not in seen:
-                seen.add((point, kind_of(vertex)))
-                yield killed_at, text_of(point, vertex, 1)
+            place = point, kind_of(vertex)
+            if place not in tried and place not in found:
+                found[place] = (*killed_at, text_of(point, vertex, 1))
+    return found
 
 
-def pairs(recoveries: Sequence[tuple[str, Reached]]) -> list[tuple[str, str]]:
+def pairs(recoveries: Iterable[tuple[Sequence[str], Reached]]) -> list[tuple[str, ...]]:
     """Every point with every point that the run after it reaches, by kind of vertex."""
-    found = []
+    found: list[tuple[str, ...]] = []
     for killed_at, reached in recoveries:
         kinds: dict[tuple[str, str], str] = {}
         for point, vertex in sorted(reached):
             kinds.setdefault((point, kind_of(vertex)), vertex)
-        found += [(killed_at, text_of(point, vertex, 1)) for (point, _), vertex in kinds.items()]
+        found += [(*killed_at, text_of(point, vertex, 1)) for (point, _), vertex in kinds.items()]
     return found
 
 
