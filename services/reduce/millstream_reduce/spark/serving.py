@@ -78,7 +78,7 @@ async def _first_job(session: Session, windows: Sequence[JobWindow]) -> None:
     async with open_tasks() as tasks:
         waiting = tasks.create_task(_say_when_long(session.description.place), name="say when long")
         try:
-            await warm_up.first_job(session, windows)
+            await session.run(warm_up.warm_up, windows)
         finally:
             waiting.cancel()
 

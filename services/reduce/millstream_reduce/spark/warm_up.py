@@ -6,8 +6,7 @@ go too. The first ten jobs of a JVM take four times as long as later ones.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,8 +20,6 @@ from millstream_reduce.spark.manifest import JobWindow
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from millstream_reduce.spark.session import Session
 
 JOBS = 20
 _ROWS = 8
@@ -54,25 +51,6 @@ def write_windows(directory: Path) -> list[JobWindow]:
         segments=[_SEGMENT], offsets=[0], lengths=[total_length(buffers)], first_rows=[0], rows=[_ROWS]
     )
     return [JobWindow(str(directory), wal_pb2.Window(start_us=0, end_us=_ROWS, rows=_ROWS, pieces=pieces))]
-
-
-async def first_job(session: Session, windows: Sequence[JobWindow]) -> None:
-    """Until Spark runs jobs. Raises `EnvironmentFault` where no job can run.
-
-    Python's workers start while the JVM takes in what is needed to understand a query: a second each, on two cores.
-    """
-    from millstream_reduce.spark import jobs
-
-    await asyncio.gather(session.run(_start_workers), session.run(jobs.check, PROGRAM))
-    await session.run(warm_up, windows)
-
-
-def _start_workers(spark: SparkSession) -> None:
-    spark.range(0, 1, 1, 1).mapInArrow(_as_they_are, "id BIGINT").collect()
-
-
-def _as_they_are(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    yield from batches
 
 
 def warm_up(spark: SparkSession, windows: Sequence[JobWindow]) -> None:
