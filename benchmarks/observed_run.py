@@ -92,10 +92,6 @@ class ObservedRun:
             return 0.0
         return (inside[-1][1] - inside[0][1]) / (inside[-1][0] - inside[0][0])
 
-    def first_count_s(self, vertex: str) -> float:
-        """When the vertex was first seen to have done anything."""
-        return next((published_s for published_s, records in self._counts.get(vertex, ()) if records), 0.0)
-
     def last_count_s(self, vertex: str) -> float:
         """When the vertex was last seen to get on."""
         counts = self._counts.get(vertex)

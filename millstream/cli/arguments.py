@@ -224,7 +224,7 @@ def _add_bench(commands: Commands) -> None:
         ("--records-per-window", 100_000, "in each window"),
         ("--keys", 10_000, "in each window"),
         ("--windows", 30, "windows to measure"),
-        ("--rate", 100_000, "records per second"),
+        ("--rate", 50_000, "records per second"),
     ):
         reduce.add_argument(option, type=int, default=default, metavar="N", help=f"{text} (default: {default})")
     for bench in (throughput, latency, reduce):

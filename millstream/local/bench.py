@@ -84,6 +84,8 @@ class Load:
     """Records per second; 0: as fast as possible."""
     warm_up_s: float = 0.0
     """Latencies of the first seconds are left out."""
+    warm_up_count: int = 0
+    """The first so many latencies are left out."""
 
 
 @dataclass(slots=True)
@@ -251,8 +253,9 @@ async def _sample(
         measured.sampled_s = loop.time() - begun_s
         with suppress(RetryLaterError):
             counts = await scrape_latency(port, metric)
-            if before is None and loop.time() - begun_s >= load.warm_up_s:
-                before = counts if load.warm_up_s else LatencyCounts()
+            is_warm = loop.time() - begun_s >= load.warm_up_s and counts.total >= load.warm_up_count
+            if before is None and is_warm:
+                before = counts if load.warm_up_s or load.warm_up_count else LatencyCounts()
             if before is not None:
                 measured.latency = counts.since(before)
         await asyncio.sleep(_SAMPLE_INTERVAL_S)

@@ -27,6 +27,10 @@ from millstream_reduce.windows import WindowConfig, make_windowing
 
 _APPEND_BYTES = 4 * MIB
 """Stored bytes of an entry, as the lane takes them."""
+START_S = 15
+"""In which Spark starts; what closes meanwhile goes in few hand-overs."""
+WARM_UP_HAND_OVERS = 20
+"""Until Java has compiled what runs often."""
 _PIPELINE = """\
 apiVersion: millstream.io/v1alpha1
 kind: Pipeline
@@ -144,7 +148,8 @@ def _fill_file(path: Path, size: int, syncs: int) -> float:
 
 async def measure_windows(directory: Path, load: WindowLoad, durability: DurabilityLevel) -> Measured:
     """Run the pipeline; `latency` is from the watermark closing windows to the commit of their results."""
-    records = load.records_per_window * load.windows
+    closed_at_start = START_S * load.rate // load.records_per_window
+    records = load.records_per_window * (closed_at_start + WARM_UP_HAND_OVERS + load.windows)
     text = _PIPELINE.format(
         rate=load.rate,
         records=records,
@@ -153,4 +158,5 @@ async def measure_windows(directory: Path, load: WindowLoad, durability: Durabil
         length_ms=load.records_per_window * 1000 // load.rate,
     )
     pipeline = Pipeline(text, ("in-0", "sum-0", "out-0"), "sum-0", CLOSE_TIME, passes_on=False)
-    return await measure(directory, pipeline, Load(records, load.record_bytes, load.rate, warm_up_s=5.0), durability)
+    load_of_run = Load(records, load.record_bytes, load.rate, warm_up_count=WARM_UP_HAND_OVERS)
+    return await measure(directory, pipeline, load_of_run, durability)
