@@ -74,6 +74,11 @@ class ReduceInputs:
         """Nothing will be taken any more: ended, or told to stop."""
         return not self._taken and self._reading == 0
 
+    @property
+    def waiting_bytes(self) -> int:
+        """Stored bytes that have been read and not been taken."""
+        return self._bytes
+
     def watermark_us(self) -> int:
         """Of all inputs together, behind the frames that were taken."""
         return min(item.watermark_us for item in self.inputs)

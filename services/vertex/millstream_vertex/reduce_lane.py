@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 
 TAKE_BYTES = 4 * MIB
 """Stored bytes that go into one entry of the log, about."""
+GATHER_S = 0.01
+"""From one entry of the log to the next, unless there is much: one of few records costs as much as one of many."""
 ROOM_WAIT_S = 0.1
 """While the log is full: how often it is looked whether the watermark closes a window."""
 HAND_OVERS_IN_FLIGHT_MAX = 2
@@ -131,6 +133,8 @@ class ReduceLane:
         self._computed: dict[int, Computed] = {}
         self._early_at_s = core.clock.monotonic_s()
         self._early_rows = 0
+        self._looked_s = 0.0
+        """When `_gather` returned last."""
         self._totals = Totals()
         self._stopping = False
 
@@ -183,6 +187,7 @@ class ReduceLane:
         """Move frames into the log and close windows, until everything is durable and computed, or `stop`."""
         while True:
             await self._inputs.wait(self._pause_s())
+            await self._gather()
             # Windows are closed also while the queue is full: that may be what makes room.
             has_room = await self._queue.room(ROOM_WAIT_S)
             if self._stopping:
@@ -200,6 +205,13 @@ class ReduceLane:
                 return
         while self._logged:
             await self._inputs.wait(None)
+
+    async def _gather(self) -> None:
+        """Let more records come, when few have since the last entry."""
+        missing_s = self._looked_s + GATHER_S - self.core.clock.monotonic_s()
+        if missing_s > 0 and self._inputs.waiting_bytes < TAKE_BYTES:
+            await asyncio.sleep(missing_s)
+        self._looked_s = self.core.clock.monotonic_s()
 
     @property
     def _busy(self) -> bool:
