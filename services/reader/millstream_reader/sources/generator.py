@@ -33,6 +33,9 @@ KIND = "generator"
 
 _TICK_S = 0.002
 """A generator with a rate looks this often for what is due: a read costs the same, however few records it brings."""
+_BUSY_TICK_S = 0.01
+_BUSY_PER_S = 10_000
+"""From this rate on that often: on its way every read costs as much as a hundred records."""
 
 _BLOCK_DIGITS = 4
 _BLOCK = 10**_BLOCK_DIGITS
@@ -109,6 +112,8 @@ class GeneratorLane:
         self._keys = _Keys(plan.key_count, lane.partition, partitions)
         self._shifts = _event_time_shifts(plan, lane.partition)
         self._newest_us = 0
+        self._clock = clock
+        self._read_s = 0.0
         self._draining = False
         self._total: int | None = None
         if plan.records is not None:
@@ -123,12 +128,14 @@ class GeneratorLane:
         if self._draining or self._ended:
             return self._batch(None)
         count = self._ready()
-        if count == 0:
-            await asyncio.sleep(min(max(self._schedule.wait_s(self._made), _TICK_S), timeout_s))
+        pause_s = self._pause_s() if count < records_max else 0.0
+        if pause_s > 0:
+            await asyncio.sleep(min(pause_s, timeout_s))
             count = self._ready()
         else:
             # A source that always has something must not keep the loop from everybody else.
             await asyncio.sleep(0)
+        self._read_s = self._clock.monotonic_s()
         count = min(count, records_max, max(1, bytes_max // self._record_bytes))
         return self._batch(self._make(count) if count else None)
 
@@ -154,6 +161,14 @@ class GeneratorLane:
     def _ready(self) -> int:
         due = self._schedule.due(self._made)
         return due if self._total is None else min(due, self._total - self._made)
+
+    def _pause_s(self) -> float:
+        """Until it is worth a read."""
+        if not self._schedule.paced:
+            return 0.0
+        busy = self._plan.records_per_s >= _BUSY_PER_S * self._partitions
+        tick_s = self._read_s + (_BUSY_TICK_S if busy else _TICK_S) - self._clock.monotonic_s()
+        return max(self._schedule.wait_s(self._made), tick_s)
 
     def _batch(self, frame: Frame | None) -> SourceBatch:
         body = {"made": self._made, "origin_us": self._origin_us}
