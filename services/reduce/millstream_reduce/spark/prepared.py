@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import base64
 import pickle
+import threading
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
 
@@ -24,7 +25,7 @@ from millstream_reduce.spark.manifest import Manifest
 
 _PROPERTY = "millstream.manifest"
 _JOBS_MAX = 64
-_PLANNED_ANEW = ("Exchange", "Subquery", "InMemoryTableScan", "AdaptiveSparkPlan")
+_KEEPS_SOMETHING = ("Exchange", "Subquery", "InMemoryTableScan", "AdaptiveSparkPlan")
 """In the text of a physical plan: it keeps something of its first run, and would give it again."""
 
 OpenFrame = Callable[[Manifest | None], AbstractContextManager[DataFrame]]
@@ -39,16 +40,27 @@ class PreparedJob:
     def __init__(self, frame: DataFrame) -> None:
         self._frame = frame
         plan = frame._jdf.queryExecution().executedPlan().toString()
-        self._planned_anew = any(part in plan for part in _PLANNED_ANEW)
+        self._keeps_something = any(part in plan for part in _KEEPS_SOMETHING)
+        self._running = threading.Lock()
 
     def run(self, spark: SparkSession, manifest: Manifest) -> pa.Table:
         """Its rows. From several threads at a time, too: the property is that of the thread."""
-        frame = self._frame.select("*") if self._planned_anew else self._frame
-        spark.sparkContext.setLocalProperty(_PROPERTY, base64.b64encode(pickle.dumps(manifest)).decode())
+        # A physical plan has variables in which it makes its code, so it serves one run at a time.
+        if self._keeps_something or not self._running.acquire(blocking=False):
+            return _rows(spark, self._frame.select("*"), manifest)
         try:
-            return frame.toArrow()
+            return _rows(spark, self._frame, manifest)
         finally:
-            spark.sparkContext.setLocalProperty(_PROPERTY, None)  # type: ignore[arg-type]  # as its documentation has it
+            self._running.release()
+
+
+def _rows(spark: SparkSession, frame: DataFrame, manifest: Manifest) -> pa.Table:
+    context = spark.sparkContext
+    context.setLocalProperty(_PROPERTY, base64.b64encode(pickle.dumps(manifest)).decode())
+    try:
+        return frame.toArrow()
+    finally:
+        context.setLocalProperty(_PROPERTY, None)  # type: ignore[arg-type]  # as its documentation has it
 
 
 def run_job(spark: SparkSession, name: Hashable, open_frame: OpenFrame, manifest: Manifest) -> pa.Table:

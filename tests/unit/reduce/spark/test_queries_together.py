@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -215,3 +216,12 @@ def _by_window(rows: list[tuple[object, ...]]) -> dict[object, list[tuple[object
 
 def program(query: str) -> spark_pb2.SqlProgram:
     return spark_pb2.SqlProgram(query=query, value=spark_pb2.ValueSchema(format="json", fields=FIELDS))
+
+
+@pytest.mark.guarantee("I3")
+def test_runs_of_one_job_at_the_same_time_do_not_meet(session: SparkSession, windows: list[JobWindow]) -> None:
+    plan = plan_sql(session, program(TOGETHER[0]))
+    alone_ = [Counter(results(compute_sql(session, plan, [window], parallelism=2))) for window in windows]
+    with ThreadPoolExecutor(4) as threads:
+        at_once = list(threads.map(lambda window: compute_sql(session, plan, [window], 2), windows * 10))
+    assert [Counter(results(table)) for table in at_once] == alone_ * 10
