@@ -61,6 +61,11 @@ async def test_batches_are_lines_and_are_cut_the_same_whatever_part_of_a_frame_i
         target.requests.clear()
         await lane.write([whole.take(range(4, 10))], END)
         assert [(request.key, request.body) for request in target.requests] == first[1:]
+        # Without the first of a batch, that batch is another one, and those behind it are not.
+        target.requests.clear()
+        await lane.write([whole.take(range(5, 10))], END)
+        cut = ("out/in/0/7/5..out/in/0/7/7", b"f\ng\nh\n")
+        assert [(request.key, request.body) for request in target.requests] == [cut, first[2]]
 
 
 async def test_a_batch_is_bounded_in_bytes_and_a_large_record_goes_alone() -> None:

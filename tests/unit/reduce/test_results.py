@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
 
-from millstream_reduce.log.files import SystemFiles
+from millstream_reduce.log.files import Files, SystemFiles
 from millstream_reduce.log.segments import LogIdentity
 from millstream_reduce.results import ResultFiles
+from tests.unit.reduce.log.faulty_files import PowerLossFiles
 
 
-def opened(directory: Path, epoch: int) -> ResultFiles:
+def opened(directory: Path, epoch: int, system: Files | None = None) -> ResultFiles:
     """The result files as the owner of that epoch sees them."""
-    files = ResultFiles(directory, SystemFiles(), LogIdentity("p", "sum", 0, epoch, "ledger"))
+    files = ResultFiles(directory, system or SystemFiles(), LogIdentity("p", "sum", 0, epoch, "ledger"))
     files.load()
     return files
 
@@ -35,3 +37,14 @@ def test_results_of_all_owners_are_removed_once_they_are_committed(tmp_path: Pat
     assert third.oldest == 8
     assert third.read(7) is None
     assert third.read(8) == b"still needed"
+
+
+@pytest.mark.guarantee("I3")
+@pytest.mark.parametrize("seed", range(10))
+def test_results_that_are_kept_survive_the_loss_of_power(tmp_path: Path, seed: int) -> None:
+    disk = PowerLossFiles()
+    results = b"of which a part is committed" * 100
+    (tmp_path / "log").mkdir()
+    opened(tmp_path / "log", 1, disk).write(7, results)
+    disk.lose_power(tmp_path / "after", random.Random(seed))
+    assert opened(tmp_path / "after", 2).read(7) == results

@@ -87,6 +87,30 @@ async def test_what_is_committed_is_trimmed_and_nothing_else(rig: Rig) -> None:
     assert await rig.values(OUT) == [b"a", b"b", b"c"]
 
 
+@pytest.mark.guarantee("I1")
+async def test_what_is_read_and_not_committed_is_not_trimmed(rig: Rig) -> None:
+    release = asyncio.Event()
+
+    async def waiting(value: bytes) -> bytes:
+        if value != b"a":
+            await release.wait()
+        return value
+
+    await rig.feed(records_of(b"a"), records_of(b"b"), records_of(b"c"))
+    async with (
+        open_stream(waiting) as stream,
+        rig.map_lane(stream, [Route("map-out", 1, None)]) as lane,
+        asyncio.TaskGroup() as tasks,
+    ):
+        tasks.create_task(lane.run())
+        async with asyncio.timeout(5):
+            while b"a" in await rig.values(INPUT, "in"):  # noqa: ASYNC110 - a ledger has no event for it
+                await asyncio.sleep(0)
+        assert await rig.values(INPUT, "in") == [b"b", b"c"]
+        release.set()
+        lane.stop()
+
+
 @pytest.mark.guarantee("I8")
 async def test_what_was_committed_before_a_kill_is_trimmed_after_it(rig: Rig) -> None:
     await rig.feed(records_of(b"a"), records_of(b"b"))
@@ -181,3 +205,25 @@ async def test_a_watermark_that_is_heard_during_the_last_commit_moves_the_lane_o
                 await asyncio.sleep(0)
         lane.stop()
         await running
+
+
+@pytest.mark.guarantee("I5")
+async def test_a_watermark_that_is_heard_does_not_pass_what_is_read_and_not_committed(rig: Rig) -> None:
+    await rig.feed(records_of(b"a"), watermark_us=5)
+    async with (
+        open_stream(identity) as stream,
+        rig.map_lane(stream, [Route("map-out", 1, None)]) as lane,
+        asyncio.TaskGroup() as tasks,
+    ):
+        rig.faults.hold()
+        tasks.create_task(lane.run())
+        async with asyncio.timeout(5):
+            await rig.faults.held()
+            assert rig.input is not None
+            await rig.tell(watermark_us=100)
+            while rig.input.watermark_at(2**40) < 100 or rig.input.changed.is_set():  # noqa: ASYNC110 - as above
+                await asyncio.sleep(0)
+            assert lane.core.watermark_us == START_OF_TIME_US
+            rig.faults.release()
+            await until_committed(rig, 1)
+        lane.stop()

@@ -128,10 +128,16 @@ class PowerLossFiles(SystemFiles):
 
     def sync(self, descriptor: int) -> None:
         super().sync(descriptor)
-        file = self._open.get(descriptor)
+        file = self._open.get(descriptor) or self._of_others(descriptor)
         if file is not None:
             file.durable = bytes(file.content)
             file.unsynced.clear()
+
+    def _of_others(self, descriptor: int) -> _File | None:
+        """The file, opened by somebody who does not write it."""
+        wanted = os.fstat(descriptor)
+        names = (path for path in self._names if path.exists() and os.path.samestat(path.stat(), wanted))
+        return next((self._names[path] for path in names), None)
 
     def close(self, descriptor: int) -> None:
         super().close(descriptor)

@@ -95,6 +95,24 @@ async def test_any_flipped_byte_is_named_or_ends_what_was_never_called_durable(t
 
 
 @pytest.mark.guarantee("I10")
+async def test_an_entry_behind_the_damage_shows_that_it_was_durable(tmp_path: Path) -> None:
+    async with opened(tmp_path) as written:
+        for _ in range(3):
+            written.append()
+            await written.sync()
+    (number,) = segment_numbers(tmp_path)
+    path = tmp_path / segment_name(number)
+    whole, places = path.read_bytes(), written.kept.locations
+    for broken in (1, 2):
+        damaged = bytearray(whole)
+        damaged[places[broken].offset + 40] ^= 1
+        path.write_bytes(damaged)
+        # The header is the log's first entry.
+        with pytest.raises(DamageError, match=f"entry {broken + 2} behind it shows that it had been durable"):
+            read(tmp_path)
+
+
+@pytest.mark.guarantee("I10")
 async def test_damage_names_the_file_the_place_and_what_it_affects(tmp_path: Path) -> None:
     written = await make_log(tmp_path, 12)
     place = written.kept.locations[4]
@@ -155,6 +173,25 @@ async def test_an_old_segment_under_another_name_is_named(tmp_path: Path) -> Non
     (tmp_path / segment_name(3)).write_bytes((tmp_path / segment_name(2)).read_bytes() + bytes(1024))
     with pytest.raises(DamageError, match=r"its header says that it is segment 2: somebody renamed or copied it"):
         read(tmp_path)
+
+
+@pytest.mark.guarantee("I10")
+async def test_a_segment_of_a_copy_that_went_its_own_way_is_named(tmp_path: Path) -> None:
+    """A backup that was gone on with has segments of the same log and number, with other entries."""
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    await make_log(ours, 10)
+    shutil.copytree(ours, theirs)
+    for directory, first in ((ours, 1), (theirs, 6)):
+        async with opened(directory, 2) as written:
+            written.append(first)
+            written.log.begin_segment()
+            written.append(60)
+            await written.sync()
+    number = segment_numbers(ours)[-3]
+    path, other = ours / segment_name(number), theirs / segment_name(number)
+    path.write_bytes(other.read_bytes() + bytes(2048))
+    with pytest.raises(DamageError, match="one of the two was replaced by an old copy"):
+        read(ours)
 
 
 async def test_a_segment_behind_the_newest_is_not_taken_for_the_log(tmp_path: Path) -> None:

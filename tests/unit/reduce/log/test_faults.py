@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import random
@@ -73,6 +74,54 @@ async def test_what_was_acknowledged_survives_the_loss_of_power(tmp_path: Path, 
         files.lose_power(target, rng)
         again = await read_back(target, 2)
         assert written.acknowledged <= again.prefix <= kept.last
+
+
+@pytest.mark.guarantee("I1")
+@pytest.mark.parametrize("seed", range(10))
+async def test_what_a_new_owner_read_survives_the_loss_of_power(tmp_path: Path, seed: int) -> None:
+    """The owner before died between its write and its fsync. Whoever reads what it wrote lets the lane's mark count on
+    it, without having written it."""
+    files, kept = PowerLossFiles(), KeptEntries()
+    async with opened(tmp_path / "log", kept=kept, files=files) as written:
+        written.append(3)
+        await written.sync()
+        sync, files.sync = files.sync, _fail  # type: ignore[method-assign]
+        written.append(3)
+        with pytest.raises(EnvironmentFault):
+            await written.sync()
+        files.sync = sync  # type: ignore[method-assign]
+    async with opened(tmp_path / "log", 2, files=files) as successor:
+        assert successor.kept.prefix == 6
+        files.lose_power(tmp_path / "after", random.Random(seed))
+    assert (await read_back(tmp_path / "after", 3)).prefix == 6
+
+
+@pytest.mark.guarantee("I1")
+async def test_a_segment_goes_only_when_the_log_does_without_it(tmp_path: Path) -> None:
+    steps, died = 0, True
+    while died:
+        directory = tmp_path / str(steps)
+        files, kept = DyingFiles(steps), KeptEntries()
+        acknowledged = await _write_and_need_nothing(directory, kept, files)
+        # Nothing that the log still names is missing.
+        assert acknowledged <= (await read_back(directory, 2)).last <= kept.last
+        died, steps = files.dead, steps + 1
+    assert steps > 20
+
+
+async def _write_and_need_nothing(directory: Path, kept: KeptEntries, files: DyingFiles) -> int:
+    acknowledged = 0
+    with contextlib.suppress(EnvironmentFault):
+        async with opened(directory, kept=kept, files=files) as written:
+            for _ in range(2):
+                kept.needed = None
+                written.append(20)
+                await written.sync()
+                acknowledged = written.acknowledged
+                kept.needed = set()
+                written.log.begin_segment()
+                await written.sync()
+    return acknowledged
 
 
 def _fail(descriptor: int) -> None:

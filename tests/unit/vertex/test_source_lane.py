@@ -1,0 +1,84 @@
+"""A lane of a source: what it tells the source, and what it promises downstream, follows its commits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+
+from millstream import limits
+from millstream.clock import START_OF_TIME_US, SystemClock
+from millstream.frame import Frame
+from millstream.record import BufferId
+from millstream.retry import OnFailure
+from millstream.telemetry import Telemetry
+from millstream.watermark.source import SourceWatermark
+from millstream_reader.source import SourceBatch
+from millstream_reader.tracker import Tracker
+from millstream_vertex.lane import LaneCore
+from millstream_vertex.source_lane import SourceVertexLane
+from millstream_writer.routing import Route, Router
+from tests.unit.vertex.lane_rig import UPSTREAM, Rig, open_rig, records_of
+
+BUFFER = BufferId("in-map", 0)
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[Rig]:
+    async with open_rig() as opened:
+        yield opened
+
+
+class GivenSource:
+    """A source of frames that are given, its position their number."""
+
+    replayable = True
+
+    def __init__(self, frames: Sequence[Frame]) -> None:
+        self._frames = frames
+        self._given = 0
+        self.all_read = asyncio.Event()
+        self.acknowledged: list[bytes] = []
+
+    async def read(self, records_max: int, bytes_max: int, timeout_s: float) -> SourceBatch:
+        if self._given == len(self._frames):
+            self.all_read.set()
+            return SourceBatch(None, b"%d" % self._given, ended=True)
+        self._given += 1
+        return SourceBatch(self._frames[self._given - 1], b"%d" % self._given)
+
+    async def committed(self, position: bytes) -> None:
+        self.acknowledged.append(position)
+
+    def pending(self) -> int | None:
+        return None
+
+    async def drain(self) -> None:
+        return None
+
+
+async def lane_of(rig: Rig, source: GivenSource) -> SourceVertexLane:
+    router = Router([Route(BUFFER.edge, 1, None)])
+    committer = await rig.committer(UPSTREAM, router)
+    tracker = Tracker(pieces_max=limits.FRAMES_IN_FLIGHT_MAX, bytes_max=limits.BYTES_IN_FLIGHT_MAX)
+    store = await rig.stores.store(UPSTREAM.vertex)
+    core = LaneCore(UPSTREAM, committer, store, Telemetry(), SystemClock(), tracker, watermarks=True)
+    return SourceVertexLane(core, source, None, router, SourceWatermark(), None, OnFailure.STOP)
+
+
+@pytest.mark.guarantee("I1", "I5")
+async def test_nothing_is_acknowledged_or_promised_before_it_is_committed(rig: Rig) -> None:
+    source = GivenSource([records_of(b"a", time_us=10), records_of(b"b", time_us=20)])
+    lane = await lane_of(rig, source)
+    rig.faults.hold()
+    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        tasks.create_task(lane.run())
+        await rig.faults.held()
+        await source.all_read.wait()
+        assert source.acknowledged == []
+        assert lane.core.watermark_us == START_OF_TIME_US
+        rig.faults.release()
+    assert source.acknowledged[-1] == b"2"
+    assert (await rig.mark(UPSTREAM)).position == b"2"
+    assert await rig.values(BUFFER, "in") == [b"a", b"b"]
