@@ -23,6 +23,7 @@ import os
 import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -224,7 +225,8 @@ class Copy:
             try:
                 output, _ = process.communicate(timeout=RUN_TIMEOUT_S * max(1, len(tests) // 10))
             except BaseException:
-                process.kill()
+                # With whatever the tests have started.
+                os.killpg(process.pid, signal.SIGKILL)
                 raise
         if process.returncode not in (0, 1) or not self._report.is_file():
             raise RuntimeError(f"exit code {process.returncode}: {_last_line(output)}")
