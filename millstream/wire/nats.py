@@ -60,7 +60,8 @@ class BrokerConnection:
         self._name = name
         self._client = Client()
         # A connection whose peer has vanished still has bytes to send: closing it must not wait for them.
-        self._client._transport = _AbortingTransport()  # type: ignore[no-untyped-call]  # as its base class is
+        self._transport = _AbortingTransport()  # type: ignore[no-untyped-call]  # as its base class is
+        self._client._transport = self._transport
         self._up = asyncio.Event()
         self._closing = False
         self._refusal: str | None = None
@@ -115,7 +116,11 @@ class BrokerConnection:
     async def close(self) -> None:
         self._closing = True
         self._fail_answers()
-        await self._client.close()
+        try:
+            await self._client.close()
+        finally:
+            # Also when that was cancelled.
+            self._transport.abort()
 
     async def connected(self) -> None:
         """Wait until there is a connection, for ever."""
@@ -231,9 +236,8 @@ class _AbortingTransport(TcpTransport):
         return True
 
     async def connect(self, uri: ParseResult, buffer_size: int, connect_timeout: int) -> None:
-        if self._io_writer is not None:
-            # The client forgets a connection that broke before the server had introduced itself.
-            self._io_writer.transport.abort()
+        # The client forgets a connection that broke before the server had introduced itself.
+        self.abort()
         await super().connect(uri, buffer_size, connect_timeout)
 
     async def wait_closed(self) -> None:
@@ -241,8 +245,12 @@ class _AbortingTransport(TcpTransport):
             async with asyncio.timeout(_CLOSE_TIMEOUT_S):
                 await super().wait_closed()  # type: ignore[no-untyped-call]  # as its base class is
         except TimeoutError:
-            if self._io_writer is not None:
-                self._io_writer.transport.abort()
+            self.abort()
+
+    def abort(self) -> None:
+        """Close the connection now, if there is one."""
+        if self._io_writer is not None:
+            self._io_writer.transport.abort()
 
 
 @asynccontextmanager

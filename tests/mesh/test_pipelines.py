@@ -214,7 +214,7 @@ async def test_a_pipeline_goes_on_where_it_stopped(files: PipelineFiles, tmp_pat
 @pytest.mark.guarantee("I1")
 async def test_an_owner_that_was_replaced_stops_without_an_effect(files: PipelineFiles, tmp_path: Path) -> None:
     path = files.write(
-        files.generator(100_000, rpu=5000) + files.function("identity") + files.file_sink("out"),
+        files.generator(15_000, rpu=5000) + files.function("identity") + files.file_sink("out"),
         ["in -> map", "map -> out"],
     )
     async with open_pipeline(path, tmp_path / "broker") as first:
@@ -228,12 +228,10 @@ async def test_an_owner_that_was_replaced_stops_without_an_effect(files: Pipelin
             await running
         # A lane is refused its commit, or hears of its successor first; others of its process may too.
         assert ended.value.split(FencedError)[1] is None
-        second.stop()
         await successor
-        made = await second.account("in")
         written = await second.account("out")
-    assert made.inputs >= written.inputs == written.processed
-    assert files.numbers("out") == list(range(written.processed))
+    assert written.inputs == written.processed == 15_000
+    assert files.numbers("out") == list(range(15_000))
 
 
 async def test_a_full_buffer_with_discard_latest_drops_and_counts(files: PipelineFiles, tmp_path: Path) -> None:
