@@ -30,6 +30,8 @@ from millstream.spec.lanes import all_lanes, lanes_of, owned_lanes
 
 RESUME_TIMEOUT_S = 60.0
 """A run that is not back after this is not waited for any longer, and the verdict says so."""
+SPARK_RESUME_TIMEOUT_S = 180.0
+"""The same where Spark has to start again: on a busy machine that alone takes most of a minute."""
 END_TIMEOUT_S = 600.0
 """From the last strike until the run must have ended."""
 _FIND_TIMEOUT_S = 3.0
@@ -204,7 +206,7 @@ class Session:
         if self._pending is None:
             return
         struck, waiting = self._pending
-        deadline_s = time.monotonic() + RESUME_TIMEOUT_S
+        deadline_s = time.monotonic() + (SPARK_RESUME_TIMEOUT_S if struck.spark_again else RESUME_TIMEOUT_S)
         while waiting.resumed_us() is None and not self._over:
             if waiting.since_us is None:
                 waiting.since_us = self._replaced_us(struck)
