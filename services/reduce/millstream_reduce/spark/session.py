@@ -111,7 +111,13 @@ class Session:
             raise SessionLostError(f"Spark ({self.description.place}) does not run the simplest job any more") from None
         except Exception as error:
             # Whatever it is: what never fails has failed.
-            raise SessionLostError(f"Spark ({self.description.place}) is gone: {first_line(error)}") from error
+            reason = f"Spark ({self.description.place}) is gone: {first_line(error)}"
+            if self._jvm is not None:
+                # How its JVM has ended says more, and is known in a moment.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_ENDING_S):
+                        reason = await self._jvm.ended()
+            raise SessionLostError(reason) from error
 
     def _tagged(self, tag: str, function: Callable[..., Answer], *arguments: Any) -> Answer:
         if self._jvm is None:
