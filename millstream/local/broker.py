@@ -35,7 +35,13 @@ START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 10.0
 """From SIGTERM to SIGKILL. Every acknowledged write is in the store either way."""
 _POLL_S = 0.005
-_DISK_FULL = (b"no space left on device", b"disk quota exceeded")
+_DISK_FULL = (
+    b"no space left on device",
+    b"disk quota exceeded",
+    # It has given up storing, and answers nothing any more, also when there is room again.
+    b"resource limits exceeded for server",
+    b"will be DISABLED",
+)
 ROOM_BYTES_MIN = 32 * limits.MIB
 """Free space from which a broker that met a full disk is started again: a few commits of the largest size."""
 _ROOM_POLL_S = 1.0
