@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.small_disk import open_small_disk
 
 OWN = """\
 apiVersion: millstream.io/v1alpha1
@@ -66,22 +65,10 @@ def test_a_pipeline_of_a_user_is_drained_and_held_to_what_its_sinks_state(tmp_pa
     assert not (tmp_path / "results").exists(), "the user's own results are left alone"
 
 
-@contextmanager
-def small_disk(place: Path) -> Iterator[Path]:
-    place.mkdir()
-    mounting = ["mount", "-t", "tmpfs", "-o", "size=1g", "tmpfs", str(place)]
-    if os.geteuid() != 0 or subprocess.run(mounting, capture_output=True, check=False).returncode != 0:
-        pytest.skip("a disk of its own cannot be mounted here")
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", "--lazy", str(place)], check=True)
-
-
 @pytest.mark.timeout(180)
 @pytest.mark.guarantee("I1", "I9")
 def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
-    with small_disk(tmp_path / "disk") as disk:
+    with open_small_disk(tmp_path / "disk", 1 << 30) as disk:
         arguments = ["mesh", "--kills", "2", "--records", "6000", "--rate", "300", "--faults", "disk"]
         told = chaos(disk / "one", *arguments)
     assert told["faults"] == {"disk": 2}

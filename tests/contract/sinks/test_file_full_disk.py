@@ -11,7 +11,6 @@ import errno
 import os
 import random
 import stat
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from tests.contract.sinks.file_target import (
     sink_owner,
     value_of,
 )
+from tests.small_disk import open_small_disk
 from tests.unit.writer.sink_frames import sink_frame
 
 DISK_BYTES = 512 * 1024
@@ -48,20 +48,8 @@ def frame(number: int) -> SinkFrame:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own that is soon full."""
-    path = tmp_path / "disk"
-    path.mkdir()
-    mounting = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(path)]
-    done = subprocess.run(mounting, capture_output=True, text=True, check=False, timeout=10)
-    if done.returncode != 0:
-        reason = f"no file system can be mounted here: {done.stderr.strip()}"
-        if os.environ.get("CI"):
-            pytest.fail(f"{reason}. The checks need a machine on which it can.")
-        pytest.skip(reason)
-    try:
+    with open_small_disk(tmp_path / "disk", DISK_BYTES) as path:
         yield path
-    finally:
-        subprocess.run(["umount", str(path)], check=True, timeout=10)
 
 
 class Disk:

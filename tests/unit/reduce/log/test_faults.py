@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 import random
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from millstream.errors import EnvironmentFault, MillstreamError, StorageFullErro
 from millstream_reduce.log.entries import segment_name
 from millstream_reduce.log.log import LogSizes
 from millstream_reduce.log.segments import segment_numbers
+from tests.small_disk import open_small_disk
 from tests.unit.reduce.log.faulty_files import DyingFiles, FailingFiles, PowerLossFiles
 from tests.unit.reduce.log.kept_entries import KeptEntries, opened, read_back
 
@@ -189,20 +189,8 @@ async def test_a_file_system_that_reserves_nothing_is_not_short(tmp_path: Path) 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own that is soon full."""
-    path = tmp_path / "disk"
-    path.mkdir()
-    mounting = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(path)]
-    done = subprocess.run(mounting, capture_output=True, text=True, check=False, timeout=10)
-    if done.returncode != 0:
-        reason = f"no file system can be mounted here: {done.stderr.strip()}"
-        if os.environ.get("CI"):
-            pytest.fail(f"{reason}. The checks need a machine on which it can.")
-        pytest.skip(reason)
-    try:
+    with open_small_disk(tmp_path / "disk", DISK_BYTES) as path:
         yield path
-    finally:
-        subprocess.run(["umount", str(path)], check=True, timeout=10)
 
 
 async def test_a_full_disk_loses_nothing_and_the_log_goes_on_when_there_is_room(small_disk: Path) -> None:
