@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from pathlib import Path
 
 import psutil
@@ -27,6 +28,28 @@ def held(keys, records, window):
     while not (HERE / "let-go").exists():
         time.sleep(0.01)
     return str(len(list(records)))
+"""
+NOTHING_ASKED = """\
+import asyncio, pathlib, sys
+import psutil
+from millstream_reduce.spark.session import open_session
+from millstream_reduce.spark.settings import SparkSettings
+
+
+async def main() -> None:
+    async with open_session(SparkSettings(pathlib.Path(sys.argv[1]))) as session:
+        frame = session.spark.range(1)
+        jvm = next(child for child in psutil.Process().children() if "java" in child.name())
+        jvm.suspend()
+        # It is given back to a JVM that does not read any more.
+        del frame
+        await asyncio.sleep(1)
+        jvm.kill()
+        print(await session.lost())
+        await asyncio.sleep(1)
+
+
+asyncio.run(main())
 """
 LARGE = "SELECT max(size(sequence(0L, 400000000L + value.n))) AS n FROM window"
 
@@ -69,6 +92,17 @@ async def test_a_request_is_answered_although_driver_and_jvm_are_killed_in_the_m
             table, summary = await answer
             assert table["value"].to_pylist() == [b"3"]
             assert not summary.failures
+
+
+async def test_a_jvm_that_ends_while_objects_are_given_back_to_it_leaves_no_noise(tmp_path: Path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", NOTHING_ASKED, str(tmp_path / "spark")),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await asyncio.wait_for(process.communicate(), LIMIT_S)
+    assert err.decode() == ""
+    assert out.decode().startswith("Spark's JVM ended (killed")
 
 
 async def test_a_spark_that_is_out_of_memory_ends_and_says_so(tmp_path: Path) -> None:

@@ -41,8 +41,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     begun_s = time.monotonic()
     options = _parser().parse_args(arguments)
     configure_logging(options.pipeline, "spark", level=options.log_level)
-    # Tells of every connection that is closed.
-    logging.getLogger("py4j").setLevel(logging.ERROR)
     try:
         try:
             settings = SparkSettings.from_json(options.settings.read_text(encoding="utf-8"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
+import logging
 import os
 import shutil
 import sys
@@ -148,6 +149,7 @@ async def open_session(settings: SparkSettings, *, record_to: Path | None = None
     With `record_to` the JVM writes an ahead-of-time cache there when the block ends, which takes half a minute.
     """
     _clear(settings.directory)
+    _hush_py4j()
     calls = ThreadPoolExecutor(max_workers=JOBS_MAX + _OTHER_CALLS_MAX, thread_name_prefix="spark")
     # Takes as long as a JVM needs to come up, and can be done meanwhile.
     calls.submit(importlib.import_module, "pyspark.sql")
@@ -277,6 +279,19 @@ async def _stop(calls: ThreadPoolExecutor, spark: SparkSession) -> None:
     with contextlib.suppress(Exception):
         async with asyncio.timeout(STOP_TIMEOUT_S):
             await asyncio.get_running_loop().run_in_executor(calls, spark.stop)
+
+
+def _hush_py4j() -> None:
+    """Keep py4j from telling of connections that end with their JVM: whoever waits for an answer is told by its error.
+
+    It gives Java's objects back in a thread of its own, also while the JVM ends, and says so with the root logger.
+    """
+    logging.getLogger("py4j").setLevel(logging.ERROR)
+    logging.getLogger().addFilter(_not_from_py4j)
+
+
+def _not_from_py4j(record: logging.LogRecord) -> bool:
+    return record.module != "java_gateway"
 
 
 def _probe(spark: SparkSession) -> None:
