@@ -10,7 +10,6 @@ The last two are there when at least one record has any.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -25,12 +24,11 @@ from google.protobuf.message import DecodeError
 from millstream.errors import DamageError
 from millstream.frame import KEY_SEPARATOR, Frame
 from millstream_reduce.windowing import Keys, Rows, Times
-from millstream_udf import columns
 from millstream_udf.wire.frame.v1 import frame_pb2
 
 _TIME = pa.timestamp("us", tz="UTC")
 _KEYS = pa.list_(pa.string())
-_HEADERS = pa.map_(pa.string(), pa.binary())
+HEADERS = pa.map_(pa.string(), pa.binary())
 
 _Offsets = npt.NDArray[np.int32]
 
@@ -42,7 +40,7 @@ def schema(has_keys: bool, has_headers: bool) -> pa.Schema:
     if has_keys:
         fields.append(pa.field("keys", _KEYS))
     if has_headers:
-        fields.append(pa.field("headers", _HEADERS))
+        fields.append(pa.field("headers", HEADERS))
     return pa.schema(fields)
 
 
@@ -103,20 +101,24 @@ def key_codes(batch: pa.RecordBatch) -> Keys:
     return Keys(dictionary.indices.to_numpy(), dictionary.dictionary.to_pylist())
 
 
-def frame_of_batch(batch: pa.RecordBatch, *, ingest_time_us: int, traceparent: str = "") -> Frame:
-    """The rows, at least one, as a frame: inverse of `batch_of_frames`, but for ids."""
-    times = array("q", event_times(batch).tobytes())
-    names = batch.schema.names
+def frame_of_columns(
+    values: pa.Array[Any],
+    event_times_us: Times,
+    *,
+    keys: pa.Array[Any] | None,
+    headers: pa.Array[Any] | None,
+    ingest_time_us: int,
+) -> Frame:
+    """Columns of equal length, at least one row, as a frame; a list or map that is null is empty."""
     return Frame(
-        records=batch.num_rows,
-        event_time_min_us=min(times),
-        event_time_max_us=max(times),
+        records=len(values),
+        event_time_min_us=int(event_times_us.min()),
+        event_time_max_us=int(event_times_us.max()),
         ingest_time_us=ingest_time_us,
-        values_column=_bytes_column(batch.column(0)),
-        event_times_column=columns.pack_times(times),
-        keys_column=_list_column(batch.column("keys")) if "keys" in names else b"",
-        headers_column=_headers_column(batch.column("headers")) if "headers" in names else b"",
-        traceparent=traceparent,
+        values_column=_bytes_column(values).SerializeToString(),
+        event_times_column=event_times_us.astype("<i8", copy=False).tobytes(),
+        keys_column=_list_column(keys) if keys is not None else b"",
+        headers_column=_headers_column(headers) if headers is not None else b"",
     )
 
 
@@ -197,9 +199,9 @@ def _rises_by_one(offsets: _Offsets) -> bool:
     return bool((offsets[1:] - offsets[:-1] == 1).all())
 
 
-def _bytes_column(values: Any) -> bytes:
+def _bytes_column(values: Any) -> frame_pb2.SealedBytesColumn:
     offsets, data = _compact(values)
-    return frame_pb2.SealedBytesColumn(offsets=offsets.astype("<u4").tobytes(), data=data).SerializeToString()
+    return frame_pb2.SealedBytesColumn(offsets=offsets.astype("<u4").tobytes(), data=data)
 
 
 def _compact(values: Any) -> tuple[_Offsets, bytes]:
@@ -212,8 +214,34 @@ def _compact(values: Any) -> tuple[_Offsets, bytes]:
 
 
 def _list_column(lists: Any) -> bytes:
-    return columns.pack_lists([[part.encode() for part in parts] for parts in lists.to_pylist()])
+    lists, offsets = _without_nulls(lists)
+    items = lists.values[offsets[0] : offsets[-1]]
+    if not len(items):
+        return b""
+    column = frame_pb2.SealedListColumn(items=_bytes_column(items))
+    if not _rises_by_one(offsets):
+        column.starts = _starts(offsets)
+    return column.SerializeToString()
 
 
 def _headers_column(maps: Any) -> bytes:
-    return columns.pack_headers([dict(pairs) for pairs in maps.to_pylist()])
+    maps, offsets = _without_nulls(maps)
+    part = slice(offsets[0], offsets[-1])
+    names, values = maps.keys[part].to_pylist(), maps.items[part].to_pylist()
+    if not names:
+        return b""
+    column = frame_pb2.SealedHeadersColumn(starts=_starts(offsets), names=names, values=values)
+    return column.SerializeToString()
+
+
+def _without_nulls(lists: Any) -> tuple[Any, _Offsets]:
+    """Lists or maps, those that are null empty, and where each begins and the last ends in all their items."""
+    if lists.null_count:
+        filled = [[]] * len(lists) if lists.null_count == len(lists) else [parts or [] for parts in lists.to_pylist()]
+        lists = pa.array(filled, lists.type)
+    return lists, lists.offsets.to_numpy()
+
+
+def _starts(offsets: _Offsets) -> bytes:
+    starts: bytes = (offsets - offsets[0]).astype("<u4").tobytes()
+    return starts

@@ -9,21 +9,22 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
+import numpy as np
 import pyarrow as pa
 
 from millstream.account import Account
 from millstream.errors import UdfError, UserError
-from millstream.frame import KEY_SEPARATOR, Frame, build_frame, frame_of_records
-from millstream.limits import COMMIT_BYTES_MAX
+from millstream.frame import KEY_SEPARATOR, Frame, frame_of_records
+from millstream.limits import COMMIT_BYTES_MAX, FRAME_RECORDS_MAX
 from millstream.record import BufferId, Record
 from millstream.retry import OnFailure, RetryPolicy
 from millstream.wire.reduce.v1 import spark_pb2, wal_pb2
+from millstream_reduce.batches import HEADERS, frame_of_columns
 from millstream_vertex.mapping import REASON_BYTES_MAX, REASON_HEADER, header_of
 from millstream_writer.committer import Unit
 from millstream_writer.routing import Router, Tags
@@ -197,10 +198,14 @@ class ResultRouter:
             if rows > 1 and part.column("value").nbytes > UNIT_BYTES:
                 rows = max(1, rows // 2)
                 continue
-            frame, tags = _frame_of(hand_over.windows, part, ingest)
-            routed = self._router.route(frame, tags)
-            unit = ReduceUnit(frames=routed.frames, pieces=0, size=sum(frame.size for _, frame in routed.frames))
-            unit.account = Account(outputs=rows, unrouted=routed.unrouted)
+            unit = ReduceUnit(pieces=0, account=Account(outputs=rows))
+            # Frames of the size that is stored: cutting one later costs as much for each record as making it.
+            for first in range(0, rows, FRAME_RECORDS_MAX):
+                frame, tags = _frame_of(hand_over.windows, part.slice(first, FRAME_RECORDS_MAX), ingest)
+                routed = self._router.route(frame, tags)
+                unit.frames = [*unit.frames, *routed.frames]
+                unit.account.unrouted += routed.unrouted
+            unit.size = sum(frame.size for _, frame in unit.frames)
             if unit.fits_a_commit or rows == 1:
                 return unit, rows
             rows //= 2
@@ -261,20 +266,26 @@ def _with_windows(table: pa.Table, indexes: Sequence[int]) -> pa.Table:
 
 def _frame_of(windows: Sequence[wal_pb2.Window], rows: pa.Table, ingest_time_us: int) -> tuple[Frame, Tags | None]:
     """At least one row as a frame, with the tags of each."""
-    indexes: list[int] = rows.column("window").to_pylist()  # type: ignore[assignment]  # the column has no nulls
-    shared = {index: _headers_of(windows[index]) for index in set(indexes)}
-    headers: list[Mapping[str, bytes]] = [shared[index] for index in indexes]
-    if rows.column("headers").null_count < len(indexes):
-        own = rows.column("headers").to_pylist()
-        headers = [{**dict(mine), **common} if mine else common for mine, common in zip(own, headers, strict=True)]
-    frame = build_frame(
-        rows.column("value").to_pylist(),  # type: ignore[arg-type]  # nor has this one
-        array("q", [windows[index].end_us - 1 for index in indexes]),
-        ingest_time_us=ingest_time_us,
-        keys=_lists(rows.column("keys")),
+    used, places = np.unique(rows.column("window").to_numpy(), return_inverse=True)
+    ends = np.array([windows[index].end_us - 1 for index in used], np.int64)
+    bounds: Any = pa.array([list(_headers_of(windows[index]).items()) for index in used], HEADERS)
+    headers = bounds.take(pa.array(places))
+    if rows.column("headers").null_count < rows.num_rows:
+        pairs = zip(rows.column("headers").to_pylist(), headers.to_pylist(), strict=True)
+        headers = pa.array([list({**dict(own or ()), **dict(shared)}.items()) for own, shared in pairs], HEADERS)
+    frame = frame_of_columns(
+        _whole(rows.column("value")),
+        ends[places],
+        keys=_whole(rows.column("keys")),
         headers=headers,
+        ingest_time_us=ingest_time_us,
     )
     return frame, _lists(rows.column("tags"))
+
+
+def _whole(column: pa.ChunkedArray[Any]) -> pa.Array[Any]:
+    chunks: list[pa.Array[Any]] = column.chunks
+    return chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)
 
 
 def _headers_of(window: wal_pb2.Window) -> dict[str, bytes]:

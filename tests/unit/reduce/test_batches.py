@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,6 +31,17 @@ records = st.builds(
 frames = st.lists(records, min_size=1, max_size=12).map(lambda items: frame_of_records(items, ingest_time_us=5))
 
 
+def frame_of(batch: pa.RecordBatch) -> Frame:
+    names = batch.schema.names
+    return batches.frame_of_columns(
+        batch.column("value"),
+        batches.event_times(batch),
+        keys=batch.column("keys") if "keys" in names else None,
+        headers=batch.column("headers") if "headers" in names else None,
+        ingest_time_us=5,
+    )
+
+
 def kept(frame: Frame) -> list[Record]:
     return [replace(record, id=None) for record in frame.to_records()]
 
@@ -39,7 +52,7 @@ def test_records_are_the_same_in_a_batch_in_the_log_and_in_a_frame_again(parts: 
     batch = batches.batch_of_frames(parts)
     body = batches.encoded(batch)
     again = batches.decoded(body, "keys" in batch.schema.names, "headers" in batch.schema.names)
-    frame = batches.frame_of_batch(again, ingest_time_us=5)
+    frame = frame_of(again)
     whole = join_frames(parts)
     assert kept(frame) == kept(whole)
     assert (frame.event_time_min_us, frame.event_time_max_us) == (whole.event_time_min_us, whole.event_time_max_us)
@@ -53,7 +66,38 @@ def test_taken_rows_keep_their_order(parts: list[Frame], rng: object) -> None:
     order = list(range(whole.records))
     rng.shuffle(order)  # type: ignore[attr-defined]  # a random.Random
     batch = batches.taken(batches.batch_of_frames(parts), np.array(order, np.int64))
-    assert kept(batches.frame_of_batch(batch, ingest_time_us=5)) == [kept(whole)[index] for index in order]
+    assert kept(frame_of(batch)) == [kept(whole)[index] for index in order]
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.binary(max_size=4),
+            st.none() | keys,
+            st.none() | st.dictionaries(st.text(max_size=3), st.binary(max_size=4)),
+        ),
+        min_size=1,
+        max_size=12,
+    ),
+    st.data(),
+)
+def test_a_part_of_columns_with_nulls_is_a_frame(
+    rows: list[tuple[bytes, tuple[str, ...] | None, dict[str, bytes] | None]], data: st.DataObject
+) -> None:
+    first = data.draw(st.integers(0, len(rows) - 1))
+    values: pa.Array[Any] = pa.array([row[0] for row in rows], pa.binary())
+    lists: pa.Array[Any] = pa.array([row[1] for row in rows], pa.list_(pa.string()))
+    maps: pa.Array[Any] = pa.array([row[2] and list(row[2].items()) for row in rows], batches.HEADERS)
+    frame = batches.frame_of_columns(
+        values[first:],
+        np.arange(first, len(rows), dtype=np.int64),
+        keys=lists[first:],
+        headers=maps[first:],
+        ingest_time_us=5,
+    )
+    records = [Record(row[0], first + at, row[1] or (), row[2] or {}) for at, row in enumerate(rows[first:])]
+    assert kept(frame) == records
 
 
 @settings(deadline=None)
