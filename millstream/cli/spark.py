@@ -51,6 +51,7 @@ def _check(arguments: argparse.Namespace) -> int:
             found.cache or ("none: `millstream spark prepare` makes it" if found.java_version else "none needed"),
         ),
         ("ready after", f"{found.start_s:.1f} s"),
+        ("its first job", f"{found.first_job_s:.1f} s"),
         ("a small job", f"{found.job_ms:.0f} ms"),
     ]
     print("\n".join(aligned(rows, left={0, 1})))

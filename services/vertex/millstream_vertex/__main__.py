@@ -21,6 +21,7 @@ from millstream.clock import SystemClock
 from millstream.errors import DamageError, EnvironmentFault, FencedError, MillstreamError, UserError
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.limits import DRAIN_TIMEOUT_S
+from millstream.priority import SOURCE_NICENESS, give_way
 from millstream.spec import resolved
 from millstream.telemetry.logging import configure_logging
 from millstream_vertex.assembly import open_vertex
@@ -36,6 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         config = _config(options)
         configure_logging(config.resolved.pipeline.name, options.vertex, options.replica, level=options.log_level)
+        if config.resolved.graph.vertex(config.vertex).source is not None:
+            give_way(SOURCE_NICENESS)
         return uvloop.run(_run(config))
     except MillstreamError as error:
         log.error("%s", error)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from millstream_reduce.spark import aot, warm_up
 from millstream_reduce.spark.java import find_java, spark_home
-from millstream_reduce.spark.session import open_session
+from millstream_reduce.spark.session import open_session, probe
 from millstream_reduce.spark.settings import SparkSettings
 
 _RECORDED_JOBS = 20
@@ -45,7 +45,9 @@ class SparkReport:
     cache: str
     """Empty when there is none."""
     start_s: float
-    """Until Spark had run its first job."""
+    """Until Spark had run its first task."""
+    first_job_s: float
+    """Of the first small job, which starts the Python workers."""
     job_ms: float
     """Median of small jobs, warmed up."""
 
@@ -78,12 +80,14 @@ async def report(settings: SparkSettings) -> SparkReport:
     java = find_java() if settings.remote is None else None
     with tempfile.TemporaryDirectory(prefix="millstream-spark-") as directory:
         ours = replace(settings, directory=Path(directory) / "scratch")
-        begun_s = time.monotonic()
+        opened_s = time.monotonic()
         async with open_session(ours) as session:
             windows = warm_up.write_windows(ours.directory / "warm-up")
+            await session.run(probe)
+            ready_s = time.monotonic()
             await session.run(warm_up.warm_up, windows)
-            start_s = time.monotonic() - begun_s
-            for _ in range(warm_up.JOBS):
+            first_job_s = time.monotonic() - ready_s
+            for _ in range(warm_up.FIRST_JOBS):
                 await session.run(warm_up.warm_up, windows)
             times_s = []
             for _ in range(_TIMED_JOBS):
@@ -98,6 +102,7 @@ async def report(settings: SparkSettings) -> SparkReport:
                 java_version=java.version if java is not None else "",
                 java_executable=str(java.executable) if java is not None else "",
                 cache=str(cache or ""),
-                start_s=start_s,
+                start_s=ready_s - opened_s,
+                first_job_s=first_job_s,
                 job_ms=statistics.median(times_s) * 1000,
             )

@@ -1,4 +1,4 @@
-"""What a driver process does once Spark is there: a first job, then requests, and more jobs while nobody asks.
+"""What a driver process does once Spark is there: a first task, then requests, and jobs of its own while nobody asks.
 
 Above it: the process. Below it: the service, the executor, the session. Its imports take as long as a JVM's start.
 """
@@ -21,14 +21,18 @@ from millstream_reduce.spark import jobs, warm_up
 from millstream_reduce.spark.executor import Executor
 from millstream_reduce.spark.manifest import JobWindow
 from millstream_reduce.spark.service import SERVER_OPTIONS, SparkDriverService
-from millstream_reduce.spark.session import Session, SessionLostError
+from millstream_reduce.spark.session import Session, SessionLostError, probe
 
 _log = logging.getLogger(__name__)
 
 STOP_GRACE_S = 10.0
 """From the request to stop until requests that are not answered are broken off."""
 _NO_EXECUTOR_S = 20.0
-"""After so long without an answer to the first job it is said what may be wrong."""
+"""After so long without an answer to the first task it is said what may be wrong."""
+_WARM_UP_PAUSE = 3.0
+"""Times a warm-up job's own time until the next one, so that at most a quarter of a processor goes into them."""
+_BUSY_S = 0.1
+"""How often it is looked whether there is room for a warm-up job."""
 
 
 async def serve(
@@ -41,7 +45,7 @@ async def serve(
     windows = warm_up.write_windows(directory / "warm-up")
     async with open_tasks() as tasks:
         ending = tasks.create_task(_end_with(session), name="end of Spark")
-        await _first_job(session, windows)
+        await _first_task(session)
         executor = Executor(session, jobs.run)
         description = _described(session, time.monotonic() - begun_s)
         server = await _open_server(SparkDriverService(session, executor, jobs.check, description), address)
@@ -73,12 +77,12 @@ async def _open_server(service: SparkDriverService, address: str) -> grpc.aio.Se
     return server
 
 
-async def _first_job(session: Session, windows: Sequence[JobWindow]) -> None:
-    """Without it Spark is not ready: the first job starts what runs tasks."""
+async def _first_task(session: Session) -> None:
+    """Without it Spark is not ready: a cluster may have taken the application, and nothing to run it on."""
     async with open_tasks() as tasks:
         waiting = tasks.create_task(_say_when_long(session.description.place), name="say when long")
         try:
-            await session.run(warm_up.warm_up, windows)
+            await session.run(probe)
         finally:
             waiting.cancel()
 
@@ -94,11 +98,17 @@ async def _say_when_long(place: str) -> None:
 
 
 async def _warm_up(session: Session, executor: Executor, windows: Sequence[JobWindow]) -> None:
-    """As long as nobody wants anything."""
-    for _ in range(warm_up.JOBS):
-        if not executor.idle or executor.jobs:
-            return
+    """Run small jobs in the gaps between real ones, until as many of both have run as Java takes to compile itself."""
+    own = 0
+    while own + executor.jobs < warm_up.JOBS:
+        if not executor.idle:
+            await asyncio.sleep(_BUSY_S)
+            continue
+        begun_s = time.monotonic()
         await session.run(warm_up.warm_up, windows)
+        own += 1
+        if own > warm_up.FIRST_JOBS or executor.jobs:
+            await asyncio.sleep(_WARM_UP_PAUSE * (time.monotonic() - begun_s))
 
 
 async def _end_with(session: Session) -> None:

@@ -107,7 +107,7 @@ class Session:
         """Raise `SessionLostError` unless Spark still does what it is asked."""
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
-                await self.run(_probe)
+                await self.run(probe)
         except TimeoutError:
             raise SessionLostError(f"Spark ({self.description.place}) does not run the simplest job any more") from None
         except Exception as error:
@@ -294,7 +294,8 @@ def _not_from_py4j(record: logging.LogRecord) -> bool:
     return record.module != "java_gateway"
 
 
-def _probe(spark: SparkSession) -> None:
+def probe(spark: SparkSession) -> None:
+    """Have one task run. Blocking; waits for an executor however long there is none."""
     spark.range(1).collect()
 
 
