@@ -14,6 +14,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetJsonSchemaHandler,
     ModelWrapValidatorHandler,
     Strict,
     ValidationError,
@@ -21,9 +22,11 @@ from pydantic import (
     model_validator,
 )
 from pydantic.alias_generators import to_camel
-from pydantic_core import InitErrorDetails, PydanticCustomError
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 
 from millstream.record import SOURCE_INPUT, WINDOW_INPUT
+from millstream.spec.meanings import meanings_of
 
 SPEC_FAULT = "spec_fault"
 """The pydantic error type of faults that already carry `what` and `expected`."""
@@ -240,10 +243,11 @@ class SpecModel(BaseModel):
     """
 
     model_config = ConfigDict(
+        # Only the pipeline as a whole is ever validated: its parts need not be ready to be by themselves.
+        defer_build=True,
         frozen=True,
         extra="forbid",
         alias_generator=to_camel,
-        use_attribute_docstrings=True,
         allow_inf_nan=False,
     )
 
@@ -258,6 +262,16 @@ class SpecModel(BaseModel):
     def relation_faults(self) -> Iterator[ShapeFault]:
         """Faults between the values of fields that are each valid."""
         yield from ()
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        schema = handler(core_schema)
+        meanings = meanings_of(cls)
+        properties = handler.resolve_ref_schema(schema).get("properties", {})
+        for name, field in cls.model_fields.items():
+            if name in meanings:
+                properties[field.alias or name].setdefault("description", meanings[name])
+        return schema
 
     @model_validator(mode="wrap")
     @classmethod
