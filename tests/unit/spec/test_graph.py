@@ -4,7 +4,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream import retry
@@ -24,6 +24,7 @@ def ahead_of(node: str, arcs: list[tuple[str, str]]) -> set[str]:
     return topology.reachable([b for a, b in arcs if a == node], arcs)
 
 
+@settings(deadline=None)
 @given(arcs_lists)
 def test_components_are_mutual_reachability(arcs: list[tuple[str, str]]) -> None:
     groups = topology.components(NODES, arcs)
@@ -37,6 +38,7 @@ def test_components_are_mutual_reachability(arcs: list[tuple[str, str]]) -> None
     assert all(place[group_of[a]] <= place[group_of[b]] for a, b in arcs)
 
 
+@settings(deadline=None)
 @given(arcs_lists)
 def test_back_arcs_are_in_cycles_and_without_them_there_is_none(arcs: list[tuple[str, str]]) -> None:
     backs = topology.back_arcs(NODES, arcs)
@@ -54,6 +56,7 @@ def test_a_long_chain_needs_no_deep_stack() -> None:
     assert topology.ordered(nodes, [*arcs, (nodes[-1], nodes[0])]) == nodes
 
 
+@settings(deadline=None)
 @given(pipelines)
 def test_the_lanes_of_a_graph_are_shared_out_once(written: dict[str, Any]) -> None:
     for vertex in written["spec"]["vertices"]:

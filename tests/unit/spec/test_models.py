@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from pydantic import ValidationError
 
 from millstream.errors import MillstreamError
@@ -14,6 +14,7 @@ from millstream.spec.models import GeneratorSource, Pipeline, Source
 from tests.unit.spec.strategies import pipelines
 
 
+@settings(deadline=None)
 @given(pipelines)
 def test_a_valid_pipeline_survives_json(written: dict[str, Any]) -> None:
     pipeline = Pipeline.model_validate(written)
@@ -24,6 +25,7 @@ def test_a_valid_pipeline_survives_json(written: dict[str, Any]) -> None:
     assert again.base_dir == Path("/data/flows")
 
 
+@settings(deadline=None)
 @given(pipelines)
 def test_no_field_is_written_in_two_ways(written: dict[str, Any]) -> None:
     """The attribute names are not accepted in files."""
