@@ -1,0 +1,93 @@
+"""A disk whose power can be cut: what was not made durable by then is gone, for every process and the kernel itself.
+
+A real ext4 in a file, mounted through a loop device. The cut is the file system's own emergency stop, without writing
+out its journal: from then on every call on it fails, and what is there at the next mount is what its journal gives back.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+_EXT4_IOC_SHUTDOWN = 0x8004587D
+"""`_IOR('X', 125, __u32)` of Linux' fs/ext4/ext4.h."""
+_NOLOGFLUSH = struct.pack("I", 2)
+_UMOUNT_TIMEOUT_S = 20.0
+
+
+class PowerDisk:
+    """A mounted one."""
+
+    def __init__(self, image: Path, path: Path) -> None:
+        self.path = path
+        """Where it is mounted."""
+        self._image = image
+
+    def cut(self) -> None:
+        """Cut the power. Whoever has files open there has to be ended before `restore`."""
+        descriptor = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.ioctl(descriptor, _EXT4_IOC_SHUTDOWN, _NOLOGFLUSH)
+        finally:
+            os.close(descriptor)
+
+    def restore(self) -> None:
+        """The machine is back: mount what is left."""
+        self._unmount()
+        self._mount()
+
+    def _mount(self) -> None:
+        _run("mount", "-o", "loop", str(self._image), str(self.path))
+
+    def _unmount(self) -> None:
+        """A process that was killed may have a file open a moment longer."""
+        deadline_s = time.monotonic() + _UMOUNT_TIMEOUT_S
+        while True:
+            try:
+                return _run("umount", str(self.path))
+            except OSError as error:
+                if "busy" not in str(error) or time.monotonic() > deadline_s:
+                    raise
+                time.sleep(0.05)
+
+
+@contextmanager
+def open_power_disk(directory: Path, size_bytes: int) -> Iterator[PowerDisk]:
+    """One in `directory`, which is made. Where none can be mounted the test is skipped, and in CI it fails."""
+    directory.mkdir()
+    image, path = directory / "image", directory / "mounted"
+    path.mkdir()
+    with image.open("wb") as file:
+        file.truncate(size_bytes)
+    disk = PowerDisk(image, path)
+    try:
+        _run("mkfs.ext4", "-q", "-F", str(image))
+        disk._mount()
+    except OSError as error:
+        reason = f"no ext4 in a file can be mounted here: {error}"
+        if os.environ.get("CI"):
+            pytest.fail(f"{reason}. The checks need a machine on which it can.")
+        pytest.skip(reason)
+    try:
+        yield disk
+    finally:
+        disk._unmount()
+        image.unlink()
+
+
+def _run(*command: str) -> None:
+    """Raises `OSError` with what it said."""
+    path = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=60, env={**os.environ, "PATH": path}
+    )
+    if done.returncode != 0:
+        raise OSError(f"{command[0]}: {done.stderr.strip()}")

@@ -1,0 +1,143 @@
+"""The power is cut under a whole pipeline, again and again: broker, logs, file sinks and the runner's own files at once.
+
+Everything that the pipeline keeps lies on the disk that loses its power; what is told outside (answers to HTTP requests,
+requests to an HTTP target) is not taken back by that. The oracle judges what is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millstream.chaos.outside import INPUTS, RECEIVED, free_ports, open_outside
+from millstream.chaos.shipped import SHIPPED, write
+from millstream.limits import MIB
+from millstream.spec.guarantees import guarantees_of
+from millstream.spec.loading import load
+from millstream.tether import tethered
+from tests.power_disk import PowerDisk, open_power_disk
+
+DISK_BYTES = 8192 * MIB
+"""So much the broker wants to be able to reserve; the file takes what is written to it."""
+END_TIMEOUT_S = 120.0
+SEED = 11
+
+
+class Machine:
+    """Runs a pipeline that ships on a disk, of which only its file is elsewhere."""
+
+    def __init__(self, pipeline: str, disk: PowerDisk, directory: Path, records: int, rate: int) -> None:
+        self.pipeline = pipeline
+        self.directory = directory
+        self.ports = free_ports()
+        self.rate = rate
+        self._disk = disk
+        self._rng = random.Random(SEED)
+        self._log = directory / "runner.log"
+        file = write(SHIPPED[pipeline], directory / "pipeline", records, rate, self.ports)
+        stated = {name: guarantee.id.value for name, guarantee in guarantees_of(load(file).graph).items()}
+        (directory / "guarantees.json").write_text(json.dumps(stated))
+        self._command = [sys.executable, "-m", "millstream.chaos.runner", "--data-dir", str(disk.path / "state")]
+        self._command += ["--sinks", str(disk.path / "sinks"), str(file)]
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[asyncio.subprocess.Process]:
+        with self._log.open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                *tethered(self._command),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        try:
+            yield process
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+
+    async def live_and_lose_power(self, results: Callable[[], int]) -> None:
+        """Run until there are new results, and a little longer."""
+        async with self.running() as process, asyncio.timeout(END_TIMEOUT_S):
+            before = results()
+            while results() == before:
+                assert process.returncode is None, self._log.read_text()[-2000:]
+                await asyncio.sleep(0.02)
+            await asyncio.sleep(self._rng.uniform(0.0, 1.5))
+            assert process.returncode is None, "it had ended before the power was cut"
+            self._disk.cut()
+        self._disk.restore()
+
+    async def live_to_the_end(self, *, drain: bool) -> None:
+        async with self.running() as process, asyncio.timeout(END_TIMEOUT_S):
+            if drain:
+                await asyncio.sleep(3.0)
+                process.send_signal(signal.SIGINT)
+            assert await process.wait() == 0, self._log.read_text()[-2000:]
+
+    def files(self, vertex: str) -> int:
+        """Finished files of a sink."""
+        return sum(1 for _ in (self._disk.path / "sinks" / vertex).glob("[!._]*"))
+
+    async def violated(self, *options: str) -> list[dict[str, Any]]:
+        """What the oracle found."""
+        command = [sys.executable, "-m", "millstream.chaos.oracle", "--data-dir", str(self._disk.path / "state")]
+        command += ["--sinks", str(self._disk.path / "sinks")]
+        command += ["--guarantees", str(self.directory / "guarantees.json"), *options]
+        process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+        out, _ = await asyncio.wait_for(process.communicate(), END_TIMEOUT_S)
+        told: dict[str, Any] = json.loads(out.splitlines()[-1])
+        return [check for check in told["checks"] if check["result"] == "violated"]
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.guarantee("I1", "I2", "I6", "I8")
+async def test_broker_and_file_sinks_lose_and_repeat_nothing(tmp_path: Path) -> None:
+    with open_power_disk(tmp_path / "disk", DISK_BYTES) as disk:
+        machine = Machine("mesh", disk, tmp_path, records=15_000, rate=1000)
+        for _ in range(5):
+            await machine.live_and_lose_power(lambda: machine.files("left"))
+        await machine.live_to_the_end(drain=False)
+        violated = await machine.violated("--expect", "mesh")
+    assert violated == []
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.guarantee("I1", "I3", "I6", "I8", "I9")
+async def test_the_log_of_open_windows_loses_and_repeats_nothing(tmp_path: Path) -> None:
+    with open_power_disk(tmp_path / "disk", DISK_BYTES) as disk:
+        machine = Machine("windows", disk, tmp_path, records=4_000, rate=150)
+        for _ in range(2):
+            await machine.live_and_lose_power(lambda: machine.files("results"))
+        await machine.live_to_the_end(drain=False)
+        violated = await machine.violated("--expect", "windows")
+    assert violated == []
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.guarantee("I1", "I2", "I6", "I8")
+async def test_what_was_acknowledged_to_an_http_client_is_there_after_a_power_cut(tmp_path: Path) -> None:
+    with open_power_disk(tmp_path / "disk", DISK_BYTES) as disk:
+        machine = Machine("push", disk, tmp_path, records=0, rate=200)
+        received = tmp_path / RECEIVED
+        async with open_outside(tmp_path, machine.ports, machine.rate) as finish:
+            for _ in range(5):
+                await machine.live_and_lose_power(lambda: received.stat().st_size if received.exists() else 0)
+            async with machine.running() as process, asyncio.timeout(END_TIMEOUT_S):
+                await finish()
+                process.send_signal(signal.SIGINT)
+                assert await process.wait() == 0
+            violated = await machine.violated(
+                "--inputs", str(tmp_path / INPUTS), "--received", str(received), "--drained"
+            )
+    assert violated == []
