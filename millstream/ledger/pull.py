@@ -9,12 +9,8 @@ the mark of whoever reads is the acknowledgement.
     pull 3              ├──   ...     and never more than the limits, so memory is bounded however slow the reader is
 
 A new consumer is made after the last frame handed out when: the connection was lost, the server says that the
-consumer or its leader is gone, a heartbeat is missed, or a delivery number is missing.
-
-The server delivers the frames of a commit of several messages while it still writes them, and makes them durable when
-all are there: a power cut in between takes them back from whoever has acted on them. A get, unlike a delivery, waits
-for the end of such a commit (nats-server: `isolateMu` in server/stream.go). So frames like these are handed out only
-when a get has been answered that was asked after they came.
+consumer or
+its leader is gone, a heartbeat is missed, or a delivery number is missing.
 """
 
 from __future__ import annotations
@@ -30,7 +26,7 @@ from uuid import uuid4
 
 from millstream import limits
 from millstream.errors import DamageError
-from millstream.ledger.batch import BATCH_ID, FRAME_NUMBER
+from millstream.ledger.batch import FRAME_NUMBER
 from millstream.ledger.protocol import LedgerStatistics, StoredFrame
 from millstream.wire.nats import AnswerLostError, ApiError, BrokerConnection
 from millstream.wire.nats_client import Msg, nats_errors
@@ -63,8 +59,6 @@ _PULL_REQUEST = json.dumps(
 # A pull that cannot hold the largest message would never deliver it.
 assert PULL_BYTES >= 2 * limits.MESSAGE_BYTES_MAX
 
-_GET_NOTHING = json.dumps({"seq": (1 << 63) - 1}).encode()
-"""A get of a message that is never there: the answer is short."""
 _NO_STREAM = 10059
 _STATUS_HEARTBEAT = "100"
 
@@ -75,8 +69,6 @@ class _Arrival(NamedTuple):
     """Its writer's number for it; see `batch.FRAME_NUMBER`."""
     waiting: int
     """Frames behind it."""
-    in_batch: bool
-    """One of several messages of a commit."""
     data: bytes
 
 
@@ -113,8 +105,6 @@ class PullReader:
         self._arrived: deque[_Arrival] = deque()
         """Frames that are here and not handed out."""
         self._arrived_bytes = 0
-        self._durable = after
-        """What came with a sequence up to here is durable."""
         self._something = asyncio.Event()
         self._restart: str | None = "start"
         """Why a new consumer is needed; None while all is well."""
@@ -170,9 +160,6 @@ class PullReader:
             if self._restart is not None or self._losses != self._connection.losses:
                 await self._new_consumer()
             if self._arrived:
-                if self._arrived[0].in_batch and self._arrived[0].sequence > self._durable:
-                    await self._await_durable()
-                    continue
                 return await self._hand_out()
             self._something.clear()
             await self._ask()
@@ -183,22 +170,10 @@ class PullReader:
                 if not self._arrived and self._now_s() >= self._heard_s + _SILENCE_MAX_S:
                     self._needs_restart("the server is silent")
 
-    async def _await_durable(self) -> None:
-        """Return when all that has arrived is durable, or has to be read again."""
-        last = self._arrived[-1].sequence
-        try:
-            await self._connection.request(f"$JS.API.DIRECT.GET.{self._stream}", _GET_NOTHING)
-        except AnswerLostError as error:
-            self._needs_restart(str(error))
-        else:
-            # Another server may have answered, which holds other frames under these sequences.
-            if self._losses == self._connection.losses:
-                self._durable = last
-
     async def _hand_out(self) -> StoredFrame:
         # Before anything is taken out: a caller that gives up while this waits loses nothing.
         await self._ask()
-        sequence, number, self._waiting, _, data = self._arrived.popleft()
+        sequence, number, self._waiting, data = self._arrived.popleft()
         self._arrived_bytes -= len(data)
         if number:
             self._check_number(sequence, number)
@@ -260,10 +235,8 @@ class PullReader:
         self._owed -= 1
         size = len(message.data)
         self._frame_bytes += (size - self._frame_bytes) / PULL_FRAMES
-        headers = message.headers or {}
-        self._arrived.append(
-            _Arrival(sequence, headers.get(FRAME_NUMBER, ""), waiting, BATCH_ID in headers, message.data)
-        )
+        number = message.headers.get(FRAME_NUMBER, "") if message.headers else ""
+        self._arrived.append(_Arrival(sequence, number, waiting, message.data))
         self._arrived_bytes += size
         self._something.set()
 
@@ -301,7 +274,6 @@ class PullReader:
             self._owed = 0
             self._arrived.clear()
             self._arrived_bytes = 0
-            self._durable = self._last
             try:
                 await self._check_stream()
                 await self._create_consumer()

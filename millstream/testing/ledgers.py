@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from millstream.ledger.jetstream import open_jetstream_broker
 from millstream.ledger.memory import Faults, open_memory_broker
-from millstream.ledger.protocol import Broker, Commit, FrameWrite, Ledger, Receipt, StoredMark
+from millstream.ledger.protocol import Broker, Commit, DurabilityLevel, FrameWrite, Ledger, Receipt, StoredMark
 from millstream.record import BufferId, LaneId
 from millstream.testing.lossy_path import LossyPath, open_lossy_path
 from millstream.testing.nats_server import NatsServer, open_nats_server
@@ -130,12 +130,14 @@ async def open_memory_harness() -> AsyncIterator[MemoryHarness]:
 
 
 @asynccontextmanager
-async def open_jetstream_harness(directory: Path) -> AsyncIterator[JetStreamHarness]:
+async def open_jetstream_harness(
+    directory: Path, durability: DurabilityLevel = DurabilityLevel.FSYNC
+) -> AsyncIterator[JetStreamHarness]:
     """A real server with everything it writes below `directory`, behind a path that loses what it is told to."""
     async with (
-        open_nats_server(directory) as server,
+        open_nats_server(directory, sync_always=durability is DurabilityLevel.FSYNC) as server,
         open_lossy_path(server.port) as path,
-        open_jetstream_broker(path.url, PIPELINE, monitor_url=server.monitor_url) as broker,
+        open_jetstream_broker(path.url, PIPELINE, require=durability, monitor_url=server.monitor_url) as broker,
         AsyncExitStack() as processes,
     ):
         yield JetStreamHarness(broker, server, path, processes)
