@@ -1,18 +1,18 @@
 """A disk whose power can be cut: what was not made durable by then is gone, for every process and the kernel itself.
 
 A real ext4 in a file, mounted through a loop device. The cut is the file system's own emergency stop, without writing
-out its journal: from then on every call on it fails, and what is there at the next mount is what its journal gives back.
+out its journal: from then on every call on it fails, and what is there at the next mount is what its journal gives.
 """
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import os
 import struct
 import subprocess
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -39,28 +39,28 @@ class PowerDisk:
         finally:
             os.close(descriptor)
 
-    def restore(self) -> None:
+    async def restore(self) -> None:
         """The machine is back: mount what is left."""
-        self._unmount()
+        await self._unmount()
         self._mount()
 
     def _mount(self) -> None:
         _run("mount", "-o", "loop", str(self._image), str(self.path))
 
-    def _unmount(self) -> None:
+    async def _unmount(self) -> None:
         """A process that was killed may have a file open a moment longer."""
-        deadline_s = time.monotonic() + _UMOUNT_TIMEOUT_S
-        while True:
-            try:
-                return _run("umount", str(self.path))
-            except OSError as error:
-                if "busy" not in str(error) or time.monotonic() > deadline_s:
-                    raise
-                time.sleep(0.05)
+        async with asyncio.timeout(_UMOUNT_TIMEOUT_S):
+            while True:
+                try:
+                    return _run("umount", str(self.path))
+                except OSError as error:
+                    if "busy" not in str(error):
+                        raise
+                await asyncio.sleep(0.05)
 
 
-@contextmanager
-def open_power_disk(directory: Path, size_bytes: int) -> Iterator[PowerDisk]:
+@asynccontextmanager
+async def open_power_disk(directory: Path, size_bytes: int) -> AsyncIterator[PowerDisk]:
     """One in `directory`, which is made. Where none can be mounted the test is skipped, and in CI it fails."""
     directory.mkdir()
     image, path = directory / "image", directory / "mounted"
@@ -79,7 +79,7 @@ def open_power_disk(directory: Path, size_bytes: int) -> Iterator[PowerDisk]:
     try:
         yield disk
     finally:
-        disk._unmount()
+        await disk._unmount()
         image.unlink()
 
 

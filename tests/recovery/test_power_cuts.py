@@ -12,6 +12,7 @@ import os
 import random
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from itertools import count
@@ -35,6 +36,8 @@ from tests.power_disk import PowerDisk, open_power_disk
 DISK_BYTES = 8192 * MIB
 """So much the broker wants to be able to reserve; the file takes what is written to it."""
 END_TIMEOUT_S = 120.0
+ENDLESS = 1 << 40
+LAST_S = 2.0
 SEED = 11
 CUTS = 8
 A, B = BufferId("v-a", 0), BufferId("v-b", 0)
@@ -46,7 +49,7 @@ LARGE, LARGE_FRAMES = 500_000, 8
 class Machine:
     """Runs a pipeline that ships on a disk, of which only its file is elsewhere."""
 
-    def __init__(self, pipeline: str, disk: PowerDisk, directory: Path, records: int, rate: int) -> None:
+    def __init__(self, pipeline: str, disk: PowerDisk, directory: Path, rate: int) -> None:
         self.pipeline = pipeline
         self.directory = directory
         self.ports = free_ports()
@@ -54,11 +57,15 @@ class Machine:
         self._disk = disk
         self._rng = random.Random(SEED)
         self._log = directory / "runner.log"
-        file = write(SHIPPED[pipeline], directory / "pipeline", records, rate, self.ports)
+        self._alive_s = 0.0
+        file = self._write(ENDLESS)
         stated = {name: guarantee.id.value for name, guarantee in guarantees_of(load(file).graph).items()}
         (directory / "guarantees.json").write_text(json.dumps(stated))
         self._command = [sys.executable, "-m", "millstream.chaos.runner", "--data-dir", str(disk.path / "state")]
         self._command += ["--sinks", str(disk.path / "sinks"), str(file)]
+
+    def _write(self, records: int) -> Path:
+        return write(SHIPPED[self.pipeline], self.directory / "pipeline", records, self.rate, self.ports)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[asyncio.subprocess.Process]:
@@ -70,9 +77,11 @@ class Machine:
                 stderr=log,
                 start_new_session=True,
             )
+        begun_s = time.monotonic()
         try:
             yield process
         finally:
+            self._alive_s += time.monotonic() - begun_s
             if process.returncode is None:
                 process.kill()
                 await process.wait()
@@ -93,13 +102,12 @@ class Machine:
             _, alive = await asyncio.to_thread(psutil.wait_procs, family, END_TIMEOUT_S)
             assert not alive
             self._disk.cut()
-        self._disk.restore()
+        await self._disk.restore()
 
-    async def live_to_the_end(self, *, drain: bool) -> None:
+    async def live_to_the_end(self) -> None:
+        """Run until all is done that the source makes in a moment more than it has made by now at most."""
+        self._write(round(self.rate * (self._alive_s + LAST_S)))
         async with self.running() as process, asyncio.timeout(END_TIMEOUT_S):
-            if drain:
-                await asyncio.sleep(3.0)
-                process.send_signal(signal.SIGINT)
             assert await process.wait() == 0, self._log.read_text()[-2000:]
 
     def files(self, vertex: str) -> int:
@@ -148,7 +156,7 @@ async def read_before_a_cut(disk: PowerDisk, name: str, frames: int, level: Dura
         seen = seen.copy()
         for task in working:
             task.cancel()
-    disk.restore()
+    await disk.restore()
     async with open_jetstream_harness(directory, level) as harness:
         ledger = await harness.broker.ledger("v", BOUNDS)
         there = await ledger.peek(A, 0, len(seen) + 1)
@@ -159,7 +167,7 @@ async def read_before_a_cut(disk: PowerDisk, name: str, frames: int, level: Dura
 @pytest.mark.guarantee("I1", "I6")
 async def test_no_frame_is_read_that_a_power_cut_takes_back(tmp_path: Path) -> None:
     rng = random.Random(SEED)
-    with open_power_disk(tmp_path / "disk", DISK_BYTES) as disk:
+    async with open_power_disk(tmp_path / "disk", DISK_BYTES) as disk:
         for cut in range(CUTS):
             read_frames, kept = await read_before_a_cut(disk, f"{cut}", rng.randint(1, 10), DurabilityLevel.FSYNC)
             assert kept == read_frames
@@ -171,11 +179,11 @@ async def test_no_frame_is_read_that_a_power_cut_takes_back(tmp_path: Path) -> N
 @pytest.mark.timeout(400)
 @pytest.mark.guarantee("I1", "I2", "I6", "I8")
 async def test_broker_and_file_sinks_lose_and_repeat_nothing(tmp_path: Path) -> None:
-    with open_power_disk(tmp_path / "disk", DISK_BYTES) as disk:
-        machine = Machine("mesh", disk, tmp_path, records=15_000, rate=1000)
+    async with open_power_disk(tmp_path / "disk", DISK_BYTES) as disk:
+        machine = Machine("mesh", disk, tmp_path, rate=1000)
         for _ in range(5):
             await machine.live_and_lose_power(lambda: machine.files("left"))
-        await machine.live_to_the_end(drain=False)
+        await machine.live_to_the_end()
         violated = await machine.violated("--expect", "mesh")
     assert violated == []
 
@@ -183,11 +191,11 @@ async def test_broker_and_file_sinks_lose_and_repeat_nothing(tmp_path: Path) -> 
 @pytest.mark.timeout(400)
 @pytest.mark.guarantee("I1", "I3", "I6", "I8", "I9")
 async def test_the_log_of_open_windows_loses_and_repeats_nothing(tmp_path: Path) -> None:
-    with open_power_disk(tmp_path / "disk", DISK_BYTES) as disk:
-        machine = Machine("windows", disk, tmp_path, records=4_000, rate=150)
+    async with open_power_disk(tmp_path / "disk", DISK_BYTES) as disk:
+        machine = Machine("windows", disk, tmp_path, rate=150)
         for _ in range(2):
             await machine.live_and_lose_power(lambda: machine.files("results"))
-        await machine.live_to_the_end(drain=False)
+        await machine.live_to_the_end()
         violated = await machine.violated("--expect", "windows")
     assert violated == []
 
@@ -195,8 +203,8 @@ async def test_the_log_of_open_windows_loses_and_repeats_nothing(tmp_path: Path)
 @pytest.mark.timeout(400)
 @pytest.mark.guarantee("I1", "I2", "I6", "I8")
 async def test_what_was_acknowledged_to_an_http_client_is_there_after_a_power_cut(tmp_path: Path) -> None:
-    with open_power_disk(tmp_path / "disk", DISK_BYTES) as disk:
-        machine = Machine("push", disk, tmp_path, records=0, rate=200)
+    async with open_power_disk(tmp_path / "disk", DISK_BYTES) as disk:
+        machine = Machine("push", disk, tmp_path, rate=200)
         received = tmp_path / RECEIVED
         async with open_outside(tmp_path, machine.ports, machine.rate) as finish:
             for _ in range(5):
