@@ -15,7 +15,7 @@ from pathlib import Path
 import grpc.aio
 
 from millstream.background import open_tasks
-from millstream.errors import EnvironmentFault
+from millstream.errors import EnvironmentFault, RetryLaterError
 from millstream.wire.reduce.v1 import spark_pb2, spark_pb2_grpc
 from millstream_reduce.spark import jobs, warm_up
 from millstream_reduce.spark.executor import Executor
@@ -52,8 +52,7 @@ async def serve(
         try:
             background = [
                 ending,
-                tasks.create_task(executor.serve(), name="jobs"),
-                tasks.create_task(_warm_up(session, executor, windows), name="warm-up"),
+                tasks.create_task(_run_jobs(session, executor, windows), name="jobs"),
             ]
             ready.set()
             _say_ready(session, description)
@@ -97,6 +96,15 @@ async def _say_when_long(place: str) -> None:
         )
 
 
+async def _run_jobs(session: Session, executor: Executor, windows: Sequence[JobWindow]) -> None:
+    """Run what is asked for, and the warm-up in its gaps. Raises `EnvironmentFault` where no job can run."""
+    # Before anybody's: where Spark cannot run the simplest job, no window is at fault, and none may be given up.
+    await session.run(warm_up.warm_up, windows)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(executor.serve(), name="requests")
+        tasks.create_task(_warm_up(session, executor, windows), name="warm-up")
+
+
 async def _warm_up(session: Session, executor: Executor, windows: Sequence[JobWindow]) -> None:
     """Run small jobs in the gaps between real ones, until as many of both have run as Java takes to compile itself."""
     own = 0
@@ -105,7 +113,11 @@ async def _warm_up(session: Session, executor: Executor, windows: Sequence[JobWi
             await asyncio.sleep(_BUSY_S)
             continue
         begun_s = time.monotonic()
-        await session.run(warm_up.warm_up, windows)
+        try:
+            await session.run(warm_up.warm_up, windows)
+        except RetryLaterError:
+            # An executor may be lost at any time; whoever asks for something asks again, too.
+            await session.check_alive()
         own += 1
         if own > warm_up.FIRST_JOBS or executor.jobs:
             await asyncio.sleep(_WARM_UP_PAUSE * (time.monotonic() - begun_s))
