@@ -194,10 +194,11 @@ class ObservedRun:
 
     async def _count(self, vertex: str, store: OtStore) -> None:
         counts = self._counts.setdefault(vertex, deque(maxlen=_COUNTS_MAX))
+        of_lanes: dict[str, int] = {}
         async with store.watch() as updates:
-            # One lane a vertex: what it publishes is what the vertex has done.
             async for update in updates:
-                counts.append((update.entry.published_us / MICROSECONDS, update.consumed_records))
+                of_lanes[update.key] = update.consumed_records
+                counts.append((update.entry.published_us / MICROSECONDS, sum(of_lanes.values())))
 
     async def _started(self) -> Runtime:
         found: Runtime | None = None
@@ -218,7 +219,7 @@ class ObservedRun:
 
 @asynccontextmanager
 async def open_run(directory: Path, files: Mapping[str, str]) -> AsyncIterator[ObservedRun]:
-    """Start the pipeline `pipeline.yaml` of `files`, which are written into `directory`. It has one lane a vertex.
+    """Start the pipeline `pipeline.yaml` of `files`, which are written into `directory`.
 
     Whatever is left of it at the end is killed.
     """

@@ -8,6 +8,8 @@ windows, so nothing is shuffled. A group that fails is told as a row of its own;
 
 from __future__ import annotations
 
+import gc
+import sys
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -138,12 +140,18 @@ def load(target: str, directory: str) -> Reducer:
     """A function of the user's. Raises `UdfError` with what to change."""
     from millstream_udf import reducing
 
+    modules = len(sys.modules)
     try:
-        return reducing.load(target, directory)
+        reducer = reducing.load(target, directory)
     except LoadError as error:
         raise UdfError(str(error)) from error
     except Exception as error:
         raise UdfError(f"{target} cannot be imported: {_where(error)}{summary(error)}") from error
+    if len(sys.modules) > modules:
+        # As in `worker_daemon`: Spark has a worker collect garbage after every task, for what was imported in vain.
+        gc.collect()
+        gc.freeze()
+    return reducer
 
 
 def _reduce(program: spark_pb2.Program) -> Reduce:

@@ -22,6 +22,7 @@ import pyarrow.compute
 from millstream.errors import DamageError
 from millstream_reduce.batches import decoded
 from millstream_reduce.log.entries import EntryFault, read_entry, segment_name
+from millstream_reduce.spark.ahead import ahead
 from millstream_reduce.spark.decoding import Array, Decoder
 from millstream_reduce.spark.manifest import WINDOW, Manifest, Runs, Span
 from millstream_reduce.spark.prepared import manifest_of_run
@@ -121,7 +122,7 @@ def chunks_of(log: Log, entries: Iterable[Runs], names: Sequence[str]) -> Iterat
         for windows, first_rows, rows in _cut(runs):
             total = int(rows.sum())
             of_rows = np.repeat(windows.astype(np.int32), rows)
-            if (first_rows[1:] == first_rows[:-1] + rows[:-1]).all():
+            if len(rows) == 1 or (first_rows[1:] == first_rows[:-1] + rows[:-1]).all():
                 first = int(first_rows[0])
                 yield Chunk(of_rows, {name: array.slice(first, total) for name, array in arrays.items()})
             else:
@@ -133,6 +134,10 @@ def chunks_of(log: Log, entries: Iterable[Runs], names: Sequence[str]) -> Iterat
 def _cut(runs: Runs) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
     """Windows, first rows and rows of runs that have at most `BATCH_ROWS_MAX` rows together."""
     windows, first_rows, rows = runs.windows, runs.first_rows, runs.rows
+    if len(rows) == 1 and rows[0] <= BATCH_ROWS_MAX:
+        # Nearly every entry, and what follows costs more than reading it.
+        yield windows, first_rows, rows
+        return
     if int(rows.max()) > BATCH_ROWS_MAX:
         pieces = -(-rows // BATCH_ROWS_MAX)
         skipped = (np.arange(int(pieces.sum())) - np.repeat(np.cumsum(pieces) - pieces, pieces)) * BATCH_ROWS_MAX
@@ -223,8 +228,8 @@ class RowReader:
         for batch in tasks:
             tasks_of_batch: Any = batch.column(0).to_pylist()
             for task in tasks_of_batch:
-                for chunk in glued(chunks_of(log, manifest.by_entry(task), needed)):
-                    yield self._batch(chunk, manifest.spans)
+                chunks = glued(chunks_of(log, manifest.by_entry(task), needed))
+                yield from ahead(self._batch(chunk, manifest.spans) for chunk in chunks)
 
     def _batch(self, chunk: Chunk, spans: Sequence[Span]) -> pa.RecordBatch:
         columns: dict[str, Array] = {WINDOW: pa.array(chunk.windows)}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 
+import pandas as pd  # type: ignore[import-untyped]  # noqa: F401  # pyarrow imports it in the first task
 import pyspark.worker  # noqa: F401  # what every task runs
 from pyspark.daemon import manager
 
