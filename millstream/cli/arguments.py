@@ -227,6 +227,7 @@ def _add_bench(commands: Commands) -> None:
         ("--rate", 50_000, "records per second"),
     ):
         reduce.add_argument(option, type=int, default=default, metavar="N", help=f"{text} (default: {default})")
+    reduce.add_argument("--query", metavar="SQL", help="over a window (default: count, first and last time by key)")
     for bench in (throughput, latency, reduce):
         bench.add_argument("--size", type=int, default=100, metavar="BYTES", help="of each record (default: 100)")
         bench.add_argument("--durability", choices=("fsync", "process"), default="fsync", help="(default: fsync)")

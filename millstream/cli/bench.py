@@ -121,14 +121,18 @@ def _lines(result: dict[str, Any]) -> list[str]:
 
 async def _measure_reduce(directory: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     # Spark's packages are an extra of their own.
-    from millstream.local.reduce_bench import WindowLoad, measure_ingest, measure_windows
+    from millstream.local.reduce_bench import QUERY, WindowLoad, measure_ingest, measure_spark, measure_windows
 
     _check_positive(arguments, "ingest-records", "records-per-window", "keys", "rate", "windows", "size")
     load = WindowLoad(
-        arguments.records_per_window, arguments.keys, arguments.rate, arguments.windows, record_bytes=arguments.size
+        *(arguments.records_per_window, arguments.keys, arguments.rate, arguments.windows),
+        record_bytes=arguments.size,
+        query=arguments.query or QUERY,
     )
     (directory / "pipeline").mkdir()
     measured = await measure_windows(directory / "pipeline", load, _durability(arguments))
+    (directory / "alone").mkdir()
+    alone_s = await measure_spark(directory / "alone", load)
     ingest = await measure_ingest(directory, records=arguments.ingest_records, record_bytes=arguments.size)
     return {
         "bench": "reduce",
@@ -141,6 +145,8 @@ async def _measure_reduce(directory: Path, arguments: argparse.Namespace) -> dic
         "keys": arguments.keys,
         "rate": arguments.rate,
         "close_to_commit_ms": {"p50": _milliseconds(measured, 0.5), "p99": _milliseconds(measured, 0.99)},
+        "spark_alone_ms": round(alone_s * 1000, 2),
+        "query": load.query,
         "hand_overs": measured.latency.total,
         "durability": measured.durability,
         "processes": {
@@ -161,10 +167,11 @@ def _reduce_lines(result: dict[str, Any]) -> list[str]:
     ]
     ingest = f"{result['ingest_records_per_s']:,} records/s of {result['record_bytes']} bytes, fsynced"
     windows = f"{result['records_per_window']:,} records and {result['keys']:,} keys at {result['rate']:,} records/s"
+    alone = f"Spark alone takes {result['spark_alone_ms']} ms for one"
     return [
         f"ingest      {ingest}; {result['share_of_append_limit']:.0%} of appending the same bytes alone",
-        f"windows     {windows}: count per key, by SQL",
-        f"close       p50 {latency['p50']} ms, p99 {latency['p99']} ms, from the close of windows to their commit",
+        f"windows     {windows}: {result['query']}",
+        f"close       p50 {latency['p50']} ms, p99 {latency['p99']} ms, from their close to the commit; {alone}",
         f"durability  {result['durability']}",
         *aligned(rows, left={0}),
     ]

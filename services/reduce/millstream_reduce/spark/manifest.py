@@ -158,7 +158,9 @@ def _ends(pieces: Indexes, tasks: int, whole_windows: bool) -> list[int]:
     rows = np.cumsum(pieces[:, -1])
     rows_at = rows[cuts - 1]
     wanted = rows[-1] * np.arange(1, tasks) / tasks
-    chosen = np.searchsorted(rows_at, wanted - rows[-1] / tasks / 2)
+    after = np.searchsorted(rows_at, wanted)
+    before = np.maximum(after - 1, 0)
+    chosen = np.where(wanted - rows_at[before] < rows_at[after] - wanted, before, after)
     return sorted({*cuts[chosen].tolist(), len(pieces)})
 
 
