@@ -430,12 +430,15 @@ class ReduceLane:
 
     async def _committed(self, units: Sequence[Unit]) -> None:
         progress = self.core.committer.mark.reduce
-        await self._queue.committed(progress)
-        for number in [number for number in self._in_flight if number <= progress.hand_over]:
-            del self._in_flight[number]
+        committed = [number for number in self._in_flight if number <= progress.hand_over]
+        for number in committed:
             closed_at_s = self._closed_at_s.pop(number, None)
             if closed_at_s is not None:
                 self.core.telemetry.observe_processing("close", self.core.clock.monotonic_s() - closed_at_s)
+        # Deletes what nobody needs any more, which takes a while where windows are large.
+        await self._queue.committed(progress)
+        for number in committed:
+            del self._in_flight[number]
         self._release_inputs()
         self._inputs.wake()
 
