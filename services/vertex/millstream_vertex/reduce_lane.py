@@ -424,19 +424,16 @@ class ReduceLane:
     def _publish(self) -> None:
         """Tell how far the lane is, while everything it has taken in is durable."""
         self._closed_us = self._queue.closed_us
-        watermark_us = self._watermark(self.core.committer.mark.reduce.hand_over)
-        if watermark_us > self.core.watermark_us:
+        if (watermark_us := self._watermark(self.core.committer.mark.reduce.hand_over)) > self.core.watermark_us:
             self.core.publish(watermark_us, idle=not self._queue.open_windows)
 
     async def _committed(self, units: Sequence[Unit]) -> None:
         progress = self.core.committer.mark.reduce
         committed = [number for number in self._in_flight if number <= progress.hand_over]
         for number in committed:
-            closed_at_s = self._closed_at_s.pop(number, None)
-            if closed_at_s is not None:
+            if (closed_at_s := self._closed_at_s.pop(number, None)) is not None:
                 self.core.telemetry.observe_processing("close", self.core.clock.monotonic_s() - closed_at_s)
-        # Deletes what nobody needs any more, which takes a while where windows are large.
-        await self._queue.committed(progress)
+        await self._queue.committed(progress)  # It deletes files, which takes a while where windows are large.
         for number in committed:
             del self._in_flight[number]
         self._release_inputs()
