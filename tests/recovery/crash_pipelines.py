@@ -6,94 +6,21 @@ run in processes of their own (`crash_process`), whose vertices, forked in milli
 
 from __future__ import annotations
 
-import asyncio
-import json
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet
-
 from tests.mesh.conftest import PipelineFiles
 from tests.mesh.reducing import BASE_S, Event, contents_of, reduce, seconds_of, sliding_contents, source, write_events
+from tests.recovery.crash_outside import OUTSIDE
+from tests.recovery.crash_pipeline import CrashPipeline, Outputs, file_sink, until
 
-_POLL_S = 0.01
 KEYS = ("k2", "k3", "k4", "k5")
 """Two of them for each of two partitions."""
-SMALL_FILES = "{maxRecords: %d, maxAge: 50ms}"
-
-
-class Outputs:
-    """What the file sinks of a pipeline have made visible."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-
-    def rows(self, sink: str) -> list[dict[str, Any]]:
-        files = sorted((self.directory / sink).glob("*.jsonl"))
-        return [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
-
-    def values(self, sink: str) -> list[dict[str, Any]]:
-        """Of a Parquet sink: each record's value."""
-        files = sorted((self.directory / sink).glob("*.parquet"))
-        tables = [pyarrow.parquet.read_table(file) for file in files]
-        return [json.loads(value or "") for table in tables for value in table.column("value").to_pylist()]
-
-    def left_over(self) -> list[str]:
-        """Files that nobody needs when every process has ended: unfinished ones, former owners', unnamed segments."""
-        unfinished = [path for path in self.directory.glob("*/.millstream/*/*/*") if path.is_file()]
-        removed = list(self.directory.glob("*/.millstream/removed-*"))
-        owners = [
-            path
-            for lane in (self.directory / "windows").glob("*/*")
-            for path in sorted((lane / "owners").iterdir(), key=lambda owner: int(owner.name))[:-1]
-        ]
-        names = ("*.unnamed", "*.result")
-        segments = [path for name in names for path in (self.directory / "windows").glob(f"*/*/{name}")]
-        return [str(path.relative_to(self.directory)) for path in (*unfinished, *removed, *owners, *segments)]
-
-
-@dataclass(frozen=True, slots=True)
-class CrashPipeline:
-    """One pipeline to be killed."""
-
-    vertices: str
-    edges: Sequence[str]
-    check: Callable[[Outputs], None]
-    """Raises `AssertionError` unless the outputs are what they must be."""
-    open_records: int = 0
-    """Records that windows hold at the end."""
-    prepare: Callable[[Path], None] | None = None
-    """Writes the input that is there before the first run."""
-    feed: Callable[[Outputs], Any] | None = None
-    """Coroutine function: feeds what is missing yet, and returns when all outputs are there; then the pipeline is told
-    to stop. None for a pipeline that ends by itself."""
-    spark: bool = False
-    between: Callable[[Path], None] | None = None
-    """What else is lost with every kill."""
-
-    def write(self, directory: Path, name: str) -> Path:
-        """The pipeline's file and input; `name` is the pipeline's."""
-        path = PipelineFiles(directory).write(self.vertices, self.edges)
-        path.write_text(path.read_text().replace("metadata: {name: p}", f"metadata: {{name: {name}}}"))
-        if self.prepare is not None:
-            self.prepare(directory)
-        return path
-
-
-async def _until(reached: Callable[[], bool]) -> None:
-    while not reached():  # noqa: ASYNC110  # files tell nobody that they are there
-        await asyncio.sleep(_POLL_S)
-
-
-def _file_sink(name: str, records: int, file_format: str = "jsonl") -> str:
-    rolling = SMALL_FILES % records
-    return f"- name: {name}\n  sink: {{file: {{path: {name}, format: {file_format}, rolling: {rolling}}}}}\n"
 
 
 def _events(times: Iterable[float], first: int) -> list[Event]:
@@ -113,8 +40,8 @@ def _check_map(outputs: Outputs) -> None:
 MAP = CrashPipeline(
     PipelineFiles.generator(_NUMBERS, keyCount=8)
     + "- name: map\n  udf: {builtin: {name: cat}}\n  partitions: 2\n"
-    + _file_sink("out", 25)
-    + _file_sink("columns", 100, "parquet"),
+    + file_sink("out", 25)
+    + file_sink("columns", 100, "parquet"),
     ["in -> map", "map -> out", "map -> columns"],
     _check_map,
 )
@@ -146,11 +73,11 @@ def windows(
     everything = Counter(event.n for event in (*_FIRST, *_LATE, *_SECOND))
 
     async def feed(outputs: Outputs) -> None:
-        await _until(lambda: len(outputs.rows("out")) >= len(early))
+        await until(lambda: len(outputs.rows("out")) >= len(early))
         _feed_at_once(outputs.directory)
-        await _until(lambda: len(outputs.rows("out")) >= len(expected))
-        await _until(lambda: len(outputs.rows("late")) >= len(late))
-        await _until(lambda: len(outputs.values("columns")) >= everything.total())
+        await until(lambda: len(outputs.rows("out")) >= len(expected))
+        await until(lambda: len(outputs.rows("late")) >= len(late))
+        await until(lambda: len(outputs.values("columns")) >= everything.total())
 
     def check(outputs: Outputs) -> None:
         assert contents_of(outputs.rows("out")) == expected
@@ -162,9 +89,9 @@ def windows(
         source(more=", follow: true")
         + "- name: map\n  udf: {builtin: {name: cat}}\n"
         + reduce(window, group_by=group_by, lanes=f"partitions: {partitions}")
-        + _file_sink("out", len(KEYS))
-        + _file_sink("late", 2)
-        + _file_sink("columns", 24, "parquet"),
+        + file_sink("out", len(KEYS))
+        + file_sink("late", 2)
+        + file_sink("columns", 24, "parquet"),
         ["in -> map", "map -> sum", "map -> columns", "sum -> out", "{from: sum, to: late, kind: late}"],
         check,
         open_records=sum(event.s // slide * slide + length > closed_at_last_s for event in in_time),
@@ -235,7 +162,7 @@ EARLY = CrashPipeline(
         group_by="keyed: true, early: {count: 12}",
         lanes="partitions: 2",
     )
-    + _file_sink("out", 20),
+    + file_sink("out", 20),
     ["in -> sum", "sum -> out"],
     _check_early,
     spark=True,
@@ -263,7 +190,7 @@ LARGE = CrashPipeline(
         "{global: {}}",
         program=_sql(_NUMBERED.format("key", f"repeat('.', {_LARGE_BYTES}) AS filler", "key")),
     )
-    + _file_sink("out", 5),
+    + file_sink("out", 5),
     ["in -> sum", "sum -> out"],
     _check_large,
     spark=True,
@@ -272,6 +199,7 @@ LARGE = CrashPipeline(
 PIPELINES = {
     "windows": windows(10, 10),
     "map": MAP,
+    "outside": OUTSIDE,
     "early": EARLY,
     "large": LARGE,
     "lost": windows(10, 10, group_by="keepInput: true", between=_lose_logs),

@@ -38,7 +38,8 @@ from millstream.wire.nats import open_connection
 from millstream_reduce.queue import QueueLimits
 from millstream_vertex.assembly import open_vertex
 from millstream_vertex.surroundings import OpenSurroundings, Outside, VertexConfig, open_outside
-from tests.recovery.crash_pipelines import PIPELINES, SHORT_SEGMENTS, CrashPipeline, Outputs
+from tests.recovery.crash_pipeline import CrashPipeline, Outputs
+from tests.recovery.crash_pipelines import PIPELINES, SHORT_SEGMENTS
 
 RUN_S = 30.0
 SEGMENT_BYTES = 4096

@@ -24,6 +24,7 @@ from typing import Any
 from millstream.testing.nats_server import NatsServer, open_nats_server
 from millstream.tether import tethered
 from tests.recovery.crash_pipelines import PIPELINES
+from tests.recovery.crash_receiver import open_receiver
 from tools.style import REPOSITORY
 
 ANSWER_S = 60.0
@@ -51,9 +52,10 @@ class Outcome:
 class CrashRuns:
     """Made by `open_crash_runs`."""
 
-    def __init__(self, directory: Path, server: NatsServer, spark: str | None) -> None:
+    def __init__(self, directory: Path, server: NatsServer, receiver: str, spark: str | None) -> None:
         self._directory = directory
         self._server = server
+        self._receiver = receiver
         self._spark = spark
         self._idle: asyncio.Queue[asyncio.subprocess.Process] = asyncio.Queue()
         self._numbers = count(1)
@@ -66,7 +68,7 @@ class CrashRuns:
         number = next(self._numbers)
         directory = self._directory / f"{number}"
         directory.mkdir(parents=True)
-        PIPELINES[pipeline].write(directory, f"c{number}")
+        PIPELINES[pipeline].write(directory, f"c{number}", f"{self._receiver}/{number}")
         process = await self._idle.get()
         missed: list[str] = []
         answer: dict[str, Any] = {}
@@ -95,7 +97,7 @@ class CrashRuns:
         number = next(self._numbers)
         directory = self._directory / f"{number}"
         directory.mkdir(parents=True)
-        PIPELINES[pipeline].write(directory, f"c{number}")
+        PIPELINES[pipeline].write(directory, f"c{number}", f"{self._receiver}/{number}")
         process = await self._idle.get()
         paused = []
         for owner in range(1, owners + 1):
@@ -137,8 +139,12 @@ class CrashRuns:
 @asynccontextmanager
 async def open_crash_runs(directory: Path, *, spark: str | None, at_a_time: int = 3) -> AsyncIterator[CrashRuns]:
     """So many cases at a time, on a broker of their own."""
-    async with open_nats_server(directory / "broker") as server, AsyncExitStack() as stack:
-        runs = CrashRuns(directory, server, spark)
+    async with (
+        open_nats_server(directory / "broker") as server,
+        open_receiver(directory) as receiver,
+        AsyncExitStack() as stack,
+    ):
+        runs = CrashRuns(directory, server, receiver, spark)
         for _ in range(at_a_time):
             process = await asyncio.create_subprocess_exec(
                 *tethered([sys.executable, "-m", "tests.recovery.crash_process"]),

@@ -75,6 +75,9 @@ class SourceVertexLane:
         return self.core.statistics(pending=self._source.pending())
 
     async def run(self) -> None:
+        if self.core.committer.mark.position:
+            # Who committed it may have been killed before it could tell the source.
+            await self._acknowledge()
         if self.core.committer.mark.ended:
             await self.core.end()
             return
@@ -187,6 +190,9 @@ class SourceVertexLane:
         return self._watermark.watermark_us
 
     async def _committed(self, units: Sequence[Unit]) -> None:
+        await self._acknowledge()
+
+    async def _acknowledge(self) -> None:
         with step("source.acknowledge", self.core.lane.vertex):
             await self._source.committed(self.core.committer.mark.position)
 

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -73,6 +74,16 @@ async def open_connect_server(directory: Path) -> AsyncIterator[str]:
 @asynccontextmanager
 async def _server(directory: Path, name: str, arguments: Sequence[str], ready: str) -> AsyncIterator[None]:
     """One process of Spark's, which has said that it is ready."""
+    # Of its own, with a name that is short enough for the sockets in it.
+    with tempfile.TemporaryDirectory(prefix="spark-", ignore_cleanup_errors=True) as temporary:
+        async with _server_in(directory, temporary, name, arguments, ready):
+            yield
+
+
+@asynccontextmanager
+async def _server_in(
+    directory: Path, temporary: str, name: str, arguments: Sequence[str], ready: str
+) -> AsyncIterator[None]:
     directory.mkdir(exist_ok=True)
     log = directory / f"{name}.log"
     environment = os.environ | {
@@ -82,6 +93,8 @@ async def _server(directory: Path, name: str, arguments: Sequence[str], ready: s
         "PYSPARK_PYTHON": sys.executable,
         # Of a Connect server it is the heap, which has to be this large at least.
         "SPARK_DAEMON_MEMORY": "512m",
+        # Also of the executors that a worker starts: they are killed, and remove nothing.
+        "JAVA_TOOL_OPTIONS": f"-Djava.io.tmpdir={temporary}",
     }
     with log.open("wb") as file:
         process = await asyncio.create_subprocess_exec(

@@ -82,3 +82,12 @@ async def test_nothing_is_acknowledged_or_promised_before_it_is_committed(rig: R
     assert source.acknowledged[-1] == b"2"
     assert (await rig.mark(UPSTREAM)).position == b"2"
     assert await rig.values(BUFFER, "in") == [b"a", b"b"]
+
+
+@pytest.mark.guarantee("I1")
+async def test_what_was_committed_and_not_acknowledged_is_acknowledged_by_the_next_process(rig: Rig) -> None:
+    async with asyncio.timeout(10):
+        await (await lane_of(rig, GivenSource([records_of(b"a", time_us=10)]))).run()
+        source = GivenSource([])
+        await (await lane_of(rig, source)).run()
+    assert source.acknowledged == [b"1"]
