@@ -62,6 +62,15 @@ def pairs(recoveries: Iterable[tuple[Sequence[str], Reached]]) -> list[tuple[str
     return found
 
 
+def places_of(points: Iterable[str]) -> tuple[str, ...]:
+    """Points and kinds of vertices, without times."""
+    places = []
+    for text in points:
+        point, _, vertex = text.partition("@")
+        places.append(f"{point.partition('#')[0]}@{kind_of(vertex)}")
+    return tuple(places)
+
+
 def names_of(points: Collection[str]) -> set[str]:
     """The points without times and vertices."""
     return {point.partition("#")[0].partition("@")[0] for point in points}

@@ -9,6 +9,8 @@ fork: a run costs milliseconds to start. What a process says goes to the file `l
 from __future__ import annotations
 
 import asyncio
+import encodings.idna  # noqa: F401  # imported at the first connection
+import gc
 import json
 import os
 import signal
@@ -21,9 +23,13 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+import pandas  # type: ignore[import-untyped]  # noqa: F401  # imported by pyarrow at its first array
+import pyarrow.dataset  # imported by a table's first filter
 import pyarrow.parquet  # noqa: F401  # imported by the Parquet sink when it is opened
 
-import millstream_writer.sinks.file_parquet  # noqa: F401  # as above
+import millstream_reduce.spark.client  # noqa: F401  # imported by a reduce lane when it is opened
+import millstream_vertex.reduce_opening  # noqa: F401  # as above
+import millstream_writer.sinks.file_parquet  # noqa: F401  # imported by the Parquet sink when it is opened
 from millstream.account import Account
 from millstream.clock import SystemClock
 from millstream.durable import crash_at, listen
@@ -179,6 +185,9 @@ def _ended(process: int, read: int) -> dict[str, Any]:
 
 
 def main() -> None:
+    # A collection would touch, and so copy, what a forked process shares with this one.
+    gc.collect()
+    gc.freeze()
     paused: dict[int, int] = {}
     for line in sys.stdin:
         run = json.loads(line)

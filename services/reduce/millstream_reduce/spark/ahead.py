@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from typing import TypeVar
 
 DEPTH = 2
@@ -17,7 +17,7 @@ DEPTH = 2
 Item = TypeVar("Item")
 
 
-def ahead(items: Iterable[Item]) -> Iterator[Item]:
+def ahead(items: Iterable[Item]) -> Generator[Item, None, None]:
     """The same items, and what ends them; a little earlier. Once it is closed or has ended no thread is left."""
     made: queue.SimpleQueue[tuple[Item] | BaseException | None] = queue.SimpleQueue()
     room = threading.Semaphore(DEPTH)

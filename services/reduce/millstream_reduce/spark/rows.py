@@ -9,7 +9,8 @@ Above it: Spark's `mapInArrow`, or the tasks that call users' functions. Below i
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,9 @@ from millstream_reduce.log.entries import EntryFault, read_entry, segment_name
 from millstream_reduce.spark.ahead import ahead
 from millstream_reduce.spark.decoding import Array, Decoder
 from millstream_reduce.spark.manifest import WINDOW, Manifest, Runs, Span
+from millstream_reduce.spark.partials import Partials
 from millstream_reduce.spark.prepared import manifest_of_run
+from millstream_reduce.spark.spans import TIMESTAMP, span_column
 
 _compute: Any = pyarrow.compute
 
@@ -35,7 +38,6 @@ _BODIES_MAX = 256
 BATCH_ROWS_MAX = 65536
 """And so many at most, whatever the entries have."""
 
-TIMESTAMP = pa.timestamp("us", tz="UTC")
 KEYS = pa.list_(pa.string())
 HEADERS = pa.map_(pa.string(), pa.binary())
 LOG_COLUMNS: dict[str, pa.DataType] = {"value": pa.binary(), "event_time": TIMESTAMP, "keys": KEYS, "headers": HEADERS}
@@ -212,10 +214,11 @@ def key_of(keys: Array) -> Array:
 class RowReader:
     """For `mapInArrow` over a range of task numbers: the rows of those tasks."""
 
-    def __init__(self, manifest: Manifest | None, columns: Columns) -> None:
-        """Without a manifest it is that of the run."""
+    def __init__(self, manifest: Manifest | None, columns: Columns, partials: Partials | None = None) -> None:
+        """Without a manifest it is that of the run. With `partials` they are given, instead of the rows."""
         self._manifest = manifest
         self._columns = columns
+        self._partials = partials
 
     def __call__(self, tasks: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         manifest = self._manifest or manifest_of_run()
@@ -229,7 +232,11 @@ class RowReader:
             tasks_of_batch: Any = batch.column(0).to_pylist()
             for task in tasks_of_batch:
                 chunks = glued(chunks_of(log, manifest.by_entry(task), needed))
-                yield from ahead(self._batch(chunk, manifest.spans) for chunk in chunks)
+                with closing(ahead(self._batch(chunk, manifest.spans) for chunk in chunks)) as batches:
+                    if self._partials is None:
+                        yield from batches
+                    else:
+                        yield from self._partials.of(batches, manifest.spans)
 
     def _batch(self, chunk: Chunk, spans: Sequence[Span]) -> pa.RecordBatch:
         columns: dict[str, Array] = {WINDOW: pa.array(chunk.windows)}
@@ -248,16 +255,7 @@ def _column(name: str, chunk: Chunk, spans: Sequence[Span]) -> Array:
         return chunk.arrays[name]
     if name == "key":
         return key_of(chunk.arrays["keys"])
-    get: Callable[[int], int] = {
-        "window_start": lambda index: spans[index].start_us,
-        "window_end": lambda index: spans[index].end_us,
-        "window_early": lambda index: spans[index].early,
-    }[name]
-    present, inverse = np.unique(chunk.windows, return_inverse=True)
-    values = np.array([get(index) for index in present.tolist()], np.int64)[inverse]
-    if name == "window_early":
-        return pa.array(values.astype(np.int32))
-    return pa.array(values).cast(TIMESTAMP)
+    return span_column(name, chunk.windows, spans)
 
 
 def field_column(index: int) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count, pairwise
 
 import pyarrow as pa
@@ -28,9 +28,12 @@ from millstream_reduce.spark.decoding import AvroDecoder, CsvDecoder, Decoder, F
 from millstream_reduce.spark.limiting import OneByOneError
 from millstream_reduce.spark.manifest import WINDOW, JobWindow, Manifest, manifest_of
 from millstream_reduce.spark.needs import COLUMNS, needed_columns, needed_fields
+from millstream_reduce.spark.partials import Kept, Partials
+from millstream_reduce.spark.preaggregation import Place, Preaggregation, partial_name, preaggregated
 from millstream_reduce.spark.prepared import run_job
 from millstream_reduce.spark.rows import Columns, RowReader, field_column
 from millstream_reduce.spark.schema import arrow_type, parse_fields
+from millstream_reduce.spark.spans import SPAN_COLUMNS
 from millstream_reduce.spark.statements import QUERY_LINE, ResultColumn, alone, as_results, quoted, text
 
 SMALL_JOB_ROWS = 300_000
@@ -50,6 +53,13 @@ _TYPES: dict[str, spark_types.DataType] = {
     "window_end": spark_types.TimestampType(),
     "window_early": spark_types.IntegerType(),
 }
+_PARTIAL_TYPES: dict[str, spark_types.DataType] = {
+    "rows": spark_types.LongType(),
+    "count": spark_types.LongType(),
+    "sum": spark_types.LongType(),
+    "sum_double": spark_types.DoubleType(),
+}
+"""Of partial results; the others are of the type of what they are of."""
 _PLACEHOLDER = "__rows_of_windows"
 _names = count()
 
@@ -70,6 +80,8 @@ class SqlPlan:
     """The query over many windows, whose rows are in `_PLACEHOLDER`."""
     one_by_one: str
     """Why many windows cannot share one query; empty when they can."""
+    partials: Partials | None = None
+    """What the tasks give instead of the rows they read, if anything."""
 
     @property
     def result_columns(self) -> str:
@@ -100,7 +112,27 @@ def plan_sql(spark: SparkSession, program: spark_pb2.SqlProgram) -> SqlPlan:
         except (OneByOneError, QueryFault) as error:
             one_by_one = str(error)
             _analyse(spark, alone(query, name), query)
-    return SqlPlan(query, pruned.columns, pruned.rows, pruned.window, results, together, one_by_one)
+    plan = SqlPlan(query, pruned.columns, pruned.rows, pruned.window, results, together, one_by_one)
+    return plan if one_by_one else _preaggregated(spark, program.value, declared, plan) or plan
+
+
+def _preaggregated(
+    spark: SparkSession, value: spark_pb2.ValueSchema, declared: spark_types.StructType, plan: SqlPlan
+) -> SqlPlan | None:
+    """The same, with most of the work done before Spark sees the rows; None where that cannot be."""
+    kinds = {field.name: arrow_type(field.dataType) for field in declared}
+    of = preaggregated(plan.query, kinds, [column.name for column in plan.results])
+    if of is None:
+        return None
+    table, partials = _partial_table(value, declared, of)
+    with _view(spark, spark.createDataFrame([], table.rows), table.window) as name:
+        try:
+            together = _together(spark, of.query, name, plan.results)
+        except (OneByOneError, QueryFault):
+            return None
+    return replace(
+        plan, columns=table.columns, rows=table.rows, window=table.window, together=together, partials=partials
+    )
 
 
 def _together(spark: SparkSession, query: str, view: str, results: Sequence[ResultColumn]) -> str:
@@ -126,7 +158,7 @@ def compute_sql(spark: SparkSession, plan: SqlPlan, windows: Sequence[JobWindow]
 
     @contextmanager
     def open_frame(of_run: Manifest | None) -> Iterator[DataFrame]:
-        reader = RowReader(of_run, plan.columns)
+        reader = RowReader(of_run, plan.columns, plan.partials)
         # A plan for each task, if it may be: what has one partition needs no shuffle.
         cuts = range(manifest.tasks + 1) if whole_windows else (0, manifest.tasks)
         bases = [_rows(spark, plan, reader, start, stop) for start, stop in pairwise(cuts)]
@@ -259,6 +291,39 @@ def _table(
         window.append(f"named_struct({', '.join(members)}) AS value")
     columns = Columns(tuple(names), raw=raw, decoder=decoder)
     return _Table(columns, rows, tuple(window))
+
+
+def _partial_table(
+    value: spark_pb2.ValueSchema, declared: spark_types.StructType, of: Preaggregation
+) -> tuple[_Table, Partials]:
+    """The table `window` that a rewritten query reads, and what fills it."""
+    places = of.places()
+    needed = [field for field in declared if Place(field.name.lower(), is_field=True) in places]
+    column_of = {Place(field.name.lower(), is_field=True): field_column(index) for index, field in enumerate(needed)}
+    kind_of = {Place(field.name.lower(), is_field=True): field.dataType for field in needed}
+    for place in places:
+        if not place.is_field:
+            column_of[place], kind_of[place] = place.name, _TYPES[place.name]
+    spans = tuple(place.name for place in of.groups if place.name in SPAN_COLUMNS and not place.is_field)
+    by = [place for place in of.groups if place.is_field or place.name not in spans]
+    rows = spark_types.StructType().add(WINDOW, spark_types.IntegerType())
+    for place in by:
+        rows = rows.add(column_of[place], kind_of[place])
+    kept = []
+    for index, partial in enumerate(of.partials):
+        kind = _PARTIAL_TYPES.get(partial.function) or kind_of[partial.of or places[0]]
+        column = column_of[partial.of] if partial.of is not None else ""
+        rows = rows.add(partial_name(index), kind)
+        kept.append(Kept(partial_name(index), partial.function, column, arrow_type(kind)))
+    for name in spans:
+        rows = rows.add(name, _TYPES[name])
+    names = [column for column in rows.names if column not in column_of.values() or column in COLUMNS]
+    members = [f"{text(place.name)}, {column_of[place]}" for place in by if place.is_field]
+    window = [*names, *([f"named_struct({', '.join(members)}) AS value"] if members else [])]
+    decoder = _decoder(value, declared, [field.name for field in needed]) if needed else None
+    read = tuple(place.name for place in places if not place.is_field and place.name not in spans)
+    columns = Columns(read, decoder=decoder)
+    return _Table(columns, rows, tuple(window)), Partials((WINDOW, *(column_of[p] for p in by)), tuple(kept), spans)
 
 
 def _decoder(value: spark_pb2.ValueSchema, declared: spark_types.StructType, names: Sequence[str]) -> Decoder:

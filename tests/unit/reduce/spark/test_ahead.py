@@ -43,7 +43,7 @@ def test_it_goes_on_while_an_item_is_used_but_not_far() -> None:
     taken = [next(items) for _ in range(10)]
     assert taken == list(range(1, 11))
     assert numbers.made <= 11 + DEPTH + 1
-    items.close()  # type: ignore[attr-defined]
+    items.close()
 
 
 def test_an_error_comes_behind_the_items_before_it() -> None:
@@ -60,6 +60,6 @@ def test_no_thread_is_left_when_it_is_closed_before_its_end(taken: int) -> None:
     items = ahead(numbers)
     for _ in range(taken):
         next(items)
-    items.close()  # type: ignore[attr-defined]
+    items.close()
     assert threading.active_count() == before
     assert numbers.made <= taken + DEPTH + 1

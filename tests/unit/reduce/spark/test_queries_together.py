@@ -194,6 +194,39 @@ def test_jobs_give_what_single_windows_give(session: SparkSession, windows: list
     assert Counter(row[:2] for row in results(table)) == Counter(singles)
 
 
+PREAGGREGATED = [
+    "SELECT key, count(*) AS n, avg(value.delay) AS mean FROM window GROUP BY key",
+    "SELECT count(*), max(value.n), count(key) AS keyed, min(event_time) AS first FROM window",
+    (
+        "SELECT key, window_start, window_end, window_early, upper(value.origin) AS o, sum(value.n) + 1, "
+        "sum(value.delay) AS s, avg(value.n), max(value.delay) AS most FROM window "
+        "GROUP BY key, window_start, window_end, window_early, value.origin"
+    ),
+    (
+        "SELECT value.origin, value.n, CASE WHEN count(value.delay) > 1 THEN 'some' ELSE 'one' END AS size "
+        "FROM window GROUP BY value.n, value.origin HAVING count(1) > 1 AND max(event_time) IS NOT NULL"
+    ),
+    "SELECT key, count(*) AS n FROM window GROUP BY key ORDER BY count(*) DESC, max(event_time) LIMIT 2",
+]
+
+
+@pytest.mark.parametrize("query", PREAGGREGATED)
+def test_what_the_tasks_aggregate_before_spark_changes_no_result(
+    session: SparkSession, windows: list[JobWindow], monkeypatch: pytest.MonkeyPatch, query: str
+) -> None:
+    plan = plan_sql(session, program(query))
+    assert plan.partials is not None
+    monkeypatch.setattr("millstream_reduce.spark.sql.preaggregated", lambda *_: None)
+    plain = plan_sql(session, program(query))
+    assert plain.partials is None
+    monkeypatch.setattr("millstream_reduce.spark.sql.SMALL_JOB_ROWS", 0)
+    for some in (windows, windows[3:]):
+        expected = Counter(results(compute_sql(session, plain, some, parallelism=1)))
+        assert len(expected) > 0
+        for tasks in (1, 3):
+            assert Counter(results(compute_sql(session, plan, some, parallelism=tasks))) == expected
+
+
 @pytest.mark.parametrize("chosen", [slice(None), slice(3, 4)], ids=["many windows", "one window"])
 def test_several_tasks_give_what_one_gives(
     session: SparkSession, windows: list[JobWindow], monkeypatch: pytest.MonkeyPatch, chosen: slice
