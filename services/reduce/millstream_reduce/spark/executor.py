@@ -32,6 +32,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
+STOP_AFTER_S = 5.0
+"""A job that nobody waits for any more has so long to end by itself. To stop one interrupts Spark's threads, and one
+that is writing results then never gives their memory back: some hundred large ones would end the JVM."""
+
+
 class Runs(Protocol):
     """What is needed of a session."""
 
@@ -77,8 +82,9 @@ class _Job:
 class Executor:
     """Jobs of one session. `serve` is its one task; the others only wait."""
 
-    def __init__(self, session: Runs, run_job: RunJob) -> None:
+    def __init__(self, session: Runs, run_job: RunJob, *, stop_after_s: float = STOP_AFTER_S) -> None:
         self._session = session
+        self._stop_after_s = stop_after_s
         self._run_job = run_job
         self._waiting: Waiting[_Request] = Waiting()
         self._running: dict[Lane, _Job] = {}
@@ -92,7 +98,7 @@ class Executor:
         return not self._running and not len(self._waiting)
 
     async def submit(self, message: spark_pb2.RunRequest) -> Outcome:
-        """Wait for the result of a request. Cancelling takes it back; its job stops when nobody waits for it."""
+        """Wait for the result of a request. Cancelling takes it back; a job that nobody waits for stops in a while."""
         request = _Request(message, asyncio.get_running_loop().create_future())
         program = message.program.SerializeToString(deterministic=True)
         self._waiting.add(Waiter(request, program, len(message.windows), bytes_of(message)))
@@ -121,7 +127,7 @@ class Executor:
             if request in job.requests:
                 job.abandoned.append(request)
                 if len(job.abandoned) == len(job.requests) and job.task is not None:
-                    job.task.cancel()
+                    asyncio.get_running_loop().call_later(self._stop_after_s, job.task.cancel)
 
     async def _run(self, batch: Batch[_Request], job: _Job) -> None:
         try:

@@ -94,8 +94,8 @@ def rows_of(table: pa.Table) -> list[tuple[int, bytes]]:
 
 
 @asynccontextmanager
-async def serving(session: Threads, jobs: Jobs) -> AsyncIterator[Executor]:
-    executor = Executor(session, jobs)
+async def serving(session: Threads, jobs: Jobs, *, stop_after_s: float = 0.0) -> AsyncIterator[Executor]:
+    executor = Executor(session, jobs, stop_after_s=stop_after_s)
     async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
         serve = tasks.create_task(executor.serve())
         yield executor
@@ -152,6 +152,21 @@ async def test_a_request_that_is_taken_back_before_its_job_is_in_none() -> None:
         jobs.held["a"].set()
         await first
     assert [job[0].directory for job in jobs.jobs] == ["a"]
+
+
+async def test_a_job_that_nobody_waits_for_may_end_by_itself() -> None:
+    session, jobs = Threads(), Jobs("one")
+    async with serving(session, jobs, stop_after_s=LIMIT_S) as executor, asyncio.TaskGroup() as tasks:
+        one = tasks.create_task(executor.submit(request("one", 1)))
+        await begun(jobs)
+        one.cancel()
+        await asyncio.wait((one,))
+        next_one = tasks.create_task(executor.submit(request("next", 1)))
+        await asyncio.sleep(0)
+        jobs.held["one"].set()
+        await next_one
+        assert not session.cancelled.is_set()
+    assert [len(windows) for windows in jobs.jobs] == [1, 1]
 
 
 async def test_a_job_stops_when_nobody_waits_for_it_and_not_before() -> None:
