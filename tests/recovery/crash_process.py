@@ -125,16 +125,21 @@ async def _check_accounts(run: dict[str, Any], spec: resolved.Resolved, pipeline
             stored = await ledger.mark(lane)
             assert stored is not None
             accounts.setdefault(lane.vertex, Account()).add(Account.from_message(stored.mark.account))
-        if run["delete"]:
-            await broker.delete()
-            async with (
-                open_connection(run["nats"]) as connection,
-                open_jetstream_ot_stores(connection, spec.pipeline.name) as stores,
-            ):
-                await stores.delete()
     for vertex, account in accounts.items():
         assert account.difference == 0, (vertex, account)
     assert sum(account.open for account in accounts.values()) == pipeline.open_records, accounts
+
+
+async def _delete(run: dict[str, Any]) -> None:
+    """What the broker keeps of the pipeline, also of one that failed: there are many on one broker."""
+    name = load(Path(run["directory"]) / "pipeline.yaml").pipeline.name
+    async with (
+        open_jetstream_broker(run["nats"], name, monitor_url=run["monitor"]) as broker,
+        open_connection(run["nats"]) as connection,
+        open_jetstream_ot_stores(connection, name) as stores,
+    ):
+        await broker.delete()
+        await stores.delete()
 
 
 def _process(run: dict[str, Any], answer: int) -> None:
@@ -155,6 +160,12 @@ def _process(run: dict[str, Any], answer: int) -> None:
         assert outputs.left_over() == []
     except BaseException:  # noqa: BLE001  # whatever it is, it is the answer
         failed = traceback.format_exc()
+    listen(None)
+    try:
+        if run["delete"]:
+            asyncio.run(_delete(run))
+    except BaseException:  # noqa: BLE001  # as above
+        failed += traceback.format_exc()
     reached = [[point, vertex, count] for (point, vertex), count in sorted(points.reached.items())]
     os.write(answer, json.dumps({"failed": failed, "reached": reached}).encode())
     os._exit(0)
