@@ -79,7 +79,6 @@ class CrashPipeline:
     feed: Callable[[Outputs], Any] | None = None
     """Coroutine function: feeds what is missing yet, and returns when all outputs are there; then the pipeline is told
     to stop. None for a pipeline that ends by itself."""
-    spark: bool = False
     between: Callable[[Path], None] | None = None
     """What else is lost with every kill."""
 

@@ -97,7 +97,6 @@ def windows(
         open_records=sum(event.s // slide * slide + length > closed_at_last_s for event in in_time),
         prepare=lambda directory: write_events(directory / "in.jsonl", _FIRST),
         feed=feed,
-        spark=True,
         **more,
     )
 
@@ -165,7 +164,6 @@ EARLY = CrashPipeline(
     + file_sink("out", 20),
     ["in -> sum", "sum -> out"],
     _check_early,
-    spark=True,
 )
 
 
@@ -193,7 +191,6 @@ LARGE = CrashPipeline(
     + file_sink("out", 5),
     ["in -> sum", "sum -> out"],
     _check_large,
-    spark=True,
 )
 
 PIPELINES = {

@@ -22,9 +22,10 @@ from sqlglot import exp
 
 from millstream_reduce.spark.batching import TABLE
 from millstream_reduce.spark.dialect import NotUnderstoodError, changed, parse, write
+from millstream_reduce.spark.spans import SPAN_COLUMNS, TIMESTAMP
 
 _PARTS = frozenset({"expressions", "from_", "group", "having", "order", "limit", "offset"})
-_GROUPED_BY = ("key", "window_start", "window_end", "window_early")
+_GROUPED_BY = ("key", *SPAN_COLUMNS)
 """Columns of the table `window`, beside fields of the value."""
 _SCALARS = frozenset({
     "abs", "array", "bround", "ceil", "ceiling", "coalesce", "concat", "concat_ws", "date_format", "date_trunc",
@@ -75,7 +76,7 @@ class Preaggregation:
         return tuple(dict.fromkeys((*self.groups, *of_partials)))
 
 
-_KINDS: Mapping[str, pa.DataType] = {"key": pa.string(), "event_time": pa.timestamp("us", tz="UTC")}
+_KINDS: Mapping[str, pa.DataType] = {"key": pa.string(), "event_time": TIMESTAMP}
 """Columns of the table `window` that may be aggregated."""
 
 

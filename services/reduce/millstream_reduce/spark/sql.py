@@ -298,9 +298,10 @@ def _partial_table(
 ) -> tuple[_Table, Partials]:
     """The table `window` that a rewritten query reads, and what fills it."""
     places = of.places()
-    needed = [field for field in declared if Place(field.name.lower(), is_field=True) in places]
-    column_of = {Place(field.name.lower(), is_field=True): field_column(index) for index, field in enumerate(needed)}
-    kind_of = {Place(field.name.lower(), is_field=True): field.dataType for field in needed}
+    of_fields = {Place(field.name.lower(), is_field=True): field for field in declared}
+    needed = {place: field for place, field in of_fields.items() if place in places}
+    column_of = {place: field_column(index) for index, place in enumerate(needed)}
+    kind_of = {place: field.dataType for place, field in needed.items()}
     for place in places:
         if not place.is_field:
             column_of[place], kind_of[place] = place.name, _TYPES[place.name]
@@ -311,8 +312,10 @@ def _partial_table(
         rows = rows.add(column_of[place], kind_of[place])
     kept = []
     for index, partial in enumerate(of.partials):
-        kind = _PARTIAL_TYPES.get(partial.function) or kind_of[partial.of or places[0]]
-        column = column_of[partial.of] if partial.of is not None else ""
+        column, kind = "", _PARTIAL_TYPES.get(partial.function)
+        if partial.of is not None:
+            column, kind = column_of[partial.of], kind or kind_of[partial.of]
+        assert kind is not None
         rows = rows.add(partial_name(index), kind)
         kept.append(Kept(partial_name(index), partial.function, column, arrow_type(kind)))
     for name in spans:
@@ -320,7 +323,7 @@ def _partial_table(
     names = [column for column in rows.names if column not in column_of.values() or column in COLUMNS]
     members = [f"{text(place.name)}, {column_of[place]}" for place in by if place.is_field]
     window = [*names, *([f"named_struct({', '.join(members)}) AS value"] if members else [])]
-    decoder = _decoder(value, declared, [field.name for field in needed]) if needed else None
+    decoder = _decoder(value, declared, [field.name for field in needed.values()]) if needed else None
     read = tuple(place.name for place in places if not place.is_field and place.name not in spans)
     columns = Columns(read, decoder=decoder)
     return _Table(columns, rows, tuple(window)), Partials((WINDOW, *(column_of[p] for p in by)), tuple(kept), spans)
