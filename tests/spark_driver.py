@@ -43,6 +43,11 @@ class SparkDriver:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def running(self) -> bool:
+        assert self._process is not None
+        return self._process.poll() is None
+
     def start(self) -> None:
         """Start it; it is not ready yet."""
         settings = self._directory / "settings.json"
@@ -60,7 +65,7 @@ class SparkDriver:
             async with asyncio.timeout(START_TIMEOUT_S), open_spark_client(self.address) as client:
                 return await client.describe()
         except TimeoutError:
-            raise AssertionError(f"Spark is not ready after {START_TIMEOUT_S:.0f} s: {self._tail()}") from None
+            raise AssertionError(f"Spark is not ready after {START_TIMEOUT_S:.0f} s: {self.tail()}") from None
 
     def jvm(self) -> psutil.Process:
         """The process that is Spark."""
@@ -87,7 +92,8 @@ class SparkDriver:
         finally:
             self.kill()
 
-    def _tail(self) -> str:
+    def tail(self) -> str:
+        """What it wrote last."""
         return self.log_file.read_text(errors="replace")[-2000:].strip() or "it wrote nothing"
 
 
