@@ -5,9 +5,9 @@
 
 First every point that a pipeline reaches, in every kind of vertex, then pairs: so many by chance, or all (hours), or
 those of them that can be begun in M minutes. What was done is written to the journal; with the same one a sweep that
-was stopped goes on where it was. Exit code 1 when a run was not finished with exactly the outputs it must have; each
-of those is printed, with what to give this script to see it again: --again 'windows:POINT POINT'. The last line of
---json is one object.
+was stopped (SIGINT or SIGTERM: it begins nothing more) goes on where it was. Exit code 1 when a run was not finished
+with exactly the outputs it must have; each of those is printed, with what to give this script to see it again: --again
+'windows:POINT POINT'. The last line of --json is one object.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ import asyncio
 import json
 import math
 import random
+import signal
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from millstream.background import open_tasks
 from tests.recovery import crash_plan
 from tests.recovery.crash_pipelines import PIPELINES, SWEPT
 from tests.recovery.crash_runs import CrashRuns, Outcome, open_crash_runs
@@ -102,14 +103,20 @@ class Sweep:
         self._journal = journal
         self._places = asyncio.Semaphore(at_a_time)
         self._told_s = time.monotonic()
+        self.stopped = False
+
+    def stop(self) -> None:
+        """Begin no further case."""
+        self.stopped = True
 
     async def cases(self, cases: Sequence[Case], until_s: float = math.inf) -> list[Outcome]:
-        """None is begun after `until_s` of the monotonic clock."""
+        """None is begun after `stop`, nor later than `until_s` of the monotonic clock."""
         outcomes = []
 
         async def case(pipeline: str, points: Sequence[str]) -> Outcome | None:
             async with self._places:
-                return await self._runs.case(pipeline, *points) if time.monotonic() < until_s else None
+                begins = time.monotonic() < until_s and not self.stopped
+                return await self._runs.case(pipeline, *points) if begins else None
 
         for coming in asyncio.as_completed([case(pipeline, points) for pipeline, points in cases]):
             outcome = await coming
@@ -156,13 +163,18 @@ async def sweep(runs: CrashRuns, options: argparse.Namespace) -> dict[str, Any]:
     started_s = time.monotonic()
     journal = Journal(options.journal)
     all_of_them = Sweep(runs, journal, options.at_a_time)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, all_of_them.stop)
     if options.again:
         pipeline, _, points = options.again.partition(":")
         await all_of_them.cases([(pipeline, tuple(points.split()))])
         return {"failed": sum(done.failed for done in journal.done), "cases": 1}
     if journal.plan is None:
         rng = random.Random(options.seed)
-        journal.add(await kill_once(runs, all_of_them, options.pipeline or SWEPT, rng))
+        plan = await kill_once(runs, all_of_them, options.pipeline or SWEPT, rng)
+        if all_of_them.stopped:
+            raise SystemExit("stopped before it was known which pairs there are: nothing to go on from")
+        journal.add(plan)
     assert journal.plan is not None
     pairs = journal.plan.pairs[: None if options.pairs == "all" else int(options.pairs)]
     done = {done.case for done in journal.done}
@@ -182,34 +194,25 @@ async def sweep(runs: CrashRuns, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-@asynccontextmanager
-async def started_again(driver: SparkDriver) -> AsyncIterator[None]:
+async def start_again(driver: SparkDriver) -> None:
     """Start Spark again whenever it has ended, as the runner does: hours of killed vertices are hard on it."""
-
-    async def watch() -> None:
-        while True:
-            await asyncio.sleep(DRIVER_CHECK_S)
-            if not driver.running:
-                print(f"Spark ended and is started again: {driver.tail()}", file=sys.stderr)
-                driver.start()
-
-    watching = asyncio.create_task(watch())
-    try:
-        yield
-    finally:
-        watching.cancel()
-        with suppress(asyncio.CancelledError):
-            await watching
+    while True:
+        await asyncio.sleep(DRIVER_CHECK_S)
+        if not driver.running:
+            print(f"Spark ended and is started again: {driver.tail()}", file=sys.stderr)
+            driver.start()
 
 
 async def run(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as name, open_spark_driver() as driver:
         await driver.ready()
         async with (
-            started_again(driver),
+            open_tasks() as tasks,
             open_crash_runs(Path(name), spark=driver.address, at_a_time=options.at_a_time) as runs,
         ):
+            watching = tasks.create_task(start_again(driver), name="start Spark again")
             found = await sweep(runs, options)
+            watching.cancel()
     print(json.dumps(found) if options.json else "\n".join(f"{key:>20} {value}" for key, value in found.items()))
     return 1 if found["failed"] else 0
 

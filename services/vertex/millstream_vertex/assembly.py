@@ -283,8 +283,8 @@ class _LaneOpening:
             Tracker(pieces_max=FRAMES_IN_FLIGHT_MAX, bytes_max=BYTES_IN_FLIGHT_MAX),
             watermarks=not shared.config.resolved.pipeline.spec.watermark.disabled,
             published_us=published.watermark_us if published is not None else START_OF_TIME_US,
-            # Of a sink's progress only its own OT entry tells, which is not published more often either.
-            commit_interval_s=OT_PUBLISH_INTERVAL_S if shared.kind == "sink" else 0.0,
+            # Of progress without output only the OT entry tells, which is not published more often either.
+            commit_interval_s=OT_PUBLISH_INTERVAL_S if shared.kind in ("sink", "reduce") else 0.0,
         )
 
     def _inside_a_cycle(self) -> list[BufferId]:

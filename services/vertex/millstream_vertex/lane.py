@@ -47,7 +47,8 @@ class LaneCore:
         commit_interval_s: float = 0.0,
     ) -> None:
         """`published_us`: the lane's watermark in the OT store, which may be later than its mark's: it moves on without
-        commits. `commit_interval_s`: time between two commits at least, for a lane whose output nobody waits for."""
+        commits. `commit_interval_s`: time between two commits at least, as long as there is no output that somebody may
+        wait for."""
         self.lane = lane
         self.committer = committer
         self.tracker = tracker
@@ -89,8 +90,19 @@ class LaneCore:
             await committed(batch)
             self._idle = False
             self.publish(watermark_us)
-            if self._commit_interval_s:
-                await asyncio.sleep(max(0.0, started + self._commit_interval_s - self.clock.monotonic_s()))
+            await self._gather(waiting, started + self._commit_interval_s)
+
+    async def _gather(self, waiting: deque[Unit], until_s: float) -> None:
+        """Let more units come, until then at most, or until there is output among them."""
+        while (rest_s := until_s - self.clock.monotonic_s()) > 0 and not any(unit.frames for unit in waiting):
+            try:
+                async with asyncio.timeout(rest_s):
+                    ready = await self.units.ready()
+            except TimeoutError:
+                return
+            if not ready:
+                return
+            waiting.extend(unit for units in ready for unit in units)
 
     async def end(self) -> None:
         """Nothing will follow: the last commit, and the last OT entry."""
