@@ -12,6 +12,11 @@ FRAME_RECORDS_MAX = 4096
 """Records in a frame that a writer builds. Sources and UDF answers are cut to it."""
 FRAME_BYTES_MAX = 1 * MIB
 """Bytes of values and columns in a frame that a writer builds, unless a single record is larger."""
+RESULT_FRAME_RECORDS_MAX = 16_384
+"""The same in a frame of windows' results: they come all at once, and one message is stored in half the time of
+several."""
+RESULT_FRAME_BYTES_MAX = 4 * MIB
+"""The same of its bytes."""
 RECORD_BYTES_MAX = 7 * MIB
 """Largest record, with keys and headers. A larger one is refused where it enters."""
 MESSAGE_BYTES_MAX = 8 * MIB
@@ -89,6 +94,7 @@ HAND_OVER_PIECES_MAX = 200_000
 
 # A frame with its envelope, its subject and headers must fit a message, and the largest record a frame.
 assert FRAME_BYTES_MAX + 64 * KIB < MESSAGE_BYTES_MAX
+assert RESULT_FRAME_BYTES_MAX + 64 * KIB < MESSAGE_BYTES_MAX
 assert RECORD_BYTES_MAX + 64 * KIB < MESSAGE_BYTES_MAX
 # A UDF may answer a frame with several times its size before gRPC refuses it.
 assert GRPC_MESSAGE_BYTES_MAX >= 8 * MESSAGE_BYTES_MAX

@@ -20,18 +20,19 @@ import pyarrow as pa
 from millstream.account import Account
 from millstream.errors import UdfError, UserError
 from millstream.frame import KEY_SEPARATOR, Frame, frame_of_records
-from millstream.limits import COMMIT_BYTES_MAX, FRAME_RECORDS_MAX
+from millstream.limits import COMMIT_BYTES_MAX, RESULT_FRAME_BYTES_MAX, RESULT_FRAME_RECORDS_MAX
 from millstream.record import BufferId, Record
 from millstream.retry import OnFailure, RetryPolicy
 from millstream.wire.reduce.v1 import spark_pb2, wal_pb2
 from millstream_reduce.batches import HEADERS, frame_of_columns
 from millstream_vertex.mapping import REASON_BYTES_MAX, REASON_HEADER, header_of
 from millstream_writer.committer import Unit
-from millstream_writer.routing import Router, Tags
+from millstream_writer.routing import FrameLimits, Router, Tags
 
 UNIT_BYTES = COMMIT_BYTES_MAX // 4
 """Bytes of result values in one unit, about: with keys, headers and several edges it stays one commit."""
 UNIT_ROWS = 32_768
+_FRAME = FrameLimits(RESULT_FRAME_RECORDS_MAX, RESULT_FRAME_BYTES_MAX)
 WINDOW_START, WINDOW_END, WINDOW_EARLY = "window-start", "window-end", "window-early"
 """Headers of every result; the last one of early results only."""
 
@@ -200,9 +201,9 @@ class ResultRouter:
                 continue
             unit = ReduceUnit(pieces=0, account=Account(outputs=rows))
             # Frames of the size that is stored: cutting one later costs as much for each record as making it.
-            for first in range(0, rows, FRAME_RECORDS_MAX):
-                frame, tags = _frame_of(hand_over.windows, part.slice(first, FRAME_RECORDS_MAX), ingest)
-                routed = self._router.route(frame, tags)
+            for first in range(0, rows, _FRAME.records):
+                frame, tags = _frame_of(hand_over.windows, part.slice(first, _FRAME.records), ingest)
+                routed = self._router.route(frame, tags, _FRAME)
                 unit.frames = [*unit.frames, *routed.frames]
                 unit.account.unrouted += routed.unrouted
             unit.size = sum(frame.size for _, frame in unit.frames)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from millstream.errors import MillstreamError
 from millstream.frame import Frame, partition_of
@@ -16,6 +17,17 @@ from millstream.record import BufferId
 
 Tags = Sequence[tuple[bytes, ...]]
 """Tags of each record of a frame, UTF-8."""
+
+
+class FrameLimits(NamedTuple):
+    """What a frame that is written may hold, unless it is a single record."""
+
+    records: int = FRAME_RECORDS_MAX
+    size: int = FRAME_BYTES_MAX
+    """Bytes."""
+
+
+_USUAL = FrameLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +101,12 @@ class Router:
     def discards_when_full(self, buffer: BufferId) -> bool:
         return any(route.edge == buffer.edge and route.discard_when_full for route in self._all)
 
-    def route(self, frame: Frame, tags: Tags | None) -> Routed:
+    def route(self, frame: Frame, tags: Tags | None, limits: FrameLimits = _USUAL) -> Routed:
         """Send `frame` on its ways. `tags` is None when no record has any."""
         routed = Routed()
         if not self.needs_tags:
             for route in self._routes:
-                self._spread(route, frame, routed)
+                self._spread(route, frame, routed, limits)
             return routed
         sets = (
             [frozenset(record_tags) for record_tags in tags]
@@ -105,15 +117,15 @@ class Router:
         for route in self._routes:
             if route.condition is None:
                 wanted = [True] * frame.records
-                self._spread(route, frame, routed)
+                self._spread(route, frame, routed, limits)
                 continue
             indexes = [index for index, record_tags in enumerate(sets) if route.condition(record_tags)]
             for index in indexes:
                 wanted[index] = True
             if len(indexes) == frame.records:
-                self._spread(route, frame, routed)
+                self._spread(route, frame, routed, limits)
             elif indexes:
-                self._spread(route, frame.take(indexes), routed)
+                self._spread(route, frame.take(indexes), routed, limits)
         routed.unrouted = wanted.count(False)
         return routed
 
@@ -131,15 +143,15 @@ class Router:
             self._spread(route, frame, routed)
         return routed
 
-    def _spread(self, route: Route, frame: Frame, routed: Routed) -> None:
+    def _spread(self, route: Route, frame: Frame, routed: Routed, limits: FrameLimits = _USUAL) -> None:
         if route.partitions == 1:
-            routed.frames.extend((self._buffers[route.edge, 0], part) for part in cut(frame))
+            routed.frames.extend((self._buffers[route.edge, 0], part) for part in cut(frame, limits))
             return
         # Records without keys take turns, all of one frame together.
         self._next_partition = (self._next_partition + 1) % route.partitions
         if not frame.keys_column:
             buffer = self._buffers[route.edge, self._next_partition]
-            routed.frames.extend((buffer, part) for part in cut(frame))
+            routed.frames.extend((buffer, part) for part in cut(frame, limits))
             return
         indexes_of: list[list[int]] = [[] for _ in range(route.partitions)]
         for index, keys in enumerate(frame.keys()):
@@ -148,19 +160,19 @@ class Router:
         chosen = [partition for partition, indexes in enumerate(indexes_of) if indexes]
         parts = [frame] if len(chosen) == 1 else frame.split(indexes_of[partition] for partition in chosen)
         for partition, part in zip(chosen, parts, strict=True):
-            routed.frames.extend((self._buffers[route.edge, partition], piece) for piece in cut(part))
+            routed.frames.extend((self._buffers[route.edge, partition], piece) for piece in cut(part, limits))
 
 
-def cut(frame: Frame) -> list[Frame]:
+def cut(frame: Frame, limits: FrameLimits = _USUAL) -> list[Frame]:
     """`frame` in pieces within the limits of a frame; a single record may exceed the bytes."""
-    if frame.records <= FRAME_RECORDS_MAX and (frame.size <= FRAME_BYTES_MAX or frame.records == 1):
+    if frame.records <= limits.records and (frame.size <= limits.size or frame.records == 1):
         return [frame]
     # What the columns' own beginnings take is left out of account, and far below the difference.
-    bytes_max = FRAME_BYTES_MAX - FRAME_BYTES_MAX // 64
+    bytes_max = limits.size - limits.size // 64
     ranges: list[range] = []
     start = size = 0
     for index, record_size in enumerate(frame.record_sizes()):
-        if index > start and (size + record_size > bytes_max or index - start == FRAME_RECORDS_MAX):
+        if index > start and (size + record_size > bytes_max or index - start == limits.records):
             ranges.append(range(start, index))
             start, size = index, 0
         size += record_size

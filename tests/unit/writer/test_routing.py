@@ -13,7 +13,7 @@ from millstream.frame import Frame, build_frame, partition_of
 from millstream.limits import COMMIT_BYTES_MAX, COMMIT_MESSAGES_MAX, FRAME_BYTES_MAX, FRAME_RECORDS_MAX, MIB
 from millstream.record import BufferId
 from millstream_writer.committer import Unit, batch_of, join_small
-from millstream_writer.routing import Route, Router, cut, tag_condition
+from millstream_writer.routing import FrameLimits, Route, Router, cut, tag_condition
 
 
 def numbered(count: int, keys: Sequence[Sequence[bytes]] | None = None) -> Frame:
@@ -109,6 +109,15 @@ def test_a_cut_frame_keeps_to_the_number_of_records() -> None:
     parts = cut(numbered(2 * FRAME_RECORDS_MAX + 1))
     assert sum(part.records for part in parts) == 2 * FRAME_RECORDS_MAX + 1
     assert max(part.records for part in parts) <= FRAME_RECORDS_MAX
+
+
+@given(st.lists(st.integers(0, 6_000), min_size=1, max_size=30), st.integers(1, 8), st.integers(8_000, 20_000))
+def test_a_writer_may_have_limits_of_its_own(sizes: list[int], records: int, size: int) -> None:
+    frame = build_frame([b"x" * length for length in sizes], array("q", range(len(sizes))), ingest_time_us=0)
+    routed = Router([Route("e", 1, None)]).route(frame, None, FrameLimits(records, size))
+    parts = [part for _, part in routed.frames]
+    assert [value for part in parts for value in part.values()] == frame.values()
+    assert all(part.records <= records and (part.records == 1 or part.size <= size) for part in parts)
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 900)), max_size=30))
