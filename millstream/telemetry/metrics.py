@@ -57,6 +57,14 @@ _SECONDS = (
 )
 LATENCY_BOUNDS_S = _SECONDS
 """Bucket bounds of the end-to-end latency: 1 ms to 10 min, at most two and a half times the one before."""
+CLOSE_BOUNDS_S = (
+    *(bound for bound in _SECONDS if bound < 0.05),
+    *(0.05, 0.06, 0.07, 0.08, 0.09, 0.1, 0.11, 0.12, 0.13, 0.14, 0.15, 0.16, 0.17, 0.18, 0.19, 0.2, 0.22, 0.25, 0.28),
+    *(0.3, 0.33, 0.36, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.9),
+    *(bound for bound in _SECONDS if bound >= 1.0),
+)
+"""Bucket bounds of the time from closing windows to their commit: finer where it lies, at most a fifth apart. Its
+quantiles are what a reduce is judged by, and within a bucket they are a guess."""
 PROCESSING_BOUNDS_US = tuple(round(bound * MICROSECONDS) for bound in (0.0001, 0.0002, 0.0005, *_SECONDS))
 """Bucket bounds of processing times: 100 µs to 10 min."""
 
@@ -446,7 +454,7 @@ class VertexMetrics:
                 (WRITE_TIME, PROCESSING_BOUNDS_US),
                 (REDUCE_TIME, PROCESSING_BOUNDS_US),
                 (COMMIT_TIME, LATENCY_BOUNDS_S),
-                (CLOSE_TIME, LATENCY_BOUNDS_S),
+                (CLOSE_TIME, CLOSE_BOUNDS_S),
                 (LATENCY, LATENCY_BOUNDS_S),
             )
         }

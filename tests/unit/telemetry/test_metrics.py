@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from millstream.errors import EnvironmentFault
 from millstream.statistics import VertexStatistics
 from millstream.telemetry import open_telemetry
-from millstream.telemetry.metrics import LATENCY_BOUNDS_S, METRICS, PROCESSING_BOUNDS_US, MetricKind
+from millstream.telemetry.metrics import CLOSE_BOUNDS_S, LATENCY_BOUNDS_S, METRICS, PROCESSING_BOUNDS_US, MetricKind
 from tests.unit.telemetry.collector import Collector, attributes
 from tests.unit.telemetry.numbers import FixedClock, vertex
 
@@ -172,12 +172,19 @@ async def test_a_port_that_is_taken_is_said_so(free_port: int) -> None:
                 pytest.fail("opened")
 
 
-@pytest.mark.parametrize("bounds", [LATENCY_BOUNDS_S, PROCESSING_BOUNDS_US])
+@pytest.mark.parametrize("bounds", [LATENCY_BOUNDS_S, CLOSE_BOUNDS_S, PROCESSING_BOUNDS_US])
 def test_buckets_are_fine_from_a_millisecond_to_ten_minutes(bounds: tuple[float, ...]) -> None:
     assert all(1 < after / before <= 2.5 for before, after in pairwise(bounds))
-    unit = 1 if bounds is LATENCY_BOUNDS_S else 1_000_000
+    unit = 1_000_000 if bounds is PROCESSING_BOUNDS_US else 1
     assert bounds[0] <= 0.001 * unit
     assert bounds[-1] == 600 * unit
+
+
+def test_how_soon_windows_are_committed_is_told_to_a_fifth() -> None:
+    where_it_lies = [bound for bound in CLOSE_BOUNDS_S if 0.05 <= bound <= 1.0]
+    assert where_it_lies[0] == 0.05
+    assert where_it_lies[-1] == 1.0
+    assert all(after / before <= 1.2 for before, after in pairwise(where_it_lies))
 
 
 def test_the_docs_list_every_metric_as_it_is() -> None:
