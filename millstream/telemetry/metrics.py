@@ -21,6 +21,7 @@ from millstream.statistics import (
     SidecarStatistics,
     VertexStatistics,
 )
+from millstream.telemetry.bounds import CLOSE_BOUNDS_S, LATENCY_BOUNDS_S, PROCESSING_BOUNDS_US
 
 
 class MetricKind(Enum):
@@ -50,23 +51,6 @@ class Metric:
 
 COMMON_LABELS = ("pipeline", "vertex", "vertex_type", "replica")
 """Of every metric. `vertex_type`: source, map, reduce or sink."""
-
-_SECONDS = (
-    *(0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75),
-    *(1.0, 2.0, 3.0, 5.0, 7.5, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0),
-)
-LATENCY_BOUNDS_S = _SECONDS
-"""Bucket bounds of the end-to-end latency: 1 ms to 10 min, at most two and a half times the one before."""
-CLOSE_BOUNDS_S = (
-    *(bound for bound in _SECONDS if bound < 0.05),
-    *(0.05, 0.06, 0.07, 0.08, 0.09, 0.1, 0.11, 0.12, 0.13, 0.14, 0.15, 0.16, 0.17, 0.18, 0.19, 0.2, 0.22, 0.25, 0.28),
-    *(0.3, 0.33, 0.36, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.9),
-    *(bound for bound in _SECONDS if bound >= 1.0),
-)
-"""Bucket bounds of the time from closing windows to their commit: finer where it lies, at most a fifth apart. Its
-quantiles are what a reduce is judged by, and within a bucket they are a guess."""
-PROCESSING_BOUNDS_US = tuple(round(bound * MICROSECONDS) for bound in (0.0001, 0.0002, 0.0005, *_SECONDS))
-"""Bucket bounds of processing times: 100 µs to 10 min."""
 
 _LANE = "partition_name"
 

@@ -39,6 +39,8 @@ class ReduceInput:
         self.lane_input = lane_input
         self.sequence = reader.sequence
         """Of the last frame that was taken."""
+        self.read_sequence = reader.sequence
+        """Of the last frame that was read."""
         self.trimmer = Trimmer(lambda sequence: upstream.trim(buffer, sequence))
 
     @property
@@ -74,11 +76,6 @@ class ReduceInputs:
         """Nothing will be taken any more: ended, or told to stop."""
         return not self._taken and self._reading == 0
 
-    @property
-    def waiting_bytes(self) -> int:
-        """Stored bytes that have been read and not been taken."""
-        return self._bytes
-
     def watermark_us(self) -> int:
         """Of all inputs together, behind the frames that were taken."""
         return min(item.watermark_us for item in self.inputs)
@@ -105,6 +102,21 @@ class ReduceInputs:
             except TimeoutError:
                 return
         self._news.clear()
+
+    async def gather(self, seconds: float, bytes_max: int, due_us: int) -> None:
+        """Let more frames come: so long, or until so many stored bytes wait to be taken, or until the watermark is
+        `due_us` once they are."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + seconds
+        while self._bytes < bytes_max and not self._stopped and (rest_s := until_s - loop.time()) > 0:
+            if min(item.lane_input.watermark_at(item.read_sequence) for item in self.inputs) >= due_us:
+                return
+            self._news.clear()
+            try:
+                async with asyncio.timeout(rest_s):
+                    await self._news.wait()
+            except TimeoutError:
+                return
 
     def take(self, bytes_max: int, acknowledged: Mapping[str, int]) -> list[Taken]:
         """What has been read, up to so many stored bytes and at least one frame; empty when there is nothing.
@@ -138,6 +150,7 @@ class ReduceInputs:
             if self._stopped:
                 break
             self._bytes += read.size
+            item.read_sequence = read.sequence
             self._taken.append(Taken(item.buffer.edge, read))
             self._news.set()
         self._reading -= 1

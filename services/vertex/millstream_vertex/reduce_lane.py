@@ -15,7 +15,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from millstream.account import Account
 from millstream.clock import END_OF_TIME_US, START_OF_TIME_US
@@ -28,65 +28,21 @@ from millstream_reduce.queue import Appended, Queue, QueuedFrame
 from millstream_vertex.hand_over import HandOverJobs, ReduceUnit, ResultRouter, Results
 from millstream_vertex.lane import LaneCore
 from millstream_vertex.reduce_input import ReduceInputs, Taken
+from millstream_vertex.reduce_state import Computed, EarlyPolicy, InFlight, Logged, Totals, progress_of
 from millstream_writer.committer import Unit
 
 log = logging.getLogger(__name__)
 
 TAKE_BYTES = 4 * MIB
 """Stored bytes that go into one entry of the log, about."""
-GATHER_S = 0.01
-"""From one entry of the log to the next, unless there is much: one of few records costs as much as one of many."""
+GATHER_S = 0.03
+"""From one entry of the log to the next, unless there is much or windows close: an entry of few records costs as much
+as one of many, when it is written and when Spark reads it."""
 ROOM_WAIT_S = 0.1
 """While the log is full: how often it is looked whether the watermark closes a window."""
 HAND_OVERS_IN_FLIGHT_MAX = 2
 """Hand-overs computed at a time. While so many run, windows that close wait, and then go together."""
 LATE_REASON = "late"
-
-
-@dataclass(frozen=True, slots=True)
-class EarlyPolicy:
-    """When early results are made: whichever comes first of those that are given."""
-
-    every_s: float | None = None
-    """Wall clock."""
-    rows: int | None = None
-    """Records of the lane since the last ones."""
-
-
-@dataclass(frozen=True, slots=True)
-class Logged:
-    """What has gone into the log together and is not known to be durable yet."""
-
-    appended: Appended | None
-    hand_overs: Sequence[wal_pb2.HandOver]
-    closed_us: int
-    """Windows that ended up to here are closed for whatever is appended next."""
-
-
-@dataclass(frozen=True, slots=True)
-class Computed:
-    """Results that wait for those of an earlier hand-over."""
-
-    hand_over: wal_pb2.HandOver
-    results: Results
-    committed_rows: int
-    """Of them, before the lane's last restart."""
-
-
-@dataclass(slots=True)
-class Totals:
-    """What was computed since this process started."""
-
-    hand_overs: int = 0
-    windows: int = 0
-    records: int = 0
-    job_s: float = 0.0
-
-    def add(self, windows: int, records: int, job_s: float) -> None:
-        self.hand_overs += 1
-        self.windows += windows
-        self.records += records
-        self.job_s += job_s
 
 
 class ReduceLane:
@@ -124,7 +80,7 @@ class ReduceLane:
         self._closed_us = queue.closed_us
         """Up to where windows were closed for all records that are not durable in the log, now and later."""
         self._sync_wanted = asyncio.Event()
-        self._in_flight: dict[int, _InFlight] = {}
+        self._in_flight: dict[int, InFlight] = {}
         """Hand-overs whose results are not committed, by number."""
         self._due_s: float | None = None
         """Since when windows wait to be handed over."""
@@ -207,11 +163,16 @@ class ReduceLane:
             await self._inputs.wait(None)
 
     async def _gather(self) -> None:
-        """Let more records come, when few have since the last entry."""
+        """Let more records come, when few have since the last entry; no window that could be handed over waits."""
         missing_s = self._looked_s + GATHER_S - self.core.clock.monotonic_s()
-        if missing_s > 0 and self._inputs.waiting_bytes < TAKE_BYTES:
-            await asyncio.sleep(missing_s)
+        oldest_us = self._queue.oldest_end_us() if self._may_hand_over else None
+        due_us = END_OF_TIME_US if oldest_us is None else min(END_OF_TIME_US, oldest_us + self._lateness_us)
+        await self._inputs.gather(missing_s, TAKE_BYTES, due_us)
         self._looked_s = self.core.clock.monotonic_s()
+
+    @property
+    def _may_hand_over(self) -> bool:
+        return sum(number >= self._next_number for number in self._in_flight) < HAND_OVERS_IN_FLIGHT_MAX
 
     @property
     def _busy(self) -> bool:
@@ -228,7 +189,7 @@ class ReduceLane:
     def _hand_over(self) -> list[wal_pb2.HandOver]:
         """Freeze the windows that the watermark has closed, and those whose early results are due."""
         watermark_us = END_OF_TIME_US if self._inputs.ended else self._inputs.watermark_us()
-        if sum(number >= self._next_number for number in self._in_flight) >= HAND_OVERS_IN_FLIGHT_MAX:
+        if not self._may_hand_over:
             oldest_us = self._queue.oldest_end_us()
             if self._due_s is None and oldest_us is not None and watermark_us - oldest_us >= self._lateness_us:
                 self._due_s = self.core.clock.monotonic_s()
@@ -240,7 +201,7 @@ class ReduceLane:
             hand_overs = self._queue.early()
             self._early_at_s, self._early_rows = self.core.clock.monotonic_s(), 0
         for hand_over in hand_overs:
-            self._in_flight[hand_over.number] = _InFlight.of(hand_over)
+            self._in_flight[hand_over.number] = InFlight.of(hand_over)
         return hand_overs
 
     def _early_due(self) -> bool:
@@ -451,7 +412,7 @@ class ReduceLane:
         """Go on with what the log holds beyond the mark."""
         pending = self._queue.pending()
         for hand_over in pending:
-            self._in_flight[hand_over.number] = _InFlight.of(hand_over)
+            self._in_flight[hand_over.number] = InFlight.of(hand_over)
         for appended in self._queue.unacknowledged():
             self._take_in(appended, appended.closed_us)
         first, rows = self._next_number, self._progress.result_records
@@ -468,7 +429,7 @@ class ReduceLane:
             # the log may have the first only: the others are handed over now.
             hand_overs = self._queue.close(self.core.watermark_us + self._lateness_us)
             if hand_overs:
-                self._in_flight.update((hand_over.number, _InFlight.of(hand_over)) for hand_over in hand_overs)
+                self._in_flight.update((hand_over.number, InFlight.of(hand_over)) for hand_over in hand_overs)
                 self._logged.append(Logged(None, hand_overs, self._queue.closed_us))
                 self._sync_wanted.set()
         self._closed_us = self._queue.closed_us
@@ -476,25 +437,3 @@ class ReduceLane:
         # for it.
         self.core.publish(self._watermark(self.core.committer.mark.reduce.hand_over))
         self._release_inputs()
-
-
-def progress_of(mark: mark_pb2.Mark) -> mark_pb2.ReduceProgress:
-    """What a lane's mark says of its windows, a copy; before its first commit nothing is closed."""
-    progress = mark_pb2.ReduceProgress(closed_us=START_OF_TIME_US)
-    if mark.HasField("reduce"):
-        progress.CopyFrom(mark.reduce)
-    return progress
-
-
-@dataclass(frozen=True, slots=True)
-class _InFlight:
-    """What a hand-over that is not committed holds back."""
-
-    first_end_us: int
-    """End of its first window."""
-    closed_us: int
-    """Windows that ended up to here were closed with it."""
-
-    @classmethod
-    def of(cls, hand_over: wal_pb2.HandOver) -> _InFlight:
-        return cls(min(window.end_us for window in hand_over.windows), hand_over.closed_us)

@@ -28,7 +28,8 @@ from millstream_vertex.input import LaneInput
 from millstream_vertex.lane import LaneCore
 from millstream_vertex.reduce_config import follow_from_input, log_bytes_max, program_of, window_config
 from millstream_vertex.reduce_input import ReduceInput, ReduceInputs
-from millstream_vertex.reduce_lane import EarlyPolicy, ReduceLane, progress_of
+from millstream_vertex.reduce_lane import ReduceLane
+from millstream_vertex.reduce_state import EarlyPolicy, progress_of
 from millstream_vertex.surroundings import VertexPrograms
 from millstream_writer.routing import Router
 
