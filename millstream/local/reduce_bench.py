@@ -35,6 +35,8 @@ from millstream_reduce.windows import WindowConfig, make_windowing
 
 _FRAMES_PER_S = 100
 """What a generator that is not hurried makes."""
+_ENTRY_FRAMES = 5
+"""Of those, in an entry of the log, as the lane gathers them."""
 _APPEND_BYTES = 4 * MIB
 """Stored bytes of an entry, as the lane takes them."""
 START_S = 15
@@ -208,10 +210,13 @@ async def _window_in_log(directory: Path, load: WindowLoad) -> list[jobs.JobWind
     windowing = make_windowing(WindowConfig("fixed", length_us=load.records_per_window))
     async with open_queue(directory, identity, windowing, mark_pb2.ReduceProgress()) as queue:
         per_frame = max(1, min(FRAME_RECORDS_MAX, load.rate // _FRAMES_PER_S))
+        frames = []
         for sequence, first in enumerate(range(0, load.records_per_window, per_frame), start=1):
             count = min(per_frame, load.records_per_window - first)
             frame = _frame(load.record_bytes, count, keys=load.keys, first=first)
-            queue.append([QueuedFrame("in-sum", sequence, frame.size, frame)], 0)
+            frames.append(QueuedFrame("in-sum", sequence, frame.size, frame))
+        for first in range(0, len(frames), _ENTRY_FRAMES):
+            queue.append(frames[first : first + _ENTRY_FRAMES], 0)
         hand_overs = queue.close(END_OF_TIME_US)
         await queue.sync()
         return [jobs.JobWindow(str(queue.directory), window) for one in hand_overs for window in one.windows]

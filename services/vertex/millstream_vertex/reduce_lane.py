@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 TAKE_BYTES = 4 * MIB
 """Stored bytes that go into one entry of the log, about."""
-GATHER_S = 0.03
+GATHER_S = 0.05
 """From one entry of the log to the next, unless there is much or windows close: an entry of few records costs as much
 as one of many, when it is written and when Spark reads it."""
 ROOM_WAIT_S = 0.1
