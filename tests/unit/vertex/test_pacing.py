@@ -1,0 +1,138 @@
+"""What waits for more to come, and what does not: commits of bare progress, and entries of a reduce lane's log."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from millstream.clock import END_OF_TIME_US, SystemClock
+from millstream.record import BufferId, Position
+from millstream.telemetry import Telemetry
+from millstream.watermark.store import follow
+from millstream_reader.buffer import open_buffer_reader
+from millstream_reader.tracker import Tracker
+from millstream_vertex.input import LaneInput
+from millstream_vertex.lane import LaneCore
+from millstream_vertex.reduce_input import ReduceInput, ReduceInputs
+from millstream_writer.committer import Unit
+from millstream_writer.routing import Route, Router
+from tests.unit.vertex.lane_rig import INPUT, LANE, UPSTREAM, Rig, open_rig, records_of
+
+OUT = BufferId("map-out", 0)
+NEVER_S = 3600.0
+"""A test that waited for it would not end."""
+
+
+class Pacing:
+    """A lane that commits bare progress once an hour."""
+
+    def __init__(self, core: LaneCore) -> None:
+        self.core = core
+        self.commits: asyncio.Queue[int] = asyncio.Queue()
+        """The sequence that the mark came to with each."""
+
+    async def run(self) -> None:
+        await self.core.commit_all(lambda units: 0, self._committed)
+
+    def add(self, sequence: int, *values: bytes) -> None:
+        done: asyncio.Future[Sequence[Unit]] = asyncio.get_running_loop().create_future()
+        frames = [(OUT, records_of(*values))] if values else []
+        done.set_result([Unit(position=Position(sequence), frames=frames, pieces=0)])
+        self.core.units.add(done)
+
+    async def _committed(self, units: Sequence[Unit]) -> None:
+        self.commits.put_nowait(self.core.committer.mark.sequence)
+
+
+@asynccontextmanager
+async def open_pacing() -> AsyncIterator[Pacing]:
+    async with open_rig() as rig:
+        committer = await rig.committer(LANE, Router([Route(OUT.edge, 1, None)]))
+        store = await rig.stores.store(LANE.vertex)
+        tracker = Tracker(pieces_max=1, bytes_max=1)
+        core = LaneCore(
+            LANE,
+            committer,
+            store,
+            Telemetry(),
+            SystemClock(),
+            tracker,
+            watermarks=True,
+            commit_interval_s=NEVER_S,
+        )
+        yield Pacing(core)
+
+
+async def test_progress_waits_until_there_is_output() -> None:
+    async with open_pacing() as pacing, asyncio.TaskGroup() as tasks:
+        tasks.create_task(pacing.run())
+        pacing.add(1)
+        assert await pacing.commits.get() == 1
+        pacing.add(2)
+        pacing.add(3)
+        pacing.add(4, b"output")
+        assert await pacing.commits.get() == 4
+        pacing.add(5, b"more")
+        assert await pacing.commits.get() == 5
+        assert pacing.commits.empty()
+        pacing.core.units.close()
+
+
+async def test_progress_that_waits_is_committed_when_the_lane_is_done() -> None:
+    async with open_pacing() as pacing, asyncio.TaskGroup() as tasks:
+        tasks.create_task(pacing.run())
+        pacing.add(1)
+        assert await pacing.commits.get() == 1
+        pacing.add(2)
+        pacing.core.units.close()
+        assert await pacing.commits.get() == 2
+
+
+@asynccontextmanager
+async def open_inputs(rig: Rig) -> AsyncIterator[ReduceInputs]:
+    """One input, which reads what is fed."""
+    upstream = await rig.ledger("in")
+    lane_input = LaneInput(INPUT, [UPSTREAM], back_edge=False)
+    async with open_buffer_reader(upstream, INPUT, Position(0), lane_input) as reader, asyncio.TaskGroup() as tasks:
+        following = tasks.create_task(follow(await rig.stores.store("in"), [lane_input]))
+        inputs = ReduceInputs([ReduceInput(INPUT, reader, lane_input, upstream)])
+        async with inputs.running():
+            yield inputs
+            inputs.stop()
+        following.cancel()
+
+
+async def test_gathering_ends_when_the_watermark_behind_what_waits_is_due() -> None:
+    async with open_rig() as rig, open_inputs(rig) as inputs, asyncio.TaskGroup() as tasks:
+        gathering = tasks.create_task(inputs.gather(NEVER_S, 2**30, due_us=50))
+        await rig.feed(records_of(b"a"), records_of(b"b"), watermark_us=49)
+        await inputs.wait(None)
+        assert not gathering.done()
+        await rig.feed(records_of(b"c"), watermark_us=50)
+        await gathering
+        # It was not taken yet; once it is, the watermark of the lane is as far.
+        while inputs.watermark_us() < 50:
+            await inputs.wait(None)
+            inputs.take(2**30, {})
+
+
+async def test_gathering_ends_when_enough_waits() -> None:
+    frame = records_of(b"a" * 1000)
+    async with open_rig() as rig, open_inputs(rig) as inputs, asyncio.TaskGroup() as tasks:
+        gathering = tasks.create_task(inputs.gather(NEVER_S, 2000, due_us=END_OF_TIME_US))
+        await rig.feed(frame)
+        await inputs.wait(None)
+        assert not gathering.done()
+        await rig.feed(frame)
+        await gathering
+        assert sum(taken.read.frame.records for taken in inputs.take(2**30, {})) == 2
+
+
+async def test_gathering_ends_with_its_time_and_with_the_lane() -> None:
+    async with open_rig() as rig, open_inputs(rig) as inputs, asyncio.TaskGroup() as tasks:
+        await inputs.gather(0.01, 2**30, due_us=END_OF_TIME_US)
+        gathering = tasks.create_task(inputs.gather(NEVER_S, 2**30, due_us=END_OF_TIME_US))
+        await asyncio.sleep(0)
+        inputs.stop()
+        await gathering
