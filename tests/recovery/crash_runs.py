@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -145,10 +147,13 @@ async def open_crash_runs(directory: Path, *, spark: str | None, at_a_time: int 
         AsyncExitStack() as stack,
     ):
         runs = CrashRuns(directory, server, receiver, spark)
+        # What a killed process leaves there goes with it; the name is short enough for sockets.
+        temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix="crash-"))
         for _ in range(at_a_time):
             process = await asyncio.create_subprocess_exec(
                 *tethered([sys.executable, "-m", "tests.recovery.crash_process"]),
                 cwd=REPOSITORY,
+                env=os.environ | {"TMPDIR": temporary},
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 limit=2**24,
