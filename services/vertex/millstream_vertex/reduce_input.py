@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -103,13 +103,13 @@ class ReduceInputs:
                 return
         self._news.clear()
 
-    async def gather(self, seconds: float, bytes_max: int, due_us: int) -> None:
-        """Let more frames come: so long, or until so many stored bytes wait to be taken, or until the watermark is
-        `due_us` once they are."""
+    async def gather(self, seconds: float, bytes_max: int, due: Callable[[int], bool]) -> None:
+        """Let more frames come: so long, or until so many stored bytes wait to be taken, or until something is `due`
+        at the watermark that holds once they are; that is asked again after every `wake`."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + seconds
         while self._bytes < bytes_max and not self._stopped and (rest_s := until_s - loop.time()) > 0:
-            if min(item.lane_input.watermark_at(item.read_sequence) for item in self.inputs) >= due_us:
+            if due(min(item.lane_input.watermark_at(item.read_sequence) for item in self.inputs)):
                 return
             self._news.clear()
             try:

@@ -165,9 +165,15 @@ class ReduceLane:
     async def _gather(self) -> None:
         """Let more records come, when few have since the last entry; no window that could be handed over waits."""
         missing_s = self._looked_s + GATHER_S - self.core.clock.monotonic_s()
-        oldest_us = self._queue.oldest_end_us() if self._may_hand_over else None
-        due_us = END_OF_TIME_US if oldest_us is None else min(END_OF_TIME_US, oldest_us + self._lateness_us)
-        await self._inputs.gather(missing_s, TAKE_BYTES, due_us)
+        oldest_us = self._queue.oldest_end_us() if missing_s > 0 else None
+
+        def due(watermark_us: int) -> bool:
+            if oldest_us is None or watermark_us - oldest_us < self._lateness_us:
+                return False
+            # Windows that cannot be handed over yet are looked at once: that is since when they wait.
+            return self._may_hand_over or self._due_s is None
+
+        await self._inputs.gather(missing_s, TAKE_BYTES, due)
         self._looked_s = self.core.clock.monotonic_s()
 
     @property

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from millstream.clock import END_OF_TIME_US, SystemClock
+from millstream.clock import SystemClock
 from millstream.record import BufferId, Position
 from millstream.telemetry import Telemetry
 from millstream.watermark.store import follow
@@ -89,6 +89,10 @@ async def test_progress_that_waits_is_committed_when_the_lane_is_done() -> None:
         assert await pacing.commits.get() == 2
 
 
+def nothing_is_due(watermark_us: int) -> bool:
+    return False
+
+
 @asynccontextmanager
 async def open_inputs(rig: Rig) -> AsyncIterator[ReduceInputs]:
     """One input, which reads what is fed."""
@@ -105,7 +109,7 @@ async def open_inputs(rig: Rig) -> AsyncIterator[ReduceInputs]:
 
 async def test_gathering_ends_when_the_watermark_behind_what_waits_is_due() -> None:
     async with open_rig() as rig, open_inputs(rig) as inputs, asyncio.TaskGroup() as tasks:
-        gathering = tasks.create_task(inputs.gather(NEVER_S, 2**30, due_us=50))
+        gathering = tasks.create_task(inputs.gather(NEVER_S, 2**30, lambda watermark_us: watermark_us >= 50))
         await rig.feed(records_of(b"a"), records_of(b"b"), watermark_us=49)
         await inputs.wait(None)
         assert not gathering.done()
@@ -120,7 +124,7 @@ async def test_gathering_ends_when_the_watermark_behind_what_waits_is_due() -> N
 async def test_gathering_ends_when_enough_waits() -> None:
     frame = records_of(b"a" * 1000)
     async with open_rig() as rig, open_inputs(rig) as inputs, asyncio.TaskGroup() as tasks:
-        gathering = tasks.create_task(inputs.gather(NEVER_S, 2000, due_us=END_OF_TIME_US))
+        gathering = tasks.create_task(inputs.gather(NEVER_S, 2000, nothing_is_due))
         await rig.feed(frame)
         await inputs.wait(None)
         assert not gathering.done()
@@ -131,8 +135,19 @@ async def test_gathering_ends_when_enough_waits() -> None:
 
 async def test_gathering_ends_with_its_time_and_with_the_lane() -> None:
     async with open_rig() as rig, open_inputs(rig) as inputs, asyncio.TaskGroup() as tasks:
-        await inputs.gather(0.01, 2**30, due_us=END_OF_TIME_US)
-        gathering = tasks.create_task(inputs.gather(NEVER_S, 2**30, due_us=END_OF_TIME_US))
+        await inputs.gather(0.01, 2**30, nothing_is_due)
+        gathering = tasks.create_task(inputs.gather(NEVER_S, 2**30, nothing_is_due))
         await asyncio.sleep(0)
         inputs.stop()
+        await gathering
+
+
+async def test_gathering_looks_again_when_it_is_woken() -> None:
+    may_hand_over = asyncio.Event()
+    async with open_rig() as rig, open_inputs(rig) as inputs, asyncio.TaskGroup() as tasks:
+        gathering = tasks.create_task(inputs.gather(NEVER_S, 2**30, lambda _: may_hand_over.is_set()))
+        await asyncio.sleep(0)
+        assert not gathering.done()
+        may_hand_over.set()
+        inputs.wake()
         await gathering
