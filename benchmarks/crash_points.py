@@ -68,8 +68,12 @@ class Journal:
         self._path = path
         self.plan: Plan | None = None
         self.done: list[Done] = []
-        for line in path.read_text().splitlines() if path and path.exists() else ():
-            self._read(json.loads(line))
+        if path and path.exists():
+            # A sweep that was killed may have written half a line.
+            whole = path.read_text().rpartition("\n")[0]
+            path.write_text(whole and f"{whole}\n")
+            for line in whole.splitlines():
+                self._read(json.loads(line))
         if self.plan is None:
             self.done.clear()
             if path:
