@@ -225,3 +225,18 @@ def test_many_open_sessions_take_little_memory_and_give_it_back_to_later_ones() 
         assert again < 1.1 * filled
     finally:
         tracemalloc.stop()
+
+
+def test_a_million_keys() -> None:
+    total, rows = 1_000_000, 4000
+    windowing = make_windowing(WindowConfig("session", timeout_us=10, keyed=True))
+    for first in range(0, total, rows):
+        keys = Keys(np.arange(rows, dtype=np.int32), [b"key-%08d" % (first + row) for row in range(rows)])
+        windowing.add(np.full(rows, 5, np.int64), keys, Location(1, first, 64))
+    assert (windowing.open_windows(), windowing.open_rows()) == (total, total)
+    closed: list[bytes | None] = []
+    while contents := windowing.close(15, 10_000):
+        assert all(sum(piece.rows for piece in one.pieces) == 1 for one in contents)
+        closed += [one.window.key for one in contents]
+    assert closed == [b"key-%08d" % key for key in range(total)]
+    assert (windowing.open_windows(), windowing.live_segments()) == (0, set())
