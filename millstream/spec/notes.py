@@ -51,10 +51,10 @@ def _grouping(written: Mapping[str, Any], group_by: GroupBy, here: Path) -> Iter
     if group_by.keeps_input:
         storage = written["udf"]["groupBy"].get("storage") or {}
         path = (*here, "storage", "no_store") if storage.get("no_store") is not None else (*here, "keepInput")
-        what = "the input buffers must hold the records of all open windows: see `bufferMaxLength`, `bufferMaxBytes`"
-        if group_by.window.session is not None or global_ is not None or group_by.window.streaming:
-            what += "; a log that is lost is made anew for fixed and sliding windows without early results only"
-        yield path, what
+        yield (
+            path,
+            "the input buffers must hold the records of all open windows: see `bufferMaxLength`, `bufferMaxBytes`",
+        )
 
 
 def _endless(graph: Graph, group_by: GroupBy, here: Path) -> Iterator[tuple[Path, str]]:

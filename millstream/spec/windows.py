@@ -154,6 +154,11 @@ class Window(SpecModel):
         yield from exactly_one(data, ("fixed", "sliding", "session", "global"), cls.noun)
 
     @property
+    def counts(self) -> bool:
+        """Whether results come after so many records."""
+        return self.global_ is not None and self.global_.trigger is not None and self.global_.trigger.count is not None
+
+    @property
     def kind(self) -> WindowKind:
         """Which of the kinds it is."""
         if self.fixed is not None:
@@ -265,10 +270,10 @@ class GroupBy(SpecModel):
     """Where the log of the windows' records lies. Default: `emptyDir`."""
     keep_input: Flag | None = None
     """Keep the input in the ledger until the windows it belongs to are committed, so that no record is lost with the
-    log's disk. Default: true with `no_store`, else false."""
+    log's disk. Not for windows that a count triggers. Default: true with `no_store`, else false."""
 
     def relation_faults(self) -> Iterator[ShapeFault]:
-        """Early results are asked for in two places; without a log, the input must stay."""
+        """Early results are asked for in two places; without a log, the input must stay, and be enough."""
         if self.early is not None and not self.window.streaming:
             what = "`early` has no effect without `streaming: true`"
             expected = "no `early`: its trigger says when" if self.window.global_ else "`streaming: true` in the window"
@@ -276,6 +281,13 @@ class GroupBy(SpecModel):
         if self.keep_input is False and self._stores_nothing:
             what = "without storage the windows are only in the input"
             yield ShapeFault(("keepInput",), what, "`keepInput: true`, or another storage")
+        elif self.keeps_input and self.window.counts:
+            what = "a window that a count triggers cannot be made anew from its input: which records are in it depends "
+            what += "on those before them, which are gone"
+            where = ("keepInput",) if self.keep_input else ("storage", "no_store")
+            yield ShapeFault(
+                where, what, "`emptyDir` or `persistentVolumeClaim` without `keepInput`, or a trigger with `every`"
+            )
 
     @property
     def _stores_nothing(self) -> bool:

@@ -8,14 +8,24 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from tests.mesh.conftest import PipelineFiles
-from tests.mesh.reducing import BASE_S, Event, contents_of, reduce, seconds_of, sliding_contents, source, write_events
+from tests.mesh.reducing import (
+    BASE_S,
+    Event,
+    contents_of,
+    reduce,
+    seconds_of,
+    session_contents,
+    sliding_contents,
+    source,
+    write_events,
+)
 from tests.recovery.crash_outside import OUTSIDE
 from tests.recovery.crash_pipeline import CrashPipeline, Outputs, file_sink, until
 
@@ -107,8 +117,56 @@ def _lose_logs(directory: Path) -> None:
 
 def _feed_at_once(directory: Path) -> None:
     """What is late for windows that were handed over comes before they are handed over again."""
-    if len((directory / "in.jsonl").read_text().splitlines()) == len(_FIRST):
-        write_events(directory / "in.jsonl", (*_LATE, *_SECOND))
+    _feed_behind(directory, _FIRST, (*_LATE, *_SECOND))
+
+
+def _feed_behind(directory: Path, events: Sequence[Event], more: Iterable[Event]) -> None:
+    """Unless that has been done."""
+    if len((directory / "in.jsonl").read_text().splitlines()) == len(events):
+        write_events(directory / "in.jsonl", more)
+
+
+# Sessions whose logs are lost with every kill: which session a record is in depends on which were closed when it came.
+
+_SESSION_S = 5
+_BURSTS = _events((s for s in (*range(5), *range(20, 25), 30) for _ in KEYS), 0)
+_STRAGGLERS = _events((s for s in (5, 22, 26) for _ in KEYS), len(_BURSTS))
+"""The first two are late. The third would join the second burst, whose session has closed; it joins the next one."""
+_LAST = _events((41 for _ in KEYS), len(_BURSTS) + len(_STRAGGLERS))
+
+
+def _lost_sessions() -> CrashPipeline:
+    late, joining = _STRAGGLERS[: -len(KEYS)], _STRAGGLERS[-len(KEYS) :]
+    closed = [event for event in _BURSTS if event.s < 30]
+    early = session_contents(closed, _SESSION_S)
+    expected = {**early, **session_contents([*_BURSTS[len(closed) :], *joining], _SESSION_S)}
+
+    async def feed(outputs: Outputs) -> None:
+        await until(lambda: len(outputs.rows("out")) >= len(early))
+        _feed_behind(outputs.directory, _BURSTS, (*_STRAGGLERS, *_LAST))
+        await until(lambda: len(outputs.rows("out")) >= len(expected))
+        await until(lambda: len(outputs.rows("late")) >= len(late))
+
+    def check(outputs: Outputs) -> None:
+        assert contents_of(outputs.rows("out")) == expected
+        assert Counter(row["n"] for row in outputs.rows("late")) == Counter(event.n for event in late)
+
+    return CrashPipeline(
+        source(more=", follow: true")
+        + reduce(
+            f"{{session: {{timeout: {_SESSION_S}s}}}}",
+            group_by="keyed: true, onLate: edge, keepInput: true",
+            lanes="partitions: 2",
+        )
+        + file_sink("out", len(KEYS))
+        + file_sink("late", 2),
+        ["in -> sum", "sum -> out", "{from: sum, to: late, kind: late}"],
+        check,
+        open_records=len(_LAST),
+        prepare=lambda directory: write_events(directory / "in.jsonl", _BURSTS),
+        feed=feed,
+        between=_lose_logs,
+    )
 
 
 # Early results, over a log of many short segments.
@@ -151,20 +209,22 @@ def _check_early(outputs: Outputs) -> None:
     assert all(min(numbers) == 1 for numbers in firsts.values()), firsts
 
 
-EARLY = CrashPipeline(
-    PipelineFiles.generator(
-        _STEADY, keyCount=8, rpu=1200, start=datetime.fromtimestamp(BASE_S, UTC).isoformat(), eventTimeStep="250ms"
+def _early(group_by: str = "", **more: Any) -> CrashPipeline:
+    return CrashPipeline(
+        PipelineFiles.generator(
+            _STEADY, keyCount=8, rpu=1200, start=datetime.fromtimestamp(BASE_S, UTC).isoformat(), eventTimeStep="250ms"
+        )
+        + reduce(
+            "{fixed: {length: 10s, streaming: true}}",
+            program=_sql(_EARLY),
+            group_by="keyed: true, early: {count: 12}" + group_by,
+            lanes="partitions: 2",
+        )
+        + file_sink("out", 20),
+        ["in -> sum", "sum -> out"],
+        _check_early,
+        **more,
     )
-    + reduce(
-        "{fixed: {length: 10s, streaming: true}}",
-        program=_sql(_EARLY),
-        group_by="keyed: true, early: {count: 12}",
-        lanes="partitions: 2",
-    )
-    + file_sink("out", 20),
-    ["in -> sum", "sum -> out"],
-    _check_early,
-)
 
 
 # Results that are larger than a commit.
@@ -197,10 +257,12 @@ PIPELINES = {
     "windows": windows(10, 10),
     "map": MAP,
     "outside": OUTSIDE,
-    "early": EARLY,
+    "early": _early(),
     "large": LARGE,
     "lost": windows(10, 10, group_by="keepInput: true", between=_lose_logs),
     "lost_sliding": windows(20, 10, group_by="keepInput: true", between=_lose_logs),
+    "lost_sessions": _lost_sessions(),
+    "lost_early": _early(", keepInput: true", between=_lose_logs),
     "frozen": windows(10, 10, lateness=5, partitions=1, between=_feed_at_once),
 }
 SWEPT = tuple(name for name in PIPELINES if name != "frozen")

@@ -64,6 +64,14 @@ class Disk:
             del self._durable_names[name]
         self._durable_names.update((name, inode) for name, inode in self._names.items() if name.parent == path)
 
+    def lose(self, directory: Path) -> None:
+        """The files below `directory` are gone. Nobody may have them open who goes on."""
+        for path in {*self._names, *self._durable_names}:
+            if directory in path.parents:
+                path.unlink(missing_ok=True)
+                self._names.pop(path, None)
+                self._durable_names.pop(path, None)
+
     def lose_power(self, directory: Path, rng: random.Random) -> None:
         """Make the files below `directory` what they may be after the power was lost: what was synced is there, of
         the rest anything. Nobody may have them open who goes on."""

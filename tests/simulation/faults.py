@@ -13,6 +13,7 @@
     power       its machine has lost its power: what was not synced is lost, or not
     broken      an fsync of the log fails
     no-room     the disk of the log is full for a while
+    lost        its machine is lost with the disk of the log, where the input is kept
 
 Above it: `world`, which does them. Below it: nothing.
 """
@@ -20,6 +21,7 @@ Above it: `world`, which does them. Below it: nothing.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tests.simulation.network import Weather
@@ -28,6 +30,8 @@ from tests.simulation.outside import Temper
 PROCESS_FAULTS = ("crash", "zombie", "pause", "cut", "stop")
 BROKER_FAULTS = ("full", "fence", "away", "held")
 LOG_FAULTS = ("disk", "disk", "power", "broken", "no-room")
+ALL_LOG_FAULTS = (*LOG_FAULTS, "lost", "lost")
+"""Where a log may be lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +56,8 @@ class Plan:
     faults: tuple[Fault, ...]
 
 
-def draw(rng: random.Random, span_s: float, *, logs: bool) -> Plan:
-    """What goes wrong in a run whose sources give records for `span_s`. `logs`: some vertex has a log."""
+def draw(rng: random.Random, span_s: float, log_faults: Sequence[str]) -> Plan:
+    """What goes wrong in a run whose sources give records for `span_s`. `log_faults`: none without a log."""
     stormy = rng.random() < 0.6
 
     def share(most: float) -> float:
@@ -74,8 +78,8 @@ def draw(rng: random.Random, span_s: float, *, logs: bool) -> Plan:
         kind = rng.choice(PROCESS_FAULTS if rng.random() < 0.8 else BROKER_FAULTS)
         if rng.random() < 0.25:
             kind = "crash"
-        if logs and rng.random() < 0.4:
-            kind = rng.choice(LOG_FAULTS)
+        if log_faults and rng.random() < 0.4:
+            kind = rng.choice(log_faults)
         length_s = rng.choice((0.01, 0.3, 3.0)) * (0.5 + rng.random())
         faults.append(Fault(rng.random() * span_s * 1.3, kind, rng.random(), length_s))
     faults.sort(key=lambda fault: fault.at_s)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from millstream.account import Account
 from millstream.clock import START_OF_TIME_US
 from millstream.ledger.protocol import Commit, Receipt
-from millstream.record import BufferId, LaneId
+from millstream.record import WINDOW_INPUT, BufferId, LaneId
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream.wire.watermark.v1.ot_pb2 import OtEntry
 
@@ -135,6 +135,9 @@ class History:
 
     def trimmed(self, buffer: BufferId, through: int) -> None:
         """What is asked to be removed has to lie behind its reader's mark."""
+        if buffer.edge == WINDOW_INPUT:
+            # A lane's own, which it reads only where its log is lost.
+            return
         mark = self.lanes[self.readers[buffer]].mark
         done = mark.sequence
         if mark.HasField("reduce"):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from millstream.spec import resolved
+from millstream.spec.graph import Graph
 from millstream.spec.resolved import Resolved
+from tests.simulation.outside import BASE_US, KEYS, Given, Split
 
 Spec = Mapping[str, Any]
 
@@ -26,6 +29,8 @@ class Shape:
     max_delay_s: float = 1.0
     late: float = 0.0
     """Share of records that are later than `maxDelay` says."""
+    loses_logs: bool = False
+    """The logs of its windows may be lost with their disks."""
 
 
 def _source(name: str, partitions: int = 1) -> Spec:
@@ -160,7 +165,35 @@ def _early() -> Shape:
     window = {"fixed": {"length": "1s", "streaming": True}}
     vertices = [_source("a", 2), _reduce("sum", window, 2, **group_by), _sink("out")]
     edges = [_edge("a", "sum"), _edge("sum", "out")]
-    return Shape("early", _pipeline("early", vertices, edges, 0.4), {}, max_delay_s=0.4)
+    return Shape("early", _pipeline("early", vertices, edges, 0.4), {}, max_delay_s=0.4, loses_logs=True)
+
+
+def _lost_sessions() -> Shape:
+    """Late records too, and sessions whose logs may be lost."""
+    window = {"session": {"timeout": "150ms"}}
+    vertices = [_source("a", 2), _source("b"), _reduce("sum", window, 2, keepInput=True, onLate="edge")]
+    vertices += [_sink("out"), _sink("late")]
+    edges = [_edge("a", "sum"), _edge("b", "sum"), _edge("sum", "out"), _edge("sum", "late", "late")]
+    spec = _pipeline("lost-sessions", vertices, edges, 0.1)
+    return Shape("lost-sessions", spec, {}, max_delay_s=0.1, late=0.2, loses_logs=True)
+
+
+def _lost_periods() -> Shape:
+    window = {"global": {"trigger": {"every": "500ms"}}}
+    vertices = [_source("a", 2), _reduce("sum", window, 2, keepInput=True), _sink("out")]
+    edges = [_edge("a", "sum"), _edge("sum", "out")]
+    spec = _pipeline("lost-periods", vertices, edges, 0.2)
+    return Shape("lost-periods", spec, {}, max_delay_s=0.2, late=0.1, loses_logs=True)
+
+
+def _lost_sliding() -> Shape:
+    """Late records, early results, and logs that may be lost."""
+    window = {"sliding": {"length": "900ms", "slide": "300ms", "streaming": True}}
+    group_by = {"early": {"count": 5}, "keepInput": True, "allowedLateness": "100ms"}
+    vertices = [_source("a", 2), _source("b"), _reduce("sum", window, 2, **group_by), _sink("out")]
+    edges = [_edge("a", "sum"), _edge("b", "sum"), _edge("sum", "out")]
+    spec = _pipeline("lost-sliding", vertices, edges, 0.2)
+    return Shape("lost-sliding", spec, {}, max_delay_s=0.2, late=0.1, loses_logs=True)
 
 
 def _periods() -> Shape:
@@ -204,6 +237,9 @@ SHAPES: Mapping[str, Shape] = {
         _counts(),
         _chain(),
         _early(),
+        _lost_sessions(),
+        _lost_periods(),
+        _lost_sliding(),
         _periods(),
         _narrow(),
     )
@@ -214,3 +250,29 @@ SHAPES: Mapping[str, Shape] = {
 def resolved_of(name: str) -> Resolved:
     """The pipeline as its processes get it."""
     return resolved.load(json.dumps({"format": 1, "baseDir": "/", "pipeline": SHAPES[name].spec}))
+
+
+def given(rng: random.Random, graph: Graph, shape: Shape, span_s: float) -> dict[tuple[str, int], Split]:
+    """What each split of the sources will give, made up."""
+    splits = {}
+    for vertex in graph.sources:
+        for split in range(vertex.partitions):
+            count = rng.choice((0, 3, 20, 40))
+            times = sorted(rng.random() * span_s for _ in range(count))
+            records = []
+            for number, arrives_s in enumerate(times):
+                back_s = rng.random() * 0.999 * shape.max_delay_s
+                if rng.random() < shape.late:
+                    back_s += rng.random() * 5 * shape.max_delay_s
+                value = f"{vertex.name}.{split}#{number}"
+                records.append(
+                    Given(
+                        value.encode(),
+                        rng.choice(KEYS),
+                        BASE_US + round((arrives_s - back_s) * 1e6),
+                        f"id-{value}" if shape.gives_ids else "",
+                        arrives_s,
+                    )
+                )
+            splits[vertex.name, split] = Split(records, shape.gives_ids)
+    return splits

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 from dataclasses import replace
@@ -44,6 +45,25 @@ def test_whatever_happens_every_invariant_holds(shape: str) -> None:
     # It was worth looking: there were faults, and work.
     assert sum(outcome.faults for outcome in outcomes) > SEEDS
     assert sum(outcome.commits for outcome in outcomes) > 10 * SEEDS
+
+
+@pytest.mark.guarantee("I1", "I3", "I9")
+@pytest.mark.parametrize("shape", sorted(shape.name for shape in SHAPES.values() if shape.loses_logs))
+def test_logs_that_are_lost_are_made_anew_from_the_input(shape: str) -> None:
+    lost = 0
+
+    def adjust(world: World) -> None:
+        nonlocal lost
+        rng = random.Random(world.seed)
+        times = [rng.random() * world.span_s * 1.3 for _ in range(rng.choice((1, 2, 4)))]
+        lost += len(times)
+        more = (Fault(at_s, "lost", rng.random(), 0.1) for at_s in times)
+        world.follow(replace(world.plan, faults=tuple(sorted((*world.plan.faults, *more), key=lambda one: one.at_s))))
+
+    first = sorted(SHAPES).index(shape)
+    outcomes = [simulate(first + n * len(SHAPES), adjust=adjust) for n in range(SEEDS, 2 * SEEDS)]
+    assert not [found_in(outcome) for outcome in outcomes if outcome.violation]
+    assert lost > SEEDS
 
 
 @pytest.mark.parametrize("seed", [4, 25])

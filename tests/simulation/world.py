@@ -33,13 +33,13 @@ from millstream_vertex.assembly import VertexProcess, open_vertex
 from millstream_vertex.surroundings import VertexConfig
 from tests.simulation import model
 from tests.simulation.disk import Died, Disk, SimFiles
-from tests.simulation.faults import LOG_FAULTS, Fault, Plan, draw
+from tests.simulation.faults import ALL_LOG_FAULTS, LOG_FAULTS, Fault, Plan, draw
 from tests.simulation.history import History, Violation
 from tests.simulation.jobs import SimSpark
 from tests.simulation.loop import CURRENT, Process, SimLoop, StuckError
 from tests.simulation.network import Link, Network, SimBroker, SimOtStores
-from tests.simulation.outside import BASE_US, KEYS, Given, Outside, SimPrograms, Split
-from tests.simulation.shapes import SHAPES, Shape, resolved_of
+from tests.simulation.outside import BASE_US, Outside, SimPrograms
+from tests.simulation.shapes import SHAPES, Shape, given, resolved_of
 
 STEPS_MAX = 400_000
 DRAIN_S = 90.0
@@ -138,7 +138,7 @@ class World:
         self.graph = self.resolved.graph
         self.span_s = self.rng.choice((0.5, 2.0, 6.0))
         reduces = {vertex.name for vertex in self.graph.vertices if vertex.kind == "reduce"}
-        self.plan = draw(self.rng, self.span_s, logs=bool(reduces))
+        self.plan = draw(self.rng, self.span_s, ALL_LOG_FAULTS if shape.loses_logs else LOG_FAULTS if reduces else ())
         self.reduces = reduces
         self.disk = Disk()
         self.limits = QueueLimits(
@@ -149,6 +149,10 @@ class World:
         )
         self.unit_rows = self.rng.choice((1, 2, hand_over.UNIT_ROWS))
         """Results in one commit."""
+        if shape.loses_logs:
+            # In the middle of what is committed in parts, the loss of a log is refused.
+            self.limits = QueueLimits(log_bytes_max=4 << 20, segment_bytes=self.limits.segment_bytes)
+            self.unit_rows = hand_over.UNIT_ROWS
         self.loop = SimLoop(self.rng, self._thread_delay_s)  # type: ignore[abstract]  # what nobody asks for is left out
         self.clock = SimClock(self.loop)
         self.history = History(self.loop.time, self.clock.now_us, tracing=tracing)
@@ -167,7 +171,7 @@ class World:
         for lane in all_lanes(self.graph):
             for buffer in inputs_of(self.graph, lane):
                 self.history.readers[buffer] = (lane.vertex, lane.key)
-        self._give()
+        self.outside.splits.update(given(self.rng, self.graph, shape, self.span_s))
 
     def follow(self, plan: Plan) -> None:
         """Have something else go wrong than what was drawn."""
@@ -177,32 +181,6 @@ class World:
 
     def _thread_delay_s(self) -> float:
         return self.plan.thread_s * 2 * self.rng.random()
-
-    def _give(self) -> None:
-        """Make up what the sources will give."""
-        rng, shape = self.rng, self.shape
-        for vertex in self.graph.vertices:
-            if vertex.kind != "source":
-                continue
-            for split in range(vertex.partitions):
-                count = rng.choice((0, 3, 20, 40))
-                times = sorted(rng.random() * self.span_s for _ in range(count))
-                records = []
-                for number, arrives_s in enumerate(times):
-                    back_s = rng.random() * 0.999 * shape.max_delay_s
-                    if rng.random() < shape.late:
-                        back_s += rng.random() * 5 * shape.max_delay_s
-                    value = f"{vertex.name}.{split}#{number}"
-                    records.append(
-                        Given(
-                            value.encode(),
-                            rng.choice(KEYS),
-                            BASE_US + round((arrives_s - back_s) * 1e6),
-                            f"id-{value}" if shape.gives_ids else "",
-                            arrives_s,
-                        )
-                    )
-                self.outside.splits[vertex.name, split] = Split(records, shape.gives_ids)
 
     # Processes
 
@@ -331,7 +309,7 @@ class World:
             self.history.say(f"FAULT {fault.kind} of {life} for {fault.length_s:.3f} s")
             await getattr(self, f"_{fault.kind}")(life, fault)
             return
-        if fault.kind in LOG_FAULTS:
+        if fault.kind in ALL_LOG_FAULTS:
             victims = [life for life in victims if life.vertex in self.reduces]
             if victims:
                 life = victims[int(fault.victim * len(victims))]
@@ -401,12 +379,15 @@ class World:
                 life.no_room = True
                 await asyncio.sleep(fault.length_s)
                 life.no_room = False
-            case "power":
+            case "power" | "lost":
                 # Whoever else has the log open runs on the same machine.
                 for other in self.lives:
                     if other.vertex == life.vertex and (other.replaced or not other.over.is_set()):
                         await self._crash(other, fault)
-                self.disk.lose_power(self.directory / life.vertex, self.rng)
+                if fault.kind == "power":
+                    self.disk.lose_power(self.directory / life.vertex, self.rng)
+                else:
+                    self.disk.lose(self.directory / life.vertex)
 
     def before_disk(self, life: Incarnation, step: str) -> None:
         """A process is about to do something to its disk."""

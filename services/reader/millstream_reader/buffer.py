@@ -86,6 +86,11 @@ class BufferReader:
             self._wake.clear()
             await self._wake.wait()
 
+    def pass_over(self, sequence: int) -> None:
+        """Everything up to there has been handed out, as far as it was still stored."""
+        self.sequence = max(self.sequence, sequence)
+        self._wake.set()
+
     def stop(self) -> None:
         """Hand nothing more out."""
         self._stopped = True

@@ -20,16 +20,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from millstream.errors import DamageError, FencedError, RetryLaterError, StorageFullError
-from millstream.frame import Frame
 from millstream.limits import (
     HAND_OVER_BYTES_MAX,
     HAND_OVER_PIECES_MAX,
@@ -46,10 +44,12 @@ from millstream_reduce.log.damage import time_text
 from millstream_reduce.log.files import Files, SystemFiles
 from millstream_reduce.log.log import Log, LogSizes, LogStatistics, open_log
 from millstream_reduce.log.segments import LogIdentity
+from millstream_reduce.milestones import Milestones
 from millstream_reduce.queue_contents import Appended, QueueContents
+from millstream_reduce.queued_frames import QueuedFrame, late_frames_of, positions_of
 from millstream_reduce.results import ResultFiles
 from millstream_reduce.values import WindowContents
-from millstream_reduce.windowing import Keys, Sorted, Windowing
+from millstream_reduce.windowing import Keys, Windowing
 
 __all__ = ["Appended", "LogIdentity", "Queue", "QueueLimits", "QueueStatistics", "QueuedFrame", "open_queue"]
 
@@ -61,17 +61,6 @@ _LEFT_BYTES_MAX = 4096
 _RETRY_FIRST_S = 0.05
 _RETRY_LAST_S = 1.0
 """A write that found no room is tried again after the first, then double, up to the last."""
-
-
-class QueuedFrame(NamedTuple):
-    """A frame on its way into the queue."""
-
-    edge: str
-    sequence: int
-    """Stream sequence in the edge's buffer."""
-    size: int
-    """Bytes it takes in the buffer."""
-    frame: Frame
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +110,7 @@ class Queue:
     def __init__(
         self, log: Log, contents: QueueContents, results: ResultFiles, limits: QueueLimits, *, keep_late: bool
     ) -> None:
+        self._milestones = Milestones() if contents.input_is_kept else None
         self._log = log
         self._contents = contents
         self._windowing = contents.windowing
@@ -140,13 +130,21 @@ class Queue:
         batch = batches.batch_of_frames([item.frame for item in frames])
         times = batches.event_times(batch)
         keys = batches.key_codes(batch) if self._windowing.needs_keys else None
+        milestone = None
+        if self._milestones is not None:
+            milestone = self._milestones.before(
+                self._contents.sequences,
+                self._windowing.closed_us,
+                sum(item.size for item in frames),
+                depends=self._windowing.depends_on_closing(times),
+            )
         placed = self._windowing.sort(times, keys)
-        late_frames = self._late_frames(frames, placed) if self._keep_late else []
+        late_frames = late_frames_of(frames, placed) if self._keep_late else []
         if placed.order is not None:
             batch, times = batches.taken(batch, placed.order), times[placed.order]
             keys = Keys(keys.codes[placed.order], keys.values) if keys is not None else None
         append = wal_pb2.Append(
-            inputs=_positions(frames),
+            inputs=positions_of(frames),
             rows=batch.num_rows,
             closed_us=self._windowing.closed_us,
             late=len(placed.late),
@@ -157,6 +155,8 @@ class Queue:
             has_keys="keys" in batch.schema.names,
             has_headers="headers" in batch.schema.names,
             late_admitted=int(np.count_nonzero(times < watermark_us)),
+            milestone=milestone,
+            hand_over=self._contents.last_hand_over,
         )
         location = self._log.append(wal_pb2.Entry(append=append), batches.encoded(batch) if batch.num_rows else b"")
         if batch.num_rows:
@@ -171,6 +171,8 @@ class Queue:
             closed_us=append.closed_us,
             traceparent=append.traceparent,
             ingest_time_us=append.ingest_time_us,
+            hand_over=append.hand_over,
+            milestone=milestone,
         )
         if location.segment not in self._contents.starts:
             self._contents.forget_segments(self._log.segments())
@@ -179,17 +181,24 @@ class Queue:
 
     def close(self, watermark_us: int) -> list[wal_pb2.HandOver]:
         """Freeze the windows that the watermark has closed, in hand-overs of bounded size, numbered on."""
-        hand_overs: list[wal_pb2.HandOver] = []
-        while contents := self._windowing.close(watermark_us, self._limits.hand_over_windows_max):
-            hand_overs += self._hand_over(contents)
-        return hand_overs
+        return self._hand_over(self._closed_windows(watermark_us))
 
     def early(self) -> list[wal_pb2.HandOver]:
         """Freeze what open windows hold so far, where it has changed since their last early results."""
-        hand_overs: list[wal_pb2.HandOver] = []
-        while contents := self._windowing.early(self._limits.hand_over_windows_max):
-            hand_overs += self._hand_over(contents)
-        return hand_overs
+        return self._hand_over(self._early_windows(), early=True)
+
+    def retrace(self, milestone: wal_pb2.Milestone) -> None:
+        """Do again what was done at this milestone, up to which everything has been read again. What came of it is
+        committed, so nothing is handed over."""
+        self._discard(self._closed_windows(milestone.closed_us))
+        if milestone.early:
+            self._discard(self._early_windows())
+        if self._log.removable_bytes() >= self._limits.segment_bytes // 2:
+            self._begin_segment()
+
+    def retraced(self) -> None:
+        """Everything that the mark knows of has been done again."""
+        self._contents.is_behind = False
 
     async def sync(self) -> None:
         """Return when everything appended and handed over so far is durable. Both may go on meanwhile.
@@ -230,7 +239,8 @@ class Queue:
             if self._log.is_short:
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _RETRY_LAST_S)
-        while self._log.total_bytes >= self._limits.log_bytes_max:
+        # Only what follows can tell which of the windows were closed, while the input is read again.
+        while self._log.total_bytes >= self._limits.log_bytes_max and not self.is_behind:
             if self._log.removable_bytes(pressed=True):
                 self._begin_segment(pressed=True)
                 await self.sync()
@@ -303,6 +313,12 @@ class Queue:
     # Told
 
     @property
+    def is_behind(self) -> bool:
+        """The log has lost what the lane's mark counts on, and the input is kept: read it again from `positions` to
+        each milestone, call `retrace` there, and `retraced` where the mark stands."""
+        return self._contents.is_behind
+
+    @property
     def closed_us(self) -> int:
         """Windows that ended up to here, lateness included, are closed for whatever is appended next."""
         return self._windowing.closed_us
@@ -345,14 +361,38 @@ class Queue:
             full=self._full_text() if self._is_full else "",
         )
 
-    def _hand_over(self, contents: Sequence[WindowContents]) -> list[wal_pb2.HandOver]:
-        hand_overs = []
-        for group in self._groups(contents):
-            windows = [item.to_message() for item in group]
-            hand_over = self._contents.new_hand_over(windows, self._log.segment)
+    def _closed_windows(self, watermark_us: int) -> Iterator[list[WindowContents]]:
+        while contents := self._windowing.close(watermark_us, self._limits.hand_over_windows_max):
+            yield from self._groups(contents)
+
+    def _early_windows(self) -> Iterator[list[WindowContents]]:
+        while contents := self._windowing.early(self._limits.hand_over_windows_max):
+            yield from self._groups(contents)
+
+    def _hand_over(self, groups: Iterator[list[WindowContents]], *, early: bool = False) -> list[wal_pb2.HandOver]:
+        """Log a hand-over for each of the groups, which are of one moment."""
+        hand_overs: list[wal_pb2.HandOver] = []
+        group = next(groups, None)
+        while group is not None:
+            following = next(groups, None)
+            hand_over = self._message(group)
+            hand_over.more = following is not None
+            if early and not hand_overs and self._milestones is not None:
+                milestone = self._milestones.early(self._contents.sequences, self._windowing.closed_us)
+                hand_over.milestone.CopyFrom(milestone)
+            self._contents.new_hand_over(hand_over, self._log.segment)
             self._log.append(wal_pb2.Entry(hand_over=hand_over), same_segment=True)
             hand_overs.append(hand_over)
+            group = following
         return hand_overs
+
+    def _discard(self, groups: Iterator[list[WindowContents]]) -> None:
+        for group in groups:
+            self._log.append(wal_pb2.Entry(hand_over=self._message(group)), same_segment=True)
+
+    def _message(self, group: Sequence[WindowContents]) -> wal_pb2.HandOver:
+        windows = [item.to_message() for item in group]
+        return wal_pb2.HandOver(closed_us=self._windowing.closed_us, windows=windows)
 
     def _groups(self, contents: Sequence[WindowContents]) -> list[list[WindowContents]]:
         limits = self._limits
@@ -367,18 +407,6 @@ class Queue:
                 size, pieces = item_size, len(item.pieces)
             groups[-1].append(item)
         return groups
-
-    def _late_frames(self, frames: Sequence[QueuedFrame], placed: Sorted) -> list[Frame]:
-        """The late records of each frame as a frame of its own."""
-        late: list[Frame] = []
-        begin = 0
-        for item in frames:
-            end = begin + item.frame.records
-            low, high = np.searchsorted(placed.late, (begin, end))
-            if high > low:
-                late.append(item.frame.take((placed.late[low:high] - begin).tolist()))
-            begin = end
-        return late
 
     def _begin_segment(self, *, pressed: bool = False) -> None:
         self._log.begin_segment(pressed=pressed)
@@ -430,7 +458,7 @@ async def open_queue(
 
     `progress` is that of the lane's mark, taken over under `identity.epoch`; `windowing` is new, without open windows.
     With `keep_late`, late records are kept as frames; otherwise counted. With `input_is_kept`, a log that is gone or
-    behind the mark is no damage: `positions` says from where the input has to be read again.
+    behind the mark is no damage: see `Queue.is_behind`.
 
     Raises `DamageError`, `FencedError` and `UserError` as `open_log` does, and `DamageError` when the log has lost what
     the mark counts on.
@@ -454,13 +482,3 @@ async def open_queue(
         queue = Queue(log, contents, results, limits, keep_late=keep_late)
         yield queue
         await queue.leave()
-
-
-def _positions(frames: Sequence[QueuedFrame]) -> list[wal_pb2.InputPosition]:
-    positions: dict[str, wal_pb2.InputPosition] = {}
-    for item in frames:
-        position = positions.setdefault(item.edge, wal_pb2.InputPosition(edge=item.edge))
-        position.sequence = item.sequence
-        position.records += item.frame.records
-        position.bytes += item.size
-    return list(positions.values())

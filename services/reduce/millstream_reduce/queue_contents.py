@@ -20,8 +20,6 @@ from millstream_reduce.log.recovery import LogEnd
 from millstream_reduce.values import Location, WindowContents
 from millstream_reduce.windowing import Windowing
 
-_WINDOWS_AT_ONCE = 10_000
-
 
 @dataclass(frozen=True, slots=True)
 class Appended:
@@ -45,6 +43,10 @@ class Appended:
     """Of the first sampled frame; empty without one."""
     ingest_time_us: int
     """When the oldest of the records entered the pipeline, wall clock."""
+    hand_over: int
+    """Number of the last hand-over before these records."""
+    milestone: wal_pb2.Milestone | None
+    """Where the lane stood before these records, where that must be known to make a lost log anew."""
 
     @property
     def records(self) -> int:
@@ -84,8 +86,10 @@ class QueueContents:
     progress: mark_pb2.ReduceProgress
     """Of the lane's mark, as of the opening."""
     where: str
-    may_be_gone: bool
-    """The input is kept as well: what the log has lost can be read again."""
+    input_is_kept: bool
+    """What the log has lost can be read again."""
+    is_behind: bool = False
+    """The log has lost what the lane's mark says is in it."""
     sequences: dict[str, int] = field(default_factory=dict)
     """How far each edge has been read."""
     last_hand_over: int = 0
@@ -162,19 +166,17 @@ class QueueContents:
             missing.append(
                 f"windows handed over up to number {self.progress.hand_over} (the log knows {self.last_hand_over})"
             )
-        if missing and (not self.may_be_gone or self.progress.closing):
-            # In the middle of windows that closed together, the input does not tell which of them are committed.
+        if missing and (not self.input_is_kept or self.progress.closing):
+            # In the middle of windows of one moment, the input does not tell which of them are committed.
             state = f"ends with segment {end.newest}" if end.newest else "is empty"
             raise DamageError(
                 f"{self.where}: the log {state} and has lost what the lane's mark in the ledger counts on: "
                 f"{'; '.join(missing)}. Restore the directory, or start the pipeline over"
             )
         self.last_hand_over = max(self.last_hand_over, self.progress.hand_over)
-        self._move_closed(self.progress.closed_us)
-        if missing:
-            # The mark has come further than the log: what it calls closed is committed.
-            while self.windowing.close(self.progress.closed_us, _WINDOWS_AT_ONCE):
-                pass
+        self.is_behind = bool(missing)
+        if not missing:
+            self._move_closed(self.progress.closed_us)
 
     # As of the last entry
 
@@ -210,13 +212,10 @@ class QueueContents:
         size.rows += append.rows
         size.bytes += location.length
 
-    def new_hand_over(self, windows: Sequence[wal_pb2.Window], segment: int) -> wal_pb2.HandOver:
-        """The next hand-over, which will be in this segment."""
-        hand_over = wal_pb2.HandOver(
-            number=self.last_hand_over + 1, closed_us=self.windowing.closed_us, windows=windows
-        )
+    def new_hand_over(self, hand_over: wal_pb2.HandOver, segment: int) -> None:
+        """Number it on; it will be in this segment."""
+        hand_over.number = self.last_hand_over + 1
         self._note_hand_over(hand_over, segment)
-        return hand_over
 
     def committed(self, progress: mark_pb2.ReduceProgress) -> bool:
         """The mark has come so far. Whether a hand-over is done with by it."""
@@ -270,6 +269,8 @@ def appended_of(append: wal_pb2.Append) -> Appended:
         closed_us=append.closed_us,
         traceparent=append.traceparent,
         ingest_time_us=append.ingest_time_us,
+        hand_over=append.hand_over,
+        milestone=append.milestone if append.HasField("milestone") else None,
     )
 
 

@@ -64,6 +64,10 @@ class Windowing(Protocol):
     def sort(self, times: Times, keys: Keys | None) -> Sorted:
         """Decide about rows, without taking them in."""
 
+    def depends_on_closing(self, times: Times) -> bool:
+        """Whether these rows could come into other windows, or bring others there, if none had been closed before
+        them."""
+
     def add(self, times: Times, keys: Keys | None, location: Location) -> None:
         """Take rows in that lie at `location` in the order that `sort` gave."""
 

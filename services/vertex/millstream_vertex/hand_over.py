@@ -20,7 +20,7 @@ import pyarrow as pa
 from millstream.account import Account
 from millstream.errors import UdfError, UserError
 from millstream.frame import KEY_SEPARATOR, Frame, frame_of_records
-from millstream.limits import COMMIT_BYTES_MAX, RESULT_FRAME_BYTES_MAX, RESULT_FRAME_RECORDS_MAX
+from millstream.limits import COMMIT_BYTES_MAX, COMMIT_FRAMES_MAX, RESULT_FRAME_BYTES_MAX, RESULT_FRAME_RECORDS_MAX
 from millstream.record import BufferId, Record
 from millstream.retry import OnFailure, RetryPolicy
 from millstream.wire.reduce.v1 import spark_pb2, wal_pb2
@@ -162,6 +162,13 @@ class ReduceUnit(Unit):
 
     watermark_us: int = 0
     """The lane's watermark once it is committed."""
+    milestone: wal_pb2.Milestone | None = None
+    """Committed with it, as one of its frames."""
+
+    @property
+    def fits_a_commit(self) -> bool:
+        """Results fit, with the dead letters and the milestone that may come to them."""
+        return len(self.frames) <= COMMIT_FRAMES_MAX // 2 and self.size <= COMMIT_BYTES_MAX
 
 
 class ResultRouter:

@@ -47,13 +47,6 @@ def window_config(group_by: GroupBy) -> WindowConfig:
     )
 
 
-def follow_from_input(group_by: GroupBy) -> bool:
-    """Whether a lost log can be made anew from the input: where one window's contents depend on when others were
-    closed, or results on those before, it cannot."""
-    window = group_by.window
-    return (window.fixed is not None or window.sliding is not None) and not window.streaming
-
-
 def log_bytes_max(vertex: Vertex) -> int | None:
     """What one lane of the vertex may store in its log: its share of the storage of its replica. None: no bound."""
     return vertex.group_by.log_bytes_max(vertex.partitions, vertex.replicas) if vertex.group_by is not None else None

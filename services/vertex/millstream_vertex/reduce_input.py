@@ -37,10 +37,13 @@ class ReduceInput:
         self.buffer = buffer
         self.reader = reader
         self.lane_input = lane_input
+        self.upstream = upstream
         self.sequence = reader.sequence
         """Of the last frame that was taken."""
         self.read_sequence = reader.sequence
         """Of the last frame that was read."""
+        self.waiting_sequence: int | None = None
+        """Of the frame behind it, which there is no room for, or which lies behind the gate."""
         self.trimmer = Trimmer(lambda sequence: upstream.trim(buffer, sequence))
 
     @property
@@ -62,6 +65,7 @@ class ReduceInputs:
         self._taken: deque[Taken] = deque()
         self._bytes = 0
         self._room = asyncio.Event()
+        self._gate: Mapping[str, int] | None = None
         self._stopped = False
         self._news = asyncio.Event()
         self._reading = len(self.inputs)
@@ -88,6 +92,29 @@ class ReduceInputs:
         self._taken.clear()
         self._room.set()
         self._news.set()
+
+    def hold_at(self, gate: Mapping[str, int] | None) -> None:
+        """Let nothing be taken behind these sequences, by edge, until they are others. None: no bounds. Frames that
+        were read before the first call are not held."""
+        self._gate = gate
+        self._room.set()
+
+    def pass_over(self, positions: Mapping[str, int]) -> None:
+        """Everything up to these sequences, by edge, has been taken, as far as it was still stored."""
+        for item in self.inputs:
+            item.sequence = max(item.sequence, positions.get(item.buffer.edge, 0))
+            item.reader.pass_over(item.sequence)
+
+    @property
+    def at_gate(self) -> bool:
+        """Everything up to the gate has been taken."""
+        return not self._taken and all(
+            item.reader.ended or self._is_behind_gate(item, item.waiting_sequence or item.sequence + 1)
+            for item in self.inputs
+        )
+
+    def _is_behind_gate(self, item: ReduceInput, sequence: int) -> bool:
+        return self._gate is not None and sequence > self._gate.get(item.buffer.edge, 0)
 
     def wake(self) -> None:
         """Have `wait` return."""
@@ -118,19 +145,11 @@ class ReduceInputs:
             except TimeoutError:
                 return
 
-    def take(self, bytes_max: int, acknowledged: Mapping[str, int]) -> list[Taken]:
-        """What has been read, up to so many stored bytes and at least one frame; empty when there is nothing.
-
-        Frames up to the sequences `acknowledged`, by edge, are not taken together with others.
-        """
+    def take(self, bytes_max: int) -> list[Taken]:
+        """What has been read, up to so many stored bytes and at least one frame; empty when there is nothing."""
         frames: list[Taken] = []
         size = 0
-        again = False
         while self._taken and (not frames or size + self._taken[0].read.size <= bytes_max):
-            is_again = self._taken[0].read.sequence <= acknowledged.get(self._taken[0].edge, 0)
-            if frames and is_again != again:
-                break
-            again = is_again
             frames.append(self._taken.popleft())
             size += frames[-1].read.size
         for taken in frames:
@@ -144,9 +163,12 @@ class ReduceInputs:
 
     async def _read(self, item: ReduceInput) -> None:
         while (read := await item.reader.next()) is not None:
-            while self._bytes >= AHEAD_BYTES and not self._stopped:
+            item.waiting_sequence = read.sequence
+            self._news.set()
+            while not self._stopped and (self._bytes >= AHEAD_BYTES or self._is_behind_gate(item, read.sequence)):
                 self._room.clear()
                 await self._room.wait()
+            item.waiting_sequence = None
             if self._stopped:
                 break
             self._bytes += read.size

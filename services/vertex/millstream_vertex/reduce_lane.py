@@ -14,7 +14,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from millstream.account import Account
@@ -28,7 +29,8 @@ from millstream_reduce.queue import Appended, Queue, QueuedFrame
 from millstream_vertex.hand_over import HandOverJobs, ReduceUnit, ResultRouter, Results
 from millstream_vertex.lane import LaneCore
 from millstream_vertex.reduce_input import ReduceInputs, Taken
-from millstream_vertex.reduce_state import Computed, EarlyPolicy, InFlight, Logged, Totals, progress_of
+from millstream_vertex.reduce_milestones import Retracing, StoredMilestones
+from millstream_vertex.reduce_state import Computed, EarlyPolicy, Logged, Totals, check_whole, progress_of
 from millstream_writer.committer import Unit
 
 log = logging.getLogger(__name__)
@@ -58,10 +60,12 @@ class ReduceLane:
         *,
         lateness_us: int,
         late_to_edge: bool,
-        keeps_input: bool,
+        milestones: StoredMilestones | None,
+        retracing: Retracing | None,
         early: EarlyPolicy | None,
     ) -> None:
-        """`keeps_input`: the input stays in its buffers until its windows are committed."""
+        """`milestones`: where the input stays in its buffers until its windows are committed. `retracing`: where the
+        log is made anew from it."""
         self.core = core
         self._inputs = inputs
         self._queue = queue
@@ -69,19 +73,18 @@ class ReduceLane:
         self._results = results
         self._lateness_us = lateness_us
         self._late_to_edge = late_to_edge
-        self._keeps_input = keeps_input
+        self._milestones = milestones
+        self._retracing = retracing
         self._early = early
         self._progress = progress_of(core.committer.mark)
-        self._acknowledged = {position.edge: position.sequence for position in self._progress.inputs}
-        """What the mark said at the start: where the log is gone and the input was kept, this is read again."""
         self._held: deque[Appended] = deque()
         """Where the input is kept: durable in the log behind hand-overs that are not committed."""
         self._logged: deque[Logged] = deque()
         self._closed_us = queue.closed_us
         """Up to where windows were closed for all records that are not durable in the log, now and later."""
         self._sync_wanted = asyncio.Event()
-        self._in_flight: dict[int, InFlight] = {}
-        """Hand-overs whose results are not committed, by number."""
+        self._in_flight: dict[int, int] = {}
+        """Hand-overs whose results are not committed, by number: the end of the first window."""
         self._due_s: float | None = None
         """Since when windows wait to be handed over."""
         self._closed_at_s: dict[int, float] = {}
@@ -124,7 +127,9 @@ class ReduceLane:
         if self.core.committer.mark.ended:
             await self.core.end()
             return
-        async with self._inputs.running(), asyncio.TaskGroup() as committing:
+        if self._retracing is not None:
+            self._inputs.hold_at(self._retracing.gate)
+        async with self._inputs.running(), self._trimming(), asyncio.TaskGroup() as committing:
             committing.create_task(
                 self.core.commit_all(self._watermark_after, self._committed), name=f"commit {self.core.lane}"
             )
@@ -149,12 +154,14 @@ class ReduceLane:
             if self._stopping:
                 break
             watermark_us = self._inputs.watermark_us()
-            taken = self._inputs.take(TAKE_BYTES, self._acknowledged) if has_room else []
+            taken = self._inputs.take(TAKE_BYTES) if has_room else []
             appended = self._append(taken, watermark_us) if taken else None
+            if self._retracing is not None:
+                self._retrace(self._retracing)
+                continue
             hand_overs = self._hand_over()
             if appended is not None or hand_overs:
-                self._logged.append(Logged(appended, hand_overs, self._queue.closed_us))
-                self._sync_wanted.set()
+                self._make_durable(appended, hand_overs)
             elif not self._logged:
                 self._publish()
             if self._inputs.ended and not self._busy:
@@ -162,8 +169,29 @@ class ReduceLane:
         while self._logged:
             await self._inputs.wait(None)
 
+    def _make_durable(self, appended: Appended | None, hand_overs: Sequence[wal_pb2.HandOver]) -> None:
+        """Have what is in the log now made durable, and then take effect."""
+        self._logged.append(Logged(appended, hand_overs, self._queue.closed_us))
+        self._sync_wanted.set()
+
+    def _retrace(self, retracing: Retracing) -> None:
+        """Do again what was done at the milestones that are reached. The mark knows of everything up to the last."""
+        while self._inputs.at_gate:
+            self._queue.retrace(retracing.passed())
+            if retracing.has_ended:
+                self._retracing = None
+                self._queue.retraced()
+                check_whole(str(self.core.lane), self._queue, self.core.committer.mark)
+                self._inputs.pass_over({done.edge: done.sequence for done in self._progress.inputs})
+                self._inputs.hold_at(None)
+                self._make_durable(None, self._keep_promise())
+                return
+            self._inputs.hold_at(retracing.gate)
+
     async def _gather(self) -> None:
         """Let more records come, when few have since the last entry; no window that could be handed over waits."""
+        if self._retracing is not None:
+            return
         missing_s = self._looked_s + GATHER_S - self.core.clock.monotonic_s()
         oldest_us = self._queue.oldest_end_us() if missing_s > 0 else None
 
@@ -206,9 +234,12 @@ class ReduceLane:
         if not hand_overs and self._early_due():
             hand_overs = self._queue.early()
             self._early_at_s, self._early_rows = self.core.clock.monotonic_s(), 0
-        for hand_over in hand_overs:
-            self._in_flight[hand_over.number] = InFlight.of(hand_over)
+        self._note_in_flight(hand_overs)
         return hand_overs
+
+    def _note_in_flight(self, hand_overs: Sequence[wal_pb2.HandOver]) -> None:
+        for hand_over in hand_overs:
+            self._in_flight[hand_over.number] = min(window.end_us for window in hand_over.windows)
 
     def _early_due(self) -> bool:
         if self._early is None or self._early_rows == 0:
@@ -219,7 +250,7 @@ class ReduceLane:
 
     def _pause_s(self) -> float | None:
         """How long nothing need be looked at when nothing happens."""
-        if self._early is None or self._early.every_s is None or self._early_rows == 0:
+        if self._early is None or self._early.every_s is None or self._early_rows == 0 or self._retracing is not None:
             return None
         return max(0.001, self._early_at_s + self._early.every_s - self.core.clock.monotonic_s())
 
@@ -242,10 +273,7 @@ class ReduceLane:
 
     def _take_in(self, appended: Appended, closed_us: int) -> None:
         """Records are durable in the log: have the mark say so."""
-        if all(self._acknowledged.get(item.edge, 0) >= item.sequence for item in appended.inputs):
-            # Read again because the log was lost: everything but the windows it is in has been told before.
-            return
-        if self._keeps_input:
+        if self._milestones is not None:
             self._held.append(appended)
             self._tell_held()
         else:
@@ -253,15 +281,15 @@ class ReduceLane:
 
     def _tell_held(self) -> None:
         """Where the input is kept, the mark alone must say what becomes of a record that is read again. So it follows
-        the log: what it calls closed is committed, and it tells of nothing that came behind a hand-over before that is
-        committed."""
-        while self._held and not self._waits(self._held[0]):
+        the log: it tells of nothing that came behind a hand-over before that is committed."""
+        while self._held and self._held[0].hand_over <= self._progress.hand_over:
             appended = self._held.popleft()
             self._tell(appended, appended.closed_us)
 
     def _tell(self, appended: Appended, closed_us: int) -> None:
         unit = ReduceUnit(pieces=0, account=self._account_of(appended))
         unit.frames = [pair for frame in appended.late_frames for pair in self._results.route_late(frame)]
+        self._add_milestone(unit, appended.milestone)
         unit.size = sum(frame.size for _, frame in unit.frames)
         inputs = {done.edge: done for done in self._progress.inputs}
         for position in appended.inputs:
@@ -272,12 +300,10 @@ class ReduceLane:
         self._progress.closed_us = max(self._progress.closed_us, closed_us)
         self._add([unit])
 
-    def _waits(self, appended: Appended) -> bool:
-        """Windows were closed before these records came, and are not on their way to the commit."""
-        return any(
-            number > self._progress.hand_over and item.closed_us <= appended.closed_us
-            for number, item in self._in_flight.items()
-        )
+    def _add_milestone(self, unit: ReduceUnit, milestone: wal_pb2.Milestone | None) -> None:
+        if self._milestones is not None and milestone is not None:
+            unit.milestone = milestone
+            unit.frames.append(self._milestones.frame(milestone, self.core.clock.now_us()))
 
     def _account_of(self, appended: Appended) -> Account:
         account = Account(
@@ -340,12 +366,10 @@ class ReduceLane:
             self._stamp(unit)
         self._progress.result_records = 0
         self._progress.hand_over = hand_over.number
-        self._progress.closing = any(
-            number > hand_over.number and item.closed_us <= hand_over.closed_us
-            for number, item in self._in_flight.items()
-        )
-        if not (self._progress.closing and self._keeps_input):
-            self._progress.closed_us = max(self._progress.closed_us, hand_over.closed_us)
+        self._progress.closing = hand_over.more
+        self._progress.closed_us = max(self._progress.closed_us, hand_over.closed_us)
+        if hand_over.HasField("milestone"):
+            self._add_milestone(units[-1], hand_over.milestone)
         self._stamp(units[-1])
         self._add_stamped(units)
         self._tell_held()
@@ -374,7 +398,7 @@ class ReduceLane:
         It holds for records that are read again, too. Where they were in windows before, they may be alone: a session
         that had grown on the strength of records that are not durable may begin anew as several.
         """
-        ends = [item.first_end_us for number, item in self._in_flight.items() if number > committed]
+        ends = [first_end_us for number, first_end_us in self._in_flight.items() if number > committed]
         oldest = self._queue.oldest_end_us()
         if oldest is not None:
             ends.append(oldest)
@@ -403,22 +427,29 @@ class ReduceLane:
         await self._queue.committed(progress)  # It deletes files, which takes a while where windows are large.
         for number in committed:
             del self._in_flight[number]
+        if self._milestones is not None:
+            done = [unit.milestone for unit in units if isinstance(unit, ReduceUnit)]
+            self._milestones.committed(filter(None, done), self.core.committer.sequences)
         self._release_inputs()
         self._inputs.wake()
 
     def _release_inputs(self) -> None:
         """Let what is committed be trimmed, or, where the input is kept, what no open window needs."""
         done = {position.edge: position.sequence for position in self.core.committer.mark.reduce.inputs}
-        kept = self._queue.releasable() if self._keeps_input else done
+        kept: Mapping[str, int] = done
+        if self._milestones is not None:
+            kept = self._queue.releasable()
+            self._milestones.release(kept)
         for item in self._inputs.inputs:
             edge = item.buffer.edge
             item.committed(done.get(edge, 0), trim_through=kept.get(edge, 0))
 
     async def _recover(self, work: asyncio.TaskGroup) -> None:
         """Go on with what the log holds beyond the mark."""
+        if self._milestones is not None and self._retracing is None:
+            check_whole(str(self.core.lane), self._queue, self.core.committer.mark)
         pending = self._queue.pending()
-        for hand_over in pending:
-            self._in_flight[hand_over.number] = InFlight.of(hand_over)
+        self._note_in_flight(pending)
         for appended in self._queue.unacknowledged():
             self._take_in(appended, appended.closed_us)
         first, rows = self._next_number, self._progress.result_records
@@ -429,17 +460,38 @@ class ReduceLane:
             else:
                 self._computed[hand_over.number] = Computed(hand_over, Results.decode(data), rows)
                 work.create_task(self._release(), name=f"rest of hand-over {hand_over.number} of {self.core.lane}")
-        if START_OF_TIME_US < self.core.watermark_us < END_OF_TIME_US:
-            # What was promised downstream holds also where the log does not know of it: nothing older may come.
-            # Windows that were open held the watermark back. But of those that closed together, in several hand-overs,
-            # the log may have the first only: the others are handed over now.
-            hand_overs = self._queue.close(self.core.watermark_us + self._lateness_us)
-            if hand_overs:
-                self._in_flight.update((hand_over.number, InFlight.of(hand_over)) for hand_over in hand_overs)
-                self._logged.append(Logged(None, hand_overs, self._queue.closed_us))
-                self._sync_wanted.set()
+        if self._retracing is not None:
+            self._inputs.wake()
+        elif hand_overs := self._keep_promise():
+            self._make_durable(None, hand_overs)
         self._closed_us = self._queue.closed_us
         # How far it has read may not have been told before the end of the process before: who fills the buffers waits
         # for it.
         self.core.publish(self._watermark(self.core.committer.mark.reduce.hand_over))
         self._release_inputs()
+
+    def _keep_promise(self) -> list[wal_pb2.HandOver]:
+        """What was promised downstream holds also where the log does not know of it: nothing older may come.
+
+        Windows that were open held the watermark back. But of those that closed together, in several hand-overs, the
+        log may have the first only: the others are handed over now.
+        """
+        if not START_OF_TIME_US < self.core.watermark_us < END_OF_TIME_US:
+            return []
+        hand_overs = self._queue.close(self.core.watermark_us + self._lateness_us)
+        self._note_in_flight(hand_overs)
+        return hand_overs
+
+    @asynccontextmanager
+    async def _trimming(self) -> AsyncIterator[None]:
+        """Trim the milestones in the background, where there are any."""
+        if self._milestones is None:
+            yield
+            return
+        async with asyncio.TaskGroup() as tasks:
+            trimming = tasks.create_task(self._milestones.trimmer.run(), name=f"trim milestones of {self.core.lane}")
+            try:
+                yield
+            finally:
+                trimming.cancel()
+        await self._milestones.trimmer.finish()

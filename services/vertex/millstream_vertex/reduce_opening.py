@@ -5,6 +5,7 @@ Used by the assembly for reduce vertices only, as what it imports is large. Deci
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -26,12 +27,15 @@ from millstream_reduce.windows import make_windowing
 from millstream_vertex.hand_over import HandOverJobs, ResultRouter, SparkRuns
 from millstream_vertex.input import LaneInput
 from millstream_vertex.lane import LaneCore
-from millstream_vertex.reduce_config import follow_from_input, log_bytes_max, program_of, window_config
+from millstream_vertex.reduce_config import log_bytes_max, program_of, window_config
 from millstream_vertex.reduce_input import ReduceInput, ReduceInputs
 from millstream_vertex.reduce_lane import ReduceLane
+from millstream_vertex.reduce_milestones import Retracing, open_milestones
 from millstream_vertex.reduce_state import EarlyPolicy, progress_of
 from millstream_vertex.surroundings import VertexPrograms
 from millstream_writer.routing import Router
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +75,13 @@ class ReduceOpening:
         config = window_config(group_by)
         late_to_edge = group_by.on_late == "edge"
         directory = self.windows_dir / lane.vertex / str(lane.partition)
+        ledger = await self.ledger(lane.vertex)
         identity = LogIdentity(
             pipeline=self.resolved.pipeline.name,
             vertex=lane.vertex,
             partition=lane.partition,
             epoch=mark.epoch,
-            ledger_id=(await self.ledger(lane.vertex)).ledger_id,
+            ledger_id=ledger.ledger_id,
         )
         queue = await stack.enter_async_context(
             open_queue(
@@ -86,7 +91,7 @@ class ReduceOpening:
                 progress_of(mark),
                 limits=self.queue_limits(log_bytes_max(vertex)),
                 keep_late=late_to_edge,
-                input_is_kept=group_by.keeps_input and follow_from_input(group_by),
+                input_is_kept=group_by.keeps_input,
                 files=self.files,
             )
         )
@@ -95,6 +100,12 @@ class ReduceOpening:
         inputs = [
             await self._open_input(buffer, positions.get(buffer.edge, 0), stack) for buffer in inputs_of(graph, lane)
         ]
+        milestones = await open_milestones(ledger, lane) if group_by.keeps_input else None
+        retracing = None
+        if milestones is not None and queue.is_behind:
+            log.warning("%s: its log in %s is gone or old; making it anew from the input", where, directory)
+            stored = {item.buffer.edge: await item.upstream.last_sequence(item.buffer) for item in inputs}
+            retracing = Retracing(milestones.way(progress_of(mark), positions), stored)
         name = StreamName(self.resolved.pipeline.name, lane.vertex, lane.key, self.replica)
         program = program_of(self.resolved, lane, self.replica, self.programs.reduce_address(name))
         jobs = HandOverJobs(
@@ -109,7 +120,8 @@ class ReduceOpening:
             ResultRouter(self.router, self.policy, where),
             lateness_us=config.lateness_us,
             late_to_edge=late_to_edge,
-            keeps_input=group_by.keeps_input,
+            milestones=milestones,
+            retracing=retracing,
             early=EarlyPolicy(early.every_s, early.count) if early is not None else None,
         )
 

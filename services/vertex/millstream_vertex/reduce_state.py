@@ -1,4 +1,4 @@
-"""What a reduce lane knows of what it has under way. Pure.
+"""What a reduce lane knows of what it has under way, and what must hold of it. No I/O.
 
 Above it: the reduce lane. Below it: the messages of log and ledger.
 """
@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from millstream.clock import START_OF_TIME_US
+from millstream.errors import DamageError
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream.wire.reduce.v1 import wal_pb2
-from millstream_reduce.queue import Appended
+from millstream_reduce.queue import Appended, Queue
 from millstream_vertex.hand_over import Results
 
 
@@ -69,15 +70,17 @@ def progress_of(mark: mark_pb2.Mark) -> mark_pb2.ReduceProgress:
     return progress
 
 
-@dataclass(frozen=True, slots=True)
-class InFlight:
-    """What a hand-over that is not committed holds back."""
+def check_whole(where: str, queue: Queue, mark: mark_pb2.Mark) -> None:
+    """Raises `DamageError` unless the queue holds the records that the mark counts as open.
 
-    first_end_us: int
-    """End of its first window."""
-    closed_us: int
-    """Windows that ended up to here were closed with it."""
-
-    @classmethod
-    def of(cls, hand_over: wal_pb2.HandOver) -> InFlight:
-        return cls(min(window.end_us for window in hand_over.windows), hand_over.closed_us)
+    For lanes that keep their input: a log made anew lacks records when they did not keep it all the time.
+    """
+    pending = (window for hand_over in queue.pending() for window in hand_over.windows)
+    told = queue.statistics().open_rows - sum(appended.admitted for appended in queue.unacknowledged())
+    found = told + sum(window.released for window in pending)
+    if found != mark.account.open:
+        raise DamageError(
+            f"{where}: the log in {queue.directory} holds {found:,} records of windows that are not committed, and the "
+            f"lane's mark in the ledger counts {mark.account.open:,}: a log that is made anew from the input lacks "
+            "what was read before `keepInput` was set. Restore the directory, or start the pipeline over"
+        )

@@ -46,7 +46,9 @@ class Room:
                 fill.wrote(lane.key, entry.records, entry.bytes)
 
     def is_full(self, buffer: BufferId) -> bool:
-        """The soft bound is reached."""
+        """The soft bound is reached. A buffer that is no edge's has none."""
+        if buffer not in self._limits:
+            return False
         fill, limits = self.fills[buffer], self._limits[buffer]
         return fill.records >= limits.records_usable or fill.bytes >= limits.bytes_usable
 

@@ -85,6 +85,11 @@ class Lane:
         self.progress.closed_us = queue.closed_us
         await queue.committed(self.progress)
 
+    def retrace(self, queue: Queue) -> None:
+        """The input was read again up to the mark: do what it says was done there."""
+        queue.retrace(wal_pb2.Milestone(closed_us=self.progress.closed_us))
+        queue.retraced()
+
     async def commit(self, queue: Queue, hand_over: wal_pb2.HandOver) -> None:
         """The results of a hand-over are in the mark."""
         await self.acknowledge(queue)

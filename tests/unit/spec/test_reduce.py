@@ -91,6 +91,14 @@ CASES: dict[str, tuple[str, list[tuple[str, str]]]] = {
         reduce_of("python: a:f", fields(window="{fixed: {length: 1s}}", storage="{no_store: {}}", keepInput="false")),
         [(f"{GROUP}.keepInput", "without storage the windows are only in the input")],
     ),
+    "an input that is not enough": (
+        reduce_of("python: a:f", fields(window="{global: {trigger: {count: 5}}}", keepInput="true")),
+        [(f"{GROUP}.keepInput", "a window that a count triggers cannot be made anew from its input")],
+    ),
+    "an input that is not enough, and nothing else": (
+        reduce_of("python: a:f", fields(window="{global: {trigger: {count: 5}}}", storage="{no_store: {}}")),
+        [(f"{GROUP}.storage.no_store", "a window that a count triggers cannot be made anew from its input")],
+    ),
     "a policy for late records that is none": (
         reduce_of("python: a:f", fields(window="{fixed: {length: 1s}}", onLate="ignore")),
         [(f"{GROUP}.onLate", "'ignore' is not allowed")],
@@ -360,9 +368,7 @@ def test_settings_of_spark_are_texts() -> None:
 def test_notes_on_reduces() -> None:
     text = reduce_of(
         "command: [x]",
-        fields(
-            window="{global: {trigger: {count: 5}, accumulate: true}}", allowedLateness="1s", storage="{no_store: {}}"
-        ),
+        fields(window="{global: {trigger: {count: 5}, accumulate: true}}", allowedLateness="1s"),
     ).replace("{from: in, to: sum}", "{from: in, to: m}, {from: m, to: m}, {from: m, to: sum}")
     text = text.replace("  vertices:\n", "  vertices:\n    - {name: m, udf: {python: 'a:f'}}\n")
     notes = load_text(text, "p.yaml").notes
@@ -371,8 +377,10 @@ def test_notes_on_reduces() -> None:
         here,
         f"{here}.udf.groupBy.window.global.accumulate",
         f"{here}.udf.groupBy.allowedLateness",
-        f"{here}.udf.groupBy.storage.no_store",
     ]
+    kept = reduce_of("python: a:f", fields(window="{session: {timeout: 1s}}", storage="{no_store: {}}"))
+    (note,) = load_text(kept, "p.yaml").notes
+    assert note.path == "spec.vertices[1].udf.groupBy.storage.no_store"
     (note,) = load_text(f"{HEAD}  spark: {{}}\n{MAPS}", "p.yaml").notes
     assert (note.path, note.what) == ("spec.spark", "`spark` has no effect in a pipeline without a reduce")
 

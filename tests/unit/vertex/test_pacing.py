@@ -118,7 +118,7 @@ async def test_gathering_ends_when_the_watermark_behind_what_waits_is_due() -> N
         # It was not taken yet; once it is, the watermark of the lane is as far.
         while inputs.watermark_us() < 50:
             await inputs.wait(None)
-            inputs.take(2**30, {})
+            inputs.take(2**30)
 
 
 async def test_gathering_ends_when_enough_waits() -> None:
@@ -130,7 +130,7 @@ async def test_gathering_ends_when_enough_waits() -> None:
         assert not gathering.done()
         await rig.feed(frame)
         await gathering
-        assert sum(taken.read.frame.records for taken in inputs.take(2**30, {})) == 2
+        assert sum(taken.read.frame.records for taken in inputs.take(2**30)) == 2
 
 
 async def test_gathering_ends_with_its_time_and_with_the_lane() -> None:

@@ -104,7 +104,7 @@ class ReduceProgress(_message.Message):
     result_records: _builtins.int
     """Result records of the next hand-over that are committed already: results that exceed one commit."""
     closing: _builtins.bool
-    """Other windows were closed together with those of the last hand-over, and are not committed."""
+    """Other windows were handed over at the same moment as those of the last hand-over, and are not committed."""
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___InputProgress]:
         """What is durable in the lane's log, for every edge into the vertex."""

@@ -193,6 +193,8 @@ class Append(_message.Message):
     HAS_HEADERS_FIELD_NUMBER: _builtins.int
     LATE_ADMITTED_FIELD_NUMBER: _builtins.int
     OUTSIDE_FIELD_NUMBER: _builtins.int
+    MILESTONE_FIELD_NUMBER: _builtins.int
+    HAND_OVER_FIELD_NUMBER: _builtins.int
     rows: _builtins.int
     """Rows of the body."""
     closed_us: _builtins.int
@@ -211,6 +213,8 @@ class Append(_message.Message):
     """Records among the admitted ones that were older than the input's watermark."""
     outside: _builtins.int
     """Records of these frames that no window is for: sliding windows with gaps between them."""
+    hand_over: _builtins.int
+    """Number of the last hand-over before these records."""
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___InputPosition]:
         """How far each input that this entry takes from has been read, afterwards."""
@@ -218,6 +222,10 @@ class Append(_message.Message):
     @_builtins.property
     def late_frames(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """Those records as encoded millstream.frame.v1.Frames, where the spec sends them to an edge."""
+
+    @_builtins.property
+    def milestone(self) -> Global___Milestone:
+        """Where the lane stood before these records, where that must be known to make a lost log anew."""
 
     def __init__(
         self,
@@ -233,14 +241,51 @@ class Append(_message.Message):
         has_headers: _builtins.bool = ...,
         late_admitted: _builtins.int = ...,
         outside: _builtins.int = ...,
+        milestone: Global___Milestone | None = ...,
+        hand_over: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["milestone", b"milestone"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed_us", b"closed_us", "has_headers", b"has_headers", "has_keys", b"has_keys", "ingest_time_us", b"ingest_time_us", "inputs", b"inputs", "late", b"late", "late_admitted", b"late_admitted", "late_frames", b"late_frames", "outside", b"outside", "rows", b"rows", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed_us", b"closed_us", "hand_over", b"hand_over", "has_headers", b"has_headers", "has_keys", b"has_keys", "ingest_time_us", b"ingest_time_us", "inputs", b"inputs", "late", b"late", "late_admitted", b"late_admitted", "late_frames", b"late_frames", "milestone", b"milestone", "outside", b"outside", "rows", b"rows", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Append: _TypeAlias = Append  # noqa: Y015
+
+@_typing.final
+class Milestone(_message.Message):
+    """A moment in a lane's input at which windows were closed, or early results made. Where the input is kept until its
+    windows are committed, the lane commits those that decide which window a record is in, in its own buffer "window": a
+    log that was lost is made anew by reading the input up to each, and doing the same there.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INPUTS_FIELD_NUMBER: _builtins.int
+    CLOSED_US_FIELD_NUMBER: _builtins.int
+    EARLY_FIELD_NUMBER: _builtins.int
+    closed_us: _builtins.int
+    """Windows that ended up to here, lateness included, were closed; microseconds."""
+    early: _builtins.bool
+    """Early results were made of what was open."""
+    @_builtins.property
+    def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___InputPosition]:
+        """How far each input had been read; without records and bytes."""
+
+    def __init__(
+        self,
+        *,
+        inputs: _abc.Iterable[Global___InputPosition] | None = ...,
+        closed_us: _builtins.int = ...,
+        early: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed_us", b"closed_us", "early", b"early", "inputs", b"inputs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Milestone: _TypeAlias = Milestone  # noqa: Y015
 
 @_typing.final
 class InputPosition(_message.Message):
@@ -281,22 +326,32 @@ class HandOver(_message.Message):
     NUMBER_FIELD_NUMBER: _builtins.int
     CLOSED_US_FIELD_NUMBER: _builtins.int
     WINDOWS_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
+    MILESTONE_FIELD_NUMBER: _builtins.int
     number: _builtins.int
-    """1, 2, 3, ...: results are committed in this order."""
+    """1, 2, 3, ...: results are committed in this order. 0: they had been committed when the log was made anew."""
     closed_us: _builtins.int
     """Windows that ended up to here, lateness included, are closed; microseconds."""
+    more: _builtins.bool
+    """The next hand-over has windows of the same moment."""
     @_builtins.property
     def windows(self) -> _containers.RepeatedCompositeFieldContainer[Global___Window]: ...
+    @_builtins.property
+    def milestone(self) -> Global___Milestone:
+        """That of the early results, in the first hand-over of them, where it must be known to make a lost log anew."""
+
     def __init__(
         self,
         *,
         number: _builtins.int = ...,
         closed_us: _builtins.int = ...,
         windows: _abc.Iterable[Global___Window] | None = ...,
+        more: _builtins.bool = ...,
+        milestone: Global___Milestone | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["milestone", b"milestone"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed_us", b"closed_us", "number", b"number", "windows", b"windows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed_us", b"closed_us", "milestone", b"milestone", "more", b"more", "number", b"number", "windows", b"windows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

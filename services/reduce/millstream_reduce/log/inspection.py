@@ -245,5 +245,7 @@ def _note_inputs(found: LogInspection, inputs: Iterable[wal_pb2.InputPosition], 
 
 def _note_hand_over(found: LogInspection, segment: int, hand_over: wal_pb2.HandOver) -> None:
     found.closed_us = max(hand_over.closed_us, found.closed_us or hand_over.closed_us)
+    if not hand_over.number:
+        return
     windows = tuple(hand_over.windows)
     found.hand_overs[hand_over.number] = HandOverInspection(hand_over.number, segment, hand_over.closed_us, windows)

@@ -43,6 +43,10 @@ class CountWindows(KeyedWindows):
         """End of the last result of a key, where it lies beyond the watermark."""
         self._named_max = _NAMED_MIN
 
+    def depends_on_closing(self, times: Times) -> bool:
+        # A key's rows are counted, whatever their time.
+        return False
+
     def _late_until(self) -> int:
         return END_OF_TIME_US if self._ended else NO_LIMIT
 

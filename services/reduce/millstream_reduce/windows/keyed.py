@@ -82,6 +82,10 @@ class KeyedWindows(ABC):
 
     # Rows in
 
+    def depends_on_closing(self, times: Times) -> bool:
+        # Windows that end by the limit are closed: what is later meets none of them.
+        return len(times) > 0 and int(times.min()) < self._limit_us()
+
     def sort(self, times: Times, keys: Keys | None) -> Sorted:
         if not len(times):
             return Sorted(None, NO_ROWS)

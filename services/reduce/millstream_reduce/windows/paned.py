@@ -92,6 +92,10 @@ class PanedWindows:
 
     # Rows in
 
+    def depends_on_closing(self, times: Times) -> bool:
+        # A row is in the windows of its time, or late for them.
+        return False
+
     def sort(self, times: Times, keys: Keys | None) -> Sorted:
         if not len(times):
             return Sorted(None, NO_ROWS)

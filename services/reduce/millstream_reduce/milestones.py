@@ -1,0 +1,55 @@
+"""Which moments of a lane's input must be known to make its log anew from that input. Pure.
+
+Which window a record is in follows from its time, from the records that came before it, and from the windows that were
+closed by then. Only the last is not in the input. It matters where a record is older than the closed windows: there it
+begins a window, or is late, where it would have joined them. And early results are numbered by how often they were
+made. So those moments are milestones, and, for the sake of the log that is made anew, one after every so many bytes:
+what was closed by then need not be kept any longer.
+
+Used by the queue, which writes milestones into its log, and the lane, which commits them and reads them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from millstream.clock import START_OF_TIME_US
+from millstream.limits import MIB
+from millstream.wire.reduce.v1 import wal_pb2
+
+BETWEEN_BYTES = 16 * MIB
+"""Stored bytes of input between two milestones at most, about, as long as windows close."""
+
+
+class Milestones:
+    """Decides when a lane's queue notes one."""
+
+    def __init__(self) -> None:
+        self._closed_us = START_OF_TIME_US
+        """As the last milestone says."""
+        self._bytes = 0
+        """Of input since then."""
+
+    def before(
+        self, positions: Mapping[str, int], closed_us: int, size: int, *, depends: bool
+    ) -> wal_pb2.Milestone | None:
+        """Where the lane stands before an append of so many stored bytes; None where nobody need know. `depends`: on
+        what is closed, which windows these records are in."""
+        self._bytes += size
+        if closed_us <= self._closed_us or not (depends or self._bytes >= BETWEEN_BYTES):
+            return None
+        return self._note(positions, closed_us, early=False)
+
+    def early(self, positions: Mapping[str, int], closed_us: int) -> wal_pb2.Milestone:
+        """Where early results are made."""
+        return self._note(positions, closed_us, early=True)
+
+    def _note(self, positions: Mapping[str, int], closed_us: int, *, early: bool) -> wal_pb2.Milestone:
+        self._closed_us, self._bytes = closed_us, 0
+        inputs = [wal_pb2.InputPosition(edge=edge, sequence=number) for edge, number in sorted(positions.items())]
+        return wal_pb2.Milestone(inputs=inputs, closed_us=closed_us, early=early)
+
+
+def is_at_or_before(milestone: wal_pb2.Milestone, positions: Mapping[str, int]) -> bool:
+    """Every input has been read at least as far."""
+    return all(positions.get(position.edge, 0) >= position.sequence for position in milestone.inputs)

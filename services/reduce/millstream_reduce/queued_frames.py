@@ -1,0 +1,47 @@
+"""Frames on their way into a queue: where they end in their buffers, and which of their records are late. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from millstream.frame import Frame
+from millstream.wire.reduce.v1 import wal_pb2
+from millstream_reduce.windowing import Sorted
+
+
+class QueuedFrame(NamedTuple):
+    """A frame on its way into the queue."""
+
+    edge: str
+    sequence: int
+    """Stream sequence in the edge's buffer."""
+    size: int
+    """Bytes it takes in the buffer."""
+    frame: Frame
+
+
+def positions_of(frames: Sequence[QueuedFrame]) -> list[wal_pb2.InputPosition]:
+    """How far each edge has been read after these, and the records and stored bytes taken from it."""
+    positions: dict[str, wal_pb2.InputPosition] = {}
+    for item in frames:
+        position = positions.setdefault(item.edge, wal_pb2.InputPosition(edge=item.edge))
+        position.sequence = item.sequence
+        position.records += item.frame.records
+        position.bytes += item.size
+    return list(positions.values())
+
+
+def late_frames_of(frames: Sequence[QueuedFrame], placed: Sorted) -> list[Frame]:
+    """The late records of each frame as a frame of its own."""
+    late: list[Frame] = []
+    begin = 0
+    for item in frames:
+        end = begin + item.frame.records
+        low, high = np.searchsorted(placed.late, (begin, end))
+        if high > low:
+            late.append(item.frame.take((placed.late[low:high] - begin).tolist()))
+        begin = end
+    return late

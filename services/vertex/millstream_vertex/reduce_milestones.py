@@ -1,0 +1,105 @@
+"""A reduce lane's milestones in its ledger, and the way along them to where the mark stands.
+
+    committed with what depends on them ─► buffer "window" of the lane ─► read at the opening ─► trimmed with the input
+
+Used by lanes that keep their input until its windows are committed. Above it: the reduce lane. Below it: the ledger of
+the lane's own vertex. It knows nothing of windows.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+
+from millstream.frame import Frame, build_frame
+from millstream.ledger.protocol import Ledger
+from millstream.record import BufferId, LaneId
+from millstream.wire.ledger.v1 import mark_pb2
+from millstream.wire.reduce.v1 import wal_pb2
+from millstream_reduce.milestones import is_at_or_before
+from millstream_vertex.buffer_lane import Trimmer
+
+
+class StoredMilestones:
+    """Those that are committed and may still be needed. Made by `open_milestones`."""
+
+    def __init__(self, buffer: BufferId, ledger: Ledger, stored: Iterable[tuple[int, wal_pb2.Milestone]]) -> None:
+        """`stored`: with the stream sequence of its frame, or of a later one."""
+        self._buffer = buffer
+        self._stored = deque(stored)
+        self.trimmer = Trimmer(lambda sequence: ledger.trim(buffer, sequence))
+
+    def frame(self, milestone: wal_pb2.Milestone, now_us: int) -> tuple[BufferId, Frame]:
+        """What is committed of it."""
+        return self._buffer, build_frame([milestone.SerializeToString()], array("q", [now_us]), ingest_time_us=now_us)
+
+    def committed(self, milestones: Iterable[wal_pb2.Milestone], sequences: Mapping[BufferId, int]) -> None:
+        """They have landed together; `sequences`: of the last frame in each buffer."""
+        self._stored.extend((sequences[self._buffer], milestone) for milestone in milestones)
+
+    def release(self, kept: Mapping[str, int]) -> None:
+        """The input up to these sequences will not be read again. Of the milestones up to there, the last one says
+        what was closed by then."""
+        while len(self._stored) > 1 and is_at_or_before(self._stored[1][1], kept):
+            sequence, _ = self._stored.popleft()
+            if sequence < self._stored[0][0]:
+                self.trimmer.consumed(sequence)
+
+    def way(self, progress: mark_pb2.ReduceProgress, positions: Mapping[str, int]) -> list[wal_pb2.Milestone]:
+        """The milestones from a log that has come to `positions` to where the mark stands, which is the last."""
+        mark = [wal_pb2.InputPosition(edge=done.edge, sequence=done.sequence) for done in progress.inputs]
+        return [
+            *(milestone for _, milestone in self._stored if not _is_passed(milestone, positions)),
+            wal_pb2.Milestone(inputs=mark, closed_us=progress.closed_us),
+        ]
+
+
+async def open_milestones(ledger: Ledger, lane: LaneId) -> StoredMilestones:
+    """Those of a lane, after it was taken over."""
+    buffer = BufferId(lane.input, lane.partition)
+    stored: list[tuple[int, wal_pb2.Milestone]] = []
+    # The last one is never trimmed.
+    last = await ledger.last_sequence(buffer)
+    if last:
+        async with ledger.read(buffer, 0) as frames:
+            async for sequence, data in frames:
+                milestones = map(wal_pb2.Milestone.FromString, Frame.decode(data).values())
+                stored.extend((sequence, milestone) for milestone in milestones)
+                if sequence >= last:
+                    break
+    return StoredMilestones(buffer, ledger, stored)
+
+
+class Retracing:
+    """A log that is made anew, on its way to where the mark stands."""
+
+    def __init__(self, way: Sequence[wal_pb2.Milestone], stored: Mapping[str, int]) -> None:
+        """`way`: at least one. `stored`: the last sequence in the buffer of each edge, at the opening."""
+        self._way = deque(way)
+        self._stored = stored
+
+    @property
+    def gate(self) -> Mapping[str, int]:
+        """Up to where each edge is read before the next milestone; what is gone already is not waited for."""
+        return {
+            position.edge: min(position.sequence, self._stored.get(position.edge, 0))
+            for position in self._way[0].inputs
+        }
+
+    def passed(self) -> wal_pb2.Milestone:
+        """The next milestone, which has been reached."""
+        return self._way.popleft()
+
+    @property
+    def has_ended(self) -> bool:
+        """The mark is reached."""
+        return not self._way
+
+
+def _is_passed(milestone: wal_pb2.Milestone, positions: Mapping[str, int]) -> bool:
+    """A log that has come to exactly there may lack what was done there; to do it once more changes nothing."""
+    at = {position.edge: position.sequence for position in milestone.inputs}
+    return is_at_or_before(milestone, positions) and any(
+        sequence > at.get(edge, 0) for edge, sequence in positions.items()
+    )
