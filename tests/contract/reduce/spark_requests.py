@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ import pyarrow as pa
 from millstream.wire.reduce.v1 import spark_pb2, wal_pb2
 from millstream_reduce.batches import encoded
 from millstream_reduce.log.entries import entry_buffers, segment_name, total_length
+from millstream_reduce.spark.client import SparkClient
 
 QUERY = "SELECT key, count(*) AS n, sum(value.n) AS total, window_start FROM window GROUP BY key, window_start"
 
@@ -60,6 +62,12 @@ def totals(table: pa.Table) -> dict[tuple[int, str], tuple[int, int]]:
     found = {(window, row["key"]): (row["n"], row["total"]) for window, row in rows}
     assert len(found) == len(rows)
     return found
+
+
+async def until_running(client: SparkClient) -> None:
+    """Wait until a job runs. Requests that come before it does may become one job with it."""
+    while not (await client.describe()).running:
+        await asyncio.sleep(0.01)
 
 
 def expected_totals(*numbers: Sequence[int]) -> dict[tuple[int, str], tuple[int, int]]:

@@ -14,7 +14,7 @@ from millstream.errors import DamageError
 from millstream_reduce.log.entries import segment_name
 from millstream_reduce.spark.client import SparkClient, open_spark_client
 from millstream_reduce.spark.results import RESULT_SCHEMA
-from tests.contract.reduce.spark_requests import expected_totals, request, sql, totals, write_windows
+from tests.contract.reduce.spark_requests import expected_totals, request, sql, totals, until_running, write_windows
 
 if TYPE_CHECKING:
     from tests.spark_driver import SparkDriver
@@ -100,6 +100,7 @@ async def test_a_request_that_is_taken_back_stops_its_job(client: SparkClient, t
     await client.run(request(tmp_path, [short], program))
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(client.run(request(tmp_path, [long], program)))
+        await until_running(client)
         # Jobs of one program run one after another, so this one waits for the one before.
         jobs = (await client.describe()).jobs
         waiting = tasks.create_task(client.run(request(tmp_path, [short], program)))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from millstream_reduce.spark.client import SparkClient, open_spark_client
-from tests.contract.reduce.spark_requests import expected_totals, request, sql, totals, write_windows
+from tests.contract.reduce.spark_requests import expected_totals, request, sql, totals, until_running, write_windows
 from tests.contract.reduce.spark_servers import open_cluster, open_connect_server
 from tests.contract.reduce.test_spark_driver import SLEEPS
 from tests.spark_driver import open_spark_driver
@@ -35,6 +35,7 @@ async def check_jobs(client: SparkClient, directory: Path) -> None:
     long = write_windows(directory / "long", [600_000])
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(client.run(request(directory / "long", long, sleeps)))
+        await until_running(client)
         waiting = tasks.create_task(client.run(request(directory, windows[1:2], sleeps)))
         assert (await asyncio.wait((waiting,), timeout=1.0))[0] == set()
         running.cancel()

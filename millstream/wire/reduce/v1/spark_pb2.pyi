@@ -48,6 +48,7 @@ class DescribeResponse(_message.Message):
     START_S_FIELD_NUMBER: _builtins.int
     PID_FIELD_NUMBER: _builtins.int
     JOBS_FIELD_NUMBER: _builtins.int
+    RUNNING_FIELD_NUMBER: _builtins.int
     spark_version: _builtins.str
     master: _builtins.str
     """For example "local[2,4]", "spark://host:7077", "sc://host:15002"."""
@@ -56,6 +57,9 @@ class DescribeResponse(_message.Message):
     """Seconds from the start of the process until Spark was ready."""
     pid: _builtins.int
     jobs: _builtins.int
+    """Run to their end so far."""
+    running: _builtins.int
+    """That run now."""
     def __init__(
         self,
         *,
@@ -65,10 +69,11 @@ class DescribeResponse(_message.Message):
         start_s: _builtins.float = ...,
         pid: _builtins.int = ...,
         jobs: _builtins.int = ...,
+        running: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["java_version", b"java_version", "jobs", b"jobs", "master", b"master", "pid", b"pid", "spark_version", b"spark_version", "start_s", b"start_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["java_version", b"java_version", "jobs", b"jobs", "master", b"master", "pid", b"pid", "running", b"running", "spark_version", b"spark_version", "start_s", b"start_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -97,6 +97,11 @@ class Executor:
         """No request waits or runs."""
         return not self._running and not len(self._waiting)
 
+    @property
+    def running(self) -> int:
+        """Jobs that run now."""
+        return len(self._running)
+
     async def submit(self, message: spark_pb2.RunRequest) -> Outcome:
         """Wait for the result of a request. Cancelling takes it back; a job that nobody waits for stops in a while."""
         request = _Request(message, asyncio.get_running_loop().create_future())

@@ -40,7 +40,7 @@ class SparkDriverService(spark_pb2_grpc.SparkDriverServicer):
     def __init__(
         self, session: Session, executor: Executor, check: CheckProgram, description: spark_pb2.DescribeResponse
     ) -> None:
-        """`description` is complete but for the number of jobs."""
+        """`description` is complete but for the numbers of jobs."""
         self._session = session
         self._executor = executor
         self._check = check
@@ -52,7 +52,7 @@ class SparkDriverService(spark_pb2_grpc.SparkDriverServicer):
     ) -> spark_pb2.DescribeResponse:
         answer = spark_pb2.DescribeResponse()
         answer.CopyFrom(self._description)
-        answer.jobs = self._executor.jobs
+        answer.jobs, answer.running = self._executor.jobs, self._executor.running
         return answer
 
     async def Check(
