@@ -38,6 +38,7 @@ from millstream.errors import UdfError
 from millstream.limits import DRAIN_TIMEOUT_S, SIDECAR_BACKOFF_FIRST_S, SIDECAR_BACKOFF_LAST_S
 from millstream.statistics import SidecarStatistics
 from millstream.tether import NOT_FOUND, NOT_RUNNABLE, tethered
+from millstream.udf import GRPC_SETTINGS
 from millstream.udf.background import beside
 from millstream.udf.client import GrpcUdfClient, describe, open_channel
 from millstream.udf.lines import read_lines
@@ -253,8 +254,7 @@ class Sidecar(GrpcUdfClient):
 
     def _environment(self) -> dict[str, str]:
         spec = self._spec
-        # What this process tells gRPC about forking (see `millstream.udf`) is not meant for others.
-        inherited = {name: value for name, value in os.environ.items() if name != "GRPC_ENABLE_FORK_SUPPORT"}
+        inherited = {name: value for name, value in os.environ.items() if GRPC_SETTINGS.get(name) != value}
         return {
             **inherited,
             **spec.env,

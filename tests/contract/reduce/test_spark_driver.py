@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from millstream.errors import DamageError
+from millstream.errors import DamageError, EnvironmentFault
 from millstream_reduce.log.entries import segment_name
 from millstream_reduce.spark.client import SparkClient, open_spark_client
 from millstream_reduce.spark.results import RESULT_SCHEMA
 from tests.contract.reduce.spark_requests import expected_totals, request, sql, totals, until_running, write_windows
+from tests.spark_driver import open_spark_driver
 
 if TYPE_CHECKING:
     from tests.spark_driver import SparkDriver
@@ -109,3 +110,13 @@ async def test_a_request_that_is_taken_back_stops_its_job(client: SparkClient, t
         running.cancel()
         table, _ = await waiting
     assert [json.loads(row["value"])["n"] for row in table.to_pylist()] == [1]
+
+
+async def test_a_python_that_is_not_there_is_named() -> None:
+    async with asyncio.timeout(LIMIT_S):
+        with open_spark_driver(conf={"spark.pyspark.python": "/no/such/python"}) as driver:
+            assert await driver.ended() == EnvironmentFault.exit_code
+            said = json.loads(driver.tail().splitlines()[-1])["message"]
+    assert 'Cannot run program "/no/such/python"' in said
+    assert "No such file or directory" in said
+    assert "`spark.pyspark.python` (`spec.spark.conf`)" in said

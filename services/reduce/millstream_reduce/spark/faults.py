@@ -20,6 +20,9 @@ _OURS = re.compile(r"^millstream(?:_reduce)?\.[\w.]*?(\w+): (.*)", re.MULTILINE)
 _STACK = re.compile(r"(?:Fatal Python error|Current thread|Thread) .*?(?=\n\s*at |\Z)", re.DOTALL)
 """What Python's fault handler wrote when a signal ended a worker."""
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\):.*", re.DOTALL)
+_LOST_TASK = re.compile(r"Lost task \S+ in stage \S+ \(TID \d+\) \([^)]*\): ([^\n]+)")
+_CAUSED_BY = re.compile(r"^Caused by: ([^\n]+)", re.MULTILINE)
+_JAVA_CLASS = re.compile(r"^(?:: )?(?:[a-z]\w*\.)+")
 _USERS_STATES = ("07", "21", "22", "23", "38", "42", "P0001")
 """Classes of SQLSTATE that speak of data and expressions: cardinality, data exception, constraint, external routine,
 syntax or access, raise_error."""
@@ -47,14 +50,17 @@ def meaning(error: Exception) -> WindowFault | MillstreamError:
         stack = _STACK.search(text)
         return WindowFault("the Python worker that computed it ended without notice", stack[0] if stack else "")
     if any(word in text for word in _AWAY) or isinstance(error, (ConnectionError, EOFError)):
-        return RetryLaterError(f"Spark went away in the middle of a job: {first_line(text)}")
+        return RetryLaterError(f"Spark went away in the middle of a job: {cause(text)}")
     state = _state_of(error)
     if state.startswith(_USERS_STATES):
         return WindowFault(sentence(text))
     traceback = _TRACEBACK.search(text)
     if traceback is not None:
         return WindowFault(_last_line(traceback[0]), traceback[0])
-    return RetryLaterError(f"a Spark job failed: {first_line(text)}")
+    reason = cause(text)
+    if "Cannot run program" in reason:
+        reason += ". Spark's Python workers run the Python that `spark.pyspark.python` (`spec.spark.conf`) names"
+    return RetryLaterError(f"a Spark job failed: {reason}")
 
 
 def error_name(error: MillstreamError) -> str:
@@ -94,9 +100,12 @@ def with_suggestion(message: str, functions: list[str]) -> str:
     return f"{message.partition(' on search path')[0]}.{meant}"
 
 
-def first_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[0] if lines else "no message"
+def cause(text: str) -> str:
+    """Of a job's exception: what went wrong in the task, or behind it all, and not that a job or a call failed."""
+    task = _LOST_TASK.search(text)
+    behind = [task[1]] if task else _CAUSED_BY.findall(text)
+    lines = behind[-1:] or [line for line in text.splitlines() if line.strip()]
+    return _JAVA_CLASS.sub("", lines[0].strip()) if lines else "no message"
 
 
 def _state_of(error: Exception) -> str:
