@@ -102,12 +102,12 @@ class LineSplitter:
 
 
 def parse_line(line: bytes, source: str) -> dict[str, Any]:
-    """A log line as an object; text that is no JSON object (a crash report, a print) becomes its message."""
+    """A log line as an object; text that is none (a crash report, a print, what others log) becomes its message."""
     try:
         entry = json.loads(line)
     except ValueError:
         entry = None
-    if not isinstance(entry, dict):
+    if not isinstance(entry, dict) or "message" not in entry:
         entry = {"message": line.decode(errors="replace")}
     entry.setdefault("process", source)
     return entry

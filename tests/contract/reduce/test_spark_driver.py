@@ -70,12 +70,16 @@ async def test_a_window_that_fails_says_why_and_its_neighbours_have_results(
     assert "zero" in failure.reason
 
 
-async def test_a_program_is_checked_without_running_it(client: SparkClient) -> None:
+async def test_a_program_is_checked_without_running_it(client: SparkClient, spark: SparkDriver) -> None:
     good = await client.check(sql())
     assert (list(good.faults), good.one_by_one) == ([], "")
     assert "`total` bigint" in good.columns
     (fault,) = (await client.check(sql("SELECT cuont(*) AS n FROM window"))).faults
     assert "cuont" in fault
+    (fault,) = (await client.check(sql("SELECT max(rand()) AS n FROM window"))).faults
+    assert "rand()" in fault
+    # Whoever asked knows now; PySpark's own log of it would come in another form.
+    assert "QueryContextLogger" not in spark.log_file.read_text()
 
 
 @pytest.mark.guarantee("I10")

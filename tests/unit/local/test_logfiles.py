@@ -83,6 +83,8 @@ def test_a_line_without_end_takes_bounded_memory_and_is_cut() -> None:
 def test_a_line_that_is_no_log_line_becomes_a_message() -> None:
     assert parse_line(b"Segmentation fault", "map-0") == {"message": "Segmentation fault", "process": "map-0"}
     assert parse_line(b"17", "map-0")["message"] == "17"
+    foreign = b'{"level": "ERROR", "msg": "a form of its own"}'
+    assert parse_line(foreign, "map-0") == {"message": foreign.decode(), "process": "map-0"}
 
 
 def test_lines_of_the_broker_become_log_lines() -> None:

@@ -259,6 +259,7 @@ def _attach(gateway: Gateway, python: str) -> SparkSession:
         del os.environ[name]
     from pyspark.sql import SparkSession
 
+    _hush_queries()
     session: SparkSession = SparkSession.builder.getOrCreate()
     return session
 
@@ -267,6 +268,7 @@ def _connect(settings: SparkSettings) -> SparkSession:
     """A session of its own at a Spark Connect server."""
     from pyspark.sql import SparkSession
 
+    _hush_queries()
     builder = SparkSession.builder.remote(settings.place)
     session: SparkSession = builder.create()
     for name, value in session_conf(settings).items():
@@ -288,6 +290,14 @@ def _hush_py4j() -> None:
     """
     logging.getLogger("py4j").setLevel(logging.ERROR)
     logging.getLogger().addFilter(_not_from_py4j)
+
+
+def _hush_queries() -> None:
+    """Keep PySpark from logging what is wrong with a query, in a form of its own: whoever asked is told."""
+    from pyspark.logger import PySparkLogger
+
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        PySparkLogger.getLogger(name).disabled = True
 
 
 def _not_from_py4j(record: logging.LogRecord) -> bool:
