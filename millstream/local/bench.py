@@ -34,6 +34,8 @@ BUFFER_RECORDS = 400_000
 _SAMPLE_INTERVAL_S = 1.0
 """A look at the sink's metrics holds the sink up for some milliseconds: seldom enough not to be what is measured."""
 _LOOK_INTERVAL_S = 0.02
+_STRETCH_MIN_S = 0.1
+"""A rate that is measured for less says nothing."""
 _PIPELINE = """\
 apiVersion: millstream.io/v1alpha1
 kind: Pipeline
@@ -123,7 +125,8 @@ async def measure_map(directory: Path, load: Load, durability: DurabilityLevel) 
         raise MillstreamError(f"{load.records} records were made, {arrived} were seen to arrive")
     if not measured.records_per_s:
         raise UserError(
-            f"{load.records:,} records are too few to measure: all were made before the last process was up; try more"
+            f"{load.records:,} records are too few to measure: when the last process was up, all of them, or nearly "
+            "all, had been made; try more"
         )
     return measured
 
@@ -221,6 +224,9 @@ class _Clock:
 
     def _take(self, records: int, published_us: int) -> None:
         measured = self._measured
+        if records == measured.records:
+            # Nothing new: a later word of the same commit.
+            return
         measured.records = records
         if records and self._piled_up is None:
             self._piled_up = self._made
@@ -231,7 +237,7 @@ class _Clock:
             self._first = records, published_us
         first, first_us = self._first
         measured.elapsed_s = (published_us - first_us) / MICROSECONDS
-        if records == self._load.records and measured.elapsed_s > 0:
+        if records == self._load.records and measured.elapsed_s >= _STRETCH_MIN_S:
             measured.records_per_s = (records - first) / measured.elapsed_s
 
 

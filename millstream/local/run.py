@@ -233,7 +233,7 @@ class _Run:
             for task in watching:
                 task.cancel()
         summary = summarize(self._graph, await view.marks(), await view.waiting())
-        await view.update(self._progress)
+        await self._look_once(view)
         self._state = "ended" if summary.ended else "stopped"
         self._show()
         self._screen.close()
@@ -280,10 +280,13 @@ class _Run:
         """Keep the numbers up to date, for ever. While the broker is away the last ones stand."""
         while True:
             with contextlib.suppress(RetryLaterError):
-                await view.update(self._progress)
-            if self._durability is None:
-                self._durability = await self._shown_durability(view)
+                await self._look_once(view)
             await asyncio.sleep(SAMPLE_INTERVAL_S)
+
+    async def _look_once(self, view: PipelineView) -> None:
+        await view.update(self._progress)
+        if self._durability is None:
+            self._durability = await self._shown_durability(view)
 
     async def _keep_showing(self) -> None:
         """Keep the screen and the files in the data directory up to date, for ever: also when nobody answers."""

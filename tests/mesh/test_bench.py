@@ -21,6 +21,6 @@ async def test_it_prints_what_it_measured_beside_the_brokers_limit(tmp_path: Pat
 
 
 async def test_too_few_records_are_refused_and_not_measured_wrongly(tmp_path: Path) -> None:
-    ended = await command(tmp_path, "bench", "map", "--records", "1000")
+    ended = await command(tmp_path, "bench", "map", "--records", "1")
     assert ended.exit_code == 2
-    assert "1,000 records are too few to measure" in ended.err
+    assert "1 records are too few to measure" in ended.err
