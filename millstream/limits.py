@@ -38,7 +38,8 @@ BUFFER_BYTES_MAX = 512 * MIB
 BUFFER_USAGE_LIMIT = 0.8
 """Default of `bufferUsageLimit`: a writer stops at this share of a buffer."""
 BUFFER_FRAMES_MAX = 100_000
-"""`max_msgs_per_subject`: the hard bound, refused by the server."""
+"""`max_msgs_per_subject`: the hard bound, refused by the server. That of a buffer for more records is as many frames:
+each may hold a single record."""
 LEDGER_BYTES_MAX = 2048 * MIB
 """`max_bytes` of a ledger whose buffers do not say how much they need."""
 LEDGER_SLACK_BYTES = 64 * MIB
@@ -78,6 +79,7 @@ PANES_PER_WINDOW_MAX = 100_000
 """Parts that one sliding window may be put together from: length over the common divisor of length and slide."""
 LOG_SEGMENT_BYTES = 64 * MIB
 """A segment of a reduce lane's log that has grown to this is followed by a new one."""
+LOG_SEGMENT_BYTES_MIN = 4 * MIB
 LOG_BYTES_MAX = 10 * 1024 * MIB
 """Bytes of a lane's log at which nothing more is admitted, where the spec's storage does not say."""
 LOG_UNSYNCED_BYTES_MAX = 32 * MIB

@@ -66,7 +66,7 @@ class Points:
 class _ShortSegments(Outside):
     """The surroundings of a vertex, but for the segments of its reduce lanes."""
 
-    def queue_limits(self, log_bytes_max: int | None) -> QueueLimits:
+    def queue_limits(self, log_bytes_max: int | None, segment_bytes: int) -> QueueLimits:
         return QueueLimits(segment_bytes=SEGMENT_BYTES)
 
 

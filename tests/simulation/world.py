@@ -107,7 +107,7 @@ class SimSurroundings:
     def files(self) -> SimFiles:
         return SimFiles(self.world.disk, lambda step: self.world.before_disk(self.life, step))
 
-    def queue_limits(self, log_bytes_max: int | None) -> QueueLimits:
+    def queue_limits(self, log_bytes_max: int | None, segment_bytes: int) -> QueueLimits:
         return self.world.limits
 
 

@@ -32,6 +32,7 @@ from millstream_vertex.reduce_input import ReduceInput, ReduceInputs
 from millstream_vertex.reduce_lane import ReduceLane
 from millstream_vertex.reduce_milestones import Retracing, open_milestones
 from millstream_vertex.reduce_state import EarlyPolicy, progress_of
+from millstream_vertex.settings import log_segment_bytes
 from millstream_vertex.surroundings import VertexPrograms
 from millstream_writer.routing import Router
 
@@ -58,8 +59,8 @@ class ReduceOpening:
     """A client of the Spark driver at that address."""
     files: Files
     """The file operations of the log."""
-    queue_limits: Callable[[int | None], QueueLimits]
-    """Bounds of the queue, where the spec bounds its log by so many bytes."""
+    queue_limits: Callable[[int | None, int], QueueLimits]
+    """Bounds of the queue: as the spec bounds its log, if it does, and of a segment; bytes."""
     rng: random.Random
 
     async def open(self, stack: AsyncExitStack) -> ReduceLane:
@@ -89,7 +90,7 @@ class ReduceOpening:
                 identity,
                 make_windowing(config),
                 progress_of(mark),
-                limits=self.queue_limits(log_bytes_max(vertex)),
+                limits=self.queue_limits(log_bytes_max(vertex), log_segment_bytes(graph, lane.vertex)),
                 keep_late=late_to_edge,
                 input_is_kept=group_by.keeps_input,
                 files=self.files,

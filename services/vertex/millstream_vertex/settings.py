@@ -6,7 +6,14 @@ Above it: the assembly. Below it: the graph.
 from __future__ import annotations
 
 from millstream.ledger.protocol import LedgerLimits
-from millstream.limits import BUFFER_FRAMES_MAX, COMMIT_BYTES_MAX, IDS_BYTES_MAX, LEDGER_SLACK_BYTES
+from millstream.limits import (
+    BUFFER_FRAMES_MAX,
+    COMMIT_BYTES_MAX,
+    IDS_BYTES_MAX,
+    LEDGER_SLACK_BYTES,
+    LOG_SEGMENT_BYTES,
+    LOG_SEGMENT_BYTES_MIN,
+)
 from millstream.spec.graph import Graph
 from millstream.spec.lanes import buffers_of, lanes_of
 from millstream.spec.models import Edge, Source
@@ -17,6 +24,12 @@ USER_SOURCE_ID_TTL_S = 86_400.0
 """How long the record ids of a user-defined source that may repeat itself are remembered."""
 
 
+KEPT_SEGMENTS = 4
+"""Segments of a lane's log whose input fits its buffers, at least, where it is kept."""
+_LOGGED_FRAME_BYTES = 64
+"""What a frame of one record takes in a log, at least: an entry of its own takes ten times as much."""
+
+
 def route(graph: Graph, edge: Edge) -> Route:
     tags = edge.conditions.tags if edge.conditions is not None else None
     return Route(
@@ -24,6 +37,7 @@ def route(graph: Graph, edge: Edge) -> Route:
         partitions=graph.vertex(edge.to).partitions,
         condition=tag_condition(tags.operator, tags.values) if tags is not None else None,
         discard_when_full=edge.on_full == "discardLatest",
+        keeps=keeps_input(graph, edge.to),
     )
 
 
@@ -34,12 +48,16 @@ def ledger_limits(graph: Graph, vertex: str) -> LedgerLimits:
     buffers_bytes = sum(
         graph.limits_of(edge.to).buffer_max_bytes * len(buffers_of(graph, edge)) for edge in graph.edges_out[vertex]
     )
+    frames = [_frames_max(graph, edge.to) for edge in graph.edges_out[vertex]]
+    if keeps_input(graph, vertex):
+        # A milestone has a frame of its own, and comes behind a frame of some input that is kept as well.
+        frames.append(_frames_max(graph, vertex) * len(graph.edges_in[vertex]))
     # The bound of a buffer is soft: each lane may overshoot it by what it has in flight. And a frame that holds its
     # lane's mark stays when it is consumed.
     overshoot_bytes = 3 * COMMIT_BYTES_MAX * len(lanes_of(graph, vertex))
     ids_bytes = IDS_BYTES_MAX if ttl_s else 0
     return LedgerLimits(
-        frames_per_buffer_max=BUFFER_FRAMES_MAX,
+        frames_per_buffer_max=max(frames, default=BUFFER_FRAMES_MAX),
         bytes_max=buffers_bytes + overshoot_bytes + ids_bytes + LEDGER_SLACK_BYTES,
         ids_ttl_s=ttl_s,
     )
@@ -55,3 +73,22 @@ def ids_ttl_s(source: Source) -> float:
 def room_limits(graph: Graph, edge: Edge) -> RoomLimits:
     limits = graph.limits_of(edge.to)
     return RoomLimits(limits.buffer_max_length, limits.buffer_max_bytes, limits.usable_length, limits.usable_bytes)
+
+
+def keeps_input(graph: Graph, vertex: str) -> bool:
+    """Whether what a vertex has read stays in its buffers until its windows are committed."""
+    group_by = graph.vertex(vertex).group_by
+    return group_by is not None and group_by.keeps_input
+
+
+def log_segment_bytes(graph: Graph, vertex: str) -> int:
+    """How large a segment of a lane's log grows. Input that is kept is needed, or not, by whole segments."""
+    if not keeps_input(graph, vertex):
+        return LOG_SEGMENT_BYTES
+    fitting = min(graph.limits_of(vertex).buffer_max_bytes, _frames_max(graph, vertex) * _LOGGED_FRAME_BYTES)
+    return min(LOG_SEGMENT_BYTES, max(LOG_SEGMENT_BYTES_MIN, fitting // KEPT_SEGMENTS))
+
+
+def _frames_max(graph: Graph, vertex: str) -> int:
+    """The server's bound of frames in one of a vertex's buffers."""
+    return max(BUFFER_FRAMES_MAX, graph.limits_of(vertex).buffer_max_length)

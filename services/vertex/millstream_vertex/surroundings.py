@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from millstream.ledger.jetstream import open_jetstream_broker
 from millstream.ledger.protocol import Broker, DurabilityLevel
+from millstream.limits import LOG_BYTES_MAX
 from millstream.spec.resolved import Resolved
 from millstream.statistics import SidecarStatistics
 from millstream.udf.protocol import MapStream, StreamName, UdfClient
@@ -89,8 +90,8 @@ class Surroundings(Protocol):
     def files(self) -> Files:
         """The file operations of the logs of reduce lanes."""
 
-    def queue_limits(self, log_bytes_max: int | None) -> QueueLimits:
-        """Bounds of a reduce lane's queue, where the spec bounds its log by so many bytes."""
+    def queue_limits(self, log_bytes_max: int | None, segment_bytes: int) -> QueueLimits:
+        """Bounds of a reduce lane's queue. `log_bytes_max`: where the spec bounds its log."""
 
 
 class OpenSurroundings(Protocol):
@@ -118,10 +119,10 @@ class Outside:
 
         return SystemFiles()
 
-    def queue_limits(self, log_bytes_max: int | None) -> QueueLimits:
+    def queue_limits(self, log_bytes_max: int | None, segment_bytes: int) -> QueueLimits:
         from millstream_reduce.queue import QueueLimits
 
-        return QueueLimits(log_bytes_max=log_bytes_max) if log_bytes_max is not None else QueueLimits()
+        return QueueLimits(log_bytes_max or LOG_BYTES_MAX, segment_bytes=segment_bytes)
 
 
 @asynccontextmanager

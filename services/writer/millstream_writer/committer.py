@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from millstream.account import Account
-from millstream.errors import BufferFullError, RetryLaterError, UserError
+from millstream.errors import BufferFullError, RetryLaterError, StorageFullError, UserError
 from millstream.frame import Frame, join_frames
 from millstream.ledger.protocol import Commit, FrameWrite, Ledger, StoredMark
 from millstream.limits import COMMIT_BYTES_MAX, COMMIT_FRAMES_MAX, FRAME_BYTES_MAX, FRAME_RECORDS_MAX
@@ -139,7 +139,7 @@ class Committer:
                 if leave_out:
                     continue
                 if wait_s == REFUSED_WAIT_FIRST_S:
-                    log.warning("commit put off: %s", error, extra={"lane": str(self._lane)})
+                    log.warning("commit put off: %s%s", error, self._hint(error), extra={"lane": str(self._lane)})
                 await asyncio.sleep(wait_s)
                 wait_s = min(2 * wait_s, REFUSED_WAIT_LAST_S)
                 continue
@@ -162,6 +162,16 @@ class Committer:
                 await self._room.wait(buffer)
             kept.append((buffer, frame))
         return kept
+
+    def _hint(self, error: RetryLaterError) -> str:
+        edges = self._router.keeping_edges
+        if not edges or not isinstance(error, BufferFullError | StorageFullError):
+            return ""
+        return (
+            f". What was written to {', '.join(edges)} stays there until the windows it is in are committed "
+            "(`keepInput`): when this does not pass, give the reduce more room (`limits.bufferMaxBytes`, "
+            "`limits.bufferMaxLength`), or shorter windows"
+        )
 
     def _may_discard(self, frames: Sequence[tuple[BufferId, Frame]]) -> bool:
         return any(self._router.discards_when_full(buffer) for buffer, _ in frames)

@@ -40,6 +40,8 @@ class Route:
     """None: every record."""
     discard_when_full: bool = False
     """`onFull: discardLatest`."""
+    keeps: bool = False
+    """What is read stays in the buffers until the windows it is in are committed."""
 
 
 def tag_condition(operator: str, values: Sequence[str]) -> Callable[[frozenset[bytes]], bool] | None:
@@ -97,6 +99,11 @@ class Router:
     @property
     def has_dead_letter(self) -> bool:
         return bool(self._dead_letter)
+
+    @property
+    def keeping_edges(self) -> Sequence[str]:
+        """Those whose buffers may be full of what has been read."""
+        return [route.edge for route in self._all if route.keeps]
 
     def discards_when_full(self, buffer: BufferId) -> bool:
         return any(route.edge == buffer.edge and route.discard_when_full for route in self._all)

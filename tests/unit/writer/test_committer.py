@@ -151,6 +151,19 @@ async def test_storage_that_is_full_only_delays(rig: Rig) -> None:
     assert (await rig.account()).discarded == 0
 
 
+async def test_what_is_full_of_records_that_open_windows_need_is_said(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    router = Router([Route("map-a", 1, None, keeps=True), Route("map-b", 1, None)])
+    for kept in (ROUTER, router):
+        committer = await rig.committer(LANE, kept)
+        rig.faults.refuse_storage()
+        await commit_each(committer, unit(1, b"x"))
+    first, second = (record.message for record in caplog.records)
+    assert "keepInput" not in first
+    assert "What was written to map-a stays there until the windows it is in are committed (`keepInput`)" in second
+
+
 @pytest.mark.guarantee("I8")
 async def test_a_mark_stays_small_however_many_reasons_a_function_gives(rig: Rig) -> None:
     committer = await rig.committer(LANE, ROUTER)
