@@ -9,6 +9,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from io import StringIO
 
 import opentelemetry.metrics
@@ -146,14 +148,17 @@ def test_untraced_processes_pass_contexts_on_and_lose_no_time() -> None:
         assert span.traceparent == PARENT
     with telemetry.source_span(frame(PARENT)) as span:
         assert span.traceparent == ""
-    best_s = min(_time_of_spans(telemetry, 1000) for _ in range(50)) / 1000
-    assert best_s < 1e-6
+    nothing = nullcontext()
+    # About as long as a call that does nothing; a real span takes a hundred times as long.
+    pairs = [(_time_of(telemetry.span), _time_of(lambda name, **attributes: nothing)) for _ in range(50)]
+    untraced_s, nothing_s = map(min, zip(*pairs, strict=True))
+    assert untraced_s < 4 * nothing_s
 
 
-def _time_of_spans(telemetry: Telemetry, count: int) -> float:
+def _time_of(span: Callable[..., AbstractContextManager[object]]) -> float:
     started = time.perf_counter()
-    for _ in range(count):
-        with telemetry.span("millstream.map", parent="", lane="in-clean.0", records=1, sequence=1):
+    for _ in range(1000):
+        with span("millstream.map", parent="", lane="in-clean.0", records=1, sequence=1):
             pass
     return time.perf_counter() - started
 
