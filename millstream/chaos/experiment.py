@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from millstream.chaos.faults import Injector, refuse_large_disk
-from millstream.chaos.outside import INPUTS, RECEIVED, free_ports, open_outside
+from millstream.chaos.outside import INPUTS, RECEIVED, open_outside, outside_ports
 from millstream.chaos.plan import FaultKind
 from millstream.chaos.running import RunnerProcess
 from millstream.chaos.session import Outcome, Plan, Session, Struck
@@ -113,7 +113,7 @@ async def conduct(options: Options, told: Callable[[Struck], None]) -> Experimen
     directory.mkdir(parents=True, exist_ok=True)
     if FaultKind.DISK in options.kinds:
         refuse_large_disk(directory)
-    ports = free_ports()
+    ports = outside_ports()
     records, rate = _load(options)
     file = _pipeline_file(options, directory, _ENDLESS, rate, ports)
     loaded = load(file)

@@ -8,14 +8,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 from millstream.chaos.shipped import Ports
 from millstream.errors import EnvironmentFault
+from millstream.ports import free_ports
 from millstream.tether import tethered
 
 SPLITS = 2
@@ -72,18 +72,7 @@ async def _running(name: str, options: list[str]) -> AsyncIterator[asyncio.subpr
             await process.wait()
 
 
-def free_ports() -> Ports:
-    """Ports that are free now: two neighbours for the source, one for the target."""
-    for _ in range(100):
-        with ExitStack() as stack:
-            source = stack.enter_context(_bound(0)).getsockname()[1]
-            try:
-                stack.enter_context(_bound(source + 1))
-            except (OSError, OverflowError):
-                continue
-            return Ports(source, stack.enter_context(_bound(0)).getsockname()[1])
-    raise EnvironmentFault("there are no two free ports side by side on the loopback")
-
-
-def _bound(port: int) -> socket.socket:
-    return socket.create_server(("127.0.0.1", port))
+def outside_ports() -> Ports:
+    """Ports that are free now: neighbours for the splits of the source, one for the target."""
+    source = free_ports(SPLITS + 1)
+    return Ports(source, source + SPLITS)

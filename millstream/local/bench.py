@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import socket
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +22,7 @@ from millstream.local.latency import LatencyCounts, scrape_latency
 from millstream.local.processes import is_alive
 from millstream.local.run import RunOptions, RunResult, run
 from millstream.local.screen import NoScreen
+from millstream.ports import free_ports
 from millstream.spec.loading import Loaded, load_text
 from millstream.telemetry.metrics import LATENCY
 from millstream.watermark.jetstream import open_jetstream_ot_stores
@@ -134,7 +134,7 @@ async def measure_map(directory: Path, load: Load, durability: DurabilityLevel) 
 async def measure(directory: Path, pipeline: Pipeline, load: Load, durability: DurabilityLevel) -> Measured:
     """Run the pipeline below `directory` to its end. Raises what ended it, when it did not end well."""
     loaded = load_text(pipeline.text, directory / "pipeline.yaml")
-    base = _free_ports(len(pipeline.processes))
+    base = free_ports(len(pipeline.processes))
     options = RunOptions(data_dir=directory / "data", durability=durability, metrics_port_base=base)
     measured = Measured()
     async with asyncio.TaskGroup() as group:
@@ -289,23 +289,3 @@ def _use_of(process: psutil.Process) -> tuple[float, int]:
         cpu_s += times.user + times.system
         rss += one.memory_info().rss
     return cpu_s, rss
-
-
-def _free_ports(count: int) -> int:
-    """The first of `count` ports in a row that nobody uses."""
-    for _ in range(100):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            first = int(probe.getsockname()[1])
-        if first + count < 65536 and all(_is_free(first + number) for number in range(count)):
-            return first
-    raise EnvironmentFault(f"no {count} free ports in a row on 127.0.0.1")
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True

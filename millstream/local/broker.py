@@ -7,11 +7,9 @@ to run, and keeps them when it is restarted, so that every client finds it again
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import shutil
 import signal
-import socket
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,6 +21,7 @@ from millstream.ledger.protocol import DurabilityLevel
 from millstream.local.directory import ProcessIdentity
 from millstream.local.policy import KILLS_MAX, backoff_s, describe_exit
 from millstream.local.processes import Child, open_child
+from millstream.ports import free_ports, is_free
 from millstream.testing.nats_server import find_nats_server
 from millstream.wire.nats_config import server_config
 
@@ -76,7 +75,7 @@ class EmbeddedBroker:
         self._first = True
         self.ready = asyncio.Event()
         """Set while the broker takes connections."""
-        self.ports = ports if ports is not None and _are_free(ports) else (-1, -1)
+        self.ports = ports if ports is not None and all(map(is_free, ports)) else _new_ports()
         self.identity: ProcessIdentity | None = None
 
     @property
@@ -123,8 +122,8 @@ class EmbeddedBroker:
                 raise EnvironmentFault(f"the broker {describe_exit(exit_code)} and does not come up: {self._tail()}")
             _log.warning("the broker %s; it is started again in %.1f s", describe_exit(exit_code), backoff_s(failures))
             if self._first:
-                # Somebody may have taken the remembered ports since they were tried.
-                self.ports = (-1, -1)
+                # Somebody may have taken the ports since they were tried.
+                self.ports = _new_ports()
             with suppress(TimeoutError):
                 async with asyncio.timeout(backoff_s(failures)):
                     await self._stop.wait()
@@ -162,14 +161,9 @@ class EmbeddedBroker:
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 while child.running and not self._stop.is_set():
-                    try:
-                        told = json.loads(path.read_text())
-                    except (FileNotFoundError, ValueError):
-                        # Not there yet, or half written.
-                        await asyncio.sleep(_POLL_S)
-                        continue
-                    self.ports = _port_of(told["nats"][0]), _port_of(told["monitoring"][0])
-                    return True
+                    if path.exists():
+                        return True
+                    await asyncio.sleep(_POLL_S)
         except TimeoutError as error:
             raise EnvironmentFault(f"the broker is not ready after {START_TIMEOUT_S:.0f} s: {self._tail()}") from error
         return False
@@ -217,17 +211,6 @@ class EmbeddedBroker:
         return "\n".join(self._last_lines) or "it wrote nothing"
 
 
-def _are_free(ports: tuple[int, int]) -> bool:
-    for port in ports:
-        with socket.socket() as probe:
-            # As the server itself does: connections of the run before that linger do not take the port.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                return False
-    return True
-
-
-def _port_of(url: str) -> int:
-    return int(url.rsplit(":", 1)[1])
+def _new_ports() -> tuple[int, int]:
+    first = free_ports(2)
+    return first, first + 1

@@ -7,7 +7,6 @@ Above it: tests, and whoever wants to try a pipeline against a real broker. Belo
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import shutil
 import signal
@@ -17,6 +16,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from millstream.errors import EnvironmentFault
+from millstream.ports import free_ports
 from millstream.tether import tethered
 from millstream.wire.nats_config import server_config
 
@@ -38,13 +38,14 @@ def find_nats_server() -> str:
 class NatsServer:
     """One server. After `restart` it has the same ports and the same store, as a restarted broker has."""
 
-    def __init__(self, directory: Path, *, sync_always: bool, file_store_bytes_max: int | None) -> None:
+    def __init__(self, directory: Path, *, port: int, sync_always: bool, file_store_bytes_max: int | None) -> None:
         self._directory = directory
         self._sync_always = sync_always
         self._file_store_bytes_max = file_store_bytes_max
         self._process: asyncio.subprocess.Process | None = None
-        self._port = 0
-        self._monitor_port = 0
+        first = free_ports(2)
+        self._port = port or first
+        self._monitor_port = first + 1
 
     @property
     def url(self) -> str:
@@ -74,16 +75,16 @@ class NatsServer:
     def log_file(self) -> Path:
         return self._directory / "nats.log"
 
-    async def start(self, *, port: int = 0) -> None:
-        """Start, and return when it accepts connections. A port of 0 lets the server choose."""
+    async def start(self) -> None:
+        """Start, and return when it accepts connections."""
         for path in (self._directory, self.store_dir):
             path.mkdir(parents=True, exist_ok=True)
         config = self._directory / "nats.conf"
         config.write_text(
             server_config(
                 store_dir=self.store_dir,
-                port=port or -1,
-                monitor_port=self._monitor_port or -1,
+                port=self._port,
+                monitor_port=self._monitor_port,
                 sync_always=self._sync_always,
                 file_store_bytes_max=self._file_store_bytes_max,
                 ports_dir=self._directory,
@@ -99,7 +100,7 @@ class NatsServer:
             )
         try:
             async with asyncio.timeout(_START_TIMEOUT_S):
-                self._port, self._monitor_port = await self._ports()
+                await self._until_ready()
         except TimeoutError as error:
             raise EnvironmentFault(f"a NATS server did not start in {_START_TIMEOUT_S} s: {self._tail()}") from error
 
@@ -114,7 +115,7 @@ class NatsServer:
     async def restart(self, *, kill: bool = True) -> None:
         """End it, if it still runs, and start it again over the same store and ports."""
         await self._end(signal.SIGKILL if kill else signal.SIGTERM)
-        await self.start(port=self._port)
+        await self.start()
 
     def pause(self) -> None:
         """Stop it in its tracks: connections stay, nothing is answered."""
@@ -123,21 +124,15 @@ class NatsServer:
     def resume(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
 
-    async def _ports(self) -> tuple[int, int]:
+    async def _until_ready(self) -> None:
         process = self._process
         assert process is not None
         path = self._directory / f"nats-server_{process.pid}.ports"
-        while True:
+        while not path.exists():
             if process.returncode is not None:
                 raise EnvironmentFault(f"a NATS server ended at once (exit code {process.returncode}): {self._tail()}")
-            try:
-                told = json.loads(path.read_text())
-            except (FileNotFoundError, ValueError):
-                # Not there yet, or half written.
-                await asyncio.sleep(_POLL_S)
-                continue
-            path.unlink(missing_ok=True)
-            return _port_of(told["nats"][0]), _port_of(told["monitoring"][0])
+            await asyncio.sleep(_POLL_S)
+        path.unlink()
 
     async def _end(self, how: signal.Signals) -> None:
         process = self._process
@@ -173,14 +168,11 @@ async def open_nats_server(
     sync_always: bool = True,
     file_store_bytes_max: int | None = None,
 ) -> AsyncIterator[NatsServer]:
-    """A server of its own with everything it writes below `directory`; ended when the context ends."""
-    server = NatsServer(directory, sync_always=sync_always, file_store_bytes_max=file_store_bytes_max)
+    """A server of its own with everything it writes below `directory`; ended when the context ends. A port of 0: any
+    that is free."""
+    server = NatsServer(directory, port=port, sync_always=sync_always, file_store_bytes_max=file_store_bytes_max)
     try:
-        await server.start(port=port)
+        await server.start()
         yield server
     finally:
         await server.kill()
-
-
-def _port_of(url: str) -> int:
-    return int(url.rsplit(":", 1)[1])

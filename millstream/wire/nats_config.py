@@ -33,7 +33,7 @@ def server_config(
 ) -> str:
     """A configuration for one server with JetStream.
 
-    A port of -1 lets the server choose; it then tells its ports in a file below `ports_dir`. Without `sync_always` a
+    Once it takes connections there is a file with its ports below `ports_dir`. Without `sync_always` a
     commit survives the death of any process, but not that of the operating system. `file_store_bytes_max` None: what
     the disk has.
     """

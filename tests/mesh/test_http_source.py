@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import aiohttp
 import pytest
 
+from millstream.ports import free_ports
 from millstream.testing.pipelines import open_pipeline
 
 if TYPE_CHECKING:
     from tests.mesh.conftest import PipelineFiles
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port: int = listening.getsockname()[1]
-        return port
 
 
 async def post(session: aiohttp.ClientSession, port: int, number: int, **headers: str) -> int:
@@ -39,7 +33,7 @@ async def post(session: aiohttp.ClientSession, port: int, number: int, **headers
 async def test_a_record_sent_again_counts_once_also_after_a_restart(
     files: PipelineFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    port = free_port()
+    port = free_ports()
     monkeypatch.setenv("PUSH_TOKEN", "secret")
     path = files.write(
         f"- name: in\n  source: {{http: {{port: {port}, auth: {{tokenEnv: PUSH_TOKEN}}}}}}\n" + files.file_sink("out"),
@@ -72,7 +66,7 @@ async def test_a_record_sent_again_counts_once_also_after_a_restart(
 
 
 async def test_many_senders_are_all_answered(files: PipelineFiles, tmp_path: Path) -> None:
-    port = free_port()
+    port = free_ports()
     path = files.write(
         f"- name: in\n  source: {{http: {{port: {port}}}}}\n" + files.file_sink("out"),
         ["in -> out"],

@@ -151,7 +151,7 @@ async def test_a_lane_goes_on_under_a_new_owner_where_a_killed_one_stopped(harne
         # Its process is gone while nobody knows whether the commit has landed.
         committing.cancel()
         await asyncio.gather(committing, return_exceptions=True)
-        await harness.server.start(port=harness.server.port)
+        await harness.server.start()
         again = await (await harness.other_process()).ledger("v", BOUNDS)
         taken = await again.take_over(LANES[0], "new")
         new = LaneOwner(again, LANES[0], taken)

@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 import pytest
 
-from millstream.chaos.outside import INPUTS, RECEIVED, free_ports, open_outside
+from millstream.chaos.outside import INPUTS, RECEIVED, open_outside, outside_ports
 from millstream.chaos.shipped import SHIPPED, write
 from millstream.ledger.protocol import DurabilityLevel, Ledger, LedgerLimits, StoredFrame
 from millstream.limits import MIB
@@ -52,7 +52,7 @@ class Machine:
     def __init__(self, pipeline: str, disk: PowerDisk, directory: Path, rate: int) -> None:
         self.pipeline = pipeline
         self.directory = directory
-        self.ports = free_ports()
+        self.ports = outside_ports()
         self.rate = rate
         self._disk = disk
         self._rng = random.Random(SEED)

@@ -408,4 +408,4 @@ async def damage(harness: JetStreamHarness, block: str) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 0xFF
     path.write_bytes(data)
-    await harness.server.start(port=harness.server.port)
+    await harness.server.start()

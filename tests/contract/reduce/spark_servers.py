@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from millstream.ports import free_ports
 from millstream.tether import tethered
 from millstream_reduce.spark import aot
 from millstream_reduce.spark.java import find_java, spark_home
@@ -20,17 +20,10 @@ START_TIMEOUT_S = 90.0
 _POLL_S = 0.02
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @asynccontextmanager
 async def open_cluster(directory: Path) -> AsyncIterator[str]:
     """A master and a worker with one core. Gives the master's address."""
-    master, web = f"spark://127.0.0.1:{free_port()}", ("--webui-port", "0")
+    master, web = f"spark://127.0.0.1:{free_ports()}", ("--webui-port", "0")
     _, _, port = master.rpartition(":")
     classes = "org.apache.spark.deploy"
     master_command = [f"{classes}.master.Master", "--host", "127.0.0.1", "--port", port, *web]
@@ -48,7 +41,7 @@ async def open_cluster(directory: Path) -> AsyncIterator[str]:
 @asynccontextmanager
 async def open_connect_server(directory: Path) -> AsyncIterator[str]:
     """A Spark Connect server. Gives its address."""
-    port = free_port()
+    port = free_ports()
     conf = {
         "spark.master": "local[2,4]",
         "spark.ui.enabled": "false",

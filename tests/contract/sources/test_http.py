@@ -8,7 +8,7 @@ import io
 import json
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import aiohttp
 import pytest
 
 from millstream.errors import EnvironmentFault, UserError
+from millstream.ports import free_ports
 from millstream_reader.source import SourceBatch
 from millstream_reader.sources.http import BODY_BYTES_MAX, HttpLane
 from tests.contract.sources.lanes import WAIT_S, check_limits, open_lane, records_of, values
@@ -288,17 +289,8 @@ async def test_a_port_that_is_taken_is_named_with_what_to_do() -> None:
                 pass
 
 
-def two_free_ports() -> int:
-    """The first of two that follow each other."""
-    while True:
-        with socket.create_server(("127.0.0.1", 0)) as first, suppress(OSError):
-            port: int = first.getsockname()[1]
-            with socket.create_server(("127.0.0.1", port + 1)):
-                return port
-
-
 async def test_each_lane_has_its_own_port_and_vertex() -> None:
-    port = two_free_ports()
+    port = free_ports(2)
     spec = {"http": {"port": port}}
     async with listening(spec, partition=1, partitions=2) as lane, client() as session:
         assert lane.address == f"http://127.0.0.1:{port + 1}/vertices/in"

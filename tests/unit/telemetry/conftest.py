@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
 
+from millstream.ports import free_ports
 from tests.unit.telemetry.collector import Collector, open_collector
 
 
@@ -28,7 +28,4 @@ async def collector(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Collector]
 
 @pytest.fixture
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    return free_ports()

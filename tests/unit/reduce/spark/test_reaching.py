@@ -8,6 +8,7 @@ import logging
 import pytest
 
 from millstream.errors import EnvironmentFault
+from millstream.ports import free_ports
 from millstream_reduce.spark.reaching import addresses_of, await_server
 
 
@@ -32,23 +33,15 @@ def test_addresses(place: str, addresses: list[tuple[str, int]]) -> None:
     assert addresses_of(place) == addresses
 
 
-async def _free_port() -> int:
-    server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
-    port: int = server.sockets[0].getsockname()[1]
-    server.close()
-    await server.wait_closed()
-    return port
-
-
 async def test_what_refuses_is_named_with_what_to_do(caplog: pytest.LogCaptureFixture) -> None:
-    place = f"spark://127.0.0.1:{await _free_port()}"
+    place = f"spark://127.0.0.1:{free_ports()}"
     with pytest.raises(EnvironmentFault, match=rf"cannot be reached at {place} \(127.0.0.1:\d+: connection refused\)"):
         await await_server(place, wait_s=0.0)
     assert not caplog.records
 
 
 async def test_it_is_waited_for_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    port = await _free_port()
+    port = free_ports()
     connected = asyncio.Event()
 
     async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -69,7 +62,7 @@ async def test_it_is_waited_for_and_said_once(caplog: pytest.LogCaptureFixture) 
 
 
 async def test_one_of_several_masters_is_enough() -> None:
-    refused = await _free_port()
+    refused = free_ports()
     async with await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         await await_server(f"spark://127.0.0.1:{refused},127.0.0.1:{port}", wait_s=0.0)

@@ -1,0 +1,54 @@
+"""Ports on the loopback for servers that are started here and may come back.
+
+Above it: whoever starts a server and remembers where it was. Below it: the system's sockets.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+from pathlib import Path
+
+from millstream.errors import EnvironmentFault
+
+_FIRST, _LAST = 10_240, 65_535
+_OUTGOING = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_OUTGOING_USUAL = 32_768, 65_535
+"""Where the system does not tell: no usual system gives connections lower ones."""
+
+
+def free_ports(count: int = 1) -> int:
+    """The first of `count` ports in a row that nobody uses. Raises `EnvironmentFault` when there are none.
+
+    They are not among those from which the system gives connections their own. A connection that is tried again and
+    again while its server is away would get the server's port at last, and reach itself; any other might have it by
+    chance. Either would keep the server from coming back.
+    """
+    low, high = _outgoing()
+    places: list[int] = [*range(_FIRST, low - count + 1), *range(high + 1, _LAST - count + 2)]
+    # A system may give connections any port; then there is nothing to choose.
+    places = places or list(range(_FIRST, _LAST - count + 2))
+    for first in random.sample(places, len(places)):
+        if all(map(is_free, range(first, first + count))):
+            return first
+    raise EnvironmentFault(f"no {count} free ports in a row on 127.0.0.1")
+
+
+def is_free(port: int) -> bool:
+    """Whether a server could listen there now. Connections that have ended and linger do not take a port."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def _outgoing() -> tuple[int, int]:
+    """The first and the last port that a connection may get."""
+    try:
+        low, high = map(int, _OUTGOING.read_text().split())
+    except (OSError, ValueError):
+        return _OUTGOING_USUAL
+    return low, high

@@ -1,0 +1,39 @@
+"""Ports for servers that come back."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from millstream import ports
+from millstream.ports import free_ports, is_free
+
+
+def test_they_follow_each_other_and_can_be_listened_at() -> None:
+    first = free_ports(3)
+    for port in range(first, first + 3):
+        with socket.create_server(("127.0.0.1", port)):
+            assert not is_free(port)
+
+
+def test_no_connection_gets_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    told = tmp_path / "range"
+    monkeypatch.setattr(ports, "_OUTGOING", told)
+    for low, high in ((20_000, 65_535), (10_000, 60_000), (10_300, 65_400)):
+        told.write_text(f"{low}\t{high}\n")
+        for _ in range(20):
+            first = free_ports(40)
+            assert first + 39 < low or first > high
+    told.unlink()
+    assert free_ports() < 32_768
+
+
+def test_where_connections_may_get_any_there_is_one_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    told = tmp_path / "range"
+    told.write_text("1024\t65535\n")
+    monkeypatch.setattr(ports, "_OUTGOING", told)
+    assert is_free(free_ports())
