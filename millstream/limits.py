@@ -80,6 +80,7 @@ PANES_PER_WINDOW_MAX = 100_000
 LOG_SEGMENT_BYTES = 64 * MIB
 """A segment of a reduce lane's log that has grown to this is followed by a new one."""
 LOG_SEGMENT_BYTES_MIN = 4 * MIB
+"""Smaller ones are made nowhere: an entry of the log is about as large."""
 LOG_BYTES_MAX = 10 * 1024 * MIB
 """Bytes of a lane's log at which nothing more is admitted, where the spec's storage does not say."""
 LOG_UNSYNCED_BYTES_MAX = 32 * MIB

@@ -22,9 +22,7 @@ from millstream_writer.routing import Route, tag_condition
 
 USER_SOURCE_ID_TTL_S = 86_400.0
 """How long the record ids of a user-defined source that may repeat itself are remembered."""
-
-
-KEPT_SEGMENTS = 4
+_KEPT_SEGMENTS = 4
 """Segments of a lane's log whose input fits its buffers, at least, where it is kept."""
 _LOGGED_FRAME_BYTES = 64
 """What a frame of one record takes in a log, at least: an entry of its own takes ten times as much."""
@@ -86,7 +84,7 @@ def log_segment_bytes(graph: Graph, vertex: str) -> int:
     if not keeps_input(graph, vertex):
         return LOG_SEGMENT_BYTES
     fitting = min(graph.limits_of(vertex).buffer_max_bytes, _frames_max(graph, vertex) * _LOGGED_FRAME_BYTES)
-    return min(LOG_SEGMENT_BYTES, max(LOG_SEGMENT_BYTES_MIN, fitting // KEPT_SEGMENTS))
+    return min(LOG_SEGMENT_BYTES, max(LOG_SEGMENT_BYTES_MIN, fitting // _KEPT_SEGMENTS))
 
 
 def _frames_max(graph: Graph, vertex: str) -> int:
