@@ -64,13 +64,13 @@ from millstream.ledger.requests import (
     pause,
     until_answered,
 )
+from millstream.ledger.stored_ids import stored_ids
 from millstream.ledger.subjects import buffer_filter, ids_filter, lane_filter, lane_filter_of, stream_name
 from millstream.record import BufferId, LaneId
 from millstream.wire.nats import AnswerLostError, ApiError, BrokerConnection, open_connection
 
 _log = logging.getLogger(__name__)
 
-_QUIET_S = 0.25
 _INCOMPLETE_MAX = 4
 """A batch that was sent whole and is refused as incomplete this often cannot be staged: the disk is full."""
 
@@ -149,18 +149,7 @@ class JetStreamLedger:
         return Receipt(sequence, batch.frame_sequences(sequence, len(messages), len(commit.frames)))
 
     async def ids(self, lane: LaneId) -> set[str]:
-        subject = ids_filter(self._stream, lane)
-        found: set[str] = set()
-        reader = PullReader(self._connection, self._stream, subject, 0, self._created, LedgerStatistics())
-        async with opened(reader) as frames:
-            while reader.waiting:
-                try:
-                    async with asyncio.timeout(_QUIET_S):
-                        found.update(batch.decode_ids((await anext(frames)).data))
-                except TimeoutError:
-                    # What was waiting has expired, perhaps.
-                    await reader.recount()
-        return found
+        return await stored_ids(self._connection, self._stream, ids_filter(self._stream, lane), self._get)
 
     @asynccontextmanager
     async def read(self, buffer: BufferId, after: int) -> AsyncIterator[AsyncIterator[StoredFrame]]:

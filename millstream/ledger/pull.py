@@ -67,8 +67,6 @@ class _Arrival(NamedTuple):
     sequence: int
     number: str
     """Its writer's number for it; see `batch.FRAME_NUMBER`."""
-    waiting: int
-    """Frames behind it."""
     data: bytes
 
 
@@ -109,14 +107,8 @@ class PullReader:
         self._restart: str | None = "start"
         """Why a new consumer is needed; None while all is well."""
         self._heard_s = 0.0
-        self._waiting = 0
         self._numbers: dict[str, int] = {}
         """Number of the last frame of each lane that writes to this buffer."""
-
-    @property
-    def waiting(self) -> int:
-        """Frames that were stored and not handed out, when the last one was sent."""
-        return self._waiting
 
     @property
     def held_bytes(self) -> int:
@@ -143,15 +135,6 @@ class PullReader:
         except nats_errors.Error as error:
             _log.debug("consumer of %s not removed: %r", self._subject, error)
 
-    async def recount(self) -> None:
-        """Ask how many frames are still waiting: some may have expired since."""
-        try:
-            info = await self._connection.api(f"CONSUMER.INFO.{self._stream}.{self._consumer}")
-        except (AnswerLostError, ApiError) as error:
-            self._needs_restart(f"its consumer cannot be asked: {error}")
-        else:
-            self._waiting = info["num_pending"]
-
     def __aiter__(self) -> AsyncIterator[StoredFrame]:
         return self
 
@@ -173,7 +156,7 @@ class PullReader:
     async def _hand_out(self) -> StoredFrame:
         # Before anything is taken out: a caller that gives up while this waits loses nothing.
         await self._ask()
-        sequence, number, self._waiting, data = self._arrived.popleft()
+        sequence, number, data = self._arrived.popleft()
         self._arrived_bytes -= len(data)
         if number:
             self._check_number(sequence, number)
@@ -224,7 +207,7 @@ class PullReader:
                 self._heard_s = self._now_s()
                 self._on_status(message.headers or {})
             return
-        consumer, sequence, delivered, waiting = _origin(message.reply)
+        consumer, sequence, delivered = _origin(message.reply)
         if consumer != self._consumer or self._restart is not None:
             return
         self._heard_s = self._now_s()
@@ -236,7 +219,7 @@ class PullReader:
         size = len(message.data)
         self._frame_bytes += (size - self._frame_bytes) / PULL_FRAMES
         number = message.headers.get(FRAME_NUMBER, "") if message.headers else ""
-        self._arrived.append(_Arrival(sequence, number, waiting, message.data))
+        self._arrived.append(_Arrival(sequence, number, message.data))
         self._arrived_bytes += size
         self._something.set()
 
@@ -308,7 +291,7 @@ class PullReader:
 
     async def _create_consumer(self) -> None:
         name = f"r{uuid4().hex}"
-        info = await self._connection.api(
+        await self._connection.api(
             f"CONSUMER.CREATE.{self._stream}.{name}.{self._subject}",
             {
                 "stream_name": self._stream,
@@ -325,19 +308,18 @@ class PullReader:
             },
         )
         self._consumer = name
-        self._waiting = info["num_pending"]
 
     def _now_s(self) -> float:
         return asyncio.get_running_loop().time()
 
 
-def _origin(reply: str) -> tuple[str, int, int, int]:
-    """Consumer, stream sequence, delivery number and messages waiting behind, of a delivered message."""
+def _origin(reply: str) -> tuple[str, int, int]:
+    """Consumer, stream sequence and delivery number of a delivered message."""
     tokens = reply.split(".")
     # "$JS.ACK.<stream>.<consumer>.<count>.<stream sequence>.<delivery>.<time>.<waiting>", or with <domain>.<account>
     # before the stream and a random token at the end.
     first = 3 if len(tokens) == 9 else 5
-    return tokens[first], int(tokens[first + 2]), int(tokens[first + 3]), int(tokens[first + 5])
+    return tokens[first], int(tokens[first + 2]), int(tokens[first + 3])
 
 
 @asynccontextmanager

@@ -22,6 +22,8 @@ from millstream.wire.ledger.v1 import mark_pb2
 
 PIPELINE = "p"
 _POLL_S = 0.02
+_SLOW_S = 0.4
+"""A broker that takes so long for each answer is slow."""
 
 
 class LaneOwner:
@@ -77,6 +79,9 @@ class Harness(Protocol):
 
     def lose_answer(self, *, landed: bool) -> None: ...
 
+    def slow_down(self) -> None:
+        """From now on everything that is read takes its time."""
+
     async def other_process(self) -> Broker:
         """The broker as another process sees it."""
 
@@ -92,6 +97,9 @@ class MemoryHarness:
 
     def lose_answer(self, *, landed: bool) -> None:
         self._faults.lose_answer(landed=landed)
+
+    def slow_down(self) -> None:
+        """What is in memory is read at one pace."""
 
     async def other_process(self) -> Broker:
         return self.broker
@@ -110,6 +118,9 @@ class JetStreamHarness:
 
     def lose_answer(self, *, landed: bool) -> None:
         self.path.lose_answer(landed=landed)
+
+    def slow_down(self) -> None:
+        self.path.slow_down(_SLOW_S)
 
     async def other_process(self) -> Broker:
         opened = open_jetstream_broker(self.server.url, PIPELINE, monitor_url=self.server.monitor_url)

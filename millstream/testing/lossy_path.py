@@ -38,6 +38,7 @@ class LossyPath:
         self._server_port = server_port
         self._flowing = asyncio.Event()
         self._flowing.set()
+        self._answers_late_s = 0.0
         self._plans: deque[_Plan] = deque()
         self._late: deque[_Late] = deque()
         self._late_changed = asyncio.Event()
@@ -79,6 +80,15 @@ class LossyPath:
     def flow(self) -> None:
         """Let through what waits, and all that comes."""
         self._flowing.set()
+
+    def slow_down(self, seconds: float) -> None:
+        """From now on, whatever the server sends waits so long before it goes on."""
+        self._answers_late_s = seconds
+
+    async def answered(self) -> None:
+        """Returns when what the server has sent may go on."""
+        await asyncio.sleep(self._answers_late_s)
+        await self._flowing.wait()
 
     async def flowing(self) -> None:
         """Returns unless it is stalled."""
@@ -239,7 +249,7 @@ class _Pair:
                 if self._repeat_answer:
                     repeated = with_answer_repeated(data)
                     self._repeat_answer, data = repeated == data, repeated
-                await self._path.flowing()
+                await self._path.answered()
                 self._client_writer.write(data)
                 await self._client_writer.drain()
 

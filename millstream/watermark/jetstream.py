@@ -30,6 +30,7 @@ from millstream.watermark.store import OtStatistics, OtUpdate, decode_update, ra
 from millstream.watermark.updates import UpdateQueue
 from millstream.wire.nats import AnswerLostError, ApiError, BrokerConnection
 from millstream.wire.nats_client import Msg
+from millstream.wire.pages import read_page
 from millstream.wire.watermark.v1.ot_pb2 import OtEntry
 
 _log = logging.getLogger(__name__)
@@ -39,8 +40,6 @@ _NO_STREAM = 10059
 _NO_MESSAGE = 10037
 _OWNER_PIPELINE = "millstream.pipeline"
 _OWNER_VERTEX = "millstream.vertex"
-_READ_BATCH = 1000
-"""Keys asked for in one request."""
 
 _FAILURES = (AnswerLostError, ApiError, TimeoutError)
 
@@ -237,26 +236,19 @@ class JetStreamOtStore:
 
     async def _read_all(self) -> list[OtUpdate]:
         """Every key. One that is put again while this reads may be missed or come twice; its watcher hears of it."""
-        client = self._connection.client
-        answers: asyncio.Queue[Msg] = asyncio.Queue()
-        inbox = client.new_inbox()
-        subscription = await client.subscribe(inbox, cb=answers.put)
-        try:
-            updates: list[OtUpdate] = []
-            after, left = 0, 1
-            while left:
-                request = {"seq": after + 1, "batch": _READ_BATCH, "next_by_subj": f"{self._prefix}>"}
-                subject = f"$JS.API.DIRECT.GET.{self._stream}"
-                await self._connection.publish(subject, json.dumps(request).encode(), reply=inbox)
-                async with asyncio.timeout(limits.OT_PUT_TIMEOUT_S):
-                    while (headers := (answer := await answers.get()).headers or {}).get("Status") is None:
-                        updates.append(self._decode(headers["Nats-Subject"], answer.data))
-                        after = int(headers["Nats-Sequence"])
-                left = _left_to_read(headers)
-            return updates
-        finally:
-            if not client.is_closed:
-                await subscription.unsubscribe()
+        updates: list[OtUpdate] = []
+        after, left = 0, 1
+
+        def take(sequence: int, subject: str, data: bytes) -> None:
+            nonlocal after
+            updates.append(self._decode(subject, data))
+            after = sequence
+
+        while left:
+            left = await read_page(
+                self._connection, self._stream, f"{self._prefix}>", after, take, timeout_s=limits.OT_PUT_TIMEOUT_S
+            )
+        return updates
 
     def _decode(self, subject: str, data: bytes) -> OtUpdate:
         return decode_update(self._bucket, subject.removeprefix(self._prefix), data)
@@ -336,13 +328,3 @@ def bucket_name(pipeline: str, vertex: str) -> str:
 
 def _is_bucket_of(pipeline: str, config: Mapping[str, Any]) -> bool:
     return str(config["name"]).startswith("KV_") and config.get("metadata", {}).get(_OWNER_PIPELINE) == pipeline
-
-
-def _left_to_read(headers: Mapping[str, str]) -> int:
-    """Messages behind the end of a batch, which the last answer of a direct get tells."""
-    status = headers["Status"]
-    if status == "404":
-        return 0
-    if status != "204":
-        raise AnswerLostError(f"a direct get was answered with status {status}")
-    return int(headers.get("Nats-Num-Pending", "0"))

@@ -9,6 +9,7 @@
     fence       somebody else takes a lane over, and goes away
     away        the OT stores are away for a while, and watchers miss what happens
     held        watchers of the OT stores hear late
+    slow        a process is gone, and while it opens again the broker takes a second or so for everything
     disk        a process with a log is gone between two of the log's file operations, or in the middle of one
     power       its machine has lost its power: what was not synced is lost, or not
     broken      an fsync of the log fails
@@ -28,7 +29,7 @@ from tests.simulation.network import Weather
 from tests.simulation.outside import Temper
 
 PROCESS_FAULTS = ("crash", "zombie", "pause", "cut", "stop")
-BROKER_FAULTS = ("full", "fence", "away", "held")
+BROKER_FAULTS = ("full", "fence", "away", "held", "slow")
 LOG_FAULTS = ("disk", "disk", "power", "broken", "no-room")
 ALL_LOG_FAULTS = (*LOG_FAULTS, "lost", "lost")
 """Where a log may be lost."""

@@ -67,8 +67,12 @@ class Network:
         self._rng = rng
         self.weather = weather
         self._server = server
+        self.is_slow = False
+        """Every way takes a second or so."""
 
     def way_s(self) -> float:
+        if self.is_slow:
+            return 0.3 + 1.7 * self._rng.random()
         latency_s = self.weather.latency_s * (0.5 + self._rng.random())
         return latency_s * 50 if self._rng.random() < self.weather.slow else latency_s
 
@@ -354,7 +358,7 @@ class Link:
     async def arrival(self) -> None:
         """A frame is on its way."""
         await self._mended.wait()
-        if self._rng.random() < 0.3:
+        if self._network.is_slow or self._rng.random() < 0.3:
             await asyncio.sleep(self._network.way_s())
 
     def hear(self, hear: Callable[[], None]) -> None:

@@ -364,6 +364,14 @@ class World:
         await asyncio.sleep(fault.length_s)
         self.ot.start()
 
+    async def _slow(self, fault: Fault) -> None:
+        victims = [life for life in self.current.values() if not life.over.is_set() and not life.replaced]
+        if victims:
+            await self._crash(victims[int(fault.victim * len(victims))], fault)
+        self.network.is_slow = True
+        await asyncio.sleep(RESTART_S + fault.length_s)
+        self.network.is_slow = False
+
     async def _held(self, fault: Fault) -> None:
         self.ot.hold_updates()
         await asyncio.sleep(fault.length_s)

@@ -176,6 +176,17 @@ async def test_many_ids_are_kept(owner: LaneOwner, ledger: Ledger) -> None:
     assert await ledger.ids(owner.lane) == set(ids)
 
 
+@pytest.mark.guarantee("I1")
+async def test_ids_are_read_to_their_end_from_a_slow_broker(owner: LaneOwner, ledger: Ledger, harness: Harness) -> None:
+    ids = tuple(f"{number:0100d}" for number in range(3000))
+    for first in range(0, len(ids), 100):
+        await owner.commit((A, b"a"), ids=ids[first : first + 100])
+    await owner.commit((A, b"a"))
+    harness.slow_down()
+    async with asyncio.timeout(WAIT_S):
+        assert await ledger.ids(owner.lane) == set(ids)
+
+
 async def test_trimming_removes_up_to_what_it_is_told_and_no_more(owner: LaneOwner, ledger: Ledger) -> None:
     receipt = await owner.commit((A, b"a1"), (B, b"b1"), (A, b"a2"), (A, b"a3"))
     await ledger.trim(A, receipt.frame_sequences[2])

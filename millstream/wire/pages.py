@@ -1,0 +1,79 @@
+"""Reading what a stream holds, a page at a time, without a consumer.
+
+Above it: the ledger and the watermark store. Below it: the connection.
+
+    after 0 ──► page ──► after 912 ──► page ──► ... ──► nothing behind
+
+The server closes every page itself and tells with it how much lies behind. So a reader goes by what it was told, at
+whatever pace, and never takes a broker that is silent for one that has nothing more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+
+from millstream import limits
+from millstream.wire.nats import API_TIMEOUT_S, AnswerLostError, BrokerConnection
+from millstream.wire.nats_client import Msg
+
+PAGE_MESSAGES = 1000
+"""Messages asked for in one request."""
+
+
+async def read_page(
+    connection: BrokerConnection,
+    stream: str,
+    subject: str,
+    after: int,
+    take: Callable[[int, str, bytes], None],
+    *,
+    timeout_s: float = API_TIMEOUT_S,
+) -> int:
+    """Hand messages of `subject` behind sequence `after` to `take(sequence, subject, data)`, in order; returns how many
+    lie behind those.
+
+    Raises `AnswerLostError` when the next message, or the end of the page, does not come in `timeout_s`: what was taken
+    until then is right, and the next page goes on behind it. A server that is not the stream's leader may answer, and
+    then knows only what it has got so far.
+    """
+    client = connection.client
+    answers: asyncio.Queue[Msg | None] = asyncio.Queue()
+    inbox = client.new_inbox()
+    lost = connection.on_loss(lambda: answers.put_nowait(None))
+    subscription = await client.subscribe(inbox, cb=answers.put)
+    try:
+        request = {
+            "seq": after + 1,
+            "batch": PAGE_MESSAGES,
+            "max_bytes": limits.FRAME_BYTES_MAX,
+            "next_by_subj": subject,
+        }
+        await connection.publish(f"$JS.API.DIRECT.GET.{stream}", json.dumps(request).encode(), reply=inbox)
+        while True:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    answer = await answers.get()
+            except TimeoutError as error:
+                raise AnswerLostError(f"no answer in {timeout_s:g} s") from error
+            if answer is None:
+                raise AnswerLostError("the connection was lost")
+            headers = answer.headers or {}
+            if "Status" in headers:
+                return _left(headers)
+            take(int(headers["Nats-Sequence"]), headers["Nats-Subject"], answer.data)
+    finally:
+        lost()
+        if not client.is_closed:
+            await subscription.unsubscribe()
+
+
+def _left(headers: Mapping[str, str]) -> int:
+    """Messages behind the end of a page."""
+    status = headers["Status"]
+    if status == "404":
+        return 0
+    if status != "204":
+        raise AnswerLostError(f"a direct get was answered with status {status}")
+    return int(headers.get("Nats-Num-Pending", "0"))
