@@ -88,7 +88,12 @@ def modules() -> Iterator[Path]:
 def texts() -> Iterator[Path]:
     """The committed text files, generated ones too."""
     yield from (path for path in _files_below(TEXT_FOLDERS) if path.suffix in TEXT_SUFFIXES)
-    yield from (path for path in sorted(REPOSITORY.iterdir()) if path.is_file() and path.suffix in TEXT_SUFFIXES)
+    yield from (
+        path
+        for path in sorted(REPOSITORY.iterdir())
+        # In a second worktree of the repository `.git` is a file.
+        if path.is_file() and path.name != ".git" and path.suffix in TEXT_SUFFIXES
+    )
 
 
 def faults_of_text(path: PurePosixPath, text: str) -> list[str]:
