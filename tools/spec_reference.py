@@ -28,7 +28,13 @@ supported are faults.
 - **duration**: as in Go (`100ms`, `1s`, `1h30m`), or a number of seconds.
 - **size**: bytes (`1048576`), a Kubernetes quantity (`512Mi`, `64M`), or the same with a B (`1MiB`).
 - **name**: a DNS label (at most 63 characters a-z, 0-9 and `-`).
-- Relative paths start from the directory of the pipeline file. Nothing in the file is expanded: a `$` is a `$`.
+- Relative paths start from the directory of the pipeline file.
+- Nothing in the file is expanded, and `${{NAME}}` is a fault outside commands, queries and Spark's settings. A value
+  that may be a secret (headers and the URL of an `http` sink, `env`, Spark's settings, the token of an `http` source)
+  can stand elsewhere: `{{env: NAME}}` or `{{file: PATH}}`, with a `prefix` in front of it if need be:
+  `Authorization: {{env: TOKEN, prefix: "Bearer "}}`. Whoever needs it looks it up when it opens what needs it;
+  `validate` says what is missing, and no message and no stored file holds the value, but for the settings of the Spark
+  driver, which only their owner may read.
 """
 
 

@@ -66,4 +66,5 @@ def _settings(file: Path | None) -> SparkSettings:
     from millstream.local.spark import settings_of
     from millstream.spec.loading import load
 
-    return settings_of(load(file).pipeline, anywhere)
+    loaded = load(file)
+    return settings_of(loaded.pipeline, loaded.base_dir, anywhere)

@@ -94,7 +94,8 @@ def _analysis_settings(pipeline: Pipeline, directory: FilePath) -> SparkSettings
 
     spark = pipeline.spec.spark
     conf = spark.conf if spark is not None else {}
-    kept = {name: value for name, value in conf.items() if not name.startswith(_OF_CLUSTERS)}
+    # What a setting refers to is a secret, which decides nothing about a query, and need not be here.
+    kept = {name: value for name, value in conf.items() if isinstance(value, str) and not name.startswith(_OF_CLUSTERS)}
     return SparkSettings(
         directory, master="local[1]", driver_memory_bytes=_DRIVER_MEMORY_BYTES, conf=kept, name=pipeline.name
     )

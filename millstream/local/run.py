@@ -38,7 +38,6 @@ from millstream.local.shape import differences, shape_of
 from millstream.local.summary import Summary, summarize
 from millstream.local.view import PipelineView, open_view
 from millstream.spec import resolved
-from millstream.spec.graph import Graph
 from millstream.spec.lanes import owned_lanes
 from millstream.spec.loading import Loaded
 from millstream.udf.socket_directory import open_socket_directory
@@ -106,7 +105,7 @@ async def run(loaded: Loaded, options: RunOptions, screen: Screen) -> RunResult:
             directory.clear()
         _claim(directory, loaded)
         ports = (previous.nats_port, previous.monitor_port) if previous is not None else None
-        return await _Run(loaded.graph, options, screen, directory).run(ports)
+        return await _Run(loaded, options, screen, directory).run(ports)
 
 
 def _claim(directory: DataDirectory, loaded: Loaded) -> None:
@@ -126,8 +125,10 @@ def _claim(directory: DataDirectory, loaded: Loaded) -> None:
 class _Run:
     """One run, between the lock and the exit code."""
 
-    def __init__(self, graph: Graph, options: RunOptions, screen: Screen, directory: DataDirectory) -> None:
+    def __init__(self, loaded: Loaded, options: RunOptions, screen: Screen, directory: DataDirectory) -> None:
+        graph = loaded.graph
         self._graph = graph
+        self._base_dir = loaded.base_dir
         self._options = options
         self._screen = screen
         self._directory = directory
@@ -353,6 +354,7 @@ class _Run:
 
         plan = plan_driver(
             self._graph.pipeline,
+            self._base_dir,
             self._directory.spark,
             files.enter_context(open_socket_directory()),
             self._options.log_level,

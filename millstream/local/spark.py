@@ -22,6 +22,7 @@ from millstream.local.directory import RunningProcess, write_text
 from millstream.local.logfiles import LogFile
 from millstream.local.replica import Failure, State, Supervisor
 from millstream.spec.models import Pipeline
+from millstream.spec.references import resolve
 from millstream.wire.reduce.v1 import spark_pb2, spark_pb2_grpc
 from millstream_reduce.spark.settings import DRIVER_MEMORY_BYTES, SparkSettings
 
@@ -149,20 +150,24 @@ async def _never() -> bool:
     return False
 
 
-def settings_of(pipeline: Pipeline, directory: Path) -> SparkSettings:
-    """What a pipeline says of its Spark. `directory` is for temporary files."""
+def settings_of(pipeline: Pipeline, base_dir: Path, directory: Path) -> SparkSettings:
+    """What a pipeline says of its Spark, with what it refers to. `directory` is for temporary files."""
     spark = pipeline.spec.spark
+    conf = {
+        name: resolve(value, base_dir, f"`{name}` in spec.spark.conf")
+        for name, value in (spark.conf if spark is not None else {}).items()
+    }
     return SparkSettings(
         directory=directory,
         master=spark.master if spark is not None else None,
         remote=spark.remote if spark is not None else None,
         driver_memory_bytes=int(spark.driver_memory) if spark is not None else DRIVER_MEMORY_BYTES,
-        conf=spark.conf if spark is not None else {},
+        conf=conf,
         name=pipeline.name,
     )
 
 
-def plan_driver(pipeline: Pipeline, directory: Path, sockets: Path, log_level: str) -> DriverPlan:
+def plan_driver(pipeline: Pipeline, base_dir: Path, directory: Path, sockets: Path, log_level: str) -> DriverPlan:
     """Write down what the driver is to be told. `directory` is the driver's own; `sockets` has a short path."""
     settings = directory / "settings.json"
     try:
@@ -171,5 +176,5 @@ def plan_driver(pipeline: Pipeline, directory: Path, sockets: Path, log_level: s
         settings.touch(mode=0o600)
     except OSError as error:
         raise EnvironmentFault(f"cannot write {settings}: {error.strerror}") from error
-    write_text(settings, settings_of(pipeline, directory / "scratch").to_json(), durable=False)
+    write_text(settings, settings_of(pipeline, base_dir, directory / "scratch").to_json(), durable=False)
     return DriverPlan(f"unix:{sockets / 'spark'}", settings, pipeline.name, log_level)

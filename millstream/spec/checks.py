@@ -8,7 +8,7 @@ import glob
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
@@ -16,13 +16,16 @@ from pathlib import Path as FilePath
 
 from millstream.spec.faults import Fault, Finding, Path
 from millstream.spec.loading import Loaded
-from millstream.spec.models import FallbackSink, FileSource, HttpAuth, Program, Vertex
+from millstream.spec.models import FallbackSink, FileSource, Program, Vertex
+from millstream.spec.references import Reference, SecretKey, missing, resolve
+from millstream.spec.values import SpecModel
 
 
 def local_faults(loaded: Loaded) -> list[Fault]:
     """Everything that a run of the pipeline on this machine would lack."""
     findings: list[Finding] = []
     directories: dict[FilePath, Path] = {}
+    findings += _reference_findings(loaded.pipeline.spec, ("spec",), loaded.base_dir)
     for index, vertex in enumerate(loaded.pipeline.spec.vertices):
         path: Path = ("spec", "vertices", index)
         for place, program in _programs(vertex, path):
@@ -84,7 +87,7 @@ def _program_findings(program: _Program) -> Iterator[Finding]:
 
 def _command_findings(program: _Program, command: str) -> Iterator[Finding]:
     path = (*program.path, "command", 0)
-    search = next((v.value for v in program.settings.env if v.name == "PATH"), os.environ.get("PATH", os.defpath))
+    search = _variable(program, "PATH", os.environ.get("PATH", os.defpath))
     if os.sep not in command:
         if shutil.which(command, path=search) is None:
             yield Finding(path, f"there is no program `{command}` on the PATH", "a program that is installed")
@@ -94,6 +97,12 @@ def _command_findings(program: _Program, command: str) -> Iterator[Finding]:
         yield Finding(path, f"there is no file {file}", "a program, relative to the working directory")
     elif not os.access(file, os.X_OK):
         yield Finding(path, f"{file} may not be executed", f"`chmod +x {file}`")
+
+
+def _variable(program: _Program, name: str, default: str) -> str:
+    """What the program's environment has under a name, as far as it can be looked up."""
+    value = next((variable.value for variable in program.settings.env if variable.name == name), default)
+    return resolve(value, program.base_dir, name) if missing(value, program.base_dir) is None else default
 
 
 def _python_findings(program: _Program, reference: str) -> Iterator[Finding]:
@@ -128,7 +137,7 @@ def _python_findings(program: _Program, reference: str) -> Iterator[Finding]:
 
 def _module_file(module: str, program: _Program) -> FilePath | None:
     """The file of a module, found as the import system would, without running any of it."""
-    extra = next((v.value for v in program.settings.env if v.name == "PYTHONPATH"), "")
+    extra = _variable(program, "PYTHONPATH", "")
     search: list[str] | None = [str(program.directory), *filter(None, extra.split(os.pathsep)), *sys.path]
     name, spec = "", None
     for part in module.split("."):
@@ -181,12 +190,9 @@ def _source_findings(vertex: Vertex, path: Path, base_dir: FilePath) -> Iterator
     if vertex.source.file is not None:
         yield from _input_findings(vertex.source.file, (*path, "source", "file"), base_dir)
     http = vertex.source.http
-    if http is not None:
-        if http.auth is not None:
-            yield from _token_findings(http.auth, (*path, "source", "http", "auth"), base_dir)
-        if vertex.replicas > 1 and http.port != 0:
-            what = f"{vertex.replicas} processes cannot listen on one port of this machine"
-            yield Finding((*path, "replicas"), what, "`replicas: 1` or `port: 0`")
+    if http is not None and vertex.replicas > 1 and http.port != 0:
+        what = f"{vertex.replicas} processes cannot listen on one port of this machine"
+        yield Finding((*path, "replicas"), what, "`replicas: 1` or `port: 0`")
 
 
 def _input_findings(source: FileSource, path: Path, base_dir: FilePath) -> Iterator[Finding]:
@@ -202,16 +208,21 @@ def _input_findings(source: FileSource, path: Path, base_dir: FilePath) -> Itera
                 yield Finding(here, f"{file} cannot be read", "a file you may read")
 
 
-def _token_findings(auth: HttpAuth, path: Path, base_dir: FilePath) -> Iterator[Finding]:
-    if auth.token is not None:
-        what = "a Kubernetes Secret cannot be read on this machine"
-        yield Finding((*path, "token"), what, "`tokenEnv` or `tokenFile`")
-    if auth.token_env is not None and not os.environ.get(auth.token_env):
-        what = f"the environment variable {auth.token_env} is not set"
-        yield Finding((*path, "tokenEnv"), what, "the token in that variable")
-    if auth.token_file is not None and not (base_dir / auth.token_file).is_file():
-        what = f"there is no file {base_dir / auth.token_file}"
-        yield Finding((*path, "tokenFile"), what, "a file that holds the token")
+def _reference_findings(value: object, path: Path, base_dir: FilePath) -> Iterator[Finding]:
+    """A fault for every value, however deep, that stands elsewhere and cannot be had."""
+    if isinstance(value, Reference | SecretKey):
+        why = missing(value, base_dir)
+        if why is not None:
+            yield Finding(path, why, "the value there, before the pipeline is started")
+    elif isinstance(value, SpecModel):
+        for name, field in type(value).model_fields.items():
+            yield from _reference_findings(getattr(value, name), (*path, field.alias or name), base_dir)
+    elif isinstance(value, Mapping):
+        for key, entry in value.items():
+            yield from _reference_findings(entry, (*path, str(key)), base_dir)
+    elif isinstance(value, tuple):
+        for index, entry in enumerate(value):
+            yield from _reference_findings(entry, (*path, index), base_dir)
 
 
 def _sink_findings(

@@ -21,6 +21,7 @@ from millstream.spec.graph import Graph
 from millstream.spec.models import Pipeline
 from millstream.spec.notes import notes_of
 from millstream.spec.outline import outline_of, shape_findings
+from millstream.spec.references import placeholders
 from millstream.spec.wording import findings_of
 
 FILE_BYTES_MAX = 4 << 20
@@ -112,6 +113,7 @@ def _text_of(file: FilePath) -> str:
 def _validated(sifted: numaflow.Sifted) -> tuple[Pipeline | None, list[Finding]]:
     findings = list(sifted.faults)
     findings += _empty_groups(sifted.value)
+    findings += placeholders(sifted.value)
     if not isinstance(sifted.value, dict):
         findings.append(Finding((), "the file is not a mapping", "a Pipeline: `apiVersion: ...`"))
         return None, findings

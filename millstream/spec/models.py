@@ -30,6 +30,7 @@ from millstream.spec.programs import (
     Udf,
     ValueFormat,
 )
+from millstream.spec.references import Reference, SecretKey, TextOrReference
 from millstream.spec.sinks import (
     BlackholeSink,
     FallbackSink,
@@ -51,7 +52,6 @@ from millstream.spec.sources import (
     HttpAuth,
     HttpSource,
     OnInvalid,
-    SecretKey,
     Source,
     UserSource,
 )
@@ -457,6 +457,7 @@ __all__ = [
     "Pipeline",
     "PipelineSpec",
     "Program",
+    "Reference",
     "RetryStrategy",
     "Rolling",
     "SecretKey",
@@ -469,6 +470,7 @@ __all__ = [
     "Sql",
     "Storage",
     "TagConditions",
+    "TextOrReference",
     "Transformer",
     "Trigger",
     "Udf",

@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
+from millstream.spec.references import TextOrReference
 from millstream.spec.values import (
     Flag,
     PositiveCount,
@@ -69,8 +70,8 @@ class EnvVar(SpecModel):
 
     name: Text
     """Name of the variable."""
-    value: str = ""
-    """Its value, as text."""
+    value: TextOrReference = ""
+    """Its value, as text, or where it stands: `{env: NAME}` or `{file: PATH}`."""
 
 
 class EventTime(SpecModel):

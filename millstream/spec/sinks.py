@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field
 
 from millstream.spec.programs import Backoff, Program
+from millstream.spec.references import Reference, TextOrReference
 from millstream.spec.sources import Column, repeated_columns
 from millstream.spec.values import (
     PositiveCount,
@@ -25,14 +26,17 @@ OnSinkFailure = Literal["retry", "fallback", "drop", "stop"]
 SinkKind = Literal["log", "blackhole", "file", "http", "udsink"]
 
 
-def _checked_url(written: str) -> str:
+def is_http_url(text: str) -> bool:
+    """Whether records can be sent there."""
     try:
-        parts = urlsplit(written)
-        sound = parts.scheme in ("http", "https") and bool(parts.hostname)
-        sound = sound and (parts.port is None or parts.port > 0)
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
     except ValueError:
-        sound = False
-    if not sound:
+        return False
+
+
+def _checked_url(written: str | Reference) -> str | Reference:
+    if isinstance(written, str) and not is_http_url(written):
         raise fault(f"{written!r} is not a URL to send to", "http://host:port/path or https://...")
     return written
 
@@ -101,12 +105,12 @@ class HttpSink(SpecModel):
 
     noun = "an http sink"
 
-    url: Annotated[str, AfterValidator(_checked_url)]
-    """Where to send."""
+    url: Annotated[TextOrReference, AfterValidator(_checked_url)]
+    """Where to send, or where that stands: `{env: NAME}` or `{file: PATH}`."""
     method: Literal["POST", "PUT", "PATCH"] = "POST"
     """HTTP method."""
-    headers: dict[str, str] = Field(default_factory=dict)
-    """Headers of every request."""
+    headers: dict[str, TextOrReference] = Field(default_factory=dict)
+    """Headers of every request; a token as `{env: NAME, prefix: "Bearer "}` or `{file: PATH}`."""
     batch: HttpBatch = HttpBatch()
     """How many records go into one request."""
     idempotency_header: Text = "Idempotency-Key"

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, Field
 
 from millstream.limits import RECORD_BYTES_MAX
 from millstream.spec.programs import EventTime, Program, Transformer
+from millstream.spec.references import Secret
 from millstream.spec.values import (
     Count,
     Duration,
@@ -192,31 +193,13 @@ class FileSource(SpecModel):
             yield ShapeFault(("csv",), what, "`format: csv`, or no `csv`")
 
 
-class SecretKey(SpecModel):
-    """A key of a Kubernetes Secret, as in Numaflow; used on Kubernetes only."""
-
-    name: Text
-    """Name of the Secret."""
-    key: Text
-    """Key in the Secret."""
-
-
 class HttpAuth(SpecModel):
     """The bearer token that callers must send."""
 
     noun = "auth"
 
-    token: SecretKey | None = None
-    """A key of a Kubernetes Secret; `millstream run` cannot read it."""
-    token_env: Text | None = None
-    """Name of the environment variable that holds the token."""
-    token_file: Text | None = None
-    """File that holds the token, relative to the pipeline file."""
-
-    @classmethod
-    def shape_faults(cls, data: Mapping[str, Any]) -> Iterator[ShapeFault]:
-        """One place for the token."""
-        yield from exactly_one(data, ("token", "tokenEnv", "tokenFile"), cls.noun)
+    token: Secret
+    """Where the token stands: `{env: NAME}`, `{file: PATH}`, or a key of a Kubernetes Secret."""
 
 
 class HttpSource(SpecModel):

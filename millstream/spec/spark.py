@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from millstream.limits import MIB
+from millstream.spec.references import TextOrReference
 from millstream.spec.values import Quantity, ShapeFault, SpecModel, at_most_one, fault
 
 DRIVER_MEMORY = 1024 * MIB
@@ -59,8 +60,8 @@ class Spark(SpecModel):
     """Address of a Spark Connect server, `sc://host:port`, instead of a driver that is started here."""
     driver_memory: Quantity = DRIVER_MEMORY
     """Java heap of the driver, at least 512Mi. Default 1Gi."""
-    conf: dict[str, Annotated[str, BeforeValidator(_conf_text)]] = Field(default_factory=dict)
-    """Spark's own settings, `spark.name: value`."""
+    conf: dict[str, Annotated[TextOrReference, BeforeValidator(_conf_text)]] = Field(default_factory=dict)
+    """Spark's own settings, `spark.name: value`; a password as `{env: NAME}` or `{file: PATH}`."""
 
     @classmethod
     def shape_faults(cls, data: Mapping[str, Any]) -> Iterator[ShapeFault]:

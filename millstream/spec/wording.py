@@ -69,6 +69,9 @@ def _path_in(loc: Path, value: Any, *, is_missing: bool) -> Path:
                 continue
         elif isinstance(step, int) and isinstance(value, list):
             value = value[step] if step < len(value) else None
+        elif isinstance(step, str):
+            # Nothing has a member here: the step names what a union took the value for.
+            continue
         path.append(step)
     return tuple(path)
 
@@ -168,6 +171,10 @@ def _resolved(node: Any, value: Any) -> Any:
             node = _schema()["$defs"][node["$ref"].rsplit("/", 1)[1]]
         elif "anyOf" in node:
             node = next((part for part in node["anyOf"] if part.get("type") != "null"), {})
+        elif "oneOf" in node and "discriminator" not in node:
+            # A text or a reference: fields are the reference's.
+            named = (part for part in node["oneOf"] if "$ref" in part)
+            node = next(named, {}) if isinstance(value, Mapping) else {}
         elif "oneOf" in node:
             name = value.get("name") if isinstance(value, Mapping) else None
             reference = node["discriminator"]["mapping"].get(name)

@@ -38,9 +38,9 @@ from millstream.errors import UdfError
 from millstream.limits import DRAIN_TIMEOUT_S, SIDECAR_BACKOFF_FIRST_S, SIDECAR_BACKOFF_LAST_S
 from millstream.statistics import SidecarStatistics
 from millstream.tether import NOT_FOUND, NOT_RUNNABLE, tethered
-from millstream.udf import GRPC_SETTINGS
 from millstream.udf.background import beside
 from millstream.udf.client import GrpcUdfClient, describe, open_channel
+from millstream.udf.environment import inherited
 from millstream.udf.lines import read_lines
 from millstream.udf.socket_directory import open_socket_directory
 from millstream_udf.wire.udf.v1 import udf_pb2
@@ -75,7 +75,7 @@ class SidecarSpec:
     vertex: str
     replica: int = 0
     env: Mapping[str, str] = field(default_factory=dict)
-    """Added to this process's own environment."""
+    """Added to what is inherited (`environment.py`)."""
     cwd: Path | None = None
     start_timeout_s: float = 60.0
     """From the start until it must answer."""
@@ -254,9 +254,8 @@ class Sidecar(GrpcUdfClient):
 
     def _environment(self) -> dict[str, str]:
         spec = self._spec
-        inherited = {name: value for name, value in os.environ.items() if GRPC_SETTINGS.get(name) != value}
         return {
-            **inherited,
+            **inherited(os.environ),
             **spec.env,
             SOCKET_VARIABLE: str(self._socket),
             "MILLSTREAM_PIPELINE": spec.pipeline,

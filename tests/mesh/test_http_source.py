@@ -36,7 +36,8 @@ async def test_a_record_sent_again_counts_once_also_after_a_restart(
     port = free_ports()
     monkeypatch.setenv("PUSH_TOKEN", "secret")
     path = files.write(
-        f"- name: in\n  source: {{http: {{port: {port}, auth: {{tokenEnv: PUSH_TOKEN}}}}}}\n" + files.file_sink("out"),
+        f"- name: in\n  source: {{http: {{port: {port}, auth: {{token: {{env: PUSH_TOKEN}}}}}}}}\n"
+        + files.file_sink("out"),
         ["in -> out"],
     )
     allowed = {"Authorization": "Bearer secret"}

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from millstream.errors import MillstreamError, UserError
 from millstream.spec.models import Program, Transformer, Udf, Vertex
+from millstream.spec.references import resolve
 from millstream.spec.resolved import Resolved
 from millstream.statistics import SidecarStatistics
 from millstream.udf.builtin import open_builtin
@@ -107,7 +108,14 @@ def _sidecar_spec(resolved: Resolved, vertex: str, replica: int, role: str, prog
         command = list(program.command)
     else:
         return None
-    env = {variable.name: variable.value for variable in program.env}
+    env = {
+        variable.name: resolve(
+            variable.value,
+            resolved.base_dir,
+            f"vertex {vertex}: `env` of its {role}, variable {variable.name}",
+        )
+        for variable in program.env
+    }
     concurrency = resolved.pipeline.concurrency_of(resolved.graph.vertex(vertex)) if role == "udf" else None
     if concurrency is not None:
         env[CONCURRENCY_VARIABLE] = str(concurrency)

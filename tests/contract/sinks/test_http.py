@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from email.utils import format_datetime
+from pathlib import Path
 
 import pytest
 from aiohttp import web
@@ -26,7 +27,7 @@ END = Position(9)
 async def opened(target: HttpTarget, **options: object) -> AsyncIterator[SinkLane]:
     async with open_http_target(target):
         spec = HttpSink.model_validate({"url": target.url, **options})
-        async with asyncio.timeout(20), open_http_sink(spec, "p/out/in.0") as lane:
+        async with asyncio.timeout(20), open_http_sink(spec, Path(), "p/out/in.0") as lane:
             yield lane
 
 
@@ -152,7 +153,7 @@ async def test_a_target_that_went_away_and_came_back_is_reached_again() -> None:
         spec_port = target.port
     assert target.port == spec_port
     spec = HttpSink.model_validate({"url": target.url})
-    async with asyncio.timeout(20), open_http_sink(spec, "p/out/in.0") as lane:
+    async with asyncio.timeout(20), open_http_sink(spec, Path(), "p/out/in.0") as lane:
         result = await lane.write([sink_frame(letters("b"), 2)], END)
         assert [f.reason for f in result.failures[0]] == ["target cannot be reached"]
         async with open_http_target(target):
@@ -196,6 +197,42 @@ async def test_headers_that_cannot_be_sent_are_the_users_to_change(options: dict
     with pytest.raises(UserError, match="of the http sink cannot be sent"):
         async with opened(HttpTarget(), **options):
             pass
+
+
+async def test_what_a_header_or_the_url_refers_to_is_looked_up_when_the_sink_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = HttpTarget()
+    async with open_http_target(target):
+        monkeypatch.setenv("SINK_TOKEN", "s3cret")
+        (tmp_path / "target").write_text(f"{target.url}\n")
+        headers = {"Authorization": {"env": "SINK_TOKEN", "prefix": "Bearer "}}
+        spec = HttpSink.model_validate({"url": {"file": "target"}, "headers": headers})
+        async with asyncio.timeout(20), open_http_sink(spec, tmp_path, "p/out/in.0") as lane:
+            assert not (await lane.write([sink_frame(letters("a"), 1)], END)).failures
+    assert [request.headers["Authorization"] for request in target.requests] == ["Bearer s3cret"]
+    assert "s3cret" not in repr(spec)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"headers": {"A": {"env": "NO_SUCH_TOKEN"}}}, "header 'A' .* NO_SUCH_TOKEN is not set"),
+        ({"url": {"file": "nowhere"}}, "the url .* there is no file .*nowhere"),
+        ({"url": {"file": "no-url"}}, "is no URL"),
+        ({"headers": {"A": {"file": "two-lines"}}}, "'A' of the http sink cannot be sent"),
+    ],
+)
+async def test_a_reference_that_leads_nowhere_is_the_users_to_mend_and_no_message_holds_a_value(
+    tmp_path: Path, options: dict[str, object], reason: str
+) -> None:
+    (tmp_path / "no-url").write_text("s3cret")
+    (tmp_path / "two-lines").write_text("s3cret\nmore\n")
+    spec = HttpSink.model_validate({"url": "http://127.0.0.1:1/", **options})
+    with pytest.raises(UserError, match=reason) as caught:
+        async with open_http_sink(spec, tmp_path, "p/out/in.0"):
+            pass
+    assert "s3cret" not in str(caught.value)
 
 
 async def test_any_id_of_a_source_makes_a_key() -> None:

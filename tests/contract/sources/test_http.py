@@ -187,7 +187,7 @@ async def test_a_missing_event_time_or_key_is_told_to_the_sender() -> None:
 async def test_only_the_token_lets_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKEN", "s3cret")
     (tmp_path / "token").write_text("s3cret\n")
-    for auth in ({"tokenEnv": "TOKEN"}, {"tokenFile": "token"}):
+    for auth in ({"token": {"env": "TOKEN"}}, {"token": {"file": "token"}}):
         async with listening({"http": {"auth": auth}}, base_dir=tmp_path) as lane, client() as session:
             for shown in ({}, {"Authorization": "Bearer s3cre"}, {"Authorization": "Basic s3cret"}):
                 async with session.post(lane.address, data=b"x", headers=shown) as answer:
@@ -198,10 +198,14 @@ async def test_only_the_token_lets_in(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize(
     ("auth", "reason"),
-    [({"tokenEnv": "NO_SUCH"}, "NO_SUCH has no token"), ({"tokenFile": "nowhere"}, "nowhere of `auth.tokenFile`")],
+    [
+        ({"token": {"env": "NO_SUCH"}}, "NO_SUCH is not set"),
+        ({"token": {"file": "nowhere"}}, "there is no file .*nowhere"),
+        ({"token": {"name": "n", "key": "k"}}, "Kubernetes Secret cannot be read"),
+    ],
 )
 async def test_a_token_that_is_not_there_is_the_users_to_give(
-    tmp_path: Path, auth: dict[str, str], reason: str
+    tmp_path: Path, auth: dict[str, object], reason: str
 ) -> None:
     with pytest.raises(UserError, match=reason):
         async with listening({"http": {"auth": auth}}, base_dir=tmp_path):

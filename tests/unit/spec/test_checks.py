@@ -132,16 +132,14 @@ def test_http_sources(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         return loaded(base, source={"http": {"auth": auth}})
 
     monkeypatch.delenv("TOKEN_FOR_TEST", raising=False)
-    assert found(http(tokenEnv="TOKEN_FOR_TEST")) == [
-        ("[0].source.http.auth.tokenEnv", "the environment variable TOKEN_FOR_TEST is not set")
-    ]
+    of_env, place = {"env": "TOKEN_FOR_TEST"}, "[0].source.http.auth.token"
+    assert found(http(token=of_env)) == [(place, "the environment variable TOKEN_FOR_TEST is not set")]
     monkeypatch.setenv("TOKEN_FOR_TEST", "t")
-    assert found(http(tokenEnv="TOKEN_FOR_TEST")) == []
-    assert found(http(tokenFile="plain")) == []
-    assert found(http(tokenFile="none")) == [("[0].source.http.auth.tokenFile", "there is no file none")]
-    assert found(http(token={"name": "n", "key": "k"})) == [
-        ("[0].source.http.auth.token", "a Kubernetes Secret cannot be read on this machine")
-    ]
+    assert found(http(token=of_env)) == []
+    assert found(http(token={"file": "plain"})) == []
+    assert found(http(token={"file": "none"})) == [(place, "there is no file none")]
+    [(where, why)] = found(http(token={"name": "n", "key": "k"}))
+    assert (where, "a Kubernetes Secret cannot be read" in why) == (place, True)
     two = {"partitions": 2, "replicas": 2}
     assert found(loaded(base, source={"http": {"port": 0}}, more=two)) == []
     assert found(loaded(base, source={"http": {}}, more=two)) == [

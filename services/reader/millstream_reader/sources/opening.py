@@ -7,7 +7,6 @@ a source works with; the sources themselves do not know the spec.
 from __future__ import annotations
 
 import base64
-import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
@@ -15,10 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from millstream.clock import MICROSECONDS, Clock
-from millstream.errors import MillstreamError, UserError
+from millstream.errors import MillstreamError
 from millstream.extract import Extraction, time_parser
 from millstream.record import LaneId
-from millstream.spec.models import CsvOptions, FileSource, GeneratorSource, HttpAuth, HttpSource, Source
+from millstream.spec.models import CsvOptions, FileSource, GeneratorSource, HttpSource, Source
+from millstream.spec.references import resolve
 from millstream.udf.protocol import StreamName, UdfClient
 from millstream_reader.source import SourceLane
 from millstream_reader.sources.csv_parsing import CsvFormat
@@ -101,28 +101,9 @@ def http_plan(source: HttpSource, base_dir: Path, lane: LaneId) -> HttpPlan:
     """What the fields of an `http` mean. Errors: `UserError` when the token cannot be had."""
     from millstream_reader.sources.http import HttpPlan
 
-    token = _token(source.auth, base_dir, lane) if source.auth is not None else None
+    auth = source.auth
+    token = resolve(auth.token, base_dir, f"lane {lane}: the token of `auth`").strip() if auth is not None else None
     return HttpPlan(source.host, source.port, source.buffer, token)
-
-
-def _token(auth: HttpAuth, base_dir: Path, lane: LaneId) -> str:
-    if auth.token_env is not None:
-        token, place = os.environ.get(auth.token_env, ""), f"the environment variable {auth.token_env}"
-    elif auth.token_file is not None:
-        path = base_dir / auth.token_file
-        place = f"the file {path}"
-        try:
-            token = path.read_text().strip()
-        except (OSError, ValueError) as error:
-            raise UserError(f"lane {lane}: {place} of `auth.tokenFile` cannot be read: {error}") from error
-    else:
-        raise UserError(
-            f"lane {lane}: `auth.token` names a Kubernetes Secret, which cannot be read here; "
-            "use `auth.tokenEnv` or `auth.tokenFile`"
-        )
-    if not token:
-        raise UserError(f"lane {lane}: {place} has no token; put one there, or leave `auth` out")
-    return token
 
 
 def generator_plan(source: GeneratorSource) -> GeneratorPlan:

@@ -26,6 +26,7 @@ from pathlib import Path
 from millstream.background import open_tasks
 from millstream.errors import EnvironmentFault
 from millstream.tether import tethered
+from millstream.udf.environment import inherited
 from millstream_reduce.spark.java import MLLIB_MODULE, Java, spark_home
 
 _log = logging.getLogger(__name__)
@@ -42,6 +43,8 @@ _PORT = struct.Struct("!i")
 _DATED = re.compile(r"\d\d/\d\d/\d\d \d\d:\d\d:\d\d (?P<level>[A-Z]+) (?P<text>.*)")
 _NOT_INHERITED = re.compile(r"SPARK_(REMOTE|API_MODE|CONNECT_MODE.*|HOME|TESTING)|PYSPARK_(SUBMIT_ARGS|GATEWAY_.*)")
 """Variables that would make Spark do something else than what it is told here."""
+_OF_SPARK = re.compile(r"(SPARK|PYSPARK|HADOOP|YARN|HIVE|KRB5|JAVA|JDK|KUBE)[A-Z0-9_]*")
+"""Variables that Spark and what it stands on read themselves. Functions run inside it, so it gets no others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +199,11 @@ def _argument_line(argument: str) -> str:
 
 
 def _environment(command: JvmCommand, connection: Path) -> dict[str, str]:
-    inherited = {name: value for name, value in os.environ.items() if not _NOT_INHERITED.fullmatch(name)}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if _OF_SPARK.fullmatch(name) and not _NOT_INHERITED.fullmatch(name)
+    }
     ours = {
         "JAVA_HOME": str(command.java.home),
         "SPARK_HOME": str(spark_home()),
@@ -206,7 +213,7 @@ def _environment(command: JvmCommand, connection: Path) -> dict[str, str]:
     }
     if command.local:
         ours["SPARK_LOCAL_IP"] = "127.0.0.1"
-    return inherited | ours
+    return inherited(os.environ) | kept | ours
 
 
 def _scala_version() -> str:

@@ -18,6 +18,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from pathlib import Path
 from urllib.parse import quote
 
 import aiohttp
@@ -27,6 +28,8 @@ from millstream.limits import KIB
 from millstream.record import Position
 from millstream.retry import DELAY_MAX_S
 from millstream.spec.models import HttpBatch, HttpSink
+from millstream.spec.references import resolve
+from millstream.spec.sinks import is_http_url
 from millstream_writer.sink import Guarantee, SinkFailure, SinkFrame, SinkLane, WriteResult
 from millstream_writer.sinks.file_formats import one_line, parse_json
 
@@ -114,8 +117,9 @@ def batches_of(item: SinkFrame, limits: HttpBatch) -> tuple[list[Batch], list[Si
 class HttpLane:
     """The session of one lane. One request at a time."""
 
-    def __init__(self, session: aiohttp.ClientSession, spec: HttpSink) -> None:
+    def __init__(self, session: aiohttp.ClientSession, spec: HttpSink, url: str) -> None:
         self._session = session
+        self._url = url
         self._spec = spec
         self._own_type = any(name.lower() == "content-type" for name in spec.headers)
 
@@ -160,7 +164,7 @@ class HttpLane:
             headers["traceparent"] = traceparent
         try:
             async with self._session.request(
-                self._spec.method, self._spec.url, data=batch.body, headers=headers, allow_redirects=False
+                self._spec.method, self._url, data=batch.body, headers=headers, allow_redirects=False
             ) as response:
                 return await _judge(response)
         except TimeoutError:
@@ -209,16 +213,34 @@ def _failures(batch: Batch, failed: _Failed) -> list[SinkFailure]:
 
 
 @asynccontextmanager
-async def open_http_sink(spec: HttpSink, where: str) -> AsyncIterator[SinkLane]:
-    """A session for one lane; nothing is sent yet."""
-    for name, value in {**spec.headers, spec.idempotency_header: ""}.items():
-        if _NOT_A_HEADER_NAME.search(name) is not None or _CONTROL.search(value) is not None:
-            raise UserError(f"{where}: the header {name!r} of the http sink cannot be sent: {value!r}")
+async def open_http_sink(spec: HttpSink, base_dir: Path, where: str) -> AsyncIterator[SinkLane]:
+    """A session for one lane; nothing is sent yet. Looks up what the spec refers to.
+
+    Raises `UserError` when that cannot be had, or cannot be sent.
+    """
+    url = resolve(spec.url, base_dir, f"{where}: the url of the http sink")
+    if not is_http_url(url):
+        # It may hold a secret, so it is not shown.
+        raise UserError(
+            f"{where}: what the url of the http sink refers to is no URL (http://host:port/path or https://…)"
+        )
+    headers = {
+        name: resolve(value, base_dir, f"{where}: the header {name!r} of the http sink")
+        for name, value in spec.headers.items()
+    }
+    for name, value in {**headers, spec.idempotency_header: ""}.items():
+        if _NOT_A_HEADER_NAME.search(name) is not None:
+            raise UserError(f"{where}: the header {name!r} of the http sink cannot be sent: that is no header's name")
+        if _CONTROL.search(value) is not None:
+            raise UserError(
+                f"{where}: the header {name!r} of the http sink cannot be sent: its value has a line break or another "
+                "control character"
+            )
     session = aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=1),
         timeout=aiohttp.ClientTimeout(total=spec.timeout_s),
-        headers=spec.headers,
+        headers=headers,
         cookie_jar=aiohttp.DummyCookieJar(),
     )
     async with session:
-        yield HttpLane(session, spec)
+        yield HttpLane(session, spec, url)

@@ -74,7 +74,7 @@ def open_sink(
         # An HTTP client takes a while to import, and every process that is started again would wait for it.
         from millstream_writer.sinks.http import open_http_sink
 
-        return open_http_sink(spec.http, owner.where)
+        return open_http_sink(spec.http, owner.base_dir, owner.where)
     if spec.file is not None:
         directory_owner = DirectoryOwner(
             pipeline=owner.pipeline,

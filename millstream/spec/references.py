@@ -1,0 +1,151 @@
+"""Values that a pipeline file refers to instead of holding them: tokens, passwords, addresses with secrets in them.
+
+    headers: {Authorization: {env: TOKEN, prefix: "Bearer "}}
+
+A reference stays a reference in everything that is stored or shown; the process that needs the value looks it up when
+it opens what needs it. Above it: whatever uses such a value. Below it: the environment and files.
+"""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path as FilePath
+from typing import Annotated, Any
+
+from pydantic import Discriminator, Tag
+
+from millstream.errors import UserError
+from millstream.spec.faults import Finding, Path
+from millstream.spec.values import ShapeFault, SpecModel, Text, exactly_one
+
+VALUE_BYTES_MAX = 64 * 1024
+"""Longest value that a file may hold; a wrong path to a large file is noticed by it."""
+
+PLACEHOLDER = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
+"""What other tools expand. Nothing in a pipeline file is, so it would be taken literally."""
+
+
+class Reference(SpecModel):
+    """A value that stands in an environment variable or in a file."""
+
+    noun = "a reference"
+
+    env: Text | None = None
+    """Name of an environment variable of the process that needs the value (`millstream run` hands its own
+    environment on to its vertices)."""
+    file: Text | None = None
+    """File that holds the value, relative to the pipeline file; one line break at its end does not count."""
+    prefix: str = ""
+    """Text in front of the value, such as `"Bearer "`."""
+
+    @classmethod
+    def shape_faults(cls, data: Mapping[str, Any]) -> Iterator[ShapeFault]:
+        """One place."""
+        yield from exactly_one(data, ("env", "file"), cls.noun)
+
+
+class SecretKey(SpecModel):
+    """A key of a Kubernetes Secret, as in Numaflow; used on Kubernetes only."""
+
+    name: Text
+    """Name of the Secret."""
+    key: Text
+    """Key in the Secret."""
+
+
+_SECRET_KEY = "kubernetes secret"
+"""Not the name of any field: it becomes part of the place of a fault."""
+
+
+def _kind(written: Any) -> str:
+    if isinstance(written, Reference | SecretKey):
+        return "reference" if isinstance(written, Reference) else _SECRET_KEY
+    if isinstance(written, Mapping):
+        return _SECRET_KEY if "name" in written or "key" in written else "reference"
+    return "text"
+
+
+TextOrReference = Annotated[
+    Annotated[str, Tag("text")] | Annotated[Reference, Tag("reference")],
+    Discriminator(lambda written: "text" if _kind(written) == "text" else "reference"),
+]
+"""A text, or where it stands: `{env: NAME}` or `{file: PATH}`."""
+
+Secret = Annotated[
+    Annotated[Reference, Tag("reference")] | Annotated[SecretKey, Tag(_SECRET_KEY)],
+    Discriminator(lambda written: _SECRET_KEY if _kind(written) == _SECRET_KEY else "reference"),
+]
+"""A value that never stands in the file itself: `{env: NAME}`, `{file: PATH}` or a Kubernetes Secret's key."""
+
+
+_WRITTEN_FOR_OTHERS = frozenset(
+    ("command", "args", "query", "matches", "conf", "avroSchema", "fields", "description", "metadata")
+)
+"""Fields whose texts other programs read, in which such a thing has a meaning of theirs."""
+
+
+def placeholders(value: object, path: Path = ()) -> Iterator[Finding]:
+    """A fault for every text of a pipeline file that looks as if something in it were expanded."""
+    if isinstance(value, Mapping):
+        for key, entry in value.items():
+            if key not in _WRITTEN_FOR_OTHERS:
+                yield from placeholders(entry, (*path, key))
+    elif isinstance(value, list):
+        for index, entry in enumerate(value):
+            yield from placeholders(entry, (*path, index))
+    elif isinstance(value, str) and (found := PLACEHOLDER.search(value)) is not None:
+        name = found[0][2:-1]
+        what = f"`{found[0]}` is not expanded: nothing in a pipeline file is"
+        expected = f"`{{env: {name}}}` where a value may be a secret (see docs/spec.md), else the value itself"
+        yield Finding(path, what, expected)
+
+
+def missing(value: object, base_dir: FilePath) -> str | None:
+    """Why a value cannot be looked up on this machine; None when it can, or is a text."""
+    try:
+        resolve(value, base_dir, "")
+    except UserError as error:
+        return str(error).removeprefix(": ")
+    return None
+
+
+def resolve(value: object, base_dir: FilePath, what: str) -> str:
+    """The text that a value of the pipeline file stands for.
+
+    `what` names the setting in messages. Raises `UserError` when it cannot be looked up or is empty; no message
+    holds the value.
+    """
+    if isinstance(value, str):
+        return value
+    if isinstance(value, SecretKey):
+        raise UserError(
+            f"{what}: a Kubernetes Secret cannot be read outside Kubernetes; use `{{env: NAME}}` or `{{file: PATH}}`"
+        )
+    assert isinstance(value, Reference), value
+    if value.env is not None:
+        text = os.environ.get(value.env, "")
+        if not text:
+            raise UserError(f"{what}: the environment variable {value.env} is not set")
+        return value.prefix + text
+    assert value.file is not None, "one of the two is there"
+    return value.prefix + _contents(base_dir / value.file, what)
+
+
+def _contents(path: FilePath, what: str) -> str:
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(VALUE_BYTES_MAX + 1)
+    except FileNotFoundError as error:
+        raise UserError(f"{what}: there is no file {path}") from error
+    except OSError as error:
+        raise UserError(f"{what}: {path} cannot be read: {error.strerror}") from error
+    if len(data) > VALUE_BYTES_MAX:
+        raise UserError(f"{what}: {path} is larger than {VALUE_BYTES_MAX} bytes, which no such value is")
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise UserError(f"{what}: {path} is not UTF-8") from error
+    text = text.removesuffix("\n").removesuffix("\r")
+    if not text:
+        raise UserError(f"{what}: {path} is empty")
+    return text

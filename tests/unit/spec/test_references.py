@@ -1,0 +1,98 @@
+"""Values that stand in the environment or a file: how they are written, looked up, and kept out of what is stored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from millstream.errors import UserError
+from millstream.spec import resolved
+from millstream.spec.faults import SpecError
+from millstream.spec.loading import load_text
+from millstream.spec.references import VALUE_BYTES_MAX, Reference, resolve
+
+PIPELINE = """
+apiVersion: millstream.io/v1alpha1
+kind: Pipeline
+metadata: {name: p}
+spec:
+  spark: {conf: {spark.hadoop.fs.s3a.secret.key: {env: S3_KEY}}}
+  vertices:
+    - name: in
+      source: {generator: {}, transformer: {python: "f.py:f", env: [{name: A, value: {file: a}}, {name: B, value: b}]}}
+    - name: out
+      sink: {http: {url: "http://127.0.0.1:1/", headers: {Authorization: HEADER}}}
+  edges: [{from: in, to: out}]
+"""
+REFERENCE = '{env: TOKEN, prefix: "Bearer "}'
+
+
+def faults_of(header: str) -> list[tuple[str, str]]:
+    with pytest.raises(SpecError) as caught:
+        load_text(PIPELINE.replace("HEADER", header), "p.yaml")
+    return [(fault.path, fault.what) for fault in caught.value.faults]
+
+
+def test_a_reference_stays_one_in_what_is_stored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TOKEN", "s3cret")
+    loaded = load_text(PIPELINE.replace("HEADER", REFERENCE), tmp_path / "p.yaml")
+    stored = resolved.dump(loaded.pipeline, loaded.base_dir)
+    assert "s3cret" not in stored
+    again = resolved.load(stored).pipeline
+    sink = again.spec.vertices[1].sink
+    assert sink is not None
+    assert sink.http is not None
+    value = sink.http.headers["Authorization"]
+    assert value == Reference(env="TOKEN", prefix="Bearer ")
+    assert resolve(value, tmp_path, "a header") == "Bearer s3cret"
+
+
+@pytest.mark.parametrize(
+    ("written", "path", "what"),
+    [
+        ("{env: A, file: b}", "", "a reference has `env`, `file` together"),
+        ("{}", "", "a reference has none of `env`, `file`"),
+        ("{environment: A, env: B}", ".environment", "unknown field `environment`"),
+        ("{env: 1}", ".env", "1 is of another type"),
+        ("7", "", "7 is of another type"),
+        ('"Bearer ${TOKEN}"', "", "`${TOKEN}` is not expanded: nothing in a pipeline file is"),
+    ],
+)
+def test_what_is_no_reference_is_said_at_its_place(written: str, path: str, what: str) -> None:
+    place = f"spec.vertices[1].sink.http.headers.Authorization{path}"
+    assert (place, what) in faults_of(written)
+
+
+def test_what_other_programs_expand_is_theirs() -> None:
+    text = PIPELINE.replace("HEADER", "x")
+    text = text.replace(
+        "    - name: out\n", "    - name: sh\n      udf: {command: [sh, -c, 'echo ${X}']}\n    - name: out\n"
+    )
+    text = text.replace("edges: [{from: in, to: out}]", "edges: [{from: in, to: sh}, {from: sh, to: out}]")
+    assert load_text(text, "p.yaml").pipeline.name == "p"
+
+
+@pytest.mark.parametrize(
+    ("contents", "text"), [(b"a\n", "a"), (b"a\r\n", "a"), (b" a b", " a b"), ("ü\n\n".encode(), "ü\n")]
+)
+def test_one_line_break_at_the_end_of_a_file_does_not_count(tmp_path: Path, contents: bytes, text: str) -> None:
+    (tmp_path / "secret").write_bytes(contents)
+    assert resolve(Reference(file="secret"), tmp_path, "x") == text
+
+
+@pytest.mark.parametrize(
+    ("contents", "why"),
+    [
+        (b"", "is empty"),
+        (b"\n", "is empty"),
+        (b"\xff", "is not UTF-8"),
+        (b"x" * (VALUE_BYTES_MAX + 1), f"larger than {VALUE_BYTES_MAX} bytes"),
+        (None, "there is no file"),
+    ],
+)
+def test_a_file_without_a_value_is_refused(tmp_path: Path, contents: bytes | None, why: str) -> None:
+    if contents is not None:
+        (tmp_path / "secret").write_bytes(contents)
+    with pytest.raises(UserError, match=f"the header of x: .*{why}"):
+        resolve(Reference(file="secret"), tmp_path, "the header of x")
