@@ -9,7 +9,7 @@ from millstream_udf import arrow
 from millstream_udf.context import Context
 from millstream_udf.definition import SOURCE_TRANSFORM, Takes
 from millstream_udf.execution import Lane
-from millstream_udf.failures import describe, summary
+from millstream_udf.failures import FAILURES, describe, summary
 from millstream_udf.inputs import Inputs
 from millstream_udf.outputs import map_answer, sink_answer
 from millstream_udf.wire.udf.v1 import udf_pb2
@@ -44,7 +44,7 @@ async def answer_map(lane: Lane, hello: udf_pb2.Hello, call: udf_pb2.SealedMapCa
             return arrow.to_answer(call.call_id, inputs, batch, times_allowed=times_allowed)
         results = await lane.results(inputs, context)
         return map_answer(call.call_id, inputs, results, times_allowed=times_allowed)
-    except Exception as error:  # noqa: BLE001 - users' functions raise anything
+    except FAILURES as error:
         return udf_pb2.SealedMapAnswer(call_id=call.call_id, error=_told(error))
 
 
@@ -55,7 +55,7 @@ async def answer_sink(lane: Lane, hello: udf_pb2.Hello, call: udf_pb2.SealedSink
         inputs = Inputs(call.frame, call.id_prefix, call.first_index)
         results = await lane.results(inputs, context)
         return sink_answer(call.call_id, results)
-    except Exception as error:  # noqa: BLE001 - users' functions raise anything
+    except FAILURES as error:
         return udf_pb2.SinkAnswer(call_id=call.call_id, error=_told(error))
 
 
@@ -72,7 +72,7 @@ def encode_map(answer: udf_pb2.SealedMapAnswer) -> bytes:
     return udf_pb2.SealedMapResponse(answer=failed).SerializeToString()
 
 
-def _told(error: Exception) -> str:
+def _told(error: BaseException) -> str:
     """Message first, then the user's traceback."""
     detail = describe(error)
     return f"{summary(error)}\n{detail}" if detail else summary(error)

@@ -27,7 +27,7 @@ from typing import Any
 
 from millstream_udf.context import Context
 from millstream_udf.definition import SOURCE, Definition, Flavour, Takes
-from millstream_udf.failures import BadOutput
+from millstream_udf.failures import FAILURES, BadOutput
 from millstream_udf.inputs import Inputs
 
 _TURN_S = 0.02
@@ -139,7 +139,7 @@ class Lane:
             for index, item in source:
                 try:
                     results[index] = call(item, *context)
-                except Exception as error:  # noqa: BLE001 - users' functions raise anything
+                except FAILURES as error:
                     results[index] = error
 
         loop = asyncio.get_running_loop()
@@ -170,7 +170,7 @@ class Lane:
                 job, index = self._pending.popleft()
                 try:
                     job.results[index] = await call(job.items[index], *job.context)
-                except Exception as error:  # noqa: BLE001 - users' functions raise anything
+                except FAILURES as error:
                     job.results[index] = error
                 job.left -= 1
                 if not job.left:
@@ -208,7 +208,7 @@ def apply(
     while True:
         try:
             results.extend(map(call, items, *arguments))
-        except Exception as error:  # noqa: BLE001 - users' functions raise anything
+        except FAILURES as error:
             results.append(error)
             continue
         if len(results) >= count:

@@ -21,6 +21,11 @@ DETAILS_BYTES_MAX = 1024 * 1024
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
+FAILURES = (Exception, SystemExit)
+"""What users' functions raise. One that calls `sys.exit` has failed over what it was called with: the process is not
+its own."""
+
+
 class BadOutput(TypeError):
     """A function returned what cannot be sent on. Raised by this package, so it has no traceback worth showing."""
 
@@ -62,6 +67,8 @@ def summary(error: BaseException) -> str:
     """One line: what went wrong."""
     if isinstance(error, BadOutput):
         return str(error)
+    if isinstance(error, SystemExit):
+        return f"it called sys.exit({'' if error.code is None else repr(error.code)}): raise an exception instead"
     return "".join(traceback.format_exception_only(error)).strip().replace("\n", " | ")[:1000]
 
 

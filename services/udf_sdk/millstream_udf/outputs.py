@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from millstream_udf import columns
-from millstream_udf.failures import BadOutput, Outcomes
+from millstream_udf.failures import FAILURES, BadOutput, Outcomes
 from millstream_udf.inputs import Inputs
 from millstream_udf.values import Message, Record, hint_for
 from millstream_udf.wire.udf.v1 import udf_pb2
@@ -43,7 +43,7 @@ def sink_answer(call_id: int, results: Sequence[Any]) -> udf_pb2.SinkAnswer:
     outcomes = Outcomes(sink=True)
     if set(map(type, results)) != {type(None)}:
         for index, result in enumerate(results):
-            if isinstance(result, Exception):
+            if isinstance(result, FAILURES):
                 outcomes.add(index, result)
             elif result is not None:
                 outcomes.add(
@@ -63,12 +63,12 @@ def _mixed_answer(
         if kind is bytes or (kind is Message and (times_allowed or result.event_time_us is None)):
             outputs.append(result)
             parents.append(index)
-        elif isinstance(result, Exception):
+        elif isinstance(result, FAILURES):
             outcomes.add(index, result)
         elif result is not None:
             try:
                 some = _each(result, times_allowed=times_allowed)
-            except Exception as error:  # noqa: BLE001 - users' functions raise anything
+            except FAILURES as error:
                 # A record that fails half-way (a list with one bad item, a generator that raises) has no outputs.
                 outcomes.add(index, error)
             else:

@@ -26,7 +26,7 @@ from millstream_udf import labels
 from millstream_udf.context import Context
 from millstream_udf.definition import REDUCE, Definition, Flavour, Takes
 from millstream_udf.execution import instantiate, maybe_await
-from millstream_udf.failures import BadOutput, describe, summary
+from millstream_udf.failures import FAILURES, BadOutput, describe, summary
 from millstream_udf.groups import Cursor, Feed, Group, Part, Records, items_of
 from millstream_udf.loading import LoadError
 from millstream_udf.loading import load as load_definition
@@ -117,7 +117,7 @@ class ReduceFunction:
                         async for result in results:
                             if builder.add(result):
                                 yield builder.take(unfinished=True)
-                except Exception as error:  # noqa: BLE001 - users' functions raise anything
+                except FAILURES as error:
                     builder.fail(error)
             else:
                 for full in builder.group(group, self._results(group, feed, context)):
@@ -173,11 +173,13 @@ class ReduceFunction:
             for output in _outputs(await returned):
                 yield output
 
-    async def _collected(self, group: Group, feed: Feed, context: Context) -> list[bytes | Message] | Exception:
+    async def _collected(
+        self, group: Group, feed: Feed, context: Context
+    ) -> list[bytes | Message] | Exception | SystemExit:
         with labels.labelled(group, self._name):
             try:
                 return [result async for result in self._results_async(group, feed, context)]
-            except Exception as error:  # noqa: BLE001 - users' functions raise anything
+            except FAILURES as error:
                 return error
 
     def _table_of(self, table: Any) -> Any:
@@ -200,14 +202,14 @@ class _Builder:
             for result in results:
                 if self.add(result):
                     yield self.take(unfinished=True)
-        except Exception as error:  # noqa: BLE001 - users' functions raise anything
+        except FAILURES as error:
             self.fail(error)
         if len(self.answer.groups) >= ANSWER_GROUPS:
             yield self.take()
 
-    def whole(self, group: Group, results: Sequence[bytes | Message] | Exception) -> Iterator[Answer]:
+    def whole(self, group: Group, results: Sequence[bytes | Message] | Exception | SystemExit) -> Iterator[Answer]:
         """As `group`, of results that are at hand."""
-        if isinstance(results, Exception):
+        if isinstance(results, FAILURES):
             self.begin(group)
             self.fail(results)
             return iter(())
@@ -228,7 +230,7 @@ class _Builder:
         self._size += size
         return self._size >= ANSWER_BYTES
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BaseException) -> None:
         """The last group has none of its results."""
         answer = self.answer
         del answer.results[self._begun :]
@@ -338,7 +340,7 @@ def _checked_size(message: Message) -> int:
     return len(message.value) + 4 * texts + headers
 
 
-def _as_failure(error: Exception) -> Exception:
+def _as_failure(error: BaseException) -> BaseException:
     if isinstance(error, (Retry, DeadLetter, Drop, Fallback)):
         return BadOutput(
             f"{type(error).__name__} is about one record, and a reduce function is called with many: return nothing "

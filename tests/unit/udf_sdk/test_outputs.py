@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
@@ -226,3 +227,18 @@ def test_a_message_that_cannot_be_encoded_fails_alone(message: udf.Message, faul
     (outcome,) = results.outcomes
     assert outcome.index == 1
     assert outcome.reason.startswith(fault)
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_a_function_that_calls_exit_fails_its_record_only(threads: int) -> None:
+    @udf.map(threads=threads)
+    def leaves(value: bytes) -> bytes:
+        if value == b"bad":
+            sys.exit("no more")
+        return value
+
+    results = run(leaves, [b"a", b"bad", b"c"])
+    assert results.values == [b"a", b"c"]
+    (outcome,) = results.outcomes
+    assert (outcome.index, outcome.reason) == (1, "it called sys.exit('no more'): raise an exception instead")
+    assert "in leaves" in outcome.detail

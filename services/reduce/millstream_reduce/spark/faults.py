@@ -2,7 +2,8 @@
 
 Above it: `jobs`. Below it: PySpark's exceptions, of classic sessions and of Spark Connect. Everything that a window's
 own rows or the user's own code can cause is a `WindowFault`, and the window it happened in can be found by computing
-fewer windows; anything else is about the whole job.
+fewer windows. A worker that was lost (`WorkerLostError`) may be the fault of a window or of a neighbour on the machine,
+which `jobs` finds out; anything else is about the whole job.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ _JAVA_CLASS = re.compile(r"^(?:: )?(?:[a-z]\w*\.)+")
 _USERS_STATES = ("07", "21", "22", "23", "38", "42", "P0001")
 """Classes of SQLSTATE that speak of data and expressions: cardinality, data exception, constraint, external routine,
 syntax or access, raise_error."""
-_CRASHED = ("Python worker exited unexpectedly", "Python worker failed to connect back", "SIGSEGV", "crashed")
-_AWAY = ("Connection refused", "SparkContext was shut down", "has been stopped", "UNAVAILABLE", "ExecutorLostFailure")
+_LOST = re.compile(r"(?:\w+: )?(?:Python worker (?:exited unexpectedly|failed to connect back)|ExecutorLostFailure)")
+"""How the cause of a task's end begins when a process under it has gone. What users say may hold such words, but begins
+otherwise."""
+_AWAY = ("Connection refused", "SparkContext was shut down", "has been stopped", "UNAVAILABLE")
 
 
 class WindowFault(Exception):
@@ -39,25 +42,34 @@ class WindowFault(Exception):
         self.detail = detail
 
 
-def meaning(error: Exception) -> WindowFault | MillstreamError:
-    """What a job that failed with `error` says."""
+class WorkerLostError(RetryLaterError):
+    """A process that computed a task has gone: a Python worker, or an executor of a cluster."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(reason)
+        self.detail = detail
+        """Where it was, as far as it could say."""
+
+
+def meaning(error: Exception, query: str = "") -> WindowFault | MillstreamError:
+    """What a job that failed with `error` says. `query`: what the user wrote, where that is SQL."""
     if isinstance(error, MillstreamError):
         return error
     text = str(error)
     if (ours := _OURS.search(text)) is not None:
         return error_class(ours[1])(ours[2].strip())
-    if any(word in text for word in _CRASHED):
-        stack = _STACK.search(text)
-        return WindowFault("the Python worker that computed it ended without notice", stack[0] if stack else "")
-    if any(word in text for word in _AWAY) or isinstance(error, (ConnectionError, EOFError)):
-        return RetryLaterError(f"Spark went away in the middle of a job: {cause(text)}")
     state = _state_of(error)
     if state.startswith(_USERS_STATES):
-        return WindowFault(sentence(text))
+        return WindowFault(_in_query(sentence(text, positions=False), _fragment(error), query))
+    reason = cause(text)
+    if _LOST.match(reason) is not None:
+        stack = _STACK.search(text)
+        return WorkerLostError(f"a process that computed a Spark task has gone: {reason}", stack[0] if stack else "")
     traceback = _TRACEBACK.search(text)
     if traceback is not None:
         return WindowFault(_last_line(traceback[0]), traceback[0])
-    reason = cause(text)
+    if any(word in text for word in _AWAY) or isinstance(error, (ConnectionError, EOFError)):
+        return RetryLaterError(f"Spark went away in the middle of a job: {reason}")
     if "Cannot run program" in reason:
         reason += ". Spark's Python workers run the Python that `spark.pyspark.python` (`spec.spark.conf`) names"
     return RetryLaterError(f"a Spark job failed: {reason}")
@@ -75,12 +87,13 @@ def error_class(name: str) -> type[MillstreamError]:
     return kind if isinstance(kind, type) and issubclass(kind, MillstreamError) else RetryLaterError
 
 
-def sentence(text: str, first_line_number: int = 1) -> str:
+def sentence(text: str, first_line_number: int = 1, *, positions: bool = True) -> str:
     """The message of Spark's exception in short: where it is, and what is wrong. Plans and hints are left out.
 
-    `first_line_number`: number of the line of the statement on which the user's text begins.
+    `first_line_number`: number of the line of the statement on which the user's text begins. Without `positions` none
+    is given: the statement is not the user's.
     """
-    position = _POSITION.search(text)
+    position = _POSITION.search(text) if positions else None
     message = _STATE.sub("", _CONDITION.sub("", text.strip())).strip()
     message = " ".join(message.split())
     # How to switch the check off for the whole session is not advice for one query.
@@ -106,6 +119,26 @@ def cause(text: str) -> str:
     behind = [task[1]] if task else _CAUSED_BY.findall(text)
     lines = behind[-1:] or [line for line in text.splitlines() if line.strip()]
     return _JAVA_CLASS.sub("", lines[0].strip()) if lines else "no message"
+
+
+def _fragment(error: Exception) -> str:
+    """The expression that failed, as it stands in the statement; empty where Spark does not say."""
+    contexts = getattr(error, "getQueryContext", None)
+    for context in (contexts() or ()) if callable(contexts) else ():
+        if context.contextType().name == "SQL":
+            return str(context.fragment())
+    return ""
+
+
+def _in_query(message: str, fragment: str, query: str) -> str:
+    """The message with the place in the user's query. Many windows share a statement that was made of it, in which what
+    the user wrote stands elsewhere, but as it was."""
+    if not fragment or fragment not in query:
+        return message
+    if query.count(fragment) > 1:
+        return f"in `{fragment}`: {message}"
+    before = query[: query.index(fragment)]
+    return f"line {before.count(chr(10)) + 1}, column {len(before.rpartition(chr(10))[2]) + 1}: {message}"
 
 
 def _state_of(error: Exception) -> str:

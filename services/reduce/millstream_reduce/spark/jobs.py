@@ -5,10 +5,17 @@
 Above it: the driver, which decides what goes into a job. Below it: `sql` for queries, `groups` for functions. A run
 has no side effect. A window that cannot be computed fails alone: it is found by computing ever fewer of them together.
 Blocking; both functions may be called from several threads at a time.
+
+A worker that was lost is nobody's fault at first: the system may have ended it for the memory of a neighbour. Cases:
+ 1. Under several windows: they are computed in halves, as after a failure.
+ 2. Under one window alone: it is computed again after a pause.
+ 3. Under the same window alone, `LOSSES_MAX` times: then it is the window's fault.
 """
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
@@ -17,7 +24,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from millstream.wire.reduce.v1 import spark_pb2
-from millstream_reduce.spark.faults import WindowFault, meaning
+from millstream_reduce.spark.faults import WindowFault, WorkerLostError, meaning
 from millstream_reduce.spark.manifest import JobWindow
 from millstream_reduce.spark.reducing import check_function, compute_groups
 from millstream_reduce.spark.results import RESULT_SCHEMA, completed
@@ -25,6 +32,13 @@ from millstream_reduce.spark.sql import QueryFault, SqlPlan, compute_sql, plan_s
 
 __all__ = ["JobResult", "JobWindow", "check", "run"]
 
+_log = logging.getLogger(__name__)
+
+LOSSES_MAX = 2
+"""Jobs of one window alone that lose their workers until it is that window's fault. Each has tried the task as often
+as `spark.task.maxFailures` says, on this machine 4 times."""
+LOSS_PAUSE_S = 1.0
+"""Between them: whatever takes the memory may be gone then."""
 _PLANS_MAX = 256
 _plans: WeakKeyDictionary[SparkSession, dict[bytes, SqlPlan]] = WeakKeyDictionary()
 """Queries that a session has understood: looking at one again costs as much as a small job."""
@@ -62,7 +76,7 @@ def check(spark: SparkSession, program: spark_pb2.Program) -> spark_pb2.CheckRes
 def run(spark: SparkSession, program: spark_pb2.Program, windows: Sequence[JobWindow]) -> JobResult:
     """Compute windows. Raises `MillstreamError` for what is not the fault of any window."""
     compute = _computation(spark, program)
-    tables, failures = _isolated(compute, windows, 0)
+    tables, failures = _isolated(compute, windows, 0, program.sql.query)
     return JobResult(completed(pa.concat_tables(tables or [RESULT_SCHEMA.empty_table()]), windows), failures)
 
 
@@ -86,26 +100,46 @@ def _planned(spark: SparkSession, program: spark_pb2.SqlProgram) -> SqlPlan:
 
 
 def _isolated(
-    compute: Compute, windows: Sequence[JobWindow], first: int
+    compute: Compute, windows: Sequence[JobWindow], first: int, query: str
 ) -> tuple[list[pa.Table], list[spark_pb2.WindowFailure]]:
     """Compute `windows`, the first of which has the index `first`; those that fail, alone."""
     if not windows:
         return [], []
     try:
-        table, failures = compute(windows)
+        table, failures = _computed(compute, windows, query)
         for failure in failures:
             failure.window += first
         return [_shifted(table, first)], failures
-    except Exception as error:
-        fault = meaning(error)
-        if not isinstance(fault, WindowFault):
-            raise fault from error
-    if len(windows) == 1:
-        return [], [spark_pb2.WindowFailure(window=first, reason=fault.reason, detail=fault.detail)]
+    except WindowFault as fault:
+        if len(windows) == 1:
+            return [], [spark_pb2.WindowFailure(window=first, reason=fault.reason, detail=fault.detail)]
     middle = len(windows) // 2
-    tables, failures = _isolated(compute, windows[:middle], first)
-    more_tables, more_failures = _isolated(compute, windows[middle:], first + middle)
+    tables, failures = _isolated(compute, windows[:middle], first, query)
+    more_tables, more_failures = _isolated(compute, windows[middle:], first + middle, query)
     return tables + more_tables, failures + more_failures
+
+
+def _computed(
+    compute: Compute, windows: Sequence[JobWindow], query: str
+) -> tuple[pa.Table, list[spark_pb2.WindowFailure]]:
+    """Raises `WindowFault` when some of the windows is at fault, or may be."""
+    for losses in range(1, LOSSES_MAX + 1):
+        try:
+            return compute(windows)
+        except Exception as error:
+            fault = meaning(error, query)
+            if not isinstance(fault, WorkerLostError):
+                raise fault from error
+            _log.warning("%s; no attempt of a window is counted", fault)
+            if len(windows) > 1 or losses == LOSSES_MAX:
+                raise WindowFault(
+                    f"computing this window alone has ended its Python workers, in {LOSSES_MAX} jobs one after the "
+                    "other: its function ends the process, crashes, or needs more memory than there is",
+                    fault.detail,
+                ) from error
+        # In a thread of its own, with nobody to wake it.
+        threading.Event().wait(LOSS_PAUSE_S)
+    raise AssertionError("the last loss raises")
 
 
 def _shifted(table: pa.Table, first: int) -> pa.Table:

@@ -32,6 +32,17 @@ def needed_fields(query: str, declared: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in declared if name.lower() in text)
 
 
+def reads_table(query: str, table: str) -> bool:
+    """Whether a table is read anywhere; True where that cannot be seen."""
+    if table not in query.lower():
+        return False
+    try:
+        tree = parse(query)
+    except NotUnderstoodError:
+        return True
+    return any(found.name.lower() == table for found in tree.find_all(exp.Table))
+
+
 def _reads_all(query: str) -> bool:
     """There is a * that stands for columns."""
     if "*" not in query:

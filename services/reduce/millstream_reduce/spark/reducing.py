@@ -29,7 +29,7 @@ from millstream_reduce.spark.prepared import manifest_of_run, run_job
 from millstream_reduce.spark.results import RESULT_SCHEMA
 from millstream_reduce.spark.rows import Log
 from millstream_reduce.udf_client import reduce_over_grpc
-from millstream_udf.failures import summary
+from millstream_udf.failures import FAILURES, summary
 from millstream_udf.groups import Part
 from millstream_udf.loading import LoadError
 from millstream_udf.reducing import Answer, Reducer
@@ -145,7 +145,7 @@ def load(target: str, directory: str) -> Reducer:
         reducer = reducing.load(target, directory)
     except LoadError as error:
         raise UdfError(str(error)) from error
-    except Exception as error:
+    except FAILURES as error:
         raise UdfError(f"{target} cannot be imported: {_where(error)}{summary(error)}") from error
     if len(sys.modules) > modules:
         # As in `worker_daemon`: Spark has a worker collect garbage after every task, for what was imported in vain.
@@ -164,7 +164,7 @@ def _reduce(program: spark_pb2.Program) -> Reduce:
             yield from reducer.answers(parts)
         except MillstreamError:
             raise
-        except Exception as error:
+        except FAILURES as error:
             # What a group raises is in its answer: this is the function's set-up.
             raise UdfError(f"{program.python.target} cannot be set up: {_where(error)}{summary(error)}") from error
 

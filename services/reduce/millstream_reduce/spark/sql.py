@@ -23,11 +23,11 @@ from millstream.errors import UserError
 from millstream.wire.reduce.v1 import spark_pb2
 from millstream_reduce.spark import faults
 from millstream_reduce.spark.avro import fields_of_avro
-from millstream_reduce.spark.batching import batched
+from millstream_reduce.spark.batching import TABLE, batched
 from millstream_reduce.spark.decoding import AvroDecoder, CsvDecoder, Decoder, Field, JsonDecoder
 from millstream_reduce.spark.limiting import OneByOneError
 from millstream_reduce.spark.manifest import WINDOW, JobWindow, Manifest, manifest_of
-from millstream_reduce.spark.needs import COLUMNS, needed_columns, needed_fields
+from millstream_reduce.spark.needs import COLUMNS, needed_columns, needed_fields, reads_table
 from millstream_reduce.spark.partials import Kept, Partials
 from millstream_reduce.spark.preaggregation import Place, Preaggregation, partial_name, preaggregated
 from millstream_reduce.spark.prepared import run_job
@@ -60,6 +60,8 @@ _PARTIAL_TYPES: dict[str, spark_types.DataType] = {
     "sum_double": spark_types.DoubleType(),
 }
 """Of partial results; the others are of the type of what they are of."""
+_LISTS = ("keys", "tags")
+"""Result columns that are lists of texts."""
 _PLACEHOLDER = "__rows_of_windows"
 _names = count()
 
@@ -102,6 +104,8 @@ def plan_sql(spark: SparkSession, program: spark_pb2.SqlProgram) -> SqlPlan:
     with _view(spark, spark.createDataFrame([], full.rows), full.window) as name:
         results = _analyse(spark, alone(query, name), query)
     _check_results(results)
+    if not reads_table(query, TABLE):
+        raise QueryFault(f"the query does not read the table `{TABLE}`: its results would say nothing of any record")
     names, reads_value = needed_columns(query)
     fields = needed_fields(query, fields) if reads_value else ()
     pruned = _table(program.value, declared, names, fields, raw=reads_value)
@@ -242,6 +246,20 @@ def _check_results(results: Sequence[ResultColumn]) -> None:
         seen.add(name)
         if name == "headers" and not isinstance(column.kind, spark_types.MapType):
             raise QueryFault("the result column headers is a MAP<STRING, BINARY>: give it another name with AS")
+        if name in _LISTS and not _is_list(column.kind):
+            raise QueryFault(
+                f"the result column {name} is a list of texts, and here it is {column.kind.simpleString()}: write "
+                f"array(…) AS {name}, or give it another name with AS"
+            )
+
+
+def _is_list(kind: spark_types.DataType) -> bool:
+    """Of what can be written as a text, or NULL for none."""
+    if not isinstance(kind, spark_types.ArrayType):
+        return isinstance(kind, spark_types.NullType)
+    return not isinstance(
+        kind.elementType, (spark_types.ArrayType, spark_types.MapType, spark_types.StructType, spark_types.BinaryType)
+    )
 
 
 @dataclass(frozen=True, slots=True)
