@@ -84,7 +84,14 @@ def _add_run(commands: Commands) -> None:
         "--metrics-port-base",
         type=int,
         metavar="PORT",
-        help="serve Prometheus metrics of the vertex processes on this port and the ones after it (default: not)",
+        help="serve metrics and probes of the vertex processes on this port and the ones after it (default: no ports); "
+        "`millstream status` says which is whose",
+    )
+    command.add_argument(
+        "--metrics-host",
+        metavar="ADDRESS",
+        default="127.0.0.1",
+        help="address that these ports listen on; 0.0.0.0 for all (default: 127.0.0.1)",
     )
     command.add_argument(
         "--log-level",

@@ -31,6 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
         fresh=arguments.fresh,
         durability=DurabilityLevel(arguments.durability),
         metrics_port_base=arguments.metrics_port_base,
+        metrics_host=arguments.metrics_host,
         log_level=arguments.log_level,
     )
     screen = choose_screen(sys.stderr, quiet=arguments.quiet)

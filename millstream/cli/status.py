@@ -59,8 +59,11 @@ def _lines(
     scene = Scene(shown["pipeline"], state, shown["elapsed_s"], shown["durability"], vertices, states, spark)
     lines = [*table(scene), "", *aligned(_lane_rows(vertices), left={0, 1, 5}), ""]
     if live:
-        names = ", ".join(f"{process.name} {process.identity.pid}" for process in runtime.processes)
-        lines.append(f"processes: runner {runtime.runner.pid}, {names}")
+        rows = [("PROCESS", "PID", "METRICS"), ("runner", str(runtime.runner.pid), "")]
+        rows += [
+            (process.name, str(process.identity.pid), _port_text(process.metrics_port)) for process in runtime.processes
+        ]
+        lines += [*aligned(rows, left={0, 2}), ""]
         lines.append(f"broker: {runtime.nats_url}, monitoring {runtime.monitor_url}")
     else:
         lines.append(f"not running; these numbers are {duration_text(age_s)} old")
@@ -76,6 +79,10 @@ def _lane_rows(vertices: Sequence[VertexProgress]) -> list[tuple[str, ...]]:
             watermark = watermark_text(lane.watermark_us, None)
             rows += [(vertex.vertex, lane.lane, f"{lane.records:,}", waiting, watermark, _lane_state(lane))]
     return rows
+
+
+def _port_text(port: int | None) -> str:
+    return "" if port is None else f"port {port}"
 
 
 def _lane_state(lane: LaneProgress) -> str:

@@ -83,10 +83,14 @@ class Surroundings:
     log_level: str
     spark: str | None
     """gRPC address of the Spark driver; None in a pipeline without a reduce."""
+    metrics_host: str = "127.0.0.1"
+    """Address that metrics and probes listen on."""
 
     def command(self, plan: ReplicaPlan) -> list[str]:
         """The command line of a vertex process."""
-        metrics = [] if plan.metrics_port is None else ["--metrics-port", str(plan.metrics_port)]
+        metrics = []
+        if plan.metrics_port is not None:
+            metrics = ["--metrics-port", str(plan.metrics_port), "--metrics-host", self.metrics_host]
         spark = [] if self.spark is None else ["--spark", self.spark]
         return [
             *(sys.executable, "-m", VERTEX_MODULE),

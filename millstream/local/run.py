@@ -70,6 +70,8 @@ class RunOptions:
     durability: DurabilityLevel = DurabilityLevel.FSYNC
     metrics_port_base: int | None = None
     """Port of the first vertex process's metrics; the next ones follow. None: no metrics endpoint."""
+    metrics_host: str = "127.0.0.1"
+    """Address that they listen on."""
     log_level: str = "info"
     broker_path: str | None = None
     """URL at which the vertices reach the broker, when something of somebody else's stands between. None: directly."""
@@ -212,6 +214,7 @@ class _Run:
             self._options.durability,
             self._options.log_level,
             self._spark.address if self._spark is not None else None,
+            self._options.metrics_host,
         )
         self._had_ended = summarize(self._graph, await view.marks(), {}).ended
         self._state = "running"

@@ -48,7 +48,7 @@ async def open_endpoint(
         except OSError as error:
             raise EnvironmentFault(
                 f"the metrics endpoint cannot listen on {host}:{port}: {error.strerror or error}; "
-                "choose another --metrics-port, or 0 for none"
+                "choose another port: --metrics-port-base of `millstream run`, --metrics-port of a vertex process"
             ) from error
         yield
     finally:

@@ -77,6 +77,11 @@ class BrokerConnection:
         return self._client
 
     @property
+    def is_up(self) -> bool:
+        """Whether there is a connection now."""
+        return self._up.is_set() and self._client.is_connected
+
+    @property
     def losses(self) -> int:
         """How often the connection was lost since it was opened."""
         return self._losses

@@ -73,7 +73,7 @@ class _ShortSegments(Outside):
 @asynccontextmanager
 async def _open_short_segments(config: VertexConfig) -> AsyncIterator[Outside]:
     async with open_outside(config) as outside:
-        yield _ShortSegments(outside.broker, outside.stores, outside.programs, outside.rng)
+        yield _ShortSegments(outside.broker, outside.stores, outside.programs, outside.rng, outside.connection)
 
 
 async def _run_vertex(config: VertexConfig, surroundings: OpenSurroundings, stopping: asyncio.Event) -> None:

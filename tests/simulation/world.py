@@ -99,6 +99,9 @@ class SimSurroundings:
     programs: SimPrograms
     rng: random.Random
 
+    def trouble(self) -> str | None:
+        return None
+
     @asynccontextmanager
     async def spark(self, address: str) -> AsyncIterator[SimSpark]:
         outside = self.world.outside

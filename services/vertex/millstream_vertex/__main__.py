@@ -60,6 +60,7 @@ def _config(options: argparse.Namespace) -> VertexConfig:
         monitor_url=options.monitor,
         durability=DurabilityLevel(options.durability),
         metrics_port=options.metrics_port,
+        metrics_host=options.metrics_host,
         windows_dir=options.windows_dir,
         spark=options.spark,
     )
@@ -134,7 +135,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--spark", help="gRPC address of the Spark driver that computes windows")
     parser.add_argument("--windows-dir", type=Path, help="where a reduce keeps the records of its open windows")
-    parser.add_argument("--metrics-port", type=int, default=0, help="Prometheus endpoint on loopback; 0 for none")
+    parser.add_argument(
+        "--metrics-port", type=int, default=0, help="port of /metrics, /livez and /readyz (default: 0, none)"
+    )
+    parser.add_argument(
+        "--metrics-host", default="127.0.0.1", help="address they listen on; 0.0.0.0 for all (default: 127.0.0.1)"
+    )
     parser.add_argument("--log-level", default="INFO")
     return parser
 

@@ -43,6 +43,7 @@ from millstream_vertex.lane import LaneCore
 from millstream_vertex.map_lane import MapLane
 from millstream_vertex.mapping import Mapper
 from millstream_vertex.ownership import Ownership, fenced
+from millstream_vertex.readiness import Readiness
 from millstream_vertex.settings import ids_ttl_s, ledger_limits, room_limits, route
 from millstream_vertex.sink_lane import SinkVertexLane
 from millstream_vertex.source_lane import SourceVertexLane
@@ -71,10 +72,13 @@ class VertexLane(Protocol):
 class VertexProcess:
     """The open lanes of one replica of one vertex. Made by `open_vertex`."""
 
-    def __init__(self, shared: _Shared, lanes: Sequence[VertexLane], cycle_ends: Sequence[LaneInput]) -> None:
+    def __init__(
+        self, shared: _Shared, lanes: Sequence[VertexLane], cycle_ends: Sequence[LaneInput], readiness: Readiness
+    ) -> None:
         self._shared = shared
         self._lanes = lanes
         self._cycle_ends = cycle_ends
+        self._readiness = readiness
 
     async def run(self) -> None:
         """Until every lane has ended, or is finished after `stop`."""
@@ -95,6 +99,7 @@ class VertexProcess:
 
     def stop(self) -> None:
         """Take nothing new in; `run` returns when what is in flight is finished."""
+        self._readiness.stopping()
         for lane in self._lanes:
             lane.stop()
         self._shared.room.drain()
@@ -110,29 +115,35 @@ async def open_vertex(
     config: VertexConfig, clock: Clock, *, surroundings: OpenSurroundings = open_outside
 ) -> AsyncIterator[VertexProcess]:
     """Take the replica's lanes over and open everything they need."""
+    lanes: list[VertexLane] = []
+    cycle_ends: list[LaneInput] = []
+    statistics = _Statistics(config, lanes)
+    readiness = Readiness()
     async with AsyncExitStack() as stack:
-        outside = await stack.enter_async_context(surroundings(config))
-        shared = await _Shared.open(config, clock, outside)
-        lanes: list[VertexLane] = []
-        cycle_ends: list[LaneInput] = []
-        statistics = _Statistics(shared, lanes)
+        # First, so that probes are answered while the rest is not there yet.
         telemetry = await stack.enter_async_context(
             open_telemetry(
                 config.resolved.pipeline.name,
                 config.vertex,
-                shared.kind,
+                statistics.kind,
                 config.replica,
                 statistics,
                 metrics_port=config.metrics_port,
+                metrics_host=config.metrics_host,
+                not_ready=readiness.reason,
             )
         )
+        outside = await stack.enter_async_context(surroundings(config))
+        readiness.reached(outside)
+        shared = statistics.shared = await _Shared.open(config, clock, outside)
         for lane in owned_lanes(shared.graph, config.vertex, config.replica):
             opening = _LaneOpening(shared, lane, telemetry, stack)
             lanes.append(await opening.open())
             if opening.closes_cycle is not None:
                 cycle_ends.append(opening.closes_cycle)
         await shared.catch_up()
-        yield VertexProcess(shared, lanes, cycle_ends)
+        readiness.opened()
+        yield VertexProcess(shared, lanes, cycle_ends, readiness)
 
 
 class _Shared:
@@ -427,21 +438,24 @@ class _LaneOpening:
 class _Statistics:
     """The process's numbers, when asked for."""
 
-    def __init__(self, shared: _Shared, lanes: Sequence[VertexLane]) -> None:
-        self._shared = shared
+    def __init__(self, config: VertexConfig, lanes: Sequence[VertexLane]) -> None:
+        self._config = config
         self._lanes = lanes
+        self.kind = config.resolved.graph.vertex(config.vertex).kind
+        self.shared: _Shared | None = None
+        """None before the surroundings are open: then there is nothing to count."""
 
     def __call__(self) -> VertexStatistics:
-        shared = self._shared
-        totals = [ledger.statistics() for ledger in shared.ledgers()]
+        shared = self.shared
+        totals = [ledger.statistics() for ledger in shared.ledgers()] if shared is not None else []
         return VertexStatistics(
-            pipeline=shared.pipeline,
-            vertex=shared.config.vertex,
-            vertex_type=shared.kind,
-            replica=shared.config.replica,
+            pipeline=self._config.resolved.pipeline.name,
+            vertex=self._config.vertex,
+            vertex_type=self.kind,
+            replica=self._config.replica,
             lanes=[lane.statistics() for lane in self._lanes],
-            buffers=shared.room.statistics(),
-            sidecars=shared.programs.statistics(),
+            buffers=shared.room.statistics() if shared is not None else [],
+            sidecars=shared.programs.statistics() if shared is not None else {},
             commits=sum(total.commits for total in totals),
             commit_bytes=sum(total.commit_bytes for total in totals),
             commit_seconds=sum(total.commit_seconds for total in totals),

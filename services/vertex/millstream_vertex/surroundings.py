@@ -21,7 +21,7 @@ from millstream.statistics import SidecarStatistics
 from millstream.udf.protocol import MapStream, StreamName, UdfClient
 from millstream.watermark.jetstream import open_jetstream_ot_stores
 from millstream.watermark.store import OtStores
-from millstream.wire.nats import open_connection
+from millstream.wire.nats import BrokerConnection, open_connection
 from millstream_udf.wire.udf.v1 import udf_pb2
 from millstream_vertex.programs import open_programs
 
@@ -44,7 +44,9 @@ class VertexConfig:
     durability: DurabilityLevel
     """The weakest that is accepted."""
     metrics_port: int
-    """Of the Prometheus endpoint; 0 for none."""
+    """Of the endpoint with metrics and probes; 0 for none."""
+    metrics_host: str = "127.0.0.1"
+    """Address that it listens on."""
     windows_dir: Path | None = None
     """Where reduce lanes keep their logs, <vertex>/<partition>."""
     spark: str | None = None
@@ -84,6 +86,9 @@ class Surroundings(Protocol):
     def rng(self) -> random.Random:
         """For pauses between attempts."""
 
+    def trouble(self) -> str | None:
+        """What is away that a process cannot work without; None when everything is there."""
+
     def spark(self, address: str) -> AbstractAsyncContextManager[SparkRuns]:
         """A client of the Spark driver at that address; it need not be there yet."""
 
@@ -108,6 +113,13 @@ class Outside:
     stores: OtStores
     programs: VertexPrograms
     rng: random.Random
+    connection: BrokerConnection
+
+    def trouble(self) -> str | None:
+        if not self.connection.is_up:
+            return f"the connection to the NATS server at {self.connection.place} is lost"
+        down = [role for role, sidecar in self.programs.statistics().items() if not sidecar.running]
+        return f"the program of the {' and the '.join(down)} does not run" if down else None
 
     def spark(self, address: str) -> AbstractAsyncContextManager[SparkRuns]:
         from millstream_reduce.spark.client import open_spark_client
@@ -138,4 +150,4 @@ async def open_outside(config: VertexConfig) -> AsyncIterator[Outside]:
         )
         stores = await stack.enter_async_context(open_jetstream_ot_stores(connection, name))
         programs = await stack.enter_async_context(open_programs(config.resolved, config.vertex, config.replica))
-        yield Outside(broker, stores, programs, random.Random())
+        yield Outside(broker, stores, programs, random.Random(), connection)
