@@ -110,7 +110,8 @@ class Limits(SpecModel):
     read_timeout_s: PositiveDuration = Field(default=1.0, alias="readTimeout")
     """Longest wait for a batch to fill. Duration, default 1s."""
     buffer_max_length: PositiveCount = BUFFER_RECORDS_MAX
-    """Records in one input buffer (one edge and partition into the vertex)."""
+    """Records in one input buffer (one edge and partition into the vertex). Frames are cut so that each is at most a
+    quarter of what may be used of it; each writer may pass the bound by one of them."""
     buffer_max_bytes: Quantity = BUFFER_BYTES_MAX
     """Bytes in one input buffer. Default 512 MiB."""
     buffer_usage_limit: Percent = round(BUFFER_USAGE_LIMIT * 100)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from millstream.record import LaneId
 from millstream.testing.pipelines import open_pipeline
 
 if TYPE_CHECKING:
@@ -56,3 +57,27 @@ async def test_what_is_in_flight_is_committed_at_a_stop_though_its_buffer_is_ful
         marks = {lane.vertex: mark for lane, mark in (await run.marks()).items()}
     assert not marks["in"].ended
     assert marks["slow"].account.inputs < 100_000
+
+
+@pytest.mark.guarantee("I8")
+async def test_a_buffer_keeps_to_its_length_and_time_moves_in_it(files: PipelineFiles, tmp_path: Path) -> None:
+    path = files.write(
+        files.generator(1_000_000) + files.function("slow") + files.file_sink("out"),
+        ["in -> map", "map -> out"],
+        more="limits: {bufferMaxLength: 3000}",
+    )
+    async with open_pipeline(path, tmp_path / "broker") as run:
+        running = asyncio.ensure_future(run.run())
+        while (await run.account("map")).inputs < 600:
+            assert not running.done()
+        # The first frame of four is consumed completely, so the map has promised a time.
+        map_lane = LaneId("map", "in-map", 0)
+        while (await run.marks())[map_lane].sequence == 0:
+            assert not running.done()
+        run.stop()
+        async with asyncio.timeout(20):
+            await running
+        marks = {lane.vertex: mark for lane, mark in (await run.marks()).items()}
+    waiting = marks["in"].written[0].records - marks["map"].account.inputs
+    # More than what may be used, which is 80 %, by one frame of the one writer at the most.
+    assert 0 < waiting <= 3000

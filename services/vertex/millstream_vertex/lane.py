@@ -19,7 +19,7 @@ from millstream.watermark.store import OtStore
 from millstream.wire.watermark.v1 import ot_pb2
 from millstream_reader.tracker import Tracker
 from millstream_vertex.ordered import Ordered
-from millstream_writer.committer import Committer, Unit, batch_of
+from millstream_writer.committer import Committer, Unit
 
 
 @dataclass(slots=True)
@@ -59,6 +59,10 @@ class LaneCore:
         self._ot = ot
         self.watermarks = watermarks
         self._commit_interval_s = commit_interval_s
+        self.leaving = False
+        """Nothing more is committed: the lane's input can be read again by the next owner."""
+        self.left = False
+        """Something that was read was not committed."""
         self._watermark_us = max(committer.mark.watermark_us, published_us)
         self._idle = False
 
@@ -78,7 +82,12 @@ class LaneCore:
                 waiting.extend(unit for units in await self.units.ready() for unit in units)
                 if not waiting:
                     return
-            batch = [waiting.popleft() for _ in range(batch_of(waiting))]
+            if self.leaving:
+                await self.tracker.finish(sum(unit.pieces for unit in waiting))
+                waiting.clear()
+                self.left = True
+                continue
+            batch = self.committer.take(waiting)
             watermark_us = self._promise(watermark_after(batch))
             started = self.clock.monotonic_s()
             with self.telemetry.span(

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from millstream.limits import SLICE_TARGET_S
+from millstream.limits import FRAME_RECORDS_MAX, SLICE_TARGET_S
 from millstream.record import Position
 from millstream.statistics import LaneStatistics
 from millstream_reader.buffer import ReadFrame, late_records
@@ -60,6 +60,10 @@ class MapLane:
         self._base = base
         self._mapper = mapper
         self._router = router
+        # What a call gives is committed together, and a small buffer takes it in several pieces.
+        piece = router.piece.records
+        if piece < FRAME_RECORDS_MAX:
+            slice_records_max = min(piece, slice_records_max or piece)
         self._slicer = Slicer(target_s=SLICE_TARGET_S, records_max=slice_records_max)
         self._first_answer = asyncio.Event()
         self._stopping = False

@@ -18,10 +18,13 @@ from millstream.spec.graph import Graph
 from millstream.spec.lanes import buffers_of, lanes_of
 from millstream.spec.models import Edge, Source
 from millstream_writer.room import RoomLimits
-from millstream_writer.routing import Route, tag_condition
+from millstream_writer.routing import FrameLimits, Route, tag_condition
 
 USER_SOURCE_ID_TTL_S = 86_400.0
 """How long the record ids of a user-defined source that may repeat itself are remembered."""
+_PIECES = 4
+"""What a writer may use of a buffer is written in so many pieces at least. With the default of `bufferUsageLimit` one
+writer then never passes `bufferMaxLength`."""
 _KEPT_SEGMENTS = 4
 """Segments of a lane's log whose input fits its buffers, at least, where it is kept."""
 _LOGGED_FRAME_BYTES = 64
@@ -29,6 +32,7 @@ _LOGGED_FRAME_BYTES = 64
 
 
 def route(graph: Graph, edge: Edge) -> Route:
+    limits = graph.limits_of(edge.to)
     tags = edge.conditions.tags if edge.conditions is not None else None
     return Route(
         edge=edge.name,
@@ -36,6 +40,7 @@ def route(graph: Graph, edge: Edge) -> Route:
         condition=tag_condition(tags.operator, tags.values) if tags is not None else None,
         discard_when_full=edge.on_full == "discardLatest",
         keeps=keeps_input(graph, edge.to),
+        piece=FrameLimits(max(1, limits.usable_length // _PIECES), max(1, limits.usable_bytes // _PIECES)),
     )
 
 
@@ -70,7 +75,14 @@ def ids_ttl_s(source: Source) -> float:
 
 def room_limits(graph: Graph, edge: Edge) -> RoomLimits:
     limits = graph.limits_of(edge.to)
-    return RoomLimits(limits.buffer_max_length, limits.buffer_max_bytes, limits.usable_length, limits.usable_bytes)
+    return RoomLimits(
+        limits.buffer_max_length,
+        limits.buffer_max_bytes,
+        limits.usable_length,
+        limits.usable_bytes,
+        # Partitions of one edge have the same writers.
+        writers=len(lanes_of(graph, edge.from_)),
+    )
 
 
 def keeps_input(graph: Graph, vertex: str) -> bool:

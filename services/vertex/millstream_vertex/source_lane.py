@@ -63,13 +63,16 @@ class SourceVertexLane:
         self._on_invalid = on_invalid
         self._stopping = False
         # The records of one read are committed together, and each may go to a partition of its own on every edge.
-        self._records_max = max(1, min(FRAME_RECORDS_MAX, COMMIT_FRAMES_MAX // router.copies_max))
-        if len(router.buffers) <= COMMIT_FRAMES_MAX // 2:
-            self._records_max = FRAME_RECORDS_MAX
+        self._records_max = min(FRAME_RECORDS_MAX, router.piece.records)
+        self._bytes_max = min(FRAME_BYTES_MAX, router.piece.size)
+        if len(router.buffers) > COMMIT_FRAMES_MAX // 2:
+            self._records_max = max(1, min(self._records_max, COMMIT_FRAMES_MAX // router.copies_max))
 
     def stop(self) -> None:
-        """Take nothing new in; what the source has taken in from outside is still finished."""
+        """Take nothing new in. What the source has taken in from outside is still finished; what can be read again
+        and is not being committed is left for the next run."""
         self._stopping = True
+        self.core.leaving = self._source.replayable
 
     def statistics(self) -> LaneStatistics:
         return self.core.statistics(pending=self._source.pending())
@@ -90,7 +93,7 @@ class SourceVertexLane:
                 ended = await self._read_all(work)
                 self.core.units.close()
             ticking.cancel()
-        if ended:
+        if ended and not self.core.left:
             await self.core.end()
 
     async def _read_all(self, work: asyncio.TaskGroup) -> bool:
@@ -103,7 +106,7 @@ class SourceVertexLane:
                 await self._source.drain()
                 if self._source.replayable:
                     return False
-            batch = await self._source.read(self._records_max, FRAME_BYTES_MAX, READ_TIMEOUT_S)
+            batch = await self._source.read(self._records_max, self._bytes_max, READ_TIMEOUT_S)
             if batch.frame is not None or batch.invalid or batch.position != position:
                 position = batch.position
                 await self._begin(batch, work)
@@ -201,7 +204,7 @@ class SourceVertexLane:
         self.core.publish(self._watermark.watermark_us)
         while True:
             await asyncio.sleep(OT_PUBLISH_INTERVAL_S * 2)
-            waiting = len(self.core.tracker) == 0
+            waiting = len(self.core.tracker) == 0 and not self.core.left
             watermark_us = self._watermark.tick(
                 self.core.clock.now_us(), self.core.clock.monotonic_s(), waiting=waiting
             )

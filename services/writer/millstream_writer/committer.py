@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections import defaultdict, deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -104,6 +105,25 @@ class Committer:
         """Per buffer a stored sequence that is not below the last one this lane wrote: what an OT entry says."""
         return self._sequences
 
+    def take(self, waiting: deque[Unit]) -> list[Unit]:
+        """Take what is committed at once from the head of `waiting`: at least one unit, and of those behind it what
+        fits a commit, and the buffers that this lane waits for."""
+        taken: list[Unit] = []
+        totals: defaultdict[BufferId, tuple[int, int]] = defaultdict(lambda: (0, 0))
+        for unit in [waiting[index] for index in range(batch_of(waiting))]:
+            for buffer, frame in unit.frames:
+                records, size = totals[buffer]
+                totals[buffer] = (records + frame.records, size + frame.size)
+            if taken and not all(
+                self._room.has_room(buffer, *totals[buffer]) for buffer, _ in unit.frames if self._waits_for(buffer)
+            ):
+                break
+            taken.append(waiting.popleft())
+        return taken
+
+    def _waits_for(self, buffer: BufferId) -> bool:
+        return buffer not in self._never_waits_for and not self._router.discards_when_full(buffer)
+
     async def commit(self, units: Sequence[Unit], *, watermark_us: int, ended: bool = False) -> None:
         """Make `units` (in input order) durable, with the lane's new watermark. Waits while a buffer is full.
 
@@ -154,11 +174,14 @@ class Committer:
     ) -> list[tuple[BufferId, Frame]]:
         """Wait for buffers that are full; leave out what an edge discards instead, or might (`leave_out`)."""
         kept: list[tuple[BufferId, Frame]] = []
+        added: defaultdict[BufferId, tuple[int, int]] = defaultdict(lambda: (0, 0))
         for buffer, frame in frames:
-            full = self._room.is_full(buffer)
-            if (full or leave_out) and self._router.discards_when_full(buffer):
-                continue
-            if full and buffer not in self._never_waits_for:
+            records, size = added[buffer]
+            if self._router.discards_when_full(buffer):
+                if leave_out or self._room.is_full(buffer, records, size):
+                    continue
+                added[buffer] = (records + frame.records, size + frame.size)
+            elif self._waits_for(buffer) and self._room.is_full(buffer):
                 await self._room.wait(buffer)
             kept.append((buffer, frame))
         return kept

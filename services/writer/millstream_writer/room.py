@@ -1,7 +1,7 @@
 """Back-pressure: is there room in a buffer?
 
-What is in a buffer is kept by `BufferFill`; this adds the bounds. They are soft: several writers may overshoot them by
-what they have in flight. The hard bound is the server's.
+What is in a buffer is kept by `BufferFill`; this adds the bounds. They are soft: each writer may pass them by one unit
+of its input, and by what it has not heard of the others yet. The hard bound is the server's.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ class RoomLimits:
     """The writer stops here: `bufferUsageLimit` of the length."""
     bytes_usable: int
     """The writer stops here: `bufferUsageLimit` of the bytes."""
+    writers: int = 1
+    """Lanes that write to the buffer."""
 
 
 class Room:
@@ -45,12 +47,23 @@ class Room:
             if fill is not None:
                 fill.wrote(lane.key, entry.records, entry.bytes)
 
-    def is_full(self, buffer: BufferId) -> bool:
-        """The soft bound is reached. A buffer that is no edge's has none."""
+    def is_full(self, buffer: BufferId, records: int = 0, size: int = 0) -> bool:
+        """The soft bound is reached, or would be with so much more. A buffer that is no edge's has none."""
         if buffer not in self._limits:
             return False
         fill, limits = self.fills[buffer], self._limits[buffer]
-        return fill.records >= limits.records_usable or fill.bytes >= limits.bytes_usable
+        return fill.records + records >= limits.records_usable or fill.bytes + size >= limits.bytes_usable
+
+    def has_room(self, buffer: BufferId, records: int, size: int) -> bool:
+        """Whether a writer may add so much to what it commits at once: it leaves the others their share of what is
+        free."""
+        if buffer not in self._limits or self._draining:
+            return True
+        fill, limits = self.fills[buffer], self._limits[buffer]
+        return (
+            records * limits.writers <= limits.records_usable - fill.records
+            and size * limits.writers <= limits.bytes_usable - fill.bytes
+        )
 
     async def wait(self, buffer: BufferId) -> None:
         """Return once the buffer is below its soft bound, or the vertex drains."""
@@ -65,8 +78,8 @@ class Room:
             self._waiting[buffer] -= 1
 
     def drain(self) -> None:
-        """Nothing new is taken in from now on. What is in flight is little and may pass the soft bounds: whoever reads
-        these buffers may have stopped already."""
+        """Nothing new is taken in from now on. What is committed until the end is little and may pass the soft bounds:
+        the readers of these buffers may have stopped already."""
         self._draining = True
         for fill in self.fills.values():
             fill.news.set()

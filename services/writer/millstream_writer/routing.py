@@ -28,6 +28,7 @@ class FrameLimits(NamedTuple):
 
 
 _USUAL = FrameLimits()
+_ANY = FrameLimits(1 << 62, 1 << 62)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,8 @@ class Route:
     """`onFull: discardLatest`."""
     keeps: bool = False
     """What is read stays in the buffers until the windows it is in are committed."""
+    piece: FrameLimits = _ANY
+    """The most that should be written to a buffer at once: a part of what it may hold, so that time moves in it."""
 
 
 def tag_condition(operator: str, values: Sequence[str]) -> Callable[[frozenset[bytes]], bool] | None:
@@ -99,6 +102,15 @@ class Router:
     @property
     def has_dead_letter(self) -> bool:
         return bool(self._dead_letter)
+
+    @property
+    def piece(self) -> FrameLimits:
+        """The most that a lane should take on at once, so that no buffer gets more than its piece."""
+        pieces = [route.piece for route in self._all]
+        return FrameLimits(
+            min((piece.records for piece in pieces), default=_ANY.records),
+            min((piece.size for piece in pieces), default=_ANY.size),
+        )
 
     @property
     def keeping_edges(self) -> Sequence[str]:

@@ -85,8 +85,10 @@ def mapper_of(
     )
 
 
-def open_room(buffers: Sequence[BufferId], records_usable: int = 1_000_000, bytes_usable: int = 2**40) -> Room:
-    bounds = RoomLimits(2 * records_usable, 2 * bytes_usable, records_usable, bytes_usable)
+def open_room(
+    buffers: Sequence[BufferId], records_usable: int = 1_000_000, bytes_usable: int = 2**40, writers: int = 1
+) -> Room:
+    bounds = RoomLimits(2 * records_usable, 2 * bytes_usable, records_usable, bytes_usable, writers)
     return Room(dict.fromkeys(buffers, bounds))
 
 

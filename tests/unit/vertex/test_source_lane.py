@@ -18,8 +18,9 @@ from millstream_reader.source import SourceBatch
 from millstream_reader.tracker import Tracker
 from millstream_vertex.lane import LaneCore
 from millstream_vertex.source_lane import SourceVertexLane
+from millstream_writer.room import Room
 from millstream_writer.routing import Route, Router
-from tests.unit.vertex.lane_rig import UPSTREAM, Rig, open_rig, records_of
+from tests.unit.vertex.lane_rig import UPSTREAM, Rig, open_rig, open_room, records_of
 
 BUFFER = BufferId("in-map", 0)
 
@@ -58,9 +59,9 @@ class GivenSource:
         return None
 
 
-async def lane_of(rig: Rig, source: GivenSource) -> SourceVertexLane:
+async def lane_of(rig: Rig, source: GivenSource, room: Room | None = None) -> SourceVertexLane:
     router = Router([Route(BUFFER.edge, 1, None)])
-    committer = await rig.committer(UPSTREAM, router)
+    committer = await rig.committer(UPSTREAM, router, room)
     tracker = Tracker(pieces_max=limits.FRAMES_IN_FLIGHT_MAX, bytes_max=limits.BYTES_IN_FLIGHT_MAX)
     store = await rig.stores.store(UPSTREAM.vertex)
     core = LaneCore(UPSTREAM, committer, store, Telemetry(), SystemClock(), tracker, watermarks=True)
@@ -91,3 +92,27 @@ async def test_what_was_committed_and_not_acknowledged_is_acknowledged_by_the_ne
         source = GivenSource([])
         await (await lane_of(rig, source)).run()
     assert source.acknowledged == [b"1"]
+
+
+@pytest.mark.guarantee("I1")
+async def test_a_source_told_to_stop_leaves_what_is_not_being_committed_to_the_next_run(rig: Rig) -> None:
+    frames = [records_of(b"%d" % number, time_us=number) for number in range(20)]
+    source = GivenSource(frames)
+    lane = await lane_of(rig, source, open_room([BUFFER], records_usable=8))
+    rig.faults.hold()
+    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        tasks.create_task(lane.run())
+        await rig.faults.held()
+        await source.all_read.wait()
+        lane.stop()
+        rig.faults.release()
+    mark = await rig.mark(UPSTREAM)
+    # What was read to its end was not committed to its end.
+    assert not mark.ended
+    committed = int(mark.position)
+    assert 0 < committed <= 8
+    assert await rig.values(BUFFER, "in") == [b"%d" % number for number in range(committed)]
+    async with asyncio.timeout(10):
+        await (await lane_of(rig, GivenSource(frames[committed:]))).run()
+    assert await rig.values(BUFFER, "in") == [b"%d" % number for number in range(20)]
+    assert (await rig.mark(UPSTREAM)).ended

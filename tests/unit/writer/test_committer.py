@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator
 
 import pytest
@@ -102,6 +103,31 @@ async def test_a_full_buffer_makes_the_writer_wait(rig: Rig) -> None:
     room.fills[B].consumed(1, 0)
     await waiting
     assert await rig.values(B) == [b"x", b"y", b"z"]
+
+
+async def test_a_commit_takes_no_more_than_its_buffers_have_room_for(rig: Rig) -> None:
+    for writers, taken in ((1, 4), (2, 2), (9, 1)):
+        room = open_room([A, B], records_usable=8, writers=writers)
+        committer = await rig.committer(LANE, ROUTER, room)
+        room.fills[B].wrote("other", 4, 0)
+        # What an edge would discard is no reason to commit less.
+        waiting = deque([unit(number, b"x") for number in range(9)])
+        assert len(committer.take(waiting)) == taken
+        assert len(waiting) == 9 - taken
+        room.fills[B].wrote("other", 8, 0)
+        assert len(committer.take(waiting)) == 1, "of a buffer that is full, only what the commit waits with"
+        room.drain()
+        assert len(committer.take(waiting)) == 9 - taken - 1
+
+
+async def test_an_edge_that_discards_keeps_to_its_bound_within_a_commit(rig: Rig) -> None:
+    room = open_room([A, B], records_usable=1000)
+    committer = await rig.committer(LANE, ROUTER, room)
+    units = [unit(number, *[b"x"] * 600) for number in range(3)]
+    await committer.commit(units, watermark_us=0)
+    assert len(await rig.values(A)) == 1200
+    assert len(await rig.values(B)) == 1800
+    assert (await rig.account()).discarded == 600
 
 
 @pytest.mark.guarantee("I2")
