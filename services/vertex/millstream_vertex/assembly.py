@@ -416,7 +416,7 @@ class _LaneOpening:
             replica=shared.config.replica,
             epoch=mark.epoch,
             start=Position(mark.sequence, mark.record_index),
-            ledger_id=(await shared.ledger(shared.graph.edge(lane.input).from_)).ledger_id,
+            ledger_id=(await shared.ledger(lane.vertex)).ledger_id,
             base_dir=shared.config.resolved.base_dir,
             clock=shared.clock,
         )
