@@ -13,21 +13,26 @@ from typing import Any
 
 from millstream.errors import MillstreamError, UserError
 from millstream.spec.checks import local_faults
-from millstream.spec.faults import Fault, Finding, Note, SpecError
+from millstream.spec.faults import Fault, Finding, Note, fault_lines
 from millstream.spec.guarantees import Guarantee, guarantees_of
-from millstream.spec.loading import Loaded, load
-from millstream.spec.resolved import Resolved
-from millstream.spec.sql import doubts_of, queries_of
+from millstream.spec.loading import FileError, Loaded, Partial, load
+from millstream.spec.sql import doubts_of
 
 
 def run(arguments: argparse.Namespace) -> int:
     loaded: Loaded | None = None
+    partial: Partial | None = None
     faults: list[Fault] = []
     notes: list[Note] = []
     try:
         loaded = load(arguments.file)
-    except SpecError as error:
+    except FileError as error:
         faults += error.faults
+        partial = error.partial
+    if partial is not None and not arguments.file_only:
+        known = {(fault.path, fault.what) for fault in faults}
+        faults += [fault for fault in local_faults(partial) if (fault.path, fault.what) not in known]
+        _ask_spark(partial, faults, notes)
     if loaded is not None:
         notes += loaded.notes
         if arguments.file_only:
@@ -46,18 +51,19 @@ def run(arguments: argparse.Namespace) -> int:
     return UserError.exit_code if faults else 0
 
 
-def _ask_spark(loaded: Loaded, faults: list[Fault], notes: list[Note]) -> None:
-    """Add what Spark says of the pipeline's queries. One that does not start is a fault too."""
-    queries = len(queries_of(loaded.pipeline))
+def _ask_spark(loaded: Loaded | Partial, faults: list[Fault], notes: list[Note]) -> None:
+    """Add what Spark says of the queries, as far as they can be read. One that does not start is a fault too."""
+    queries = sum(vertex.udf is not None and vertex.udf.sql is not None for vertex in loaded.sound.values())
     if not queries or _has_no_spark():
         return
     # Spark is large, and a pipeline without SQL does not need it.
     from millstream.local.queries import check_queries
 
+    spark = loaded.pipeline.spec.spark if isinstance(loaded, Loaded) else None
     what = "a query" if queries == 1 else f"{queries} queries"
     print(f"asking Spark about {what}; this takes some seconds", file=sys.stderr)
     try:
-        verdict = asyncio.run(check_queries(Resolved(loaded.pipeline, loaded.graph, loaded.base_dir)))
+        verdict = asyncio.run(check_queries(loaded.sound, spark))
     except MillstreamError as error:
         expected = "a Spark that starts on this machine, to look at the queries"
         faults.append(loaded.fault(Finding(("spec", "spark"), str(error), expected)))
@@ -89,8 +95,8 @@ def _as_json(
 def _show(
     loaded: Loaded | None, faults: Sequence[Fault], notes: Sequence[Note], guarantees: Mapping[str, Guarantee]
 ) -> None:
-    for fault in faults:
-        print(fault, file=sys.stderr)
+    for line in fault_lines(faults):
+        print(line, file=sys.stderr)
     if faults:
         print(f"{len(faults)} fault{'' if len(faults) == 1 else 's'}", file=sys.stderr)
     if loaded is not None and not faults:

@@ -14,10 +14,8 @@ from pathlib import Path as FilePath
 from typing import TYPE_CHECKING
 
 from millstream.limits import MIB
-from millstream.record import WINDOW_INPUT, LaneId
 from millstream.spec.faults import Finding, Path
-from millstream.spec.models import Pipeline
-from millstream.spec.resolved import Resolved
+from millstream.spec.models import Spark, Vertex
 from millstream.wire.reduce.v1 import spark_pb2
 
 if TYPE_CHECKING:
@@ -40,7 +38,7 @@ class Verdict:
     notes: list[tuple[Path, str]] = field(default_factory=list)
 
 
-async def check_queries(resolved: Resolved) -> Verdict:
+async def check_queries(vertices: Mapping[int, Vertex], spark: Spark | None) -> Verdict:
     """Start a Spark on this machine, whatever the pipeline's own is, and ask it. Takes some seconds; once in a process.
 
     Raises `EnvironmentFault` when it does not start, `UserError` when it does not take the pipeline's settings.
@@ -53,20 +51,20 @@ async def check_queries(resolved: Resolved) -> Verdict:
     # Prints pages of Java's stack for every query that is wrong.
     PySparkLogger.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     with tempfile.TemporaryDirectory(prefix="millstream-queries-") as directory:
-        settings = _analysis_settings(resolved.pipeline, FilePath(directory) / "spark")
+        settings = _analysis_settings(spark, FilePath(directory) / "spark")
         async with open_session(settings) as session:
-            return await verdict_of(resolved, lambda program: session.run(check, program))
+            return await verdict_of(vertices, lambda program: session.run(check, program))
 
 
-async def verdict_of(resolved: Resolved, check: Check) -> Verdict:
-    """Ask about every query."""
-    from millstream_vertex.reduce_config import program_of
+async def verdict_of(vertices: Mapping[int, Vertex], check: Check) -> Verdict:
+    """Ask about every query of the vertices, given by their places in the file."""
+    from millstream_vertex.reduce_config import sql_program
 
     verdict = Verdict()
-    for index, vertex in enumerate(resolved.pipeline.spec.vertices):
-        if vertex.udf is None or vertex.udf.sql is None:
+    for index, vertex in vertices.items():
+        if vertex.group_by is None or vertex.udf is None or vertex.udf.sql is None:
             continue
-        answer = await check(program_of(resolved, LaneId(vertex.name, WINDOW_INPUT, 0), 0, None))
+        answer = await check(sql_program(vertex.udf.sql, keyed=vertex.group_by.keyed))
         path = ("spec", "vertices", index, "udf", "sql")
         verdict.faults += [_finding(path, fault) for fault in answer.faults]
         if answer.one_by_one:
@@ -89,13 +87,12 @@ _PLACES: Mapping[tuple[str, ...], str] = {
 }
 
 
-def _analysis_settings(pipeline: Pipeline, directory: FilePath) -> SparkSettings:
+def _analysis_settings(spark: Spark | None, directory: FilePath) -> SparkSettings:
     from millstream_reduce.spark.settings import SparkSettings
 
-    spark = pipeline.spec.spark
     conf = spark.conf if spark is not None else {}
     # What a setting refers to is a secret, which decides nothing about a query, and need not be here.
     kept = {name: value for name, value in conf.items() if isinstance(value, str) and not name.startswith(_OF_CLUSTERS)}
     return SparkSettings(
-        directory, master="local[1]", driver_memory_bytes=_DRIVER_MEMORY_BYTES, conf=kept, name=pipeline.name
+        directory, master="local[1]", driver_memory_bytes=_DRIVER_MEMORY_BYTES, conf=kept, name="queries"
     )

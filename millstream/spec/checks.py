@@ -15,19 +15,21 @@ from importlib.util import find_spec
 from pathlib import Path as FilePath
 
 from millstream.spec.faults import Fault, Finding, Path
-from millstream.spec.loading import Loaded
+from millstream.spec.loading import Loaded, Partial
 from millstream.spec.models import FallbackSink, FileSource, Program, Vertex
 from millstream.spec.references import Reference, SecretKey, missing, resolve
 from millstream.spec.values import SpecModel
 
 
-def local_faults(loaded: Loaded) -> list[Fault]:
-    """Everything that a run of the pipeline on this machine would lack."""
+def local_faults(loaded: Loaded | Partial) -> list[Fault]:
+    """Everything that a run of the pipeline on this machine would lack, as far as the file can be understood."""
     findings: list[Finding] = []
     directories: dict[FilePath, Path] = {}
-    findings += _reference_findings(loaded.pipeline.spec, ("spec",), loaded.base_dir)
-    for index, vertex in enumerate(loaded.pipeline.spec.vertices):
+    if isinstance(loaded, Loaded) and loaded.pipeline.spec.spark is not None:
+        findings += _reference_findings(loaded.pipeline.spec.spark, ("spec", "spark"), loaded.base_dir)
+    for index, vertex in loaded.sound.items():
         path: Path = ("spec", "vertices", index)
+        findings += _reference_findings(vertex, path, loaded.base_dir)
         for place, program in _programs(vertex, path):
             findings += _program_findings(_Program(program, place, loaded.base_dir))
         findings += _reduce_findings(vertex, path)
@@ -73,8 +75,12 @@ def _sinks(vertex: Vertex, path: Path) -> Iterator[tuple[Path, FallbackSink]]:
 def _program_findings(program: _Program) -> Iterator[Finding]:
     settings = program.settings
     if settings.container is not None:
-        what = "containers are started on Kubernetes only"
-        yield Finding((*program.path, "container"), what, "`command` or `python` for a run on this machine")
+        what = "this machine's runner starts no containers"
+        yield Finding(
+            (*program.path, "container"),
+            what,
+            "`command` or `python`; `millstream validate --file-only` takes it as it is",
+        )
         return
     if not program.directory.is_dir():
         what = f"there is no directory {program.directory}"
@@ -201,7 +207,8 @@ def _input_findings(source: FileSource, path: Path, base_dir: FilePath) -> Itera
         matches = glob.glob(str(base_dir / pattern), recursive=True)
         files = [match for match in matches if os.path.isfile(match)]
         if not files and not source.follow:
-            what = f"{pattern!r} matches directories only" if matches else f"{pattern!r} matches no file"
+            only = "directories" if all(map(os.path.isdir, matches)) else "directories and devices"
+            what = f"{pattern!r} matches {only} only" if matches else f"{pattern!r} matches no file"
             yield Finding(here, what, f"a file, relative to {base_dir}, or `follow: true` to wait for it")
         for file in files:
             if not os.access(file, os.R_OK):

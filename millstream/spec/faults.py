@@ -1,6 +1,6 @@
 """What is wrong with a pipeline file, or worth knowing about it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from millstream.errors import UserError
@@ -9,12 +9,18 @@ Path = tuple[str | int, ...]
 """The way to a value in the file: member names and list indexes."""
 
 
+FAULTS_SHOWN_MAX = 50
+"""Faults that are printed at once: who has more has one cause, or reads `validate --json`."""
+_STEPS_SHOWN_MAX = 16
+"""Deeper than any field; an alias that contains itself goes on without end."""
+
+
 def path_text(path: Path) -> str:
-    """A path as users read it: `spec.vertices[2].udf`."""
+    """A path as users read it: `spec.vertices[2].udf`; of a very long one the beginning."""
     text = ""
-    for step in path:
+    for step in path[:_STEPS_SHOWN_MAX]:
         text += f"[{step}]" if isinstance(step, int) else f".{step}"
-    return text.removeprefix(".")
+    return text.removeprefix(".") + ("..." if len(path) > _STEPS_SHOWN_MAX else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +78,17 @@ class Finding:
     """What was expected."""
 
 
+def fault_lines(faults: Sequence[Fault]) -> Iterator[str]:
+    """What is printed of them."""
+    yield from map(str, faults[:FAULTS_SHOWN_MAX])
+    if len(faults) > FAULTS_SHOWN_MAX:
+        yield f"... and {len(faults) - FAULTS_SHOWN_MAX} more faults (`millstream validate --json` has all)"
+
+
 class SpecError(UserError):
     """A pipeline that cannot be run as written; carries every fault that was found."""
 
     def __init__(self, faults: Sequence[Fault]) -> None:
         self.faults = tuple(faults)
         """Every fault, in the order of the file."""
-        super().__init__("\n".join(str(fault) for fault in self.faults))
+        super().__init__("\n".join(fault_lines(self.faults)))

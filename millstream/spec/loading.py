@@ -8,7 +8,8 @@ What the user sees of a fault is made here. It does not look at anything but the
 pipeline refers to is looked at in `checks`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Any
@@ -18,7 +19,7 @@ from pydantic import ValidationError
 from millstream.spec import numaflow, yaml_text
 from millstream.spec.faults import Fault, Finding, Note, Path, SpecError, path_text
 from millstream.spec.graph import Graph
-from millstream.spec.models import Pipeline
+from millstream.spec.models import Pipeline, Vertex
 from millstream.spec.notes import notes_of
 from millstream.spec.outline import outline_of, shape_findings
 from millstream.spec.references import placeholders
@@ -44,6 +45,11 @@ class Loaded:
     """The file's values with their places, for faults that are found later."""
 
     @property
+    def sound(self) -> Mapping[int, Vertex]:
+        """The vertices, by their place in the file."""
+        return dict(enumerate(self.pipeline.spec.vertices))
+
+    @property
     def base_dir(self) -> FilePath:
         """Absolute directory of the file: where relative paths in it start from."""
         return self.path.absolute().parent
@@ -57,19 +63,53 @@ class Loaded:
         return _note(str(self.path), self.document, path, what)
 
 
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """What of a file with faults is sound by itself, so that one fault does not hide others."""
+
+    path: FilePath
+    """As in `Loaded`."""
+    sound: Mapping[int, Vertex]
+    """The vertices that are valid, by their place in the file."""
+    document: yaml_text.Document
+    """As in `Loaded`."""
+
+    @property
+    def base_dir(self) -> FilePath:
+        """As in `Loaded`."""
+        return self.path.absolute().parent
+
+    def fault(self, finding: Finding) -> Fault:
+        """As in `Loaded`."""
+        return _fault(str(self.path), self.document, finding)
+
+    def note(self, path: Path, what: str) -> Note:
+        """As in `Loaded`."""
+        return _note(str(self.path), self.document, path, what)
+
+
+class FileError(SpecError):
+    """A pipeline file with faults."""
+
+    def __init__(self, faults: Sequence[Fault], partial: Partial | None = None) -> None:
+        super().__init__(faults)
+        self.partial = partial
+        """What can be looked at all the same; None where the file cannot be read at all."""
+
+
 def load(path: FilePath | str) -> Loaded:
-    """Read and check a pipeline file. Errors: SpecError with every fault."""
+    """Read and check a pipeline file. Errors: FileError with every fault."""
     file = FilePath(path)
     return load_text(_text_of(file), file)
 
 
 def load_text(text: str, path: FilePath | str) -> Loaded:
-    """Check the text of a pipeline file that is, or would be, at `path`. Errors: SpecError."""
+    """Check the text of a pipeline file that is, or would be, at `path`. Errors: FileError."""
     file = str(path)
     try:
         document = yaml_text.parse(text)
     except yaml_text.UnreadableError as problem:
-        raise SpecError([_text_fault(file, problem.fault)]) from None
+        raise FileError([_text_fault(file, problem.fault)]) from None
     sifted = numaflow.sift(document.value)
     pipeline, findings = _validated(sifted)
     outline = outline_of(sifted.value)
@@ -79,15 +119,16 @@ def load_text(text: str, path: FilePath | str) -> Loaded:
     faults += [_fault(file, document, finding) for finding in findings]
     if faults or pipeline is None:
         unique = dict.fromkeys(faults)
-        raise SpecError(sorted(unique, key=lambda fault: (fault.line, fault.column, fault.path)))
+        partial = Partial(FilePath(path), _sound_vertices(sifted.value), document)
+        raise FileError(sorted(unique, key=lambda fault: (fault.line, fault.column, fault.path)), partial)
     graph = Graph.of(pipeline)
     notes = sorted(_notes(file, document, sifted, graph), key=lambda n: (n.line, n.column))
     return Loaded(FilePath(path), pipeline, graph, tuple(notes), document)
 
 
 def _text_of(file: FilePath) -> str:
-    def refusal(what: str, expected: str) -> SpecError:
-        return SpecError([Fault(str(file), 0, 0, "", what, expected)])
+    def refusal(what: str, expected: str) -> FileError:
+        return FileError([Fault(str(file), 0, 0, "", what, expected)])
 
     try:
         if file.is_dir():
@@ -107,7 +148,7 @@ def _text_of(file: FilePath) -> str:
         line = data.count(b"\n", 0, problem.start) + 1
         column = problem.start - (data.rfind(b"\n", 0, problem.start) + 1) + 1
         fault = Fault(str(file), line, column, "", "the text is not UTF-8", "a file in UTF-8")
-        raise SpecError([fault]) from None
+        raise FileError([fault]) from None
 
 
 def _validated(sifted: numaflow.Sifted) -> tuple[Pipeline | None, list[Finding]]:
@@ -125,11 +166,24 @@ def _validated(sifted: numaflow.Sifted) -> tuple[Pipeline | None, list[Finding]]
         return None, findings
 
 
-def _empty_groups(value: Any) -> Iterator[Finding]:
-    """A `groupBy` with nothing in it would leave a map where a reduce was meant."""
+def _vertices(value: Any) -> list[Any]:
+    """The vertices as they are written, whatever else is wrong."""
     spec = value.get("spec") if isinstance(value, dict) else None
     vertices = spec.get("vertices") if isinstance(spec, dict) else None
-    for index, vertex in enumerate(vertices if isinstance(vertices, list) else ()):
+    return vertices if isinstance(vertices, list) else []
+
+
+def _sound_vertices(value: Any) -> dict[int, Vertex]:
+    sound = {}
+    for index, written in enumerate(_vertices(value)):
+        with suppress(ValidationError):
+            sound[index] = Vertex.model_validate(written)
+    return sound
+
+
+def _empty_groups(value: Any) -> Iterator[Finding]:
+    """A `groupBy` with nothing in it would leave a map where a reduce was meant."""
+    for index, vertex in enumerate(_vertices(value)):
         udf = vertex.get("udf") if isinstance(vertex, dict) else None
         if isinstance(udf, dict) and "groupBy" in udf and udf["groupBy"] is None:
             path = ("spec", "vertices", index, "udf", "groupBy")

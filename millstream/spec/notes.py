@@ -1,11 +1,12 @@
 """What to know about a valid pipeline: settings that decide nothing beside others, and what some cost. Pure."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from millstream.spec.faults import Path
 from millstream.spec.graph import Graph
-from millstream.spec.models import GroupBy, Vertex
+from millstream.spec.models import FallbackSink, GroupBy, Vertex
 from millstream.spec.topology import reachable
 
 
@@ -14,6 +15,7 @@ def notes_of(value: Mapping[str, Any], graph: Graph) -> Iterator[tuple[Path, str
     spec = value["spec"]
     for index, vertex in enumerate(graph.pipeline.spec.vertices):
         here: Path = ("spec", "vertices", index)
+        yield from _secrets_in_the_file(vertex, here)
         yield from _idle_settings(spec["vertices"][index], vertex, here)
         if vertex.group_by is not None:
             yield from _grouping(spec["vertices"][index], vertex.group_by, (*here, "udf", "groupBy"))
@@ -21,6 +23,22 @@ def notes_of(value: Mapping[str, Any], graph: Graph) -> Iterator[tuple[Path, str
             yield from _behind_a_cycle(graph, vertex, here)
     if spec.get("spark") is not None and not graph.reduces:
         yield ("spec", "spark"), "`spark` has no effect in a pipeline without a reduce"
+
+
+_SECRET_HEADER = re.compile(r"(?i)authorization|cookie|.*(token|secret|password|api-?key).*")
+
+
+def _secrets_in_the_file(vertex: Vertex, here: Path) -> Iterator[tuple[Path, str]]:
+    """Headers that look like secrets, and stand where everybody who may read the file reads them."""
+    sinks: list[tuple[Path, FallbackSink | None]] = [((*here, "sink"), vertex.sink)]
+    if vertex.sink is not None:
+        sinks.append(((*here, "sink", "fallback"), vertex.sink.fallback))
+    for place, sink in sinks:
+        http = sink.http if sink is not None else None
+        for name, value in (http.headers if http is not None else {}).items():
+            if isinstance(value, str) and _SECRET_HEADER.fullmatch(name):
+                what = f"`{name}` stands in the file; `{{env: NAME}}` or `{{file: PATH}}` keeps it out"
+                yield (*place, "http", "headers", name), what
 
 
 def _idle_settings(written: Mapping[str, Any], vertex: Vertex, here: Path) -> Iterator[tuple[Path, str]]:

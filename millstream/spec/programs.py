@@ -6,6 +6,7 @@ record, or for a reduce to a window, that it fails on.
 
 import json
 import re
+import time
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -32,8 +33,20 @@ TIME_FORMATS = ("rfc3339", "epoch", "epoch_ms", "epoch_us")
 """The named formats of event times; anything else is a strptime pattern."""
 
 
+def _is_strptime(pattern: str) -> bool:
+    """Whether a pattern has directives, and only such as there are."""
+    if "%" not in pattern:
+        return False
+    try:
+        time.strptime("", pattern)
+    except ValueError as problem:
+        # That no text was given is always in the way; a pattern that is none is refused before that.
+        return "bad directive" not in str(problem) and "stray %" not in str(problem)
+    return True
+
+
 def _checked_time_format(written: str) -> str:
-    if written not in TIME_FORMATS and "%" not in written:
+    if written not in TIME_FORMATS and not _is_strptime(written):
         raise fault(
             f"{written!r} is not an event time format",
             f"one of {', '.join(TIME_FORMATS)}, or a strptime pattern such as '%Y-%m-%d %H:%M:%S'",

@@ -13,11 +13,6 @@ from millstream.spec.models import Pipeline
 _DIALECT = "spark"
 
 
-def queries_of(pipeline: Pipeline) -> list[str]:
-    """The queries of all reduces."""
-    return [vertex.udf.sql.query for vertex in pipeline.spec.vertices if vertex.udf is not None and vertex.udf.sql]
-
-
 def doubts_of(pipeline: Pipeline) -> Iterator[tuple[Path, str]]:
     """Places of queries that may be no SQL, and where in them."""
     for index, vertex in enumerate(pipeline.spec.vertices):

@@ -4,6 +4,7 @@ Works on the node graph instead of constructed objects, because only nodes know 
 stands, repeated keys included. It knows nothing of pipelines.
 """
 
+import re
 from dataclasses import dataclass, field
 from io import StringIO
 from typing import Any
@@ -21,6 +22,8 @@ DEPTH_MAX = 64
 
 _TAG = "tag:yaml.org,2002:"
 _COLLECTION_TAGS = (f"{_TAG}map", f"{_TAG}seq")
+_AMBIGUOUS = re.compile(r"[+-]?0\d.*|.*_.*")
+"""Whole numbers that are octal, grouped or a text, depending on the version of YAML."""
 _TEXT_TAGS = (f"{_TAG}str", f"{_TAG}timestamp")
 
 
@@ -100,7 +103,10 @@ def _composed(text: str) -> list[Node]:
         parts = (str(part) for part in (problem.problem, problem.context) if part)
         fault = TextFault(place, (), f"not YAML: {', '.join(parts)}", "YAML")
         raise UnreadableError(fault) from None
-    except (YAMLError, ValueError, RecursionError) as problem:
+    except RecursionError:
+        fault = TextFault(Place(1, 1), (), "the values are nested too deeply", f"at most {DEPTH_MAX} levels")
+        raise UnreadableError(fault) from None
+    except (YAMLError, ValueError) as problem:
         what = f"not YAML: {' '.join(str(problem).split()) or type(problem).__name__}"
         raise UnreadableError(TextFault(Place(1, 1), (), what, "YAML")) from None
     return [node for node in nodes if not _is_blank(node)]
@@ -191,6 +197,9 @@ class _Reader:
             return text
         if node.tag == f"{_TAG}null":
             return None
+        if node.tag == f"{_TAG}int" and _AMBIGUOUS.fullmatch(text) is not None:
+            expected = "digits without `_` and without a 0 in front, or a quoted text"
+            self._fault(node, path, f"`{text}` means different things to different readers of YAML", expected)
         try:
             return _plain(str(node.tag), text)
         except ValueError:

@@ -81,6 +81,14 @@ async def test_what_spark_refuses_is_a_fault_in_its_place_and_what_is_slow_a_not
     assert "one by one, which is slower: a query inside an expression" in note["what"]
 
 
+async def test_a_misspelt_field_does_not_hide_what_spark_says(tmp_path: Path) -> None:
+    write(tmp_path, {"bad": ("SELECT nope FROM window", FIELDS), "good": ("SELECT delay FROM window", FIELDS)})
+    file = tmp_path / "pipeline.yaml"
+    file.write_text(file.read_text().replace("sink: {log: {}}", "sink: {log: {}}, replikas: 1"))
+    places = [fault["path"] for fault in (await validated(tmp_path, 2))["faults"]]
+    assert places == ["spec.vertices[1].replikas", "spec.vertices[2].udf.sql.query"]
+
+
 async def test_a_spark_that_does_not_start_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, {"one": ("SELECT 1 AS n", FIELDS), "two": ("SELECT 1 AS n", FIELDS)})
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))

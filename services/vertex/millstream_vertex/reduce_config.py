@@ -57,15 +57,20 @@ def program_of(resolved: Resolved, lane: LaneId, replica: int, sidecar_address: 
     udf = resolved.graph.vertex(lane.vertex).udf
     if udf is None or udf.group_by is None:
         raise MillstreamError(f"vertex {lane.vertex} is no reduce")
-    program = spark_pb2.Program(keyed=udf.group_by.keyed)
     if udf.sql is not None:
-        program.sql.CopyFrom(_sql(udf.sql))
-    elif udf.python is not None:
+        return sql_program(udf.sql, keyed=udf.group_by.keyed)
+    program = spark_pb2.Program(keyed=udf.group_by.keyed)
+    if udf.python is not None:
         directory = os.path.abspath(resolved.base_dir / (udf.working_dir or "."))
         program.python.CopyFrom(spark_pb2.PythonProgram(target=udf.python, directory=directory))
     else:
         program.udf.CopyFrom(_udf(resolved.pipeline.name, udf, lane, replica, sidecar_address))
     return program
+
+
+def sql_program(sql: Sql, *, keyed: bool) -> spark_pb2.Program:
+    """A query over windows."""
+    return spark_pb2.Program(keyed=keyed, sql=_sql(sql))
 
 
 def _sql(sql: Sql) -> spark_pb2.SqlProgram:

@@ -107,6 +107,31 @@ def test_validate_reports_every_fault_with_its_place(tmp_path: Path, capsys: pyt
     assert [fault["line"] for fault in answer["faults"]] == [6, 9]
 
 
+def test_one_kind_of_fault_does_not_hide_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_text(
+        """\
+apiVersion: millstream.io/v1alpha1
+kind: Pipeline
+metadata: {name: p}
+spec:
+  vertices:
+    - {name: in, source: {file: {paths: [/dev/zero, nowhere]}}}
+    - {name: m, udf: {python: "no.py:f"}, partitons: 2}
+    - {name: n, udf: {python: "no.py:f"}}
+    - {name: out, sink: {log: {}}}
+  edges: [{from: in, to: m}, {from: m, to: nothing}]
+"""
+    )
+    assert main(["validate", "--json", str(path)]) == 2
+    found = [(fault["path"], fault["what"].split(" (")[0]) for fault in json.loads(capsys.readouterr().out)["faults"]]
+    assert ("spec.vertices[1].partitons", "unknown field `partitons`") in found
+    assert ("spec.vertices[0].source.file.paths[0]", "'/dev/zero' matches directories and devices only") in found
+    assert ("spec.vertices[0].source.file.paths[1]", "'nowhere' matches no file") in found
+    assert ("spec.vertices[2].udf.python", f"there is no file {tmp_path}/no.py") in found
+    assert any(place.startswith("spec.edges[1]") for place, _ in found)
+
+
 def test_validate_looks_at_this_machine_unless_told_not_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "p.yaml"
     path.write_text(PIPELINE.replace("generator: {records: 5}", "file: {paths: [missing.txt]}"))

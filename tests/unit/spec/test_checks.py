@@ -94,7 +94,7 @@ def test_programs_that_are_there(base: Path, udf: dict[str, Any]) -> None:
         ),
         ({"command": ["./none"]}, "command[0]", "there is no file none"),
         ({"command": ["./plain"]}, "command[0]", "plain may not be executed"),
-        ({"container": {"image": "i"}}, "container", "containers are started on Kubernetes only"),
+        ({"container": {"image": "i"}}, "container", "this machine's runner starts no containers"),
     ],
 )
 def test_programs_that_are_not(base: Path, udf: dict[str, Any], path: str, what: str) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from millstream.errors import UserError
-from millstream.spec.faults import SpecError
+from millstream.spec.faults import FAULTS_SHOWN_MAX, SpecError
 from millstream.spec.loading import FILE_BYTES_MAX, load, load_text
 
 PIPELINES = Path(__file__).parent / "pipelines"
@@ -336,6 +336,7 @@ def test_a_missing_field_says_what_it_is() -> None:
     ]
 
 
+AMBIGUOUS = "means different things to different readers of YAML"
 YAML_CASES = {
     "repeated key": (
         vertices(IN, OUT) + "  edges: []\n",
@@ -358,8 +359,16 @@ YAML_CASES = {
     "an unknown alias": ("a: *b\n", [("1:4", "", "not YAML: found undefined alias 'b'")]),
     "an alias inside itself": (
         "a: &a [*a]\n",
-        [("1:4", "a" + "[0]" * 64, "the document unfolds into too much")],
+        [("1:4", "a" + "[0]" * 15 + "...", "the document unfolds into too much")],
     ),
+    "an octal, or not": (
+        vertices("    - {name: in, source: {generator: {rpu: 0100, records: 1_000}}}\n", OUT),
+        [
+            ("6:44", "spec.vertices[0].source.generator.rpu", f"`0100` {AMBIGUOUS}"),
+            ("6:59", "spec.vertices[0].source.generator.records", f"`1_000` {AMBIGUOUS}"),
+        ],
+    ),
+    "nested without end": ("[" * 3000, [("1:1", "", "the values are nested too deeply")]),
     "a tab": (
         "a:\n\tb: 1\n",
         [("2:1", "", "not YAML: found character '\\t' that cannot start any token, while scanning for the next token")],
@@ -377,6 +386,23 @@ def test_an_alias_bomb_is_refused() -> None:
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
     ((_, _, what),) = faults_of("\n".join(lines))
     assert what == "the document unfolds into too much"
+
+
+def test_of_very_many_faults_the_first_are_printed() -> None:
+    many = "".join(f"    - {{name: v{number}, sunk: 1}}\n" for number in range(300))
+    with pytest.raises(SpecError) as caught:
+        load_text(vertices(IN, OUT, many), "p.yaml")
+    assert len(caught.value.faults) > 300
+    lines = str(caught.value).splitlines()
+    assert len(lines) == FAULTS_SHOWN_MAX + 1
+    assert lines[-1].startswith(f"... and {len(caught.value.faults) - FAULTS_SHOWN_MAX} more faults")
+
+
+def test_a_secret_in_the_file_is_noted() -> None:
+    sink = "    - {name: out, sink: {http: {url: 'http://h/', headers: {X-Api-Key: abc, X-Team: t}}}}\n"
+    assert [note.path for note in load_text(vertices(IN, sink), "p.yaml").notes] == [
+        "spec.vertices[1].sink.http.headers.X-Api-Key"
+    ]
 
 
 def test_a_last_document_mark_is_no_second_document() -> None:

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError
 
+from millstream.spec.programs import EventTime
 from millstream.spec.values import EdgeName, Name, is_name, parse_duration, parse_quantity
 
 
@@ -96,3 +97,14 @@ def test_an_edge_name_holds_two_vertex_names_and_is_not_that_of_a_sources_input(
     for refused in (longest + "r", "source", "a.b"):
         with pytest.raises(ValidationError):
             adapter.validate_python(refused)
+
+
+@pytest.mark.parametrize(
+    ("written", "sound"), [("%Y-%m-%d", True), ("at %H:%M%%", True), ("%Q", False), ("%Y%", False), ("plain", False)]
+)
+def test_patterns_of_event_times(written: str, sound: bool) -> None:
+    if sound:
+        assert EventTime.model_validate({"field": "t", "format": written}).format == written
+    else:
+        with pytest.raises(ValidationError, match="is not an event time format"):
+            EventTime.model_validate({"field": "t", "format": written})
