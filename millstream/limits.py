@@ -51,6 +51,14 @@ GRPC_MESSAGE_BYTES_MAX = 64 * MIB
 SIDECAR_BACKOFF_FIRST_S = 0.1
 SIDECAR_BACKOFF_LAST_S = 5.0
 """A sidecar that dies is restarted after the first, then double, up to the last."""
+HUNG_AFTER_S = 12.0
+"""A vertex process, a broker or a Spark driver that has not answered for so long is killed and replaced; so is any
+process that a signal has stopped. With the time between two looks it is well below 15 s."""
+SILENCE_REPORTED_AFTER_S = 5.0
+"""Silence of a process that is reported before anything is done about it."""
+START_TIMEOUT_S = 120.0
+"""From the start of a process to its first answer: a large store or log takes a while to be read after a crash, and so
+do imports on a machine that is busy."""
 COMMIT_TIMEOUT_S = 5.0
 """How long a commit's answer is waited for before the mark is read back. The server drops an idle batch after 10 s."""
 OT_PUBLISH_INTERVAL_S = 0.02
@@ -106,6 +114,8 @@ assert LEDGER_SLACK_BYTES >= GRPC_MESSAGE_BYTES_MAX
 assert LEDGER_BYTES_MAX > BUFFER_BYTES_MAX + 8 * COMMIT_BYTES_MAX
 # Marks, ids and state need messages too: frames may use at most all but a few of a batch.
 assert COMMIT_MESSAGES_MAX <= 1000
+# It is reported before it is acted on, and a pause of a few seconds is nothing to act on.
+assert 2 * SILENCE_REPORTED_AFTER_S < HUNG_AFTER_S < START_TIMEOUT_S
 # Settling a commit must begin before the server can have forgotten the batch.
 assert COMMIT_TIMEOUT_S < 10
 assert FRAMES_IN_FLIGHT_MAX * FRAME_BYTES_MAX <= BYTES_IN_FLIGHT_MAX

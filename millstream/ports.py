@@ -5,6 +5,7 @@ Above it: whoever starts a server and remembers where it was. Below it: the syst
 
 from __future__ import annotations
 
+import os
 import random
 import socket
 from pathlib import Path
@@ -36,13 +37,22 @@ def free_ports(count: int = 1) -> int:
 
 def is_free(port: int) -> bool:
     """Whether a server could listen there now. Connections that have ended and linger do not take a port."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
+    return why_not(port) is None
+
+
+def why_not(port: int, host: str = "127.0.0.1") -> str | None:
+    """Why no server could listen there now, in the system's words; None when one could."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
+        )[0]
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address[:2])
+    except OSError as error:
+        # That of a name which is not known is no number of the system's.
+        return os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
+    return None
 
 
 def _outgoing() -> tuple[int, int]:

@@ -68,6 +68,7 @@ EXEMPT: Mapping[tuple[str, str], str] = {
     ("millstream/local/spark.py", ""): "the driver's settings: written anew at every start",
     ("millstream/local/logfiles.py", ""): "what processes say; not kept safe",
     ("millstream/priority.py", ""): "a file of the kernel's about the process",
+    ("millstream/health.py", ""): "a pipe between a process and its supervisor",
     ("millstream/wire/", ""): "the connection itself: whoever calls it is looked at",
     (
         "millstream/ledger/pull.py",

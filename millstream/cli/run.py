@@ -44,7 +44,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _failure_text(failure: Failure, *, debug: bool) -> str:
-    text = f"millstream run: {failure.process} {failure.reason}: {failure.message or 'it logged no error'}"
+    text = f"millstream run: {failure.process} {failure.reason}"
+    if not failure.shown:
+        text += f": {failure.message or 'it logged no error'}"
     return f"{failure.detail}\n{text}" if debug and failure.detail else text
 
 

@@ -16,21 +16,24 @@ from contextlib import suppress
 from pathlib import Path
 
 from millstream import limits
+from millstream.background import open_tasks
 from millstream.errors import EnvironmentFault
+from millstream.health import Health, Patience
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.local.directory import ProcessIdentity
-from millstream.local.policy import KILLS_MAX, backoff_s, describe_exit
+from millstream.local.policy import Ending, backoff_s
 from millstream.local.processes import Child, open_child
 from millstream.ports import free_ports, is_free
 from millstream.testing.nats_server import find_nats_server
 from millstream.wire.nats_config import server_config
+from millstream.wire.nats_ping import answers_ping
 
 _log = logging.getLogger(__name__)
 
 NAME = "broker"
 """Of the process, in logs and in `runtime.json`."""
-START_TIMEOUT_S = 120.0
-"""A large store takes a while to be read after a crash."""
+STARTS_MAX = 10
+"""In a row that may fail, of a broker that was ready before."""
 _STOP_TIMEOUT_S = 10.0
 """From SIGTERM to SIGKILL. Every acknowledged write is in the store either way."""
 _POLL_S = 0.005
@@ -102,15 +105,18 @@ class EmbeddedBroker:
             self._write_failed.clear()
             async with open_child(NAME, command, on_output=self._take_lines, on_line=self._take_line) as child:
                 self.identity = child.identity
-                came_up = await self._until_ready(child)
-                if came_up:
-                    failures = 0
-                    self._first = False
-                    self.ready.set()
-                    self._on_started()
-                    await self._until_over(child)
+                health = Health(child.pid, Patience(), report=self._report_health)
+                async with open_tasks() as tasks:
+                    watching = tasks.create_task(self._end_when_hung(child, health), name="health of the broker")
+                    if await self._until_ready(child):
+                        failures = 0
+                        self._first = False
+                        self.ready.set()
+                        self._on_started()
+                        await self._until_over(child)
+                    watching.cancel()
                 self.ready.clear()
-                exit_code = await child.wait() if not child.running else 0
+                ending = Ending(await child.wait() if not child.running else 0, health.hung)
             self._ports_file(child.pid).unlink(missing_ok=True)
             if self._stop.is_set():
                 return
@@ -118,9 +124,9 @@ class EmbeddedBroker:
                 self._for_room = False
                 continue
             failures += 1
-            if failures >= (2 if self._first else KILLS_MAX):
-                raise EnvironmentFault(f"the broker {describe_exit(exit_code)} and does not come up: {self._tail()}")
-            _log.warning("the broker %s; it is started again in %.1f s", describe_exit(exit_code), backoff_s(failures))
+            if failures >= (2 if self._first else STARTS_MAX):
+                raise EnvironmentFault(f"the broker {ending.text} and does not come up: {self._tail()}")
+            _log.warning("the broker %s; it is started again in %.1f s", ending.text, backoff_s(failures))
             if self._first:
                 # Somebody may have taken the ports since they were tried.
                 self.ports = _new_ports()
@@ -158,15 +164,20 @@ class EmbeddedBroker:
     async def _until_ready(self, child: Child) -> bool:
         """True when the broker takes connections; False when it has ended, or `stop` was called, before."""
         path = self._ports_file(child.pid)
-        try:
-            async with asyncio.timeout(START_TIMEOUT_S):
-                while child.running and not self._stop.is_set():
-                    if path.exists():
-                        return True
-                    await asyncio.sleep(_POLL_S)
-        except TimeoutError as error:
-            raise EnvironmentFault(f"the broker is not ready after {START_TIMEOUT_S:.0f} s: {self._tail()}") from error
+        while child.running and not self._stop.is_set():
+            if path.exists():
+                return True
+            await asyncio.sleep(_POLL_S)
         return False
+
+    async def _end_when_hung(self, child: Child, health: Health) -> None:
+        """Also when it does not come up in time."""
+        await health.until_hung(lambda: answers_ping(self.ports[0]))
+        # One that is stopped takes no other signal.
+        child.signal(signal.SIGKILL)
+
+    def _report_health(self, text: str) -> None:
+        _log.warning("the broker %s", text)
 
     async def _until_over(self, child: Child) -> None:
         """Returns when the child has ended, of itself or because of `stop`."""

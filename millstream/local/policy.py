@@ -6,19 +6,72 @@ Above it: the supervisors of the broker and of the vertices. Below it: nothing.
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from millstream import limits
-from millstream.errors import DamageError, EnvironmentFault, MillstreamError, UdfError, UserError
+from millstream.errors import DamageError, EnvironmentFault, FencedError, MillstreamError, UdfError, UserError
 
-KILLS_MAX = 10
-"""Times in a row a process may be ended from outside without any progress before the run gives up on it."""
+KILLS_MAX = 30
+"""Times in a row a process may be ended from outside without any progress before the run gives up on it: some two
+minutes."""
+HANGS_MAX = 5
+"""The same for a process that hangs, which takes longer each time."""
 FAILURES_MAX = 4
 """The same for a process that ends by itself (a port taken, a defect): that is seldom different a second later."""
 STEADY_S = 30.0
-"""A process that has run this long was well, whether it had something to do or not."""
+"""A process that has been well for this long counts as if it had got on, whether it had something to do or not."""
 
 _FATAL = {UserError.exit_code, UdfError.exit_code, DamageError.exit_code}
+# What people, systems and a machine that runs out of memory send. Any other signal is the process's own crash.
+_FROM_OUTSIDE = {0, *(-number for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP))}
+# Codes of errors that say more than "a defect" when a process ends with them again and again.
+_TELLING = {EnvironmentFault.exit_code, FencedError.exit_code}
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a process ended that the runner had not told to."""
+
+    exit_code: int
+    """Negative: the signal that ended it."""
+    hung: str = ""
+    """The runner killed it because it hung: what was wrong, in words that follow its name."""
+
+    @property
+    def text(self) -> str:
+        """In words that follow the name of the process."""
+        if self.hung:
+            return f"{self.hung}: it was killed"
+        if self.exit_code == 0:
+            return "ended before its lanes had"
+        if self.exit_code > 0:
+            return f"ended with exit code {self.exit_code}"
+        if -self.exit_code == signal.SIGKILL:
+            return "was killed from outside (SIGKILL; was the machine out of memory?)"
+        return f"was ended {'from outside ' if self.from_outside else ''}by {_signal_name(-self.exit_code)}"
+
+    @property
+    def from_outside(self) -> bool:
+        """Neither itself nor the runner has ended it."""
+        return not self.hung and self.exit_code in _FROM_OUTSIDE
+
+    @property
+    def attempts_max(self) -> int:
+        """So often in a row, without progress, it may end in such a way."""
+        if self.hung:
+            return HANGS_MAX
+        return KILLS_MAX if self.from_outside else FAILURES_MAX
+
+    def is_like(self, other: Ending) -> bool:
+        """Whether both say the same of the process."""
+        return (bool(self.hung), self.from_outside) == (bool(other.hung), other.from_outside)
+
+    @property
+    def run_exit_code(self) -> int:
+        """That of a run which gives up over it."""
+        if self.exit_code in _TELLING:
+            return self.exit_code
+        return EnvironmentFault.exit_code if self.from_outside else MillstreamError.exit_code
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,31 +102,30 @@ Verdict = Finished | Restart | StopRun
 class RestartPolicy:
     """Judges the ends of one process, one after another."""
 
-    failures: int = 0
-    """Ends in a row without progress."""
+    failures: list[Ending] = field(default_factory=list)
+    """In a row, without progress between them."""
 
-    def judge(self, exit_code: int, *, lanes_ended: bool, progressed: bool, ran_s: float) -> Verdict:
+    def judge(self, ending: Ending, *, lanes_ended: bool, progressed: bool, well_s: float) -> Verdict:
         """The process has ended without having been told to by the runner.
 
         1. Exit code 0 and its lanes have ended: it has done its work. Exit code 0 alone means that somebody else has
            told it to stop; it is treated like a signal.
         2. The user's fault, or damage: another start would find the same. The run stops.
-        3. Anything else (a signal, lost lanes, a fault of the environment, a defect) may be different next time: start
-           again, at once after progress, else after longer and longer, and give up in the end.
+        3. Anything else (a signal, a hang, lost lanes, a fault of the environment, a defect) may be different next
+           time: start again, at once after progress, else after longer and longer, and give up in the end. How often
+           depends on how it ended last: one failure among kills is not given up for the kills.
         """
-        if exit_code == 0 and lanes_ended:
+        if ending.exit_code == 0 and lanes_ended:
             return Finished()
-        if exit_code in _FATAL:
-            return StopRun(exit_code, describe_exit(exit_code))
-        if progressed or ran_s >= STEADY_S:
-            self.failures = 0
-        self.failures += 1
-        from_outside = exit_code <= 0
-        if self.failures >= (KILLS_MAX if from_outside else FAILURES_MAX):
-            environment = exit_code == EnvironmentFault.exit_code
-            code = EnvironmentFault.exit_code if environment else MillstreamError.exit_code
-            return StopRun(code, f"{describe_exit(exit_code)}, {self.failures} times in a row without any progress")
-        return Restart(backoff_s(self.failures))
+        if ending.exit_code in _FATAL:
+            return StopRun(ending.exit_code, ending.text)
+        if progressed or well_s >= STEADY_S:
+            self.failures.clear()
+        self.failures.append(ending)
+        alike = sum(map(ending.is_like, self.failures))
+        if alike >= ending.attempts_max:
+            return StopRun(ending.run_exit_code, f"{ending.text}, {alike} times without any progress between them")
+        return Restart(backoff_s(len(self.failures)))
 
 
 def backoff_s(failures: int) -> float:
@@ -81,11 +133,8 @@ def backoff_s(failures: int) -> float:
     return float(min(limits.SIDECAR_BACKOFF_FIRST_S * 2.0 ** (failures - 1), limits.SIDECAR_BACKOFF_LAST_S))
 
 
-def describe_exit(exit_code: int) -> str:
-    """An exit code in words."""
-    if exit_code < 0:
-        try:
-            return f"was ended by {signal.Signals(-exit_code).name}"
-        except ValueError:
-            return f"was ended by signal {-exit_code}"
-    return f"ended with exit code {exit_code}" if exit_code else "ended before its lanes had"
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

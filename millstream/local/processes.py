@@ -7,6 +7,7 @@ the terminal reaches the runner alone, which then decides who stops when. What i
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -14,6 +15,7 @@ from contextlib import asynccontextmanager, suppress
 import psutil
 
 from millstream.errors import EnvironmentFault
+from millstream.health import Heartbeat
 from millstream.local.directory import ProcessIdentity
 from millstream.local.logfiles import LineSplitter
 from millstream.tether import tethered
@@ -97,11 +99,14 @@ async def open_child(
     *,
     on_output: Callable[[list[bytes]], None],
     on_line: Callable[[bytes], None],
+    heartbeat: Heartbeat | None = None,
 ) -> AsyncIterator[Child]:
     """Start a process; when the block ends it is killed, if it still runs, and what it printed has been read.
 
     `on_output` gets the lines of its standard output, as many as are there; `on_line` each one of its standard error.
     """
+    descriptors = () if heartbeat is None else (heartbeat.write_end,)
+    environment = None if heartbeat is None else {**os.environ, **heartbeat.environment}
     try:
         process = await asyncio.create_subprocess_exec(
             *tethered(list(command)),
@@ -109,6 +114,8 @@ async def open_child(
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
+            pass_fds=descriptors,
+            env=environment,
         )
     except OSError as error:
         raise EnvironmentFault(f"cannot start {name} ({command[0]}): {error.strerror}") from error

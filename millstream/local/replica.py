@@ -1,7 +1,7 @@
 """One process of a local run, started again when it dies: a vertex replica, or the Spark driver.
 
-Above it: the runner. Below it: the process, of which it knows the exit codes, the lines it logs and how it is told to
-stop, and of a vertex process (`millstream_vertex`) also the command line; not what it does.
+Above it: the runner. Below it: the process, of which it knows the exit codes, the lines it logs, its heartbeat and how
+it is told to stop, and of a vertex process (`millstream_vertex`) also the command line; not what it does.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,12 +19,14 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from millstream.errors import MillstreamError
+from millstream.errors import DamageError, EnvironmentFault, FencedError, MillstreamError, UdfError, UserError
+from millstream.health import Health, Heartbeat, Patience, open_heartbeat
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.local.directory import RunningProcess
 from millstream.local.logfiles import LogFile, level_of, parse_line
-from millstream.local.policy import Finished, RestartPolicy, StopRun, describe_exit
+from millstream.local.policy import Ending, Finished, RestartPolicy, StopRun
 from millstream.local.processes import Child, open_child
+from millstream.spec.graph import Graph
 
 VERTEX_MODULE = "millstream_vertex"
 ERROR_LEVELS = frozenset({"ERROR", "CRITICAL", "FATAL"})
@@ -36,6 +38,7 @@ class State(Enum):
 
     WAITING = "waiting"
     RUNNING = "running"
+    SILENT = "not answering"
     RESTARTING = "restarting"
     DRAINING = "draining"
     STOPPED = "stopped"
@@ -68,6 +71,15 @@ class ReplicaPlan:
     @property
     def name(self) -> str:
         return f"{self.vertex}-{self.replica}"
+
+
+def plans_of(graph: Graph, metrics_port_base: int | None) -> Iterator[ReplicaPlan]:
+    """All replicas of all vertices. `metrics_port_base`: port of the first one's metrics; None for no metrics."""
+    port = metrics_port_base
+    for vertex in graph.vertices:
+        for replica in range(vertex.replicas):
+            yield ReplicaPlan(vertex.name, replica, port)
+            port = None if port is None else port + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +130,8 @@ class Failure:
     """The last error the process logged; empty when it logged none."""
     detail: str = ""
     """Its stack trace, for --debug."""
+    shown: bool = False
+    """The message has been on the screen."""
 
 
 class Supervisor(Generic[PlanT]):
@@ -131,13 +145,14 @@ class Supervisor(Generic[PlanT]):
         progress: Callable[[], object],
         lanes_ended: Callable[[], Awaitable[bool]],
         on_output: Callable[[list[bytes]], None],
-        on_entry: Callable[[Mapping[str, Any]], None],
-        on_restart: Callable[[Mapping[str, Any]], None],
+        on_entry: Callable[[Mapping[str, Any]], bool],
+        on_health: Callable[[Mapping[str, Any]], None],
         on_change: Callable[[], None],
     ) -> None:
         """`progress` gives a value that changes when the process's lanes get on; `lanes_ended` looks whether they have
-        nothing left to do. `on_output` gets what it prints, `on_entry` the warnings and worse that it logs,
-        `on_restart` a line about every restart; `on_change` is called whenever `state` or the process has changed.
+        nothing left to do. `on_output` gets what it prints, `on_entry` the warnings and worse that it logs, and returns
+        whether it has shown them; `on_health` gets a line about every restart and silence; `on_change` is called
+        whenever `state` or the process has changed.
         """
         self.plan = plan
         self.state = State.WAITING
@@ -150,11 +165,14 @@ class Supervisor(Generic[PlanT]):
         self._lanes_ended = lanes_ended
         self._on_output = on_output
         self._on_entry = on_entry
-        self._on_restart = on_restart
+        self._on_health = on_health
         self._on_change = on_change
         self._stop = asyncio.Event()
         self._child: Child | None = None
         self._last_error: Mapping[str, Any] = {}
+        self._error_shown = False
+        self._error_before = ""
+        """The last error of the process that this one was started in place of, unless that one had got on."""
         self._last_lines: list[str] = []
 
     @property
@@ -182,15 +200,14 @@ class Supervisor(Generic[PlanT]):
         try:
             while not self._stop.is_set():
                 before = self._progress()
-                begun_s = time.monotonic()
-                exit_code = await self._run_once(command)
+                ending, well_s = await self._run_once(command)
                 if self._stop.is_set():
                     break
                 verdict = policy.judge(
-                    exit_code,
-                    lanes_ended=exit_code == 0 and await self._lanes_ended(),
+                    ending,
+                    lanes_ended=ending.exit_code == 0 and await self._lanes_ended(),
                     progressed=self._progress() != before,
-                    ran_s=time.monotonic() - begun_s,
+                    well_s=well_s,
                 )
                 if isinstance(verdict, Finished):
                     self._set_state(State.ENDED)
@@ -199,32 +216,50 @@ class Supervisor(Generic[PlanT]):
                     self._fail(verdict)
                     return
                 self.restarts += 1
-                self._report_restart(exit_code, verdict.delay_s)
+                if len(policy.failures) == 1:
+                    self._error_before = ""
+                self._report_restart(ending, verdict.delay_s)
                 await self._pause(verdict.delay_s)
             self._set_state(State.STOPPED)
         finally:
             self.over.set()
             self._on_change()
 
-    async def _run_once(self, command: Sequence[str]) -> int:
-        self._last_error, self._last_lines = {}, []
-        async with (
-            open_child(
-                self.plan.name,
-                command,
-                on_output=self._take_output,
-                on_line=self._take_line,
-            ) as child,
-            asyncio.TaskGroup() as group,
-        ):
-            self._child = child
-            if not self._stop.is_set():
-                self._set_state(State.RUNNING)
-            ending = group.create_task(self._end_when_told(child), name=f"end of {self.plan.name}")
-            exit_code = await child.wait()
-            ending.cancel()
+    async def _run_once(self, command: Sequence[str]) -> tuple[Ending, float]:
+        """How the process ended, and how many seconds it was well."""
+        self._last_error, self._error_shown, self._last_lines = {}, False, []
+        begun_s = time.monotonic()
+        with open_heartbeat() as heartbeat:
+            async with (
+                open_child(
+                    self.plan.name,
+                    command,
+                    on_output=self._take_output,
+                    on_line=self._take_line,
+                    heartbeat=heartbeat,
+                ) as child,
+                asyncio.TaskGroup() as group,
+            ):
+                self._child = child
+                if not self._stop.is_set():
+                    self._set_state(State.RUNNING)
+                health = Health(child.pid, Patience(), report=self._report_health)
+                tasks = [
+                    group.create_task(self._end_when_told(child), name="end"),
+                    group.create_task(
+                        self._end_when_hung(child, health, heartbeat), name=f"health of {self.plan.name}"
+                    ),
+                ]
+                exit_code = await child.wait()
+                for task in tasks:
+                    task.cancel()
         self._child = None
-        return exit_code
+        return Ending(exit_code, health.hung), time.monotonic() - begun_s - health.silent_s
+
+    async def _end_when_hung(self, child: Child, health: Health, heartbeat: Heartbeat) -> None:
+        await health.until_hung(heartbeat.beat)
+        # One that is stopped takes no other signal.
+        child.signal(signal.SIGKILL)
 
     async def _end_when_told(self, child: Child) -> None:
         await self._stop.wait()
@@ -248,21 +283,37 @@ class Supervisor(Generic[PlanT]):
             reason=verdict.reason,
             message=message,
             detail=str(self._last_error.get("exception", "")),
+            shown=self._error_shown,
         )
         self._set_state(State.FAILED)
 
-    def _report_restart(self, exit_code: int, delay_s: float) -> None:
-        # An error that the process logged has been shown already; of one that died without a word the last line tells.
-        cause = "" if self._last_error else (self._last_lines or [""])[-1]
+    def _report_restart(self, ending: Ending, delay_s: float) -> None:
+        message = str(self._last_error.get("message", ""))
+        if message:
+            # It has been shown already, once for all processes that end with it one after another.
+            cause = "the same error again" if message == self._error_before else ""
+        else:
+            # Of one that died without a word the last line tells.
+            cause = "" if ending.hung else (self._last_lines or [""])[-1]
+        self._error_before = message
+        self._report(f"{ending.text}; it is started again in {delay_s:.1f} s" + (f" ({cause})" if cause else ""))
+
+    def _report_health(self, text: str) -> None:
+        self._report(text)
+        if self.state is State.RUNNING:
+            self._set_state(State.SILENT)
+        elif self.state is State.SILENT:
+            self._set_state(State.RUNNING)
+
+    def _report(self, text: str) -> None:
         entry = {
             "time": datetime.now(UTC).isoformat(timespec="microseconds"),
             "level": "warning",
             "process": self.plan.name,
-            "message": f"{describe_exit(exit_code)}; it is started again in {delay_s:.1f} s"
-            + (f" ({cause})" if cause else ""),
+            "message": text,
         }
         self._log.write(json.dumps(entry).encode())
-        self._on_restart(entry)
+        self._on_health(entry)
 
     def _take_output(self, lines: list[bytes]) -> None:
         self._log.write(b"\n".join(lines))
@@ -276,10 +327,12 @@ class Supervisor(Generic[PlanT]):
             self._last_lines = [*self._last_lines[-2:], str(entry["message"])]
             return
         level = level_of(entry)
+        if level not in WARNING_LEVELS:
+            return
+        repeated = entry["message"] == self._error_before
+        shown = repeated or self._on_entry(entry)
         if level in ERROR_LEVELS:
-            self._last_error = entry
-        if level in WARNING_LEVELS:
-            self._on_entry(entry)
+            self._last_error, self._error_shown = entry, shown
 
     def _set_state(self, state: State) -> None:
         self.state = state
@@ -288,5 +341,10 @@ class Supervisor(Generic[PlanT]):
 
 def worst(failures: list[Failure]) -> Failure | None:
     """The failure a run is reported under: a user's fault before damage before the rest, the first of its kind."""
-    order = {2: 0, 3: 0, 5: 1, 4: 2, MillstreamError.exit_code: 3}
-    return min(failures, key=lambda failure: order.get(failure.exit_code, 3), default=None)
+    return min(failures, key=lambda failure: _ORDER.get(failure.exit_code, len(_ORDER)), default=None)
+
+
+_ORDER = {
+    error.exit_code: place
+    for place, error in enumerate((UserError, UdfError, DamageError, EnvironmentFault, FencedError, MillstreamError))
+}

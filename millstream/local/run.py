@@ -28,10 +28,11 @@ from millstream.local.broker import NAME as BROKER
 from millstream.local.broker import EmbeddedBroker
 from millstream.local.causes import first_cause
 from millstream.local.directory import HOME, DataDirectory, RunningProcess, Runtime, held, read_json, write_json
+from millstream.local.listening import refuse_taken_ports
 from millstream.local.logfiles import LogFile, broker_line, short_entry
 from millstream.local.processes import end_stale, identify
 from millstream.local.progress import PipelineProgress
-from millstream.local.replica import Failure, ReplicaPlan, Supervisor, Surroundings, worst
+from millstream.local.replica import Failure, ReplicaPlan, Supervisor, Surroundings, plans_of, worst
 from millstream.local.runner_log import runner_log
 from millstream.local.screen import MESSAGES_PER_S, Scene, Screen
 from millstream.local.shape import differences, shape_of
@@ -103,6 +104,7 @@ async def run(loaded: Loaded, options: RunOptions, screen: Screen) -> RunResult:
             stale = end_stale(process.identity for process in previous.processes)
             if stale:
                 screen.message(f"ended {len(stale)} process(es) that an earlier run had left behind")
+        refuse_taken_ports(loaded.graph, plans_of(loaded.graph, options.metrics_port_base))
         if options.fresh:
             directory.clear()
         _claim(directory, loaded)
@@ -169,7 +171,9 @@ class _Run:
                 on_line=lambda line: broker_log.write(broker_line(line)),
                 on_started=self._on_change,
             )
-            self._replicas = [self._supervisor(plan, files) for plan in self._plans()]
+            self._replicas = [
+                self._supervisor(plan, files) for plan in plans_of(self._graph, self._options.metrics_port_base)
+            ]
             if self._graph.reduces:
                 self._spark = self._open_spark(files)
             try:
@@ -332,13 +336,6 @@ class _Run:
             failures.append(self._spark.failure)
         return worst([failure for failure in failures if failure is not None])
 
-    def _plans(self) -> Iterator[ReplicaPlan]:
-        port = self._options.metrics_port_base
-        for vertex in self._graph.vertices:
-            for replica in range(vertex.replicas):
-                yield ReplicaPlan(vertex.name, replica, port)
-                port = None if port is None else port + 1
-
     def _supervisor(self, plan: ReplicaPlan, files: contextlib.ExitStack) -> Supervisor[ReplicaPlan]:
         return Supervisor(
             plan,
@@ -347,7 +344,7 @@ class _Run:
             lanes_ended=lambda: self._have_ended(plan),
             on_output=self._screen.output,
             on_entry=self._on_entry,
-            on_restart=lambda entry: self._screen.message(short_entry(entry)),
+            on_health=lambda entry: self._screen.message(short_entry(entry)),
             on_change=self._on_change,
         )
 
@@ -367,7 +364,7 @@ class _Run:
             log=files.enter_context(LogFile(self._directory.logs / f"{plan.name}.jsonl")),
             on_output=self._screen.output,
             on_entry=self._on_entry,
-            on_restart=lambda entry: self._screen.message(short_entry(entry)),
+            on_health=lambda entry: self._screen.message(short_entry(entry)),
             on_change=self._on_change,
         )
 
@@ -424,8 +421,8 @@ class _Run:
                 self._last_trouble = str(error)
                 self._screen.message(f"warning: {error}")
 
-    def _on_entry(self, entry: Mapping[str, Any]) -> None:
-        """A warning or worse that a vertex logged: shown, if there are not too many."""
+    def _on_entry(self, entry: Mapping[str, Any]) -> bool:
+        """A warning or worse that a vertex logged: shown, if there are not too many. Returns whether it has been."""
         now_s = self._clock.monotonic_s()
         if now_s - self._messages_since_s >= 1.0:
             if self._messages > MESSAGES_PER_S:
@@ -435,13 +432,15 @@ class _Run:
         text = short_entry(entry)
         # Lanes that wait for something say so at every attempt.
         if now_s - self._shown_s.get(text, -_REPEAT_S) < _REPEAT_S:
-            return
+            return True
         if len(self._shown_s) > _REMEMBERED_MAX:
             self._shown_s.clear()
-        self._shown_s[text] = now_s
         self._messages += 1
-        if self._messages <= MESSAGES_PER_S:
-            self._screen.message(text)
+        if self._messages > MESSAGES_PER_S:
+            return False
+        self._shown_s[text] = now_s
+        self._screen.message(text)
+        return True
 
 
 @contextlib.contextmanager

@@ -71,8 +71,8 @@ class LocalSpark:
         *,
         log: LogFile,
         on_output: Callable[[list[bytes]], None],
-        on_entry: Callable[[Mapping[str, Any]], None],
-        on_restart: Callable[[Mapping[str, Any]], None],
+        on_entry: Callable[[Mapping[str, Any]], bool],
+        on_health: Callable[[Mapping[str, Any]], None],
         on_change: Callable[[], None],
     ) -> None:
         """As for `Supervisor`."""
@@ -84,7 +84,7 @@ class LocalSpark:
             lanes_ended=_never,
             on_output=on_output,
             on_entry=on_entry,
-            on_restart=on_restart,
+            on_health=on_health,
             on_change=on_change,
         )
         self._answer: spark_pb2.DescribeResponse | None = None

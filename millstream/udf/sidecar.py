@@ -7,10 +7,11 @@
 Above it: the vertex process. Below it: `client.py`, and the operating system. Streams survive a restart by themselves
 (`stream.py`); what this module knows is processes and sockets.
 
-A sidecar is well when it answers Describe. A function may compute or block for long without being ill, and servers that
-answer from a thread or process of their own (the Python and Go SDKs do) answer meanwhile. Only one that has not
-answered for `hung_after_s` in a row is killed and started anew; choose it longer than the longest call of a server that
-cannot answer while it computes.
+A sidecar is well when it answers Describe (`millstream.health`). A function may compute or block for long without
+being ill, and servers that answer from a thread or process of their own (the Python and Go SDKs do) answer meanwhile.
+One that does not answer is reported soon, but killed and started anew only after `hung_after_s`: choose it longer than
+the longest call of a server that cannot answer while it computes. One that a signal has stopped computes nothing, and
+is killed as soon as any other process.
 
 It ends by SIGTERM to its process group, then SIGKILL. It also ends when this process does, however that ends (see
 `millstream.tether`); that reaches the command itself, so a shell script in front of a function should `exec` it.
@@ -35,6 +36,7 @@ import grpc
 import grpc.aio
 
 from millstream.errors import UdfError
+from millstream.health import Health, Patience
 from millstream.limits import DRAIN_TIMEOUT_S, SIDECAR_BACKOFF_FIRST_S, SIDECAR_BACKOFF_LAST_S
 from millstream.statistics import SidecarStatistics
 from millstream.tether import NOT_FOUND, NOT_RUNNABLE, tethered
@@ -51,8 +53,10 @@ SOCKET_VARIABLE = "MILLSTREAM_UDF_SOCKET"
 """Environment variable that tells a sidecar where to serve."""
 STARTS_MAX = 3
 """Starts in a row that may fail before the function was ever ready."""
-PING_INTERVAL_S = 5.0
-"""Between two questions whether the sidecar is well."""
+REPORTED_AFTER_S = 10.0
+"""Without an answer for so long, it is reported: a function that is slow in a server that cannot answer meanwhile is
+nothing to report at once."""
+_DESCRIBE_TIMEOUT_S = 5.0
 LINES_KEPT = 30
 """Last lines of the sidecar's standard error, for the message when it dies."""
 OUTPUT_TIMEOUT_S = 2.0
@@ -106,6 +110,8 @@ class Sidecar(GrpcUdfClient):
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._process: asyncio.subprocess.Process | None = None
         self._last_lines: deque[str] = deque(maxlen=LINES_KEPT)
+        self._tail_before = ""
+        """What was last reported of a process that had died."""
         self._restarts = 0
         self._is_ready = False
 
@@ -141,7 +147,9 @@ class Sidecar(GrpcUdfClient):
             if run.ready_s > SIDECAR_BACKOFF_LAST_S:
                 backoff_s = SIDECAR_BACKOFF_FIRST_S
             self._restarts += 1
-            _log.warning("%s %s; it is started again in %.1f s%s", self._spec.where, run.why, backoff_s, self._tail())
+            _log.warning(
+                "%s %s; it is started again in %.1f s%s", self._spec.where, run.why, backoff_s, self._new_tail()
+            )
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, SIDECAR_BACKOFF_LAST_S)
 
@@ -196,22 +204,28 @@ class Sidecar(GrpcUdfClient):
 
     async def _watch(self, process: asyncio.subprocess.Process) -> str:
         """Returns when the process has ended, or is to be ended because it hangs: why."""
-        async with beside(process.wait(), "exit") as ended:
-            answered = time.monotonic()
-            while not ended.done():
-                await asyncio.wait((ended,), timeout=PING_INTERVAL_S)
-                if ended.done():
-                    break
-                try:
-                    await describe(self._channel, self._spec.hung_after_s)
-                    answered = time.monotonic()
-                except grpc.aio.AioRpcError:
-                    silent_s = time.monotonic() - answered
-                    if silent_s >= self._spec.hung_after_s:
-                        _signal_group(process, signal.SIGKILL)
-                        await ended
-                        return f"had not answered for {silent_s:.0f} s, and was killed"
+        spec = self._spec
+        patience = Patience(hung_s=spec.hung_after_s, reported_s=min(REPORTED_AFTER_S, spec.hung_after_s / 2))
+        health = Health(
+            process.pid,
+            patience,
+            report=lambda text: _log.warning("%s %s", spec.where, text),
+            has_answered=True,
+        )
+        async with beside(process.wait(), "exit") as ended, beside(health.until_hung(self._is_well), "health") as hung:
+            await asyncio.wait((ended, hung), return_when=asyncio.FIRST_COMPLETED)
+            if health.hung:
+                _signal_group(process, signal.SIGKILL)
+                await ended
+                return f"{health.hung}: it was killed"
         return f"exited with {_exit_text(process.returncode)}"
+
+    async def _is_well(self) -> bool:
+        try:
+            await describe(self._channel, _DESCRIBE_TIMEOUT_S)
+        except (grpc.aio.AioRpcError, UdfError):
+            return False
+        return True
 
     @asynccontextmanager
     async def _open_process(self) -> AsyncIterator[asyncio.subprocess.Process]:
@@ -269,6 +283,14 @@ class Sidecar(GrpcUdfClient):
 
     def _tail(self) -> str:
         return "".join(f"\n    {line}" for line in self._last_lines)
+
+    def _new_tail(self) -> str:
+        """The last lines, unless they were those of the process before, or come with the error of the last start."""
+        tail = self._tail()
+        if not self._ready.done() or tail == self._tail_before:
+            return ""
+        self._tail_before = tail
+        return tail
 
     def _never_ready(self, why: str, starts: int) -> str:
         tries = "" if starts == 1 else f" (tried {starts} times)"

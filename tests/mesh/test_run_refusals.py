@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import shutil
+import signal
 import socket
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from millstream.ports import free_ports, is_free
 from tests.mesh.running import command, start
 
 if TYPE_CHECKING:
@@ -62,7 +64,8 @@ async def test_a_function_that_fails_stops_the_run_and_nothing_is_lost(files: Pi
     failed = await command(tmp_path, "run", "pipeline.yaml")
     assert failed.exit_code == 3
     assert "no such column: x" in failed.err
-    assert "map-0 ended with exit code 3" in failed.err
+    assert failed.err.count("the function failed on a record") == 1, failed.err
+    assert "millstream run: map-0 ended with exit code 3\n" in failed.err
     assert "nothing is lost" in failed.out
     assert "Traceback" not in failed.err.splitlines()[-1]
     path.write_text(path.read_text().replace("bad.py:f", "functions.py:identity"))
@@ -98,16 +101,46 @@ async def test_a_changed_pipeline_is_refused_unless_it_starts_over(files: Pipeli
     assert sorted(files.numbers("out")) == list(range(100))
 
 
-async def test_a_port_that_is_taken_is_named(files: PipelineFiles, tmp_path: Path) -> None:
+async def test_ports_that_are_taken_are_named_before_anything_is_started(files: PipelineFiles, tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         small(files)
-        ended = await command(tmp_path, "run", "pipeline.yaml", "--metrics-port-base", str(port))
-    assert ended.exit_code == 4
-    assert str(port) in ended.err
-    assert "in-0 ended with exit code 4, 4 times in a row without any progress" in ended.err
+        # The second process's.
+        ended = await command(tmp_path, "run", "pipeline.yaml", "--metrics-port-base", str(port - 1))
+        assert ended.exit_code == 2
+        assert f"the metrics of map-0 cannot be served on 127.0.0.1:{port}: Address already in use" in ended.err
+        assert "--metrics-port-base" in ended.err
+        assert not (tmp_path / ".millstream/p/broker").exists()
+        files.write(
+            f"- name: in\n  partitions: 2\n  source: {{http: {{port: {port - 1}}}}}\n" + files.file_sink("out"),
+            ["in -> out"],
+        )
+        ended = await command(tmp_path, "run", "pipeline.yaml")
+    assert ended.exit_code == 2
+    assert f"vertex in: the http source cannot listen on 127.0.0.1 port {port}: Address already in use" in ended.err
+    assert "`http.port`" in ended.err
+
+
+async def test_what_fails_again_and_again_is_shown_once(files: PipelineFiles, tmp_path: Path) -> None:
+    port = free_ports()
+    files.write(f"- name: in\n  source: {{http: {{port: {port}}}}}\n" + files.file_sink("out"), ["in -> out"])
+    with socket.socket() as taken:
+        async with start(tmp_path, "run", "pipeline.yaml") as run:
+            await run.until(lambda: not is_free(port) and "in-0" in run.pids())
+            pid = run.pids()["in-0"]
+            os.kill(pid, signal.SIGKILL)
+            # Faster than the process that is started in its place.
+            await run.until(lambda: is_free(port))
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            taken.bind(("127.0.0.1", port))
+            taken.listen()
+            await run.until(lambda: "(the same error again)" in run.err())
+            said = run.err()
+    assert "warning: in-0: was killed from outside (SIGKILL; was the machine out of memory?); it is" in said
+    assert said.count("warning: in-0: ended with exit code 4; it is started again in") == 2
+    assert said.count("cannot listen on") == 1, said
 
 
 async def test_a_remembered_port_that_is_taken_is_given_up(files: PipelineFiles, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from millstream_udf.failures import describe
 from millstream_udf.loading import LoadError, load
 from millstream_udf.server import run
 
@@ -20,6 +21,9 @@ def main() -> None:
     except LoadError as error:
         print(f"millstream_udf: {error}", file=sys.stderr)
         sys.exit(2)
+    except Exception as error:  # noqa: BLE001  # whatever the user's module raises when it is imported
+        print(describe(error), file=sys.stderr)
+        sys.exit(1)
     run(definition)
 
 

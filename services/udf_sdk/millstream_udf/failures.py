@@ -6,6 +6,7 @@ package are cut away, because nobody can do anything about them.
 
 from __future__ import annotations
 
+import importlib
 import os
 import traceback
 from types import TracebackType
@@ -18,7 +19,8 @@ DETAIL_BYTES_MAX = 16 * 1024
 DETAILS_BYTES_MAX = 1024 * 1024
 """Of all tracebacks in an answer. Failures beyond it are told without theirs."""
 
-_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+# Between a function and whoever starts it: this package, and the import of the user's module.
+_NOT_THE_USERS = (os.path.dirname(os.path.abspath(__file__)) + os.sep, "<frozen importlib", importlib.__file__)
 
 
 FAILURES = (Exception, SystemExit)
@@ -82,6 +84,6 @@ def describe(error: BaseException) -> str:
 
 
 def _users_part(trace: TracebackType | None) -> TracebackType | None:
-    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_NOT_THE_USERS):
         trace = trace.tb_next
     return trace

@@ -19,6 +19,7 @@ import uvloop
 
 from millstream.clock import SystemClock
 from millstream.errors import DamageError, EnvironmentFault, FencedError, MillstreamError, UserError
+from millstream.health import start_heartbeat
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.limits import DRAIN_TIMEOUT_S
 from millstream.priority import SOURCE_NICENESS, give_way
@@ -68,6 +69,7 @@ def _config(options: argparse.Namespace) -> VertexConfig:
 
 async def _run(config: VertexConfig) -> int:
     loop = asyncio.get_running_loop()
+    start_heartbeat(loop)
     stopped = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, stopped.set)
     # Ctrl-C in a terminal reaches the whole group; the runner decides when a vertex stops.

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -17,8 +18,8 @@ import pytest
 
 from millstream.errors import UdfError
 from millstream.frame import build_frame
+from millstream.limits import HUNG_AFTER_S
 from millstream.tether import tethered
-from millstream.udf import sidecar as sidecar_module
 from millstream.udf.client import describe
 from millstream.udf.protocol import StreamName
 from millstream.udf.sidecar import Sidecar, SidecarSpec, open_sidecar, python_command
@@ -185,16 +186,72 @@ async def test_one_that_ignores_being_told_is_killed_with_its_children(tmp_path:
     assert is_gone(int(child))
 
 
-async def test_one_that_hangs_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sidecar_module, "PING_INTERVAL_S", 0.1)
-    spec = spec_of(script(tmp_path, "def process(value): return value\n"), hung_after_s=0.5)
+HOLDS_THE_INTERPRETER = """
+import ctypes
+
+def process(value):
+    if value == b"hold":
+        # Called without releasing the interpreter, as an extension may do.
+        ctypes.PyDLL(None).sleep(600)
+    return value
+"""
+
+
+async def test_one_whose_interpreter_is_held_is_reported_and_replaced(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    spec = spec_of(script(tmp_path, HOLDS_THE_INTERPRETER), hung_after_s=2.0)
+    frame = build_frame([b"hold"], array("q", [1]), ingest_time_us=1).encode()
     async with open_sidecar(spec, log=print) as sidecar:
+        async with sidecar.open_map(udf_pb2.KIND_MAP, NAME) as stream, asyncio.TaskGroup() as tasks:
+            held = tasks.create_task(stream.call(frame, watermark_us=0))
+            await until(lambda: sidecar.statistics().restarts == 1)
+            held.cancel()
+        assert await call(sidecar, b"x") == [b"x"]
+    said = [record.getMessage() for record in caplog.records]
+    assert "flights/clean: udf has not answered for 1 s; it is replaced after 2 s" in said
+    assert any(text.startswith("flights/clean: udf did not answer for 2 s: it was killed;") for text in said)
+
+
+async def test_one_that_a_signal_has_stopped_is_reported_and_replaced_soon(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    # As patient as it is by default with a slow function.
+    async with open_sidecar(spec_of(script(tmp_path, "def process(value): return value\n")), log=print) as sidecar:
         pid = sidecar.statistics().pid
         assert pid is not None
+        begun_s = time.monotonic()
         os.kill(pid, signal.SIGSTOP)
         await until(lambda: is_gone(pid))
+        assert HUNG_AFTER_S - 2 < time.monotonic() - begun_s < 60
         assert await call(sidecar, b"x") == [b"x"]
         assert sidecar.statistics().restarts == 1
+    said = [record.getMessage() for record in caplog.records]
+    assert any("udf has not answered for 10 s; it is replaced after 60 s" in text for text in said)
+    assert any("udf was stopped by a signal, and did not answer for 12 s: it was killed" in text for text in said)
+
+
+async def test_last_lines_are_reported_once_however_often_it_dies_with_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    command = script(
+        tmp_path,
+        "import os, sys\n"
+        "def process(value):\n"
+        "    print(value.decode(), file=sys.stderr, flush=True)\n"
+        "    os._exit(7)\n",
+    )
+    async with open_sidecar(spec_of(command), log=lambda *_: None) as sidecar:
+        for deaths, value in enumerate((b"first", b"first", b"second"), start=1):
+            frame = build_frame([value], array("q", [1]), ingest_time_us=1).encode()
+            async with sidecar.open_map(udf_pb2.KIND_MAP, NAME) as stream, asyncio.TaskGroup() as tasks:
+                dying = tasks.create_task(stream.call(frame, watermark_us=0))
+                await until(lambda: sidecar.statistics().restarts >= deaths)  # noqa: B023  # within the round
+                dying.cancel()
+    said = [record.getMessage() for record in caplog.records if "exited with code 7" in record.getMessage()]
+    assert sum("\n    first" in text for text in said) == 1
+    assert sum("\n    second" in text for text in said) == 1
+    assert len(said) >= 3
 
 
 OWNER = """

@@ -4,22 +4,31 @@ import pytest
 
 from millstream.local.policy import (
     FAILURES_MAX,
+    HANGS_MAX,
     KILLS_MAX,
     STEADY_S,
+    Ending,
     Finished,
     Restart,
     RestartPolicy,
     StopRun,
     Verdict,
     backoff_s,
-    describe_exit,
 )
+
+HUNG = "did not answer for 12 s"
 
 
 def judge(
-    policy: RestartPolicy, code: int, *, ended: bool = False, progressed: bool = False, ran_s: float = 1
+    policy: RestartPolicy,
+    code: int,
+    *,
+    hung: str = "",
+    ended: bool = False,
+    progressed: bool = False,
+    well_s: float = 1,
 ) -> Verdict:
-    return policy.judge(code, lanes_ended=ended, progressed=progressed, ran_s=ran_s)
+    return policy.judge(Ending(code, hung), lanes_ended=ended, progressed=progressed, well_s=well_s)
 
 
 def test_a_replica_whose_lanes_have_ended_has_finished() -> None:
@@ -32,20 +41,41 @@ def test_a_replica_that_somebody_else_told_to_stop_is_started_again() -> None:
 
 @pytest.mark.parametrize("code", [2, 3, 5])
 def test_the_users_fault_and_damage_stop_the_run_at_once(code: int) -> None:
-    verdict = judge(RestartPolicy(), code, progressed=True, ran_s=1000)
+    verdict = judge(RestartPolicy(), code, progressed=True, well_s=1000)
     assert verdict == StopRun(code, f"ended with exit code {code}")
 
 
 @pytest.mark.parametrize(
-    ("code", "attempts"), [(-9, KILLS_MAX), (-11, KILLS_MAX), (4, FAILURES_MAX), (70, FAILURES_MAX)]
+    ("code", "hung", "attempts", "exit_code"),
+    [
+        # Whoever kills, or a machine without memory: not a defect of ours.
+        (-9, "", KILLS_MAX, 4),
+        (-15, "", KILLS_MAX, 4),
+        (0, "", KILLS_MAX, 4),
+        # A crash of its own.
+        (-11, "", FAILURES_MAX, 70),
+        (70, "", FAILURES_MAX, 70),
+        (4, "", FAILURES_MAX, 4),
+        # Somebody else takes its lanes over, again and again.
+        (6, "", FAILURES_MAX, 6),
+        (-9, HUNG, HANGS_MAX, 70),
+    ],
 )
-def test_a_process_that_never_gets_on_is_given_up(code: int, attempts: int) -> None:
+def test_a_process_that_never_gets_on_is_given_up(code: int, hung: str, attempts: int, exit_code: int) -> None:
     policy = RestartPolicy()
-    verdicts = [judge(policy, code) for _ in range(attempts)]
+    verdicts = [judge(policy, code, hung=hung) for _ in range(attempts)]
     assert verdicts[:-1] == [Restart(backoff_s(number)) for number in range(1, attempts)]
     assert isinstance(verdicts[-1], StopRun)
-    assert verdicts[-1].exit_code == (4 if code == 4 else 70)
-    assert f"{attempts} times in a row" in verdicts[-1].reason
+    assert verdicts[-1].exit_code == exit_code
+    assert f"{attempts} times without any progress" in verdicts[-1].reason
+
+
+def test_kills_from_outside_do_not_count_as_failures() -> None:
+    policy = RestartPolicy()
+    for _ in range(FAILURES_MAX - 1):
+        assert isinstance(judge(policy, 4), Restart)
+        assert all(isinstance(judge(policy, -9), Restart) for _ in range(5))
+    assert isinstance(judge(policy, 4), StopRun)
 
 
 def test_a_process_that_gets_on_between_its_deaths_is_started_again_for_ever() -> None:
@@ -55,14 +85,24 @@ def test_a_process_that_gets_on_between_its_deaths_is_started_again_for_ever() -
 
 def test_a_process_that_has_nothing_to_do_and_runs_long_counts_as_well() -> None:
     policy = RestartPolicy()
-    assert all(judge(policy, -9, ran_s=STEADY_S) == Restart(0.1) for _ in range(100))
+    assert all(judge(policy, -9, well_s=STEADY_S) == Restart(0.1) for _ in range(100))
 
 
 def test_pauses_double_up_to_the_last() -> None:
     assert [backoff_s(number) for number in range(1, 9)] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
 
 
-def test_exits_in_words() -> None:
-    assert describe_exit(-9) == "was ended by SIGKILL"
-    assert describe_exit(4) == "ended with exit code 4"
-    assert describe_exit(0) == "ended before its lanes had"
+def test_a_process_that_is_hung_as_often_as_it_is_started_was_never_well() -> None:
+    policy = RestartPolicy()
+    verdicts = [judge(policy, -9, hung=HUNG, well_s=0) for _ in range(HANGS_MAX)]
+    assert isinstance(verdicts[-1], StopRun)
+
+
+def test_endings_in_words() -> None:
+    assert Ending(-9).text == "was killed from outside (SIGKILL; was the machine out of memory?)"
+    assert Ending(-15).text == "was ended from outside by SIGTERM"
+    assert Ending(-11).text == "was ended by SIGSEGV"
+    assert Ending(-77).text == "was ended by signal 77"
+    assert Ending(4).text == "ended with exit code 4"
+    assert Ending(0).text == "ended before its lanes had"
+    assert Ending(-9, HUNG).text == "did not answer for 12 s: it was killed"

@@ -26,6 +26,7 @@ import uvloop
 
 from millstream.background import open_tasks
 from millstream.errors import EnvironmentFault, MillstreamError
+from millstream.health import start_heartbeat
 from millstream.telemetry.logging import configure_logging
 from millstream_reduce.spark.session import SessionLostError, open_session
 from millstream_reduce.spark.settings import SparkSettings
@@ -57,6 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 async def _serve(settings: SparkSettings, address: str, begun_s: float) -> int:
     stopped, ready = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
+    start_heartbeat(loop)
     loop.add_signal_handler(signal.SIGTERM, stopped.set)
     # Ctrl-C in a terminal reaches the whole group; the runner decides when the driver stops.
     loop.add_signal_handler(signal.SIGINT, lambda: None)

@@ -1,0 +1,141 @@
+"""Processes that hang: noticed, said and replaced, while those that are only slow are left alone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from millstream.health import Health, Patience, open_heartbeat
+from millstream.limits import HUNG_AFTER_S
+from millstream.local.processes import Child, open_child
+from tests.mesh.conftest import PipelineFiles
+from tests.mesh.running import start
+
+LIMIT_S = 60
+BEATS = """
+import asyncio, sys, time
+from millstream.health import start_heartbeat
+
+async def main():
+    start_heartbeat(asyncio.get_running_loop())
+    await asyncio.sleep(0)
+    exec(sys.argv[1])
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+PATIENCE = Patience(hung_s=3.0, start_s=30.0, reported_s=1.5)
+
+
+@asynccontextmanager
+async def watched(code: str) -> AsyncIterator[tuple[Child, Health, list[str]]]:
+    """A process with a heartbeat that runs `code` in its event loop, who watches it, and what is reported."""
+    reports: list[str] = []
+    with open_heartbeat() as heartbeat:
+        async with (
+            open_child(
+                "child",
+                [sys.executable, "-c", BEATS, code],
+                on_output=lambda _: None,
+                on_line=lambda line: reports.append(line.decode()),
+                heartbeat=heartbeat,
+            ) as child,
+            asyncio.timeout(LIMIT_S),
+            asyncio.TaskGroup() as tasks,
+        ):
+            health = Health(child.pid, PATIENCE, report=reports.append)
+            watching = tasks.create_task(health.until_hung(heartbeat.beat))
+            yield child, health, reports
+            watching.cancel()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110  # another process makes it true
+        await asyncio.sleep(0.05)
+
+
+async def test_an_event_loop_that_is_held_is_reported_and_is_hung() -> None:
+    async with watched("time.sleep(600)") as (_, health, reports):
+        await until(lambda: bool(health.hung))
+    assert health.hung == "did not answer for 3 s"
+    assert reports == ["has not answered for 2 s; it is replaced after 3 s"]
+
+
+async def test_a_pause_is_reported_and_nothing_else_comes_of_it() -> None:
+    async with watched("time.sleep(2.2)") as (_, health, reports):
+        await until(lambda: len(reports) == 2 or bool(health.hung))
+        assert not health.hung
+    assert reports[0] == "has not answered for 2 s; it is replaced after 3 s"
+    assert reports[1].startswith("answers again, after ")
+
+
+async def test_what_a_process_starts_does_not_beat_for_it() -> None:
+    code = "import os, subprocess; subprocess.Popen(['sleep', '600']); os.kill(os.getpid(), 19)"
+    async with watched(code) as (child, health, _):
+        await until(lambda: bool(health.hung))
+        for process in psutil.Process(child.pid).children():
+            process.kill()
+    assert health.hung.startswith("was stopped by a signal, and did not answer for 3 s")
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.guarantee("I1", "I9")
+async def test_stopped_vertices_and_a_stopped_broker_are_replaced(tmp_path: Path) -> None:
+    files, records = PipelineFiles(tmp_path), 12_000
+    files.write(
+        files.generator(records, rpu=400) + files.function("identity") + files.file_sink("out"),
+        ["in -> map", "map -> out"],
+    )
+    async with start(tmp_path, "run", "pipeline.yaml") as run:
+        await run.until(lambda: run.records("out") > 0)
+        before = run.pids()
+        for name in ("map-0", "broker"):
+            os.kill(before[name], signal.SIGSTOP)
+        # Whatever is stopped takes no other signal: that it is gone means it was killed.
+        await run.until(lambda: all(run.pids().get(name, 0) not in (0, before[name]) for name in ("map-0", "broker")))
+        done = run.records("out")
+        await run.until(lambda: run.records("out") > done)
+        ended = await run.ended()
+    assert ended.exit_code == 0, ended.err
+    assert "warning: map-0: has not answered for 5 s; it is replaced after 12 s" in ended.err
+    assert "warning: map-0: was stopped by a signal, and did not answer for 12 s: it was killed; it is" in ended.err
+    assert "warning: runner: the broker has not answered for 5 s; it is replaced after 12 s" in ended.err
+    assert "warning: runner: the broker was stopped by a signal, and did not answer for 12 s: it was" in ended.err
+    # The others waited for the broker, and were well.
+    assert not any(name in line for line in ended.err.splitlines() for name in ("in-0: has not", "out-0: has not"))
+    assert sorted(files.numbers("out")) == list(range(records))
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.guarantee("I1", "I9")
+async def test_a_run_that_was_stopped_as_a_whole_takes_its_own_sleep_for_nobodys_silence(tmp_path: Path) -> None:
+    files, records = PipelineFiles(tmp_path), 3000
+    files.write(
+        files.generator(records, rpu=400) + files.function("identity") + files.file_sink("out"),
+        ["in -> map", "map -> out"],
+    )
+    async with start(tmp_path, "run", "pipeline.yaml") as run:
+        await run.until(lambda: run.records("out") > 0)
+        before = run.pids()
+        # The runner sleeps longest, as one would whose terminal was stopped with Ctrl-Z.
+        family = [*before.values(), run.process.pid]
+        for pid in family:
+            os.kill(pid, signal.SIGSTOP)
+        begun_s = time.monotonic()
+        await until(lambda: time.monotonic() - begun_s > HUNG_AFTER_S + 1)
+        for pid in family:
+            os.kill(pid, signal.SIGCONT)
+        ended = await run.ended()
+    assert ended.exit_code == 0, ended.err
+    assert "it is replaced" not in ended.err
+    assert "it was killed" not in ended.err
+    assert sorted(files.numbers("out")) == list(range(records))
