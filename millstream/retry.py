@@ -59,9 +59,39 @@ class Backoff:
         return delay_s * (1.0 + self.jitter * rng.random())
 
 
+ASKED_MAX = 1000
+"""How often a function may ask to see a record again, unless its spec says otherwise: a quarter of an hour by the
+second."""
+
+
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
     """A spec's `retryStrategy`, as plain values."""
 
     backoff: Backoff
     on_failure: OnFailure
+    asked_max: int = ASKED_MAX
+    """How often a function may ask, by `Retry`, to see a record again before `on_failure` decides; `RETRY` has no
+    limit."""
+
+
+@dataclass(slots=True)
+class Waiting:
+    """How long a function has been asking to see one record again, and when that is to be said."""
+
+    times: int = 0
+    """It has asked."""
+    waited_s: float = 0.0
+    """Pauses that it asked for, in all."""
+    _next_times: int = 10
+    _next_s: float = 10.0
+
+    def again(self, delay_s: float) -> bool:
+        """It asks once more, to be called after a pause. Returns whether that is worth a warning: first after ten times
+        or ten seconds, then at each doubling."""
+        self.times += 1
+        self.waited_s += delay_s
+        if self.times < self._next_times and self.waited_s < self._next_s:
+            return False
+        self._next_times, self._next_s = 2 * max(self.times, 10), 2 * max(self.waited_s, 10.0)
+        return True

@@ -11,7 +11,7 @@ from typing import Self
 from millstream import retry
 from millstream.spec import topology
 from millstream.spec.faults import Fault, SpecError, path_text
-from millstream.spec.models import Backoff, Edge, Limits, Pipeline, RetryStrategy, Vertex
+from millstream.spec.models import Backoff, Edge, FallbackSink, Limits, Pipeline, RetryStrategy, Vertex
 from millstream.spec.outline import outline_of, shape_findings
 
 
@@ -101,6 +101,10 @@ class Graph:
         """The edges that take the records that come to a reduce after all their windows were closed."""
         return tuple(edge for edge in self.edges_out[vertex] if edge.kind == "late")
 
+    def writes_envelopes(self, edge: str, sink: FallbackSink) -> bool:
+        """Whether a sink that reads an edge, or its fallback, writes the envelopes of records."""
+        return sink.envelope if sink.envelope is not None else self._edges[edge].kind == "deadLetter"
+
     def limits_of(self, vertex: str) -> Limits:
         """The limits that hold for a vertex and for the buffers of the edges into it."""
         return self.pipeline.limits_of(self._vertices[vertex])
@@ -118,7 +122,7 @@ class Graph:
             return self._program_policy(vertex, step.udf.retry_strategy)
         if step.sink is not None:
             strategy = step.sink.retry_strategy
-            return _policy(strategy.backoff, retry.OnFailure(strategy.on_failure))
+            return _policy(strategy.backoff, retry.OnFailure(strategy.on_failure), strategy.max_retries)
         assert step.source is not None, "a vertex is a source, a udf or a sink"
         transformer = step.source.transformer
         if transformer is None:
@@ -134,14 +138,14 @@ class Graph:
     def _program_policy(self, vertex: str, strategy: RetryStrategy) -> retry.RetryPolicy:
         written = strategy.on_failure
         on_failure = retry.OnFailure(written) if written else self._default_on_failure(vertex)
-        return _policy(strategy.backoff, on_failure)
+        return _policy(strategy.backoff, on_failure, strategy.max_retries)
 
     def _default_on_failure(self, vertex: str) -> retry.OnFailure:
         has_edge = bool(self.dead_letter_edges(vertex))
         return retry.OnFailure.DEAD_LETTER if has_edge else retry.OnFailure.STOP
 
 
-def _policy(backoff: Backoff, on_failure: retry.OnFailure) -> retry.RetryPolicy:
+def _policy(backoff: Backoff, on_failure: retry.OnFailure, max_retries: int) -> retry.RetryPolicy:
     steps = None if on_failure is retry.OnFailure.RETRY else backoff.steps
     pauses = retry.Backoff(
         interval_s=backoff.interval_s,
@@ -150,4 +154,4 @@ def _policy(backoff: Backoff, on_failure: retry.OnFailure) -> retry.RetryPolicy:
         cap_s=backoff.cap_s,
         jitter=backoff.jitter,
     )
-    return retry.RetryPolicy(pauses, on_failure)
+    return retry.RetryPolicy(pauses, on_failure, max_retries)

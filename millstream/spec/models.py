@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 
 from millstream.limits import BUFFER_BYTES_MAX, BUFFER_RECORDS_MAX, BUFFER_USAGE_LIMIT
 from millstream.spec import numaflow
+from millstream.spec.logging import Logging
 from millstream.spec.programs import (
     Backoff,
     CatBuiltin,
@@ -43,6 +44,7 @@ from millstream.spec.sinks import (
     Sink,
     SinkRetryStrategy,
     UserSink,
+    envelope_faults,
 )
 from millstream.spec.sources import (
     Column,
@@ -347,6 +349,8 @@ class PipelineSpec(SpecModel):
     """How event time advances."""
     spark: Spark | None = None
     """The Spark that computes windows. Default: one of the pipeline's own, on this machine."""
+    logging: Logging = Logging()
+    """What messages may show."""
 
     def relation_faults(self) -> Iterator[ShapeFault]:
         """What could never happen: a window that closes without watermarks, a file larger than its buffer."""
@@ -354,6 +358,10 @@ class PipelineSpec(SpecModel):
             what = "without watermarks the windows of a reduce never close"
             yield ShapeFault(("watermark", "disabled"), what, "`disabled: false`, or no `groupBy`")
         yield from self._file_faults()
+        for index, vertex in enumerate(self.vertices):
+            if vertex.sink is not None:
+                kinds = {edge.kind for edge in self.edges if edge.to == vertex.name}
+                yield from envelope_faults(vertex.sink, ("vertices", index, "sink"), by_default="deadLetter" in kinds)
 
     def _file_faults(self) -> Iterator[ShapeFault]:
         """A file that could never fill up would hold the buffer full for ever."""

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
+from millstream.retry import ASKED_MAX
 from millstream.spec.references import TextOrReference
 from millstream.spec.values import (
     Flag,
@@ -210,6 +211,9 @@ class RetryStrategy(SpecModel):
 
     backoff: Backoff = Backoff()
     """Pauses and number of attempts."""
+    max_retries: PositiveCount = ASKED_MAX
+    """How often a function may ask by `Retry` to see a record again before `onFailure` decides. Not used by `onFailure:
+    retry`, nor for a reduce."""
     on_failure: OnFailure | None = None
     """After the last attempt: `retry` for ever, `drop` (counted), `deadLetter` (to the vertex's
     dead-letter edges; for a window, a description of it) or `stop` the lane. Default: `deadLetter` if the vertex has

@@ -6,10 +6,13 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 
+from millstream.dead_letter import MEMBERS
+from millstream.retry import ASKED_MAX
 from millstream.spec.programs import Backoff, Program
 from millstream.spec.references import Reference, TextOrReference
 from millstream.spec.sources import Column, repeated_columns
 from millstream.spec.values import (
+    Flag,
     PositiveCount,
     PositiveDuration,
     Quantity,
@@ -71,8 +74,9 @@ class FileSink(SpecModel):
 
     path: Text
     """Directory, relative to the pipeline file; made if absent."""
-    format: Literal["jsonl", "csv", "parquet"] = "jsonl"
-    """`jsonl` (the record's value per line), `csv` or `parquet`."""
+    format: Literal["jsonl", "lines", "csv", "parquet"] = "jsonl"
+    """`jsonl` (the record's JSON value per line), `lines` (the record's bytes per line; a value with a line break is
+    refused), `csv` or `parquet`."""
     columns: tuple[Column, ...] = ()
     """Columns taken from the record's JSON value. CSV needs them; Parquet without them has one
     binary column `value`."""
@@ -84,8 +88,8 @@ class FileSink(SpecModel):
         yield from repeated_columns(self.columns)
         if self.format == "csv" and not self.columns:
             yield ShapeFault((), "a CSV file needs columns", "`columns: [{name, type}]`")
-        if self.format == "jsonl" and self.columns:
-            what = "`columns` has no effect with `format: jsonl`"
+        if self.format in ("jsonl", "lines") and self.columns:
+            what = f"`columns` has no effect with `format: {self.format}`"
             yield ShapeFault(("columns",), what, "`format: csv` or `parquet`, or no `columns`")
 
 
@@ -132,6 +136,9 @@ class SinkRetryStrategy(SpecModel):
 
     backoff: Backoff = Backoff()
     """Pauses and number of attempts."""
+    max_retries: PositiveCount = ASKED_MAX
+    """How often a `udsink` may ask by `Retry` to see a record again before `onFailure` decides. Not used by `onFailure:
+    retry`."""
     on_failure: OnSinkFailure = "retry"
     """After the last attempt: `retry` for ever (the default), to the `fallback` sink, `drop`
     (counted) or `stop` the lane."""
@@ -153,6 +160,10 @@ class FallbackSink(SpecModel):
     """By HTTP."""
     udsink: UserSink | None = None
     """To a program of the user's."""
+    envelope: Flag | None = None
+    """Whether each record is written as an envelope: a JSON object that holds any record with its id, event time, keys,
+    headers and value, and for a dead letter the reason, the vertex and the position. Default: for records that come
+    over a dead-letter edge. A `log` always writes it."""
 
     @classmethod
     def shape_faults(cls, data: Mapping[str, Any]) -> Iterator[ShapeFault]:
@@ -189,3 +200,15 @@ class Sink(FallbackSink):
         if self.fallback is not None and not asked and self.udsink is None:
             what = "`fallback` is never used"
             yield ShapeFault(("fallback",), what, "`retryStrategy.onFailure: fallback`")
+
+
+def envelope_faults(sink: Sink, loc: tuple[str | int, ...], *, by_default: bool) -> Iterator[ShapeFault]:
+    """Columns of a sink that an envelope does not have. `by_default`: a dead-letter edge leads to the sink."""
+    for place, one in (((), sink), (("fallback",), sink.fallback)):
+        if one is None or one.file is None or not (by_default if one.envelope is None else one.envelope):
+            continue
+        for index, column in enumerate(one.file.columns):
+            if column.name not in MEMBERS:
+                what = f"the envelope of a record has no `{column.name}`"
+                expected = f"one of {', '.join(MEMBERS)}, or `envelope: false` for columns of the record's own value"
+                yield ShapeFault((*loc, *place, "file", "columns", index, "name"), what, expected)

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from millstream.dead_letter import Envelope, read_envelope
+
 FUNCTIONS = """\
 import json
 import time
@@ -112,6 +114,10 @@ class PipelineFiles:
         """What a JSON lines sink has written, file by file."""
         files = sorted((self.directory / sink).glob("*.jsonl"))
         return [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+
+    def envelopes(self, sink: str) -> list[Envelope]:
+        """What a sink of dead letters has stored."""
+        return [read_envelope(json.dumps(row)) for row in self.rows(sink)]
 
     def numbers(self, sink: str) -> list[int]:
         """The `number` of each row."""

@@ -21,8 +21,14 @@ async def test_the_template_runs_and_its_test_passes(tmp_path: Path) -> None:
     assert valid.exit_code == 0, valid.err
     ended = await command(directory, "run", "pipeline.yaml")
     assert ended.exit_code == 0, ended.err
-    assert [len(rows(directory, name)) for name in ("all", "large", "refused")] == [5, 2, 1]
+    assert [len(rows(directory, name)) for name in ("all", "large", "refused", "unreadable")] == [5, 2, 1, 1]
     assert {row["item"] for row in rows(directory, "large")} == {"desk", "chair"}
+    (refused,) = rows(directory, "refused")
+    assert (refused["vertex"], refused["reason"]) == ("price", "an order of 0 pieces")
+    assert json.loads(str(refused["value"]))["item"] == "shelf"
+    (unreadable,) = rows(directory, "unreadable")
+    assert (unreadable["vertex"], unreadable["value"]) == ("read", "not json")
+    assert str(unreadable["reason"]).startswith("data/orders.jsonl:4: 'not json' is not a JSON value")
 
     # As the README says.
     shutil.rmtree(directory / "out")

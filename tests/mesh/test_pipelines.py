@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -120,10 +121,46 @@ async def test_what_a_function_fails_on_is_retried_then_dead_lettered(files: Pip
         await run.run()
         account = await run.account("map")
     assert files.numbers("out") == [n for n in range(100) if n % 10 not in (1, 2, 3)]
-    assert files.numbers("dead") == [n for n in range(100) if n % 10 in (1, 3)]
+    dead = files.envelopes("dead")
+    assert [json.loads(letter.value)["number"] for letter in dead] == [n for n in range(100) if n % 10 in (1, 3)]
+    assert {(letter.vertex, letter.lane) for letter in dead} == {("map", "in-map.0")}
+    assert [letter.position for letter in dead] == [letter.id for letter in dead]
+    assert len({(letter.run, letter.position) for letter in dead}) == 20
+    assert {letter.reason for letter in dead} == {f"ValueError: number {n} is bad" for n in range(1, 100, 10)} | {
+        "hopeless"
+    }
+    assert {"functions.py" in letter.detail for letter in dead if letter.reason != "hopeless"} == {True}
     assert (account.inputs, account.processed, account.dead_lettered) == (100, 70, 20)
     assert account.dropped == {"unwanted": 10}
     assert account.difference == 0
+
+
+@pytest.mark.guarantee("I2")
+async def test_lines_of_any_text_go_to_a_text_file_and_what_is_no_json_to_its_dead_letters(
+    files: PipelineFiles, tmp_path: Path
+) -> None:
+    (tmp_path / "in.txt").write_text('{"number": 1}\nnot json\n{"number": 5}\n\n', encoding="utf-8")
+    policy = ", retryStrategy: {backoff: {interval: 1ms, steps: 1}}"
+    path = files.write(
+        "- name: in\n  source: {file: {paths: [in.txt], format: lines}}\n"
+        + files.function("picky", more=policy)
+        + files.file_sink("out")
+        + files.file_sink("dead")
+        + "- name: text\n  sink: {file: {path: text, format: lines}}\n"
+        + "- name: raw\n  sink: {file: {path: raw, format: lines}, envelope: false}\n",
+        [
+            *("in -> map", "map -> out", "in -> text"),
+            *("{from: map, to: dead, kind: deadLetter}", "{from: map, to: raw, kind: deadLetter}"),
+        ],
+    )
+    async with open_pipeline(path, tmp_path / "broker") as run:
+        await run.run()
+    assert files.numbers("out") == [5]
+    dead = files.envelopes("dead")
+    assert [letter.value for letter in dead] == [b'{"number": 1}', b"not json", b""]
+    assert dead[1].reason.startswith("json.decoder.JSONDecodeError: Expecting value")
+    assert [file.read_bytes() for file in (tmp_path / "text").glob("*.txt")] == [(tmp_path / "in.txt").read_bytes()]
+    assert [file.read_bytes() for file in (tmp_path / "raw").glob("*.txt")] == [b'{"number": 1}\nnot json\n\n']
 
 
 async def test_a_failing_function_stops_the_lane_with_its_own_traceback(files: PipelineFiles, tmp_path: Path) -> None:
@@ -134,7 +171,11 @@ async def test_a_failing_function_stops_the_lane_with_its_own_traceback(files: P
     )
     async with open_pipeline(path, tmp_path / "broker") as run:
         with pytest.RaisesGroup(
-            pytest.RaisesExc(UdfError, match=r"(?s)p/map/in-map\.0: .*number 1 is bad.*functions\.py.*onFailure"),
+            pytest.RaisesExc(
+                UdfError,
+                match=r"(?s)p/map/in-map\.0: .*on record map/in-map/0/\d+/1 \(sequence \d+, index 1, "
+                r".*number 1 is bad.*functions\.py.*onFailure",
+            ),
             flatten_subgroups=True,
         ):
             await run.run()

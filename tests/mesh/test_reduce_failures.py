@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -97,7 +98,10 @@ async def test_a_window_that_goes_on_failing_is_described_to_the_dead_letter_edg
         await assert_balanced(run)
         account = await run.account("sum")
     assert contents_of(files.rows("out")) == good(events)
-    (letter,) = files.rows("dead")
+    (envelope,) = files.envelopes("dead")
+    assert (envelope.vertex, envelope.lane) == ("sum", "window.0")
+    assert "13 is bad" in envelope.reason
+    letter = json.loads(envelope.value)
     assert (seconds_of(letter["start"]), seconds_of(letter["end"])) == BAD
     assert (letter["key"], letter["records"]) == (["k1"], 10)
     assert "13 is bad" in letter["reason"]

@@ -20,6 +20,8 @@ class InvalidRecord:
     """The input as it was found; the beginning of it when it is larger than a record may be."""
     reason: str
     """Where it stands (file and line), what is wrong with it and what was expected."""
+    place: str = ""
+    """The first of these alone, where the source knows it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,8 @@ class Context:
     """The input partition these records come from, for example "in-map.0"; empty in `setup`."""
     replica: int = 0
     attempt: int = 0
-    """0 for the first attempt at these records."""
+    """0 for the first attempt at these records; then how often the function has failed on one of them or asked for it
+    by `Retry`."""
     watermark_us: int = -(2**63)
     """No record older than this will follow (late data excepted): microseconds since the epoch."""
     traceparent: str = ""

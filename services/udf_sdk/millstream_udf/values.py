@@ -160,7 +160,9 @@ class Batch:
 
 
 class Retry(Exception):
-    """Raise it to see this record again after `delay` (seconds or a `timedelta`). It does not count as an attempt."""
+    """Raise it to see this record again after `delay` (seconds or a `timedelta`). It costs none of the attempts that
+    the vertex's `retryStrategy` allows; its `maxRetries` says how often it may be asked. `context.attempt` counts
+    it."""
 
     def __init__(self, delay: float | timedelta = 1.0, reason: str = "") -> None:
         super().__init__(reason)

@@ -21,6 +21,7 @@ from millstream.limits import (
     FRAMES_IN_FLIGHT_MAX,
     OT_PUBLISH_INTERVAL_S,
 )
+from millstream.naming import Naming
 from millstream.record import BufferId, LaneId, Position
 from millstream.spec.graph import Graph
 from millstream.spec.lanes import buffers_of, inputs_of, lanes_of, owned_lanes, upstream_lanes
@@ -158,6 +159,7 @@ class _Shared:
         self.kind = self.vertex.kind
         self.programs = outside.programs
         self.pipeline = config.resolved.pipeline.name
+        self.naming = Naming(values=config.resolved.pipeline.spec.logging.values)
         self.owner = f"{config.vertex}-{config.replica}/{os.getpid()}@{socket.gethostname()}"
         self.rng = outside.rng
         self._ledgers: dict[str, Ledger] = {}
@@ -330,7 +332,8 @@ class _LaneOpening:
         limits = shared.graph.limits_of(self._lane.vertex)
         # The default of 500 is Numaflow's; only who sets it wants calls that small.
         batch = limits.read_batch_size if "read_batch_size" in limits.model_fields_set else None
-        return MapLane(base, self._mapper(stream), self._router, slice_records_max=batch)
+        run = (await shared.ledger(shared.graph.edge(self._lane.input).from_)).ledger_id
+        return MapLane(base, self._mapper(stream), self._router, slice_records_max=batch, run=run)
 
     def _mapper(self, stream: MapStream) -> Mapper:
         policy = self._shared.graph.retry_policy(self._lane.vertex)
@@ -343,6 +346,7 @@ class _LaneOpening:
             has_dead_letter=self._router.has_dead_letter,
             needs_tags=self._router.needs_tags,
             rng=self._shared.rng,
+            naming=self._shared.naming,
         )
 
     async def _open_reduce(self, core: LaneCore) -> VertexLane:
@@ -402,7 +406,11 @@ class _LaneOpening:
             seen = SeenIds(await ledger.ids(lane), ttl_s=ids_ttl_s(spec), clock=shared.clock)
         watermark = _source_watermark(shared.config.resolved, core)
         on_invalid = shared.graph.on_invalid(lane.vertex)
-        return SourceVertexLane(core, source, mapper, self._router, watermark, seen, on_invalid)
+        return SourceVertexLane(
+            *(core, source, mapper, self._router, watermark, seen, on_invalid),
+            pipeline=shared.pipeline,
+            naming=shared.naming,
+        )
 
     async def _open_sink(self, base: BufferLane) -> SinkVertexLane:
         shared, lane = self._shared, self._lane
@@ -419,19 +427,27 @@ class _LaneOpening:
             ledger_id=(await shared.ledger(lane.vertex)).ledger_id,
             base_dir=shared.config.resolved.base_dir,
             clock=shared.clock,
+            envelope=shared.graph.writes_envelopes(lane.input, spec),
         )
         primary = await self._stack.enter_async_context(
             open_sink(spec, owner, udf_client=shared.programs.client("sink"))
         )
         fallback = None
         if spec.fallback is not None:
+            aside = owner.as_fallback(envelope=shared.graph.writes_envelopes(lane.input, spec.fallback))
             fallback = await self._stack.enter_async_context(
-                open_sink(spec.fallback, owner.as_fallback(), udf_client=shared.programs.client("fallback"))
+                open_sink(spec.fallback, aside, udf_client=shared.programs.client("fallback"))
             )
         limits = shared.graph.limits_of(lane.vertex)
         half = DeliveryLimits(max(1, limits.usable_length // 2), max(1, limits.usable_bytes // 2))
         error = UdfError if spec.udsink is not None else UserError
-        delivery = Delivery(primary, fallback, policy, half, where=self._where, rng=shared.rng, stop_error=error)
+        delivery = Delivery(
+            *(primary, fallback, policy, half),
+            where=self._where,
+            rng=shared.rng,
+            stop_error=error,
+            naming=shared.naming,
+        )
         return SinkVertexLane(base, delivery)
 
 

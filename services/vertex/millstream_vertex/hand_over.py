@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from millstream.account import Account
+from millstream.dead_letter import headers_of
 from millstream.errors import UdfError, UserError
 from millstream.frame import KEY_SEPARATOR, Frame, frame_of_records
 from millstream.limits import COMMIT_BYTES_MAX, COMMIT_FRAMES_MAX, RESULT_FRAME_BYTES_MAX, RESULT_FRAME_RECORDS_MAX
@@ -25,7 +26,6 @@ from millstream.record import BufferId, Record
 from millstream.retry import OnFailure, RetryPolicy
 from millstream.wire.reduce.v1 import spark_pb2, wal_pb2
 from millstream_reduce.batches import HEADERS, frame_of_columns
-from millstream_vertex.mapping import REASON_BYTES_MAX, REASON_HEADER, header_of
 from millstream_writer.committer import Unit
 from millstream_writer.routing import FrameLimits, Router, Tags
 
@@ -230,8 +230,8 @@ class ResultRouter:
             elif self._policy.on_failure is OnFailure.DEAD_LETTER:
                 account.dead_lettered += window.released
                 text = json.dumps(describe(window, failure), ensure_ascii=False)
-                reason = header_of(failure.reason, REASON_BYTES_MAX)
-                dead.append(Record(text.encode(), window.end_us - 1, headers={REASON_HEADER: reason}))
+                headers = headers_of(failure.reason, failure.detail, self._where)
+                dead.append(Record(text.encode(), window.end_us - 1, headers=headers))
             else:
                 account.drop(failure.reason, window.released)
         if dead:

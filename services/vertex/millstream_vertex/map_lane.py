@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from millstream.limits import FRAME_RECORDS_MAX, SLICE_TARGET_S
+from millstream.naming import Origin
 from millstream.record import Position
 from millstream.statistics import LaneStatistics
 from millstream_reader.buffer import ReadFrame, late_records
@@ -55,7 +56,10 @@ class Slice:
 class MapLane:
     """One lane; `run` returns when its input has ended or `stop` was called."""
 
-    def __init__(self, base: BufferLane, mapper: Mapper, router: Router, *, slice_records_max: int | None) -> None:
+    def __init__(
+        self, base: BufferLane, mapper: Mapper, router: Router, *, slice_records_max: int | None, run: str = ""
+    ) -> None:
+        """`run`: id of the ledger that the lane reads, for dead letters."""
         self.core = base.core
         self._base = base
         self._mapper = mapper
@@ -64,6 +68,9 @@ class MapLane:
         piece = router.piece.records
         if piece < FRAME_RECORDS_MAX:
             slice_records_max = min(piece, slice_records_max or piece)
+        self._run = run
+        lane = base.core.lane
+        self._id_prefix = f"{lane.vertex}/{lane.input}/{lane.partition}/"
         self._slicer = Slicer(target_s=SLICE_TARGET_S, records_max=slice_records_max)
         self._first_answer = asyncio.Event()
         self._stopping = False
@@ -122,7 +129,10 @@ class MapLane:
             records=frame.records,
             sequence=read.sequence,
         ) as span:
-            mapped = await self._mapper.map(frame, watermark_us=read.watermark_us, traceparent=span.traceparent)
+            origin = Origin(f"{self._id_prefix}{read.sequence}/", read.first_index + piece.start, run=self._run)
+            mapped = await self._mapper.map(
+                frame, watermark_us=read.watermark_us, traceparent=span.traceparent, origin=origin
+            )
         seconds = core.clock.monotonic_s() - started
         core.telemetry.observe_processing("udf", seconds)
         self._slicer.answered(max(ahead, piece.records), seconds)

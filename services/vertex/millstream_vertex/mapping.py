@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import random
 from array import array
 from collections import deque
@@ -18,24 +19,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from millstream.account import Account
+from millstream.dead_letter import headers_of
 from millstream.errors import UdfError
 from millstream.frame import Frame, build_frame
 from millstream.limits import RECORD_BYTES_MAX
-from millstream.retry import OnFailure, RetryPolicy
+from millstream.naming import NO_ORIGIN, WITH_VALUES, Naming, Origin, reason_and_detail
+from millstream.retry import OnFailure, RetryPolicy, Waiting
 from millstream.udf.protocol import MapStream
 from millstream_udf import columns
 from millstream_udf.wire.udf.v1 import udf_pb2
 
 Tags = Sequence[tuple[bytes, ...]]
 
-REASON_HEADER = "millstream-dead-letter-reason"
-DETAIL_HEADER = "millstream-dead-letter-detail"
-PLACE_HEADER = "millstream-dead-letter-at"
-"""Headers of a dead letter: why, the stack trace or the like, and in which lane."""
-
-REASON_BYTES_MAX = 1024
-DETAIL_BYTES_MAX = 8192
-"""Of those headers: what a function says of a record must not make it too large to be sent."""
+_log = logging.getLogger(__name__)
 
 WHOLE_CALLS_MAX = 3
 """A call that fails as a whole and is to be tried for ever is tried this often before it is made in halves."""
@@ -77,10 +73,21 @@ class Row:
 class _Attempted:
     """The inputs of one stretch while some of them are tried again. Indexes are those of the stretch."""
 
+    frame: Frame
+    origin: Origin
+    failed: list[int]
+    """How often each has failed."""
+    asked: dict[int, Waiting] = field(default_factory=dict)
+    """The inputs that the function asked to see again."""
     rows: dict[int, list[Row]] = field(default_factory=dict)
     """Outputs of each input that is done; an empty list for one that was filtered."""
     dropped: dict[int, str] = field(default_factory=dict)
     dead: dict[int, udf_pb2.Outcome] = field(default_factory=dict)
+
+    def attempts(self, index: int) -> int:
+        """How often it was handed to the function in vain."""
+        waiting = self.asked.get(index)
+        return self.failed[index] + (waiting.times if waiting is not None else 0)
 
 
 class Mapper:
@@ -95,16 +102,20 @@ class Mapper:
         has_dead_letter: bool,
         needs_tags: bool,
         rng: random.Random,
+        naming: Naming = WITH_VALUES,
     ) -> None:
-        """`where` names pipeline, vertex and lane in messages."""
+        """`where` names pipeline, vertex and lane in messages, `naming` the records."""
         self._stream = stream
         self._policy = policy
         self._where = where
         self._has_dead_letter = has_dead_letter
         self._needs_tags = needs_tags
         self._rng = rng
+        self._naming = naming
 
-    async def map(self, frame: Frame, *, watermark_us: int, traceparent: str = "") -> Mapped:
+    async def map(
+        self, frame: Frame, *, watermark_us: int, traceparent: str = "", origin: Origin = NO_ORIGIN
+    ) -> Mapped:
         """Process the records of `frame`. Raises `UdfError` when the policy says stop or the function breaks the
         protocol."""
         answer = await self._stream.call(frame.encode(), watermark_us=watermark_us, traceparent=traceparent)
@@ -112,7 +123,7 @@ class Mapper:
             mapped = self._take_whole(frame, answer)
             if mapped.frame is None or not _is_too_large(mapped.frame):
                 return mapped
-        return await self._take_in_parts(frame, answer, watermark_us, traceparent)
+        return await self._take_in_parts(frame, answer, watermark_us, traceparent, origin)
 
     def _take_whole(self, frame: Frame, answer: udf_pb2.SealedMapAnswer) -> Mapped:
         """Every input is done: make the output frame of the answer's columns and what is inherited."""
@@ -178,23 +189,22 @@ class Mapper:
         return output
 
     async def _take_in_parts(
-        self, frame: Frame, answer: udf_pb2.SealedMapAnswer, watermark_us: int, traceparent: str
+        self, frame: Frame, answer: udf_pb2.SealedMapAnswer, watermark_us: int, traceparent: str, origin: Origin
     ) -> Mapped:
         """Some inputs were not simply processed: keep what is done, try again what may be, until nothing is left."""
-        attempted = _Attempted()
+        attempted = _Attempted(frame, origin, [0] * frame.records)
         waiting: deque[list[int]] = deque()
         pending: list[int] = list(range(frame.records))
-        attempts = [0] * frame.records
         retries = errors = 0
         while True:
             errors += sum(outcome.result == _OUTCOME.RESULT_ERROR for outcome in answer.outcomes) or bool(answer.error)
             middle = len(pending) // 2
-            if answer.error and middle and self._is_last(attempts, pending):
+            if answer.error and middle and self._is_last(attempted.failed, pending):
                 # The answer names no record. In halves the function shows which it fails on, and the others need not
                 # share their fate.
                 waiting.extend((pending[:middle], pending[middle:]))
             else:
-                again, delay_s = self._sort(frame, pending, answer, attempted, attempts)
+                again, delay_s = self._sort(pending, answer, attempted)
                 if again:
                     await asyncio.sleep(delay_s)
                     waiting.append(again)
@@ -206,7 +216,7 @@ class Mapper:
             answer = await self._stream.call(
                 part.encode(),
                 watermark_us=watermark_us,
-                attempt=max(attempts[index] for index in pending),
+                attempt=max(attempted.attempts(index) for index in pending),
                 traceparent=traceparent,
             )
         mapped = self._assemble(frame, attempted)
@@ -221,19 +231,13 @@ class Mapper:
         return not all(self._policy.backoff.allows(attempts[index] + 1) for index in pending)
 
     def _sort(
-        self,
-        frame: Frame,
-        pending: Sequence[int],
-        answer: udf_pb2.SealedMapAnswer,
-        attempted: _Attempted,
-        attempts: list[int],
+        self, pending: Sequence[int], answer: udf_pb2.SealedMapAnswer, attempted: _Attempted
     ) -> tuple[list[int], float]:
         """Take an answer to the inputs `pending` in. Returns which to try again, after how long."""
+        frame, failed = attempted.frame, attempted.failed
         if answer.error:
             outcomes = {
-                place: _OUTCOME(
-                    index=place, result=_OUTCOME.RESULT_ERROR, reason=_first_line(answer.error), detail=answer.error
-                )
+                place: _OUTCOME(index=place, result=_OUTCOME.RESULT_ERROR, reason=answer.error)
                 for place in range(len(pending))
             }
         else:
@@ -242,7 +246,7 @@ class Mapper:
                 self._keep_rows(frame, pending, answer, attempted)
             except ValueError as error:
                 raise UdfError(f"{self._where}: the function's answer does not fit its call: {error}") from error
-            self._refuse_large(pending, attempted, attempts)
+            self._refuse_large(pending, attempted)
         again: list[int] = []
         delay_s = 0.0
         for place, outcome in outcomes.items():
@@ -250,26 +254,46 @@ class Mapper:
                 raise UdfError(f"{self._where}: the function's answer speaks of input {place} of {len(pending)}")
             index = pending[place]
             attempted.rows.pop(index, None)
+            outcome.reason, outcome.detail = reason_and_detail(outcome.reason, outcome.detail)
             if outcome.result == _OUTCOME.RESULT_RETRY:
-                again.append(index)
-                delay_s = max(delay_s, outcome.delay_us / 1e6)
+                if self._may_wait(index, outcome, attempted):
+                    again.append(index)
+                    delay_s = max(delay_s, outcome.delay_us / 1e6)
             elif outcome.result == _OUTCOME.RESULT_DROP:
                 attempted.dropped[index] = outcome.reason or "dropped by the function"
             elif outcome.result == _OUTCOME.RESULT_DEAD_LETTER:
-                self._give_up(index, outcome, attempted, attempts[index] + 1)
+                self._give_up(index, outcome, attempted, attempted.attempts(index) + 1)
             elif outcome.result == _OUTCOME.RESULT_ERROR:
-                attempts[index] += 1
-                forever = self._policy.on_failure is OnFailure.RETRY
-                if forever or self._policy.backoff.allows(attempts[index]):
+                failed[index] += 1
+                if self._policy.on_failure is OnFailure.RETRY or self._policy.backoff.allows(failed[index]):
                     again.append(index)
-                    delay_s = max(delay_s, self._policy.backoff.delay_s(attempts[index], self._rng))
+                    delay_s = max(delay_s, self._policy.backoff.delay_s(failed[index], self._rng))
                 else:
-                    self._give_up(index, outcome, attempted, attempts[index])
+                    self._give_up(index, outcome, attempted, attempted.attempts(index))
             else:
                 raise UdfError(
                     f"{self._where}: the function's answer has an outcome {outcome.result} that a map cannot have"
                 )
         return sorted(again), delay_s
+
+    def _may_wait(self, index: int, outcome: udf_pb2.Outcome, attempted: _Attempted) -> bool:
+        """Whether the function may see this input again, as it asks; says so when it has asked for long."""
+        waiting = attempted.asked.setdefault(index, Waiting())
+        if waiting.again(outcome.delay_us / 1e6):
+            _log.warning(
+                "%s: the function has asked %d times by Retry to see %s again, and holds the lane: %s",
+                self._where,
+                waiting.times,
+                self._naming.of(attempted.frame, index, attempted.origin),
+                outcome.reason or "it gives no reason",
+            )
+        if self._policy.on_failure is OnFailure.RETRY or waiting.times <= self._policy.asked_max:
+            return True
+        outcome.reason = f"asked by Retry to see it again {waiting.times} times" + (
+            f": {outcome.reason}" if outcome.reason else ""
+        )
+        self._give_up(index, outcome, attempted, attempted.attempts(index))
+        return False
 
     def _give_up(self, index: int, outcome: udf_pb2.Outcome, attempted: _Attempted, attempts: int) -> None:
         if self._policy.on_failure is OnFailure.DROP:
@@ -277,8 +301,9 @@ class Mapper:
         elif self._has_dead_letter and self._policy.on_failure is not OnFailure.STOP:
             attempted.dead[index] = outcome
         else:
+            named = self._naming.of(attempted.frame, index, attempted.origin)
             raise UdfError(
-                f"{self._where}: the function failed on a record after {attempts} attempt(s): {outcome.reason}\n"
+                f"{self._where}: the function failed on {named} after {attempts} attempt(s): {outcome.reason}\n"
                 f"{outcome.detail}\n"
                 "Fix the function and start again (nothing was lost), or set udf.retryStrategy.onFailure."
             )
@@ -313,7 +338,7 @@ class Mapper:
             )
             attempted.rows[pending[place]].append(row)
 
-    def _refuse_large(self, pending: Sequence[int], attempted: _Attempted, attempts: Sequence[int]) -> None:
+    def _refuse_large(self, pending: Sequence[int], attempted: _Attempted) -> None:
         """Inputs of which the function made what cannot be sent have failed; another attempt would not help."""
         for index in pending:
             rows = attempted.rows.get(index, ())
@@ -321,7 +346,7 @@ class Mapper:
             if largest > RECORD_BYTES_MAX:
                 del attempted.rows[index]
                 reason = f"the function put out a record of {largest} bytes; at most {RECORD_BYTES_MAX} can be sent"
-                self._give_up(index, _OUTCOME(reason=reason), attempted, attempts[index] + 1)
+                self._give_up(index, _OUTCOME(reason=reason), attempted, attempted.attempts(index) + 1)
 
     def _assemble(self, frame: Frame, attempted: _Attempted) -> Mapped:
         account = Account(inputs=frame.records, dead_lettered=len(attempted.dead))
@@ -352,16 +377,24 @@ class Mapper:
             return None
         indexes = sorted(attempted.dead)
         part = frame.take(indexes)
+        origin = attempted.origin
         headers = [
             {
                 **known,
-                REASON_HEADER: header_of(attempted.dead[index].reason, REASON_BYTES_MAX),
-                DETAIL_HEADER: header_of(attempted.dead[index].detail, DETAIL_BYTES_MAX),
-                PLACE_HEADER: self._where.encode(),
+                **headers_of(
+                    attempted.dead[index].reason,
+                    attempted.dead[index].detail,
+                    self._where,
+                    position=origin.position(index),
+                    run=origin.run,
+                ),
             }
             for index, known in zip(indexes, part.headers(), strict=True)
         ]
-        return replace(part, headers_column=columns.pack_headers(headers))
+        ids = part.ids_column
+        if not ids and origin.id_prefix:
+            ids = columns.pack_bytes([origin.position(index).encode() for index in indexes])
+        return replace(part, headers_column=columns.pack_headers(headers), ids_column=ids)
 
 
 def _inherit(frame: Frame, parents: Sequence[int], *, keys: bool, headers: bool, times: bool) -> Frame:
@@ -380,12 +413,6 @@ def _inherit(frame: Frame, parents: Sequence[int], *, keys: bool, headers: bool,
     )
 
 
-def header_of(text: str, bytes_max: int) -> bytes:
-    """The beginning of a text that somebody else wrote, as a header's value."""
-    data = text.encode(errors="backslashreplace")
-    return data if len(data) <= bytes_max else data[:bytes_max].decode(errors="ignore").encode()
-
-
 def _size(value: bytes, keys: Sequence[bytes], headers: Mapping[str, bytes]) -> int:
     size = len(value) + sum(map(len, keys))
     # A character is one byte at least and four at most; names of headers are short.
@@ -398,7 +425,3 @@ def _is_too_large(frame: Frame) -> bool:
         return False
     rows = zip(frame.values(), frame.keys(), frame.headers(), strict=True)
     return any(_size(*row) > RECORD_BYTES_MAX for row in rows)
-
-
-def _first_line(text: str) -> str:
-    return text.strip().splitlines()[-1] if text.strip() else "error without a message"

@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from millstream.account import Account
+from millstream.dead_letter import headers_of
 from millstream.durable import step
 from millstream.errors import UserError
 from millstream.frame import Frame, frame_of_records
 from millstream.ledger.batch import ids_bytes_max
 from millstream.limits import COMMIT_FRAMES_MAX, FRAME_BYTES_MAX, FRAME_RECORDS_MAX, OT_PUBLISH_INTERVAL_S
+from millstream.naming import WITH_VALUES, Naming, Origin
 from millstream.record import Record
 from millstream.retry import OnFailure
 from millstream.statistics import LaneStatistics
@@ -23,9 +25,12 @@ from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane
 from millstream_reader.tracker import Tracked
 from millstream_vertex.ids import SeenIds
 from millstream_vertex.lane import LaneCore
-from millstream_vertex.mapping import REASON_BYTES_MAX, REASON_HEADER, Mapper, header_of
+from millstream_vertex.mapping import Mapper
 from millstream_writer.committer import Unit
 from millstream_writer.routing import Router
+
+_POSITION_CHARACTERS_MAX = 200
+"""Of a source's position, in messages and dead letters."""
 
 READ_TIMEOUT_S = 0.2
 """How long one read waits for data; a request to stop is noticed within it."""
@@ -51,9 +56,12 @@ class SourceVertexLane:
         watermark: SourceWatermark,
         seen: SeenIds | None,
         on_invalid: OnFailure,
+        *,
+        pipeline: str = "",
+        naming: Naming = WITH_VALUES,
     ) -> None:
         """`seen` is needed for a source that is not replayable; `on_invalid` decides about input that cannot be
-        read."""
+        read; `naming` how messages name a record."""
         self.core = core
         self._source = source
         self._transformer = transformer
@@ -61,6 +69,8 @@ class SourceVertexLane:
         self._watermark = watermark
         self._seen = seen
         self._on_invalid = on_invalid
+        self._where = f"{pipeline}/{core.lane}"
+        self._naming = naming
         self._stopping = False
         # The records of one read are committed together, and each may go to a partition of its own on every edge.
         self._records_max = min(FRAME_RECORDS_MAX, router.piece.records)
@@ -122,7 +132,7 @@ class SourceVertexLane:
         unit = SourceUnit(
             source_position=batch.position, ids=ids, account=Account(repeated_ids=repeated), size=ids_bytes_max(ids)
         )
-        self._set_aside(batch.invalid, unit)
+        self._set_aside(batch, unit)
         if frame is None:
             unit.size += sum(part.size for _, part in unit.frames)
             await self.core.tracker.begin(Tracked(len(batch.invalid), unit.size))
@@ -133,8 +143,9 @@ class SourceVertexLane:
         await self.core.tracker.begin(Tracked(frame.records, frame.size))
         self.core.units.add(work.create_task(self._process(frame, unit)))
 
-    def _set_aside(self, invalid: Sequence[InvalidRecord], unit: SourceUnit) -> None:
+    def _set_aside(self, batch: SourceBatch, unit: SourceUnit) -> None:
         """Do with input that cannot be read as the spec's `onInvalid` says."""
+        invalid = batch.invalid
         if not invalid:
             return
         unit.account.inputs += len(invalid)
@@ -142,17 +153,27 @@ class SourceVertexLane:
             unit.account.drop("invalid input", len(invalid))
         elif self._on_invalid is OnFailure.DEAD_LETTER and self._router.has_dead_letter:
             now_us = self.core.clock.now_us()
-            records = [
-                Record(item.value, now_us, headers={REASON_HEADER: header_of(item.reason, REASON_BYTES_MAX)})
-                for item in invalid
-            ]
+            records = [Record(item.value, now_us, headers=self._headers_of(item, batch)) for item in invalid]
             unit.frames.extend(self._router.route_dead_letter(frame_of_records(records, ingest_time_us=now_us)).frames)
             unit.account.dead_lettered += len(invalid)
         else:
             raise UserError(
-                f"{self.core.lane}: {invalid[0].reason}\nPut the input right and start again (nothing was lost), "
-                "or set the source's onInvalid to drop or deadLetter."
+                f"{self.core.lane}: {self._named(invalid[0], batch)}\n"
+                "Put the input right and start again (nothing was lost), or set the source's onInvalid to drop or "
+                "deadLetter."
             )
+
+    def _headers_of(self, item: InvalidRecord, batch: SourceBatch) -> dict[str, bytes]:
+        return headers_of(item.reason, "", self._where, position=item.place or _position_text(batch.position))
+
+    def _named(self, item: InvalidRecord, batch: SourceBatch) -> str:
+        """What cannot be read, where, and why as far as that may be shown."""
+        if not self._naming.values:
+            place = item.place or f"what was read before source position {_position_text(batch.position)}"
+            return f"{place} cannot be read (the reason shows values, and `logging.values` is false)"
+        if item.place:
+            return item.reason
+        return f"{item.reason} (read before source position {_position_text(batch.position)})"
 
     async def _process(self, frame: Frame, unit: SourceUnit) -> Sequence[Unit]:
         core = self.core
@@ -163,7 +184,10 @@ class SourceVertexLane:
             else:
                 started = core.clock.monotonic_s()
                 mapped = await self._transformer.map(
-                    frame, watermark_us=self._watermark.watermark_us, traceparent=span.traceparent
+                    frame,
+                    watermark_us=self._watermark.watermark_us,
+                    traceparent=span.traceparent,
+                    origin=Origin(source_position=_position_text(unit.source_position or b"")),
                 )
                 core.telemetry.observe_processing("transformer", core.clock.monotonic_s() - started)
                 core.counters.retries += mapped.retries
@@ -210,3 +234,7 @@ class SourceVertexLane:
             )
             if waiting and watermark_us > self.core.watermark_us:
                 self.core.publish(watermark_us, idle=True)
+
+
+def _position_text(position: bytes) -> str:
+    return position.decode(errors="backslashreplace")[:_POSITION_CHARACTERS_MAX]

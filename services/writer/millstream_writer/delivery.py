@@ -21,8 +21,9 @@ from typing import NamedTuple
 from millstream.account import Account
 from millstream.durable import step
 from millstream.errors import RetryLaterError, UserError
+from millstream.naming import WITH_VALUES, Naming, Origin
 from millstream.record import Position
-from millstream.retry import OnFailure, RetryPolicy
+from millstream.retry import OnFailure, RetryPolicy, Waiting
 from millstream_writer.sink import Guarantee, SinkFailure, SinkFrame, SinkLane, WriteResult, exact_end
 
 _log = logging.getLogger(__name__)
@@ -104,8 +105,10 @@ class Delivery:
         where: str,
         rng: random.Random,
         stop_error: type[UserError] = UserError,
+        naming: Naming = WITH_VALUES,
     ) -> None:
-        """`where` names pipeline, vertex and lane in messages; `stop_error` is raised when the policy says stop."""
+        """`where` names pipeline, vertex and lane in messages, `naming` the records; `stop_error` is raised when the
+        policy says stop."""
         self._primary = primary
         self._fallback = fallback
         self._policy = policy
@@ -115,6 +118,7 @@ class Delivery:
         self._where = where
         self._rng = rng
         self._stop_error = stop_error
+        self._naming = naming
         self._unsettled: deque[_Write] = deque()
         self._statistics = DeliveryStatistics()
 
@@ -214,6 +218,7 @@ class Delivery:
         aside = _Aside()
         pending: list[_Pending] = [_Pending(n, range(item.frame.records), 0) for n, item in enumerate(frames)]
         attempts: dict[tuple[int, int], int] = {}
+        asked: dict[tuple[int, int], Waiting] = {}
         while True:
             parts = [self._part(frames[number], rows, tries) for number, rows, tries in pending]
             result = await self._offer(lane, parts, end)
@@ -221,10 +226,12 @@ class Delivery:
             delay_s = 0.0
             for (number, rows, tries), failures in zip(pending, result.failures, strict=bool(result.failures)):
                 rows_again = []
-                for failure in sorted(failures, key=lambda item: item.index):
-                    row = rows[failure.index]
-                    made = attempts.get((number, row), 0) + failure.attempted
+                for said in sorted(failures, key=lambda item: item.index):
+                    row = rows[said.index]
+                    made = attempts.get((number, row), 0) + said.attempted
                     attempts[number, row] = made
+                    waiting = asked.setdefault((number, row), Waiting()) if said.asked else None
+                    failure = self._ask(said, policy, frames[number], row, waiting) if waiting is not None else said
                     if self._is_final(failure, policy, made):
                         self._set_aside(failure, policy, frames[number], number, row, made, aside)
                         continue
@@ -268,6 +275,26 @@ class Delivery:
             self._waits(f"{first.reason}: {first.detail}" if first.detail else first.reason)
         return result
 
+    def _ask(
+        self, failure: SinkFailure, policy: RetryPolicy, frame: SinkFrame, row: int, waiting: Waiting
+    ) -> SinkFailure:
+        """A function asks to see a record again: say so when it has for long, and end it when it has too often."""
+        if waiting.again(failure.delay_s):
+            _log.warning(
+                "%s: the function has asked %d times by Retry to see %s again, and holds the lane: %s",
+                self._where,
+                waiting.times,
+                self._named(frame, row),
+                failure.reason,
+            )
+        if policy.on_failure is OnFailure.RETRY or waiting.times <= policy.asked_max:
+            return failure
+        return replace(failure, retryable=False, detail=f"asked by Retry to see it again {waiting.times} times")
+
+    def _named(self, frame: SinkFrame, row: int) -> str:
+        origin = Origin(frame.id_prefix, frame.indexes()[row])
+        return self._naming.of(frame.frame.take([row]), 0, origin)
+
     def _is_final(self, failure: SinkFailure, policy: RetryPolicy, attempts: int) -> bool:
         if failure.drop or failure.fallback or not failure.retryable:
             return True
@@ -300,9 +327,12 @@ class Delivery:
         else:
             which = "fallback sink" if policy is self._fallback_policy else "sink"
             why = "it asks for a fallback sink, and there is none" if failure.fallback else failure.reason
+            detail = (
+                f": {failure.detail}" if failure.detail and (self._naming.values or not failure.shows_value) else ""
+            )
             raise self._stop_error(
-                f"{self._where}: the {which} did not take record {frame.record_ids()[row]} "
-                f"after {attempts} attempt(s): {why}{': ' if failure.detail else ''}{failure.detail}\n"
+                f"{self._where}: the {which} did not take {self._named(frame, row)} "
+                f"after {attempts} attempt(s): {why}{detail}\n"
                 "Nothing was lost. Put the cause right and start again, or set sink.retryStrategy.onFailure "
                 "to fallback or drop."
             )

@@ -98,10 +98,14 @@ class SinkFailure:
     """The sink itself asks to leave the record out, counted under `reason`."""
     attempted: bool = True
     """False: costs no attempt. It was not tried because one before it failed, or the sink asked for another time."""
+    asked: bool = False
+    """The sink's function asked to see it again; how often it may is bounded."""
     delay_s: float = 0.0
     """Not to be tried again before this many seconds."""
     detail: str = ""
     """What happened to this record, for messages."""
+    shows_value: bool = False
+    """The detail shows something of the record's value."""
 
 
 @dataclass(frozen=True, slots=True)

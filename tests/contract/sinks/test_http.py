@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -13,9 +14,10 @@ import pytest
 from aiohttp import web
 
 from millstream.errors import UserError
+from millstream.frame import build_frame
 from millstream.record import Position
 from millstream.spec.models import HttpSink
-from millstream_writer.sink import Guarantee, SinkFailure, SinkLane
+from millstream_writer.sink import Guarantee, SinkFailure, SinkFrame, SinkLane
 from millstream_writer.sinks.http import open_http_sink, retry_after_s
 from tests.contract.sinks.http_target import HttpTarget, open_http_target
 from tests.unit.writer.sink_frames import sink_frame
@@ -47,6 +49,26 @@ async def test_each_record_is_one_request_with_its_id_as_the_key() -> None:
     assert [request.headers["X-Key"] for request in target.requests] == ["out/in/0/1/0", "out/in/0/1/1", "source-id"]
     assert {(request.method, request.headers["X-Team"]) for request in target.requests} == {("PUT", "flights")}
     assert len(target.connections) == 1
+
+
+async def test_a_records_headers_are_those_of_its_request() -> None:
+    headers = {
+        "x-team": b"a",
+        "Window-Start": b"2026",
+        "traceparent": b"00-",
+        "not a name": b"1",
+        "content": "\u00fc\n".encode(),
+        "long": b"a" * 1025,
+        "x-key": b"mine",
+    }
+    target = HttpTarget()
+    async with opened(target, headers={"X-Team": "flights"}, idempotencyHeader="X-Key") as lane:
+        frame = build_frame([b"a"], array("q", [0]), ingest_time_us=0, headers=[headers])
+        assert not (await lane.write([SinkFrame(frame, 1, 0, "out/in/0/1/")], END)).failures
+    (request,) = target.requests
+    assert request.headers["x-window-start"] == "2026"
+    assert (request.headers["X-Team"], request.headers["X-Key"]) == ("flights", "out/in/0/1/0"), "the sink's own count"
+    assert not {name.lower() for name in request.headers} & {"traceparent", "x-content", "x-long", "not a name"}
 
 
 async def test_batches_are_lines_and_are_cut_the_same_whatever_part_of_a_frame_is_given() -> None:

@@ -9,12 +9,13 @@ from array import array
 
 import pytest
 
+from millstream.dead_letter import time_text
 from millstream.errors import EnvironmentFault
 from millstream.frame import build_frame
 from millstream.record import Position
 from millstream_writer.sink import Guarantee, SinkFrame
 from millstream_writer.sinks.blackhole import open_blackhole_sink
-from millstream_writer.sinks.log import open_log_sink, time_text
+from millstream_writer.sinks.log import open_log_sink
 from tests.unit.writer.sink_frames import sink_frame
 
 
@@ -33,12 +34,14 @@ async def test_a_line_has_time_keys_headers_and_value() -> None:
     lines = stream.getvalue().splitlines()
     assert [json.loads(line) for line in lines] == [
         {
+            "id": "p/0",
             "eventTime": "1970-01-01T00:00:00.000000Z",
             "keys": ["a", "b"],
-            "headers": {"h": "x", "raw": "/w=="},
+            "headers": {"h": "x"},
+            "headersBase64": {"raw": "/w=="},
             "value": "grüße\n",
         },
-        {"eventTime": "2023-11-14T22:13:20.123456Z", "valueBase64": "/wA="},
+        {"id": "p/1", "eventTime": "2023-11-14T22:13:20.123456Z", "valueBase64": "/wA="},
     ]
 
 

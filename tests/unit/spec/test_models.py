@@ -78,3 +78,37 @@ def test_generators_that_make_no_sense(settings: dict[str, Any], fault: str) -> 
 def test_sources_know_whether_they_end(settings: dict[str, Any], kind: str, bounded: bool | None) -> None:
     source = Source.model_validate(settings)
     assert (source.kind, source.bounded) == (kind, bounded)
+
+
+@pytest.mark.parametrize(
+    ("sink", "kind", "fault"),
+    [
+        ({"columns": [{"name": "n"}], "format": "csv"}, "deadLetter", "the envelope of a record has no `n`"),
+        ({"columns": [{"name": "n"}], "format": "parquet"}, "deadLetter", "has no `n`"),
+        ({"columns": [{"name": "n"}], "format": "csv"}, "data", ""),
+        ({"columns": [{"name": "reason"}], "format": "csv"}, "deadLetter", ""),
+        ({"columns": [{"name": "n"}], "format": "lines"}, "data", "`columns` has no effect with `format: lines`"),
+    ],
+)
+def test_columns_of_dead_letters_are_those_of_their_envelope(sink: dict[str, Any], kind: str, fault: str) -> None:
+    written = {
+        "apiVersion": "millstream.io/v1alpha1",
+        "kind": "Pipeline",
+        "metadata": {"name": "p"},
+        "spec": {
+            "vertices": [
+                {"name": "in", "source": {"generator": {}}},
+                {"name": "out", "sink": {"file": {"path": "out", **sink}}},
+                {"name": "all", "sink": {"log": {}}},
+            ],
+            "edges": [{"from": "in", "to": "out", "kind": kind}, {"from": "in", "to": "all"}],
+        },
+    }
+    if fault:
+        with pytest.raises(ValidationError, match=fault):
+            Pipeline.model_validate(written)
+    else:
+        Pipeline.model_validate(written)
+    written["spec"]["vertices"][1]["sink"]["envelope"] = False  # type: ignore[index]  # a plain dictionary
+    if "lines" not in fault:
+        Pipeline.model_validate(written)

@@ -14,6 +14,7 @@ from millstream.clock import END_OF_TIME_US, SystemClock
 from millstream.frame import Frame, frame_of_records
 from millstream.ledger.memory import Faults, open_memory_broker
 from millstream.ledger.protocol import Broker, Ledger, LedgerLimits
+from millstream.naming import WITH_VALUES, Naming
 from millstream.record import BufferId, LaneId, Position, Record
 from millstream.retry import Backoff, OnFailure, RetryPolicy
 from millstream.telemetry import Telemetry
@@ -78,10 +79,21 @@ async def open_stream(function: Callable[..., Any]) -> AsyncIterator[InProcessSt
 
 
 def mapper_of(
-    stream: MapStream, policy: RetryPolicy = STOP, *, dead_letter: bool = False, tags: bool = False
+    stream: MapStream,
+    policy: RetryPolicy = STOP,
+    *,
+    dead_letter: bool = False,
+    tags: bool = False,
+    naming: Naming = WITH_VALUES,
 ) -> Mapper:
     return Mapper(
-        stream, policy, where="p/map/in-map.0", has_dead_letter=dead_letter, needs_tags=tags, rng=random.Random(1)
+        stream,
+        policy,
+        where="p/map/in-map.0",
+        has_dead_letter=dead_letter,
+        needs_tags=tags,
+        rng=random.Random(1),
+        naming=naming,
     )
 
 

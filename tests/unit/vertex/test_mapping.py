@@ -8,14 +8,17 @@ from typing import Any
 import pytest
 
 from millstream import limits
+from millstream.dead_letter import DETAIL_HEADER, REASON_HEADER
 from millstream.errors import UdfError
 from millstream.frame import Frame, frame_of_records
+from millstream.naming import Naming, Origin
 from millstream.record import Record
-from millstream.retry import Backoff, OnFailure, RetryPolicy
-from millstream_udf import DeadLetter, Drop, Message, Retry
+from millstream.retry import Backoff, OnFailure, RetryPolicy, Waiting
+from millstream_udf import Context, DeadLetter, Drop, Message, Retry
 from millstream_udf import map as map_function
 from millstream_udf.values import Record as Input
-from millstream_vertex.mapping import DETAIL_HEADER, REASON_HEADER, Mapped
+from millstream_udf.wire.udf.v1 import udf_pb2
+from millstream_vertex.mapping import Mapped
 from tests.unit.vertex.lane_rig import STOP, mapper_of, open_stream, records_of
 
 
@@ -125,14 +128,159 @@ async def test_an_output_that_cannot_be_sent_is_its_own_inputs_failure() -> None
 
 
 @pytest.mark.guarantee("I2")
-async def test_the_largest_record_fits_a_message_as_a_dead_letter_whatever_is_said_of_it() -> None:
+@pytest.mark.parametrize("error", [DeadLetter, ValueError])
+async def test_the_largest_record_fits_a_message_as_a_dead_letter_whatever_is_said_of_it(
+    error: type[Exception],
+) -> None:
     def function(value: bytes) -> bytes:
-        raise DeadLetter("ü" * len(value))
+        raise error("ü" * len(value))
 
     frame = records_of(b"x" * limits.RECORD_BYTES_MAX)
     result = await mapped(function, frame, policy(1, OnFailure.DEAD_LETTER), dead_letter=True)
     assert result.dead_letters is not None
     (headers,) = result.dead_letters.headers()
-    assert set(headers[REASON_HEADER].decode()) == {"ü"}
-    assert DETAIL_HEADER in headers
+    assert set(headers[REASON_HEADER].decode().removeprefix("ValueError: ")) == {"ü"}
+    assert (DETAIL_HEADER in headers) == (error is ValueError), "a stack trace, where there is one"
     assert len(result.dead_letters.encode()) < limits.RECORD_BYTES_MAX + 16 * limits.KIB
+
+
+ORIGIN = Origin("map/in-map/0/345/", 12, run="ledger-1")
+
+
+async def test_a_dead_letter_says_which_record_it_was_and_in_which_run() -> None:
+    def function(value: bytes) -> bytes:
+        if value == b"b":
+            raise DeadLetter("hopeless")
+        return value
+
+    async with open_stream(function) as stream:
+        mapper = mapper_of(stream, policy(1, OnFailure.DEAD_LETTER), dead_letter=True)
+        result = await mapper.map(records_of(b"a", b"b", b"c"), watermark_us=0, origin=ORIGIN)
+    assert result.dead_letters is not None
+    (record,) = result.dead_letters.to_records()
+    assert (record.value, record.id) == (b"b", "map/in-map/0/345/13"), "the same id at every attempt"
+    assert record.headers == {
+        "millstream-dead-letter-reason": b"hopeless",
+        "millstream-dead-letter-at": b"p/map/in-map.0",
+        "millstream-dead-letter-position": b"map/in-map/0/345/13",
+        "millstream-dead-letter-run": b"ledger-1",
+    }
+
+
+async def test_the_id_that_a_source_gave_stays_that_of_a_dead_letter() -> None:
+    def function(value: bytes) -> bytes:
+        raise DeadLetter("hopeless")
+
+    frame = frame_of_records([Record(b"a", 0, id="web-7")], ingest_time_us=0)
+    async with open_stream(function) as stream:
+        mapper = mapper_of(stream, policy(1, OnFailure.DEAD_LETTER), dead_letter=True)
+        result = await mapper.map(frame, watermark_us=0, origin=ORIGIN)
+    assert result.dead_letters is not None
+    assert [record.id for record in result.dead_letters.to_records()] == ["web-7"]
+
+
+@pytest.mark.parametrize("values", [True, False])
+async def test_the_record_that_stops_a_lane_is_named(values: bool) -> None:
+    def function(value: bytes) -> bytes:
+        if value == b"bad":
+            raise ValueError("no")
+        return value
+
+    async with open_stream(function) as stream:
+        mapper = mapper_of(stream, STOP, naming=Naming(values=values))
+        with pytest.raises(UdfError) as stopped:
+            await mapper.map(records_of(b"good", b"bad"), watermark_us=0, origin=ORIGIN)
+    shown = "value 'bad'" if values else "value of 3 bytes"
+    name = f"record map/in-map/0/345/13 (sequence 345, index 13, event time 1970-01-01T00:00:00.000001Z, {shown})"
+    assert f"the function failed on {name} after 1 attempt(s): ValueError: no\n" in str(stopped.value)
+    assert ("bad" in str(stopped.value).split("Traceback")[0]) == values
+
+
+STACK = "panic: assignment to entry in nil map\n\ngoroutine 7 [running]:\nmain.shout(...)\n\t/app/main.go:12 +0x1d\n"
+
+
+class Answering:
+    """A function in another language: it gives these answers, whatever it is asked."""
+
+    calls_max = 1
+
+    def __init__(self, answer: udf_pb2.SealedMapAnswer) -> None:
+        self._answer = answer
+
+    async def call(
+        self, frame: bytes, *, watermark_us: int, attempt: int = 0, traceparent: str = ""
+    ) -> udf_pb2.SealedMapAnswer:
+        return self._answer
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        udf_pb2.SealedMapAnswer(error=STACK),
+        udf_pb2.SealedMapAnswer(outcomes=[udf_pb2.Outcome(index=0, result=udf_pb2.Outcome.RESULT_ERROR, reason=STACK)]),
+        udf_pb2.SealedMapAnswer(
+            outcomes=[udf_pb2.Outcome(index=0, result=udf_pb2.Outcome.RESULT_DEAD_LETTER, reason=STACK)]
+        ),
+    ],
+    ids=["of the call", "error", "dead letter"],
+)
+async def test_the_reason_is_the_beginning_of_what_went_wrong(answer: udf_pb2.SealedMapAnswer) -> None:
+    mapper = mapper_of(Answering(answer), policy(1, OnFailure.DEAD_LETTER), dead_letter=True)
+    result = await mapper.map(records_of(b"a"), watermark_us=0)
+    assert result.dead_letters is not None
+    (headers,) = result.dead_letters.headers()
+    assert headers[REASON_HEADER] == b"panic: assignment to entry in nil map"
+    assert headers[DETAIL_HEADER].decode().strip() == STACK.strip()
+
+
+async def test_the_reason_of_a_drop_is_one_line() -> None:
+    outcome = udf_pb2.Outcome(index=0, result=udf_pb2.Outcome.RESULT_DROP, reason=STACK)
+    mapper = mapper_of(Answering(udf_pb2.SealedMapAnswer(outcomes=[outcome])))
+    result = await mapper.map(records_of(b"a"), watermark_us=0)
+    assert result.account.dropped == {"panic: assignment to entry in nil map": 1}
+
+
+async def test_a_function_that_always_asks_to_see_a_record_again_is_warned_of_and_given_up(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    attempts: list[int] = []
+
+    def function(value: bytes, context: Context) -> bytes:
+        if value == b"2":
+            attempts.append(context.attempt)
+            raise Retry(0.0, "not there yet")
+        return value
+
+    async with open_stream(function) as stream:
+        capped = RetryPolicy(Backoff(0.0, steps=2), OnFailure.DEAD_LETTER, asked_max=25)
+        mapper = mapper_of(stream, capped, dead_letter=True)
+        result = await mapper.map(records_of(b"1", b"2", b"3"), watermark_us=0, origin=ORIGIN)
+    assert (values_of(result.frame), values_of(result.dead_letters)) == ([b"1", b"3"], [b"2"])
+    assert attempts == list(range(26)), "a function can see how often it has asked"
+    assert result.dead_letters is not None
+    (headers,) = result.dead_letters.headers()
+    assert headers[REASON_HEADER] == b"asked by Retry to see it again 26 times: not there yet"
+    warnings = [record.message for record in caplog.records]
+    assert len(warnings) == 2, "after ten times and twenty"
+    assert "record map/in-map/0/345/13 (sequence 345, index 13" in warnings[0]
+    assert warnings[0].endswith("holds the lane: not there yet")
+
+
+async def test_without_an_end_a_function_may_ask_as_often_as_it_likes() -> None:
+    asked = 0
+
+    def function(value: bytes) -> bytes:
+        nonlocal asked
+        asked += 1
+        if asked < 100:
+            raise Retry(0.0)
+        return value
+
+    forever = RetryPolicy(Backoff(0.0), OnFailure.RETRY, asked_max=5)
+    result = await mapped(function, records_of(b"1"), forever)
+    assert values_of(result.frame) == [b"1"]
+
+
+def test_a_long_wait_is_said_however_seldom_the_function_asks() -> None:
+    waiting = Waiting()
+    assert [waiting.again(6.0) for _ in range(8)] == [False, True, False, True, False, False, False, True]

@@ -19,7 +19,16 @@ from hypothesis import strategies as st
 
 from millstream.spec.sources import Column
 from millstream_writer.sinks import file_formats, file_parquet
-from millstream_writer.sinks.file_formats import NOT_AN_OBJECT, NOT_JSON, WRONG_TYPE, Csv, FileFormat, JsonLines
+from millstream_writer.sinks.file_formats import (
+    NOT_A_LINE,
+    NOT_AN_OBJECT,
+    NOT_JSON,
+    WRONG_TYPE,
+    Csv,
+    FileFormat,
+    JsonLines,
+    Lines,
+)
 from millstream_writer.sinks.file_parquet import Parquet
 from tests.unit.writer.sink_frames import sink_frame
 from tools.style import REPOSITORY
@@ -75,6 +84,12 @@ def test_json_is_stored_as_it_was_written() -> None:
         '"ü"'.encode(),
     ]
     assert stored(JsonLines(), values) == b"".join(value + b"\n" for value in values)
+
+
+def test_lines_keep_any_bytes_and_refuse_what_would_not_be_one_line() -> None:
+    values = [b"", b"a", b"\xff\x00", b"a\rb", b" "]
+    assert stored(Lines(), values) == b"\n\na\n\xff\x00\na\rb\n \n"[1:]
+    assert refused(Lines(), [b"a\nb", b"ok", b"a\r", b"\n"]) == {0: NOT_A_LINE, 2: NOT_A_LINE, 3: NOT_A_LINE}
 
 
 def test_line_breaks_inside_json_do_not_break_lines() -> None:

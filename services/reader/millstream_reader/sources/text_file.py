@@ -349,7 +349,7 @@ class TextFile:
             large = [len(value) > RECORD_BYTES_MAX for value in values]
             for value in compress(values, large):
                 reason = f"a record after line {self.mark.line} has {len(value)} bytes; the limit is {RECORD_BYTES_MAX}"
-                invalid.append(InvalidRecord(value[:_INVALID_BYTES_MAX], f"{self.name}: {reason}"))
+                invalid.append(InvalidRecord(value[:_INVALID_BYTES_MAX], f"{self.name}: {reason}", self.name))
             small = [not is_large for is_large in large]
             values = list(compress(values, small))
             times = list(compress(times, small)) if times is not None else None
@@ -361,7 +361,7 @@ class TextFile:
 
     def _invalid(self, item: InvalidLine) -> InvalidRecord:
         place = f"{self.name}:{self.mark.line + item.line + 1}"
-        return InvalidRecord(item.raw[:_INVALID_BYTES_MAX], f"{place}: {item.reason}")
+        return InvalidRecord(item.raw[:_INVALID_BYTES_MAX], f"{place}: {item.reason}", place)
 
     def _take_overlong(self) -> Taken:
         dropped = self._dropped.pop(self._next)

@@ -31,7 +31,7 @@ from millstream.record import Position
 from millstream.spec.models import FileSink, Rolling
 from millstream_writer.sink import Guarantee, SinkFrame, SinkLane, WriteResult, exact_end, exact_position
 from millstream_writer.sinks.file_directory import DirectoryOwner, LaneDirectory, UnfinishedFile
-from millstream_writer.sinks.file_formats import Body, Converted, Csv, FileFormat, JsonLines
+from millstream_writer.sinks.file_formats import Body, Converted, Csv, FileFormat, JsonLines, Lines
 
 WRITE_BYTES = 1 * MIB
 """A growing file is written to disk in pieces of at least this size; only sealed files are written to the end."""
@@ -213,6 +213,8 @@ class FileLane:
 def _format_of(spec: FileSink, where: str) -> FileFormat[Any]:
     if spec.format == "jsonl":
         return JsonLines()
+    if spec.format == "lines":
+        return Lines()
     if spec.format == "csv":
         return Csv(spec.columns)
     try:

@@ -19,6 +19,7 @@ from millstream.spec.sources import Column
 from millstream_writer.sink import SinkFailure
 
 NOT_JSON = "value is not JSON"
+NOT_A_LINE = "value has a line break"
 NOT_AN_OBJECT = "value is not a JSON object"
 WRONG_TYPE = "column has another type"
 
@@ -129,6 +130,28 @@ class JsonLines:
         return TextBody(b"")
 
 
+class Lines:
+    """Each record's bytes as they are, on a line of its own: what the `lines` of a file source reads back."""
+
+    extension = "txt"
+
+    def convert(self, frame: Frame) -> Converted[Sequence[bytes]]:
+        lines: list[bytes] = []
+        rows: list[int] = []
+        failures: list[SinkFailure] = []
+        for row, value in enumerate(frame.values()):
+            # The source leaves a carriage return before the end of a line out.
+            if b"\n" in value or value.endswith(b"\r"):
+                failures.append(SinkFailure(row, NOT_A_LINE, retryable=False))
+                continue
+            lines.append(value + b"\n")
+            rows.append(row)
+        return Converted(rows, lines, sum(map(len, lines)), failures)
+
+    def begin(self) -> TextBody:
+        return TextBody(b"")
+
+
 class Csv:
     """Members of a JSON object as columns, below a line of names. An absent or null member is an empty field, an empty
     text is `""`."""
@@ -169,7 +192,7 @@ def convert_cells(
             cells.append(_cells_of(parsed, parts))
             rows.append(row)
         except ValueError as error:
-            failures.append(SinkFailure(row, WRONG_TYPE, retryable=False, detail=str(error)))
+            failures.append(SinkFailure(row, WRONG_TYPE, retryable=False, detail=str(error), shows_value=True))
     return cells, rows, failures
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -39,8 +39,16 @@ ANSWER_BYTES_MAX = 64 * KIB
 """As much of an answer is read so that the connection can be used again; after more than that it is closed."""
 DETAIL_BYTES_MAX = 300
 
+HEADER_BYTES_MAX = 1 * KIB
+"""Longest header of a record that is sent as one of its request; servers take some 8 KiB in all."""
+HEADERS_MAX = 16
+"""Headers of a record that are sent."""
+
 _BYTES = "application/octet-stream"
+_JSON = "application/json"
 _LINES = "application/x-ndjson"
+_TRACE = frozenset(("traceparent", "tracestate"))
+"""Headers with a place of their own in a request."""
 _NOT_A_HEADER_NAME = re.compile(r"[^A-Za-z0-9!#$%&'*+.^_`|~-]|^$")
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _UNPRINTABLE = re.compile(r"[^ -~]")
@@ -61,6 +69,8 @@ class Batch:
     body: bytes
     key: str
     content_type: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Of the record, where there is one only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +85,20 @@ class _Failed:
     """The target as a whole is away: what would have followed counts as tried too."""
 
 
-def batches_of(item: SinkFrame, limits: HttpBatch) -> tuple[list[Batch], list[SinkFailure]]:
-    """The requests for a frame's records, in order, and the records that cannot be sent. Pure."""
+def batches_of(item: SinkFrame, limits: HttpBatch, *, envelope: bool = False) -> tuple[list[Batch], list[SinkFailure]]:
+    """The requests for a frame's records, in order, and the records that cannot be sent. Pure.
+
+    `envelope`: the values are envelopes, which have the headers of the records.
+    """
     values, indexes = item.frame.values(), item.indexes()
     ids = [quote(name, safe=_PRINTABLE) if _UNPRINTABLE.search(name) else name for name in item.record_ids()]
     if limits.max_records == 1:
-        return [Batch((row,), value, ids[row], _BYTES) for row, value in enumerate(values)], []
+        if envelope:
+            return [Batch((row,), value, ids[row], _JSON) for row, value in enumerate(values)], []
+        headers = item.frame.headers()
+        return [
+            Batch((row,), value, ids[row], _BYTES, request_headers(headers[row])) for row, value in enumerate(values)
+        ], []
     batches: list[Batch] = []
     failures: list[SinkFailure] = []
     rows: list[int] = []
@@ -114,14 +132,33 @@ def batches_of(item: SinkFrame, limits: HttpBatch) -> tuple[list[Batch], list[Si
     return batches, failures
 
 
+def request_headers(headers: Mapping[str, bytes]) -> dict[str, str]:
+    """A record's headers as those of its request, their names with `x-` before them where they do not have it.
+
+    The HTTP source takes such ones back. Left out: what no request can have, what is long, and what is beyond the
+    number.
+    """
+    sent: dict[str, str] = {}
+    for own_name, value in headers.items():
+        name = own_name.lower()
+        if name in _TRACE or _NOT_A_HEADER_NAME.search(name) is not None or len(value) > HEADER_BYTES_MAX:
+            continue
+        text = value.decode(errors="replace")
+        if _CONTROL.search(text) is None and len(sent) < HEADERS_MAX:
+            sent[name if name.startswith("x-") else f"x-{name}"] = text
+    return sent
+
+
 class HttpLane:
     """The session of one lane. One request at a time."""
 
-    def __init__(self, session: aiohttp.ClientSession, spec: HttpSink, url: str) -> None:
+    def __init__(self, session: aiohttp.ClientSession, spec: HttpSink, url: str, *, envelope: bool) -> None:
         self._session = session
         self._url = url
         self._spec = spec
+        self._envelope = envelope
         self._own_type = any(name.lower() == "content-type" for name in spec.headers)
+        self._own_names = {name.lower() for name in (*spec.headers, spec.idempotency_header)}
 
     @property
     def guarantee(self) -> Guarantee:
@@ -135,7 +172,7 @@ class HttpLane:
         results: list[list[SinkFailure]] = []
         failed: _Failed | None = None
         for item in frames:
-            batches, failures = batches_of(item, self._spec.batch)
+            batches, failures = batches_of(item, self._spec.batch, envelope=self._envelope)
             for batch in batches:
                 if failed is None:
                     failed = await self._send(batch, item.frame.traceparent)
@@ -157,7 +194,8 @@ class HttpLane:
         return None
 
     async def _send(self, batch: Batch, traceparent: str) -> _Failed | None:
-        headers = {self._spec.idempotency_header: batch.key}
+        headers = {name: text for name, text in batch.headers.items() if name not in self._own_names}
+        headers[self._spec.idempotency_header] = batch.key
         if not self._own_type:
             headers["Content-Type"] = batch.content_type
         if traceparent:
@@ -213,7 +251,9 @@ def _failures(batch: Batch, failed: _Failed) -> list[SinkFailure]:
 
 
 @asynccontextmanager
-async def open_http_sink(spec: HttpSink, base_dir: Path, where: str) -> AsyncIterator[SinkLane]:
+async def open_http_sink(
+    spec: HttpSink, base_dir: Path, where: str, *, envelope: bool = False
+) -> AsyncIterator[SinkLane]:
     """A session for one lane; nothing is sent yet. Looks up what the spec refers to.
 
     Raises `UserError` when that cannot be had, or cannot be sent.
@@ -243,4 +283,4 @@ async def open_http_sink(spec: HttpSink, base_dir: Path, where: str) -> AsyncIte
         cookie_jar=aiohttp.DummyCookieJar(),
     )
     async with session:
-        yield HttpLane(session, spec, url)
+        yield HttpLane(session, spec, url, envelope=envelope)

@@ -5,7 +5,8 @@ Above it: the delivery. Below it: one module per kind. Knows the spec's names an
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from millstream.spec.models import FallbackSink
 from millstream.udf.protocol import StreamName, UdfClient
 from millstream_writer.sink import SinkLane
 from millstream_writer.sinks.blackhole import open_blackhole_sink
+from millstream_writer.sinks.envelope import ENVELOPE_COLUMNS, EnvelopeLane
 from millstream_writer.sinks.file import open_file_sink
 from millstream_writer.sinks.file_directory import DirectoryOwner
 from millstream_writer.sinks.log import open_log_sink
@@ -40,6 +42,8 @@ class SinkOwner:
     clock: Clock
     fallback: bool = False
     """The sink is the lane's fallback: it gets some of the records only."""
+    envelope: bool = False
+    """The sink gets the envelope of each record as its value."""
 
     @property
     def where(self) -> str:
@@ -56,14 +60,26 @@ class SinkOwner:
     def stream_name(self) -> StreamName:
         return StreamName(self.pipeline, self.lane.vertex, self.lane.key, self.replica)
 
-    def as_fallback(self) -> SinkOwner:
-        return replace(self, fallback=True)
+    def as_fallback(self, *, envelope: bool = False) -> SinkOwner:
+        return replace(self, fallback=True, envelope=envelope)
 
 
-def open_sink(
+@asynccontextmanager
+async def open_sink(
     spec: FallbackSink, owner: SinkOwner, *, udf_client: UdfClient | None = None
-) -> AbstractAsyncContextManager[SinkLane]:
+) -> AsyncIterator[SinkLane]:
     """The lane's target, open from entering to leaving. `udf_client` is needed by a `udsink` only."""
+    async with _open_kind(spec, owner, udf_client) as lane:
+        if owner.envelope and spec.kind not in ("log", "blackhole"):
+            columns = spec.file is not None and spec.file.format in ("csv", "parquet")
+            yield EnvelopeLane(lane, flat=columns)
+        else:
+            yield lane
+
+
+def _open_kind(
+    spec: FallbackSink, owner: SinkOwner, udf_client: UdfClient | None
+) -> AbstractAsyncContextManager[SinkLane]:
     if spec.log is not None:
         return open_log_sink()
     if spec.blackhole is not None:
@@ -74,7 +90,7 @@ def open_sink(
         # An HTTP client takes a while to import, and every process that is started again would wait for it.
         from millstream_writer.sinks.http import open_http_sink
 
-        return open_http_sink(spec.http, owner.base_dir, owner.where)
+        return open_http_sink(spec.http, owner.base_dir, owner.where, envelope=owner.envelope)
     if spec.file is not None:
         directory_owner = DirectoryOwner(
             pipeline=owner.pipeline,
@@ -84,8 +100,11 @@ def open_sink(
             ledger_id=owner.ledger_id,
             where=owner.where,
         )
+        file = spec.file
+        if owner.envelope and file.format == "parquet" and not file.columns:
+            file = file.model_copy(update={"columns": ENVELOPE_COLUMNS})
         return open_file_sink(
-            spec.file,
+            file,
             directory_owner,
             base_dir=owner.base_dir,
             start=owner.start,

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from millstream.errors import UdfError
+from millstream.naming import reason_and_detail
 from millstream.record import Position
 from millstream.udf.protocol import SinkStream, StreamName, UdfClient
 from millstream_udf.wire.udf.v1 import udf_pb2
@@ -39,12 +40,14 @@ def failures_of(answer: udf_pb2.SinkAnswer, records: int, where: str) -> list[Si
 
 
 def _failure_of(outcome: udf_pb2.Outcome, where: str) -> SinkFailure:
-    row, reason = outcome.index, outcome.reason or _NO_REASON
+    row = outcome.index
+    outcome.reason, outcome.detail = reason_and_detail(outcome.reason, outcome.detail)
+    reason = outcome.reason or _NO_REASON
     if outcome.result == _OUTCOME.RESULT_ERROR:
         detail = f"{outcome.reason}\n{outcome.detail}" if outcome.detail else outcome.reason
         return SinkFailure(row, FAILED, retryable=True, detail=detail)
     if outcome.result == _OUTCOME.RESULT_RETRY:
-        return SinkFailure(row, reason, retryable=True, attempted=False, delay_s=outcome.delay_us / 1e6)
+        return SinkFailure(row, reason, retryable=True, attempted=False, asked=True, delay_s=outcome.delay_us / 1e6)
     if outcome.result == _OUTCOME.RESULT_DEAD_LETTER:
         return SinkFailure(row, reason, retryable=False, detail=outcome.detail)
     if outcome.result == _OUTCOME.RESULT_DROP:

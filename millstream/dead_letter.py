@@ -1,0 +1,181 @@
+"""Dead letters: the headers that say why, and the envelope in which a record leaves the pipeline as JSON.
+
+A vertex that gives a record up adds the headers; the record itself stays as it was. A sink writes the whole as an
+envelope, which holds any record, and `millstream deadletters` reads it back. Pure.
+
+    {"reason": ..., "detail": ..., "vertex": ..., "lane": ..., "position": ..., "run": ...,     of dead letters only
+     "id": ..., "eventTime": ..., "keys": [...], "headers": {...}, "headersBase64": {...},
+     "value": ... or "valueBase64": ...}
+
+What is absent or empty is left out, except `eventTime` and the value.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from typing import Any
+
+from millstream.clock import MICROSECONDS
+
+REASON_HEADER = "millstream-dead-letter-reason"
+"""Why, on one line."""
+DETAIL_HEADER = "millstream-dead-letter-detail"
+"""The stack trace, or whatever else a function said."""
+PLACE_HEADER = "millstream-dead-letter-at"
+"""<pipeline>/<vertex>/<lane> that gave the record up."""
+POSITION_HEADER = "millstream-dead-letter-position"
+"""<vertex>/<edge>/<partition>/<sequence>/<index> of the record in the buffer that vertex reads; in a source, how far it
+had read."""
+RUN_HEADER = "millstream-dead-letter-run"
+"""Of the ledger which that position counts in: another one after the pipeline was started over."""
+
+DEAD_LETTER_HEADERS = (REASON_HEADER, DETAIL_HEADER, PLACE_HEADER, POSITION_HEADER, RUN_HEADER)
+
+REASON_BYTES_MAX = 1024
+DETAIL_BYTES_MAX = 8192
+"""Of those headers: what a function says of a record must not make it too large to be sent."""
+
+MEMBERS = (
+    *("reason", "detail", "vertex", "lane", "position", "run"),
+    *("id", "eventTime", "keys", "headers", "headersBase64", "value", "valueBase64"),
+)
+"""Everything an envelope may have, in its order."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_encode = json.JSONEncoder(ensure_ascii=False).encode
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """A record as it left the pipeline, with what became of it."""
+
+    value: bytes
+    event_time_us: int
+    keys: tuple[str, ...] = ()
+    headers: Mapping[str, bytes] = field(default_factory=dict)
+    """Without those of dead letters."""
+    id: str | None = None
+    reason: str = ""
+    """Empty for a record that is no dead letter."""
+    detail: str = ""
+    vertex: str = ""
+    """The one that gave the record up."""
+    lane: str = ""
+    position: str = ""
+    run: str = ""
+
+
+def header_of(text: str, bytes_max: int) -> bytes:
+    """The beginning of a text that somebody else wrote, as a header's value."""
+    data = text.encode(errors="backslashreplace")
+    return data if len(data) <= bytes_max else data[:bytes_max].decode(errors="ignore").encode()
+
+
+def headers_of(reason: str, detail: str, place: str, *, position: str = "", run: str = "") -> dict[str, bytes]:
+    """The headers of a dead letter; `place` is <pipeline>/<vertex>/<lane>."""
+    headers = {
+        REASON_HEADER: header_of(reason, REASON_BYTES_MAX),
+        DETAIL_HEADER: header_of(detail, DETAIL_BYTES_MAX),
+        PLACE_HEADER: place.encode(),
+        POSITION_HEADER: header_of(position, REASON_BYTES_MAX),
+        RUN_HEADER: run.encode(),
+    }
+    return {name: value for name, value in headers.items() if value}
+
+
+def envelope_of(
+    value: bytes, event_time_us: int, keys: Sequence[bytes], headers: Mapping[str, bytes], record_id: str
+) -> dict[str, Any]:
+    """A record's envelope, as JSON values. Members that are not there are left out."""
+    envelope: dict[str, Any] = {}
+    if REASON_HEADER in headers or PLACE_HEADER in headers:
+        texts = [headers.get(name, b"").decode(errors="replace") for name in DEAD_LETTER_HEADERS]
+        reason, detail, place, position, run = texts
+        _, _, rest = place.partition("/")
+        vertex, _, lane = rest.partition("/")
+        members = {"reason": reason, "detail": detail, "vertex": vertex, "lane": lane, "position": position, "run": run}
+        envelope.update((name, text) for name, text in members.items() if text)
+    if record_id:
+        envelope["id"] = record_id
+    envelope["eventTime"] = time_text(event_time_us)
+    if keys:
+        envelope["keys"] = [part.decode(errors="replace") for part in keys]
+    own, binary = _header_texts(headers)
+    if own:
+        envelope["headers"] = own
+    if binary:
+        envelope["headersBase64"] = binary
+    try:
+        envelope["value"] = value.decode()
+    except UnicodeDecodeError:
+        envelope["valueBase64"] = base64.b64encode(value).decode()
+    return envelope
+
+
+def envelope_line(envelope: object) -> str:
+    """An envelope, or a part of one, as JSON on one line, without its end."""
+    return _encode(envelope)
+
+
+def read_envelope(text: str | bytes) -> Envelope:
+    """Inverse of `envelope_line`. Errors: `ValueError` that says what is wrong."""
+    try:
+        written = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not JSON: {error}") from None
+    if not isinstance(written, dict) or "eventTime" not in written or not {"value", "valueBase64"} & written.keys():
+        raise ValueError("not an envelope: a JSON object with `eventTime` and `value` or `valueBase64`")
+    try:
+        value = base64.b64decode(written["valueBase64"], validate=True) if "valueBase64" in written else None
+        headers = {name: content.encode() for name, content in written.get("headers", {}).items()}
+        for name, content in written.get("headersBase64", {}).items():
+            headers[name] = base64.b64decode(content, validate=True)
+        return Envelope(
+            value=written["value"].encode() if value is None else value,
+            event_time_us=_time_us(written["eventTime"]),
+            keys=tuple(str(part) for part in written.get("keys", ())),
+            headers=headers,
+            id=written.get("id"),
+            **{name: str(written.get(name, "")) for name in MEMBERS[:6]},
+        )
+    except (TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f"not an envelope: {error}") from None
+
+
+def _header_texts(headers: Mapping[str, bytes]) -> tuple[dict[str, str], dict[str, str]]:
+    """Headers of a user's own that are text, and the others in base64."""
+    texts: dict[str, str] = {}
+    binary: dict[str, str] = {}
+    for name, value in headers.items():
+        if name in DEAD_LETTER_HEADERS:
+            continue
+        try:
+            texts[name] = value.decode()
+        except UnicodeDecodeError:
+            binary[name] = base64.b64encode(value).decode()
+    return texts, binary
+
+
+def time_text(time_us: int) -> str:
+    """RFC 3339 with microseconds; the plain number where a calendar has no such time."""
+    second = _second_text(time_us // MICROSECONDS)
+    return f"{second}.{time_us % MICROSECONDS:06}Z" if second else str(time_us)
+
+
+@lru_cache(maxsize=4096)
+def _second_text(time_s: int) -> str:
+    try:
+        return (_EPOCH + timedelta(seconds=time_s)).isoformat().removesuffix("+00:00")
+    except OverflowError:
+        return ""
+
+
+def _time_us(written: str) -> int:
+    if written.removeprefix("-").isdecimal():
+        return int(written)
+    return (datetime.fromisoformat(written) - _EPOCH) // timedelta(microseconds=1)

@@ -1,0 +1,95 @@
+"""How messages name a record, and how they say what went wrong with it. Pure.
+
+Values may be private, so whoever makes a message says whether it may show the beginning of the value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from millstream.dead_letter import time_text
+from millstream.frame import Frame
+
+_VALUE_BYTES = 120
+"""Of a value, in a message."""
+_ID_CHARACTERS = 200
+_TRACEBACK = "Traceback (most recent call last)"
+
+
+class Origin(NamedTuple):
+    """Where the records of a frame come from."""
+
+    id_prefix: str = ""
+    """"<vertex>/<edge>/<partition>/<sequence>/" of the stored frame; empty where there is none, as in a source."""
+    first_index: int = 0
+    """Index in the stored frame of the first record."""
+    source_position: str = ""
+    """In a source: how far it had read with these records."""
+    run: str = ""
+    """Of the ledger that the sequence counts in."""
+
+    def position(self, index: int) -> str:
+        """Of a record by its index in the frame; the same at every attempt."""
+        return f"{self.id_prefix}{self.first_index + index}" if self.id_prefix else self.source_position
+
+
+NO_ORIGIN = Origin()
+
+
+@dataclass(frozen=True, slots=True)
+class Naming:
+    """How the records of a lane are named in its messages."""
+
+    values: bool = True
+    """Whether the beginning of the value is shown."""
+
+    def of(self, frame: Frame, index: int, origin: Origin) -> str:
+        """One record of a frame: its id, position, keys, event time and the beginning of its value."""
+        ids = frame.ids()
+        record_id = ids[index] if ids is not None else origin.position(index) if origin.id_prefix else ""
+        parts = []
+        if origin.id_prefix:
+            sequence = origin.id_prefix.rstrip("/").rpartition("/")[2]
+            parts.append(f"sequence {sequence}, index {origin.first_index + index}")
+        elif origin.source_position:
+            parts.append(f"read before source position {origin.source_position}")
+        keys = [part.decode(errors="replace") for part in frame.keys()[index]]
+        if keys:
+            parts.append(f"keys {str(keys)[:_ID_CHARACTERS]}")
+        parts.append(f"event time {time_text(frame.event_times_us()[index])}")
+        value = frame.values()[index]
+        parts.append(f"value {shown_value(value)}" if self.values else f"value of {len(value)} bytes")
+        name = f"record {record_id[:_ID_CHARACTERS]}" if record_id else "record"
+        return f"{name} ({', '.join(parts)})"
+
+
+WITH_VALUES = Naming()
+
+
+def shown_value(value: bytes) -> str:
+    """The beginning of a value, as text where it is text."""
+    beginning = value[:_VALUE_BYTES]
+    more = f"... ({len(value):,} bytes)" if len(value) > _VALUE_BYTES else ""
+    try:
+        text = beginning.decode(errors="ignore" if more else "strict")
+    except UnicodeDecodeError:
+        return f"{beginning!r}{more}"
+    return f"{text!r}{more}"
+
+
+def reason_and_detail(reason: str, detail: str = "") -> tuple[str, str]:
+    """What went wrong on one line, and all there is to say about it.
+
+    A function may put a stack trace where its reason belongs. Other languages begin with the message (`panic: ...`,
+    then the goroutines); a bare traceback of Python has it behind the stack, in the first line that is not indented.
+    """
+    lines = [line.rstrip() for line in reason.splitlines() if line.strip()]
+    if len(lines) <= 1:
+        return reason.strip(), detail
+    whole = detail if reason.strip() in detail else f"{reason}\n{detail}".strip()
+    if not lines[0].startswith(_TRACEBACK):
+        return lines[0].strip(), whole
+    last = max(number for number, line in enumerate(lines) if line.startswith(_TRACEBACK))
+    behind = (line for line in lines[last + 1 :] if not line[0].isspace())
+    return next(behind, lines[-1].strip()), whole

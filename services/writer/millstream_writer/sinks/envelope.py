@@ -1,0 +1,64 @@
+"""Records as envelopes: JSON objects that hold any record, with the reason of one that is a dead letter.
+
+Above it: the delivery, which does not know. Below it: the sink, which is handed frames whose values are envelopes;
+keys, headers, times and ids stay what they were, and so do positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from millstream.dead_letter import MEMBERS, envelope_line, envelope_of
+from millstream.record import Position
+from millstream.spec.models import Column
+from millstream_udf import columns
+from millstream_writer.sink import Guarantee, SinkFrame, SinkLane, WriteResult
+
+ENVELOPE_COLUMNS = tuple(Column(name=name, type="timestamp" if name == "eventTime" else "string") for name in MEMBERS)
+"""Of a Parquet file without columns of its own."""
+
+
+class EnvelopeLane:
+    """A sink's lane that gets the envelope of each record as its value."""
+
+    def __init__(self, lane: SinkLane, *, flat: bool) -> None:
+        """`flat`: for columns, in which keys and headers are JSON text."""
+        self._lane = lane
+        self._flat = flat
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return self._lane.guarantee
+
+    @property
+    def durable(self) -> Position | None:
+        return self._lane.durable
+
+    async def write(self, frames: Sequence[SinkFrame], end: Position) -> WriteResult:
+        return await self._lane.write([self._enveloped(item) for item in frames], end)
+
+    async def flush(self) -> None:
+        await self._lane.flush()
+
+    async def tick(self) -> None:
+        await self._lane.tick()
+
+    def _enveloped(self, item: SinkFrame) -> SinkFrame:
+        values = [line.encode() for line in envelope_lines(item, flat=self._flat)]
+        return replace(item, frame=replace(item.frame, values_column=columns.pack_bytes(values)))
+
+
+def envelope_lines(item: SinkFrame, *, flat: bool = False) -> list[str]:
+    """The envelope of each record, one line of JSON."""
+    frame = item.frame
+    rows = zip(frame.values(), frame.event_times_us(), frame.keys(), frame.headers(), item.record_ids(), strict=True)
+    lines: list[str] = []
+    for row in rows:
+        envelope: dict[str, Any] = envelope_of(*row)
+        if flat:
+            nested = {name: envelope_line(part) for name, part in envelope.items() if isinstance(part, dict | list)}
+            envelope.update(nested)
+        lines.append(envelope_line(envelope))
+    return lines
