@@ -82,7 +82,7 @@ async def test_what_spark_refuses_is_a_fault_in_its_place_and_what_is_slow_a_not
 
 
 async def test_a_misspelt_field_does_not_hide_what_spark_says(tmp_path: Path) -> None:
-    write(tmp_path, {"bad": ("SELECT nope FROM window", FIELDS), "good": ("SELECT delay FROM window", FIELDS)})
+    write(tmp_path, {"bad": ("SELECT nope FROM window", FIELDS), "good": ("SELECT value.delay FROM window", FIELDS)})
     file = tmp_path / "pipeline.yaml"
     file.write_text(file.read_text().replace("sink: {log: {}}", "sink: {log: {}}, replikas: 1"))
     places = [fault["path"] for fault in (await validated(tmp_path, 2))["faults"]]
