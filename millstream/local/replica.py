@@ -331,7 +331,8 @@ class Supervisor(Generic[PlanT]):
             return
         repeated = entry["message"] == self._error_before
         shown = repeated or self._on_entry(entry)
-        if level in ERROR_LEVELS:
+        # What a function logs is shown, but is not why the process ends.
+        if level in ERROR_LEVELS and "role" not in entry:
             self._last_error, self._error_shown = entry, shown
 
     def _set_state(self, state: State) -> None:

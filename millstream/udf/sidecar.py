@@ -44,6 +44,7 @@ from millstream.udf.background import beside
 from millstream.udf.client import GrpcUdfClient, describe, open_channel
 from millstream.udf.environment import inherited
 from millstream.udf.lines import read_lines
+from millstream.udf.program_lines import readable
 from millstream.udf.socket_directory import open_socket_directory
 from millstream_udf.wire.udf.v1 import udf_pb2
 
@@ -278,7 +279,7 @@ class Sidecar(GrpcUdfClient):
         }
 
     def _take_error_line(self, line: str) -> None:
-        self._last_lines.append(line)
+        self._last_lines.extend(readable(line))
         self._log_line("stderr", line)
 
     def _tail(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from millstream_udf import logs
 from millstream_udf.failures import describe
 from millstream_udf.loading import LoadError, load
 from millstream_udf.server import run
@@ -16,6 +17,8 @@ def main() -> None:
     if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
         print(USAGE, file=sys.stderr)
         sys.exit(0 if sys.argv[1:] in (["-h"], ["--help"]) else 2)
+    # Before the function is imported, which may log and so have logging configured by default.
+    logs.configure()
     try:
         definition = load(sys.argv[1])
     except LoadError as error:

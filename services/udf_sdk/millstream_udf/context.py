@@ -6,14 +6,34 @@ Above it: users' functions. It knows trace contexts only as text, and OpenTeleme
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LOGGER = logging.getLogger("millstream_udf.function")
+
+_current: ContextVar[Context | None] = ContextVar("millstream_udf_context", default=None)
+
+
+def current() -> Context | None:
+    """Of the call that the running function works on; None outside of one."""
+    return _current.get()
+
+
+def set_current(context: Context) -> None:
+    """From here on, in this task or thread, a function works on this call."""
+    _current.set(context)
+
+
+class _Adapter(logging.LoggerAdapter[logging.Logger]):
+    """Adds its fields to those of the caller, where the standard one replaces them."""
+
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+        return msg, {**kwargs, "extra": {**(self.extra or {}), **(kwargs.get("extra") or {})}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +63,17 @@ class Context:
 
     @property
     def logger(self) -> logging.LoggerAdapter[logging.Logger]:
-        """Logs to standard error, which the mesh collects, with pipeline, vertex and lane as extra fields."""
-        return logging.LoggerAdapter(
-            _LOGGER, {"pipeline": self.pipeline, "vertex": self.vertex, "lane": self.lane, "attempt": self.attempt}
-        )
+        """Logs to standard error, which the mesh collects with level, lane, attempt, trace id and what `extra` has."""
+        return _Adapter(_LOGGER, {"pipeline": self.pipeline, "vertex": self.vertex, **self.log_fields()})
+
+    def log_fields(self) -> dict[str, Any]:
+        """What a line that is logged during this call says about it."""
+        fields: dict[str, Any] = {"lane": self.lane} if self.lane else {}
+        if self.attempt:
+            fields["attempt"] = self.attempt
+        if self.traceparent:
+            fields["trace_id"] = self.traceparent.split("-")[1]
+        return fields
 
     @contextmanager
     def span(self, name: str) -> Iterator[Any]:

@@ -25,7 +25,7 @@ from functools import partial
 from itertools import repeat
 from typing import Any
 
-from millstream_udf.context import Context
+from millstream_udf.context import Context, set_current
 from millstream_udf.definition import SOURCE, Definition, Flavour, Takes
 from millstream_udf.failures import FAILURES, BadOutput
 from millstream_udf.inputs import Inputs
@@ -93,6 +93,7 @@ class Lane:
 
     async def results(self, inputs: Inputs, context: Context) -> Sequence[Any]:
         """One entry per record. Raises what a batch function raises: then the call as a whole has failed."""
+        set_current(context)
         definition = self.definition
         match definition.takes:
             case Takes.VALUE:
@@ -107,13 +108,14 @@ class Lane:
             return await self._concurrently(items, context)
         arguments = (repeat(context),) if definition.wants_context else ()
         if self._function.pool is not None:
-            return await self._in_threads(items, arguments)
+            return await self._in_threads(items, arguments, context)
         results: list[Any] = []
         apply(self._function.call, iter(items), arguments, results, len(items))
         return results
 
     async def whole(self, argument: Any, context: Context) -> Any:
         """Call the function once, with a whole batch in its own form."""
+        set_current(context)
         arguments = (argument, context) if self.definition.wants_context else (argument,)
         if not self.definition.is_async:
             return self._function.call(*arguments)
@@ -129,13 +131,16 @@ class Lane:
             return _not_a_list(results, len(items))
         return results
 
-    async def _in_threads(self, items: Sequence[Any], arguments: tuple[Iterator[Any], ...]) -> list[Any]:
+    async def _in_threads(
+        self, items: Sequence[Any], arguments: tuple[Iterator[Any], ...], current: Context
+    ) -> list[Any]:
         # The threads take the next record from one shared iterator, so none waits while there is work.
         results: list[Any] = [None] * len(items)
         source = iter(enumerate(items))
         call, context = self._function.call, tuple(next(iterator) for iterator in arguments)
 
         def work() -> None:
+            set_current(current)
             for index, item in source:
                 try:
                     results[index] = call(item, *context)
@@ -148,7 +153,7 @@ class Lane:
         return results
 
     async def _concurrently(self, items: Sequence[Any], context: Context) -> list[Any]:
-        job = _Job(items, (context,) if self.definition.wants_context else ())
+        job = _Job(items, context, wants_context=self.definition.wants_context)
         self._pending.extend(zip(repeat(job), range(len(items))))
         for _ in range(min(len(items), self.definition.concurrency - self._running)):
             self._running += 1
@@ -165,10 +170,14 @@ class Lane:
         # Workers live as long as there are records: starting one is cheaper than waking one.
         call = self._function.call
         turn_ends = time.monotonic() + _TURN_S
+        last: _Job | None = None
         try:
             while self._pending:
                 job, index = self._pending.popleft()
                 try:
+                    if job is not last:
+                        set_current(job.current)
+                        last = job
                     job.results[index] = await call(job.items[index], *job.context)
                 except FAILURES as error:
                     job.results[index] = error
@@ -185,11 +194,12 @@ class Lane:
 class _Job:
     """The records of one call of an async function."""
 
-    __slots__ = ("context", "done", "items", "left", "results")
+    __slots__ = ("context", "current", "done", "items", "left", "results")
 
-    def __init__(self, items: Sequence[Any], context: tuple[Context, ...]) -> None:
+    def __init__(self, items: Sequence[Any], context: Context, *, wants_context: bool) -> None:
         self.items = items
-        self.context = context
+        self.current = context
+        self.context = (context,) if wants_context else ()
         self.results: list[Any] = [None] * len(items)
         self.left = len(items)
         self.done = asyncio.Event()

@@ -78,6 +78,12 @@ def install() -> None:
         sys.stderr = _Labelled(sys.stderr)
 
 
+def current() -> str:
+    """What the group that is worked on now is called; empty outside of one."""
+    label = _label.get()
+    return "" if label is None else f"{label.name} {label.source}".strip()
+
+
 @contextmanager
 def labelled(source: object, name: str = "") -> Iterator[None]:
     """Lines that are written meanwhile begin with `name` and `source`, which is made into text for them only."""

@@ -23,7 +23,7 @@ from functools import cache
 from typing import Any
 
 from millstream_udf import labels
-from millstream_udf.context import Context
+from millstream_udf.context import Context, set_current
 from millstream_udf.definition import REDUCE, Definition, Flavour, Takes
 from millstream_udf.execution import instantiate, maybe_await
 from millstream_udf.failures import FAILURES, BadOutput, describe, summary
@@ -85,6 +85,7 @@ class ReduceFunction:
 
     async def answers(self, cursor: Cursor, context: Context) -> AsyncGenerator[Answer, None]:
         """Reduce every group of `cursor`. Raises `Gone` when the parts end in the middle of one."""
+        set_current(context)
         builder = _Builder()
         while await cursor.advance():
             groups = cursor.whole()

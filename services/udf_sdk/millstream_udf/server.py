@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import logging
 import os
 import signal
 import sys
@@ -27,7 +26,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from millstream_udf import labels
+from millstream_udf import labels, logs, spans
 from millstream_udf.answering import MESSAGE_BYTES_MAX, answer_map, answer_sink, context_of, encode_map
 from millstream_udf.context import Context
 from millstream_udf.definition import (
@@ -324,12 +323,7 @@ async def serve_until_told(definition: Definition, socket: str) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, told.set)
     definition = _as_told(definition)
-    context = Context(
-        pipeline=os.environ.get("MILLSTREAM_PIPELINE", ""),
-        vertex=os.environ.get("MILLSTREAM_VERTEX", ""),
-        replica=int(os.environ.get("MILLSTREAM_REPLICA", "0")),
-    )
-    async with open_thread(definition, context) as thread, asyncio.TaskGroup() as tasks:
+    async with open_thread(definition, _context()) as thread, asyncio.TaskGroup() as tasks:
         server = Server(definition, thread, tasks)
         transport = grpc.aio.server(options=_OPTIONS)
         transport.add_generic_rpc_handlers((server.handlers(),))
@@ -372,18 +366,29 @@ def run(definition: Definition) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)
+    # Before lines get labels: these have the group as a field.
+    logs.configure()
     if REDUCE in definition.kinds:
         labels.install()
         # A reduce function computes for long at a time, and this process's other thread has parts to read meanwhile.
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-    if not logging.getLogger().handlers:
-        logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+    context = _context()
+    spanning = spans.exported(context.pipeline, context.vertex, context.replica)
+    with spanning, asyncio.Runner(loop_factory=loop_factory()) as runner:
         code = runner.run(serve_until_told(definition, socket))
     # Threads of the user's that are still running must not hold up a process that has answered everything.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _context() -> Context:
+    """What is known of every call."""
+    return Context(
+        pipeline=os.environ.get("MILLSTREAM_PIPELINE", ""),
+        vertex=os.environ.get("MILLSTREAM_VERTEX", ""),
+        replica=int(os.environ.get("MILLSTREAM_REPLICA", "0")),
+    )
 
 
 def _as_told(definition: Definition) -> Definition:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from millstream_udf import columns
-from millstream_udf.context import Context
+from millstream_udf.context import Context, set_current
 from millstream_udf.failures import BadOutput, describe, summary
 from millstream_udf.values import Batch, Record
 from millstream_udf.wire.frame.v1 import frame_pb2
@@ -30,6 +30,7 @@ class SourceLane:
 
     async def read(self, request: udf_pb2.SourceRead) -> udf_pb2.SourceBatch:
         """Never raises an `Exception`: a read that fails says so in `error`."""
+        set_current(self._context)
         try:
             batch = await self._source.read(self._context, request.records_max, request.timeout_us / 1_000_000)
             if not isinstance(batch, Batch):
@@ -54,6 +55,7 @@ class SourceLane:
         await self._call("close")
 
     async def _call(self, name: str, *arguments: Any) -> None:
+        set_current(self._context)
         method = getattr(self._source, name, None)
         if method is not None:
             await method(*arguments)

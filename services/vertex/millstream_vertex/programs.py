@@ -16,6 +16,7 @@ from millstream.spec.references import resolve
 from millstream.spec.resolved import Resolved
 from millstream.statistics import SidecarStatistics
 from millstream.udf.builtin import open_builtin
+from millstream.udf.program_lines import LEVEL_VARIABLE, parse_line
 from millstream.udf.protocol import MapStream, StreamName, UdfClient
 from millstream.udf.sidecar import LogLine, Sidecar, SidecarSpec, open_sidecar, python_command
 from millstream_udf.wire.udf.v1 import udf_pb2
@@ -91,7 +92,7 @@ async def open_programs(resolved: Resolved, vertex: str, replica: int) -> AsyncI
         for role, program in programs.items():
             spec = _sidecar_spec(resolved, vertex, replica, role, program)
             if spec is not None:
-                sidecars[role] = await stack.enter_async_context(open_sidecar(spec, log=_logger_of(role)))
+                sidecars[role] = await stack.enter_async_context(open_sidecar(spec, log=program_logger(role)))
         yield Programs(programs, sidecars)
 
 
@@ -119,6 +120,7 @@ def _sidecar_spec(resolved: Resolved, vertex: str, replica: int, role: str, prog
     concurrency = resolved.pipeline.concurrency_of(resolved.graph.vertex(vertex)) if role == "udf" else None
     if concurrency is not None:
         env[CONCURRENCY_VARIABLE] = str(concurrency)
+    env.setdefault(LEVEL_VARIABLE, logging.getLevelName(PROGRAM_LOG.getEffectiveLevel()).lower())
     return SidecarSpec(
         command=command,
         role=role,
@@ -130,8 +132,10 @@ def _sidecar_spec(resolved: Resolved, vertex: str, replica: int, role: str, prog
     )
 
 
-def _logger_of(role: str) -> LogLine:
+def program_logger(role: str) -> LogLine:
     def line(stream: str, text: str) -> None:
-        PROGRAM_LOG.info("%s", text, extra={"role": role, "stream": stream})
+        entry = parse_line(text)
+        if PROGRAM_LOG.isEnabledFor(entry.level):
+            PROGRAM_LOG.handle(entry.record(PROGRAM_LOG.name, {"role": role, "stream": stream}))
 
     return line

@@ -1,0 +1,97 @@
+"""Lines that a user's program writes, and the log records in them. Pure.
+
+Above it: the vertex process, which logs them. Below it: the form of a line, which docs/udf-protocol.md ("Logs")
+describes. A line without that form is what it is: text, at level info.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+LEVEL_VARIABLE = "MILLSTREAM_LOG_LEVEL"
+"""Tells a program that its lines are read in this form, and from which level on they are wanted."""
+_MARKER = "millstream_log"
+_LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "warn": logging.WARNING,
+    "error": logging.ERROR,
+    "critical": logging.CRITICAL,
+    "fatal": logging.CRITICAL,
+}
+_OWN = frozenset(logging.LogRecord("", 0, "", 0, "", None, None).__dict__) | {"message", "asctime", "taskName"}
+"""Attributes of every log record: a field may not replace one."""
+_NOT_FIELDS = {_MARKER, "time", "level", "message", "logger"}
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramLine:
+    """A line as a log record."""
+
+    level: int
+    message: str
+    logger: str
+    """Empty where the program names none."""
+    created_s: float | None
+    """Since the epoch; None where the program does not say."""
+    fields: dict[str, Any]
+    """Everything else: lane, attempt, trace_id, exception, and what the author added."""
+
+    def record(self, default_logger: str, more: dict[str, Any]) -> logging.LogRecord:
+        """With the fields, and `more`, as extra attributes."""
+        record = logging.LogRecord(self.logger or default_logger, self.level, "", 0, self.message, None, None)
+        if self.created_s is not None:
+            record.created = self.created_s
+        for name, value in {**self.fields, **more}.items():
+            record.__dict__[f"{name}_" if name in _OWN else name] = value
+        return record
+
+
+def parse_line(line: str) -> ProgramLine:
+    """A line as the program meant it."""
+    entry = _entry(line)
+    if entry is None:
+        return ProgramLine(logging.INFO, line, "", None, {})
+    return ProgramLine(
+        level=_LEVELS.get(str(entry.get("level", "info")).lower(), logging.INFO),
+        message=str(entry.get("message", "")),
+        logger=str(entry.get("logger", "")),
+        created_s=_seconds(entry.get("time")),
+        fields={name: value for name, value in entry.items() if name not in _NOT_FIELDS},
+    )
+
+
+def readable(line: str) -> list[str]:
+    """The line for people: message and exception of one in our form."""
+    entry = _entry(line)
+    if entry is None:
+        return [line]
+    return [str(entry.get("message", "")), *str(entry.get("exception", "")).splitlines()]
+
+
+def _entry(line: str) -> dict[str, Any] | None:
+    # Most lines are text: looking at each as JSON would cost as much as all the rest of it.
+    if not line.startswith("{") or _MARKER not in line:
+        return None
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return entry if isinstance(entry, dict) and entry.get(_MARKER) == 1 else None
+
+
+def _seconds(value: object) -> float | None:
+    if not isinstance(value, str):
+        return None
+    try:
+        moment = datetime.fromisoformat(value)
+        # Not later than it was read: a program's clock is this machine's, and the order of the log counts.
+        return min(moment.timestamp(), time.time()) if moment.tzinfo is not None else None
+    except (ValueError, OverflowError, OSError):
+        return None

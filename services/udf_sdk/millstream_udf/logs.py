@@ -1,0 +1,89 @@
+"""What a function logs: as lines that Millstream reads level and fields from, or as plain text when tried by hand.
+
+Above it: the server, once, before the function is imported. Below it: standard error. The form of a line is part of the
+function protocol (docs/udf-protocol.md, "Logs").
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from datetime import UTC, datetime
+from typing import Any
+
+from millstream_udf import labels
+from millstream_udf.context import current
+
+LEVEL_VARIABLE = "MILLSTREAM_LOG_LEVEL"
+"""Environment variable that asks for lines in Millstream's form, and says from which level on."""
+MARKER = "millstream_log"
+"""Member that tells such a line from other JSON that a function prints."""
+_LINE_BYTES_MAX = 60 * 1024
+"""Longer texts are cut: Millstream takes lines of up to 64 KiB."""
+_TEXT_BYTES_MAX = 16 * 1024
+"""Of the message, of the exception and of each field, where the whole would be longer than a line may be."""
+_OWN = frozenset(logging.LogRecord("", 0, "", 0, "", None, None).__dict__) | {"message", "asctime", "taskName"}
+_KNOWN_ELSEWHERE = ("pipeline", "vertex", "replica")
+"""The process that reads the lines adds them."""
+
+
+def configure() -> None:
+    """Have the root logger write to standard error, unless somebody has configured it."""
+    root = logging.getLogger()
+    if root.handlers:
+        return
+    level = os.environ.get(LEVEL_VARIABLE, "")
+    if not level:
+        logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+        return
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_LineFormatter())
+    root.addHandler(handler)
+    named = logging.getLevelNamesMapping().get(level.upper())
+    root.setLevel(logging.INFO if named is None else named)
+
+
+class _LineFormatter(logging.Formatter):
+    """One JSON object per record, its exception included."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            MARKER: 1,
+            "time": datetime.fromtimestamp(record.created, tz=UTC).isoformat(timespec="microseconds"),
+            "level": record.levelname.lower(),
+            "message": record.getMessage(),
+            "logger": record.name,
+        }
+        if (context := current()) is not None:
+            line.update(context.log_fields())
+        if group := labels.current():
+            line["group"] = group
+        line.update({name: value for name, value in record.__dict__.items() if name not in _OWN})
+        for name in _KNOWN_ELSEWHERE:
+            line.pop(name, None)
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        if record.stack_info:
+            line["stack"] = self.formatStack(record.stack_info)
+        text = json.dumps(line, default=str)
+        if len(text) > _LINE_BYTES_MAX:
+            text = json.dumps({name: _short(value) for name, value in line.items()})
+        if len(text) > _LINE_BYTES_MAX:
+            # Many long fields: what every line has is left.
+            kept = (MARKER, "time", "level", "message", "logger", "exception")
+            text = json.dumps({name: _short(line[name]) for name in kept if name in line})
+        return text
+
+
+def _short(value: object) -> object:
+    """Cut where it is long; as JSON has it, for what is no plain value."""
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    encoded = json.dumps(text)
+    if len(encoded) <= _TEXT_BYTES_MAX:
+        return text
+    # A character takes up to twelve bytes of JSON.
+    return text[: _TEXT_BYTES_MAX // 12] + f"... ({len(text):,} characters)"

@@ -1,0 +1,72 @@
+"""Where the spans of a function go: to the collector that the environment names.
+
+Above it: the server. Below it: OpenTelemetry, which a function's environment may have or not: without its SDK or its
+exporter over gRPC, or where the environment names no collector, there is nothing to send and nothing is set up.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+_FLUSH_S = 5.0
+"""How long an ending process waits for the collector to take the last spans."""
+_log = logging.getLogger(__name__)
+
+
+@contextmanager
+def exported(pipeline: str, vertex: str, replica: int) -> Iterator[None]:
+    """Send the spans that the function makes, and those left at the end. A provider that the function's author has set
+    stays, and is the author's business."""
+    provider = _provider(pipeline, vertex, replica) if _is_wanted() else None
+    try:
+        yield
+    finally:
+        if provider is not None:
+            # In a thread: a collector that hangs does not hold up the end.
+            ending = threading.Thread(target=provider.shutdown, name="spans", daemon=True)
+            ending.start()
+            ending.join(_FLUSH_S)
+
+
+def _is_wanted() -> bool:
+    environment = os.environ
+    if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return False
+    if environment.get("OTEL_TRACES_EXPORTER", "otlp") == "none":
+        return False
+    return any(environment.get(f"OTEL_EXPORTER_OTLP_{name}") for name in ("ENDPOINT", "TRACES_ENDPOINT"))
+
+
+def _provider(pipeline: str, vertex: str, replica: int) -> Any:
+    """The one set up here; None without OpenTelemetry, and where there is one already."""
+    try:
+        from opentelemetry import trace
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
+    except ImportError:
+        _log.debug("spans are not exported: opentelemetry-sdk and opentelemetry-exporter-otlp-proto-grpc are needed")
+        return None
+    if isinstance(trace.get_tracer_provider(), TracerProvider):
+        return None
+    own = {
+        "service.namespace": pipeline,
+        "service.instance.id": f"{vertex}-{replica}-udf",
+        "millstream.pipeline": pipeline,
+        "millstream.vertex": vertex,
+        "millstream.replica": str(replica),
+    }
+    if "OTEL_SERVICE_NAME" not in os.environ:
+        own["service.name"] = f"{pipeline}-{vertex}"
+    # What is traced is decided at the source of a frame: a call without a context is of none that is.
+    provider = TracerProvider(sampler=ParentBased(ALWAYS_OFF), resource=Resource.create(own), shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    trace.set_tracer_provider(provider)
+    return provider
