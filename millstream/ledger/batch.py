@@ -23,6 +23,7 @@ from uuid import uuid4
 from millstream import limits
 from millstream.durable import step
 from millstream.errors import MillstreamError, UserError
+from millstream.ledger import witness
 from millstream.ledger.protocol import Commit
 from millstream.ledger.subjects import frame_subject, ids_subject, is_mark_subject, lane_filter, mark_subject
 from millstream.record import BufferId
@@ -37,9 +38,6 @@ _ROLLUP = "Nats-Rollup"
 _GUARD = "Nats-Expected-Last-Subject-Sequence"
 GUARD_SUBJECT = "Nats-Expected-Last-Subject-Sequence-Subject"
 _TTL = "Nats-TTL"
-FRAME_NUMBER = "Millstream-Frame"
-"""Header of a frame: the lane that wrote it and its number among what that lane wrote to the buffer, "<lane>
-<number>"."""
 MARK = "Millstream-Mark"
 """Header of a frame that is a whole commit: the mark, in base64."""
 _MARK_HEADER_MAX = 8 * limits.KIB
@@ -65,7 +63,7 @@ def commit_messages(stream: str, commit: Commit) -> list[Message]:
         Message(
             frame_subject(stream, commit.lane, buffer),
             data,
-            {FRAME_NUMBER: f"{commit.lane.key} {number}"} if number else {},
+            {witness.NAME: witness.name_of(commit.lane.key, number, commit.mark.commit_id)} if number else {},
         )
         for (buffer, data), number in zip(commit.frames, numbers, strict=True)
     ]

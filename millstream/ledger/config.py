@@ -13,9 +13,10 @@ OWNER_PIPELINE = "millstream.pipeline"
 OWNER_VERTEX = "millstream.vertex"
 """Keys in a stream's metadata: two pipelines may give streams of one name."""
 LAYOUT = "millstream.layout"
-LAYOUT_NOW = "2"
-"""Key and value in a stream's metadata: which subjects it has, and where marks are. A stream without one has the first
-layout, whose marks were always messages of their own."""
+LAYOUT_NOW = "3"
+"""Key and value in a stream's metadata: which subjects it has, where marks are, and what frames are called. A stream
+without one has the first layout, whose marks were always messages of their own; frames of the second do not name their
+commit."""
 
 
 def stream_config(pipeline: str, vertex: str, stream: str, limits: LedgerLimits) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Ledgers in JetStream: one stream per vertex (design, section 4).
+"""Ledgers in JetStream: one stream per vertex.
 
 Above it: the vertex process, through `protocol.py`. Below it: `batch.py` (a commit as messages), `pull.py` (reading),
 `durability.py` and the connection.
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 from uuid import uuid4
@@ -45,6 +45,7 @@ from millstream.ledger.protocol import (
     Receipt,
     StoredFrame,
     StoredMark,
+    Witness,
 )
 from millstream.ledger.pull import PullReader, opened
 from millstream.ledger.requests import (
@@ -66,6 +67,7 @@ from millstream.ledger.requests import (
 )
 from millstream.ledger.stored_ids import stored_ids
 from millstream.ledger.subjects import buffer_filter, ids_filter, lane_filter, lane_filter_of, stream_name
+from millstream.ledger.witness import REPAIR, witness_of
 from millstream.record import BufferId, LaneId
 from millstream.wire.nats import AnswerLostError, ApiError, BrokerConnection, open_connection
 
@@ -152,9 +154,11 @@ class JetStreamLedger:
         return await stored_ids(self._connection, self._stream, ids_filter(self._stream, lane), self._get)
 
     @asynccontextmanager
-    async def read(self, buffer: BufferId, after: int) -> AsyncIterator[AsyncIterator[StoredFrame]]:
+    async def read(
+        self, buffer: BufferId, after: int, witnesses: Iterable[Witness] | None = None
+    ) -> AsyncIterator[AsyncIterator[StoredFrame]]:
         subject = buffer_filter(self._stream, buffer)
-        reader = PullReader(self._connection, self._stream, subject, after, self._created, self._statistics)
+        reader = PullReader(self._connection, self._stream, subject, after, self._created, self._statistics, witnesses)
         async with opened(reader) as frames:
             yield frames
 
@@ -179,7 +183,7 @@ class JetStreamLedger:
             if message is None:
                 break
             after = message["seq"]
-            found.append(StoredFrame(after, message_data(message)))
+            found.append(StoredFrame(after, message_data(message), witness_of(after, message_headers(message))))
         return found
 
     async def last_sequence(self, buffer: BufferId) -> int:
@@ -249,7 +253,7 @@ class JetStreamLedger:
             found = "gone" if stored is None else f"back at {stored.sequence}"
             raise DamageError(
                 f"the mark of lane {commit.lane} in {self._stream}, which was at sequence {commit.after}, is {found}: "
-                "the stream was made anew or has lost its end. Restore it, or start the pipeline over"
+                f"the stream was made anew or has lost its end. {REPAIR}"
             )
         raise FencedError(
             f"lane {commit.lane} of {self._stream} was taken over by {stored.mark.owner!r} (epoch "
@@ -435,8 +439,7 @@ class JetStreamBroker:
         if lost:
             raise DamageError(
                 f"stream {stream} at {self._connection.place} has lost {len(lost.get('msgs') or [])} messages "
-                f"({lost.get('bytes', 0)} bytes) to damaged files, sequences {lost.get('msgs')}. Restore it, or "
-                "start the pipeline over"
+                f"({lost.get('bytes', 0)} bytes) to damaged files, sequences {lost.get('msgs')}. {REPAIR}"
             )
         return info
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from uuid import UUID, uuid5
 
 from millstream.clock import Clock, SystemClock
-from millstream.errors import BufferFullError, DurabilityError, FencedError, StorageFullError
+from millstream.errors import BufferFullError, DamageError, DurabilityError, FencedError, StorageFullError
 from millstream.ledger.batch import Message, commit_messages, decode_ids, frame_sequences, stored_mark
 from millstream.ledger.marks import taken_over
 from millstream.ledger.protocol import (
@@ -30,8 +30,10 @@ from millstream.ledger.protocol import (
     Receipt,
     StoredFrame,
     StoredMark,
+    Witness,
 )
 from millstream.ledger.subjects import buffer_filter, ids_filter, lane_filter, lane_filter_of, mark_subject, stream_name
+from millstream.ledger.witness import REPAIR, ReadCheck, witness_of
 from millstream.record import BufferId, LaneId
 from millstream.wire.ledger.v1 import mark_pb2
 
@@ -127,6 +129,28 @@ class _Stream:
     last_sequence: int = 0
     bytes: int = 0
     grown: asyncio.Event = field(default_factory=asyncio.Event)
+    set_back: int = 0
+    """How often it was; whoever reads looks again then, as after a restart of a broker."""
+
+    def saved(self) -> tuple[dict[int, _Stored], int, int]:
+        """All that is stored, for `restore`."""
+        return dict(self.messages), self.last_sequence, self.bytes
+
+    def restore(self, saved: tuple[dict[int, _Stored], int, int]) -> None:
+        """Hold again what was stored then, and nothing since: the stream has lost its end."""
+        messages, self.last_sequence, self.bytes = saved
+        self.messages = dict(messages)
+        self.found_by = {}
+        for sequence, stored in self.messages.items():
+            for key in stored.keys:
+                self.found_by.setdefault(key, {})[sequence] = None
+        self.set_back += 1
+        self.grown.set()
+
+    def witness(self, sequence: int) -> Witness | None:
+        """The name of the frame at that sequence; None when there is none."""
+        stored = self.messages.get(sequence)
+        return witness_of(sequence, stored.message.headers) if stored is not None else None
 
     def store(self, message: Message, filters: Sequence[str], expires_s: float | None) -> int:
         self.last_sequence += 1
@@ -228,8 +252,13 @@ class MemoryLedger:
         }
 
     @asynccontextmanager
-    async def read(self, buffer: BufferId, after: int) -> AsyncIterator[AsyncIterator[StoredFrame]]:
-        frames = self._frames(buffer_filter(self._id, buffer), after)
+    async def read(
+        self, buffer: BufferId, after: int, witnesses: Iterable[Witness] | None = None
+    ) -> AsyncIterator[AsyncIterator[StoredFrame]]:
+        subject = buffer_filter(self._id, buffer)
+        check = ReadCheck(self._id, subject, after, witnesses)
+        self._look(subject, after, check)
+        frames = self._frames(subject, after, check)
         try:
             yield frames
         finally:
@@ -246,25 +275,46 @@ class MemoryLedger:
 
     async def peek(self, buffer: BufferId, after: int, frames: int) -> Sequence[StoredFrame]:
         found = self._stream.after(buffer_filter(self._id, buffer), after)[:frames]
-        return [StoredFrame(sequence, self._stream.messages[sequence].message.data) for sequence in found]
+        return [
+            StoredFrame(sequence, self._stream.messages[sequence].message.data, self._stream.witness(sequence))
+            for sequence in found
+        ]
 
     async def last_sequence(self, buffer: BufferId) -> int:
         return self._stream.last_of(buffer_filter(self._id, buffer))
 
-    async def _frames(self, subject: str, after: int) -> AsyncGenerator[StoredFrame, None]:
+    def _look(self, subject: str, after: int, check: ReadCheck) -> None:
+        """Raise `DamageError` when the stream does not hold what was read."""
+        if self._stream.last_sequence < after:
+            raise DamageError(
+                f"{subject} was read up to sequence {after}, and {self._id} holds sequences up to "
+                f"{self._stream.last_sequence}: it has lost its end. {REPAIR}"
+            )
+        if check.last is not None:
+            check.stored(self._stream.witness(check.last.sequence))
+
+    async def _frames(self, subject: str, after: int, check: ReadCheck) -> AsyncGenerator[StoredFrame, None]:
+        looked = self._stream.set_back
         while True:
             # Cleared first: what is stored from here on sets it again.
             self._stream.grown.clear()
             for sequence in self._stream.after(subject, after):
+                if looked != self._stream.set_back:
+                    break
                 stored = self._stream.messages.get(sequence)
                 if stored is None:
                     # Trimmed while this reader was busy.
                     continue
+                witness = self._stream.witness(sequence)
+                check.next(witness, sequence)
                 after = sequence
                 self._statistics.frames_read += 1
                 self._statistics.bytes_read += len(stored.message.data)
-                yield StoredFrame(sequence, stored.message.data)
-            if not self._stream.after(subject, after):
+                yield StoredFrame(sequence, stored.message.data, witness)
+            if looked != self._stream.set_back:
+                looked = self._stream.set_back
+                self._look(subject, after, check)
+            elif not self._stream.after(subject, after):
                 await self._stream.grown.wait()
 
     def _attempt(self, commit: Commit, messages: Sequence[Message], fault: _Fault | None) -> int | None:
@@ -276,6 +326,11 @@ class MemoryLedger:
             if mark.commit_id == commit.mark.commit_id:
                 self._statistics.answers_settled += 1
                 return stored
+            if stored < commit.after:
+                raise DamageError(
+                    f"the mark of lane {commit.lane} in {self._id}, which was at sequence {commit.after}, is back at "
+                    f"{stored}: the stream has lost its end. {REPAIR}"
+                )
             raise FencedError(
                 f"lane {commit.lane} of {self._id} was taken over by {mark.owner!r} (epoch {mark.epoch}, mark at "
                 f"sequence {stored}); "
@@ -377,6 +432,12 @@ class MemoryBroker:
 
     async def delete(self) -> None:
         self._streams.clear()
+
+    def save(self, vertex: str) -> Callable[[], None]:
+        """Remember what the ledger of `vertex` holds. To call what is returned sets the ledger back to it."""
+        stream = self._streams[vertex]
+        saved = stream.saved()
+        return lambda: stream.restore(saved)
 
     def _opened(self, vertex: str, stream: _Stream) -> MemoryLedger:
         return MemoryLedger(vertex, stream_name(self._pipeline, vertex), stream, self._faults, self._clock)

@@ -6,7 +6,7 @@ suite (`tests/contract/ledger`). It knows lanes, buffers, marks and encoded fram
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -78,11 +78,25 @@ class Receipt:
     """Stream sequence of each frame, in the order of `Commit.frames`."""
 
 
+class Witness(NamedTuple):
+    """A frame that was read, as its writer named it: another frame at its sequence has another name."""
+
+    lane: str
+    """Key of the lane that wrote it."""
+    sequence: int
+    number: int
+    """Among what that lane wrote to the buffer, from 1."""
+    commit: int
+    """Of the id of its commit, 64 bits."""
+
+
 class StoredFrame(NamedTuple):
     """One frame as read from a buffer."""
 
     sequence: int
     data: bytes
+    witness: Witness | None = None
+    """Its name; None for one that was written without, which no lane does."""
 
 
 @dataclass(slots=True)
@@ -156,10 +170,15 @@ class Ledger(Protocol):
     async def ids(self, lane: LaneId) -> set[str]:
         """Record ids committed by this lane that have not expired."""
 
-    def read(self, buffer: BufferId, after: int) -> AbstractAsyncContextManager[AsyncIterator[StoredFrame]]:
+    def read(
+        self, buffer: BufferId, after: int, witnesses: Iterable[Witness] | None = None
+    ) -> AbstractAsyncContextManager[AsyncIterator[StoredFrame]]:
         """Frames of a buffer in order, those after stream sequence `after`; waits for more for ever.
 
-        Survives restarts of the broker without a gap or a repetition.
+        Survives restarts of the broker without a gap or a repetition. `witnesses`: the last frame that was read before
+        of each lane that writes to the buffer; None where that is not known. Raises `DamageError` before it hands out
+        anything that does not follow what was read: the newest of them, or the last frame handed out, is not in the
+        buffer any more or is another, or a lane's next frame is not there.
         """
 
     async def trim(self, buffer: BufferId, through: int) -> None:

@@ -19,15 +19,16 @@ import asyncio
 import json
 import logging
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 from uuid import uuid4
 
 from millstream import limits
 from millstream.errors import DamageError
-from millstream.ledger.batch import FRAME_NUMBER
-from millstream.ledger.protocol import LedgerStatistics, StoredFrame
+from millstream.ledger.protocol import LedgerStatistics, StoredFrame, Witness
+from millstream.ledger.requests import NO_MESSAGE, message_headers
+from millstream.ledger.witness import REPAIR, ReadCheck, witness_of
 from millstream.wire.nats import AnswerLostError, ApiError, BrokerConnection
 from millstream.wire.nats_client import Msg, nats_errors
 
@@ -65,8 +66,8 @@ _STATUS_HEARTBEAT = "100"
 
 class _Arrival(NamedTuple):
     sequence: int
-    number: str
-    """Its writer's number for it; see `batch.FRAME_NUMBER`."""
+    witness: Witness | None
+    """Its name."""
     data: bytes
 
 
@@ -81,8 +82,11 @@ class PullReader:
         after: int,
         created: str,
         statistics: LedgerStatistics,
+        witnesses: Iterable[Witness] | None = None,
     ) -> None:
+        """`witnesses`: see `Ledger.read`."""
         self._connection = connection
+        self._check = ReadCheck(stream, subject, after, witnesses)
         self._stream = stream
         self._subject = subject
         self._last = after
@@ -107,8 +111,6 @@ class PullReader:
         self._restart: str | None = "start"
         """Why a new consumer is needed; None while all is well."""
         self._heard_s = 0.0
-        self._numbers: dict[str, int] = {}
-        """Number of the last frame of each lane that writes to this buffer."""
 
     @property
     def held_bytes(self) -> int:
@@ -156,26 +158,13 @@ class PullReader:
     async def _hand_out(self) -> StoredFrame:
         # Before anything is taken out: a caller that gives up while this waits loses nothing.
         await self._ask()
-        sequence, number, data = self._arrived.popleft()
+        sequence, witness, data = self._arrived.popleft()
         self._arrived_bytes -= len(data)
-        if number:
-            self._check_number(sequence, number)
+        self._check.next(witness, sequence)
         self._last = sequence
         self._statistics.frames_read += 1
         self._statistics.bytes_read += len(data)
-        return StoredFrame(sequence, data)
-
-    def _check_number(self, sequence: int, told: str) -> None:
-        lane, _, digits = told.rpartition(" ")
-        number = int(digits)
-        before = self._numbers.get(lane)
-        if before is not None and number != before + 1:
-            raise DamageError(
-                f"{self._subject}: after frame {before} of lane {lane} comes frame {number}, at sequence {sequence}; "
-                f"what lies between sequences {self._last} and {sequence} is damaged. Restore {self._stream}, or start "
-                "the pipeline over"
-            )
-        self._numbers[lane] = number
+        return StoredFrame(sequence, data, witness)
 
     async def _ask(self) -> None:
         """Ask for more while there is room for a whole pull."""
@@ -218,8 +207,8 @@ class PullReader:
         self._owed -= 1
         size = len(message.data)
         self._frame_bytes += (size - self._frame_bytes) / PULL_FRAMES
-        number = message.headers.get(FRAME_NUMBER, "") if message.headers else ""
-        self._arrived.append(_Arrival(sequence, number, message.data))
+        witness = witness_of(sequence, message.headers or {})
+        self._arrived.append(_Arrival(sequence, witness, message.data))
         self._arrived_bytes += size
         self._something.set()
 
@@ -276,8 +265,7 @@ class PullReader:
             if error.code != _NO_STREAM:
                 raise
             raise DamageError(
-                f"{self._subject}: the stream {self._stream} is gone; it was read up to sequence {self._last}. "
-                "Restore it, or start the pipeline over"
+                f"{self._subject}: the stream {self._stream} is gone; it was read up to sequence {self._last}. {REPAIR}"
             ) from error
         state = info["state"]
         if info["created"] != self._created or state["last_seq"] < self._last:
@@ -285,9 +273,23 @@ class PullReader:
                 f"{self._subject} was read up to sequence {self._last}, and the stream {self._stream}, made at "
                 f"{info['created']}, "
                 f"holds sequences {state['first_seq']} to {state['last_seq']}: it is not the one that was read, "
-                "or it has lost "
-                "its end. Restore it, or start the pipeline over"
+                f"or it has lost its end. {REPAIR}"
             )
+        await self._check_witness()
+
+    async def _check_witness(self) -> None:
+        """Whether the last frame that was read is still there, and is still that one."""
+        last = self._check.last
+        if last is None:
+            return
+        try:
+            answer = await self._connection.api(f"STREAM.MSG.GET.{self._stream}", {"seq": last.sequence})
+        except ApiError as error:
+            if error.code != NO_MESSAGE:
+                raise
+            self._check.stored(None)
+        else:
+            self._check.stored(witness_of(last.sequence, message_headers(answer["message"])))
 
     async def _create_consumer(self) -> None:
         name = f"r{uuid4().hex}"

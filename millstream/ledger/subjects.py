@@ -1,4 +1,4 @@
-"""Names of streams and subjects. Pure; the only place that knows how they are built (design, section 4)."""
+"""Names of streams and subjects. Pure; the only place that knows how they are built."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ Above it: the contract suite, and whoever tests against ledgers. Below it: the l
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -13,8 +14,9 @@ from typing import Protocol
 from uuid import uuid4
 
 from millstream.ledger.jetstream import open_jetstream_broker
-from millstream.ledger.memory import Faults, open_memory_broker
+from millstream.ledger.memory import Faults, MemoryBroker, open_memory_broker
 from millstream.ledger.protocol import Broker, Commit, DurabilityLevel, FrameWrite, Ledger, Receipt, StoredMark
+from millstream.ledger.subjects import stream_name
 from millstream.record import BufferId, LaneId
 from millstream.testing.lossy_path import LossyPath, open_lossy_path
 from millstream.testing.nats_server import NatsServer, open_nats_server
@@ -85,6 +87,12 @@ class Harness(Protocol):
     async def other_process(self) -> Broker:
         """The broker as another process sees it."""
 
+    async def save(self, vertex: str) -> None:
+        """Keep a copy of that vertex's ledger."""
+
+    async def set_back(self, vertex: str) -> None:
+        """Put the copy in its place: the ledger has lost what was written since."""
+
     async def pass_time(self, seconds: float, until: Callable[[], Awaitable[bool]]) -> None:
         """Let time pass, and then wait for what it brings."""
 
@@ -94,12 +102,20 @@ class MemoryHarness:
         self.broker = broker
         self._faults = faults
         self._clock = clock
+        self._saved: dict[str, Callable[[], None]] = {}
 
     def lose_answer(self, *, landed: bool) -> None:
         self._faults.lose_answer(landed=landed)
 
     def slow_down(self) -> None:
         """What is in memory is read at one pace."""
+
+    async def save(self, vertex: str) -> None:
+        assert isinstance(self.broker, MemoryBroker)
+        self._saved[vertex] = self.broker.save(vertex)
+
+    async def set_back(self, vertex: str) -> None:
+        self._saved[vertex]()
 
     async def other_process(self) -> Broker:
         return self.broker
@@ -121,6 +137,23 @@ class JetStreamHarness:
 
     def slow_down(self) -> None:
         self.path.slow_down(_SLOW_S)
+
+    async def save(self, vertex: str) -> None:
+        stored = self.stored_in(vertex)
+        await self.server.kill()
+        shutil.copytree(stored, stored.parent.parent / "saved" / vertex, dirs_exist_ok=True)
+        await self.server.start()
+
+    async def set_back(self, vertex: str) -> None:
+        stored = self.stored_in(vertex)
+        await self.server.kill()
+        shutil.rmtree(stored)
+        shutil.copytree(stored.parent.parent / "saved" / vertex, stored)
+        await self.server.start()
+
+    def stored_in(self, vertex: str) -> Path:
+        """Where the server keeps that vertex's ledger."""
+        return self.server.store_dir / "jetstream" / "$G" / "streams" / stream_name(PIPELINE, vertex)
 
     async def other_process(self) -> Broker:
         opened = open_jetstream_broker(self.server.url, PIPELINE, monitor_url=self.server.monitor_url)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from contextvars import Context
 from dataclasses import dataclass
@@ -29,6 +29,7 @@ from millstream.ledger.protocol import (
     Receipt,
     StoredFrame,
     StoredMark,
+    Witness,
 )
 from millstream.limits import COMMIT_TIMEOUT_S, OT_PUT_TIMEOUT_S, OT_REREAD_INTERVAL_S
 from millstream.record import BufferId, LaneId
@@ -195,8 +196,10 @@ class SimLedger:
         return await self._link.ask(lambda: at_once(self._inner.ids(lane)))
 
     @asynccontextmanager
-    async def read(self, buffer: BufferId, after: int) -> AsyncIterator[AsyncIterator[StoredFrame]]:
-        async with self._inner.read(buffer, after) as frames:
+    async def read(
+        self, buffer: BufferId, after: int, witnesses: Iterable[Witness] | None = None
+    ) -> AsyncIterator[AsyncIterator[StoredFrame]]:
+        async with self._inner.read(buffer, after, witnesses) as frames:
             yield self._arriving(frames)
 
     async def _arriving(self, frames: AsyncIterator[StoredFrame]) -> AsyncIterator[StoredFrame]:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from millstream.background import open_tasks
-from millstream.errors import DamageError, EnvironmentFault, FencedError, RetryLaterError
+from millstream.errors import EnvironmentFault, FencedError, RetryLaterError
 from millstream.ledger.memory import Faults, MemoryBroker
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.spec.lanes import all_lanes, inputs_of
@@ -268,9 +268,6 @@ class World:
         """Whether a process may end like that."""
         for error in leaves(life.error):
             if isinstance(error, FencedError) and self._may_be_fenced(life):
-                continue
-            if isinstance(error, DamageError) and life.replaced and life.vertex in self.reduces:
-                # A successor has deleted what it no longer needs.
                 continue
             if isinstance(error, EnvironmentFault) and life.has_broken:
                 continue

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
 from millstream.frame import Frame
-from millstream.ledger.protocol import Ledger, StoredFrame
+from millstream.ledger.protocol import Ledger, StoredFrame, Witness
 from millstream.record import BufferId, Position
 
 AHEAD_FRAMES = 4
@@ -46,6 +46,13 @@ class ReadFrame:
     """Bytes of the stored frame."""
     watermark_us: int
     """Valid before this frame."""
+    witness: Witness | None
+    """The stored frame's name."""
+
+    @property
+    def witnesses(self) -> Sequence[Witness]:
+        """What a mark behind this frame, or in it, says of it."""
+        return (self.witness,) if self.witness is not None else ()
 
 
 def late_records(frame: Frame, watermark_us: int) -> int:
@@ -58,9 +65,16 @@ def late_records(frame: Frame, watermark_us: int) -> int:
 class BufferReader:
     """An open buffer. One task calls `next`."""
 
-    def __init__(self, buffer: BufferId, start: Position, watermark: InputWatermark) -> None:
+    def __init__(
+        self,
+        buffer: BufferId,
+        start: Position,
+        watermark: InputWatermark,
+        witnesses: Sequence[Witness] | None,
+    ) -> None:
         self.buffer = buffer
         self._watermark = watermark
+        self._witnesses = witnesses
         self._skip = start.record_index
         self._frames: deque[StoredFrame] = deque()
         self._wake = asyncio.Event()
@@ -104,11 +118,14 @@ class BufferReader:
             first, self._skip = self._skip, 0
             frame = frame.slice(first, frame.records)
         self.sequence = stored.sequence
-        return ReadFrame(stored.sequence, frame, first, len(stored.data), watermark_us)
+        return ReadFrame(stored.sequence, frame, first, len(stored.data), watermark_us, stored.witness)
 
     async def pump(self, ledger: Ledger) -> None:
-        """Move frames from the ledger into this reader, a few ahead. Runs until cancelled."""
-        async with ledger.read(self.buffer, self.sequence) as frames:
+        """Move frames from the ledger into this reader, a few ahead. Runs until cancelled.
+
+        Raises `DamageError` when what it gets does not follow what was read.
+        """
+        async with ledger.read(self.buffer, self.sequence, self._witnesses) as frames:
             async for stored in frames:
                 while len(self._frames) >= AHEAD_FRAMES:
                     self._room.clear()
@@ -119,10 +136,15 @@ class BufferReader:
 
 @asynccontextmanager
 async def open_buffer_reader(
-    ledger: Ledger, buffer: BufferId, start: Position, watermark: InputWatermark
+    ledger: Ledger,
+    buffer: BufferId,
+    start: Position,
+    watermark: InputWatermark,
+    *,
+    witnesses: Sequence[Witness] | None = None,
 ) -> AsyncIterator[BufferReader]:
-    """Read `buffer` of the upstream vertex's `ledger` from `start` on."""
-    reader = BufferReader(buffer, start, watermark)
+    """Read `buffer` of the upstream vertex's `ledger` from `start` on. `witnesses`: see `Ledger.read`."""
+    reader = BufferReader(buffer, start, watermark, witnesses)
     async with asyncio.TaskGroup() as group:
         pump = group.create_task(reader.pump(ledger), name=f"read {buffer}")
         try:

@@ -28,6 +28,8 @@ from pathlib import Path
 import numpy as np
 
 from millstream.errors import DamageError, FencedError, RetryLaterError, StorageFullError
+from millstream.ledger.protocol import Witness
+from millstream.ledger.witness import from_messages
 from millstream.limits import (
     HAND_OVER_BYTES_MAX,
     HAND_OVER_PIECES_MAX,
@@ -263,6 +265,10 @@ class Queue:
     def positions(self) -> dict[str, int]:
         """How far each edge has been read into the log: the sequence of its last frame."""
         return dict(self._contents.sequences)
+
+    def witnesses(self, edge: str) -> list[Witness]:
+        """The last frame of each lane upstream that was read into the log."""
+        return from_messages(self._contents.read.get(edge, ()))
 
     def releasable(self) -> Mapping[str, int]:
         """Sequences up to which no frame is needed by an open window, or by one that is not committed. For lanes that

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from millstream.errors import DamageError
 from millstream.frame import Frame
+from millstream.ledger.witness import from_messages, merged
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce import batches
@@ -92,6 +93,8 @@ class QueueContents:
     """The log has lost what the lane's mark says is in it."""
     sequences: dict[str, int] = field(default_factory=dict)
     """How far each edge has been read."""
+    read: dict[str, list[mark_pb2.Witness]] = field(default_factory=dict)
+    """By edge: the last frame that was read of each lane upstream."""
     last_hand_over: int = 0
     pending: dict[int, _Pending] = field(default_factory=dict)
     """Hand-overs that are not committed, by number, rising."""
@@ -114,6 +117,7 @@ class QueueContents:
         else:
             self.windowing.restore(self._pristine)
         self.sequences.clear()
+        self.read.clear()
         self.last_hand_over = 0
         self.pending.clear()
         self.unacknowledged.clear()
@@ -135,6 +139,7 @@ class QueueContents:
                 self._note_unacknowledged(appended_of(append), append, header.number)
         self._move_closed(header.closed_us)
         self.sequences.update(self.starts[header.number])
+        self.read.update({position.edge: list(position.read) for position in header.inputs})
         self.last_hand_over = max(header.last_hand_over, self.last_hand_over)
 
     def replay(self, entry: wal_pb2.Entry, location: Location, body: memoryview) -> None:
@@ -187,7 +192,10 @@ class QueueContents:
         needed.update(item.segment for item in self.unacknowledged)
         return Summary(
             needed=frozenset(needed),
-            inputs=[wal_pb2.InputPosition(edge=edge, sequence=n) for edge, n in sorted(self.sequences.items())],
+            inputs=[
+                wal_pb2.InputPosition(edge=edge, sequence=sequence, read=self.read.get(edge, ()))
+                for edge, sequence in sorted(self.sequences.items())
+            ],
             closed_us=self.windowing.closed_us,
             last_hand_over=self.last_hand_over,
         )
@@ -205,6 +213,7 @@ class QueueContents:
             self.starts[location.segment] = dict(self.sequences)
         for position in appended.inputs:
             self.sequences[position.edge] = max(position.sequence, self.sequences.get(position.edge, 0))
+            self.read[position.edge] = merged(self.read.get(position.edge, ()), from_messages(position.read))
         self._note_unacknowledged(appended, append, location.segment)
         if appended.traceparent:
             self.traceparents[location.segment] = appended.traceparent

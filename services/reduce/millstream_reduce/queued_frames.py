@@ -8,6 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from millstream.frame import Frame
+from millstream.ledger.protocol import Witness
+from millstream.ledger.witness import merged
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.windowing import Sorted
 
@@ -21,16 +23,23 @@ class QueuedFrame(NamedTuple):
     size: int
     """Bytes it takes in the buffer."""
     frame: Frame
+    witness: Witness | None = None
+    """What it is called in the buffer."""
 
 
 def positions_of(frames: Sequence[QueuedFrame]) -> list[wal_pb2.InputPosition]:
     """How far each edge has been read after these, and the records and stored bytes taken from it."""
     positions: dict[str, wal_pb2.InputPosition] = {}
+    read: dict[str, list[Witness]] = {}
     for item in frames:
         position = positions.setdefault(item.edge, wal_pb2.InputPosition(edge=item.edge))
         position.sequence = item.sequence
         position.records += item.frame.records
         position.bytes += item.size
+        if item.witness is not None:
+            read.setdefault(item.edge, []).append(item.witness)
+    for edge, witnesses in read.items():
+        positions[edge].read.extend(merged((), witnesses))
     return list(positions.values())
 
 

@@ -14,8 +14,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Protocol
 
 from millstream.clock import MICROSECONDS, START_OF_TIME_US, Clock
-from millstream.errors import MillstreamError, UdfError, UserError
+from millstream.errors import DamageError, MillstreamError, UdfError, UserError
 from millstream.ledger.protocol import Ledger
+from millstream.ledger.witness import from_messages
 from millstream.limits import (
     BYTES_IN_FLIGHT_MAX,
     FRAMES_IN_FLIGHT_MAX,
@@ -44,6 +45,7 @@ from millstream_vertex.lane import LaneCore
 from millstream_vertex.map_lane import MapLane
 from millstream_vertex.mapping import Mapper
 from millstream_vertex.ownership import Ownership, fenced
+from millstream_vertex.past import check_not_older
 from millstream_vertex.readiness import Readiness
 from millstream_vertex.settings import ids_ttl_s, ledger_limits, room_limits, route
 from millstream_vertex.sink_lane import SinkVertexLane
@@ -137,6 +139,7 @@ async def open_vertex(
         outside = await stack.enter_async_context(surroundings(config))
         readiness.reached(outside)
         shared = statistics.shared = await _Shared.open(config, clock, outside)
+        await stack.enter_async_context(shared.damage_judged())
         for lane in owned_lanes(shared.graph, config.vertex, config.replica):
             opening = _LaneOpening(shared, lane, telemetry, stack)
             lanes.append(await opening.open())
@@ -183,6 +186,17 @@ class _Shared:
             if shared.vertex.replicas > 1:
                 await shared.listen(config.vertex, fill.upstream)
         return shared
+
+    @asynccontextmanager
+    async def damage_judged(self) -> AsyncIterator[None]:
+        """Damage that is met inside is told as `FencedError` where lanes have another owner: what they lack, that one
+        has trimmed or deleted."""
+        try:
+            yield
+        except (DamageError, BaseExceptionGroup) as error:
+            if isinstance(error, DamageError) or error.subgroup(DamageError) is not None:
+                await self.ownership.check(await self.ledger(self.config.vertex))
+            raise
 
     async def ledger(self, vertex: str) -> Ledger:
         if vertex not in self._ledgers:
@@ -266,25 +280,22 @@ class _LaneOpening:
     async def _core(self) -> LaneCore:
         shared, lane = self._shared, self._lane
         ledger = await shared.ledger(lane.vertex)
+        ot = await shared.ot(lane.vertex)
+        # In this order: what was published speaks of a mark that had landed.
+        told = (await newest(ot)).get(lane.key)
+        if told is not None:
+            check_not_older(lane, await ledger.mark(lane), told.entry)
         taken_over = await ledger.take_over(lane, shared.owner)
         self._router = shared.router()
         shared.room.written(lane, taken_over.mark.written)
-        ot = await shared.ot(lane.vertex)
         epoch = taken_over.mark.epoch
         published = await ot.take_over(lane, epoch)
         stored = (await newest(ot)).get(lane.key)
         if stored is not None and stored.entry.epoch > epoch:
-            # Another owner meanwhile; or it was left from a ledger that was made anew since.
-            mark = await ledger.mark(lane)
-            if mark is not None and mark.mark.epoch > epoch:
-                raise fenced(lane, mark.mark.epoch, epoch)
-        shared.ownership.own(lane, max(epoch, stored.entry.epoch) if stored is not None else epoch)
-        # What a buffer held last may be trimmed already; who reads it has heard of it.
+            raise fenced(lane, stored.entry.epoch, epoch)
+        shared.ownership.own(lane, epoch)
+        # The newest frame of a buffer is never trimmed.
         sequences = {buffer: await ledger.last_sequence(buffer) for buffer in self._router.buffers}
-        for state in published.outputs if published is not None else ():
-            buffer = BufferId(state.edge, state.partition)
-            if buffer in sequences:
-                sequences[buffer] = max(sequences[buffer], state.sequence)
         return LaneCore(
             lane,
             Committer(
@@ -322,7 +333,13 @@ class _LaneOpening:
         upstream = await shared.ledger(writer)
         mark = core.committer.mark
         reader = await self._stack.enter_async_context(
-            open_buffer_reader(upstream, buffer, Position(mark.sequence, mark.record_index), lane_input)
+            open_buffer_reader(
+                upstream,
+                buffer,
+                Position(mark.sequence, mark.record_index),
+                lane_input,
+                witnesses=from_messages(mark.read),
+            )
         )
         return BufferLane(core, reader, lane_input, upstream)
 

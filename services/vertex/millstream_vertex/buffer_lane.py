@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from millstream.clock import END_OF_TIME_US
 from millstream.errors import RetryLaterError
 from millstream.ledger.protocol import Ledger
+from millstream.ledger.witness import newest
 from millstream_reader.buffer import BufferReader
 from millstream_vertex.input import LaneInput
 from millstream_vertex.lane import LaneCore
@@ -31,7 +32,7 @@ class BufferLane:
     async def running(self) -> AsyncIterator[asyncio.TaskGroup]:
         """A group for the lane's work; on leaving, it is committed, and the lane ends if its input has."""
         # An owner before this one may have been killed between its commit and its trim.
-        self._trimmer.consumed(self.core.committer.mark.sequence)
+        self._trimmer.consumed(newest(self.core.committer.mark.read) - 1)
         async with asyncio.TaskGroup() as background:
             tasks = [
                 background.create_task(self._trimmer.run(), name=f"trim {self.core.lane}"),
@@ -59,9 +60,10 @@ class BufferLane:
         return self.input.watermark_at(last.sequence if last is not None else self.core.committer.mark.sequence)
 
     async def _committed(self, units: Sequence[Unit]) -> None:
-        sequence = self.core.committer.mark.sequence
-        self._trimmer.consumed(sequence)
-        self.input.forget(sequence)
+        mark = self.core.committer.mark
+        # The newest frame that was read stays: the next to read here looks whether it is still that one.
+        self._trimmer.consumed(newest(mark.read) - 1)
+        self.input.forget(mark.sequence)
         # What was heard while the commit was under way was looked at for the mark before, and may be all there is.
         self.input.changed.set()
 
@@ -86,7 +88,7 @@ class Trimmer:
         self._wake = asyncio.Event()
 
     def consumed(self, sequence: int) -> None:
-        """Everything up to `sequence` is committed downstream."""
+        """Nobody needs anything up to `sequence` any more."""
         if sequence > self._wanted:
             self._wanted = sequence
             self._wake.set()

@@ -139,7 +139,7 @@ class MapLane:
         self._first_answer.set()
         core.counters.retries += mapped.retries
         core.counters.udf_errors += mapped.errors
-        unit = Unit(position=piece.end, account=mapped.account)
+        unit = Unit(position=piece.end, witnesses=read.witnesses, account=mapped.account)
         unit.account.late = late_records(frame, read.watermark_us)
         if mapped.frame is not None:
             output = mapped.frame.traced(span.traceparent) if span.traceparent else mapped.frame

@@ -9,10 +9,14 @@ Above it: the assembly. Below it: nothing; updates are handed in.
 from __future__ import annotations
 
 import asyncio
+import logging
 
-from millstream.errors import FencedError
+from millstream.errors import DamageError, FencedError, RetryLaterError
+from millstream.ledger.protocol import Ledger
 from millstream.record import LaneId
 from millstream.watermark.store import OtUpdate
+
+_log = logging.getLogger(__name__)
 
 
 class Ownership:
@@ -40,6 +44,20 @@ class Ownership:
         await self._lost.wait()
         assert self._error is not None
         raise self._error
+
+    async def check(self, ledger: Ledger) -> None:
+        """Raise `FencedError` when a lane has another owner. `ledger`: that of the process's vertex.
+
+        Asks the leader for the marks: a process that was stopped has not heard of a takeover yet.
+        """
+        for lane, epoch in self._epochs.values():
+            try:
+                stored = await ledger.mark(lane)
+            except (RetryLaterError, DamageError) as error:
+                _log.warning("it is not known whether lane %s has another owner: %s", lane, error)
+                continue
+            if stored is not None and stored.mark.epoch > epoch:
+                raise fenced(lane, stored.mark.epoch, epoch)
 
 
 def fenced(lane: LaneId, newest: int, own: int) -> FencedError:

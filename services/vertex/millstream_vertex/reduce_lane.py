@@ -21,6 +21,7 @@ from dataclasses import replace
 from millstream.account import Account
 from millstream.clock import END_OF_TIME_US, START_OF_TIME_US
 from millstream.durable import step
+from millstream.ledger.witness import from_messages, merged, newest
 from millstream.limits import MIB
 from millstream.statistics import LaneStatistics, ReduceStatistics
 from millstream.wire.ledger.v1 import mark_pb2
@@ -215,7 +216,10 @@ class ReduceLane:
 
     def _append(self, taken: Sequence[Taken], watermark_us: int) -> Appended:
         """`watermark_us`: valid before these frames."""
-        frames = [QueuedFrame(item.edge, item.read.sequence, item.read.size, item.read.frame) for item in taken]
+        frames = [
+            QueuedFrame(item.edge, item.read.sequence, item.read.size, item.read.frame, item.read.witness)
+            for item in taken
+        ]
         appended = self._queue.append(frames, watermark_us)
         self._early_rows += appended.admitted
         return appended
@@ -297,6 +301,9 @@ class ReduceLane:
             done.sequence = position.sequence
             done.records += position.records
             done.bytes += position.bytes
+            read = merged(done.read, from_messages(position.read))
+            del done.read[:]
+            done.read.extend(read)
         self._progress.closed_us = max(self._progress.closed_us, closed_us)
         self._add([unit])
 
@@ -435,14 +442,17 @@ class ReduceLane:
 
     def _release_inputs(self) -> None:
         """Let what is committed be trimmed, or, where the input is kept, what no open window needs."""
-        done = {position.edge: position.sequence for position in self.core.committer.mark.reduce.inputs}
+        inputs = self.core.committer.mark.reduce.inputs
+        done = {position.edge: position.sequence for position in inputs}
+        # The newest frame that was read stays: the next to read here looks whether it is still that one.
+        before_newest = {position.edge: newest(position.read) - 1 for position in inputs}
         kept: Mapping[str, int] = done
         if self._milestones is not None:
             kept = self._queue.releasable()
             self._milestones.release(kept)
         for item in self._inputs.inputs:
             edge = item.buffer.edge
-            item.committed(done.get(edge, 0), trim_through=kept.get(edge, 0))
+            item.committed(done.get(edge, 0), trim_through=min(kept.get(edge, 0), before_newest.get(edge, 0)))
 
     async def _recover(self, work: asyncio.TaskGroup) -> None:
         """Go on with what the log holds beyond the mark."""

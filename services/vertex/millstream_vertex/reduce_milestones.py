@@ -63,10 +63,10 @@ async def open_milestones(ledger: Ledger, lane: LaneId) -> StoredMilestones:
     last = await ledger.last_sequence(buffer)
     if last:
         async with ledger.read(buffer, 0) as frames:
-            async for sequence, data in frames:
-                milestones = map(wal_pb2.Milestone.FromString, Frame.decode(data).values())
-                stored.extend((sequence, milestone) for milestone in milestones)
-                if sequence >= last:
+            async for frame in frames:
+                milestones = map(wal_pb2.Milestone.FromString, Frame.decode(frame.data).values())
+                stored.extend((frame.sequence, milestone) for milestone in milestones)
+                if frame.sequence >= last:
                     break
     return StoredMilestones(buffer, ledger, stored)
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from millstream.errors import MillstreamError, UserError
-from millstream.ledger.protocol import Ledger
+from millstream.ledger.protocol import Ledger, Witness
+from millstream.ledger.witness import from_messages
 from millstream.record import BufferId, Position
 from millstream.retry import RetryPolicy
 from millstream.spec.lanes import inputs_of, upstream_lanes
@@ -99,7 +100,8 @@ class ReduceOpening:
         spark = await stack.enter_async_context(self.open_spark(self.spark))
         positions = queue.positions()
         inputs = [
-            await self._open_input(buffer, positions.get(buffer.edge, 0), stack) for buffer in inputs_of(graph, lane)
+            await self._open_input(buffer, positions.get(buffer.edge, 0), queue.witnesses(buffer.edge), stack)
+            for buffer in inputs_of(graph, lane)
         ]
         milestones = await open_milestones(ledger, lane) if group_by.keeps_input else None
         retracing = None
@@ -126,11 +128,24 @@ class ReduceOpening:
             early=EarlyPolicy(early.every_s, early.count) if early is not None else None,
         )
 
-    async def _open_input(self, buffer: BufferId, sequence: int, stack: AsyncExitStack) -> ReduceInput:
+    async def _open_input(
+        self, buffer: BufferId, sequence: int, logged: Sequence[Witness], stack: AsyncExitStack
+    ) -> ReduceInput:
+        """`sequence`, `logged`: how far the buffer was read into the log, and the last frame of each lane there."""
         graph = self.resolved.graph
         writer = graph.edge(buffer.edge).from_
         lane_input = LaneInput(buffer, upstream_lanes(graph, buffer), back_edge=False)
         await self.listen(writer, lane_input)
         upstream = await self.ledger(writer)
-        reader = await stack.enter_async_context(open_buffer_reader(upstream, buffer, Position(sequence), lane_input))
+        # Where the log is behind the mark, it is made anew from frames that the mark has read: they are still those.
+        read = next((done.read for done in self.core.committer.mark.reduce.inputs if done.edge == buffer.edge), ())
+        again = [witness for witness in from_messages(read) if witness.sequence > sequence]
+        opening = open_buffer_reader(
+            upstream,
+            buffer,
+            Position(sequence),
+            lane_input,
+            witnesses=[*logged, *again],
+        )
+        reader = await stack.enter_async_context(opening)
         return ReduceInput(buffer, reader, lane_input, upstream)

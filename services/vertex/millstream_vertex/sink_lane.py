@@ -12,6 +12,7 @@ from contextlib import suppress
 
 from millstream.account import Account
 from millstream.clock import MICROSECONDS
+from millstream.ledger.protocol import Witness
 from millstream.limits import COMMIT_BYTES_MAX
 from millstream.record import Position
 from millstream.statistics import LaneStatistics
@@ -41,6 +42,8 @@ class SinkVertexLane:
         collects = delivery.guarantee is Guarantee.EXACTLY_ONCE_TRANSACTIONAL
         self._batch_bytes_max = COMMIT_BYTES_MAX if collects else 0
         self._unsettled: deque[tuple[Position, Account]] = deque()
+        self._witnesses: deque[Witness] = deque()
+        """Of the frames that were handed to the sink and are not settled."""
         lane = base.core.lane
         self._id_prefix = f"{lane.vertex}/{lane.input}/{lane.partition}/"
 
@@ -125,6 +128,7 @@ class SinkVertexLane:
             core.telemetry.observe_latency((now_us - read.frame.ingest_time_us) / MICROSECONDS, read.frame.records)
             extra.input_bytes += read.size
             extra.late += late_records(read.frame, read.watermark_us)
+            self._witnesses.extend(read.witnesses)
         self._unsettled.append((end, extra))
         # From here on the sink bounds what it holds; the lane's own bound is for what it has not taken.
         await core.tracker.finish(len(batch))
@@ -137,6 +141,11 @@ class SinkVertexLane:
         account = settled.account
         while self._unsettled and self._unsettled[0][0] <= settled.position:
             account.add(self._unsettled.popleft()[1])
+        # A position in the middle of a frame names the sequence before that frame's.
+        last = settled.position.sequence + (settled.position.record_index > 0)
+        witnesses = [item for item in self._witnesses if item.sequence <= last]
+        while self._witnesses and self._witnesses[0].sequence <= settled.position.sequence:
+            self._witnesses.popleft()
         units: asyncio.Future[Sequence[Unit]] = asyncio.get_running_loop().create_future()
-        units.set_result((Unit(position=settled.position, account=account, pieces=0),))
+        units.set_result((Unit(settled.position, witnesses, account=account, pieces=0),))
         self.core.units.add(units)

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field, replace
 from millstream.account import Account
 from millstream.errors import BufferFullError, RetryLaterError, StorageFullError, UserError
 from millstream.frame import Frame, join_frames
-from millstream.ledger.protocol import Commit, FrameWrite, Ledger, StoredMark
+from millstream.ledger.protocol import Commit, FrameWrite, Ledger, StoredMark, Witness
+from millstream.ledger.witness import merged
 from millstream.limits import COMMIT_BYTES_MAX, COMMIT_FRAMES_MAX, FRAME_BYTES_MAX, FRAME_RECORDS_MAX
 from millstream.record import BufferId, LaneId, Position
 from millstream.wire.ledger.v1 import mark_pb2
@@ -41,6 +42,8 @@ class Unit:
 
     position: Position | None = None
     """After this unit; None for sources."""
+    witnesses: Sequence[Witness] = ()
+    """The frames that were read up to there, in order: at least the last one of each lane upstream."""
     source_position: bytes | None = None
     """After this unit; None for vertices that read a buffer."""
     reduce: mark_pb2.ReduceProgress | None = None
@@ -219,6 +222,7 @@ class Committer:
             watermark_us=watermark_us,
             ended=ended,
             account=account.to_message(),
+            read=merged(previous.read, (witness for unit in units for witness in unit.witnesses)),
         )
         if previous.HasField("reduce"):
             mark.reduce.CopyFrom(previous.reduce)

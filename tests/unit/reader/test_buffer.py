@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.clock import START_OF_TIME_US
+from millstream.errors import DamageError
 from millstream.frame import frame_of_records
 from millstream.record import Position, Record
 from millstream_reader.buffer import BufferReader, late_records, open_buffer_reader
@@ -135,3 +136,20 @@ async def test_a_reader_takes_no_more_than_a_few_frames_ahead(rig: Rig) -> None:
 def test_late_is_what_is_older_than_the_watermark(times: list[int], watermark_us: int) -> None:
     frame = frame_of_records([Record(b"", time_us) for time_us in times], ingest_time_us=0)
     assert late_records(frame, watermark_us) == len([time_us for time_us in times if time_us < watermark_us])
+
+
+@pytest.mark.guarantee("I10")
+async def test_frames_that_were_trimmed_before_they_were_read_are_damage(rig: Rig) -> None:
+    await rig.feed(*(records_of(b"%d" % number) for number in range(20)))
+    stored = await sequences(rig)
+    with pytest.raises(ExceptionGroup) as raised:
+        async with (
+            open_buffer_reader(await rig.ledger("in"), INPUT, Position(0), Timeline(), witnesses=[]) as reader,
+            asyncio.timeout(10),
+        ):
+            await reader.next()
+            # As another owner of the lane does that has committed them, or somebody who should not.
+            await (await rig.ledger("in")).trim(INPUT, stored[15])
+            while await reader.next() is not None:
+                pass
+    assert raised.value.subgroup(DamageError) is not None

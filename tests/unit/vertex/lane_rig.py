@@ -14,6 +14,7 @@ from millstream.clock import END_OF_TIME_US, SystemClock
 from millstream.frame import Frame, frame_of_records
 from millstream.ledger.memory import Faults, open_memory_broker
 from millstream.ledger.protocol import Broker, Ledger, LedgerLimits
+from millstream.ledger.witness import from_messages
 from millstream.naming import WITH_VALUES, Naming
 from millstream.record import BufferId, LaneId, Position, Record
 from millstream.retry import Backoff, OnFailure, RetryPolicy
@@ -171,7 +172,8 @@ class Rig:
         upstream = await self.ledger("in")
         start = Position(committer.mark.sequence, committer.mark.record_index)
         mapper = mapper_of(stream, policy, dead_letter=bool(dead_letter), tags=router.needs_tags)
-        async with open_buffer_reader(upstream, INPUT, start, lane_input) as reader, asyncio.TaskGroup() as tasks:
+        reading = open_buffer_reader(upstream, INPUT, start, lane_input, witnesses=from_messages(committer.mark.read))
+        async with reading as reader, asyncio.TaskGroup() as tasks:
             following = tasks.create_task(follow(await self.stores.store("in"), [lane_input]))
             base = BufferLane(core, reader, lane_input, upstream)
             yield MapLane(base, mapper, router, slice_records_max=slice_records_max)

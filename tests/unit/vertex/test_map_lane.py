@@ -126,7 +126,7 @@ async def commits(rig: Rig) -> list[list[int]]:
     """Sizes of the frames in the buffer `OUT`, commit by commit: a commit lies in the ledger without a gap."""
     groups: list[list[int]] = []
     before = 0
-    for sequence, data in await (await rig.ledger("map")).peek(OUT, 0, 100_000):
+    for sequence, data, _ in await (await rig.ledger("map")).peek(OUT, 0, 100_000):
         if sequence != before + 1:
             groups.append([])
         groups[-1].append(len(data))

@@ -7,6 +7,8 @@ import asyncio
 import pytest
 
 from millstream.errors import FencedError
+from millstream.ledger.memory import open_memory_broker
+from millstream.ledger.protocol import LedgerLimits
 from millstream.record import LaneId
 from millstream.watermark.store import OtUpdate
 from millstream.wire.watermark.v1.ot_pb2 import OtEntry
@@ -38,3 +40,16 @@ async def test_its_own_entries_older_ones_and_those_of_other_lanes_are_no_news()
     await asyncio.sleep(0)
     assert not watching.done()
     watching.cancel()
+
+
+@pytest.mark.guarantee("I9")
+async def test_an_owner_asks_for_its_mark_whether_it_was_replaced() -> None:
+    # One that was stopped meanwhile has not heard of it, and what its successor has trimmed looks damaged to it.
+    async with open_memory_broker("p") as broker:
+        ledger = await broker.ledger("clean", LedgerLimits(frames_per_buffer_max=10))
+        ownership = Ownership()
+        ownership.own(LANE, (await ledger.take_over(LANE, "first")).mark.epoch)
+        await ownership.check(ledger)
+        await ledger.take_over(LANE, "second")
+        with pytest.raises(FencedError, match=r"clean/in-clean\.0 was taken over \(epoch 2\)"):
+            await ownership.check(ledger)

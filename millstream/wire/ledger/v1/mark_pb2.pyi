@@ -35,6 +35,7 @@ class Mark(_message.Message):
     ACCOUNT_FIELD_NUMBER: _builtins.int
     WRITTEN_FIELD_NUMBER: _builtins.int
     REDUCE_FIELD_NUMBER: _builtins.int
+    READ_FIELD_NUMBER: _builtins.int
     commit_id: _builtins.bytes
     """Chosen anew for every commit; tells whether a commit whose answer was lost has landed."""
     epoch: _builtins.int
@@ -63,6 +64,12 @@ class Mark(_message.Message):
     def reduce(self) -> Global___ReduceProgress:
         """Lanes of a reduce vertex only: `sequence` and `record_index` are unused by them."""
 
+    @_builtins.property
+    def read(self) -> _containers.RepeatedCompositeFieldContainer[Global___Witness]:
+        """The last frame that was read of each lane upstream, one that is read in part included. Unused by sources, and by
+        reduce lanes, which have them for each input.
+        """
+
     def __init__(
         self,
         *,
@@ -77,14 +84,51 @@ class Mark(_message.Message):
         account: Global___Account | None = ...,
         written: _abc.Iterable[Global___Written] | None = ...,
         reduce: Global___ReduceProgress | None = ...,
+        read: _abc.Iterable[Global___Witness] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "reduce", b"reduce"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "commit_id", b"commit_id", "ended", b"ended", "epoch", b"epoch", "owner", b"owner", "position", b"position", "record_index", b"record_index", "reduce", b"reduce", "sequence", b"sequence", "watermark_us", b"watermark_us", "written", b"written"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "commit_id", b"commit_id", "ended", b"ended", "epoch", b"epoch", "owner", b"owner", "position", b"position", "read", b"read", "record_index", b"record_index", "reduce", b"reduce", "sequence", b"sequence", "watermark_us", b"watermark_us", "written", b"written"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Mark: _TypeAlias = Mark  # noqa: Y015
+
+@_typing.final
+class Witness(_message.Message):
+    """A frame as its writer named it: another frame at its sequence has another name. The newest one a reader's mark has
+    stays in its buffer, so that a past that was replaced is noticed.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LANE_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    COMMIT_FIELD_NUMBER: _builtins.int
+    lane: _builtins.str
+    """Key of the lane that wrote it."""
+    sequence: _builtins.int
+    """Stream sequence."""
+    number: _builtins.int
+    """Its number among what that lane wrote to the buffer, from 1."""
+    commit: _builtins.int
+    """First eight bytes of the id of its commit, big-endian."""
+    def __init__(
+        self,
+        *,
+        lane: _builtins.str = ...,
+        sequence: _builtins.int = ...,
+        number: _builtins.int = ...,
+        commit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "lane", b"lane", "number", b"number", "sequence", b"sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Witness: _TypeAlias = Witness  # noqa: Y015
 
 @_typing.final
 class ReduceProgress(_message.Message):
@@ -136,12 +180,17 @@ class InputProgress(_message.Message):
     SEQUENCE_FIELD_NUMBER: _builtins.int
     RECORDS_FIELD_NUMBER: _builtins.int
     BYTES_FIELD_NUMBER: _builtins.int
+    READ_FIELD_NUMBER: _builtins.int
     edge: _builtins.str
     sequence: _builtins.int
     """Stream sequence of the last frame taken in."""
     records: _builtins.int
     """Totals since the lane's first commit."""
     bytes: _builtins.int
+    @_builtins.property
+    def read(self) -> _containers.RepeatedCompositeFieldContainer[Global___Witness]:
+        """The last frame that was read of each lane upstream."""
+
     def __init__(
         self,
         *,
@@ -149,10 +198,11 @@ class InputProgress(_message.Message):
         sequence: _builtins.int = ...,
         records: _builtins.int = ...,
         bytes: _builtins.int = ...,
+        read: _abc.Iterable[Global___Witness] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "edge", b"edge", "records", b"records", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "edge", b"edge", "read", b"read", "records", b"records", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

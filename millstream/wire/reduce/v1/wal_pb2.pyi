@@ -26,6 +26,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from millstream.wire.ledger.v1 import mark_pb2 as _mark_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -295,12 +296,17 @@ class InputPosition(_message.Message):
     SEQUENCE_FIELD_NUMBER: _builtins.int
     RECORDS_FIELD_NUMBER: _builtins.int
     BYTES_FIELD_NUMBER: _builtins.int
+    READ_FIELD_NUMBER: _builtins.int
     edge: _builtins.str
     sequence: _builtins.int
     """Stream sequence of the last frame taken in."""
     records: _builtins.int
     """Records and stored bytes of this entry's frames from this edge."""
     bytes: _builtins.int
+    @_builtins.property
+    def read(self) -> _containers.RepeatedCompositeFieldContainer[_mark_pb2.Witness]:
+        """The last frame of each lane upstream among them; in a segment's header, of all that was read."""
+
     def __init__(
         self,
         *,
@@ -308,10 +314,11 @@ class InputPosition(_message.Message):
         sequence: _builtins.int = ...,
         records: _builtins.int = ...,
         bytes: _builtins.int = ...,
+        read: _abc.Iterable[_mark_pb2.Witness] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "edge", b"edge", "records", b"records", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "edge", b"edge", "read", b"read", "records", b"records", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,113 @@
+"""Whether what a reader gets of a buffer follows what was read of it before. Pure; the same for both ledgers.
+
+A position alone does not tell: a stream that lost its end and was written again holds other frames at the same
+sequences. So the mark of a reader names the last frame it has read of each lane upstream, by its number and its commit.
+The newest of them is not trimmed, and is looked for whenever reading begins or goes on.
+
+    mark: in-tag.0 frame 17 (commit 3f…) at 208, in-tag.1 frame 9 at 205     ─► frame at 208 must be that one
+    then, in order:  in-tag.1 frame 10 at 211, in-tag.0 frame 18 at 212, …   ─► no number may be missing
+
+Above it: the two ledgers, and the lanes' marks. Below it: nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from millstream.errors import DamageError
+from millstream.ledger.protocol import Witness
+from millstream.wire.ledger.v1 import mark_pb2
+
+NAME = "Millstream-Frame"
+"""Header of a frame: "<lane> <number> <commit>", the last in hexadecimal."""
+REPAIR = "Restore it, or see what `millstream repair` says; or start the pipeline over"
+"""The way on from damage."""
+
+
+def name_of(lane: str, number: int, commit_id: bytes) -> str:
+    """The header of a frame."""
+    return f"{lane} {number} {_short(commit_id):016x}"
+
+
+def witness_of(sequence: int, headers: Mapping[str, str]) -> Witness | None:
+    """The name of the frame at that sequence; None for a message without one."""
+    lane, _, rest = headers.get(NAME, "").partition(" ")
+    if not rest:
+        return None
+    number, _, commit = rest.partition(" ")
+    return Witness(lane, sequence, int(number), int(commit, 16))
+
+
+def from_messages(read: Iterable[mark_pb2.Witness]) -> list[Witness]:
+    return [Witness(item.lane, item.sequence, item.number, item.commit) for item in read]
+
+
+def merged(before: Iterable[mark_pb2.Witness], read: Iterable[Witness]) -> list[mark_pb2.Witness]:
+    """The last frame of each lane, when these were read after those before."""
+    last = {item.lane: item for item in before}
+    for witness in read:
+        last[witness.lane] = mark_pb2.Witness(**witness._asdict())
+    return [last[lane] for lane in sorted(last)]
+
+
+def newest(read: Iterable[mark_pb2.Witness]) -> int:
+    """Sequence of the newest frame that was read; 0 without any. It stays in the buffer, and what is after it."""
+    return max((item.sequence for item in read), default=0)
+
+
+class ReadCheck:
+    """What one reader checks. Made with what was read before it; told every frame it hands out."""
+
+    def __init__(self, stream: str, subject: str, after: int, witnesses: Iterable[Witness] | None) -> None:
+        self._stream = stream
+        self._subject = subject
+        self._after = after
+        known = tuple(witnesses or ())
+        self.last: Witness | None = max(known, key=lambda item: item.sequence, default=None)
+        """The newest frame that was read, which the buffer must hold."""
+        self._numbers = {item.lane: item.number for item in known if item.sequence <= after}
+        self._to_come = {item.sequence: item for item in known if item.sequence > after}
+        """Those that are read once more: all of a log made anew from its input, or one frame that was read in part."""
+        self._all_known = witnesses is not None and (after == 0 or bool(known))
+        """Of a lane without a witness nothing was read: where that is not known, its first number may be any."""
+        self._read_again = frozenset(item.lane for item in self._to_come.values())
+
+    def stored(self, found: Witness | None) -> None:
+        """What the buffer holds at `last`. Raises `DamageError` when it is not that."""
+        if self.last is None or found == self.last:
+            return
+        there = f"frame {found.number} of lane {found.lane}, of another commit" if found else "no frame of it"
+        if found is not None and (found.lane, found.number) != (self.last.lane, self.last.number):
+            there = f"frame {found.number} of lane {found.lane}"
+        raise DamageError(
+            f"{self._subject}: the last frame that was read, frame {self.last.number} of lane {self.last.lane} at "
+            f"sequence {self.last.sequence}, is not there any more: {self._stream} holds {there} at that sequence. It "
+            "lost its end or was set back, and may have been written again since; no record that came after was used. "
+            f"{REPAIR}"
+        )
+
+    def next(self, found: Witness | None, sequence: int) -> None:
+        """The next frame that is handed out. Raises `DamageError` when it does not follow."""
+        if found is None:
+            self._after = sequence
+            return
+        begins = self._all_known and found.lane not in self._read_again
+        before = self._numbers.get(found.lane, 0 if begins else None)
+        expected = self._to_come.pop(sequence, None)
+        if expected is not None and expected != found:
+            self.last = expected
+            self.stored(found)
+        if expected is None and before is not None and found.number != before + 1:
+            raise DamageError(
+                f"{self._subject}: after frame {before} of lane {found.lane} comes frame {found.number}, at sequence "
+                f"{sequence}; what lies between sequences {self._after} and {sequence} of {self._stream} is damaged. "
+                f"{REPAIR}"
+            )
+        self._numbers[found.lane] = found.number
+        self._after = sequence
+        if self.last is None or sequence > self.last.sequence:
+            self.last = found
+
+
+def _short(commit_id: bytes) -> int:
+    return int.from_bytes(commit_id[:8].ljust(8, b"\0"))

@@ -1,0 +1,56 @@
+"""Whether a lane's mark is at least as new as what the lane has published. Pure.
+
+An entry of the OT store speaks of a mark that had landed before it was made, and lies in another stream. Where it knows
+more than the ledger does, the ledger has lost its end, was set back, or lacks the message that held the mark.
+
+Above it: the assembly, before it takes a lane over. Below it: the messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from millstream.account import consumed
+from millstream.errors import DamageError
+from millstream.ledger.protocol import StoredMark
+from millstream.ledger.witness import REPAIR
+from millstream.record import LaneId
+from millstream.wire.ledger.v1 import mark_pb2
+from millstream.wire.watermark.v1 import ot_pb2
+
+
+def check_not_older(lane: LaneId, stored: StoredMark | None, entry: ot_pb2.OtEntry) -> None:
+    """Raise `DamageError` when the mark knows less than the entry, which was read before it."""
+    lacking = list(_lacking(lane, stored.mark if stored is not None else mark_pb2.Mark(), entry))
+    if not lacking:
+        return
+    state = "is gone" if stored is None else f"is back at epoch {stored.mark.epoch}"
+    raise DamageError(
+        f"the mark of lane {lane} in the ledger of vertex {lane.vertex} {state}, and the lane had published more: "
+        f"{'; '.join(lacking)}. The ledger has lost its end, was set back, or its mark is damaged. {REPAIR}"
+    )
+
+
+def _lacking(lane: LaneId, mark: mark_pb2.Mark, entry: ot_pb2.OtEntry) -> Iterator[str]:
+    if entry.epoch > mark.epoch:
+        yield f"epoch {entry.epoch}"
+    read = {done.buffer: done for done in consumed(lane, mark)}
+    for state in entry.inputs:
+        done = next((one for buffer, one in read.items() if (buffer.edge, buffer.partition) == _key(state)), None)
+        sequence, records = (done.position.sequence, done.records) if done is not None else (0, 0)
+        if state.sequence > sequence or state.records > records:
+            yield (
+                f"{state.records:,} records of {state.edge}.{state.partition} were done, up to sequence "
+                f"{state.sequence} (the mark has {records:,}, up to {sequence})"
+            )
+    written = {(total.edge, total.partition): total.records for total in mark.written}
+    for state in entry.outputs:
+        if state.records > written.get(_key(state), 0):
+            yield (
+                f"{state.records:,} records were written to {state.edge}.{state.partition} (the mark has "
+                f"{written.get(_key(state), 0):,})"
+            )
+
+
+def _key(state: ot_pb2.BufferState) -> tuple[str, int]:
+    return state.edge, state.partition
