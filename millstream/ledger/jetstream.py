@@ -16,6 +16,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from datetime import datetime
 from typing import Any
 from uuid import uuid4
 
@@ -67,6 +68,7 @@ from millstream.ledger.requests import (
 )
 from millstream.ledger.stored_ids import stored_ids
 from millstream.ledger.subjects import buffer_filter, ids_filter, lane_filter, lane_filter_of, stream_name
+from millstream.ledger.torn import ServerStart, TornEnds, time_of
 from millstream.ledger.witness import REPAIR, witness_of
 from millstream.record import BufferId, LaneId
 from millstream.wire.nats import AnswerLostError, ApiError, BrokerConnection, open_connection
@@ -81,7 +83,13 @@ class JetStreamLedger:
     """`Ledger` over one stream."""
 
     def __init__(
-        self, connection: BrokerConnection, stream: str, vertex: str, created: str, durability_found: Durability
+        self,
+        connection: BrokerConnection,
+        stream: str,
+        vertex: str,
+        created: str,
+        durability_found: Durability,
+        server_start: ServerStart,
     ) -> None:
         self._connection = connection
         self._stream = stream
@@ -89,6 +97,7 @@ class JetStreamLedger:
         self._created = created
         self._durability = durability_found
         self._statistics = LedgerStatistics()
+        self._torn = TornEnds(stream, self._last_stored, self._get, server_start)
 
     @property
     def vertex(self) -> str:
@@ -118,13 +127,13 @@ class JetStreamLedger:
                 "cannot know where it was"
             ) from error
         if mark is None:
-            await self._check_not_torn(lane, message["seq"])
-            raise RetryLaterError(f"lane {lane} of {self._stream} ends in the middle of a batch")
+            torn = await self._torn.check_lane(message)
+            raise RetryLaterError(f"the mark of lane {lane} cannot be read: {self._torn.advice(torn)}")
         return StoredMark(mark, message["seq"])
 
     async def take_over(self, lane: LaneId, owner: str) -> StoredMark:
         while True:
-            await self._await_whole(f"taking over lane {lane}")
+            await self._torn.wait(f"taking over lane {lane}")
             stored = await self._surely_mark(lane)
             mark = taken_over(stored, owner, uuid4().bytes)
             try:
@@ -232,7 +241,7 @@ class JetStreamLedger:
                 self._statistics.answers_settled += 1
                 return landed
             if refusal is None:
-                await self._await_whole(f"a commit of lane {commit.lane}")
+                await self._torn.wait(f"a commit of lane {commit.lane}")
                 continue
             if refusal.code == BATCH_INCOMPLETE:
                 incomplete += 1
@@ -291,52 +300,8 @@ class JetStreamLedger:
             return
         raise EnvironmentFault(f"{where} was refused by the broker at {self._connection.place}: {error}")
 
-    async def _await_whole(self, what: str) -> None:
-        """Wait while the stream ends in the middle of a batch.
-
-        A server that fails to write in the middle of a batch (its disk is full) stops there and completes the batch
-        when it is started again. Nothing may be written behind such an end: it would stay half for ever. Readers see
-        nothing of it that is not completed with the same frames.
-        """
-        wait_s = RETRY_FIRST_S
-        told = False
-        while await self._ends_torn():
-            if not told:
-                _log.error(
-                    "%s waits: stream %s ends in the middle of a batch, which happens when the broker cannot "
-                    "write. Make room on its disk and restart it; it then completes the batch",
-                    what,
-                    self._stream,
-                )
-                told = True
-            wait_s = await pause(wait_s)
-
-    async def _ends_torn(self) -> bool:
-        last = (await self._info())["state"]["last_seq"]
-        message = await self._get({"seq": last}) if last else None
-        if message is None:
-            return False
-        headers = message_headers(message)
-        if batch.BATCH_ID not in headers or batch.BATCH_COMMIT in headers:
-            return False
-        # The server does not answer for a message while a batch is being applied; what follows now was not torn.
-        return bool((await self._info())["state"]["last_seq"] == last)
-
-    async def _check_not_torn(self, lane: LaneId, sequence: int) -> None:
-        """Raise `DamageError` when the batch of which `sequence` is the lane's last message can never be completed.
-
-        It takes a server that ran out of storage in the middle of the batch, and another lane that wrote behind it when
-        there was room again, before the server was restarted.
-        """
-        if (await self._info())["state"]["last_seq"] == sequence:
-            return
-        # A batch lies in the stream without a gap: what follows is either of this lane, or of nobody's concern.
-        if await self._last_of(lane_filter(self._stream, lane)) == sequence:
-            raise DamageError(
-                f"the broker at {self._connection.place} stored a part of a commit of lane {lane}, up to sequence "
-                f"{sequence} of {self._stream}, and others wrote behind it, or its end is lost: readers have seen "
-                "records that were not committed. Start the pipeline over, with more storage for the broker"
-            )
+    async def _last_stored(self) -> int:
+        return int((await self._info())["state"]["last_seq"])
 
     async def _info(self, subjects: str | None = None) -> dict[str, Any]:
         """About the stream, with the number of messages of every subject that matches `subjects`."""
@@ -467,9 +432,13 @@ class JetStreamBroker:
             return known
         server, where = await self._server_settings()
         found = durability.judge(server, info["config"], where)
-        ledger = JetStreamLedger(self._connection, stream, vertex, info["created"], found)
+        ledger = JetStreamLedger(self._connection, stream, vertex, info["created"], found, self._server_start)
         self._ledgers[vertex] = ledger
         return ledger
+
+    async def _server_start(self) -> datetime | None:
+        server, _ = await self._server_settings()
+        return time_of(server["start"]) if server is not None and "start" in server else None
 
     async def _server_settings(self) -> tuple[dict[str, Any] | None, str]:
         if self._monitor_url is None:

@@ -232,6 +232,29 @@ async def test_nothing_is_written_behind_half_a_batch(tmp_path: Path) -> None:
         assert len(await stored(ledger, A)) == len(await stored(ledger, B)) == 2
 
 
+@pytest.mark.guarantee("I10")
+async def test_a_batch_that_a_restart_did_not_complete_never_will_be(harness: JetStreamHarness) -> None:
+    # The end of the last block is cut: the last message of the batch is gone, and nothing that would complete it.
+    owner = await owner_of(harness)
+    await owner.commit((A, b"a1"), (B, b"b1"))
+    await owner.commit((A, b"a2"), (B, b"b2"))
+    await harness.server.kill()
+    block = max((harness.stored_in("v") / "msgs").glob("*.blk"))
+    with block.open("r+b") as file:
+        file.truncate(block.stat().st_size - 58)
+    for index in (harness.stored_in("v") / "msgs").glob("index.db"):
+        index.unlink()
+    await harness.server.start()
+    where = r"lane in-v\.0, sequences 5 to 6 of p-v, and it was restarted since.*millstream repair"
+    async with asyncio.timeout(WAIT_S):
+        for asking in (owner.ledger.mark(LANE), owner.ledger.take_over(LANE, "second"), owner.commit((A, b"a3"))):
+            with pytest.raises(DamageError, match=where):
+                await asking
+        # Another lane would write behind it.
+        with pytest.raises(DamageError, match=where):
+            await owner.ledger.take_over(LaneId("v", "in-v", 1), "other")
+
+
 async def test_a_stream_of_another_pipeline_is_left_alone(harness: JetStreamHarness) -> None:
     async with open_jetstream_broker(harness.server.url, "p-v", monitor_url=None) as broker:
         await broker.ledger("w", SMALL)

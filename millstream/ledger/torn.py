@@ -1,0 +1,128 @@
+"""Commits that a server stored in part, and what becomes of them.
+
+A server that fails to write in the middle of a batch (its disk is full) stops there, and completes the batch when it is
+started again. Nothing may be written behind such an end until then: it would stay half. Where the server was restarted
+and has not completed it, or somebody has written behind it, it never will be: that is damage.
+
+    the lane's last message has no mark ─► written behind?          ─► DamageError
+                                           server restarted since?  ─► DamageError
+                                           otherwise                ─► wait for the restart
+
+Above it: `jetstream.py`. Below it: the stream, through what is handed in.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from millstream.errors import DamageError
+from millstream.ledger import batch
+from millstream.ledger.requests import RETRY_FIRST_S, message_headers, pause
+from millstream.ledger.subjects import lane_filter_of
+
+_log = logging.getLogger(__name__)
+
+
+LastStored = Callable[[], Awaitable[int]]
+"""Sequence of the last message of the stream."""
+Get = Callable[[Mapping[str, object]], Awaitable[dict[str, Any] | None]]
+"""One message from the stream's leader."""
+ServerStart = Callable[[], Awaitable[datetime | None]]
+"""When the server was started; None where that cannot be read."""
+
+
+class TornBatch(NamedTuple):
+    """What is stored of a batch that was not completed."""
+
+    lane: str
+    """Key of the lane that wrote it."""
+    first: int
+    last: int
+    """Stream sequences."""
+    at: datetime
+    """When the last of it was stored."""
+
+
+class TornEnds:
+    """Tells torn batches of one stream."""
+
+    def __init__(self, name: str, last_stored: LastStored, get: Get, server_start: ServerStart) -> None:
+        self._name = name
+        self._last_stored = last_stored
+        self._get = get
+        self._server_start = server_start
+
+    async def find(self) -> TornBatch | None:
+        """The batch in whose middle the stream ends; None where it does not."""
+        last = await self._last_stored()
+        message = await self._get({"seq": last}) if last else None
+        if message is None:
+            return None
+        headers = message_headers(message)
+        if batch.BATCH_ID not in headers or batch.BATCH_COMMIT in headers:
+            return None
+        # The server does not answer for a message while a batch is being applied; what follows now was not torn.
+        if await self._last_stored() != last:
+            return None
+        return torn_batch(message)
+
+    async def wait(self, what: str) -> None:
+        """Return when the stream does not end in the middle of a batch. Raises `DamageError` when it always will."""
+        wait_s = RETRY_FIRST_S
+        told = False
+        while (torn := await self.find()) is not None:
+            await self._check(torn)
+            if not told:
+                _log.error("%s waits: %s", what, self.advice(torn))
+                told = True
+            wait_s = await pause(wait_s)
+
+    async def check_lane(self, message: Mapping[str, Any]) -> TornBatch:
+        """What `message`, the last one of its lane and without a mark, is the end of. Raises `DamageError` when it will
+        not be completed."""
+        torn = torn_batch(message)
+        if await self._last_stored() != torn.last:
+            newest = await self._get({"last_by_subj": lane_filter_of(message["subject"])})
+            # A batch lies in the stream without a gap: what follows is either of this lane, or of nobody's concern.
+            if newest is not None and newest["seq"] == torn.last:
+                raise self._damage(torn, "others wrote behind it, or its end is lost")
+            return torn
+        await self._check(torn)
+        return torn
+
+    def advice(self, torn: TornBatch) -> str:
+        return (
+            f"stream {self._name} ends in the middle of a batch of lane {torn.lane}, sequences {torn.first} to "
+            f"{torn.last}, which happens when the broker cannot write. Make room on its disk and restart it; it then "
+            "completes the batch. Where it was restarted since, see what `millstream repair` says"
+        )
+
+    async def _check(self, torn: TornBatch) -> None:
+        started = await self._server_start()
+        if started is not None and started > torn.at:
+            raise self._damage(torn, f"it was restarted since, at {started:%Y-%m-%d %H:%M:%S} UTC")
+
+    def _damage(self, torn: TornBatch, why: str) -> DamageError:
+        return DamageError(
+            f"the broker stored a part of a commit of lane {torn.lane}, sequences {torn.first} to {torn.last} of "
+            f"{self._name}, and {why}: it will not be completed, so the lane's mark cannot be read, and those who read "
+            "its buffers may have seen records that were not committed. Restore the stream, see what `millstream "
+            "repair` says (with --accept-loss it cuts the part off), or start the pipeline over"
+        )
+
+
+def torn_batch(message: Mapping[str, Any]) -> TornBatch:
+    """The batch whose last stored message this is. Pure."""
+    last, headers = int(message["seq"]), message_headers(message)
+    number = int(headers.get(batch.BATCH_SEQUENCE, "1"))
+    _, lane_input, partition, *_ = message["subject"].split(".")
+    return TornBatch(f"{lane_input}.{partition}", last - number + 1, last, time_of(message["time"]))
+
+
+def time_of(text: str) -> datetime:
+    """A time as the server writes it, in nanoseconds."""
+    whole, _, fraction = text.removesuffix("Z").partition(".")
+    return datetime.fromisoformat(f"{whole}.{fraction[:6]:<06}+00:00")
