@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Protocol
 
-from millstream.clock import MICROSECONDS, START_OF_TIME_US, Clock
+from millstream.clock import START_OF_TIME_US, Clock
 from millstream.errors import DamageError, MillstreamError, UdfError, UserError
 from millstream.ledger.protocol import Ledger
 from millstream.ledger.witness import from_messages
@@ -26,12 +26,10 @@ from millstream.naming import Naming
 from millstream.record import BufferId, LaneId, Position
 from millstream.spec.graph import Graph
 from millstream.spec.lanes import buffers_of, inputs_of, lanes_of, owned_lanes, upstream_lanes
-from millstream.spec.resolved import Resolved
 from millstream.statistics import LaneStatistics, VertexStatistics
 from millstream.telemetry import Telemetry, open_telemetry
 from millstream.telemetry.logging import log_lane
 from millstream.udf.protocol import MapStream, StreamName
-from millstream.watermark.source import IdlePolicy, SourceWatermark
 from millstream.watermark.store import OtListener, OtStore, follow, newest
 from millstream_reader.buffer import open_buffer_reader
 from millstream_reader.sources.opening import open_source
@@ -47,7 +45,7 @@ from millstream_vertex.mapping import Mapper
 from millstream_vertex.ownership import Ownership, fenced
 from millstream_vertex.past import check_not_older
 from millstream_vertex.readiness import Readiness
-from millstream_vertex.settings import ids_ttl_s, ledger_limits, room_limits, route
+from millstream_vertex.settings import ids_ttl_s, ledger_limits, room_limits, route, source_watermark
 from millstream_vertex.sink_lane import SinkVertexLane
 from millstream_vertex.source_lane import SourceVertexLane
 from millstream_vertex.surroundings import OpenSurroundings, Surroundings, VertexConfig, open_outside
@@ -421,7 +419,7 @@ class _LaneOpening:
             ledger = await shared.ledger(lane.vertex)
             core.committer.ids_ttl_s = ids_ttl_s(spec)
             seen = SeenIds(await ledger.ids(lane), ttl_s=ids_ttl_s(spec), clock=shared.clock)
-        watermark = _source_watermark(shared.config.resolved, core)
+        watermark = source_watermark(shared.config.resolved.pipeline, core.watermark_us)
         on_invalid = shared.graph.on_invalid(lane.vertex)
         return SourceVertexLane(
             *(core, source, mapper, self._router, watermark, seen, on_invalid),
@@ -495,18 +493,3 @@ class _Statistics:
             answers_settled=sum(total.answers_settled for total in totals),
             read_restarts=sum(total.read_restarts for total in totals),
         )
-
-
-def _source_watermark(resolved: Resolved, core: LaneCore) -> SourceWatermark:
-    spec = resolved.pipeline.spec.watermark
-    idle = None
-    if spec.idle_source is not None:
-        idle = IdlePolicy(
-            threshold_s=spec.idle_source.threshold_s,
-            increment_by_s=spec.idle_source.increment_by_s,
-            step_interval_s=spec.idle_source.step_interval_s,
-            init_source_delay_s=spec.idle_source.init_source_delay_s,
-        )
-    return SourceWatermark(
-        max_delay_us=round(spec.max_delay_s * MICROSECONDS), idle=idle, restored_us=core.watermark_us
-    )

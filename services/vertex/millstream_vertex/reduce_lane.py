@@ -21,7 +21,7 @@ from dataclasses import replace
 from millstream.account import Account
 from millstream.clock import END_OF_TIME_US, START_OF_TIME_US
 from millstream.durable import step
-from millstream.ledger.witness import from_messages, merged, newest
+from millstream.ledger.witness import newest
 from millstream.limits import MIB
 from millstream.statistics import LaneStatistics, ReduceStatistics
 from millstream.wire.ledger.v1 import mark_pb2
@@ -31,7 +31,7 @@ from millstream_vertex.hand_over import HandOverJobs, ReduceUnit, ResultRouter, 
 from millstream_vertex.lane import LaneCore
 from millstream_vertex.reduce_input import ReduceInputs, Taken
 from millstream_vertex.reduce_milestones import Retracing, StoredMilestones
-from millstream_vertex.reduce_state import Computed, EarlyPolicy, Logged, Totals, check_whole, progress_of
+from millstream_vertex.reduce_state import Computed, EarlyPolicy, Logged, Totals, check_whole, note_inputs, progress_of
 from millstream_writer.committer import Unit
 
 log = logging.getLogger(__name__)
@@ -295,15 +295,7 @@ class ReduceLane:
         unit.frames = [pair for frame in appended.late_frames for pair in self._results.route_late(frame)]
         self._add_milestone(unit, appended.milestone)
         unit.size = sum(frame.size for _, frame in unit.frames)
-        inputs = {done.edge: done for done in self._progress.inputs}
-        for position in appended.inputs:
-            done = inputs.get(position.edge) or self._progress.inputs.add(edge=position.edge)
-            done.sequence = position.sequence
-            done.records += position.records
-            done.bytes += position.bytes
-            read = merged(done.read, from_messages(position.read))
-            del done.read[:]
-            done.read.extend(read)
+        note_inputs(self._progress, appended.inputs)
         self._progress.closed_us = max(self._progress.closed_us, closed_us)
         self._add([unit])
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from millstream.clock import START_OF_TIME_US
 from millstream.errors import DamageError
+from millstream.ledger.witness import from_messages, merged
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.queue import Appended, Queue
@@ -68,6 +69,19 @@ def progress_of(mark: mark_pb2.Mark) -> mark_pb2.ReduceProgress:
     if mark.HasField("reduce"):
         progress.CopyFrom(mark.reduce)
     return progress
+
+
+def note_inputs(progress: mark_pb2.ReduceProgress, inputs: Sequence[wal_pb2.InputPosition]) -> None:
+    """These records are durable in the log."""
+    before = {done.edge: done for done in progress.inputs}
+    for position in inputs:
+        done = before.get(position.edge) or progress.inputs.add(edge=position.edge)
+        done.sequence = position.sequence
+        done.records += position.records
+        done.bytes += position.bytes
+        read = merged(done.read, from_messages(position.read))
+        del done.read[:]
+        done.read.extend(read)
 
 
 def check_whole(where: str, queue: Queue, mark: mark_pb2.Mark) -> None:

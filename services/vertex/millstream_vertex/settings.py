@@ -5,6 +5,7 @@ Above it: the assembly. Below it: the graph.
 
 from __future__ import annotations
 
+from millstream.clock import MICROSECONDS
 from millstream.ledger.protocol import LedgerLimits
 from millstream.limits import (
     BUFFER_FRAMES_MAX,
@@ -16,7 +17,8 @@ from millstream.limits import (
 )
 from millstream.spec.graph import Graph
 from millstream.spec.lanes import buffers_of, lanes_of
-from millstream.spec.models import Edge, Source
+from millstream.spec.models import Edge, Pipeline, Source
+from millstream.watermark.source import IdlePolicy, SourceWatermark
 from millstream_writer.room import RoomLimits
 from millstream_writer.routing import FrameLimits, Route, tag_condition
 
@@ -71,6 +73,20 @@ def ids_ttl_s(source: Source) -> float:
     if source.http is not None:
         return source.http.id_ttl_s
     return USER_SOURCE_ID_TTL_S if source.udsource is not None else 0.0
+
+
+def source_watermark(pipeline: Pipeline, restored_us: int) -> SourceWatermark:
+    """Of a source's lane that had come to `restored_us`."""
+    spec = pipeline.spec.watermark
+    idle = None
+    if spec.idle_source is not None:
+        idle = IdlePolicy(
+            threshold_s=spec.idle_source.threshold_s,
+            increment_by_s=spec.idle_source.increment_by_s,
+            step_interval_s=spec.idle_source.step_interval_s,
+            init_source_delay_s=spec.idle_source.init_source_delay_s,
+        )
+    return SourceWatermark(max_delay_us=round(spec.max_delay_s * MICROSECONDS), idle=idle, restored_us=restored_us)
 
 
 def room_limits(graph: Graph, edge: Edge) -> RoomLimits:
