@@ -19,6 +19,8 @@ PORT = "PORT"
 """In a pipeline's text: the port in the file of that name, in its directory."""
 TARGET = "TARGET"
 """In a pipeline's text: the URL of the receiver of what it sends."""
+TAKEN = "taken"
+"""Where files are that somebody took away from the directories of their sinks."""
 _POLL_S = 0.01
 
 
@@ -29,14 +31,17 @@ class Outputs:
         self.directory = directory
 
     def rows(self, sink: str) -> list[dict[str, Any]]:
-        files = sorted((self.directory / sink).glob("*.jsonl"))
+        files = self._files(sink, "*.jsonl")
         return [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
 
     def values(self, sink: str) -> list[dict[str, Any]]:
         """Of a Parquet sink: each record's value."""
-        files = sorted((self.directory / sink).glob("*.parquet"))
+        files = self._files(sink, "*.parquet")
         tables = [pyarrow.parquet.read_table(file) for file in files]
         return [json.loads(value or "") for table in tables for value in table.column("value").to_pylist()]
+
+    def _files(self, sink: str, pattern: str) -> list[Path]:
+        return sorted([*(self.directory / sink).glob(pattern), *(self.directory / TAKEN / sink).glob(pattern)])
 
     def received(self) -> list[dict[str, Any]]:
         """By the HTTP target."""
@@ -47,7 +52,8 @@ class Outputs:
     def left_over(self) -> list[str]:
         """What nobody needs when every process has ended: unfinished files, former owners', segments outside of their
         log. And what a log should not have: faults, of which each is named."""
-        unfinished = [path for path in self.directory.glob("*/.millstream/*/*/*") if path.is_file()]
+        sinks = self.directory.glob("*/.millstream/*/*/*")
+        unfinished = [path for path in sinks if path.is_file() and "=" not in path.name]
         removed = list(self.directory.glob("*/.millstream/removed-*"))
         owners = [
             path

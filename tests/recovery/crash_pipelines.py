@@ -27,7 +27,7 @@ from tests.mesh.reducing import (
     write_events,
 )
 from tests.recovery.crash_outside import OUTSIDE
-from tests.recovery.crash_pipeline import CrashPipeline, Outputs, file_sink, until
+from tests.recovery.crash_pipeline import TAKEN, CrashPipeline, Outputs, file_sink, until
 
 KEYS = ("k2", "k3", "k4", "k5")
 """Two of them for each of two partitions."""
@@ -37,14 +37,24 @@ def _events(times: Iterable[float], first: int) -> list[Event]:
     return [Event(first + n, s, KEYS[n % len(KEYS)]) for n, s in enumerate(times)]
 
 
-# A map that fans out, bounded: two sinks hold the same records, and the run ends by itself.
+# A map that fans out, bounded: two sinks, each behind the source and the map, hold the same records, and the run ends
+# by itself. Files are taken away after every kill: how far a lane is stands elsewhere too.
 
 _NUMBERS = 60
 
 
 def _check_map(outputs: Outputs) -> None:
-    assert sorted(row["number"] for row in outputs.rows("out")) == list(range(_NUMBERS))
-    assert sorted(row["number"] for row in outputs.values("columns")) == list(range(_NUMBERS))
+    expected = sorted([*range(_NUMBERS), *range(_NUMBERS)])
+    assert sorted(row["number"] for row in outputs.rows("out")) == expected
+    assert sorted(row["number"] for row in outputs.values("columns")) == expected
+
+
+def _take_files(directory: Path) -> None:
+    for file in [*(directory / "out").glob("*.jsonl"), *(directory / "columns").glob("*.parquet")]:
+        taken = directory / TAKEN / file.parent.name
+        taken.mkdir(parents=True, exist_ok=True)
+        assert not (taken / file.name).exists(), f"{file.name} a second time"
+        file.rename(taken / file.name)
 
 
 MAP = CrashPipeline(
@@ -52,8 +62,9 @@ MAP = CrashPipeline(
     + "- name: map\n  udf: {builtin: {name: cat}}\n  partitions: 2\n"
     + file_sink("out", 25)
     + file_sink("columns", 100, "parquet"),
-    ["in -> map", "map -> out", "map -> columns"],
+    ["in -> map", "in -> out", "in -> columns", "map -> out", "map -> columns"],
     _check_map,
+    between=_take_files,
 )
 
 

@@ -61,7 +61,11 @@ def numbers_in(path: Path) -> list[int]:
 def leftovers(path: Path) -> list[Path]:
     """Unfinished files, and directories on their way out."""
     hidden = path / ".millstream"
-    return [entry for entry in hidden.rglob("*") if entry.is_file() or entry.name.startswith("removed-")]
+    return [
+        entry
+        for entry in hidden.rglob("*")
+        if (entry.is_file() and "=" not in entry.name) or entry.name.startswith("removed-")
+    ]
 
 
 def _numbers_of(file: Path) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -13,6 +14,7 @@ import pytest
 from millstream.errors import DamageError, EnvironmentFault, FencedError, UserError
 from millstream.record import Position
 from millstream_writer.sinks.file_directory import DirectoryOwner, LaneDirectory, UnfinishedFile
+from millstream_writer.sinks.file_names import FinishedName
 from millstream_writer.sinks.opening import open_sink
 from tests.contract.sinks.file_target import (
     file_spec,
@@ -127,11 +129,15 @@ def test_lanes_share_a_directory_and_leave_each_other_alone(tmp_path: Path) -> N
     assert [d.finished() for d in (one, ten, other)] == [Position(1), Position(5), Position(8)]
 
 
-@pytest.mark.parametrize("other", [owner(1, ledger_id="second"), owner(1, pipeline="q")])
+OTHERS = [owner(1, ledger_id="second"), owner(1, pipeline="q")]
+
+
+@pytest.mark.parametrize("other", OTHERS)
 def test_positions_of_another_run_are_not_taken_for_ours(tmp_path: Path, other: DirectoryOwner) -> None:
     directory = opened(tmp_path, owner(1))
     directory.finish(begun(directory), Position(0), Position(9), "jsonl")
-    with pytest.raises(UserError, match="Move the files away") as raised:
+    directory.close()
+    with pytest.raises(UserError, match="move the files away") as raised:
         opened(tmp_path, other)
     (file,) = finished_files(tmp_path)
     assert file.name in str(raised.value)
@@ -140,6 +146,70 @@ def test_positions_of_another_run_are_not_taken_for_ours(tmp_path: Path, other: 
     assert opened(tmp_path, other).finished() is None
     with pytest.raises(FencedError):
         directory.begin("jsonl")
+
+
+def _everything(path: Path) -> list[str]:
+    return sorted(str(entry.relative_to(path)) for entry in path.rglob("*"))
+
+
+@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize("has_finished", [True, False])
+def test_a_run_that_is_refused_leaves_nothing_and_does_not_disturb_the_one_before(
+    tmp_path: Path, other: DirectoryOwner, has_finished: bool
+) -> None:
+    directory = opened(tmp_path, owner(1))
+    if has_finished:
+        directory.finish(begun(directory), Position(0), Position(9), "jsonl")
+    unfinished = begun(directory)
+    before = _everything(tmp_path)
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"another run writes into|holds files of another pipeline"):
+            opened(tmp_path, other)
+    assert _everything(tmp_path) == before
+    directory.finish(unfinished, Position(9), Position(12), "jsonl")
+    directory.close()
+    assert opened(tmp_path, owner(2)).finished() == Position(12)
+
+
+def test_an_empty_directory_of_a_run_that_never_wrote_does_no_harm(tmp_path: Path) -> None:
+    directory = opened(tmp_path, owner(1))
+    directory.finish(begun(directory), Position(0), Position(9), "jsonl")
+    directory.close()
+    left = tmp_path / ".millstream" / "p.out.0badcafe"
+    left.mkdir()
+    assert opened(tmp_path, owner(2)).finished() == Position(9)
+    assert not left.exists()
+
+
+def test_files_of_which_nothing_says_who_wrote_them_are_refused(tmp_path: Path) -> None:
+    directory = opened(tmp_path, owner(1))
+    directory.finish(begun(directory), Position(0), Position(9), "jsonl")
+    directory.close()
+    shutil.rmtree(tmp_path / ".millstream")
+    before = _everything(tmp_path)
+    with pytest.raises(UserError, match="move the files away"):
+        opened(tmp_path, owner(2))
+    assert _everything(tmp_path) == before
+
+
+@pytest.mark.guarantee("I1")
+def test_a_lane_knows_how_far_it_is_when_its_files_are_taken_at_once(tmp_path: Path) -> None:
+    directory = opened(tmp_path, owner(1))
+    for number in range(2):
+        directory.finish(begun(directory), Position(number), Position(number + 1), "jsonl")
+    for file in finished_files(tmp_path):
+        file.unlink()
+    # Over more than one owner, of which one finishes nothing and one is killed before a rename.
+    second = opened(tmp_path, owner(2))
+    assert second.finished() == Position(2)
+    unfinished = begun(second).path
+    name = FinishedName("out.in-out.0", Position(2), Position(5), 2, "jsonl")
+    unfinished.with_name(f"{unfinished.name}={name}").touch()
+    third = opened(tmp_path, owner(3))
+    assert third.finished() == Position(2)
+    third.finish(begun(third), Position(2), Position(4), "jsonl")
+    finished_files(tmp_path)[0].unlink()
+    assert opened(tmp_path, owner(4)).finished() == Position(4)
 
 
 def test_two_vertices_of_a_pipeline_may_share_a_directory(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from millstream.record import Position
 from millstream.retry import Backoff, OnFailure, RetryPolicy
 from millstream_writer.delivery import Delivery, DeliveryLimits
 from millstream_writer.sink import SinkFrame
+from millstream_writer.sinks.file_directory import HIDDEN
 from millstream_writer.sinks.opening import open_sink
 from tests.contract.sinks.file_target import (
     file_spec,
@@ -68,7 +69,8 @@ class Disk:
         def guarded(*arguments: Any, **options: Any) -> Any:
             name = step
             if step == "fsync" and stat.S_ISDIR(os.fstat(arguments[0]).st_mode):
-                name = "directory fsync"
+                hidden = HIDDEN in Path(os.readlink(f"/proc/self/fd/{arguments[0]}")).parts
+                name = "hidden directory fsync" if hidden else "directory fsync"
             creates = step != "open" or arguments[1] & os.O_CREAT
             if name in self.failing and creates:
                 self.failures += 1
@@ -148,7 +150,13 @@ async def test_lack_of_space_at_any_step_takes_nothing_and_keeps_what_was_taken(
 @pytest.mark.parametrize("file_format", FORMATS)
 @pytest.mark.parametrize(
     ("step", "error"),
-    [("fsync", errno.EIO), ("fsync", errno.ENOSPC), ("write", errno.EIO), ("directory fsync", errno.EIO)],
+    [
+        ("fsync", errno.EIO),
+        ("fsync", errno.ENOSPC),
+        ("write", errno.EIO),
+        ("directory fsync", errno.EIO),
+        ("hidden directory fsync", errno.EIO),
+    ],
 )
 async def test_what_may_be_damaged_is_never_made_visible(
     tmp_path: Path, disk: Disk, file_format: str, step: str, error: int

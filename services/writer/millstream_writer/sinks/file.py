@@ -255,4 +255,5 @@ async def open_file_sink(
             if lane is not None:
                 await asyncio.shield(loop.run_in_executor(worker, lane.discard))
         finally:
+            worker.submit(directory.close)
             worker.shutdown(wait=False)

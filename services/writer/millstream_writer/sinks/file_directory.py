@@ -3,15 +3,21 @@
     <path>/
       out.map-out.0-…-….jsonl                       finished: whole, durable, final
       .millstream/
-        <pipeline>.<vertex>.<checksum of ledger>/   one run of the pipeline
+        <pipeline>.<vertex>.<checksum of ledger>/   one run of the pipeline; locked while one of its owners lives
           out.map-out.0.<epoch>/                    one owner of a lane
             0.jsonl                                 unfinished
+            0.jsonl=out.map-out.0-…-….jsonl         a note: the name this file gets next
+          out.map-out.0.<epoch>.over/               an owner that was replaced
 
 A file becomes visible by an atomic rename out of its owner's directory. That directory is what fences: whoever takes
-the lane over first makes its own, then renames those of earlier epochs away. An owner that was paused finds its
+the lane over first makes its own, then renames those of earlier epochs. An owner that was paused finds its
 directory gone: it can neither begin a file nor finish one. One that comes late makes its directory, then sees the newer
 one and withdraws; of two that open at the same time, at least the older sees the newer, because both make before they
 look. What is visible is read only after the fence stands, so it is final.
+
+Users may take a file away as soon as they see it, so its name alone does not say how far the lane is. A note is durable
+before the rename: where the file it speaks of is no longer beside it, that file was made visible. A new owner carries
+the last one over (`=<name>`) before it removes what its predecessors left.
 
 Above it: the file sink, in its worker thread. Below it: a file system with atomic renames and working fsync.
 """
@@ -20,6 +26,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import logging
 import os
 import re
@@ -39,6 +46,8 @@ _log = logging.getLogger(__name__)
 
 HIDDEN = ".millstream"
 _REMOVED = "removed-"
+_OVER = ".over"
+_NOTE = "="
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _USERS = (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP)
 """Errors that another path, or other rights, put right."""
@@ -64,6 +73,8 @@ class UnfinishedFile:
 
     path: Path
     descriptor: int
+    note: Path | None = None
+    """Says under which name it is about to be visible; while it is there, the file's absence means that it is."""
     synced: bool = False
     damaged: bool = False
     """A write or an fsync failed: what of it reached the disk is not known, so it is never made visible."""
@@ -80,46 +91,50 @@ class LaneDirectory:
         self._run = path / HIDDEN / f"{owner.pipeline}.{owner.vertex}.{zlib.crc32(run):08x}"
         self._own = self._run / f"{self._lane}.{owner.epoch}"
         self._begun = 0
+        self._lock: int | None = None
+        self._note: Path | None = None
+        """Of the file that was finished last."""
+        self._carried: Position | None = None
+        """How far the lane is by the notes of its former owners."""
 
     def open(self) -> None:
-        """Make this owner the only one that can add files of the lane.
+        """Make this owner the only one that can add files of the lane; `close` must follow.
 
         Raises `FencedError` when a newer owner is there, and `UserError` when the directory holds files of another run
-        of the pipeline, in which positions mean something else.
+        of the pipeline, in which positions mean something else, or another run uses it now. Then nothing was changed.
         """
         with self._explained("cannot use the directory"):
+            self._other_runs()
             _make_durably(self._run, self._owner.vertex)
-            self._check_run()
-            if self._own.exists():
-                _remove(self._own, self._owner.vertex)
-            with step("file_sink.claim", self._owner.vertex):
-                self._own.mkdir()
-            for epoch, path in self._owners():
-                if epoch > self._owner.epoch:
-                    _remove(self._own, self._owner.vertex)
-                    raise FencedError(
-                        f"{self._owner.where}: {self._path} is in use by a newer owner (epoch {epoch}, ours is "
-                        f"{self._owner.epoch})"
-                    )
-                if epoch < self._owner.epoch:
-                    _remove(path, self._owner.vertex)
+            try:
+                self._lock = _lock(self._run, fcntl.LOCK_SH)
+                # Another run may have looked before it could see this one.
+                others = self._other_runs()
+            except UserError:
+                self._withdraw()
+                raise
+            for path in others:
+                _remove(path, self._owner.vertex)
+            self._claim()
             for leftover in (self._path / HIDDEN).glob(f"{_REMOVED}*"):
                 with step("file_sink.left_over.remove", self._owner.vertex):
                     shutil.rmtree(leftover, ignore_errors=True)
-            with step("file_sink.claim.sync", self._owner.vertex):
-                _sync_directory(self._run)
+
+    def close(self) -> None:
+        """Let another run have the directory. What is unfinished stays; see `discard`."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     def finished(self) -> Position | None:
-        """How far the lane is by its finished files; None without any. Raises `DamageError` when they contradict."""
+        """How far the lane is by what it has finished; None when that is nothing. Raises `DamageError` when the names
+        of its files contradict each other."""
         with self._explained("cannot list the directory"):
             names = [name for name in self._finished_names() if name.lane == self._lane]
-            position, odd = how_far(names, f"{self._owner.where} in {self._path}")
-            # A name we rely on must not vanish in a power loss: its owner may have died before it made sure.
-            with step("file_sink.finished.sync", self._owner.vertex):
-                _sync_directory(self._path)
+        position, odd = how_far(names, f"{self._owner.where} in {self._path}")
         for message in odd:
             _log.warning("%s", message)
-        return position
+        return max((at for at in (position, self._carried) if at is not None), default=None)
 
     def begin(self, extension: str) -> UnfinishedFile:
         """A new unfinished file. Raises `RetryLaterError` on a full disk."""
@@ -157,57 +172,144 @@ class LaneDirectory:
                     "Nothing is lost: the lane goes on from its mark. Check the disk."
                 ) from error
             file.damaged, file.synced = False, True
-        with self._explained("cannot finish a file"), step("file_sink.name", self._owner.vertex):
-            os.rename(file.path, self._path / str(name))
-        try:
-            with step("file_sink.name.sync", self._owner.vertex):
-                _sync_directory(self._path)
-        except OSError as error:
-            file.damaged = True
-            raise EnvironmentFault(
-                f"{self._owner.where}: fsync of the directory {self._path} failed ({error.strerror}). Nothing is lost: "
-                "the lane goes on from its mark and looks at the directory again. Check the disk."
-            ) from error
+        with self._explained("cannot finish a file"):
+            file.note = self._own / f"{file.path.name}{_NOTE}{name}"
+            self._write_note(file.note, file)
+            with step("file_sink.name", self._owner.vertex):
+                os.rename(file.path, self._path / str(name))
+        with self._given_up(file, self._path), step("file_sink.name.sync", self._owner.vertex):
+            _sync_directory(self._path)
         os.close(file.descriptor)
+        if self._note is not None:
+            with contextlib.suppress(OSError), step("file_sink.note.remove", self._owner.vertex):
+                self._note.unlink()
+        self._note = file.note
 
     def discard(self, file: UnfinishedFile) -> None:
         """Remove an unfinished file, as far as that is possible."""
         with contextlib.suppress(OSError):
             os.close(file.descriptor)
-        with contextlib.suppress(OSError), step("file_sink.discard", self._owner.vertex):
-            file.path.unlink()
+        with contextlib.suppress(OSError):
+            if file.note is not None:
+                # Without its file, a note would say that it was made visible.
+                with step("file_sink.discard.note", self._owner.vertex):
+                    file.note.unlink(missing_ok=True)
+                    _sync_directory(self._own)
+            with step("file_sink.discard", self._owner.vertex):
+                file.path.unlink()
 
-    def _check_run(self) -> None:
-        """Refuse a directory in which another run of this vertex has left files; clear its traces if they are gone."""
+    def _write_note(self, path: Path, file: UnfinishedFile | None = None) -> None:
+        with step("file_sink.note", self._owner.vertex):
+            path.touch()
+        with self._given_up(file, self._own), step("file_sink.note.sync", self._owner.vertex):
+            _sync_directory(self._own)
+
+    @contextlib.contextmanager
+    def _given_up(self, file: UnfinishedFile | None, directory: Path) -> Iterator[None]:
+        """A directory whose fsync has failed is not relied on, nor synced again under the same owner."""
+        try:
+            yield
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            if file is not None:
+                file.damaged = True
+            raise EnvironmentFault(
+                f"{self._owner.where}: fsync of the directory {directory} failed ({error.strerror}). Nothing is lost: "
+                "the lane goes on from its mark and looks at the directory again. Check the disk."
+            ) from error
+
+    def _claim(self) -> None:
+        """Fence every former owner of the lane, and go on from what they noted."""
+        if self._own.exists():
+            _remove(self._own, self._owner.vertex)
+        with step("file_sink.claim", self._owner.vertex):
+            self._own.mkdir()
+        owners = list(self._owners())
+        newest = max((epoch for epoch, _ in owners), default=self._owner.epoch)
+        if newest > self._owner.epoch:
+            _remove(self._own, self._owner.vertex)
+            raise FencedError(
+                f"{self._owner.where}: {self._path} is in use by a newer owner (epoch {newest}, ours is "
+                f"{self._owner.epoch})"
+            )
+        for epoch, path in owners:
+            if epoch < self._owner.epoch:
+                with contextlib.suppress(FileNotFoundError), step("file_sink.fence", self._owner.vertex):
+                    path.rename(path.with_name(path.name + _OVER))
+        # A name we rely on must not vanish in a power loss: its owner may have died before it made sure.
+        with step("file_sink.finished.sync", self._owner.vertex):
+            _sync_directory(self._path)
+        noted = self._noted()
+        if noted is not None:
+            self._carried = noted.end
+            self._note = self._own / f"{_NOTE}{noted}"
+            self._write_note(self._note)
+        with step("file_sink.claim.sync", self._owner.vertex):
+            _sync_directory(self._run)
+        for path in self._replaced():
+            _remove(path, self._owner.vertex)
+
+    def _noted(self) -> FinishedName | None:
+        """The last file that a replaced owner has surely made visible, whether it is still there or not."""
+        while True:
+            try:
+                names = [name for path in self._replaced() for name in _made_visible(path)]
+            except FileNotFoundError:
+                # Another owner has removed it, after it had noted what it found there.
+                continue
+            return max(names, key=lambda name: name.end, default=None)
+
+    def _other_runs(self) -> list[Path]:
+        """Directories of other runs of this vertex, which have ended and left no file.
+
+        Raises `UserError` when one of them has not ended, or has left files.
+        """
         tail = f".{self._owner.vertex}."
         others = [
             path
-            for path in (self._path / HIDDEN).iterdir()
+            for path in _entries(self._path / HIDDEN)
             if path != self._run and not path.name.startswith(_REMOVED) and path.name[:-8].endswith(tail)
         ]
-        if not others:
-            return
+        # One that no owner has claimed has never written anything.
+        claimed = [path for path in others if _entries(path)]
+        for path in claimed:
+            if not _is_free(path):
+                raise UserError(
+                    f"{self._owner.where}: another run writes into {self._path} now (as {path.name}). "
+                    "End that run, or set another path"
+                )
         left = next((name for name in self._finished_names() if name.lane.startswith(f"{self._owner.vertex}.")), None)
-        # Another lane of this run may have cleared the traces meanwhile; then what was found is this run's.
-        if left is not None and any(path.exists() for path in others):
+        if left is not None and (claimed or not _entries(self._run)):
             raise UserError(
                 f"{self._owner.where}: {self._path} holds files of another pipeline or of a run before the pipeline "
-                f"was started over, such as {left}. Move the files away (with {HIDDEN}), or set another path."
+                f"was started over, such as {left}. Set another path, or move the files away together with {HIDDEN}: "
+                "the run that wrote them can go on only where both are"
             )
-        for path in others:
-            _remove(path, self._owner.vertex)
+        return [path for path in others if _is_free(path)]
+
+    def _withdraw(self) -> None:
+        """Leave nothing behind of a run that was refused."""
+        self.close()
+        # Not empty when another lane of this run uses it.
+        with contextlib.suppress(OSError), step("file_sink.withdraw", self._owner.vertex):
+            self._run.rmdir()
+
+    def _replaced(self) -> list[Path]:
+        """Directories of this lane's owners that were replaced."""
+        pattern = re.compile(re.escape(self._lane) + r"\.\d+" + re.escape(_OVER))
+        return [path for path in _entries(self._run) if pattern.fullmatch(path.name)]
 
     def _owners(self) -> Iterator[tuple[int, Path]]:
         """Directories of this lane's owners, by epoch."""
         pattern = re.compile(re.escape(self._lane) + r"\.(\d+)")
-        for path in list(self._run.iterdir()):
+        for path in _entries(self._run):
             match = pattern.fullmatch(path.name)
             if match is not None:
                 yield int(match[1]), path
 
     def _finished_names(self) -> list[FinishedName]:
-        with os.scandir(self._path) as entries:
-            names = [FinishedName.parse(entry.name) for entry in entries]
+        names = [FinishedName.parse(path.name) for path in _entries(self._path)]
         return [name for name in names if name is not None]
 
     @contextlib.contextmanager
@@ -224,6 +326,49 @@ class LaneDirectory:
             if error.errno in _USERS:
                 raise UserError(f"{at}. Choose another path, or change its rights.") from error
             raise EnvironmentFault(f"{at}. Nothing is lost: the lane goes on from its mark.") from error
+
+
+def _entries(path: Path) -> list[Path]:
+    """What is in a directory; nothing when it does not exist."""
+    try:
+        return list(path.iterdir())
+    except FileNotFoundError:
+        return []
+
+
+def _made_visible(owner: Path) -> list[FinishedName]:
+    """Files of a replaced owner that were made visible, by its notes. Raises `FileNotFoundError` when it is gone."""
+    found = []
+    for entry in owner.iterdir():
+        unfinished, is_note, name = entry.name.partition(_NOTE)
+        finished = FinishedName.parse(name) if is_note else None
+        if finished is not None and not (unfinished and (owner / unfinished).exists()):
+            found.append(finished)
+    return found
+
+
+def _lock(path: Path, kind: int) -> int | None:
+    """A descriptor that holds the lock on a directory, as far as its file system has locks; None when it is taken."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, kind)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    except OSError:
+        pass  # no locks there: then only the files say whose the directory is
+    return descriptor
+
+
+def _is_free(run: Path) -> bool:
+    """No owner of that run lives."""
+    try:
+        descriptor = _lock(run, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return True
+    if descriptor is not None:
+        os.close(descriptor)
+    return descriptor is not None
 
 
 def _make_durably(path: Path, vertex: str) -> None:
