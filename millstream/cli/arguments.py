@@ -34,6 +34,7 @@ def parser() -> argparse.ArgumentParser:
     _add_run(commands)
     _add_validate(commands)
     _add_graph(commands)
+    _add_compile(commands)
     _add_status(commands)
     _add_logs(commands)
     _add_peek(commands)
@@ -121,6 +122,24 @@ def _add_graph(commands: Commands) -> None:
     command = _command(commands, "graph", "draw a pipeline", "Draw a pipeline as text or as a Mermaid flow chart.")
     command.add_argument("file", type=Path, metavar="FILE", help="the pipeline, as YAML")
     command.add_argument("--format", choices=("text", "mermaid"), default="text", help="(default: text)")
+
+
+def _add_compile(commands: Commands) -> None:
+    command = _command(
+        commands,
+        "compile",
+        "write what a vertex process takes",
+        "Check a pipeline file and write it as the JSON that `python -m millstream_vertex --pipeline` takes, to start\n"
+        "vertices by hand or by something of your own. It holds no value that the file only refers to.",
+    )
+    command.add_argument("file", type=Path, metavar="FILE", help="the pipeline, as YAML")
+    command.add_argument("-o", "--output", type=Path, metavar="FILE", help="where to (default: standard output)")
+    command.add_argument(
+        "--base-dir",
+        type=Path,
+        metavar="DIR",
+        help="absolute directory that relative paths start from, where the vertices run (default: that of the file)",
+    )
 
 
 def _add_status(commands: Commands) -> None:

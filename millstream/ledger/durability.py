@@ -23,6 +23,16 @@ async def read_server_settings(monitor_url: str) -> dict[str, Any]:
     return await asyncio.to_thread(_get_json, f"{monitor_url.rstrip('/')}/varz")
 
 
+def is_of(settings: Mapping[str, Any], server: Mapping[str, Any]) -> bool:
+    """Whether settings are of the server that introduced itself so when it was connected to, or of one of its cluster.
+
+    The servers of a cluster are configured alike; which of them a connection reaches is chance.
+    """
+    cluster = server.get("cluster")
+    same_cluster = bool(cluster) and settings.get("cluster", {}).get("name") == cluster
+    return settings.get("server_id") == server.get("server_id") or same_cluster
+
+
 def judge(server: Mapping[str, Any] | None, stream: Mapping[str, Any], where: str) -> Durability:
     """Durability, from the server's settings (None: not readable, `where` says why) and the stream's. Pure."""
     if stream.get("storage") != "file":
@@ -42,14 +52,21 @@ def judge(server: Mapping[str, Any] | None, stream: Mapping[str, Any], where: st
 
 
 def check(durability: Durability, require: DurabilityLevel, place: str) -> None:
-    """Raise `DurabilityError` when it is known that the broker keeps less than `require`."""
-    if durability.verified and _STRENGTH[durability.level] < _STRENGTH[require]:
+    """Raise `DurabilityError` when the broker keeps less than `require`, or cannot be asked and may."""
+    if require is DurabilityLevel.UNVERIFIED or _STRENGTH[durability.level] >= _STRENGTH[require]:
+        return
+    if not durability.verified:
         raise DurabilityError(
-            f"the broker at {place} would not keep what it acknowledges: durability is {durability.level.value!r}, "
-            f"{require.value!r} is required ({durability.evidence}). Set 'sync_interval: always' in the jetstream "
-            "block of its "
-            "configuration, or ask for a weaker durability by name"
+            f"whether the broker at {place} keeps what it acknowledges is not known, and durability "
+            f"{require.value!r} is required: {durability.evidence}. Name its monitoring endpoint (`--monitor "
+            "http://HOST:8222`); or, where that cannot be reached and you know that the broker has 'sync_interval: "
+            "always', start with `--durability unverified`"
         )
+    raise DurabilityError(
+        f"the broker at {place} would not keep what it acknowledges: durability is {durability.level.value!r}, "
+        f"{require.value!r} is required ({durability.evidence}). Set 'sync_interval: always' in the jetstream "
+        "block of its configuration, or ask for a weaker durability by name"
+    )
 
 
 def _get_json(url: str) -> dict[str, Any]:

@@ -75,6 +75,7 @@ from millstream.wire.nats import AnswerLostError, ApiError, BrokerConnection, op
 
 _log = logging.getLogger(__name__)
 
+_MONITOR_PATIENCE_S = 10.0
 _INCOMPLETE_MAX = 4
 """A batch that was sent whole and is refused as incomplete this often cannot be staged: the disk is full."""
 
@@ -443,10 +444,22 @@ class JetStreamBroker:
     async def _server_settings(self) -> tuple[dict[str, Any] | None, str]:
         if self._monitor_url is None:
             return None, "the address of the server's monitoring endpoint is not known"
-        try:
-            return await durability.read_server_settings(self._monitor_url), f"{self._monitor_url}/varz"
-        except (OSError, ValueError) as error:
-            return None, f"{self._monitor_url}/varz could not be read: {error!r}"
+        where = f"{self._monitor_url}/varz"
+        # A server that is starting takes connections a moment before it can be asked.
+        patience_s = _MONITOR_PATIENCE_S if self._require is DurabilityLevel.FSYNC else 0.0
+        deadline_s = asyncio.get_running_loop().time() + patience_s
+        wait_s = RETRY_FIRST_S
+        while True:
+            try:
+                settings = await durability.read_server_settings(self._monitor_url)
+            except (OSError, ValueError) as error:
+                if asyncio.get_running_loop().time() >= deadline_s:
+                    return None, f"{where} could not be read: {error!r}"
+                wait_s = await pause(wait_s)
+                continue
+            if durability.is_of(settings, self._connection.server):
+                return settings, where
+            return None, f"{where} is of another server, {settings.get('server_name')}, than the broker"
 
 
 @asynccontextmanager

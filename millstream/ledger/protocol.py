@@ -26,6 +26,8 @@ class DurabilityLevel(Enum):
     """The death of any process, not of the operating system."""
     MEMORY = "memory"
     """Nothing: for tests."""
+    UNVERIFIED = "unverified"
+    """Whatever the broker keeps. Only to be asked for, where its settings cannot be read and its user knows them."""
 
 
 @dataclass(frozen=True, slots=True)

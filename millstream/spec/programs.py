@@ -220,11 +220,21 @@ class RetryStrategy(SpecModel):
     a dead-letter edge, else `stop`."""
 
 
+def _checked_address(written: str) -> str:
+    match = _ADDRESS.fullmatch(written)
+    if match is None or not 0 < int(match["port"] or 1) <= 65535:
+        raise fault(f"{written!r} is not an address", "'host:port' or 'unix:/path'")
+    return written
+
+
+_ADDRESS = re.compile(r"unix:/\S+|(\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):(?P<port>\d{1,5})")
+
+
 class Program(SpecModel):
     """A program of the user's: exactly one of the ways to name it."""
 
     noun = "a user-defined program"
-    kinds: ClassVar[tuple[str, ...]] = ("command", "python", "container")
+    kinds: ClassVar[tuple[str, ...]] = ("command", "python", "container", "address")
 
     command: Annotated[tuple[Text, ...], Field(min_length=1)] | None = None
     """Program and arguments, started once per replica without a shell."""
@@ -232,7 +242,10 @@ class Program(SpecModel):
     """A Python function: `package.module:function`, or `path/file.py:function` relative to the
     working directory. It runs in a process of its own."""
     container: Container | None = None
-    """A container image. Images run on Kubernetes; `millstream run` does not start containers."""
+    """A container image. `millstream run` does not start containers; start it yourself and name its `address`."""
+    address: Annotated[str, AfterValidator(_checked_address)] | None = None
+    """Address of a program that is running already, `host:port` or `unix:/path`, as the vertex reaches it; with
+    `groupBy`, as the Spark tasks reach it."""
     env: tuple[EnvVar, ...] = ()
     """Environment variables added for `command` and `python`."""
     working_dir: Text | None = None
@@ -339,21 +352,11 @@ class Sql(SpecModel):
     """How `value` is decoded. Absent: `value` is the bytes."""
 
 
-def _checked_address(written: str) -> str:
-    match = _ADDRESS.fullmatch(written)
-    if match is None or not 0 < int(match["port"] or 1) <= 65535:
-        raise fault(f"{written!r} is not an address", "'host:port' or 'unix:/path'")
-    return written
-
-
-_ADDRESS = re.compile(r"unix:/\S+|(\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):(?P<port>\d{1,5})")
-
-
 class Udf(Program):
     """The program of a map vertex or, with `groupBy`, of a reduce vertex."""
 
     noun = "a udf"
-    kinds: ClassVar[tuple[str, ...]] = ("command", "python", "builtin", "container")
+    kinds: ClassVar[tuple[str, ...]] = ("command", "python", "builtin", "container", "address")
     reduce_kinds: ClassVar[tuple[str, ...]] = ("sql", "python", "command", "container", "address")
 
     builtin: MapBuiltin | None = None
@@ -363,9 +366,6 @@ class Udf(Program):
     inside Spark's Python workers, once for each group."""
     sql: Sql | None = None
     """A query over each window; only with `groupBy`."""
-    address: Annotated[str, AfterValidator(_checked_address)] | None = None
-    """Address of a reduce UDF that is running already, `host:port` or `unix:/path`, as the Spark tasks reach it; only
-    with `groupBy`."""
     concurrency: PositiveCount | None = None
     """Records of one lane that the UDF works on at once; not with `groupBy`. Default: `limits.concurrency`."""
     retry_strategy: RetryStrategy = RetryStrategy()
@@ -375,7 +375,7 @@ class Udf(Program):
     def shape_faults(cls, data: Mapping[str, Any]) -> Iterator[ShapeFault]:
         """A program that can do what is asked: work on records, or on windows."""
         if data.get("groupBy") is None:
-            misplaced = [name for name in ("sql", "address") if data.get(name) is not None]
+            misplaced = [name for name in ("sql",) if data.get(name) is not None]
             for name in misplaced:
                 what = f"`{name}` is a way to compute windows, and the vertex has none"
                 yield ShapeFault((name,), what, "`groupBy` beside it, or another program")
@@ -402,7 +402,7 @@ class Transformer(Program):
     the watermark is taken."""
 
     noun = "a transformer"
-    kinds: ClassVar[tuple[str, ...]] = ("command", "python", "builtin", "container")
+    kinds: ClassVar[tuple[str, ...]] = ("command", "python", "builtin", "container", "address")
 
     builtin: TransformBuiltin | None = None
     """A built-in: `eventTime`, `filter` or `cat`."""

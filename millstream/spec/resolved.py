@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from millstream.errors import MillstreamError
+from millstream.errors import UserError
 from millstream.spec.graph import Graph
 from millstream.spec.models import Pipeline
 
@@ -42,15 +42,17 @@ def dump(pipeline: Pipeline, base_dir: Path) -> str:
 
 
 def load(text: str) -> Resolved:
-    """What `dump` wrote. Errors: MillstreamError when it is anything else."""
+    """What `dump` wrote. Errors: UserError when it is anything else."""
     try:
         contents = json.loads(text)
         if contents["format"] != FORMAT:
-            raise MillstreamError(
+            raise UserError(
                 f"the resolved pipeline has format {contents['format']}, this program reads "
                 f"{FORMAT}: start the pipeline again with one version of Millstream"
             )
         pipeline = Pipeline.model_validate(contents["pipeline"])
         return Resolved(pipeline, Graph.of(pipeline), Path(contents["baseDir"]))
     except (ValidationError, ValueError, KeyError, TypeError) as problem:
-        raise MillstreamError(f"the resolved pipeline cannot be read: {problem}") from problem
+        raise UserError(
+            f"this is no resolved pipeline: {problem}. `millstream compile pipeline.yaml` writes one"
+        ) from problem

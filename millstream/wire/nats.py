@@ -77,6 +77,12 @@ class BrokerConnection:
         return self._client
 
     @property
+    def server(self) -> Mapping[str, Any]:
+        """What the server said of itself when the connection was made last: `server_id`, `cluster` and more."""
+        # The library keeps it and does not hand it out; a contract test sees that it is still there.
+        return self._client._server_info
+
+    @property
     def is_up(self) -> bool:
         """Whether there is a connection now."""
         return self._up.is_set() and self._client.is_connected

@@ -131,9 +131,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--vertex", required=True)
     parser.add_argument("--replica", type=int, default=0)
     parser.add_argument("--nats", required=True, help="URL of the broker")
-    parser.add_argument("--monitor", help="URL of the broker's monitoring endpoint")
+    parser.add_argument("--monitor", help="URL of the broker's monitoring endpoint, where its durability is read")
     parser.add_argument(
-        "--durability", choices=[level.value for level in DurabilityLevel], default=DurabilityLevel.FSYNC.value
+        "--durability",
+        choices=[level.value for level in DurabilityLevel],
+        default=DurabilityLevel.FSYNC.value,
+        help="what a commit must survive; `unverified` takes the broker as it is (default: fsync)",
     )
     parser.add_argument("--spark", help="gRPC address of the Spark driver that computes windows")
     parser.add_argument("--windows-dir", type=Path, help="where a reduce keeps the records of its open windows")

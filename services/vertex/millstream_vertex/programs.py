@@ -16,6 +16,7 @@ from millstream.spec.references import resolve
 from millstream.spec.resolved import Resolved
 from millstream.statistics import SidecarStatistics
 from millstream.udf.builtin import open_builtin
+from millstream.udf.client import GrpcUdfClient, open_udf_client
 from millstream.udf.program_lines import LEVEL_VARIABLE, parse_line
 from millstream.udf.protocol import MapStream, StreamName, UdfClient
 from millstream.udf.sidecar import LogLine, Sidecar, SidecarSpec, open_sidecar, python_command
@@ -34,13 +35,17 @@ CONCURRENCY_VARIABLE = "MILLSTREAM_UDF_CONCURRENCY"
 class Programs:
     """The running programs of one vertex, by role: udf, transformer, sink, fallback, source."""
 
-    def __init__(self, programs: Mapping[str, Program], sidecars: Mapping[str, Sidecar]) -> None:
+    def __init__(
+        self, programs: Mapping[str, Program], sidecars: Mapping[str, Sidecar], remote: Mapping[str, GrpcUdfClient]
+    ) -> None:
         self._programs = programs
         self._sidecars = sidecars
+        self._remote = remote
+        """Those that somebody else runs."""
 
     def client(self, role: str) -> UdfClient | None:
-        """The running sidecar of that role; None where the vertex has none."""
-        return self._sidecars.get(role)
+        """The running program of that role; None where the vertex has none."""
+        return self._sidecars.get(role) or self._remote.get(role)
 
     def reduce_address(self, name: StreamName) -> str | None:
         """Where Spark's tasks reach the reduce function beside this process; None where the vertex has none.
@@ -57,9 +62,9 @@ class Programs:
         self, role: str, kind: udf_pb2.Kind.ValueType, name: StreamName
     ) -> AbstractAsyncContextManager[MapStream]:
         """A stream of the map or source transform of that role."""
-        sidecar = self._sidecars.get(role)
-        if sidecar is not None:
-            return sidecar.open_map(kind, name)
+        client = self.client(role)
+        if client is not None:
+            return client.open_map(kind, name)
         program = self._programs.get(role)
         if isinstance(program, Udf | Transformer) and program.builtin is not None:
             return open_builtin(program.builtin, name)
@@ -89,11 +94,15 @@ async def open_programs(resolved: Resolved, vertex: str, replica: int) -> AsyncI
     programs = programs_of(resolved.graph.vertex(vertex))
     async with AsyncExitStack() as stack:
         sidecars: dict[str, Sidecar] = {}
+        remote: dict[str, GrpcUdfClient] = {}
         for role, program in programs.items():
+            if program.address is not None:
+                remote[role] = await stack.enter_async_context(open_udf_client(program.address))
+                continue
             spec = _sidecar_spec(resolved, vertex, replica, role, program)
             if spec is not None:
                 sidecars[role] = await stack.enter_async_context(open_sidecar(spec, log=program_logger(role)))
-        yield Programs(programs, sidecars)
+        yield Programs(programs, sidecars, remote)
 
 
 def _sidecar_spec(resolved: Resolved, vertex: str, replica: int, role: str, program: Program) -> SidecarSpec | None:
@@ -101,7 +110,7 @@ def _sidecar_spec(resolved: Resolved, vertex: str, replica: int, role: str, prog
     if program.container is not None:
         raise UserError(
             f"vertex {vertex}: its {role} is a container image, and this process starts no containers; "
-            "use `command` or `python`, or run the pipeline on Kubernetes"
+            "start it beside this process and name its `address`, or use `command` or `python`"
         )
     if program.python is not None:
         command = python_command(program.python)

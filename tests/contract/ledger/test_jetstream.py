@@ -19,6 +19,7 @@ from millstream.errors import (
     StorageFullError,
     UserError,
 )
+from millstream.ledger import durability, jetstream
 from millstream.ledger.jetstream import open_jetstream_broker
 from millstream.ledger.protocol import DurabilityLevel, Ledger, LedgerLimits
 from millstream.ledger.pull import PullReader
@@ -256,7 +257,8 @@ async def test_a_batch_that_a_restart_did_not_complete_never_will_be(harness: Je
 
 
 async def test_a_stream_of_another_pipeline_is_left_alone(harness: JetStreamHarness) -> None:
-    async with open_jetstream_broker(harness.server.url, "p-v", monitor_url=None) as broker:
+    unasked = DurabilityLevel.UNVERIFIED
+    async with open_jetstream_broker(harness.server.url, "p-v", require=unasked, monitor_url=None) as broker:
         await broker.ledger("w", SMALL)
         with pytest.raises(EnvironmentFault, match="belongs to vertex w of pipeline p-v"):
             await harness.broker.ledger("v-w", SMALL)
@@ -286,9 +288,9 @@ async def test_a_name_that_cannot_be_a_subject_is_refused(harness: JetStreamHarn
 
 class TestDurability:
     async def test_it_is_read_from_the_server(self, harness: JetStreamHarness) -> None:
-        durability = (await harness.broker.ledger("v", SMALL)).durability
-        assert (durability.level, durability.verified) == (DurabilityLevel.FSYNC, True)
-        assert harness.server.monitor_url in durability.evidence
+        found = (await harness.broker.ledger("v", SMALL)).durability
+        assert (found.level, found.verified) == (DurabilityLevel.FSYNC, True)
+        assert harness.server.monitor_url in found.evidence
 
     async def test_a_server_that_syncs_later_is_refused_unless_asked_for(self, tmp_path: Path) -> None:
         async with open_nats_server(tmp_path, sync_always=False) as server:
@@ -299,17 +301,41 @@ class TestDurability:
                 server.url, PIPELINE, require=DurabilityLevel.PROCESS, monitor_url=server.monitor_url
             )
             async with opened as broker:
-                durability = (await broker.ledger("v", SMALL)).durability
-                assert (durability.level, durability.verified) == (DurabilityLevel.PROCESS, True)
+                found = (await broker.ledger("v", SMALL)).durability
+                assert (found.level, found.verified) == (DurabilityLevel.PROCESS, True)
 
     @pytest.mark.parametrize("monitor_url", [None, "http://127.0.0.1:9"])
-    async def test_what_cannot_be_read_is_not_verified(
-        self, harness: JetStreamHarness, monitor_url: str | None
+    async def test_a_broker_that_cannot_be_asked_is_refused_unless_its_user_says_so(
+        self, harness: JetStreamHarness, monitor_url: str | None, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        monkeypatch.setattr(jetstream, "_MONITOR_PATIENCE_S", 0.1)
         async with open_jetstream_broker(harness.server.url, PIPELINE, monitor_url=monitor_url) as broker:
-            durability = (await broker.ledger("v", SMALL)).durability
-            assert not durability.verified
-            assert durability.evidence
+            with pytest.raises(DurabilityError, match=r"is not known.*--durability unverified"):
+                await broker.ledger("v", SMALL)
+        for taken in (DurabilityLevel.UNVERIFIED, DurabilityLevel.PROCESS):
+            opened = open_jetstream_broker(harness.server.url, PIPELINE, require=taken, monitor_url=monitor_url)
+            async with opened as broker:
+                found = (await broker.ledger("v", SMALL)).durability
+                assert not found.verified
+                assert found.evidence
+
+    async def test_settings_of_another_server_prove_nothing(
+        self, harness: JetStreamHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(jetstream, "_MONITOR_PATIENCE_S", 0.1)
+        async with (
+            open_nats_server(tmp_path / "lax", sync_always=False) as lax,
+            open_jetstream_broker(lax.url, PIPELINE, monitor_url=harness.server.monitor_url) as broker,
+        ):
+            with pytest.raises(DurabilityError, match="is of another server"):
+                await broker.ledger("v", SMALL)
+
+    async def test_any_server_of_a_cluster_speaks_for_it(self) -> None:
+        settings = {"server_id": "A", "cluster": {"name": "c"}}
+        assert durability.is_of(settings, {"server_id": "A"})
+        assert durability.is_of(settings, {"server_id": "B", "cluster": "c"})
+        assert not durability.is_of(settings, {"server_id": "B", "cluster": "d"})
+        assert not durability.is_of({"server_id": "A", "cluster": {}}, {"server_id": "B"})
 
 
 async def test_a_server_that_is_not_there_is_told_in_time() -> None:

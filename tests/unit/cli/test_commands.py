@@ -13,6 +13,9 @@ import pytest
 
 from millstream.cli.arguments import parser
 from millstream.cli.main import main
+from millstream.errors import UserError
+from millstream.spec import resolved
+from millstream.spec.loading import load
 
 DOCS = Path(__file__).parents[3] / "docs/cli.md"
 HEAVY = ("nats", "grpc", "aiohttp", "opentelemetry", "pyarrow", "numpy", "pyspark", "sqlglot")
@@ -33,6 +36,25 @@ def test_help_imports_nothing_that_takes_time() -> None:
     )
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert printed.splitlines()[-1] == "[]"
+
+
+def test_compile_writes_what_a_vertex_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["init", str(tmp_path / "new")]) == 0
+    path = tmp_path / "new" / "pipeline.yaml"
+    capsys.readouterr()
+    assert main(["compile", str(path), "--base-dir", "/pipeline"]) == 0
+    printed = capsys.readouterr().out
+    assert main(["compile", str(path), "--base-dir", "/pipeline", "-o", str(tmp_path / "p.json")]) == 0
+    assert (tmp_path / "p.json").read_text() == printed
+    found = resolved.load(printed)
+    assert (found.base_dir, found.pipeline.name) == (Path("/pipeline"), load(path).pipeline.name)
+    assert main(["compile", str(path), "-o", str(tmp_path / "no" / "p.json")]) == 4
+    assert "No such file or directory" in capsys.readouterr().err
+
+
+def test_a_pipeline_file_is_no_resolved_pipeline() -> None:
+    with pytest.raises(UserError, match="millstream compile"):
+        resolved.load("apiVersion: millstream.io/v1alpha1")
 
 
 def test_validate_imports_no_broker_and_no_grpc() -> None:

@@ -214,7 +214,6 @@ def test_a_map_has_no_program_of_reduces() -> None:
     text = reduce_of("sql: {query: q}, address: 'h:1'").replace(", groupBy: {window: {fixed: {length: 60s}}}", "")
     assert [(path, what) for _, path, what in faults_of(text)] == [
         (f"{UDF}.sql", "`sql` is a way to compute windows, and the vertex has none"),
-        (f"{UDF}.address", "`address` is a way to compute windows, and the vertex has none"),
     ]
 
 

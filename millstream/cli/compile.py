@@ -1,0 +1,27 @@
+"""`millstream compile`: what a vertex process takes in place of the pipeline file."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from millstream.errors import EnvironmentFault
+from millstream.spec import resolved
+from millstream.spec.loading import load
+
+
+def run(arguments: argparse.Namespace) -> int:
+    loaded = load(arguments.file)
+    for note in loaded.notes:
+        print(f"note: {note}", file=sys.stderr)
+    text = resolved.dump(loaded.pipeline, arguments.base_dir or loaded.base_dir)
+    if arguments.output is None:
+        print(text)
+        return 0
+    output: Path = arguments.output
+    try:
+        output.write_text(f"{text}\n", encoding="utf-8")
+    except OSError as error:
+        raise EnvironmentFault(f"{output} cannot be written: {error.strerror}") from error
+    return 0
