@@ -46,6 +46,12 @@ LEDGER_SLACK_BYTES = 64 * MIB
 """Room in a ledger beyond its buffers: marks, what is consumed and not trimmed yet, and one large answer of a UDF."""
 IDS_BYTES_MAX = 512 * MIB
 """Room in a source's ledger for the record ids it remembers."""
+REPLAY_IDS_TTL_S = 30 * 86_400.0
+"""How long a dead letter that was replayed is remembered, so that replaying it again has no effect."""
+REPLAY_RECORDS_MAX = 500
+"""Dead letters that are put back in one commit."""
+REPLAY_TIMEOUT_S = 30.0
+"""How long a replay waits for a commit. Nothing reads the buffers meanwhile."""
 GRPC_MESSAGE_BYTES_MAX = 64 * MIB
 """Largest gRPC message, both ways."""
 SIDECAR_BACKOFF_FIRST_S = 0.1

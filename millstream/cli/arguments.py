@@ -38,6 +38,7 @@ def parser() -> argparse.ArgumentParser:
     _add_status(commands)
     _add_logs(commands)
     _add_peek(commands)
+    _add_deadletters(commands)
     _add_wal(commands)
     _add_init(commands)
     _add_version(commands)
@@ -185,6 +186,33 @@ def _add_peek(commands: Commands) -> None:
     )
     _add_place(command)
     _add_json(command, "print one JSON object per record")
+
+
+def _add_deadletters(commands: Commands) -> None:
+    command = _command(
+        commands,
+        "deadletters",
+        "list records that were given up, and put them back",
+        "List the dead letters that a pipeline's file sinks have stored, or put them back to the vertex that gave\n"
+        "them up, for the next run. Each is put back once, however often this is done and whenever it is broken off.",
+    )
+    actions = command.add_subparsers(dest="action", required=True, metavar="WHAT")
+    listing = actions.add_parser("list", help="count them by vertex and reason")
+    _add_json(listing, "print one JSON object per dead letter, with its place")
+    replay = actions.add_parser("replay", help="put them back, while the pipeline does not run")
+    replay.add_argument("--to", metavar="VERTEX", help="give them to this vertex (default: the one that gave them up)")
+    for action in (listing, replay):
+        action.add_argument(
+            "files",
+            nargs="*",
+            type=Path,
+            metavar="FILE",
+            help="files of envelopes, or directories (default: those of the pipeline's sinks)",
+        )
+        action.add_argument("--vertex", metavar="VERTEX", help="only those that this vertex gave up")
+        action.add_argument("--reason", metavar="TEXT", help="only those whose reason has this text")
+        action.add_argument("--id", action="append", metavar="ID", help="only this record; may be given several times")
+        _add_place(action)
 
 
 def _add_wal(commands: Commands) -> None:

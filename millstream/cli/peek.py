@@ -15,11 +15,10 @@ from typing import Any
 
 from millstream.errors import UserError
 from millstream.frame import Frame
-from millstream.ledger.protocol import DurabilityLevel
-from millstream.local.broker import EmbeddedBroker
-from millstream.local.directory import DataDirectory, find_directory, held
-from millstream.local.processes import end_stale, is_alive
+from millstream.local.directory import DataDirectory, find_directory
+from millstream.local.processes import is_alive
 from millstream.local.screen import time_text
+from millstream.local.stored import open_stored
 from millstream.local.view import PipelineView, open_view
 from millstream.record import BufferId, Record
 from millstream.spec import resolved
@@ -75,22 +74,8 @@ async def _view(directory: DataDirectory, graph: Graph) -> AsyncIterator[Pipelin
         async with open_view(graph, runtime.nats_url, runtime.monitor_url) as view:
             yield view
         return
-    with held(directory.root):
-        if runtime is not None:
-            end_stale(process.identity for process in runtime.processes)
-        async with asyncio.TaskGroup() as processes:
-            broker = EmbeddedBroker(
-                directory.broker,
-                durability=DurabilityLevel.FSYNC,
-                ports=None,
-                on_line=lambda line: None,
-                on_started=lambda: None,
-            )
-            processes.create_task(broker.serve(), name="broker")
-            await broker.ready.wait()
-            async with open_view(graph, broker.url, broker.monitor_url) as view:
-                yield view
-            broker.stop()
+    async with open_stored(directory) as broker, open_view(graph, broker.url, broker.monitor_url) as view:
+        yield view
 
 
 def _line(sequence: int, index: int, record: Record, *, as_json: bool) -> str:

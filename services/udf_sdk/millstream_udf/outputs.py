@@ -153,6 +153,24 @@ def fault_of(message: Message) -> BadOutput | None:
     return fault
 
 
+def fault_of_record(record: Record) -> str | None:
+    """Why a record that a source gives cannot be encoded."""
+    # What the annotations promise is what is looked at here.
+    value: object = record.value
+    keys: object = record.keys
+    for name, expected, sound in (
+        ("value", "bytes or str", isinstance(value, bytes | bytearray | memoryview) or _is_text(value)),
+        ("keys", "a tuple of texts", _are_texts(keys)),
+        ("headers", "a mapping of texts to bytes", _are_headers(record.headers)),
+        ("event_time_us", "within 64 bits", -(2**63) <= record.event_time_us < 2**63),
+        ("id", "a text or None", record.id is None or _are_texts((record.id,))),
+    ):
+        if not sound:
+            given: object = getattr(record, name)
+            return f"its {name} must be {expected}, not {_named(given)}{hint_for(given) if name == 'value' else ''}"
+    return None
+
+
 def _are_texts(texts: object) -> bool:
     return isinstance(texts, (tuple, list)) and all(_is_text(text) for text in texts)
 

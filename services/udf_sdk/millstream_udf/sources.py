@@ -12,6 +12,7 @@ from typing import Any
 from millstream_udf import columns
 from millstream_udf.context import Context, set_current
 from millstream_udf.failures import BadOutput, describe, summary
+from millstream_udf.outputs import fault_of_record
 from millstream_udf.values import Batch, Record
 from millstream_udf.wire.frame.v1 import frame_pb2
 from millstream_udf.wire.udf.v1 import udf_pb2
@@ -62,23 +63,47 @@ class SourceLane:
 
 
 def frame_of(records: Sequence[Record]) -> bytes:
-    """An encoded frame of at least one record."""
-    for record in records:
+    """An encoded frame of at least one record. Raises `BadOutput` that says which record cannot be sent, and why."""
+    for number, record in enumerate(records):
         if not isinstance(record, Record):
             raise BadOutput(f"a Batch holds Records, not {type(record).__name__}")
+        keys: object = record.keys
+        if isinstance(keys, str):
+            # Its letters would be taken for the parts of a key.
+            raise BadOutput(f"record {number} of the batch: {fault_of_record(record)}")
+    try:
+        return _encoded(records)
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
+        # Which one it is is only looked for now, so that nobody else pays for it.
+        raise _bad(records) or error from None
+
+
+def _encoded(records: Sequence[Record]) -> bytes:
     times = array("q", [record.event_time_us for record in records])
     ids = [record.id for record in records if record.id is not None]
     if ids and len(ids) != len(records):
         raise BadOutput("either every record of a batch has an id or none has")
     sealed = frame_pb2.SealedFrame(
         info=frame_pb2.FrameInfo(records=len(records), event_time_min_us=min(times), event_time_max_us=max(times)),
-        values=columns.pack_bytes([record.value for record in records]),
+        values=columns.pack_bytes([_bytes_of(record.value) for record in records]),
         event_times_us=columns.pack_times(times),
         keys=columns.pack_lists([[part.encode() for part in record.keys] for record in records]),
         headers=columns.pack_headers([record.headers for record in records]),
         ids=columns.pack_bytes([item.encode() for item in ids]) if ids else b"",
     )
     return sealed.SerializeToString()
+
+
+def _bytes_of(value: Any) -> bytes:
+    """Text is taken as from a map."""
+    return value.encode() if isinstance(value, str) else value
+
+
+def _bad(records: Sequence[Record]) -> BadOutput | None:
+    for number, record in enumerate(records):
+        if (fault := fault_of_record(record)) is not None:
+            return BadOutput(f"record {number} of the batch: {fault}")
+    return None
 
 
 def _position(position: object) -> bytes:

@@ -96,6 +96,22 @@ def test_a_source_goes_on_where_it_stood() -> None:
     assert Numbers.committed_positions == [b"3", b"6", b"7"]
 
 
+def one(value: Any = b"", **fields: Any) -> udf.Batch:
+    """A batch whose second record is not what a record is."""
+    given = {"id": "b", **fields}
+    return udf.Batch([udf.Record(b"a", id="a"), udf.Record(value, **given)], position=b"")
+
+
+def test_a_source_may_give_text_as_a_map_may() -> None:
+    @udf.source
+    class Texts:
+        async def read(self, context: udf.Context, records_max: int, timeout: float) -> udf.Batch:
+            return udf.Batch([udf.Record("grüße"), udf.Record(b"a")], position=b"", ended=True)  # type: ignore[arg-type]
+
+    (batch,) = read_source(Texts)
+    assert [record.value for record in batch.records] == ["grüße".encode(), b"a"]
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -107,6 +123,14 @@ def test_a_source_goes_on_where_it_stood() -> None:
             "every record of a batch has an id or none",
         ),
         (udf.Batch(position=7), "a position is bytes, not int"),  # type: ignore[arg-type]
+        (one(value={"n": 1}), r"record 1 of the batch: its value must be bytes or str, not dict.*json\.dumps"),
+        (one(value=None), "record 1 of the batch: its value must be bytes or str, not None"),
+        (one(keys="ab"), "record 1 of the batch: its keys must be a tuple of texts, not str"),
+        (one(keys=(1,)), "record 1 of the batch: its keys must be a tuple of texts, not"),
+        (one(headers={"h": "text"}), "record 1 of the batch: its headers must be a mapping of texts to bytes"),
+        (one(event_time=2**63), "record 1 of the batch: its event_time_us must be within 64 bits"),
+        (one(value="\ud800"), "record 1 of the batch"),
+        (one(id=7), "record 1 of the batch: its id must be a text or None, not int"),
     ],
 )
 def test_what_a_source_may_not_give(given: Any, message: str) -> None:

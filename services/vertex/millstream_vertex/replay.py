@@ -1,0 +1,225 @@
+"""Puts records back into the buffer of a vertex that gave them up, while nothing of the pipeline runs.
+
+    take over a lane of the vertex upstream ─► ids seen? ─► COMMIT: frames + ids + the lane's mark, where it was
+
+A replay is a commit of the lane that writes the buffer, so it is all or nothing, fenced, and counted like everything
+else that lane writes. What was put back is remembered by id in the same commit: a second replay of it has no effect.
+Lanes behind the buffer that have ended are opened again first, and end again when they have read it.
+
+Above it: `millstream deadletters`. Below it: ledgers and OT stores. It knows nothing of files and envelopes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from millstream.account import Account
+from millstream.clock import Clock
+from millstream.errors import EnvironmentFault, UserError
+from millstream.frame import build_frame
+from millstream.ledger.batch import ids_bytes_max
+from millstream.ledger.protocol import Broker, Ledger
+from millstream.limits import (
+    BYTES_IN_FLIGHT_MAX,
+    FRAME_BYTES_MAX,
+    FRAMES_IN_FLIGHT_MAX,
+    REPLAY_IDS_TTL_S,
+    REPLAY_RECORDS_MAX,
+    REPLAY_TIMEOUT_S,
+)
+from millstream.record import BufferId, LaneId, Record
+from millstream.spec import topology
+from millstream.spec.graph import Graph
+from millstream.spec.lanes import buffers_of, lanes_of
+from millstream.telemetry import Telemetry
+from millstream.watermark.store import OtStores, newest
+from millstream_reader.tracker import Tracker
+from millstream_vertex.lane import LaneCore
+from millstream_vertex.settings import route
+from millstream_writer.committer import Committer, Unit
+from millstream_writer.room import Room
+from millstream_writer.routing import Router, cut
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """A record to put back."""
+
+    identity: str
+    """Of the failure: the same however often it is replayed, and of no other."""
+    buffer: BufferId
+    record: Record
+
+
+@dataclass(slots=True)
+class Replayed:
+    """What a replay did."""
+
+    records: int = 0
+    """Put back now."""
+    repeated: int = 0
+    """Left out: put back before."""
+    reopened: list[LaneId] = field(default_factory=list)
+    """Lanes that had ended, and are open again."""
+
+
+class Replay:
+    """Of one pipeline whose processes are not running."""
+
+    def __init__(self, graph: Graph, broker: Broker, stores: OtStores, clock: Clock) -> None:
+        self._graph = graph
+        self._broker = broker
+        self._stores = stores
+        self._clock = clock
+        self._ledgers: dict[str, Ledger] = {}
+
+    async def put_back(self, returned: Sequence[Returned]) -> Replayed:
+        """Put records back, each once. May be called again with the same after it was broken off.
+
+        Raises `UserError` when a reduce behind has ended: its windows are closed. Raises `EnvironmentFault` when a
+        buffer is full, and `RetryLaterError` while the broker is away. What was put back until then stays.
+        """
+        done = Replayed()
+        edges = {record.buffer.edge for record in returned}
+        # First, since a lane that has ended would not read what comes: an open one ends again if nothing does.
+        await self._reopen(edges, done)
+        for upstream in sorted({self._graph.edge(edge).from_ for edge in edges}):
+            mine = [record for record in returned if self._graph.edge(record.buffer.edge).from_ == upstream]
+            await self._write(lanes_of(self._graph, upstream)[0], mine, done)
+        return done
+
+    async def _reopen(self, edges: set[str], done: Replayed) -> None:
+        graph = self._graph
+        arcs = [(edge.from_, edge.to) for edge in graph.edges]
+        behind = topology.reachable([graph.edge(edge).to for edge in edges], arcs)
+        read = edges | {edge.name for edge in graph.edges if edge.from_ in behind}
+        ended: list[LaneId] = []
+        for vertex in reversed([name for name in graph.order if name in behind]):
+            for lane in lanes_of(graph, vertex):
+                if not await self._has_ended(lane):
+                    continue
+                if graph.vertex(vertex).kind == "reduce":
+                    raise UserError(
+                        f"vertex {vertex} has ended and its windows are closed, so nothing can be replayed to it or "
+                        "through it; nothing was changed. Give the records to a new run as input of their own"
+                    )
+                if lane.input in read:
+                    ended.append(lane)
+        for lane in ended:
+            core = await self._take_over(lane)
+            await core.committer.commit([], watermark_us=core.committer.mark.watermark_us, ended=False)
+            await self._tell(core)
+            done.reopened.append(lane)
+
+    async def _has_ended(self, lane: LaneId) -> bool:
+        ledger = await self._ledger(lane.vertex)
+        stored = await ledger.mark(lane) if ledger is not None else None
+        return stored is not None and stored.mark.ended
+
+    async def _write(self, lane: LaneId, returned: Sequence[Returned], done: Replayed) -> None:
+        core = await self._take_over(lane)
+        ledger = self._ledgers[lane.vertex]
+        seen = await ledger.ids(lane)
+        new: dict[str, Returned] = {}
+        for item in returned:
+            if item.identity in seen or item.identity in new:
+                done.repeated += 1
+            else:
+                new[item.identity] = item
+        core.committer.ids_ttl_s = REPLAY_IDS_TTL_S
+        for part in _parts(list(new.values())):
+            unit = self._unit(part)
+            mark = core.committer.mark
+            try:
+                async with asyncio.timeout(REPLAY_TIMEOUT_S):
+                    await core.committer.commit([unit], watermark_us=mark.watermark_us, ended=mark.ended)
+            except TimeoutError:
+                names = ", ".join(sorted({str(item.buffer) for item in part}))
+                raise EnvironmentFault(
+                    f"the buffers {names} take nothing: they are full, or "
+                    f"the broker does not answer. {done.records} records were put back; run the pipeline, then replay "
+                    "again: those are left out"
+                ) from None
+            done.records += len(part)
+        # Also when nothing was new: the replay before may have been broken off between its commit and this.
+        await self._tell(core)
+
+    def _unit(self, part: Sequence[Returned]) -> Unit:
+        ids = [item.identity for item in part]
+        unit = Unit(ids=ids, account=Account(outputs=len(part)), size=ids_bytes_max(ids))
+        buffers = sorted({item.buffer for item in part})
+        now_us = self._clock.now_us()
+        for buffer in buffers:
+            records = [item.record for item in part if item.buffer == buffer]
+            frame = build_frame(
+                [record.value for record in records],
+                array("q", [record.event_time_us for record in records]),
+                ingest_time_us=now_us,
+                keys=[[key.encode() for key in record.keys] for record in records],
+                headers=[record.headers for record in records],
+                ids=[(record.id or "").encode() for record in records],
+            )
+            unit.frames = [*unit.frames, *((buffer, piece) for piece in cut(frame))]
+        unit.size += sum(frame.size for _, frame in unit.frames)
+        return unit
+
+    async def _take_over(self, lane: LaneId) -> LaneCore:
+        """Own the lane as a vertex process would: whoever had it is fenced."""
+        ledger = await self._ledger(lane.vertex)
+        if ledger is None:
+            raise UserError(f"vertex {lane.vertex} has stored nothing yet: run the pipeline first")
+        taken_over = await ledger.take_over(lane, "millstream deadletters replay")
+        # An edge may discard what does not fit; a record that is put back is not to be lost by it.
+        routes = [
+            replace(route(self._graph, edge), discard_when_full=False) for edge in self._graph.edges_out[lane.vertex]
+        ]
+        buffers = [buffer for edge in self._graph.edges_out[lane.vertex] for buffer in buffers_of(self._graph, edge)]
+        ot = await self._stores.store(lane.vertex)
+        stored = (await newest(ot)).get(lane.key)
+        await ot.take_over(lane, taken_over.mark.epoch)
+        sequences = {buffer: await ledger.last_sequence(buffer) for buffer in buffers}
+        for buffer, state in (stored.outputs if stored is not None else {}).items():
+            if buffer in sequences:
+                sequences[buffer] = max(sequences[buffer], state.sequence)
+        return LaneCore(
+            lane,
+            # Room without bounds: what the runs of other lanes have consumed is not known here. The broker's own hold.
+            Committer(ledger, lane, taken_over, sequences, Router(routes), Room({})),
+            ot,
+            Telemetry(),
+            self._clock,
+            Tracker(pieces_max=FRAMES_IN_FLIGHT_MAX, bytes_max=BYTES_IN_FLIGHT_MAX),
+            watermarks=not self._graph.pipeline.spec.watermark.disabled,
+        )
+
+    async def _tell(self, core: LaneCore) -> None:
+        """Publish where the lane stands now, or those behind it would go by the end it told before."""
+        core.publish(core.committer.mark.watermark_us)
+        ot = await self._stores.store(core.lane.vertex)
+        await ot.flush()
+
+    async def _ledger(self, vertex: str) -> Ledger | None:
+        if vertex not in self._ledgers:
+            ledger = await self._broker.existing_ledger(vertex)
+            if ledger is None:
+                return None
+            self._ledgers[vertex] = ledger
+        return self._ledgers[vertex]
+
+
+def _parts(returned: Sequence[Returned]) -> Iterator[Sequence[Returned]]:
+    """What is committed at once: a bounded number of records, and bytes as of one frame."""
+    part: list[Returned] = []
+    size = 0
+    for item in returned:
+        item_size = len(item.record.value) + sum(map(len, item.record.headers.values()))
+        if part and (len(part) == REPLAY_RECORDS_MAX or size + item_size > FRAME_BYTES_MAX):
+            yield part
+            part, size = [], 0
+        part.append(item)
+        size += item_size
+    if part:
+        yield part

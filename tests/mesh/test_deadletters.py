@@ -1,0 +1,132 @@
+"""`millstream deadletters`: what was given up is listed, and put back once, whatever is done how often."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from millstream.durable import CRASH_AT
+from tests.mesh.conftest import PipelineFiles
+from tests.mesh.running import Ended, command, start
+from tests.mesh.test_init import rows
+
+PICKY = """\
+import json, pathlib
+
+MENDED = pathlib.Path(__file__).with_name("mended")
+
+
+def picky(value: bytes) -> bytes:
+    if json.loads(value)["number"] % 10 == 3 and not MENDED.exists():
+        raise ValueError("three")
+    return value
+"""
+
+
+async def done(directory: Path, *arguments: str) -> Ended:
+    ended = await command(directory, *arguments)
+    assert ended.exit_code == 0, ended.err
+    return ended
+
+
+@pytest.mark.guarantee("I1")
+async def test_what_the_template_refuses_comes_back_when_it_is_put_right(tmp_path: Path) -> None:
+    await done(tmp_path, "init", "orders")
+    directory = tmp_path / "orders"
+    await done(directory, "run", "pipeline.yaml")
+    listed = await done(directory, "deadletters", "list")
+    assert "1  price             an order of 0 pieces" in listed.out
+    assert "1  read              data/orders.jsonl:4: 'not json' is not a JSON value" in listed.out
+    assert listed.out.endswith("2 dead letters\n")
+    (one,) = (await done(directory, "deadletters", "list", "--json", "--vertex", "price")).out.splitlines()
+    assert (json.loads(one)["lane"], json.loads(one)["keys"]) == ("read-price.0", ["edsger"])
+
+    function = directory / "functions.py"
+    function.write_text(function.read_text().replace('order["pieces"] < 1', 'order["pieces"] < 0'))
+    replayed = await command(directory, "deadletters", "replay")
+    assert replayed.exit_code == 2, "the line that is no order cannot go back"
+    assert "1 put back, 0 left out" in replayed.out
+    assert "1 not put back: read is a source and reads no buffer" in replayed.out
+    again = await done(directory, "deadletters", "replay", "--vertex", "price")
+    assert "0 put back, 1 left out because they were put back before" in again.out
+    summary = await done(directory, "run", "pipeline.yaml")
+    assert "BALANCED" in summary.out + summary.err
+    assert [row["item"] for row in rows(directory, "all")].count("shelf") == 1
+    assert len(rows(directory, "all")) == 6
+    assert [len(rows(directory, name)) for name in ("refused", "unreadable")] == [1, 1]
+
+    await done(directory, "deadletters", "replay", "--reason", "0 pieces")
+    await done(directory, "run", "pipeline.yaml")
+    assert len(rows(directory, "all")) == 6
+
+
+@pytest.mark.guarantee("I1")
+async def test_a_replay_that_dies_anywhere_and_is_made_again_puts_back_each_record_once(
+    files: PipelineFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "picky.py").write_text(PICKY, encoding="utf-8")
+    policy = "retryStrategy: {backoff: {interval: 1ms, steps: 1}}"
+    files.write(
+        files.generator(30)
+        + f"- name: map\n  udf: {{python: 'picky.py:picky', {policy}}}\n  partitions: 2\n"
+        + files.file_sink("out")
+        + files.file_sink("dead"),
+        ["in -> map", "map -> out", "{from: map, to: dead, kind: deadLetter}"],
+    )
+    await done(tmp_path, "run", "pipeline.yaml")
+    assert sorted(files.numbers("out")) == [n for n in range(30) if n % 10 != 3]
+    (tmp_path / "mended").touch()
+    kept = tmp_path / "kept"
+    for name in (".millstream", "out", "dead"):
+        shutil.copytree(tmp_path / name, kept / name)
+    # Some lanes are open again and some not; nothing is put back; it is, and nobody was told.
+    for point in ("ledger.commit:after@map", "ledger.commit:before@in", "ledger.commit:after@in"):
+        for name in (".millstream", "out", "dead"):
+            shutil.rmtree(tmp_path / name)
+            shutil.copytree(kept / name, tmp_path / name)
+        with monkeypatch.context() as patched:
+            patched.setenv(CRASH_AT, point)
+            killed = await command(tmp_path, "deadletters", "replay")
+            assert killed.exit_code < 0, f"{point} was not reached: {killed.out}"
+        await done(tmp_path, "deadletters", "replay")
+        ended = await done(tmp_path, "run", "pipeline.yaml")
+        assert "BALANCED" in ended.out + ended.err
+        assert sorted(files.numbers("out")) == list(range(30)), point
+
+
+async def test_a_replay_waits_for_the_end_of_the_run(files: PipelineFiles, tmp_path: Path) -> None:
+    files.write(
+        files.generator(10_000, rpu=50) + files.function("picky") + files.file_sink("out") + files.file_sink("dead"),
+        ["in -> map", "map -> out", "{from: map, to: dead, kind: deadLetter}"],
+    )
+    async with start(tmp_path, "run", "pipeline.yaml") as run:
+        await run.until(lambda: len(files.rows("dead")) > 0)
+        listed = await done(tmp_path, "deadletters", "list")
+        assert "ValueError: number 1 is bad" in listed.out
+        refused = await command(tmp_path, "deadletters", "replay")
+        assert refused.exit_code == 2
+        assert f"is running (process {run.process.pid})" in refused.err
+        run.interrupt()
+        assert (await run.ended()).exit_code == 0
+    some = await done(tmp_path, "deadletters", "replay", "--reason", "number 1 ")
+    assert "1 put back, 0 left out" in some.out
+    assert "opened again" not in some.out, "a drained pipeline goes on anyway"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["list", "nowhere"], "there is no nowhere"),
+        (["list", "text.jsonl"], "text.jsonl:1: not JSON"),
+        (["list", "rows.jsonl"], "rows.jsonl:1: not an envelope"),
+    ],
+)
+async def test_what_is_no_dead_letter_is_named(tmp_path: Path, arguments: list[str], said: str) -> None:
+    (tmp_path / "text.jsonl").write_text("not json\n")
+    (tmp_path / "rows.jsonl").write_text('{"n": 1}\n')
+    ended = await command(tmp_path, "deadletters", *arguments)
+    assert ended.exit_code == 2
+    assert said in ended.err
