@@ -38,6 +38,8 @@ class Row:
     """What the lane had promised before."""
     record_id: str
     headers: Mapping[str, bytes]
+    buffer: BufferId
+    """That it lies in."""
 
     @property
     def is_late(self) -> bool:
@@ -55,7 +57,7 @@ def rows_of(world: World, buffer: BufferId) -> list[Row]:
         columns = zip(frame.values(), frame.keys(), frame.event_times_us(), ids, frame.headers(), strict=True)
         for index, (value, keys, time_us, record_id, headers) in enumerate(columns):
             place = written.lane, written.sequence, index
-            rows.append(Row(*place, value, tuple(keys), time_us, promised_us, record_id, headers))
+            rows.append(Row(*place, value, tuple(keys), time_us, promised_us, record_id, headers, buffer))
     return rows
 
 

@@ -82,7 +82,7 @@ def judge(
     elif window.session is not None:
         timeout_us = round(window.session.timeout_s * 1e6)
         _check_sessions(where, by_value, holders, finals, timeout_us, exact=exact)
-        _check_late(where, gone, timeout_us, lateness_us)
+        _check_late(where, inputs, holders, gone, timeout_us, lateness_us)
     else:
         assert window.global_ is not None
         assert window.global_.trigger is not None
@@ -157,13 +157,39 @@ def _check_panes(
                 )
 
 
-def _check_late(where: str, gone: Sequence[Row], timeout_us: int, lateness_us: int) -> None:
+def _check_late(
+    where: str,
+    inputs: Sequence[Row],
+    holders: Mapping[bytes, Sequence[Result]],
+    gone: Sequence[Row],
+    timeout_us: int,
+    lateness_us: int,
+) -> None:
+    """A late record comes after the end of the session it would have been in, as far as what came before it in the same
+    buffer tells: what is in one result was in one open session, or in several that the record would have joined."""
     for row in gone:
-        if row.promised_us < row.time_us + timeout_us + lateness_us:
-            raise Violation(
-                f"I5: {where}: {row.value!r} of {row.time_us} is late, though nobody had promised more than "
-                f"{row.promised_us}"
-            )
+        before: dict[Result, list[int]] = defaultdict(list)
+        for other in inputs:
+            if other.buffer == row.buffer and (other.sequence, other.index) < (row.sequence, row.index):
+                for result in holders.get(other.value, ()):
+                    if result.key == row.keys:
+                        before[result].append(other.time_us)
+        for times in ([], *before.values()):
+            end_us = _end_with(row.time_us, times, timeout_us)
+            if row.promised_us < end_us + lateness_us:
+                raise Violation(
+                    f"I5: {where}: {row.value!r} of {row.time_us} is late, though its session ended at {end_us}, and "
+                    f"nobody had promised more than {row.promised_us}"
+                )
+
+
+def _end_with(time_us: int, times: Sequence[int], timeout_us: int) -> int:
+    """End of the session that holds `time_us` among these."""
+    last_us = time_us
+    for other_us in sorted(times):
+        if last_us <= other_us < last_us + timeout_us:
+            last_us = other_us
+    return last_us + timeout_us
 
 
 def _check_sessions(

@@ -1,21 +1,26 @@
 """Which moments of a lane's input must be known to make its log anew from that input. Pure.
 
 Which window a record is in follows from its time, from the records that came before it, and from the windows that were
-closed by then. Only the last is not in the input. It matters where a record is older than the closed windows: there it
-begins a window, or is late, where it would have joined them. And early results are numbered by how often they were
-made. So those moments are milestones, and, for the sake of the log that is made anew, one after every so many bytes:
-what was closed by then need not be kept any longer.
+closed by then. The last is not in the input. It matters where a record is older than the closed windows: there it
+begins a window, or is late, where it would have joined them. Nor does the input say which records of several edges
+came first. That matters for a record whose own session has ended: it is late, unless it joins one that is open. And
+early results are numbered by how often they were made. So those moments are milestones, and, for the sake of the log
+that is made anew, one after every so many bytes: what was closed by then need not be kept any longer.
 
 Used by the queue, which writes milestones into its log, and the lane, which commits them and reads them again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
 
 from millstream.clock import START_OF_TIME_US
 from millstream.limits import MIB
 from millstream.wire.reduce.v1 import wal_pb2
+from millstream_reduce.queued_frames import QueuedFrame, rows_of_frames
+from millstream_reduce.windowing import Rows
 
 BETWEEN_BYTES = 16 * MIB
 """Stored bytes of input between two milestones at most, about, as long as windows close."""
@@ -31,14 +36,23 @@ class Milestones:
         """Of input since then."""
 
     def before(
-        self, positions: Mapping[str, int], closed_us: int, size: int, *, depends: bool
+        self,
+        positions: Mapping[str, int],
+        closed_us: int,
+        size: int,
+        *,
+        depends: bool,
+        joined: Sequence[wal_pb2.Joined] = (),
     ) -> wal_pb2.Milestone | None:
         """Where the lane stands before an append of so many stored bytes; None where nobody need know. `depends`: on
-        what is closed, which windows these records are in."""
+        what is closed, which windows these records are in. `joined`: those that joined sessions."""
         self._bytes += size
-        if closed_us <= self._closed_us or not (depends or self._bytes >= BETWEEN_BYTES):
+        moves = closed_us > self._closed_us and (depends or self._bytes >= BETWEEN_BYTES)
+        if not moves and not joined:
             return None
-        return self._note(positions, closed_us, early=False)
+        milestone = self._note(positions, closed_us, early=False)
+        milestone.joined.extend(joined)
+        return milestone
 
     def early(self, positions: Mapping[str, int], closed_us: int) -> wal_pb2.Milestone:
         """Where early results are made."""
@@ -48,6 +62,22 @@ class Milestones:
         self._closed_us, self._bytes = closed_us, 0
         inputs = [wal_pb2.InputPosition(edge=edge, sequence=number) for edge, number in sorted(positions.items())]
         return wal_pb2.Milestone(inputs=inputs, closed_us=closed_us, early=early)
+
+
+class Joined:
+    """Which records had joined sessions that were open, as the milestones of a lane say."""
+
+    def __init__(self, milestones: Iterable[wal_pb2.Milestone]) -> None:
+        self._rows = {(one.edge, one.sequence): list(one.rows) for milestone in milestones for one in milestone.joined}
+
+    def among(self, frames: Sequence[QueuedFrame]) -> Rows:
+        """Indexes over all records of these frames."""
+        rows = [
+            begin + row
+            for item, begin, _ in rows_of_frames(frames)
+            for row in self._rows.get((item.edge, item.sequence), ())
+        ]
+        return np.array(rows, np.int64)
 
 
 def is_at_or_before(milestone: wal_pb2.Milestone, positions: Mapping[str, int]) -> bool:

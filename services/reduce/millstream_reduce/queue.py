@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,9 +46,9 @@ from millstream_reduce.log.damage import time_text
 from millstream_reduce.log.files import Files, SystemFiles
 from millstream_reduce.log.log import Log, LogSizes, LogStatistics, open_log
 from millstream_reduce.log.segments import LogIdentity
-from millstream_reduce.milestones import Milestones
+from millstream_reduce.milestones import Joined, Milestones
 from millstream_reduce.queue_contents import Appended, QueueContents
-from millstream_reduce.queued_frames import QueuedFrame, late_frames_of, positions_of
+from millstream_reduce.queued_frames import QueuedFrame, joined_of, late_frames_of, positions_of
 from millstream_reduce.results import ResultFiles
 from millstream_reduce.values import WindowContents
 from millstream_reduce.windowing import Keys, Windowing
@@ -113,6 +113,7 @@ class Queue:
         self, log: Log, contents: QueueContents, results: ResultFiles, limits: QueueLimits, *, keep_late: bool
     ) -> None:
         self._milestones = Milestones() if contents.input_is_kept else None
+        self._joined = Joined(())
         self._log = log
         self._contents = contents
         self._windowing = contents.windowing
@@ -132,6 +133,7 @@ class Queue:
         batch = batches.batch_of_frames([item.frame for item in frames])
         times = batches.event_times(batch)
         keys = batches.key_codes(batch) if self._windowing.needs_keys else None
+        placed = self._windowing.sort(times, keys, self._joined.among(frames) if self.is_behind else None)
         milestone = None
         if self._milestones is not None:
             milestone = self._milestones.before(
@@ -139,8 +141,8 @@ class Queue:
                 self._windowing.closed_us,
                 sum(item.size for item in frames),
                 depends=self._windowing.depends_on_closing(times),
+                joined=joined_of(frames, placed),
             )
-        placed = self._windowing.sort(times, keys)
         late_frames = late_frames_of(frames, placed) if self._keep_late else []
         if placed.order is not None:
             batch, times = batches.taken(batch, placed.order), times[placed.order]
@@ -189,6 +191,11 @@ class Queue:
         """Freeze what open windows hold so far, where it has changed since their last early results."""
         return self._hand_over(self._early_windows(), early=True)
 
+    def recall(self, milestones: Iterable[wal_pb2.Milestone]) -> None:
+        """What is committed of milestones: what they say was decided about records is not decided again while the
+        input is read again."""
+        self._joined = Joined(milestones)
+
     def retrace(self, milestone: wal_pb2.Milestone) -> None:
         """Do again what was done at this milestone, up to which everything has been read again. What came of it is
         committed, so nothing is handed over."""
@@ -201,6 +208,9 @@ class Queue:
     def retraced(self) -> None:
         """Everything that the mark knows of has been done again."""
         self._contents.is_behind = False
+        self._joined = Joined(())
+        # Its header says so.
+        self._begin_segment()
 
     async def sync(self) -> None:
         """Return when everything appended and handed over so far is durable. Both may go on meanwhile.
@@ -320,8 +330,8 @@ class Queue:
 
     @property
     def is_behind(self) -> bool:
-        """The log has lost what the lane's mark counts on, and the input is kept: read it again from `positions` to
-        each milestone, call `retrace` there, and `retraced` where the mark stands."""
+        """The log has lost what the lane's mark counts on, and the input is kept: call `recall`, read the input again
+        from `positions` to each milestone, call `retrace` there, and `retraced` where the mark stands."""
         return self._contents.is_behind
 
     @property

@@ -96,6 +96,8 @@ class QueueContents:
     read: dict[str, list[mark_pb2.Witness]] = field(default_factory=dict)
     """By edge: the last frame that was read of each lane upstream."""
     last_hand_over: int = 0
+    _logged_hand_over: int = 0
+    """As far as the log itself knew when it was read back."""
     pending: dict[int, _Pending] = field(default_factory=dict)
     """Hand-overs that are not committed, by number, rising."""
     unacknowledged: deque[_Unacknowledged] = field(default_factory=deque)
@@ -128,6 +130,7 @@ class QueueContents:
 
     def begin(self, header: wal_pb2.Segment) -> None:
         self.starts[header.number] = {position.edge: position.sequence for position in header.inputs}
+        self.last_hand_over = max(header.last_hand_over, self.last_hand_over)
         if self._begun:
             return
         self._begun = True
@@ -140,7 +143,6 @@ class QueueContents:
         self._move_closed(header.closed_us)
         self.sequences.update(self.starts[header.number])
         self.read.update({position.edge: list(position.read) for position in header.inputs})
-        self.last_hand_over = max(header.last_hand_over, self.last_hand_over)
 
     def replay(self, entry: wal_pb2.Entry, location: Location, body: memoryview) -> None:
         if entry.WhichOneof("kind") == "hand_over":
@@ -178,9 +180,12 @@ class QueueContents:
                 f"{self.where}: the log {state} and has lost what the lane's mark in the ledger counts on: "
                 f"{'; '.join(missing)}. Restore the directory, or start the pipeline over"
             )
+        self._logged_hand_over = self.last_hand_over
         self.last_hand_over = max(self.last_hand_over, self.progress.hand_over)
         self.is_behind = bool(missing)
         if not missing:
+            # In the middle of being made anew, it may hold what is left of windows that are committed.
+            self.windowing.replayed()
             self._move_closed(self.progress.closed_us)
 
     # As of the last entry
@@ -197,7 +202,8 @@ class QueueContents:
                 for edge, sequence in sorted(self.sequences.items())
             ],
             closed_us=self.windowing.closed_us,
-            last_hand_over=self.last_hand_over,
+            # A log that is being made anew may have read everything again, and not dropped all that comes of it.
+            last_hand_over=self._logged_hand_over if self.is_behind else self.last_hand_over,
         )
 
     def checkpoint(self) -> wal_pb2.Checkpoint:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -43,14 +43,31 @@ def positions_of(frames: Sequence[QueuedFrame]) -> list[wal_pb2.InputPosition]:
     return list(positions.values())
 
 
-def late_frames_of(frames: Sequence[QueuedFrame], placed: Sorted) -> list[Frame]:
-    """The late records of each frame as a frame of its own."""
-    late: list[Frame] = []
+def rows_of_frames(frames: Sequence[QueuedFrame]) -> Iterator[tuple[QueuedFrame, int, int]]:
+    """Each frame, and where its records begin and end among those of all."""
     begin = 0
     for item in frames:
         end = begin + item.frame.records
+        yield item, begin, end
+        begin = end
+
+
+def late_frames_of(frames: Sequence[QueuedFrame], placed: Sorted) -> list[Frame]:
+    """The late records of each frame as a frame of its own."""
+    late: list[Frame] = []
+    for item, begin, end in rows_of_frames(frames):
         low, high = np.searchsorted(placed.late, (begin, end))
         if high > low:
             late.append(item.frame.take((placed.late[low:high] - begin).tolist()))
-        begin = end
     return late
+
+
+def joined_of(frames: Sequence[QueuedFrame], placed: Sorted) -> list[wal_pb2.Joined]:
+    """The records of each frame that joined a session although their own had ended."""
+    joined: list[wal_pb2.Joined] = []
+    for item, begin, end in rows_of_frames(frames):
+        low, high = np.searchsorted(placed.joined, (begin, end))
+        if high > low:
+            rows = (placed.joined[low:high] - begin).tolist()
+            joined.append(wal_pb2.Joined(edge=item.edge, sequence=item.sequence, rows=rows))
+    return joined

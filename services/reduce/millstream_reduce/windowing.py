@@ -48,6 +48,8 @@ class Sorted:
     outside: Rows = field(default_factory=lambda: np.empty(0, np.int64))
     """Rows that lie in no window (between sliding windows whose slide is longer than their length), however old, in the
     order of arrival. They are neither admitted nor late; the lane counts them as filtered."""
+    joined: Rows = field(default_factory=lambda: np.empty(0, np.int64))
+    """Admitted rows that would be late by themselves, but belong to a session that is open, in the order of arrival."""
 
 
 class Windowing(Protocol):
@@ -61,8 +63,9 @@ class Windowing(Protocol):
     def closed_us(self) -> int:
         """Windows that end at or before this, allowed lateness included, are closed for good; never falls."""
 
-    def sort(self, times: Times, keys: Keys | None) -> Sorted:
-        """Decide about rows, without taking them in."""
+    def sort(self, times: Times, keys: Keys | None, joined: Rows | None = None) -> Sorted:
+        """Decide about rows, one after the other, without taking them in. `joined`: where an input is read again, what
+        was decided the first time; it depends on the order of several inputs, which is another one now."""
 
     def depends_on_closing(self, times: Times) -> bool:
         """Whether these rows could come into other windows, or bring others there, if none had been closed before
@@ -88,6 +91,9 @@ class Windowing(Protocol):
         called without contents, before `add`, with the `closed_us` of the entry: rows that came late are not in the
         windows that were closed by then. Rows that the log holds no more are missing in what is open, and are not
         missed."""
+
+    def replayed(self) -> None:
+        """The log has been read back to its end. Raises `DamageError` when it holds rows that no window was for."""
 
     def oldest_end_us(self) -> int | None:
         """End of the window that ends first among those that are open, or closed and not handed over; None when there

@@ -46,6 +46,10 @@ class StoredMilestones:
             if sequence < self._stored[0][0]:
                 self.trimmer.consumed(sequence)
 
+    def all(self) -> list[wal_pb2.Milestone]:
+        """In their order."""
+        return [milestone for _, milestone in self._stored]
+
     def way(self, progress: mark_pb2.ReduceProgress, positions: Mapping[str, int]) -> list[wal_pb2.Milestone]:
         """The milestones from a log that has come to `positions` to where the mark stands, which is the last."""
         mark = [wal_pb2.InputPosition(edge=done.edge, sequence=done.sequence) for done in progress.inputs]

@@ -108,6 +108,7 @@ class ReduceOpening:
         if milestones is not None and queue.is_behind:
             log.warning("%s: its log in %s is gone or old; making it anew from the input", where, directory)
             stored = {item.buffer.edge: await item.upstream.last_sequence(item.buffer) for item in inputs}
+            queue.recall(milestones.all())
             retracing = Retracing(milestones.way(progress_of(mark), positions), stored)
         name = StreamName(self.resolved.pipeline.name, lane.vertex, lane.key, self.replica)
         program = program_of(self.resolved, lane, self.replica, self.programs.reduce_address(name))

@@ -14,15 +14,15 @@ from millstream.frame import Frame
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.log.inspection import inspect_log
 from millstream_reduce.milestones import BETWEEN_BYTES, Milestones, is_at_or_before
-from millstream_reduce.queue import Queue
+from millstream_reduce.queue import Queue, QueuedFrame
 from millstream_reduce.windows import WindowConfig
 from tests.unit.reduce.queued import EDGE, LIMITS, OTHER_EDGE, Lane, contents_of, frame_of
 
 SESSIONS = WindowConfig("session", timeout_us=15)
 EARLIER = frame_of([0, 5])
 """Its session, [0, 20), is closed and committed."""
-BEHIND = frame_of([10, 2])
-"""The first would have joined that session, the second is late."""
+BEHIND = frame_of([2, 10])
+"""The first is late, the second would have joined that session."""
 AFTER = frame_of([24])
 CLOSED_US = 21
 
@@ -85,6 +85,48 @@ async def test_records_behind_closed_windows_are_a_milestone_once(tmp_path: Path
         assert lane.append(queue, frame).milestone is not None
 
 
+@pytest.mark.guarantee("I3")
+async def test_what_joined_an_open_session_does_so_again_however_the_edges_are_read(tmp_path: Path) -> None:
+    lane = kept(tmp_path)
+    lane.keep_late = True
+    open_session, inside, before = frame_of([20, 30]), frame_of([18, 22]), frame_of([3, 4, 8])
+    async with lane.opened() as queue:
+        lane.append(queue, open_session)
+        assert queue.close(40) == []
+        # The session begins at 18 with the first frame: then [4, 19) meets it, and [3, 18) does not.
+        first, second = QueuedFrame(OTHER_EDGE, 1, inside.size, inside), QueuedFrame(EDGE, 2, before.size, before)
+        appended = queue.append([first, second], 0)
+        assert [frame.values() for frame in appended.late_frames] == [[b"3"]]
+        joined = [
+            wal_pb2.Joined(edge=OTHER_EDGE, sequence=1, rows=[0, 1]),
+            wal_pb2.Joined(edge=EDGE, sequence=2, rows=[1, 2]),
+        ]
+        milestone = wal_pb2.Milestone(inputs=[position(EDGE, 1)], closed_us=40, joined=joined)
+        assert appended.milestone == milestone
+        # Nothing was closed since, but the order of the edges matters again.
+        again = queue.append([QueuedFrame(EDGE, 3, before.size, before)], 0)
+        assert again.milestone == wal_pb2.Milestone(
+            inputs=[position(EDGE, 2), position(OTHER_EDGE, 1)],
+            closed_us=40,
+            joined=[wal_pb2.Joined(edge=EDGE, sequence=3, rows=[0, 1, 2])],
+        )
+        await lane.acknowledge(queue)
+    shutil.rmtree(lane.directory)
+    async with lane.opened() as queue:
+        queue.recall([milestone, again.milestone])
+        lane.append(queue, open_session)
+        queue.retrace(milestone)
+        appended = queue.append([second, first], 0)
+        assert [frame.values() for frame in appended.late_frames] == [[b"3"]]
+        queue.append([QueuedFrame(EDGE, 3, before.size, before)], 0)
+        lane.retrace(queue)
+        hand_overs = queue.close(60)
+        await queue.sync()
+        ((start, end, _, found),) = contents_of(lane.directory, hand_overs)
+        assert (start, end) == (3, 45)
+        assert sorted(found) == sorted([b"20", b"30", b"18", b"22", b"4", b"8", b"3", b"4", b"8"])
+
+
 @pytest.mark.parametrize(
     "config",
     [WindowConfig("fixed", length_us=10), WindowConfig("sliding", length_us=10, slide_us=5), WindowConfig("global")],
@@ -134,6 +176,34 @@ async def test_a_log_that_is_lost_on_the_way_or_old_goes_on_where_it_is(tmp_path
         hand_overs = queue.close(40)
         await queue.sync()
         assert contents_of(lane.directory, hand_overs) == [(10, 39, 0, [b"10", b"24"])]
+
+
+@pytest.mark.guarantee("I3")
+@pytest.mark.parametrize("done", [False, True], ids=["before-the-last-step", "behind-it"])
+async def test_a_log_that_has_everything_again_and_is_torn_before_the_last_step_does_that_too(
+    tmp_path: Path, done: bool
+) -> None:
+    lane = kept(tmp_path)
+    async with lane.opened() as queue:
+        await committed_session(lane, queue)
+        read_again(lane, queue, AFTER)
+        await lane.acknowledge(queue)
+    shutil.rmtree(lane.directory)
+    async with lane.opened() as queue:
+        read_again(lane, queue, EARLIER, AFTER)
+        await queue.sync()
+        lane.retrace(queue)
+        if done:
+            await queue.sync()
+    async with lane.opened() as queue:
+        assert queue.is_behind is not done
+        if not done:
+            lane.retrace(queue)
+        # The session of the first records is committed.
+        hand_overs = queue.close(40)
+        await queue.sync()
+        assert [hand_over.number for hand_over in hand_overs] == [2]
+        assert contents_of(lane.directory, hand_overs) == [(24, 39, 0, [b"24"])]
 
 
 def early_numbers(hand_overs: Sequence[wal_pb2.HandOver]) -> list[tuple[int, int]]:

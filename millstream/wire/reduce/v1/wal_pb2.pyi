@@ -265,6 +265,7 @@ class Milestone(_message.Message):
     INPUTS_FIELD_NUMBER: _builtins.int
     CLOSED_US_FIELD_NUMBER: _builtins.int
     EARLY_FIELD_NUMBER: _builtins.int
+    JOINED_FIELD_NUMBER: _builtins.int
     closed_us: _builtins.int
     """Windows that ended up to here, lateness included, were closed; microseconds."""
     early: _builtins.bool
@@ -273,20 +274,58 @@ class Milestone(_message.Message):
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___InputPosition]:
         """How far each input had been read; without records and bytes."""
 
+    @_builtins.property
+    def joined(self) -> _containers.RepeatedCompositeFieldContainer[Global___Joined]:
+        """Records behind it that came for a session that was open, though their own had ended: whether it was follows from
+        how the inputs were read by turns, which nothing else tells.
+        """
+
     def __init__(
         self,
         *,
         inputs: _abc.Iterable[Global___InputPosition] | None = ...,
         closed_us: _builtins.int = ...,
         early: _builtins.bool = ...,
+        joined: _abc.Iterable[Global___Joined] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed_us", b"closed_us", "early", b"early", "inputs", b"inputs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed_us", b"closed_us", "early", b"early", "inputs", b"inputs", "joined", b"joined"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Milestone: _TypeAlias = Milestone  # noqa: Y015
+
+@_typing.final
+class Joined(_message.Message):
+    """Records of one frame."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EDGE_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    edge: _builtins.str
+    sequence: _builtins.int
+    """Stream sequence of the frame."""
+    @_builtins.property
+    def rows(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Rising."""
+
+    def __init__(
+        self,
+        *,
+        edge: _builtins.str = ...,
+        sequence: _builtins.int = ...,
+        rows: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["edge", b"edge", "rows", b"rows", "sequence", b"sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Joined: _TypeAlias = Joined  # noqa: Y015
 
 @_typing.final
 class InputPosition(_message.Message):

@@ -155,6 +155,9 @@ class CountWindows(KeyedWindows):
 
     # Replay
 
+    def replayed(self) -> None:
+        """`add` has refused what no window was for."""
+
     def _note(self, contents: WindowContents) -> None:
         key = contents.window.key
         if not self._config.accumulate:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from itertools import islice
 
 import numpy as np
+import numpy.typing as npt
 
 from millstream.clock import END_OF_TIME_US, START_OF_TIME_US
 from millstream.errors import DamageError
@@ -25,6 +26,14 @@ from millstream_reduce.windows.slots import Key, Slots
 
 NO_LIMIT = START_OF_TIME_US - 1
 """Before every time."""
+
+
+def closed_before(location: Location) -> DamageError:
+    """What is wrong with rows that no window was for when they were logged."""
+    return DamageError(
+        f"the entry at {location.offset} of segment {location.segment} holds records whose windows were closed"
+        " before it: the log or the vertex's window settings changed; restore them"
+    )
 
 
 class Runs:
@@ -86,7 +95,7 @@ class KeyedWindows(ABC):
         # Windows that end by the limit are closed: what is later meets none of them.
         return len(times) > 0 and int(times.min()) < self._limit_us()
 
-    def sort(self, times: Times, keys: Keys | None) -> Sorted:
+    def sort(self, times: Times, keys: Keys | None, joined: Rows | None = None) -> Sorted:
         if not len(times):
             return Sorted(None, NO_ROWS)
         kept: Rows | None = None
@@ -94,8 +103,12 @@ class KeyedWindows(ABC):
         until = self._late_until()
         if int(times.min()) <= until:
             too_late = times <= until
+            joined = self._joining(times, keys, too_late) if joined is None else joined[too_late[joined]]
+            too_late[joined] = False
             late, kept = np.flatnonzero(too_late), np.flatnonzero(~too_late)
             times = times[kept]
+        else:
+            joined = NO_ROWS
         if not len(times):
             return Sorted(kept, late)
         groups = self._groups(keys, len(late) + len(times))
@@ -110,21 +123,24 @@ class KeyedWindows(ABC):
             again = stable_order(labels)
             order = again if order is None else order[again]
         if kept is None or order is None:
-            return Sorted(order if kept is None else kept, late)
-        return Sorted(kept[order], late)
+            return Sorted(order if kept is None else kept, late, joined=joined)
+        return Sorted(kept[order], late, joined=joined)
 
     def add(self, times: Times, keys: Keys | None, location: Location) -> None:
         if not len(times):
             return
-        if int(times.min()) <= self._late_until():
-            raise DamageError(
-                f"the entry at {location.offset} of segment {location.segment} holds records whose windows were closed"
-                " before it: the log or the vertex's window settings changed; restore them"
-            )
+        self._check_open(times, location)
         groups = run_numbers(self._groups(keys, len(times)))
         runs = Runs(times, keys if self.needs_keys else None, self._parts(times, groups))
         entry = self._slots.entries.add(location, len(runs.firsts))
         self._take_in(times, runs, entry)
+
+    def _check_open(self, times: Times, location: Location) -> None:
+        if int(times.min()) <= self._late_until():
+            raise closed_before(location)
+
+    @abstractmethod
+    def replayed(self) -> None: ...
 
     def _groups(self, keys: Keys | None, rows: int) -> Rows:
         if not self.needs_keys:
@@ -215,7 +231,11 @@ class KeyedWindows(ABC):
 
     @abstractmethod
     def _late_until(self) -> int:
-        """Rows at or before this time are late."""
+        """Rows at or before this time are late, unless they join a window that is open."""
+
+    def _joining(self, times: Times, keys: Keys | None, too_late: npt.NDArray[np.bool_]) -> Rows:
+        """Those that do, of the rows that are `too_late` by themselves."""
+        return NO_ROWS
 
     @abstractmethod
     def _parts(self, times: Times, groups: Rows) -> Rows:

@@ -96,7 +96,7 @@ class PanedWindows:
         # A row is in the windows of its time, or late for them.
         return False
 
-    def sort(self, times: Times, keys: Keys | None) -> Sorted:
+    def sort(self, times: Times, keys: Keys | None, joined: Rows | None = None) -> Sorted:
         if not len(times):
             return Sorted(None, NO_ROWS)
         low, high = self._pane_of(int(times.min())), self._pane_of(int(times.max()))
@@ -175,6 +175,9 @@ class PanedWindows:
             if one.window.early:
                 number = self._number_of(one.window)
                 self._early[number] = (one.window.early, self._rows(number))
+
+    def replayed(self) -> None:
+        """`add` has refused what no window was for."""
 
     def early(self, windows_max: int | None = None) -> list[WindowContents]:
         begin = max(self._handed, self._last_closed()) + 1

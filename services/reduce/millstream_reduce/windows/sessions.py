@@ -2,18 +2,30 @@
 
 A row at t is by itself the session [t, t + timeout). Sessions of one key that share a moment are one session, in
 whatever order their rows come; sessions that only touch are two, since the watermark may have closed the first by the
-time the second begins. A row is late when its own session is closed, whatever others are still open.
+time the second begins.
+
+Whether a row is late is decided by merging first: it is when the session that it would be in, with all open sessions
+that it meets, has ended. Rows are judged one after the other, so one that comes later in the same batch does not count.
+Of a key's open sessions at most one began before the limit, since all of them go on beyond it: a row whose own session
+has ended can only meet that one, and does when it ends after the other's start.
+
+    limit: what ends up to here is closed
+      ┆
+  [───┆──)   the open session that began before        [···)     late: it ends before that
+      ┆ [────)   others                                   [···)  not late: from now on the session begins with it
 """
 
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from millstream.clock import END_OF_TIME_US
-from millstream_reduce.values import Window, WindowContents
-from millstream_reduce.windowing import Rows, Times
-from millstream_reduce.windows.grouping import parts
+from millstream_reduce.values import Location, Window, WindowContents
+from millstream_reduce.windowing import Keys, Rows, Times
+from millstream_reduce.windows.grouping import NO_ROWS, parts
 from millstream_reduce.windows.keyed import NO_LIMIT
+from millstream_reduce.windows.slots import Key
 from millstream_reduce.windows.spans import SpanWindows
 
 
@@ -24,6 +36,34 @@ class SessionWindows(SpanWindows):
         if self._ended:
             return END_OF_TIME_US
         return max(self._closed_us - self._config.lateness_us - self._config.timeout_us, NO_LIMIT)
+
+    def _joining(self, times: Times, keys: Keys | None, too_late: npt.NDArray[np.bool_]) -> Rows:
+        if self._ended:
+            return NO_ROWS
+        limit, timeout = self._limit_us(), self._config.timeout_us
+        # Others neither join nor bring the start of a session forward.
+        rows = np.flatnonzero(times < limit)
+        codes = [0] * len(rows) if keys is None or not self.needs_keys else keys.codes[rows].tolist()
+        starts: dict[int, int] = {}
+        joined: list[int] = []
+        for row, time, code in zip(rows.tolist(), times[rows].tolist(), codes, strict=True):
+            start = starts.get(code)
+            if start is None:
+                start = self._start_before(keys.values[code] if keys is not None and self.needs_keys else None, limit)
+                starts[code] = start
+            if time + timeout > start:
+                if too_late[row]:
+                    joined.append(row)
+                starts[code] = min(start, time)
+        return np.array(joined, np.int64)
+
+    def _start_before(self, key: Key, limit: int) -> int:
+        """Start of the key's open session that began before the limit; without one, the limit."""
+        slots = self._open_slots(key)
+        return min(int(self._slots.start[slots[0]]), limit) if slots else limit
+
+    def _check_open(self, times: Times, location: Location) -> None:
+        """Rows may join sessions that are open; `replayed` sees what did not."""
 
     def _parts(self, times: Times, groups: Rows) -> Rows:
         return parts(times, groups, self._config.timeout_us)

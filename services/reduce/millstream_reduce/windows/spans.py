@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from bisect import bisect_left
+from collections.abc import Sequence
 from itertools import repeat
 
 import numpy as np
@@ -18,7 +19,7 @@ from millstream_reduce.windowing import Rows, Times
 from millstream_reduce.windows import encoding
 from millstream_reduce.windows.config import WindowConfig
 from millstream_reduce.windows.grouping import run_numbers, run_starts
-from millstream_reduce.windows.keyed import KeyedWindows, Runs
+from millstream_reduce.windows.keyed import NO_LIMIT, KeyedWindows, Runs, closed_before
 from millstream_reduce.windows.slots import Key
 
 _ABSENT = -(2**62)
@@ -40,6 +41,10 @@ class SpanWindows(KeyedWindows):
         self._next_list = 0
         self._first_end = END_OF_TIME_US
         """No open slot ends before this."""
+        self._settled_us = NO_LIMIT
+        """Slots that ended up to here were due before."""
+        self._strays: set[int] = set()
+        """Slots that are due, and ended before their rows came: what is left of windows whose first rows are gone."""
 
     @abstractmethod
     def _spans(self, times: Times, firsts: Rows) -> tuple[Rows, Rows, Rows]:
@@ -126,11 +131,13 @@ class SpanWindows(KeyedWindows):
 
     def _settle(self) -> None:
         limit = self._limit_us()
+        settled_us, self._settled_us = self._settled_us, limit
         if limit < self._first_end:
             return
         slots, used = self._slots, self._slots.used
         due = np.flatnonzero(slots.open[:used] & (slots.end[:used] <= limit))
         if len(due):
+            self._strays.update(due[slots.end[due] <= settled_us].tolist())
             self._unlist(due)
             slots.open[due] = False
             if self._due:
@@ -139,6 +146,17 @@ class SpanWindows(KeyedWindows):
             self._add_due(self._in_order(due))
         ends = slots.end[:used][slots.open[:used]]
         self._first_end = int(ends.min()) if len(ends) else END_OF_TIME_US
+
+    def _not_due(self, slots: Sequence[int]) -> None:
+        super()._not_due(slots)
+        self._strays.difference_update(slots)
+
+    def replayed(self) -> None:
+        slots, used = self._slots, self._slots.used
+        ended = np.flatnonzero(slots.open[:used] & (slots.end[:used] <= self._limit_us()))
+        strays = [*self._strays, *ended.tolist()]
+        if strays:
+            raise closed_before(slots.contents(np.array(strays[:1], np.int64))[0][0].location)
 
     def _in_order(self, slots: Rows) -> Rows:
         """By end, start and key."""

@@ -74,20 +74,23 @@ class Lane:
         keys = keys_of([key for _, key in arrived]) if self.windowing.needs_keys else None
         placed = self.windowing.sort(times, keys)
         order = list(range(len(arrived))) if placed.order is None else placed.order.tolist()
-        verdicts = [self.naive.verdict(time) for time, _ in arrived]
+        place = sum(len(entry.rows) for entry in self.log if isinstance(entry, Appended))
+        names = [key if self.windowing.needs_keys else None for _, key in arrived]
+        stored = {row: Row(place + index, arrived[row][0], names[row]) for index, row in enumerate(order)}
+        verdicts = []
+        for row, (time, _) in enumerate(arrived):
+            verdicts.append(self.naive.verdict(time, names[row]))
+            if verdicts[-1] == "admitted":
+                self.naive.add(stored[row])
         assert sorted(order) == [row for row, verdict in enumerate(verdicts) if verdict == "admitted"]
         assert placed.late.tolist() == [row for row, verdict in enumerate(verdicts) if verdict == "late"]
         assert placed.outside.tolist() == [row for row, verdict in enumerate(verdicts) if verdict == "outside"]
         if not order:
             return
-        place = sum(len(entry.rows) for entry in self.log if isinstance(entry, Appended))
-        names = [key if self.windowing.needs_keys else None for _, key in arrived]
-        rows = tuple(Row(place + index, arrived[row][0], names[row]) for index, row in enumerate(order))
+        rows = tuple(stored.values())
         segment, inside = divmod(len(self.log), ENTRIES_PER_SEGMENT)
         entry = Appended(self.windowing.closed_us, rows, Location(segment, (inside + 1) * ENTRY_BYTES, ENTRY_BYTES))
         self._add(self.windowing, entry)
-        for row in rows:
-            self.naive.add(row)
         self._write(entry)
 
     def close(self, watermark_us: int, windows_max: int | None = None) -> int:
@@ -150,6 +153,7 @@ class Lane:
                 self._add(self.windowing, entry)
             else:
                 self.windowing.closed(entry.contents, entry.closed_us)
+        self.windowing.replayed()
         assert self.windowing.closed_us == self.naive.closed_us
 
     def _first_needed(self) -> int:

@@ -77,7 +77,7 @@ class Naive(ABC):
             self.floor_us = max(self.floor_us, self.closed_us - self.config.lateness_us)
 
     @abstractmethod
-    def verdict(self, time: int) -> Literal["admitted", "late", "outside"]: ...
+    def verdict(self, time: int, key: Key) -> Literal["admitted", "late", "outside"]: ...
 
     @abstractmethod
     def add(self, row: Row) -> None: ...
@@ -137,7 +137,7 @@ class NaiveShared(Naive):
             start -= slide
         return windows
 
-    def verdict(self, time: int) -> Literal["admitted", "late", "outside"]:
+    def verdict(self, time: int, key: Key) -> Literal["admitted", "late", "outside"]:
         windows = self._windows_of(time)
         if not windows:
             return "outside"
@@ -157,20 +157,30 @@ class NaiveShared(Naive):
 class NaiveSessions(Naive):
     """Sessions."""
 
-    def verdict(self, time: int) -> Literal["admitted", "late", "outside"]:
-        return "late" if self.is_closed(time + self.config.timeout_us) else "admitted"
+    def verdict(self, time: int, key: Key) -> Literal["admitted", "late", "outside"]:
+        session, _ = self._merged(Row(-1, time, key))
+        return "late" if self.is_closed(session.end) else "admitted"
 
     def add(self, row: Row) -> None:
+        session, parts = self._merged(row)
+        for one in parts:
+            self.open.remove(one)
+        self.open.append(session)
+
+    def _merged(self, row: Row) -> tuple[Open, list[Open]]:
+        """The session that the row would be in, and those open ones that it is made of."""
         start = min(row.time, END_OF_TIME_US - 1)
         session = Open(start, min(start + self.config.timeout_us, END_OF_TIME_US), row.key, [row])
-        for one in list(self.open):
+        parts = []
+        for one in self.open:
             meets = one.key == row.key and one.start < session.end and session.start < one.end
             if meets and not self.is_closed(one.end):
-                session.start, session.end = min(session.start, one.start), max(session.end, one.end)
-                session.rows += one.rows
-                session.early, session.seen = max(session.early, one.early), session.seen + one.seen
-                self.open.remove(one)
-        self.open.append(session)
+                parts.append(one)
+        for one in parts:
+            session.start, session.end = min(session.start, one.start), max(session.end, one.end)
+            session.rows += one.rows
+            session.early, session.seen = max(session.early, one.early), session.seen + one.seen
+        return session, parts
 
 
 class NaiveGlobal(Naive):
@@ -181,7 +191,7 @@ class NaiveGlobal(Naive):
         self.kept: dict[Key, Open] = {}
         self.last_end: dict[Key, int] = {}
 
-    def verdict(self, time: int) -> Literal["admitted", "late", "outside"]:
+    def verdict(self, time: int, key: Key) -> Literal["admitted", "late", "outside"]:
         return "late" if self.ended else "admitted"
 
     def early(self) -> list[Result]:

@@ -9,7 +9,7 @@ import pytest
 
 from millstream.clock import END_OF_TIME_US, START_OF_TIME_US
 from millstream.errors import DamageError
-from millstream_reduce.values import Location
+from millstream_reduce.values import Location, Window, WindowContents
 from millstream_reduce.windowing import Keys
 from millstream_reduce.windows import WindowConfig, make_windowing
 from tests.unit.reduce.windows.rows import Table, location
@@ -79,13 +79,59 @@ def test_rows_of_a_session_are_stored_in_the_order_of_arrival() -> None:
     }
 
 
-def test_a_row_is_late_by_its_own_session_whatever_is_open() -> None:
+@pytest.mark.guarantee("I3")
+def test_a_row_inside_an_open_session_belongs_to_it_whatever_its_own_gap_says() -> None:
     table = Table(KEYED)
     table.add((0, "a"), (9, "a"), (18, "a"))
     assert table.close(20) == {}
-    # [5, 15) is closed, though the session [0, 28) around it is open.
-    assert table.add((5, "a"), (10, "a"), (11, "a")) == [(5, "a"), (10, "a")]
-    assert table.close(28) == {(0, 28, "a"): [(0, "a"), (9, "a"), (18, "a"), (11, "a")]}
+    # [5, 15) and [10, 20) have ended, the session [0, 28) around them has not.
+    assert table.add((5, "a"), (10, "a"), (11, "a"), (5, "b"), (10, "b"), (11, "b")) == [(5, "b"), (10, "b")]
+    assert table.close(28) == {
+        (11, 21, "b"): [(11, "b")],
+        (0, 28, "a"): [(0, "a"), (9, "a"), (18, "a"), (5, "a"), (10, "a"), (11, "a")],
+    }
+
+
+def test_a_row_that_only_touches_an_open_session_and_has_ended_is_late() -> None:
+    table = Table(SHARED)
+    table.add(20, 25)
+    assert table.close(30) == {}
+    # [10, 20) ends where [20, 35) begins; [11, 21) brings its start forward, and then [1, 11) ends at that start.
+    assert table.add(10, 11, 1, 2, 12) == [10, 1]
+    assert table.close(35) == {(2, 35, ""): [20, 25, 11, 2, 12]}
+
+
+def test_rows_are_judged_in_the_order_in_which_they_come() -> None:
+    # [9, 19) meets [12, 22), which is not there yet when it comes first.
+    for arrived, late in (((9, 12), [9]), ((12, 9), [])):
+        together, apart = Table(SHARED), Table(SHARED)
+        for table in (together, apart):
+            assert table.close(20) == {}
+        assert together.add(*arrived) == late
+        assert [row for time in arrived for row in apart.add(time)] == late
+        assert together.close(22).keys() == apart.close(22).keys() == {(12 if late else 9, 22, "")}
+
+
+def test_a_row_is_late_with_the_end_of_the_session_it_would_be_in() -> None:
+    for lateness in (0, 7):
+        table = Table(WindowConfig("session", timeout_us=10, lateness_us=lateness))
+        table.add(0, 9)
+        assert table.close(18 + lateness) == {}
+        assert table.add(1) == []
+        assert table.close(19 + lateness) == {(0, 19, ""): [0, 9, 1]}
+        assert table.add(1, 9) == [1, 9]
+        # What begins behind it is a session of its own, and takes in what it meets.
+        assert table.add(10, 8) == []
+
+
+def test_what_was_decided_about_rows_is_not_decided_again() -> None:
+    table = Table(SHARED)
+    table.add(18)
+    assert table.close(20) == {}
+    times = np.array([9, 10, 11, 12], np.int64)
+    assert table.windowing.sort(times, None).joined.tolist() == [0, 1]
+    placed = table.windowing.sort(times, None, joined=np.array([1], np.int64))
+    assert (placed.late.tolist(), placed.joined.tolist()) == ([0], [1])
 
 
 def test_a_row_in_time_never_reopens_a_closed_session() -> None:
@@ -111,8 +157,8 @@ def test_lateness_keeps_sessions_open_to_rows_that_belong_to_them() -> None:
     table = Table(WindowConfig("session", timeout_us=10, lateness_us=5, keyed=True))
     table.add((0, "a"))
     assert table.close(14) == {}
-    assert table.add((-1, "a"), (0, "b")) == [(-1, "a")]
-    assert table.close(15) == {(0, 10, "a"): [(0, "a")], (0, 10, "b"): [(0, "b")]}
+    assert table.add((-1, "a"), (-1, "b"), (0, "b")) == [(-1, "b")]
+    assert table.close(15) == {(-1, 10, "a"): [(0, "a"), (-1, "a")], (0, 10, "b"): [(0, "b")]}
 
 
 def test_keys_are_any_bytes_and_not_cut_at_zeros() -> None:
@@ -176,11 +222,19 @@ def test_what_the_log_lost_with_its_first_segments_is_not_missed() -> None:
     assert table.read(replayed.close(END_OF_TIME_US)) == {(40, 50, ""): [40]}
 
 
-def test_rows_of_closed_sessions_are_refused_and_named() -> None:
-    table = Table(SHARED)
-    table.close(20)
-    with pytest.raises(DamageError, match="entry at 64 of segment 1 holds records whose windows were closed"):
-        table.windowing.add(np.array([10], np.int64), None, location(0))
+def test_rows_of_closed_sessions_in_a_log_are_refused_and_named_unless_a_hand_over_has_them() -> None:
+    window = Window(0, 30, None)
+    for closed_us in (None, 20, 40):
+        table = Table(SHARED)
+        table.close(20)
+        table.windowing.add(np.array([10, 40], np.int64), None, location(0))
+        if closed_us is not None:
+            table.windowing.closed((), closed_us)
+        with pytest.raises(DamageError, match="entry at 64 of segment 1 holds records whose windows were closed"):
+            table.windowing.replayed()
+        table.windowing.closed([WindowContents(window, (), 0)], 40)
+        table.windowing.replayed()
+        assert [one.window for one in table.windowing.close(50)] == [Window(40, 50, None)]
 
 
 def test_rows_without_keys_are_refused_where_sessions_belong_to_keys() -> None:
