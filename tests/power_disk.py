@@ -40,8 +40,15 @@ class PowerDisk:
             os.close(descriptor)
 
     async def restore(self) -> None:
-        """The machine is back: mount what is left."""
+        """The machine is back: mount what is left.
+
+        A copy of it, because the stopped file system may live on: it stays mounted in every mount namespace that was
+        made meanwhile (of a container, say), and the same image would be given the same stopped file system again.
+        """
         await self._unmount()
+        left = self._image.with_suffix(".left")
+        _run("cp", "--sparse=always", str(self._image), str(left))
+        left.replace(self._image)
         self._mount()
 
     def _mount(self) -> None:

@@ -77,6 +77,19 @@ class Experiment:
     outcome: Outcome
     verdict: Mapping[str, Any]
     """The oracle's."""
+    planned: int | None = None
+    """Faults that were asked for; None where they were not counted."""
+
+    @property
+    def shortfall(self) -> str:
+        """Why what held does not say much: fewer faults were injected than were asked for. Empty when all were."""
+        done = len(self.outcome.struck)
+        if self.planned is None or done >= self.planned:
+            return ""
+        return (
+            f"{done} of {self.planned} faults could be injected before the run had ended; give it more to do (more "
+            "input, a slower source), or ask for fewer"
+        )
 
     @property
     def faults(self) -> list[str]:
@@ -95,7 +108,7 @@ class Experiment:
 
     @property
     def sound(self) -> bool:
-        return bool(self.verdict["sound"]) and not self.faults
+        return bool(self.verdict["sound"]) and not self.faults and not self.shortfall
 
 
 async def conduct(options: Options, told: Callable[[Struck], None]) -> Experiment:
@@ -149,7 +162,7 @@ async def conduct(options: Options, told: Callable[[Struck], None]) -> Experimen
         raise kind(f"the run ended before anything was done to it:\n{_tail(outcome.runner_log)}")
     verdict = await _judged(options, directory, drained=outcome.drained)
     (directory / "verdict.json").write_text(json.dumps(verdict, indent=1), encoding="utf-8")
-    return Experiment(outcome, verdict)
+    return Experiment(outcome, verdict, options.kills)
 
 
 def _settle(options: Options, directory: Path, records: int, rate: int, ports: Ports, taken: int) -> None:

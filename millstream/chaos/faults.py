@@ -43,7 +43,7 @@ class Injector:
         """`path`: between the vertices and their broker, for faults of the network. `small_disk`: a directory on a file
         system that may be filled, see `refuse_large_disk`."""
         self.succeeded = 0
-        """Vertices whose lanes a successor took over while they slept."""
+        """Vertices whose lanes a successor took over while they slept, and that woke up."""
         self.fenced = 0
         """Those among them that ended when they woke up, because they were not the owner any more."""
         self._log_file = log_file
@@ -90,8 +90,11 @@ class Injector:
             )
         try:
             await asyncio.sleep(strike.lasts_s)
-            with suppress(psutil.NoSuchProcess):
+            try:
                 victim.process.send_signal(signal.SIGCONT)
+            except psutil.NoSuchProcess:
+                # It slept for so long that the runner has replaced it.
+                return
             self.succeeded += 1
             with suppress(TimeoutError):
                 async with asyncio.timeout(_SUCCESSOR_GRACE_S):

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeVar
 
+from millstream.limits import HUNG_AFTER_S
+
 _Card = TypeVar("_Card")
 
 
@@ -73,9 +75,11 @@ _DURING_RECOVERY_S = (0.02, 0.6)
 """Between two strikes, when the second one does not wait."""
 _PAUSE_S = (1.0, 9.0)
 """Beyond the 5 s after which a commit's answer counts as lost, at the long end."""
-_LONG_PAUSE_SHARE = 0.1
-_LONG_PAUSE_S = (16.0, 18.0)
-"""Beyond every timeout, also that of a silent connection (15 s)."""
+_LONG_PAUSES = (True, False, False, False)
+"""One in four pauses is long."""
+LONG_PAUSE_S = (16.0, 18.0)
+"""Beyond every timeout, also that of a silent connection (15 s); the runner has replaced the process by then."""
+assert LONG_PAUSE_S[0] > HUNG_AFTER_S + 2
 _STALL_S = (1.0, 7.0)
 _FULL_S = (1.0, 4.0)
 
@@ -114,6 +118,7 @@ def strikes(seed: int, kinds: Sequence[FaultKind], roles: Sequence[Role]) -> Ite
     rng = random.Random(seed)
     kind_of, role_of, network_of = _dealt(rng, kinds), _dealt(rng, roles), _dealt(rng, tuple(NetworkFault))
     pausable_of = _dealt(rng, tuple(role for role in roles if role is not Role.RUNNER))
+    is_long = _dealt(rng, _LONG_PAUSES)
     number = 0
     while True:
         number += 1
@@ -131,15 +136,15 @@ def strikes(seed: int, kinds: Sequence[FaultKind], roles: Sequence[Role]) -> Ite
             network=network,
             pick=rng.random(),
             wait_s=rng.uniform(*(_DURING_RECOVERY_S if hasty else _QUIET_S)),
-            lasts_s=_lasts_s(rng, kind, network),
+            lasts_s=_lasts_s(rng, kind, network, long=kind is FaultKind.PAUSE and next(is_long)),
             successor=kind is FaultKind.PAUSE and role is Role.VERTEX and rng.random() < 0.5,
             into_recovery=hasty,
         )
 
 
-def _lasts_s(rng: random.Random, kind: FaultKind, network: NetworkFault | None) -> float:
+def _lasts_s(rng: random.Random, kind: FaultKind, network: NetworkFault | None, *, long: bool) -> float:
     if kind is FaultKind.PAUSE:
-        return rng.uniform(*(_LONG_PAUSE_S if rng.random() < _LONG_PAUSE_SHARE else _PAUSE_S))
+        return rng.uniform(*(LONG_PAUSE_S if long else _PAUSE_S))
     if kind is FaultKind.DISK:
         return rng.uniform(*_FULL_S)
     return rng.uniform(*_STALL_S) if network is NetworkFault.STALL else 0.0

@@ -25,6 +25,7 @@ def as_json(experiment: Experiment) -> dict[str, Any]:
         },
         "counts": experiment.verdict["counts"],
         "violations": [*experiment.faults, *_violated(experiment)],
+        "shortfall": experiment.shortfall or None,
         "checks": experiment.verdict["checks"],
         "zombies": {"woken": experiment.outcome.succeeded, "fenced": experiment.outcome.fenced},
         "drained": experiment.outcome.drained,
@@ -56,12 +57,20 @@ def lines(experiment: Experiment) -> list[str]:
         fenced = f"{experiment.outcome.fenced} of them were fenced when they woke up, the others had nothing to do"
         found += ["", f"{slept}; {fenced}"]
     found += ["", *(f"VIOLATED: {fault}" for fault in experiment.faults)]
+    if experiment.shortfall:
+        found.append(f"INCOMPLETE: {experiment.shortfall}")
     how = "drained" if experiment.outcome.drained else "ended"
     found.append(
-        f"{'SOUND' if experiment.sound else 'VIOLATED'}: {len(struck)} faults in {experiment.outcome.seconds:.0f} s, "
-        f"the run {how}"
+        f"{_conclusion(experiment)}: {len(struck)} faults in {experiment.outcome.seconds:.0f} s, the run {how}"
     )
     return found
+
+
+def _conclusion(experiment: Experiment) -> str:
+    if experiment.sound:
+        return "SOUND"
+    violated = experiment.faults or not experiment.verdict["sound"]
+    return "VIOLATED" if violated else "INCOMPLETE"
 
 
 def fault_line(struck: Struck) -> str:

@@ -156,7 +156,9 @@ class Session:
             if not strike.into_recovery:
                 await self._until_back()
             await self._runner.wait_over(self._left_s(strike.wait_s))
-            if self._over or done == self._plan.strikes_max or self._left_s(1.0) <= 0:
+            # A run that has processed everything has nothing left that a fault could harm.
+            ended = self._over or self._board.ended(all_lanes(self._graph))
+            if ended or done == self._plan.strikes_max or self._left_s(1.0) <= 0:
                 break
             if await self._strike(strike):
                 done += 1

@@ -18,7 +18,7 @@ from millstream.chaos.report import as_json, fault_line, lines
 from millstream.errors import UserError
 
 VIOLATED = 1
-"""Exit code when something that is promised did not hold."""
+"""Exit code when something that is promised did not hold, or fewer faults could be injected than were asked for."""
 
 
 def run(arguments: argparse.Namespace) -> int:

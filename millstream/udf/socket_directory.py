@@ -22,6 +22,10 @@ SOCKET_PATH_BYTES_MAX = 107
 """The kernel's limit on Linux."""
 _PREFIX = "millstream-udf-"
 _LOCK = "owner"
+_NO_PLACE = (
+    "there is no place for the socket of a function: set TMPDIR to a directory that can be written to, or mount a "
+    "tmpfs at /tmp (a container with a read-only root needs one)"
+)
 _YOUNG_S = 30.0
 """A directory may be between its making and its locking for this long."""
 
@@ -29,13 +33,19 @@ _YOUNG_S = 30.0
 @contextmanager
 def open_socket_directory() -> Iterator[Path]:
     """The directory, for this user only; gone at the end of the block."""
-    base = Path(tempfile.gettempdir())
+    try:
+        base = Path(tempfile.gettempdir())
+    except FileNotFoundError as error:
+        raise EnvironmentFault(f"{_NO_PLACE}: {error.strerror}") from error
     if len(os.fsencode(base)) + 40 > SOCKET_PATH_BYTES_MAX:
         raise EnvironmentFault(
             f"the temporary directory {base} has too long a name for unix sockets: set TMPDIR to a shorter one"
         )
     remove_abandoned(base)
-    directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
+    try:
+        directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
+    except OSError as error:
+        raise EnvironmentFault(f"{_NO_PLACE}: {base}: {error.strerror}") from error
     try:
         with (directory / _LOCK).open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -66,6 +66,16 @@ def test_a_pipeline_of_a_user_is_drained_and_held_to_what_its_sinks_state(tmp_pa
 
 
 @pytest.mark.timeout(180)
+def test_a_run_that_ends_before_all_faults_is_no_success(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text(OWN.replace("{rpu: 300,", "{rpu: 300, records: 600,"))
+    command = [sys.executable, "-m", "millstream", "chaos", "own.yaml", "--kills", "30", "--dir", str(tmp_path / "one")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=170, check=False, cwd=tmp_path)
+    assert ended.returncode == 1, ended.stdout
+    assert "of 30 faults could be injected before the run had ended; give it more to do" in ended.stdout
+    assert ended.stdout.splitlines()[-2].startswith("INCOMPLETE: ")
+
+
+@pytest.mark.timeout(180)
 @pytest.mark.guarantee("I1", "I9")
 def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
     with open_small_disk(tmp_path / "disk", 1 << 30) as disk:

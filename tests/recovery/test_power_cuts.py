@@ -176,6 +176,28 @@ async def test_no_frame_is_read_that_a_power_cut_takes_back(tmp_path: Path) -> N
         assert kept < read_frames
 
 
+async def test_a_disk_is_back_although_a_mount_namespace_holds_the_stopped_one(tmp_path: Path) -> None:
+    async with open_power_disk(tmp_path / "disk", 64 * MIB) as disk:
+        # As a container does that is started meanwhile, on this machine and for other purposes.
+        namespace = await asyncio.create_subprocess_exec(
+            *tethered(["unshare", "--mount", "sh", "-c", "echo made; exec sleep 600"]), stdout=asyncio.subprocess.PIPE
+        )
+        try:
+            assert namespace.stdout is not None
+            assert await asyncio.wait_for(namespace.stdout.readline(), 20) == b"made\n"
+            for cut in range(3):
+                (disk.path / f"{cut}").write_text("kept")
+                descriptor = os.open(disk.path / f"{cut}", os.O_RDONLY)
+                os.fsync(descriptor)
+                os.close(descriptor)
+                disk.cut()
+                await disk.restore()
+                assert (disk.path / f"{cut}").read_text() == "kept"
+        finally:
+            namespace.kill()
+            await namespace.wait()
+
+
 @pytest.mark.timeout(400)
 @pytest.mark.guarantee("I1", "I2", "I6", "I8")
 async def test_broker_and_file_sinks_lose_and_repeat_nothing(tmp_path: Path) -> None:

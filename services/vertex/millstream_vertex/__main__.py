@@ -18,7 +18,7 @@ from pathlib import Path
 import uvloop
 
 from millstream.clock import SystemClock
-from millstream.errors import DamageError, EnvironmentFault, FencedError, MillstreamError, UserError
+from millstream.errors import DamageError, FencedError, MillstreamError, UserError
 from millstream.health import start_heartbeat
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.limits import DRAIN_TIMEOUT_S
@@ -29,6 +29,9 @@ from millstream_vertex.assembly import open_vertex
 from millstream_vertex.surroundings import VertexConfig
 
 log = logging.getLogger(__name__)
+
+_OF_EXTRAS = {"numpy": "reduce", "pyspark": "reduce", "pyarrow": "arrow"}
+"""Packages that only some vertices need, and the extra of Millstream that installs each."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,15 +49,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     except BaseExceptionGroup as group:
         return _report(group)
+    except Exception as error:  # noqa: BLE001  # a failure is reported in the log, whatever it is
+        return _report(BaseExceptionGroup("", [error]))
 
 
 def _config(options: argparse.Namespace) -> VertexConfig:
     try:
         text = options.pipeline.read_text(encoding="utf-8")
-    except OSError as error:
-        raise EnvironmentFault(f"the resolved pipeline {options.pipeline} cannot be read: {error}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--pipeline: the resolved pipeline {options.pipeline} cannot be read: {error}") from error
+    pipeline = resolved.load(text)
+    vertices = {vertex.name: vertex for vertex in pipeline.graph.vertices}
+    vertex = vertices.get(options.vertex)
+    name = pipeline.pipeline.name
+    if vertex is None:
+        raise UserError(f"--vertex: pipeline {name} has no vertex {options.vertex}; it has {', '.join(vertices)}")
+    if not 0 <= options.replica < vertex.replicas:
+        raise UserError(
+            f"--replica: vertex {vertex.name} of pipeline {name} has {vertex.replicas} replica(s), numbered from 0; "
+            f"there is no replica {options.replica}"
+        )
     return VertexConfig(
-        resolved=resolved.load(text),
+        resolved=pipeline,
         vertex=options.vertex,
         replica=options.replica,
         nats_url=options.nats,
@@ -102,6 +118,14 @@ def _report(group: BaseExceptionGroup[BaseException]) -> int:
     if isinstance(first, MillstreamError):
         log.error("%s", first)
         return first.exit_code
+    if isinstance(first, ModuleNotFoundError) and first.name in _OF_EXTRAS:
+        log.error(
+            "this vertex needs %s, which is not installed here: `pip install 'millstream[%s]'`, or use an image that "
+            "has it",
+            first.name,
+            _OF_EXTRAS[first.name],
+        )
+        return UserError.exit_code
     log.error("defect: %r", first, exc_info=first)
     return MillstreamError.exit_code
 
@@ -146,7 +170,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--metrics-host", default="127.0.0.1", help="address they listen on; 0.0.0.0 for all (default: 127.0.0.1)"
     )
-    parser.add_argument("--log-level", default="INFO")
+    parser.add_argument(
+        "--log-level", type=str.upper, choices=["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"], default="INFO"
+    )
     return parser
 
 

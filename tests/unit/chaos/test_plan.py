@@ -8,6 +8,7 @@ from itertools import islice
 import pytest
 
 from millstream.chaos.plan import ROLES, SPARK_ROLES, FaultKind, NetworkFault, Role, strikes
+from millstream.limits import HUNG_AFTER_S
 
 ALL = tuple(FaultKind)
 
@@ -43,6 +44,12 @@ def test_strikes_last_wait_and_hurry_as_their_kind_says(seed: int) -> None:
         assert not strike.successor or strike.role is Role.VERTEX
     kills = [strike for strike in plan if strike.kind is FaultKind.KILL]
     assert 0.1 < sum(strike.into_recovery for strike in kills) / len(kills) < 0.3
+
+
+def test_one_in_four_pauses_lasts_until_after_the_process_is_replaced() -> None:
+    plan = list(islice(strikes(1, (FaultKind.PAUSE,), ROLES), 40))
+    assert sum(strike.lasts_s > HUNG_AFTER_S + 2 for strike in plan) == 10
+    assert any(strike.lasts_s > HUNG_AFTER_S for strike in plan[:4])
 
 
 def test_a_plan_of_one_kind_and_one_role_needs_no_other() -> None:
