@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from millstream.errors import DamageError, MillstreamError
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.local.replica import Failure
 from millstream.local.run import ABORTED, RunOptions, RunResult
@@ -39,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     if result.failure is not None:
         print(_failure_text(result.failure, debug=arguments.debug), file=sys.stderr)
     if not arguments.quiet or (result.summary is not None and not result.summary.balanced):
-        print(_result_text(result))
+        print(result_text(result))
     return result.exit_code
 
 
@@ -50,7 +51,14 @@ def _failure_text(failure: Failure, *, debug: bool) -> str:
     return f"{failure.detail}\n{text}" if debug and failure.detail else text
 
 
-def _result_text(result: RunResult) -> str:
+def _is_all_there(result: RunResult) -> bool:
+    """It is known that nothing is lost: no damage was met, no defect, and the account, where it was read, balances."""
+    if result.exit_code in (DamageError.exit_code, MillstreamError.exit_code):
+        return False
+    return result.exit_code == ABORTED or (result.summary is not None and result.summary.balanced)
+
+
+def result_text(result: RunResult) -> str:
     lines = list(summary_lines(result.summary)) if result.summary is not None else []
     if result.exit_code == ABORTED:
         how = "stopped at once"
@@ -64,6 +72,6 @@ def _result_text(result: RunResult) -> str:
     if result.exit_code == 0 and result.summary is not None:
         more = "start over with --fresh" if result.summary.ended else "the next run goes on from here"
         lines[-1] += f" ({more})"
-    elif result.exit_code != 0:
+    elif _is_all_there(result):
         lines[-1] += " (nothing is lost; the next run goes on from here)"
     return "\n".join(lines)

@@ -6,6 +6,7 @@ beyond their ids.
     <root>/lock            held (flock) by the one runner; its text is that runner's process id
     <root>/pipeline.json   the resolved pipeline, as the vertex processes read it
     <root>/shape.json      names, kinds and partitions the stored data depends on
+    <root>/ledgers.json    the ledgers in the broker's store, by vertex
     <root>/runtime.json    ports and processes of the current run, or of the last one
     <root>/status.json     the numbers last shown; rewritten every second
     <root>/broker/         the broker's configuration and its store: every buffer, mark and watermark
@@ -35,7 +36,17 @@ from millstream.errors import DamageError, EnvironmentFault, UserError
 HOME = Path(".millstream")
 """Data directories lie here, below the current directory, unless the user names another place."""
 
-_CONTENTS = ("pipeline.json", "shape.json", "runtime.json", "status.json", "broker", "windows", "spark", "logs")
+_CONTENTS = (
+    "pipeline.json",
+    "shape.json",
+    "ledgers.json",
+    "runtime.json",
+    "status.json",
+    "broker",
+    "windows",
+    "spark",
+    "logs",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +141,10 @@ class DataDirectory:
     @property
     def shape(self) -> Path:
         return self.root / "shape.json"
+
+    @property
+    def ledgers(self) -> Path:
+        return self.root / "ledgers.json"
 
     def read_runtime(self) -> Runtime | None:
         """The current run, or the last; None when there was none."""

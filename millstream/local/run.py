@@ -28,6 +28,7 @@ from millstream.local.broker import NAME as BROKER
 from millstream.local.broker import EmbeddedBroker
 from millstream.local.causes import first_cause
 from millstream.local.directory import HOME, DataDirectory, RunningProcess, Runtime, held, read_json, write_json
+from millstream.local.ledgers import KnownLedgers
 from millstream.local.listening import refuse_taken_ports
 from millstream.local.logfiles import LogFile, broker_line, short_entry
 from millstream.local.processes import end_stale, identify
@@ -36,7 +37,7 @@ from millstream.local.replica import Failure, ReplicaPlan, Supervisor, Surroundi
 from millstream.local.runner_log import runner_log
 from millstream.local.screen import MESSAGES_PER_S, Scene, Screen
 from millstream.local.shape import differences, shape_of
-from millstream.local.summary import Summary, summarize
+from millstream.local.summary import Summary, check_stored, summarize
 from millstream.local.view import PipelineView, open_view
 from millstream.spec import resolved
 from millstream.spec.lanes import owned_lanes
@@ -220,11 +221,15 @@ class _Run:
             self._spark.address if self._spark is not None else None,
             self._options.metrics_host,
         )
-        self._had_ended = summarize(self._graph, await view.marks(), {}).ended
+        ledgers = KnownLedgers(self._directory.ledgers)
+        ledgers.check(await view.ledger_ids())
+        stored = summarize(self._graph, await view.marks(), {})
+        check_stored(stored, self._directory.root)
+        self._had_ended = stored.ended
         self._state = "running"
         async with asyncio.TaskGroup() as tasks:
             watching = [
-                tasks.create_task(self._look(view), name="look"),
+                tasks.create_task(self._look(view, ledgers), name="look"),
                 tasks.create_task(self._keep_showing(), name="show"),
             ]
             draining = tasks.create_task(self._drain_when_asked(view), name="drain")
@@ -241,7 +246,7 @@ class _Run:
             for task in watching:
                 task.cancel()
         summary = summarize(self._graph, await view.marks(), await view.waiting())
-        await self._look_once(view)
+        await self._look_once(view, ledgers)
         self._state = "ended" if summary.ended else "stopped"
         self._show()
         self._screen.close()
@@ -284,15 +289,16 @@ class _Run:
         for replica in replicas:
             replica.stop(grace_s=grace_s)
 
-    async def _look(self, view: PipelineView) -> None:
+    async def _look(self, view: PipelineView, ledgers: KnownLedgers) -> None:
         """Keep the numbers up to date, for ever. While the broker is away the last ones stand."""
         while True:
             with contextlib.suppress(RetryLaterError):
-                await self._look_once(view)
+                await self._look_once(view, ledgers)
             await asyncio.sleep(SAMPLE_INTERVAL_S)
 
-    async def _look_once(self, view: PipelineView) -> None:
+    async def _look_once(self, view: PipelineView, ledgers: KnownLedgers) -> None:
         await view.update(self._progress)
+        ledgers.note(await view.ledger_ids())
         if self._durability is None:
             self._durability = await self._shown_durability(view)
 

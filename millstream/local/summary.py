@@ -2,7 +2,7 @@
 
 Above it: the runner and `status`. Below it: the marks of all lanes. Two equations must hold exactly:
 
-    for every lane:    inputs = processed + filtered + dead-lettered + dropped
+    for every lane:    inputs = processed + filtered + dead-lettered + dropped + diverted (late) + open (in windows)
     for every buffer:  written by all lanes upstream = read by the lane downstream + still waiting in it
 """
 
@@ -10,8 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from millstream.account import Account, consumed
+from millstream.errors import DamageError
+from millstream.ledger.witness import REPAIR
 from millstream.local.screen import aligned
 from millstream.record import BufferId, LaneId
 from millstream.spec.graph import Graph
@@ -97,6 +100,15 @@ def summarize(graph: Graph, marks: Mapping[LaneId, mark_pb2.Mark], waiting: Mapp
         sums = (sum(counts.get(buffer, 0) for buffer in buffers) for counts in (written, read))
         edges.append(EdgeAccount(edge.name, *sums))
     return Summary(vertices, edges, found)
+
+
+def check_stored(summary: Summary, where: Path) -> None:
+    """Raise `DamageError` when what is stored contradicts itself before anything has run."""
+    if not summary.balanced:
+        raise DamageError(
+            f"what is stored in {where} contradicts itself, so a part of it is not what was written: "
+            f"{'; '.join(summary.differences)}. {REPAIR}"
+        )
 
 
 def summary_lines(summary: Summary) -> list[str]:

@@ -52,6 +52,11 @@ class PipelineView:
                 return ledger.durability
         return None
 
+    async def ledger_ids(self) -> dict[str, str]:
+        """The ledgers there are, by vertex."""
+        ledgers = {vertex: await self._ledger(vertex) for vertex in self._graph.order}
+        return {vertex: ledger.ledger_id for vertex, ledger in ledgers.items() if ledger is not None}
+
     async def marks(self, vertex: str | None = None) -> dict[LaneId, mark_pb2.Mark]:
         """The mark of every lane that has one, of one vertex or of all."""
         found: dict[LaneId, mark_pb2.Mark] = {}

@@ -13,7 +13,10 @@ import pytest
 
 from millstream.cli.arguments import parser
 from millstream.cli.main import main
+from millstream.cli.run import result_text
 from millstream.errors import UserError
+from millstream.local.run import RunResult
+from millstream.local.summary import Summary
 from millstream.spec import resolved
 from millstream.spec.loading import load
 
@@ -211,3 +214,16 @@ def test_init_refuses_to_overwrite(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_bench_refuses_numbers_that_mean_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "map", "--records", "0"]) == 2
     assert "--records 0: at least 1 is needed" in capsys.readouterr().err
+
+
+@pytest.mark.guarantee("I10")
+@pytest.mark.parametrize(
+    ("exit_code", "differences", "said"),
+    [(3, [], True), (4, [], True), (130, [], True), (5, [], False), (70, ["in: 9 for 7"], False), (4, ["x"], False)],
+)
+def test_that_nothing_is_lost_is_said_only_where_it_is_known(
+    exit_code: int, differences: list[str], said: bool, tmp_path: Path
+) -> None:
+    summary = Summary([], [], differences)
+    result = RunResult(exit_code, None, summary if exit_code != 130 else None, tmp_path, 1.0, had_ended=False)
+    assert ("nothing is lost" in result_text(result)) == said
