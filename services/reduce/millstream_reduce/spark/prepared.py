@@ -2,6 +2,9 @@
 
     name of a job ─► told, analysed and planned at its first run ─► run ─► run ─► run
 
+A plan is run again only where every operator in it is known to keep nothing of the run before (`_REPEATABLE`); others
+are planned anew each time. What reads the clock or is random is analysed anew as well: the analysis settles both.
+
 Building, analysing and planning a small job takes as long as running it. What differs between the runs of a program is
 the manifest, so it is no part of the job: it goes along with each run as a property of the thread that starts it, which
 Spark hands to the tasks. A Spark Connect server has no such properties; there each run is a job of its own.
@@ -16,6 +19,7 @@ import pickle
 import threading
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
+from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -25,8 +29,19 @@ from millstream_reduce.spark.manifest import Manifest
 
 _PROPERTY = "millstream.manifest"
 _JOBS_MAX = 64
-_KEEPS_SOMETHING = ("Exchange", "Subquery", "InMemoryTableScan", "AdaptiveSparkPlan")
-"""In the text of a physical plan: it keeps something of its first run, and would give it again."""
+_EXECUTION = "org.apache.spark.sql.execution"
+_REPEATABLE = frozenset(
+    f"{_EXECUTION}.{operator}"
+    for operator in (
+        "WholeStageCodegenExec", "InputAdapter", "RangeExec", "ProjectExec", "FilterExec",
+        "SortExec", "UnionExec", "GenerateExec", "python.MapInArrowExec",
+        "aggregate.HashAggregateExec", "aggregate.ObjectHashAggregateExec", "aggregate.SortAggregateExec",
+        "joins.SortMergeJoinExec", "window.WindowExec", "window.WindowGroupLimitExec",
+    )
+)  # fmt: skip
+"""Physical operators (their Java classes) that hand on what their children give now. Exchanges, caches, broadcasts and
+adaptive plans keep what they once got, and would give the rows of earlier windows again. One that is missing here costs
+the time of planning."""
 
 OpenFrame = Callable[[Manifest | None], AbstractContextManager[DataFrame]]
 """Makes the job for a manifest, or for the one that comes with each run; what it needs is there within the block."""
@@ -39,19 +54,37 @@ class PreparedJob:
 
     def __init__(self, frame: DataFrame) -> None:
         self._frame = frame
-        plan = frame._jdf.queryExecution().executedPlan().toString()
-        self._keeps_something = any(part in plan for part in _KEEPS_SOMETHING)
+        execution = frame._jdf.queryExecution()
+        self.repeatable = is_repeatable(execution.executedPlan())
+        """Its physical plan may be run again."""
+        self.settled = _is_settled(frame, execution.analyzed())
+        """So may its analysis."""
         self._running = threading.Lock()
 
     def run(self, spark: SparkSession, manifest: Manifest) -> pa.Table:
         """Its rows. From several threads at a time, too: the property is that of the thread."""
         # A physical plan has variables in which it makes its code, so it serves one run at a time.
-        if self._keeps_something or not self._running.acquire(blocking=False):
+        if not self.repeatable or not self._running.acquire(blocking=False):
             return _rows(spark, self._frame.select("*"), manifest)
         try:
             return _rows(spark, self._frame, manifest)
         finally:
             self._running.release()
+
+
+def is_repeatable(plan: Any) -> bool:
+    """Whether a physical plan (an object of Java's) is of known operators only."""
+    if plan.getClass().getName() not in _REPEATABLE or not plan.subqueries().isEmpty():
+        return False
+    children = plan.children()
+    return all(is_repeatable(children.apply(index)) for index in range(children.size()))
+
+
+def _is_settled(frame: DataFrame, analyzed: Any) -> bool:
+    """Whether an analysed plan means the same at any time: it is not random, and does not read the clock."""
+    java: Any = frame.sparkSession._jvm
+    patterns = java.org.apache.spark.sql.catalyst.trees.TreePattern
+    return bool(analyzed.deterministic()) and not analyzed.containsPattern(patterns.CURRENT_LIKE())
 
 
 def _rows(spark: SparkSession, frame: DataFrame, manifest: Manifest) -> pa.Table:
@@ -74,6 +107,9 @@ def run_job(spark: SparkSession, name: Hashable, open_frame: OpenFrame, manifest
         while len(_jobs) >= _JOBS_MAX:
             _jobs.pop(next(iter(_jobs)), None)
         _jobs[spark, name] = job
+    if not job.settled:
+        with open_frame(None) as frame:
+            return _rows(spark, frame, manifest)
     return job.run(spark, manifest)
 
 
@@ -82,6 +118,6 @@ def manifest_of_run() -> Manifest:
     context = TaskContext.get()
     sent = context.getLocalProperty(_PROPERTY) if context is not None else None
     if sent is None:
-        raise RuntimeError("this is no task of a job that was started here")
+        raise RuntimeError("not running inside a Millstream Spark task")
     manifest: Manifest = pickle.loads(base64.b64decode(sent))
     return manifest
