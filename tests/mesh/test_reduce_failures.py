@@ -66,6 +66,50 @@ async def test_a_window_that_fails_is_tried_again(
     assert contents_of(files.rows("out")) == fixed_contents(events, 10)
 
 
+CONTEXT = """\
+import json
+
+import millstream_udf as udf
+
+
+@udf.reduce
+class Placed:
+    async def setup(self, context):
+        self.vertex = context.vertex
+
+    async def process(self, keys, records, window, context):
+        assert context.attempt > 0, "not at the first attempt"
+        place = [context.pipeline, context.vertex, self.vertex, context.lane, context.replica, context.attempt]
+        return json.dumps({"place": place, "n": len(list(records)), "closed": context.watermark_us >= window.end_us})
+"""
+
+
+async def test_a_function_inside_spark_knows_where_its_windows_come_from(
+    files: PipelineFiles, tmp_path: Path, spark: SparkDriver, events: list[Event]
+) -> None:
+    (tmp_path / "placed.py").write_text(CONTEXT, encoding="utf-8")
+    program = "python: 'placed.py:Placed'"
+    vertices = source() + files.file_sink("out")
+    for name in ("sum", "other"):
+        vertices += reduce(
+            "{fixed: {length: 10s}}",
+            name=name,
+            program=program,
+            more=f"retryStrategy: {{{TWICE}}}",
+            lanes="partitions: 2",
+        )
+    path = files.write(vertices, ["in -> sum", "sum -> out", "in -> other", "other -> out"])
+    async with open_pipeline(path, tmp_path / "broker", spark=spark.address) as run:
+        await run.run()
+    rows = files.rows("out")
+    places = {tuple(row["place"]) for row in rows}
+    assert places == {
+        ("p", vertex, vertex, f"window.{partition}", 0, 1) for vertex in ("sum", "other") for partition in (0, 1)
+    }
+    assert sum(row["n"] for row in rows) == 2 * len(events)
+    assert any(row["closed"] for row in rows)
+
+
 @pytest.mark.guarantee("I2", "I3")
 async def test_a_window_that_goes_on_failing_stops_the_lane_until_it_is_put_right(
     files: PipelineFiles, tmp_path: Path, spark: SparkDriver, events: list[Event]

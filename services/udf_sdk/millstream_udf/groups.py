@@ -14,6 +14,7 @@ from functools import cached_property
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from millstream_udf.context import Context
 from millstream_udf.inputs import Inputs
 from millstream_udf.values import Record, Window
 from millstream_udf.wire.udf.v1 import udf_pb2
@@ -27,6 +28,8 @@ class Group(NamedTuple):
 
     window: Window
     keys: tuple[str, ...] = ()
+    context: Context | None = None
+    """Where it comes from, when not all groups of a call come from the same place."""
 
     def __str__(self) -> str:
         return f"{self.window} {'/'.join(self.keys)}" if self.keys else str(self.window)

@@ -128,7 +128,7 @@ class ReduceFunction:
 
     def _results(self, group: Group, feed: Feed, context: Context) -> Iterator[bytes | Message]:
         """Of a function that is not async. A generator, so that whatever it raises is raised to who takes results."""
-        given = {"keys": group.keys, "window": group.window, "context": context}
+        given = {"keys": group.keys, "window": group.window, "context": group.context or context}
         if self._shape.per_group:
             instance = self._call(*map(given.__getitem__, self._shape.arguments))
             for chunk in feed:
@@ -146,7 +146,7 @@ class ReduceFunction:
         yield from _outputs(self._call(*map(given.__getitem__, self._shape.arguments)))
 
     async def _results_async(self, group: Group, feed: Feed, context: Context) -> AsyncGenerator[bytes | Message, None]:
-        given = {"keys": group.keys, "window": group.window, "context": context}
+        given = {"keys": group.keys, "window": group.window, "context": group.context or context}
         if self._shape.per_group:
             instance = self._call(*map(given.__getitem__, self._shape.arguments))
             async for chunk in feed:

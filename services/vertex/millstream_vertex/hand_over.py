@@ -22,7 +22,7 @@ from millstream.dead_letter import headers_of
 from millstream.errors import UdfError, UserError
 from millstream.frame import KEY_SEPARATOR, Frame, frame_of_records
 from millstream.limits import COMMIT_BYTES_MAX, COMMIT_FRAMES_MAX, RESULT_FRAME_BYTES_MAX, RESULT_FRAME_RECORDS_MAX
-from millstream.record import BufferId, Record
+from millstream.record import BufferId, LaneId, Record
 from millstream.retry import OnFailure, RetryPolicy
 from millstream.wire.reduce.v1 import spark_pb2, wal_pb2
 from millstream_reduce.batches import HEADERS, frame_of_columns
@@ -87,16 +87,18 @@ class HandOverJobs:
         *,
         directory: str,
         where: str,
-        vertex: str,
+        lane: LaneId,
+        replica: int,
         rng: random.Random,
     ) -> None:
-        """`where` names pipeline, vertex and lane in messages."""
+        """`where` names pipeline, vertex and lane in messages; `lane` and `replica` are for functions' context."""
         self._spark = spark
         self._program = program
         self._policy = policy
         self._directory = directory
         self._where = where
-        self._vertex = vertex
+        self._lane = lane
+        self._replica = replica
         self._rng = rng
 
     async def check(self) -> None:
@@ -116,7 +118,11 @@ class HandOverJobs:
                 program=self._program,
                 directory=self._directory,
                 windows=[hand_over.windows[index] for index in waiting],
-                vertex=self._vertex,
+                vertex=self._lane.vertex,
+                lane=self._lane.key,
+                replica=self._replica,
+                attempt=attempt,
+                watermark_us=hand_over.closed_us,
                 traceparent=traceparent,
             )
             table, summary = await self._spark.run(request)

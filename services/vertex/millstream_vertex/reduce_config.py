@@ -62,7 +62,11 @@ def program_of(resolved: Resolved, lane: LaneId, replica: int, sidecar_address: 
     program = spark_pb2.Program(keyed=udf.group_by.keyed)
     if udf.python is not None:
         directory = os.path.abspath(resolved.base_dir / (udf.working_dir or "."))
-        program.python.CopyFrom(spark_pb2.PythonProgram(target=udf.python, directory=directory))
+        program.python.CopyFrom(
+            spark_pb2.PythonProgram(
+                target=udf.python, directory=directory, pipeline=resolved.pipeline.name, vertex=lane.vertex
+            )
+        )
     else:
         program.udf.CopyFrom(_udf(resolved.pipeline.name, udf, lane, replica, sidecar_address))
     return program

@@ -113,7 +113,14 @@ class ReduceOpening:
         name = StreamName(self.resolved.pipeline.name, lane.vertex, lane.key, self.replica)
         program = program_of(self.resolved, lane, self.replica, self.programs.reduce_address(name))
         jobs = HandOverJobs(
-            spark, program, self.policy, directory=str(directory), where=where, vertex=lane.vertex, rng=self.rng
+            spark,
+            program,
+            self.policy,
+            directory=str(directory),
+            where=where,
+            lane=lane,
+            replica=self.replica,
+            rng=self.rng,
         )
         early = group_by.early_results
         return ReduceLane(

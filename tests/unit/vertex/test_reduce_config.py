@@ -87,7 +87,10 @@ def test_sql_over_bytes(resolved: Resolved) -> None:
 def test_functions_are_found_from_the_file(resolved: Resolved) -> None:
     program = program_of(resolved, lane("planes"), 0, None)
     assert program.python == spark_pb2.PythonProgram(
-        target="planes.py:Day", directory=str(FLIGHTS.parent / "functions")
+        target="planes.py:Day",
+        directory=str(FLIGHTS.parent / "functions"),
+        pipeline="flights-hourly",
+        vertex="planes",
     )
 
 

@@ -177,19 +177,26 @@ class PythonProgram(_message.Message):
 
     TARGET_FIELD_NUMBER: _builtins.int
     DIRECTORY_FIELD_NUMBER: _builtins.int
+    PIPELINE_FIELD_NUMBER: _builtins.int
+    VERTEX_FIELD_NUMBER: _builtins.int
     target: _builtins.str
     """"module:function" or "module:Class"."""
     directory: _builtins.str
     """Directory to import it from, absolute."""
+    pipeline: _builtins.str
+    """For the function's context."""
+    vertex: _builtins.str
     def __init__(
         self,
         *,
         target: _builtins.str = ...,
         directory: _builtins.str = ...,
+        pipeline: _builtins.str = ...,
+        vertex: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "target", b"target"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "pipeline", b"pipeline", "target", b"target", "vertex", b"vertex"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -286,11 +293,22 @@ class RunRequest(_message.Message):
     WINDOWS_FIELD_NUMBER: _builtins.int
     VERTEX_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    LANE_FIELD_NUMBER: _builtins.int
+    REPLICA_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    WATERMARK_US_FIELD_NUMBER: _builtins.int
     directory: _builtins.str
     """Where the segments lie, as the tasks see it."""
     vertex: _builtins.str
     traceparent: _builtins.str
     """Trace context of the hand-over's span."""
+    lane: _builtins.str
+    """For the context of functions: the lane, "window.0" say, the replica that owns it, how often these windows have
+    failed before, and the time that no record will be older than, late ones excepted.
+    """
+    replica: _builtins.int
+    attempt: _builtins.int
+    watermark_us: _builtins.int
     @_builtins.property
     def program(self) -> Global___Program: ...
     @_builtins.property
@@ -303,10 +321,14 @@ class RunRequest(_message.Message):
         windows: _abc.Iterable[_wal_pb2.Window] | None = ...,
         vertex: _builtins.str = ...,
         traceparent: _builtins.str = ...,
+        lane: _builtins.str = ...,
+        replica: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+        watermark_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["program", b"program"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "program", b"program", "traceparent", b"traceparent", "vertex", b"vertex", "windows", b"windows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "directory", b"directory", "lane", b"lane", "program", b"program", "replica", b"replica", "traceparent", b"traceparent", "vertex", b"vertex", "watermark_us", b"watermark_us", "windows", b"windows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from millstream.errors import MillstreamError, RetryLaterError
 from millstream.wire.reduce.v1 import spark_pb2
-from millstream_reduce.spark.manifest import JobWindow
+from millstream_reduce.spark.manifest import JobWindow, Origin
 from millstream_reduce.spark.waiting import Batch, Lane, Waiter, Waiting, bytes_of
 
 if TYPE_CHECKING:
@@ -66,7 +66,9 @@ class _Request:
     outcome: asyncio.Future[Outcome]
 
     def windows(self) -> list[JobWindow]:
-        return [JobWindow(self.message.directory, window) for window in self.message.windows]
+        message = self.message
+        origin = Origin(message.lane, message.replica, message.attempt, message.watermark_us, message.traceparent)
+        return [JobWindow(message.directory, window, origin) for window in message.windows]
 
 
 @dataclass(eq=False, slots=True)

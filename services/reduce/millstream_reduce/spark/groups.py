@@ -10,7 +10,7 @@ so that it is read several times. Only a single key's rows may be more, and thes
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ import pyarrow.compute
 from millstream.limits import MIB
 from millstream_reduce.spark.manifest import KEY_SEPARATOR, Manifest, Runs
 from millstream_reduce.spark.rows import Chunk, Log, chunks_of, join
+from millstream_udf.context import Context
 from millstream_udf.groups import Group, Part
 from millstream_udf.reduce_arrow import arrow_part
 from millstream_udf.values import Window
@@ -46,8 +47,13 @@ class GroupsPart:
 class GroupReader:
     """Reads the groups of a task."""
 
-    def __init__(self, manifest: Manifest, *, keyed: bool, pass_bytes: int = PASS_BYTES) -> None:
+    def __init__(
+        self, manifest: Manifest, *, keyed: bool, within: Context | None = None, pass_bytes: int = PASS_BYTES
+    ) -> None:
+        """`within`: the context that all groups share; they have it with what their windows came with."""
         self._manifest = manifest
+        within = within or Context()
+        self._contexts = [replace(within, **origin._asdict()) for origin in manifest.origins]
         self._keyed = keyed
         self._pass_bytes = pass_bytes
         self._names = ("value", "event_time", "headers") if keyed else ("value", "event_time", "headers", "keys")
@@ -129,7 +135,7 @@ class GroupReader:
         span = self._manifest.spans[index]
         key = span.key if key is None else key
         parts = tuple(key.decode().split(KEY_SEPARATOR.decode())) if key else ()
-        return Group(Window(span.start_us, span.end_us, span.early), parts)
+        return Group(Window(span.start_us, span.end_us, span.early), parts, self._contexts[span.origin])
 
 
 def _keys_of(chunk: Chunk) -> tuple[_Codes, list[bytes | None]]:

@@ -27,11 +27,22 @@ KEY_SEPARATOR = b"\x1f"
 Indexes = npt.NDArray[np.int64]
 
 
+class Origin(NamedTuple):
+    """Who asked for windows, as far as a function is told."""
+
+    lane: str = ""
+    replica: int = 0
+    attempt: int = 0
+    watermark_us: int = -(2**63)
+    traceparent: str = ""
+
+
 class JobWindow(NamedTuple):
     """A window of a job, and where its log lies."""
 
     directory: str
     window: wal_pb2.Window
+    origin: Origin = Origin()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,19 +74,32 @@ class Span(NamedTuple):
     early: int
     key: bytes | None
     """Key parts joined by 0x1F, of a window that belongs to one key."""
+    origin: int = 0
+    """Number among the manifest's origins."""
 
 
 _COLUMNS = ("window", "directory", "segment", "offset", "length", "first_row", "rows")
 _OFFSET = _COLUMNS.index("offset")
 
 
+_State = tuple[list[str], list[Span], bytes, tuple[int, ...], list[int], list[Origin]]
+
+
 class Manifest:
     """The rows of all tasks of a job."""
 
-    def __init__(self, directories: Sequence[str], spans: Sequence[Span], pieces: Indexes, ends: Sequence[int]) -> None:
+    def __init__(
+        self,
+        directories: Sequence[str],
+        spans: Sequence[Span],
+        pieces: Indexes,
+        ends: Sequence[int],
+        origins: Sequence[Origin] = (Origin(),),
+    ) -> None:
         """`pieces`: a row a piece, those of one task together; `ends`: where each task's end."""
         self._directories = list(directories)
         self.spans = list(spans)
+        self.origins = list(origins)
         self._pieces = pieces
         self._ends = list(ends)
 
@@ -122,13 +146,13 @@ class Manifest:
                 self._directories[directory], segment, offset, length, of_entry[:, 0], of_entry[:, 5], of_entry[:, 6]
             )
 
-    def __getstate__(self) -> tuple[list[str], list[Span], bytes, tuple[int, ...], list[int]]:
+    def __getstate__(self) -> _State:
         # Mostly small numbers that resemble their neighbours: a tenth of the size, and it is sent to every task.
         pieces = zlib.compress(np.ascontiguousarray(self._pieces.T).tobytes(), 1)
-        return self._directories, self.spans, pieces, self._pieces.shape, self._ends
+        return self._directories, self.spans, pieces, self._pieces.shape, self._ends, self.origins
 
-    def __setstate__(self, state: tuple[list[str], list[Span], bytes, tuple[int, ...], list[int]]) -> None:
-        self._directories, self.spans, pieces, (rows, width), self._ends = state
+    def __setstate__(self, state: _State) -> None:
+        self._directories, self.spans, pieces, (rows, width), self._ends, self.origins = state
         self._pieces = np.frombuffer(zlib.decompress(pieces), np.int64).reshape(width, rows).T
 
 
@@ -144,9 +168,10 @@ def manifest_of(windows: Sequence[JobWindow], tasks: int = 1, *, whole_windows: 
     if not whole_windows:
         # An entry is read by one task only.
         pieces = pieces[_entry_order(pieces)]
-    return Manifest(
-        directories, [_span_of(item.window) for item in windows], pieces, _ends(pieces, tasks, whole_windows)
-    )
+    origins = {item.origin: None for item in windows} or {Origin(): None}
+    places = {origin: place for place, origin in enumerate(origins)}
+    spans = [_span_of(item.window, places[item.origin]) for item in windows]
+    return Manifest(directories, spans, pieces, _ends(pieces, tasks, whole_windows), list(origins))
 
 
 def _ends(pieces: Indexes, tasks: int, whole_windows: bool) -> list[int]:
@@ -189,6 +214,6 @@ def _pieces_of(window: int, directory: int, message: wal_pb2.Window) -> Indexes:
     return table
 
 
-def _span_of(message: wal_pb2.Window) -> Span:
+def _span_of(message: wal_pb2.Window, origin: int) -> Span:
     key = message.key if message.HasField("key") else None
-    return Span(message.start_us, message.end_us, message.early, key)
+    return Span(message.start_us, message.end_us, message.early, key, origin)

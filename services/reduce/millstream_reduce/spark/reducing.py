@@ -29,6 +29,7 @@ from millstream_reduce.spark.prepared import manifest_of_run, run_job
 from millstream_reduce.spark.results import RESULT_SCHEMA
 from millstream_reduce.spark.rows import Log
 from millstream_reduce.udf_client import reduce_over_grpc
+from millstream_udf.context import Context
 from millstream_udf.failures import FAILURES, summary
 from millstream_udf.groups import Part
 from millstream_udf.loading import LoadError
@@ -63,7 +64,8 @@ class GroupReducer:
         log = Log()
         rows = _Rows()
         program = spark_pb2.Program.FromString(self._program)
-        reader = GroupReader(self._manifest or manifest_of_run(), keyed=program.keyed)
+        within = context_of(program.python)
+        reader = GroupReader(self._manifest or manifest_of_run(), keyed=program.keyed, within=within)
         try:
             reduce = _reduce(program)
             for batch in tasks:
@@ -114,7 +116,7 @@ def compute_groups(
 
 def check_function(spark: SparkSession, program: spark_pb2.PythonProgram) -> str:
     """Why a function cannot be used by the tasks; empty when it can."""
-    checker = _FunctionChecker(program.target, program.directory)
+    checker = _FunctionChecker(program)
     try:
         spark.range(0, 1, 1, 1).mapInArrow(checker, "fault STRING").collect()
     except Exception as error:
@@ -126,23 +128,28 @@ def check_function(spark: SparkSession, program: spark_pb2.PythonProgram) -> str
 
 
 class _FunctionChecker:
-    def __init__(self, target: str, directory: str) -> None:
-        self._target = target
-        self._directory = directory
+    def __init__(self, program: spark_pb2.PythonProgram) -> None:
+        self._program = program.SerializeToString()
 
     def __call__(self, tasks: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in tasks:
-            load(self._target, self._directory)
+            load(spark_pb2.PythonProgram.FromString(self._program))
         return iter(())
 
 
-def load(target: str, directory: str) -> Reducer:
+def context_of(program: spark_pb2.PythonProgram) -> Context:
+    """What all calls of a function share, and its `setup` is told."""
+    return Context(pipeline=program.pipeline, vertex=program.vertex)
+
+
+def load(program: spark_pb2.PythonProgram) -> Reducer:
     """A function of the user's. Raises `UdfError` with what to change."""
     from millstream_udf import reducing
 
+    target = program.target
     modules = len(sys.modules)
     try:
-        reducer = reducing.load(target, directory)
+        reducer = reducing.load(target, program.directory, context_of(program))
     except LoadError as error:
         raise UdfError(str(error)) from error
     except FAILURES as error:
@@ -157,7 +164,7 @@ def load(target: str, directory: str) -> Reducer:
 def _reduce(program: spark_pb2.Program) -> Reduce:
     if program.HasField("udf"):
         return lambda parts: reduce_over_grpc(program.udf, parts)
-    reducer = load(program.python.target, program.python.directory)
+    reducer = load(program.python)
 
     def reduce(parts: Iterable[Part]) -> Iterator[Answer]:
         try:

@@ -38,7 +38,7 @@ def job_windows(draw: st.DrawFn) -> list[JobWindow]:
 
 def expected(windows: list[JobWindow]) -> Counter[Cell]:
     cells: Counter[Cell] = Counter()
-    for index, (directory, window) in enumerate(windows):
+    for index, (directory, window, _) in enumerate(windows):
         of = window.pieces
         for segment, offset, first, rows in zip(of.segments, of.offsets, of.first_rows, of.rows, strict=True):
             cells.update((directory, segment, offset, index, row) for row in range(first, first + rows))
