@@ -88,6 +88,8 @@ async def test_a_function_inside_spark_knows_where_its_windows_come_from(
     files: PipelineFiles, tmp_path: Path, spark: SparkDriver, events: list[Event]
 ) -> None:
     (tmp_path / "placed.py").write_text(CONTEXT, encoding="utf-8")
+    more = steady(200, keys=16, per_s=1)
+    write_events(tmp_path / "in-more.jsonl", more)
     program = "python: 'placed.py:Placed'"
     vertices = source() + files.file_sink("out")
     for name in ("sum", "other"):
@@ -106,7 +108,7 @@ async def test_a_function_inside_spark_knows_where_its_windows_come_from(
     assert places == {
         ("p", vertex, vertex, f"window.{partition}", 0, 1) for vertex in ("sum", "other") for partition in (0, 1)
     }
-    assert sum(row["n"] for row in rows) == 2 * len(events)
+    assert sum(row["n"] for row in rows) == 2 * (len(events) + len(more))
     assert any(row["closed"] for row in rows)
 
 

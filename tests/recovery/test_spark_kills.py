@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
@@ -15,6 +18,9 @@ from millstream.wire.reduce.v1 import spark_pb2
 from millstream_reduce.spark.client import open_spark_client
 from tests.contract.reduce.spark_requests import request, sql, write_windows
 from tests.spark_driver import open_spark_driver
+
+if TYPE_CHECKING:
+    from tests.spark_driver import SparkDriver
 
 LIMIT_S = 270.0
 FUNCTION = """\
@@ -51,6 +57,7 @@ async def main() -> None:
 
 asyncio.run(main())
 """
+HUNG = "was stopped by a signal"
 LARGE = "SELECT max(size(sequence(0L, 400000000L + value.n))) AS n FROM window"
 
 pytestmark = pytest.mark.timeout(300)
@@ -83,8 +90,45 @@ async def test_a_request_is_answered_although_driver_and_jvm_are_killed_in_the_m
             driver.start()
             await until_there(tmp_path / "begun")
             driver.jvm().kill()
-            assert await driver.ended() == EnvironmentFault.exit_code
+            assert await driver.ended() == -signal.SIGKILL
             assert "Spark's JVM ended (killed" in driver.log_file.read_text().splitlines()[-1]
+            assert not answer.done()
+
+            (tmp_path / "let-go").touch()
+            driver.start()
+            table, summary = await answer
+            assert table["value"].to_pylist() == [b"3"]
+            assert not summary.failures
+
+
+async def jvm_of(driver: SparkDriver) -> psutil.Process:
+    """Spark's, as soon as it is there, or its launcher's."""
+    while True:
+        for process in psutil.Process(driver.pid).children():
+            # What replaces itself by Java has another name for a moment.
+            with suppress(psutil.NoSuchProcess):
+                if "java" in process.name():
+                    return process
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.guarantee("I9")
+async def test_a_jvm_that_hangs_is_noticed_in_its_start_and_under_a_job(tmp_path: Path) -> None:
+    (tmp_path / "held.py").write_text(FUNCTION)
+    program = spark_pb2.Program(python=spark_pb2.PythonProgram(target="held.py:held", directory=str(tmp_path)))
+    message = request(tmp_path / "log", write_windows(tmp_path / "log", [1, 2, 3]), program)
+    with open_spark_driver() as driver:
+        async with asyncio.timeout(LIMIT_S), open_spark_client(driver.address) as client, asyncio.TaskGroup() as tasks:
+            answer = tasks.create_task(client.run(message))
+            (await jvm_of(driver)).suspend()
+            assert await driver.ended() == -signal.SIGKILL
+            assert HUNG in driver.log_file.read_text().splitlines()[-1]
+
+            driver.start()
+            await until_there(tmp_path / "begun")
+            driver.jvm().suspend()
+            assert await driver.ended() == -signal.SIGKILL
+            assert HUNG in driver.log_file.read_text().splitlines()[-1]
             assert not answer.done()
 
             (tmp_path / "let-go").touch()

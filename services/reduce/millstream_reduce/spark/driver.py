@@ -3,7 +3,8 @@
     start Spark ─► a first job ─► serve ─► (while idle) more jobs to warm up ─► SIGTERM ─► finish ─► end
 
 It ends when Spark does: whoever started it starts it again, and its clients ask again. Exit code 0: after SIGTERM.
-Otherwise the code of the error that ended it (`millstream/errors.py`), which is also the last line of its log.
+Otherwise the code of the error that ended it (`millstream/errors.py`), which is also the last line of its log. Where a
+signal from outside has ended the JVM, or it hung and was killed, the driver ends itself by the same signal.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from millstream.background import open_tasks
 from millstream.errors import EnvironmentFault, MillstreamError
 from millstream.health import start_heartbeat
 from millstream.telemetry.logging import configure_logging
+from millstream_reduce.spark.jvm import SparkEndedError
 from millstream_reduce.spark.session import SessionLostError, open_session
 from millstream_reduce.spark.settings import SparkSettings
 
@@ -49,8 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise EnvironmentFault(f"the settings of Spark, {options.settings}, cannot be read: {error}") from error
         return uvloop.run(_serve(settings, options.address, begun_s))
     except MillstreamError as error:
-        log.error("%s", error)
-        return error.exit_code
+        return _told(error)
     except BaseExceptionGroup as group:
         return _report(group)
 
@@ -95,10 +96,18 @@ def _report(group: BaseExceptionGroup[BaseException]) -> int:
     lost = [error for error in ours if isinstance(error, SessionLostError)]
     if ours:
         first = (lost or ours)[0]
-        log.error("%s", first)
-        return first.exit_code
+        return _told(first)
     log.error("defect: %r", errors[0], exc_info=errors[0])
     return MillstreamError.exit_code
+
+
+def _told(error: MillstreamError) -> int:
+    """Log it, and give the exit code."""
+    log.error("%s", error)
+    if isinstance(error, SparkEndedError) and error.killed_by:
+        # This process was as good as killed: whoever started it is to judge it so.
+        return -error.killed_by
+    return error.exit_code
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
@@ -123,6 +132,11 @@ def _leave(exit_code: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()
+    if exit_code < 0:
+        with suppress(OSError):
+            # It cannot be set for SIGKILL, nor need it.
+            signal.signal(-exit_code, signal.SIG_DFL)
+        os.kill(os.getpid(), -exit_code)
     os._exit(exit_code)
 
 

@@ -25,9 +25,11 @@ from pathlib import Path
 
 from millstream.background import open_tasks
 from millstream.errors import EnvironmentFault
+from millstream.health import Health, Patience
 from millstream.tether import tethered
 from millstream.udf.environment import inherited
 from millstream_reduce.spark.java import MLLIB_MODULE, Java, spark_home
+from millstream_reduce.spark.watching import Ask, SignsOfLife
 
 _log = logging.getLogger(__name__)
 
@@ -39,6 +41,7 @@ _LINES_KEPT = 12
 _LINE_BYTES_MAX = 64 * 1024
 _OUT_OF_MEMORY_EXIT = 3
 """Exit code that -XX:+ExitOnOutOfMemoryError gives."""
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _PORT = struct.Struct("!i")
 _DATED = re.compile(r"\d\d/\d\d/\d\d \d\d:\d\d:\d\d (?P<level>[A-Z]+) (?P<text>.*)")
 _NOT_INHERITED = re.compile(r"SPARK_(REMOTE|API_MODE|CONNECT_MODE.*|HOME|TESTING)|PYSPARK_(SUBMIT_ARGS|GATEWAY_.*)")
@@ -73,12 +76,23 @@ class JvmCommand:
     stop_timeout_s: float = STOP_TIMEOUT_S
 
 
+class SparkEndedError(EnvironmentFault):
+    """Spark's JVM has ended, or was ended because it hung."""
+
+    def __init__(self, reason: str, killed_by: int = 0) -> None:
+        super().__init__(reason)
+        self.killed_by = killed_by
+        """The signal from outside that ended it; 0 when it ended otherwise."""
+
+
 class Jvm:
     """A JVM that runs, or has ended."""
 
     def __init__(self, process: asyncio.subprocess.Process, memory_bytes: int) -> None:
         self._process = process
         self._memory_bytes = memory_bytes
+        self._signs = SignsOfLife(process.pid)
+        self._health = Health(process.pid, Patience(), report=lambda text: _log.warning("Spark's JVM %s", text))
         self.last_lines: deque[str] = deque(maxlen=_LINES_KEPT)
         """What it said last."""
 
@@ -89,6 +103,21 @@ class Jvm:
     async def ended(self) -> str:
         """Wait until it has ended. Says how, in a sentence."""
         return self._describe(await self._process.wait())
+
+    @property
+    def killed_by(self) -> int:
+        """The signal that ended it, if it was one that comes from outside; otherwise 0."""
+        code = -(self._process.returncode or 0)
+        return code if code in _FROM_OUTSIDE else 0
+
+    def begin_to_ask(self, ask: Ask) -> None:
+        """From now on it can be asked whether it is well."""
+        self._signs.begin_to_ask(ask)
+
+    async def end_when_hung(self) -> None:
+        """Kill it when it hangs."""
+        await self._health.until_hung(self._signs.look)
+        self.kill()
 
     def kill(self) -> None:
         with suppress(ProcessLookupError):
@@ -101,6 +130,8 @@ class Jvm:
                 f"Spark ran out of memory ({self._memory_bytes >> 20} MiB): raise `spec.spark.driverMemory`, or make "
                 "windows smaller"
             )
+        if self._health.hung:
+            return f"Spark's JVM {self._health.hung}: it was killed"
         how = f"exit code {exit_code}"
         if exit_code == -signal.SIGKILL:
             how = "killed; perhaps by the system, for want of memory"
@@ -134,9 +165,12 @@ async def open_jvm(command: JvmCommand) -> AsyncIterator[tuple[Jvm, Gateway]]:
     assert process.stdout is not None, "it is a pipe"
     async with open_tasks() as tasks:
         reading = tasks.create_task(_read_lines(process.stdout, jvm), name="output of the JVM")
+        watching = tasks.create_task(jvm.end_when_hung(), name="watch over the JVM")
         try:
             yield jvm, await _gateway(process, jvm, connection)
         finally:
+            # One that ends answers nothing, and has a limit of its own.
+            watching.cancel()
             # It ends when its standard input does; what it removes at its end is worth a moment.
             process.stdin.close()
             with suppress(TimeoutError):
@@ -165,11 +199,15 @@ async def _launcher_command(command: JvmCommand, environment: Mapping[str, str])
         env=environment,
         start_new_session=True,
     )
-    answer, errors = await process.communicate()
+    async with open_tasks() as tasks:
+        jvm = Jvm(process, 0)
+        watching = tasks.create_task(jvm.end_when_hung(), name="watch over the launcher")
+        answer, errors = await process.communicate()
+        watching.cancel()
     _, begun, arguments = answer.partition(b"\0\n")
     code = process.returncode or 0
     if code < 0:
-        raise EnvironmentFault(f"{command.java.executable} was ended by signal {-code} while Spark was being started")
+        raise SparkEndedError(f"Spark does not start: {await jvm.ended()}", jvm.killed_by)
     if code != 0 or not begun:
         raise EnvironmentFault(f"{command.java.executable} does not run: {errors.decode(errors='replace').strip()}")
     return [argument.decode() for argument in arguments.split(b"\0")[:-1]]
@@ -227,7 +265,7 @@ async def _gateway(process: asyncio.subprocess.Process, jvm: Jvm, connection: Pa
         async with asyncio.timeout(START_TIMEOUT_S):
             while not connection.exists():
                 if process.returncode is not None:
-                    raise EnvironmentFault(f"Spark does not start: {await jvm.ended()}")
+                    raise SparkEndedError(f"Spark does not start: {await jvm.ended()}", jvm.killed_by)
                 await asyncio.sleep(_POLL_S)
     except TimeoutError:
         said = "\n".join(jvm.last_lines)

@@ -21,7 +21,7 @@ from millstream_reduce.spark import jobs, warm_up
 from millstream_reduce.spark.executor import Executor
 from millstream_reduce.spark.manifest import JobWindow
 from millstream_reduce.spark.service import SERVER_OPTIONS, SparkDriverService
-from millstream_reduce.spark.session import Session, SessionLostError, probe
+from millstream_reduce.spark.session import Session, probe
 
 _log = logging.getLogger(__name__)
 
@@ -79,20 +79,29 @@ async def _open_server(service: SparkDriverService, address: str) -> grpc.aio.Se
 async def _first_task(session: Session) -> None:
     """Without it Spark is not ready: a cluster may have taken the application, and nothing to run it on."""
     async with open_tasks() as tasks:
-        waiting = tasks.create_task(_say_when_long(session.description.place), name="say when long")
+        waiting = tasks.create_task(_say_when_long(session), name="say when long")
         try:
             await session.run(probe)
         finally:
             waiting.cancel()
 
 
-async def _say_when_long(place: str) -> None:
+async def _say_when_long(session: Session) -> None:
+    waited_s = 0.0
     while True:
         await asyncio.sleep(_NO_EXECUTOR_S)
+        waited_s += _NO_EXECUTOR_S
+        if session.description.local:
+            _log.warning(
+                "Spark on this machine is still starting: its first task has not run within %.0f s. Its JVM answers, "
+                "so nothing is wrong with it: the machine is slow, or busy",
+                waited_s,
+            )
+            continue
         _log.warning(
             "%s has taken the application, but runs no task: does it have a worker with enough free memory and cores "
             "(`spark.executor.memory`, `spark.executor.cores`)?",
-            place,
+            session.description.place,
         )
 
 
@@ -124,7 +133,7 @@ async def _warm_up(session: Session, executor: Executor, windows: Sequence[JobWi
 
 
 async def _end_with(session: Session) -> None:
-    raise SessionLostError(await session.lost())
+    raise session.lost_error(await session.lost())
 
 
 def _described(session: Session, start_s: float) -> spark_pb2.DescribeResponse:

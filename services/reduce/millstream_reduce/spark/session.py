@@ -27,7 +27,7 @@ from millstream.udf.socket_directory import open_socket_directory
 from millstream_reduce.spark import aot
 from millstream_reduce.spark.confs import Places, driver_conf, session_conf
 from millstream_reduce.spark.java import find_java
-from millstream_reduce.spark.jvm import STOP_TIMEOUT_S, Gateway, Jvm, JvmCommand, open_jvm
+from millstream_reduce.spark.jvm import STOP_TIMEOUT_S, Gateway, Jvm, JvmCommand, SparkEndedError, open_jvm
 from millstream_reduce.spark.reaching import await_server
 from millstream_reduce.spark.settings import SparkSettings
 
@@ -38,8 +38,8 @@ JOBS_MAX = 2
 """Jobs at a time: on two cores a second one brings half as much again, a third nothing."""
 _OTHER_CALLS_MAX = 3
 """Beside them: a check of a program, a probe, a cancellation."""
-SESSION_TIMEOUT_S = 150.0
-"""From a JVM that can be spoken to until it has a session; Spark itself gives up on a master after 60 s."""
+SESSION_TIMEOUT_S = 600.0
+"""Until a session of a cluster or server is there. One on this machine may take as long as its JVM works."""
 PROBE_TIMEOUT_S = 60.0
 _CANCEL_REPEAT_S = 0.5
 _ENDING_S = 2.0
@@ -47,10 +47,8 @@ _ENDING_S = 2.0
 Answer = TypeVar("Answer")
 
 
-class SessionLostError(MillstreamError):
+class SessionLostError(SparkEndedError):
     """The session is gone: a new process has to begin anew."""
-
-    exit_code = EnvironmentFault.exit_code
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +62,8 @@ class SessionDescription:
     """Empty where it runs elsewhere and does not tell."""
     cached: bool
     """It started from the ahead-of-time cache."""
+    local: bool = False
+    """Tasks run in its JVM, on this machine."""
 
 
 class Session:
@@ -85,6 +85,10 @@ class Session:
             await asyncio.Event().wait()
             raise AssertionError("nobody sets it")
         return await self._jvm.ended()
+
+    def lost_error(self, reason: str) -> SessionLostError:
+        """For a session that is known to be gone."""
+        return SessionLostError(reason, self._jvm.killed_by if self._jvm is not None else 0)
 
     async def run(self, function: Callable[..., Answer], *arguments: Any) -> Answer:
         """Call `function(session, *arguments)` in a thread of its own. Cancelling stops its Spark jobs, and waits."""
@@ -118,7 +122,7 @@ class Session:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_ENDING_S):
                         reason = await self._jvm.ended()
-            raise SessionLostError(reason) from error
+            raise self.lost_error(reason) from error
 
     def _tagged(self, tag: str, function: Callable[..., Answer], *arguments: Any) -> Answer:
         if self._jvm is None:
@@ -194,8 +198,16 @@ async def _open_driver(
         )
         async with open_jvm(command) as (jvm, gateway):
             spark = await _unless_ended(jvm, _in_time(calls, settings, _attach, gateway, python))
-            description = SessionDescription(spark.version, settings.place, java.version, cached=cache is not None)
-            yield Session(spark, description, jvm, calls)
+            description = SessionDescription(
+                spark.version, settings.place, java.version, cached=cache is not None, local=local
+            )
+            asking = ThreadPoolExecutor(1, "ask spark")
+            try:
+                jvm.begin_to_ask(lambda: asyncio.get_running_loop().run_in_executor(asking, _answers, spark))
+                yield Session(spark, description, jvm, calls)
+            finally:
+                # It may wait for an answer that never comes.
+                asking.shutdown(wait=False, cancel_futures=True)
             await _stop(calls, spark)
 
 
@@ -212,7 +224,7 @@ async def _unless_ended(jvm: Jvm, work: Coroutine[Any, Any, Answer]) -> Answer:
         ending.cancel()
         working.cancel()
     if ended is not None:
-        raise EnvironmentFault(f"Spark does not start: {ended}")
+        raise SparkEndedError(f"Spark does not start: {ended}", jvm.killed_by)
     answer = working.result()
     if isinstance(answer, Exception):
         raise answer
@@ -230,7 +242,7 @@ async def _in_time(
     calls: ThreadPoolExecutor, settings: SparkSettings, function: Callable[..., SparkSession], *arguments: Any
 ) -> SparkSession:
     try:
-        async with asyncio.timeout(SESSION_TIMEOUT_S):
+        async with asyncio.timeout(SESSION_TIMEOUT_S if settings.local_tasks is None else None):
             return await asyncio.get_running_loop().run_in_executor(calls, function, *arguments)
     except TimeoutError:
         raise EnvironmentFault(
@@ -302,6 +314,12 @@ def _hush_queries() -> None:
 
 def _not_from_py4j(record: logging.LogRecord) -> bool:
     return record.module != "java_gateway"
+
+
+def _answers(spark: SparkSession) -> None:
+    """Have the JVM say something. Blocking."""
+    java: Any = spark.sparkContext._jvm
+    java.java.lang.System.nanoTime()
 
 
 def probe(spark: SparkSession) -> None:
