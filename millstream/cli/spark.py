@@ -27,12 +27,12 @@ def _prepare(*, again: bool) -> int:
     if prepared.made:
         print(f"made in {prepared.seconds:.0f} s: {prepared.path} ({size_mib:.0f} MiB)")
     else:
-        print(f"is there: {prepared.path} ({size_mib:.0f} MiB)")
+        print(f"cache already exists: {prepared.path} ({size_mib:.0f} MiB)")
     return 0
 
 
 def _say_begun() -> None:
-    print("making the cache that Spark starts from (half a minute, once)", file=sys.stderr)
+    print("making the cache that Spark starts from (about a minute, once)", file=sys.stderr)
 
 
 def _check(arguments: argparse.Namespace) -> int:

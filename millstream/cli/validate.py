@@ -58,10 +58,13 @@ def _ask_spark(loaded: Loaded | Partial, faults: list[Fault], notes: list[Note])
         return
     # Spark is large, and a pipeline without SQL does not need it.
     from millstream.local.queries import check_queries
+    from millstream_reduce.spark.aot import advice as cache_advice
 
     spark = loaded.pipeline.spec.spark if isinstance(loaded, Loaded) else None
     what = "a query" if queries == 1 else f"{queries} queries"
     print(f"asking Spark about {what}; this takes some seconds", file=sys.stderr)
+    if missing := cache_advice():
+        print(missing, file=sys.stderr)
     try:
         verdict = asyncio.run(check_queries(loaded.sound, spark))
     except MillstreamError as error:

@@ -33,7 +33,7 @@ from millstream.local.listening import refuse_taken_ports
 from millstream.local.logfiles import LogFile, broker_line, short_entry
 from millstream.local.processes import end_stale, identify
 from millstream.local.progress import PipelineProgress
-from millstream.local.replica import Failure, ReplicaPlan, Supervisor, Surroundings, plans_of, worst
+from millstream.local.replica import Failure, ReplicaPlan, State, Supervisor, Surroundings, plans_of, worst
 from millstream.local.runner_log import runner_log
 from millstream.local.screen import MESSAGES_PER_S, Scene, Screen
 from millstream.local.shape import differences, shape_of
@@ -329,7 +329,10 @@ class _Run:
 
     def _state_of(self, vertex: str) -> str:
         replicas = [replica for replica in self._replicas if replica.plan.vertex == vertex]
-        states = Counter(replica.state.value for replica in replicas)
+        running = State.RUNNING.value
+        if self._spark is not None and not self._spark.is_ready and self._graph.vertex(vertex).kind == "reduce":
+            running = "waiting for Spark"
+        states = Counter(running if it.state is State.RUNNING else it.state.value for it in replicas)
         words = [name if len(states) == 1 else f"{count} {name}" for name, count in states.items()]
         restarts = sum(replica.restarts for replica in replicas)
         if restarts:
@@ -357,7 +360,11 @@ class _Run:
     def _open_spark(self, files: contextlib.ExitStack) -> LocalSpark:
         # What it imports takes time, and most pipelines do not need it.
         from millstream.local.spark import LocalSpark, plan_driver
+        from millstream_reduce.spark.aot import advice
 
+        spark = self._graph.pipeline.spec.spark
+        if (spark is None or spark.remote is None) and (text := advice()):
+            self._screen.message(text)
         plan = plan_driver(
             self._graph.pipeline,
             self._base_dir,

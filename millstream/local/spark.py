@@ -106,6 +106,11 @@ class LocalSpark:
         return self._supervisor.failure
 
     @property
+    def is_ready(self) -> bool:
+        """It runs jobs."""
+        return self._supervisor.state is State.RUNNING and self._answer is not None
+
+    @property
     def text(self) -> str:
         """What it does, in words."""
         words = [self._supervisor.state.value]

@@ -142,3 +142,15 @@ async def test_a_cache_is_put_in_its_place_whole_or_not_at_all(tmp_path: Path, m
     assert aot.find_cache(newer) is None
     assert aot.use_options(None) == []
     assert aot.use_options(found)[0] == f"-XX:AOTCache={found}"
+
+
+def test_a_cache_that_is_missing_is_said_once_it_could_be_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    advice = aot.advice()
+    assert "about 20 s longer: `millstream spark prepare` makes it" in advice
+    (tmp_path / aot._name(find_java())).touch()
+    assert aot.advice() == ""
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
+    assert aot.advice() == "", "who starts it is told what is wrong"
