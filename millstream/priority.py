@@ -1,6 +1,6 @@
 """Which processes of a pipeline wait when the machine has too little for all.
 
-Above it: the processes themselves, at their start. Below it: the operating system.
+Above it: the processes themselves, when they have started. Below it: the operating system.
 
 Sources wait: what they would read meanwhile could only queue up before the vertices that are behind, and every record
 that is on its way already would be later for it.
@@ -8,20 +8,32 @@ that is on its way already would be later for it.
 
 from __future__ import annotations
 
-import contextlib
 import os
+from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 SOURCE_NICENESS = 10
 """A tenth of the processor time of a process that wants as much, and its turn comes after the other's."""
 
-_AUTOGROUP = Path("/proc/self/autogroup")
-
 
 def give_way(niceness: int) -> None:
-    """Let other processes go first from now on; to be called before there are threads. Best effort."""
-    with contextlib.suppress(OSError):
-        os.nice(niceness)
+    """Let other processes go before this one from now on, with all its threads and all it has started. Best effort."""
+    own = psutil.Process()
+    for process in (own, *own.children(recursive=True)):
+        for thread in _threads(process.pid):
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + niceness)
         # Where Linux groups processes by their sessions, niceness counts inside a group only, and a group has its own.
         # Written by anybody but root it is refused when another group's was written in the last 100 ms.
-        _AUTOGROUP.write_text(str(niceness))
+        with suppress(OSError):
+            Path(f"/proc/{process.pid}/autogroup").write_text(str(niceness))
+
+
+def _threads(process: int) -> list[int]:
+    """On Linux each thread has a niceness of its own, and the first one goes by the number of the process."""
+    try:
+        return [int(name) for name in os.listdir(f"/proc/{process}/task")]
+    except OSError:
+        return [process]

@@ -36,11 +36,16 @@ def finished_files(directory: Path) -> list[Path]:
 
 
 def unfinished_files(directory: Path) -> list[Path]:
-    """Files that are not results and not told apart from results by their place alone."""
+    """Files that are not results and not told apart from results by their place alone.
+
+    An empty one whose name has a `=` is a note of how far the sink was, and holds no record.
+    """
     return sorted(
         path
         for path in (directory / ".millstream").rglob("*")
-        if path.is_file() and path.suffix in (".jsonl", ".csv", ".parquet")
+        if path.is_file()
+        and path.suffix in (".jsonl", ".csv", ".parquet")
+        and not ("=" in path.name and path.stat().st_size == 0)
     )
 
 

@@ -41,8 +41,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         config = _config(options)
         configure_logging(config.resolved.pipeline.name, options.vertex, options.replica, level=options.log_level)
-        if config.resolved.graph.vertex(config.vertex).source is not None:
-            give_way(SOURCE_NICENESS)
         return uvloop.run(_run(config))
     except MillstreamError as error:
         log.error("%s", error)
@@ -94,6 +92,9 @@ async def _run(config: VertexConfig) -> int:
         # Modules and all that was made for the whole run: a look at them would hold every record up for tens of
         # milliseconds, again and again, and find nothing.
         gc.freeze()
+        if config.resolved.graph.vertex(config.vertex).source is not None:
+            # Not before it can do its work: on a busy machine a start at a tenth of the processor time takes a minute.
+            give_way(SOURCE_NICENESS)
         running = group.create_task(process.run(), name="lanes")
         watching = group.create_task(stopped.wait(), name="stop")
         await asyncio.wait((running, watching), return_when=asyncio.FIRST_COMPLETED)

@@ -189,6 +189,8 @@ def test_sound_files_are_sound(tmp_path: Path) -> None:
         (name_of(10, 12), [], ["leave a gap"]),
         ("x.jsonl", [], ["no name of a finished file"]),
         (".millstream/1/a.jsonl", [], ["is unfinished"]),
+        (".millstream/1/0.jsonl=" + name_of(8, 9), [], []),
+        (".millstream/1/0.jsonl=" + name_of(8, 9), numbered(1), ["is unfinished"]),
         (
             name_of(9, 12),
             numbered(1),
