@@ -118,9 +118,12 @@ class Frame:
 
     def ids(self) -> list[str] | None:
         """Ids that the source gave; None where it gives none."""
-        if not self.ids_column:
-            return None
-        return [item.decode() for item in columns.unpack_bytes(self.ids_column)]
+        encoded = self.id_bytes()
+        return [item.decode() for item in encoded] if encoded is not None else None
+
+    def id_bytes(self) -> list[bytes] | None:
+        """The same, encoded."""
+        return columns.unpack_bytes(self.ids_column) if self.ids_column else None
 
     def to_records(self) -> Iterator[Record]:
         """The records one by one: for tools and sinks that need them, not for the hot path."""

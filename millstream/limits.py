@@ -44,8 +44,12 @@ LEDGER_BYTES_MAX = 2048 * MIB
 """`max_bytes` of a ledger whose buffers do not say how much they need."""
 LEDGER_SLACK_BYTES = 64 * MIB
 """Room in a ledger beyond its buffers: marks, what is consumed and not trimmed yet, and one large answer of a UDF."""
-IDS_BYTES_MAX = 512 * MIB
-"""Room in a source's ledger for the record ids it remembers."""
+IDS_MAX = 2_000_000
+"""Default of `idsMax`: record ids that a source remembers. In memory each takes 30 bytes."""
+ID_STORED_BYTES = 48
+"""Room in a source's ledger for each of them, where many are committed together as well as where few are."""
+IDS_MESSAGE_BYTES = 192
+"""What a message with ids takes in the broker's file beside them."""
 REPLAY_IDS_TTL_S = 30 * 86_400.0
 """How long a dead letter that was replayed is remembered, so that replaying it again has no effect."""
 REPLAY_RECORDS_MAX = 500

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import NamedTuple
 
 
@@ -50,6 +51,14 @@ class LaneId:
 
     def __str__(self) -> str:
         return f"{self.vertex}/{self.key}"
+
+
+ID_DIGEST_BYTES = 16
+
+
+def id_digest(record_id: bytes) -> bytes:
+    """What is remembered of a record's id: two of them are the same for two ids that are met in practice never."""
+    return blake2b(record_id, digest_size=ID_DIGEST_BYTES).digest()
 
 
 SOURCE_INPUT = "source"

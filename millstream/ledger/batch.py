@@ -26,7 +26,7 @@ from millstream.errors import MillstreamError, UserError
 from millstream.ledger import witness
 from millstream.ledger.protocol import Commit
 from millstream.ledger.subjects import frame_subject, ids_subject, is_mark_subject, lane_filter, mark_subject
-from millstream.record import BufferId
+from millstream.record import ID_DIGEST_BYTES, BufferId, id_digest
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream.wire.nats import ApiError, BrokerConnection
 from millstream.wire.nats_client import nats_errors
@@ -40,6 +40,9 @@ GUARD_SUBJECT = "Nats-Expected-Last-Subject-Sequence-Subject"
 _TTL = "Nats-TTL"
 MARK = "Millstream-Mark"
 """Header of a frame that is a whole commit: the mark, in base64."""
+_DIGESTS = b"\x01"
+"""Begins a message of digests of ids."""
+_IDS_BYTES = limits.FRAME_BYTES_MAX // ID_DIGEST_BYTES * ID_DIGEST_BYTES
 _MARK_HEADER_MAX = 8 * limits.KIB
 """A mark that is longer than this in base64 goes as a message of its own."""
 
@@ -128,29 +131,17 @@ def stored_mark(subject: str, data: bytes, headers: Mapping[str, str]) -> mark_p
     return mark_pb2.Mark.FromString(base64.b64decode(headers[MARK], validate=True))
 
 
-def encode_ids(ids: Sequence[str]) -> Iterator[bytes]:
-    """Ids as JSON lists, each well below a message's size."""
-    chunk: list[str] = []
-    size = 0
-    for record_id in ids:
-        size += ids_bytes_max((record_id,))
-        if chunk and size > limits.FRAME_BYTES_MAX:
-            yield json.dumps(chunk).encode()
-            chunk, size = [], ids_bytes_max((record_id,))
-        chunk.append(record_id)
-    if chunk:
-        yield json.dumps(chunk).encode()
+def encode_ids(digests: bytes) -> Iterator[bytes]:
+    """Digests as messages, each well below the size of one."""
+    for start in range(0, len(digests), _IDS_BYTES):
+        yield _DIGESTS + digests[start : start + _IDS_BYTES]
 
 
-def ids_bytes_max(ids: Sequence[str]) -> int:
-    """What the ids of a commit may take, at the most."""
-    # Six bytes is the most a character takes in JSON.
-    return 6 * sum(map(len, ids)) + 4 * len(ids)
-
-
-def decode_ids(data: bytes) -> list[str]:
-    ids: list[str] = json.loads(data)
-    return ids
+def decode_ids(data: bytes) -> bytes:
+    """Inverse of `encode_ids`, for one message. Ledgers of earlier versions hold ids in JSON."""
+    if data.startswith(_DIGESTS):
+        return data[len(_DIGESTS) :]
+    return b"".join(id_digest(record_id.encode()) for record_id in json.loads(data))
 
 
 def frame_sequences(mark_sequence: int, messages: int, frames: int) -> tuple[int, ...]:

@@ -45,6 +45,7 @@ from millstream.ledger.protocol import (
     LedgerStatistics,
     Receipt,
     StoredFrame,
+    StoredIds,
     StoredMark,
     Witness,
 )
@@ -160,8 +161,9 @@ class JetStreamLedger:
         self._statistics.commit_bytes += sum(len(message.data) for message in messages)
         return Receipt(sequence, batch.frame_sequences(sequence, len(messages), len(commit.frames)))
 
-    async def ids(self, lane: LaneId) -> set[str]:
-        return await stored_ids(self._connection, self._stream, ids_filter(self._stream, lane), self._get)
+    def ids(self, lane: LaneId) -> AsyncIterator[StoredIds]:
+        subjects = lane_filter(self._stream, lane), ids_filter(self._stream, lane)
+        return stored_ids(self._connection, self._stream, *subjects, self._get)
 
     @asynccontextmanager
     async def read(

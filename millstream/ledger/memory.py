@@ -29,6 +29,7 @@ from millstream.ledger.protocol import (
     LedgerStatistics,
     Receipt,
     StoredFrame,
+    StoredIds,
     StoredMark,
     Witness,
 )
@@ -113,6 +114,7 @@ class _Stored:
     message: Message
     keys: tuple[str, ...]
     """Its subject, and the filters it is found by."""
+    stored_s: float
     expires_s: float | None
 
 
@@ -152,10 +154,10 @@ class _Stream:
         stored = self.messages.get(sequence)
         return witness_of(sequence, stored.message.headers) if stored is not None else None
 
-    def store(self, message: Message, filters: Sequence[str], expires_s: float | None) -> int:
+    def store(self, message: Message, filters: Sequence[str], now_s: float, expires_s: float | None = None) -> int:
         self.last_sequence += 1
         keys = (message.subject, *filters)
-        self.messages[self.last_sequence] = _Stored(message, keys, expires_s)
+        self.messages[self.last_sequence] = _Stored(message, keys, now_s, expires_s)
         for key in keys:
             self.found_by.setdefault(key, {})[self.last_sequence] = None
         self.bytes += len(message.data)
@@ -243,13 +245,12 @@ class MemoryLedger:
         self._statistics.commit_bytes += sum(len(message.data) for message in messages)
         return Receipt(sequence, frame_sequences(sequence, len(messages), len(commit.frames)))
 
-    async def ids(self, lane: LaneId) -> set[str]:
+    async def ids(self, lane: LaneId) -> AsyncIterator[StoredIds]:
         self._expire()
-        return {
-            record_id
-            for sequence in self._stream.after(ids_filter(self._id, lane), 0)
-            for record_id in decode_ids(self._stream.messages[sequence].message.data)
-        }
+        for sequence in self._stream.after(ids_filter(self._id, lane), 0):
+            stored = self._stream.messages.get(sequence)
+            if stored is not None:
+                yield StoredIds(decode_ids(stored.message.data), self._clock.monotonic_s() - stored.stored_s)
 
     @asynccontextmanager
     async def read(
@@ -366,17 +367,18 @@ class MemoryLedger:
             raise StorageFullError(f"a commit of lane {commit.lane} to {self._id} was refused: the storage is full")
 
     def _apply(self, commit: Commit, messages: Sequence[Message]) -> int:
-        expires_s = self._clock.monotonic_s() + commit.ids_ttl_s
+        now_s = self._clock.monotonic_s()
         lane = lane_filter(self._id, commit.lane)
         for message, (buffer, _) in zip(messages, commit.frames, strict=False):
-            self._stream.store(message, (lane, buffer_filter(self._id, buffer)), None)
+            self._stream.store(message, (lane, buffer_filter(self._id, buffer)), now_s)
         for message in messages[len(commit.frames) :]:
             if message.subject == mark_subject(self._id, commit.lane):
                 for replaced in self._stream.after(message.subject, 0):
                     self._stream.remove(replaced)
-                self._stream.store(message, (lane,), None)
+                self._stream.store(message, (lane,), now_s)
             else:
-                self._stream.store(message, (lane, ids_filter(self._id, commit.lane)), expires_s)
+                filters = (lane, ids_filter(self._id, commit.lane))
+                self._stream.store(message, filters, now_s, now_s + commit.ids_ttl_s)
         self._stream.grown.set()
         return self._stream.last_sequence
 

@@ -66,8 +66,8 @@ class Commit:
     """`commit_id` is chosen by the caller and new for every commit."""
     after: int
     """`StoredMark.sequence` of the lane's previous mark."""
-    ids: Sequence[str] = ()
-    """Record ids to remember (sources that may repeat themselves)."""
+    ids: bytes = b""
+    """Digests of record ids to remember, one after the other (sources that may repeat themselves)."""
     ids_ttl_s: float = 0.0
 
 
@@ -90,6 +90,15 @@ class Witness(NamedTuple):
     """Among what that lane wrote to the buffer, from 1."""
     commit: int
     """Of the id of its commit, 64 bits."""
+
+
+class StoredIds(NamedTuple):
+    """Ids of one commit, or a part of them."""
+
+    digests: bytes
+    """As in `Commit.ids`."""
+    age_s: float
+    """For how long they have been stored, a little less rather than more."""
 
 
 class StoredFrame(NamedTuple):
@@ -169,8 +178,11 @@ class Ledger(Protocol):
         `StorageFullError` when nothing was stored and the same commit may be tried again.
         """
 
-    async def ids(self, lane: LaneId) -> set[str]:
-        """Record ids committed by this lane that have not expired."""
+    def ids(self, lane: LaneId) -> AsyncIterator[StoredIds]:
+        """Ids committed by this lane that have not expired, the oldest first: all of them, at whatever pace they come.
+
+        For the owner of the lane, after `take_over`.
+        """
 
     def read(
         self, buffer: BufferId, after: int, witnesses: Iterable[Witness] | None = None

@@ -6,13 +6,15 @@ Above it: `jetstream.py`. Below it: pages of the stream, and the stream's leader
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from datetime import datetime
 from typing import Any
 
 from millstream.ledger import batch
+from millstream.ledger.protocol import StoredIds
 from millstream.ledger.requests import RETRY_FIRST_S, pause
 from millstream.wire.nats import AnswerLostError, BrokerConnection
-from millstream.wire.pages import read_page
+from millstream.wire.pages import PageMessage, read_page
 
 _log = logging.getLogger(__name__)
 
@@ -20,30 +22,42 @@ AskLeader = Callable[[Mapping[str, object]], Awaitable[Mapping[str, Any] | None]
 """One message from the stream's leader; None when it has none like that."""
 
 
-async def stored_ids(connection: BrokerConnection, stream: str, subject: str, ask_leader: AskLeader) -> set[str]:
-    """The ids under `subject` that have not expired. Whoever asks has taken the lane over: no more will follow."""
-    last = await ask_leader({"last_by_subj": subject})
-    end = int(last["seq"]) if last is not None else 0
-    found: set[str] = set()
-    after = 0
+async def stored_ids(
+    connection: BrokerConnection, stream: str, lane: str, ids: str, ask_leader: AskLeader
+) -> AsyncIterator[StoredIds]:
+    """What has not expired under the subject `ids` of a lane. Whoever asks has taken the lane over: no more will
+    follow."""
+    last, newest = await ask_leader({"last_by_subj": ids}), await ask_leader({"last_by_subj": lane})
+    if last is None or newest is None:
+        return
+    # The takeover was stored a moment ago, by the clock that the ids have their times of.
+    now_s = _seconds(newest["time"])
+    page: list[tuple[int, StoredIds]] = []
 
-    def take(sequence: int, _: str, data: bytes) -> None:
-        nonlocal after
-        found.update(batch.decode_ids(data))
-        after = sequence
+    def take(message: PageMessage) -> None:
+        age_s = now_s - _seconds(message.time)
+        page.append((message.sequence, StoredIds(batch.decode_ids(message.data), max(0.0, age_s))))
 
-    wait_s = RETRY_FIRST_S
-    while after < end:
+    after, wait_s = 0, RETRY_FIRST_S
+    while after < int(last["seq"]):
         await connection.connected()
+        behind: int | None = None
         try:
-            if await read_page(connection, stream, subject, after, take):
-                continue
+            behind = await read_page(connection, stream, ids, after, take)
         except AnswerLostError as error:
             # Silence says nothing about what is stored.
-            _log.info("reading %s goes on after %d: %s", subject, after, error)
-        else:
-            # The last ones may have expired, or whoever answered has not got them yet: the leader knows.
-            if await ask_leader({"seq": after + 1, "next_by_subj": subject}) is None:
-                break
+            _log.info("reading %s goes on after %d: %s", ids, after, error)
+        for sequence, stored in page:
+            after = sequence
+            yield stored
+        page.clear()
+        if behind:
+            continue
+        # The last ones may have expired, or whoever answered has not got them yet: the leader knows.
+        if behind == 0 and await ask_leader({"seq": after + 1, "next_by_subj": ids}) is None:
+            return
         wait_s = await pause(wait_s)
-    return found
+
+
+def _seconds(time: str) -> float:
+    return datetime.fromisoformat(time).timestamp()

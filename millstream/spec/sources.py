@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
-from millstream.limits import RECORD_BYTES_MAX
+from millstream.limits import FRAME_RECORDS_MAX, IDS_MAX, RECORD_BYTES_MAX
 from millstream.spec.programs import EventTime, Program, Transformer
 from millstream.spec.references import Secret
 from millstream.spec.values import (
@@ -202,6 +202,10 @@ class HttpAuth(SpecModel):
     """Where the token stands: `{env: NAME}`, `{file: PATH}`, or a key of a Kubernetes Secret."""
 
 
+IdsCount = Annotated[int, Field(strict=True, ge=FRAME_RECORDS_MAX)]
+"""One read of a source has ids for at most that many records."""
+
+
 class HttpSource(SpecModel):
     """Takes records by POST; answers 200 once they are committed."""
 
@@ -216,6 +220,9 @@ class HttpSource(SpecModel):
     id_ttl_s: Annotated[PositiveDuration, Field(ge=1)] = Field(default=24 * 3600.0, alias="idTtl")
     """How long the id of a record is remembered, so that sending it again has no effect. Duration
     of at least 1s, default 24h."""
+    ids_max: IdsCount = Field(default=IDS_MAX, alias="idsMax")
+    """Record ids that are remembered at most, all partitions together; beyond it records with new ids are answered 503.
+    The broker reserves 48 bytes for each; one that is remembered takes 30 bytes of memory."""
     buffer: PositiveCount = 500
     """Records of unanswered requests at most; beyond it the answer is 429."""
 
@@ -224,6 +231,12 @@ class UserSource(Program):
     """A source that the user wrote."""
 
     noun = "a udsource"
+
+    id_ttl_s: Annotated[PositiveDuration, Field(ge=1)] = Field(default=24 * 3600.0, alias="idTtl")
+    """How long the id of a record is remembered, where the source gives ids. Duration of at least 1s, default 24h."""
+    ids_max: IdsCount = Field(default=IDS_MAX, alias="idsMax")
+    """Record ids that are remembered at most, all partitions together; beyond it a lane waits until its oldest are
+    forgotten."""
 
 
 class Source(SpecModel):

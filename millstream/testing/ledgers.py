@@ -17,7 +17,7 @@ from millstream.ledger.jetstream import open_jetstream_broker
 from millstream.ledger.memory import Faults, MemoryBroker, open_memory_broker
 from millstream.ledger.protocol import Broker, Commit, DurabilityLevel, FrameWrite, Ledger, Receipt, StoredMark
 from millstream.ledger.subjects import stream_name
-from millstream.record import BufferId, LaneId
+from millstream.record import BufferId, LaneId, id_digest
 from millstream.testing.lossy_path import LossyPath, open_lossy_path
 from millstream.testing.nats_server import NatsServer, open_nats_server
 from millstream.wire.ledger.v1 import mark_pb2
@@ -48,7 +48,8 @@ class LaneOwner:
             totals[buffer].frames += 1
             totals[buffer].bytes += len(data)
         writes = [FrameWrite(buffer, data) for buffer, data in frames]
-        return Commit(self.lane, writes, mark, self.stored.sequence, ids, ids_ttl_s)
+        digests = b"".join(id_digest(record_id.encode()) for record_id in ids)
+        return Commit(self.lane, writes, mark, self.stored.sequence, digests, ids_ttl_s)
 
     async def send(self, commit: Commit) -> Receipt:
         receipt = await self.ledger.commit(commit)

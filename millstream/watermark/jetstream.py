@@ -30,7 +30,7 @@ from millstream.watermark.store import OtStatistics, OtUpdate, decode_update, ra
 from millstream.watermark.updates import UpdateQueue
 from millstream.wire.nats import AnswerLostError, ApiError, BrokerConnection
 from millstream.wire.nats_client import Msg
-from millstream.wire.pages import read_page
+from millstream.wire.pages import PageMessage, read_page
 from millstream.wire.watermark.v1.ot_pb2 import OtEntry
 
 _log = logging.getLogger(__name__)
@@ -239,10 +239,10 @@ class JetStreamOtStore:
         updates: list[OtUpdate] = []
         after, left = 0, 1
 
-        def take(sequence: int, subject: str, data: bytes) -> None:
+        def take(message: PageMessage) -> None:
             nonlocal after
-            updates.append(self._decode(subject, data))
-            after = sequence
+            updates.append(self._decode(message.subject, message.data))
+            after = message.sequence
 
         while left:
             left = await read_page(

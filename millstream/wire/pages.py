@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from millstream import limits
 from millstream.wire.nats import API_TIMEOUT_S, AnswerLostError, BrokerConnection
@@ -22,17 +23,26 @@ PAGE_MESSAGES = 1000
 """Messages asked for in one request."""
 
 
+class PageMessage(NamedTuple):
+    """A message of a stream."""
+
+    sequence: int
+    subject: str
+    time: str
+    """When it was stored, by the server's clock, as in RFC 3339."""
+    data: bytes
+
+
 async def read_page(
     connection: BrokerConnection,
     stream: str,
     subject: str,
     after: int,
-    take: Callable[[int, str, bytes], None],
+    take: Callable[[PageMessage], None],
     *,
     timeout_s: float = API_TIMEOUT_S,
 ) -> int:
-    """Hand messages of `subject` behind sequence `after` to `take(sequence, subject, data)`, in order; returns how many
-    lie behind those.
+    """Hand messages of `subject` behind sequence `after` to `take`, in order; returns how many lie behind those.
 
     Raises `AnswerLostError` when the next message, or the end of the page, does not come in `timeout_s`: what was taken
     until then is right, and the next page goes on behind it. A server that is not the stream's leader may answer, and
@@ -62,7 +72,8 @@ async def read_page(
             headers = answer.headers or {}
             if "Status" in headers:
                 return _left(headers)
-            take(int(headers["Nats-Sequence"]), headers["Nats-Subject"], answer.data)
+            sequence, time = int(headers["Nats-Sequence"]), headers["Nats-Time-Stamp"]
+            take(PageMessage(sequence, headers["Nats-Subject"], time, answer.data))
     finally:
         lost()
         if not client.is_closed:

@@ -28,6 +28,7 @@ from millstream.ledger.protocol import (
     LedgerStatistics,
     Receipt,
     StoredFrame,
+    StoredIds,
     StoredMark,
     Witness,
 )
@@ -148,6 +149,15 @@ def at_once(coroutine: Coroutine[Any, Any, T]) -> T:
     raise AssertionError("the ledger in memory waits where it should not")
 
 
+def all_at_once(items: AsyncIterator[T]) -> list[T]:
+    """What an iterator gives that does not wait."""
+
+    async def given() -> list[T]:
+        return [item async for item in items]
+
+    return at_once(given())
+
+
 class SimLedger:
     """`Ledger` of a process, over the one in memory that all processes share."""
 
@@ -192,8 +202,10 @@ class SimLedger:
 
         return await self._link.ask(do)
 
-    async def ids(self, lane: LaneId) -> set[str]:
-        return await self._link.ask(lambda: at_once(self._inner.ids(lane)))
+    async def ids(self, lane: LaneId) -> AsyncIterator[StoredIds]:
+        for stored in await self._link.ask(lambda: all_at_once(self._inner.ids(lane))):
+            await self._link.arrival()
+            yield stored
 
     @asynccontextmanager
     async def read(

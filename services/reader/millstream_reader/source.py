@@ -38,6 +38,9 @@ class SourceBatch:
     invalid: tuple[InvalidRecord, ...] = ()
     """Input before `position` that is not in `frame` because it could not be read; each counts as an input of the
     lane."""
+    made_up: bytes = b""
+    """For each record of the frame 1 where its id was made up by the source and never comes again, 0 where it was
+    given; empty where all were."""
 
 
 class SourceLane(Protocol):

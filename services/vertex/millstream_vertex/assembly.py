@@ -37,7 +37,6 @@ from millstream_reader.tracker import Tracker
 from millstream_udf.wire.udf.v1 import udf_pb2
 from millstream_vertex.buffer_lane import BufferLane
 from millstream_vertex.cycle import Cycle, wait_until_empty
-from millstream_vertex.ids import SeenIds
 from millstream_vertex.input import LaneInput
 from millstream_vertex.lane import LaneCore
 from millstream_vertex.map_lane import MapLane
@@ -45,7 +44,8 @@ from millstream_vertex.mapping import Mapper
 from millstream_vertex.ownership import Ownership, fenced
 from millstream_vertex.past import check_not_older
 from millstream_vertex.readiness import Readiness
-from millstream_vertex.settings import ids_ttl_s, ledger_limits, room_limits, route, source_watermark
+from millstream_vertex.remembered import open_seen_ids
+from millstream_vertex.settings import ledger_limits, room_limits, route, source_watermark
 from millstream_vertex.sink_lane import SinkVertexLane
 from millstream_vertex.source_lane import SourceVertexLane
 from millstream_vertex.surroundings import OpenSurroundings, Surroundings, VertexConfig, open_outside
@@ -395,6 +395,8 @@ class _LaneOpening:
         spec = shared.vertex.source
         if spec is None:
             raise MillstreamError(f"{self._where}: a source vertex has no source")
+        ledger = await shared.ledger(lane.vertex)
+        seen = await open_seen_ids(shared.graph, ledger, lane, core.committer, shared.clock)
         source = await self._stack.enter_async_context(
             open_source(
                 spec,
@@ -405,6 +407,7 @@ class _LaneOpening:
                 clock=shared.clock,
                 udf_client=shared.programs.client("source"),
                 stream_name=self._name,
+                seen=seen,
             )
         )
         mapper = None
@@ -413,12 +416,6 @@ class _LaneOpening:
                 shared.programs.open_map("transformer", udf_pb2.KIND_SOURCE_TRANSFORM, self._name)
             )
             mapper = self._mapper(stream)
-        seen = None
-        # A user's source shows only by its first records whether it gives ids.
-        if spec.udsource is not None or not source.replayable:
-            ledger = await shared.ledger(lane.vertex)
-            core.committer.ids_ttl_s = ids_ttl_s(spec)
-            seen = SeenIds(await ledger.ids(lane), ttl_s=ids_ttl_s(spec), clock=shared.clock)
         watermark = source_watermark(shared.config.resolved.pipeline, core.watermark_us)
         on_invalid = shared.graph.on_invalid(lane.vertex)
         return SourceVertexLane(

@@ -20,7 +20,6 @@ from millstream.account import Account
 from millstream.clock import Clock
 from millstream.errors import EnvironmentFault, UserError
 from millstream.frame import build_frame
-from millstream.ledger.batch import ids_bytes_max
 from millstream.ledger.protocol import Broker, Ledger
 from millstream.limits import (
     BYTES_IN_FLIGHT_MAX,
@@ -30,7 +29,7 @@ from millstream.limits import (
     REPLAY_RECORDS_MAX,
     REPLAY_TIMEOUT_S,
 )
-from millstream.record import BufferId, LaneId, Record
+from millstream.record import ID_DIGEST_BYTES, BufferId, LaneId, Record, id_digest
 from millstream.spec import topology
 from millstream.spec.graph import Graph
 from millstream.spec.lanes import buffers_of, lanes_of
@@ -122,13 +121,13 @@ class Replay:
     async def _write(self, lane: LaneId, returned: Sequence[Returned], done: Replayed) -> None:
         core = await self._take_over(lane)
         ledger = self._ledgers[lane.vertex]
-        seen = await ledger.ids(lane)
-        new: dict[str, Returned] = {}
+        new: dict[bytes, Returned] = {}
         for item in returned:
-            if item.identity in seen or item.identity in new:
-                done.repeated += 1
-            else:
-                new[item.identity] = item
+            new.setdefault(id_digest(item.identity.encode()), item)
+        async for stored in ledger.ids(lane):
+            for start in range(0, len(stored.digests), ID_DIGEST_BYTES):
+                new.pop(stored.digests[start : start + ID_DIGEST_BYTES], None)
+        done.repeated += len(returned) - len(new)
         core.committer.ids_ttl_s = REPLAY_IDS_TTL_S
         for part in _parts(list(new.values())):
             unit = self._unit(part)
@@ -148,8 +147,8 @@ class Replay:
         await self._tell(core)
 
     def _unit(self, part: Sequence[Returned]) -> Unit:
-        ids = [item.identity for item in part]
-        unit = Unit(ids=ids, account=Account(outputs=len(part)), size=ids_bytes_max(ids))
+        ids = b"".join(id_digest(item.identity.encode()) for item in part)
+        unit = Unit(ids=ids, account=Account(outputs=len(part)), size=len(ids))
         buffers = sorted({item.buffer for item in part})
         now_us = self._clock.now_us()
         for buffer in buffers:

@@ -10,20 +10,19 @@ from millstream.ledger.protocol import LedgerLimits
 from millstream.limits import (
     BUFFER_FRAMES_MAX,
     COMMIT_BYTES_MAX,
-    IDS_BYTES_MAX,
+    FRAME_RECORDS_MAX,
+    ID_STORED_BYTES,
     LEDGER_SLACK_BYTES,
     LOG_SEGMENT_BYTES,
     LOG_SEGMENT_BYTES_MIN,
 )
 from millstream.spec.graph import Graph
 from millstream.spec.lanes import buffers_of, lanes_of
-from millstream.spec.models import Edge, Pipeline, Source
+from millstream.spec.models import Edge, Pipeline
 from millstream.watermark.source import IdlePolicy, SourceWatermark
 from millstream_writer.room import RoomLimits
 from millstream_writer.routing import FrameLimits, Route, tag_condition
 
-USER_SOURCE_ID_TTL_S = 86_400.0
-"""How long the record ids of a user-defined source that may repeat itself are remembered."""
 _PIECES = 4
 """What a writer may use of a buffer is written in so many pieces at least. With the default of `bufferUsageLimit` one
 writer then never passes `bufferMaxLength`."""
@@ -49,7 +48,7 @@ def route(graph: Graph, edge: Edge) -> Route:
 def ledger_limits(graph: Graph, vertex: str) -> LedgerLimits:
     """What the vertex's ledger may hold: the same for every process that opens it."""
     source = graph.vertex(vertex).source
-    ttl_s = ids_ttl_s(source) if source is not None else 0.0
+    ids = (source.http or source.udsource) if source is not None else None
     buffers_bytes = sum(
         graph.limits_of(edge.to).buffer_max_bytes * len(buffers_of(graph, edge)) for edge in graph.edges_out[vertex]
     )
@@ -60,19 +59,19 @@ def ledger_limits(graph: Graph, vertex: str) -> LedgerLimits:
     # The bound of a buffer is soft: each lane may overshoot it by what it has in flight. And a frame that holds its
     # lane's mark stays when it is consumed.
     overshoot_bytes = 3 * COMMIT_BYTES_MAX * len(lanes_of(graph, vertex))
-    ids_bytes = IDS_BYTES_MAX if ttl_s else 0
+    ids_bytes = ids_max(graph, vertex) * ID_STORED_BYTES * len(lanes_of(graph, vertex))
     return LedgerLimits(
         frames_per_buffer_max=max(frames, default=BUFFER_FRAMES_MAX),
         bytes_max=buffers_bytes + overshoot_bytes + ids_bytes + LEDGER_SLACK_BYTES,
-        ids_ttl_s=ttl_s,
+        ids_ttl_s=ids.id_ttl_s if ids is not None else 0.0,
     )
 
 
-def ids_ttl_s(source: Source) -> float:
-    """How long record ids are remembered; 0 for a source that gives none."""
-    if source.http is not None:
-        return source.http.id_ttl_s
-    return USER_SOURCE_ID_TTL_S if source.udsource is not None else 0.0
+def ids_max(graph: Graph, vertex: str) -> int:
+    """Record ids that each lane of a vertex may remember; 0 where none are given."""
+    source = graph.vertex(vertex).source
+    ids = (source.http or source.udsource) if source is not None else None
+    return max(FRAME_RECORDS_MAX, ids.ids_max // len(lanes_of(graph, vertex))) if ids is not None else 0
 
 
 def source_watermark(pipeline: Pipeline, restored_us: int) -> SourceWatermark:

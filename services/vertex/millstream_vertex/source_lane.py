@@ -6,6 +6,7 @@ source ─► ids seen before? ─► transformer (several calls at once) ─►
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,20 +15,21 @@ from millstream.dead_letter import headers_of
 from millstream.durable import step
 from millstream.errors import UserError
 from millstream.frame import Frame, frame_of_records
-from millstream.ledger.batch import ids_bytes_max
 from millstream.limits import COMMIT_FRAMES_MAX, FRAME_BYTES_MAX, FRAME_RECORDS_MAX, OT_PUBLISH_INTERVAL_S
 from millstream.naming import WITH_VALUES, Naming, Origin
 from millstream.record import Record
 from millstream.retry import OnFailure
 from millstream.statistics import LaneStatistics
 from millstream.watermark.source import SourceWatermark
+from millstream_reader.ids import FULL_TOLD_EVERY_S, Admitted, SeenIds, full
 from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane
 from millstream_reader.tracker import Tracked
-from millstream_vertex.ids import SeenIds
 from millstream_vertex.lane import LaneCore
 from millstream_vertex.mapping import Mapper
 from millstream_writer.committer import Unit
 from millstream_writer.routing import Router
+
+_log = logging.getLogger(__name__)
 
 _POSITION_CHARACTERS_MAX = 200
 """Of a source's position, in messages and dead letters."""
@@ -119,18 +121,28 @@ class SourceVertexLane:
             batch = await self._source.read(self._records_max, self._bytes_max, READ_TIMEOUT_S)
             if batch.frame is not None or batch.invalid or batch.position != position:
                 position = batch.position
-                await self._begin(batch, work)
+                if not await self._begin(batch, work):
+                    return False
             if batch.ended:
                 return True
             if draining and batch.frame is None and not batch.invalid:
                 return False
 
-    async def _begin(self, batch: SourceBatch, work: asyncio.TaskGroup) -> None:
-        frame, ids, repeated = batch.frame, list[str](), 0
-        if frame is not None and self._seen is not None and (frame.ids_column or not self._source.replayable):
-            frame, ids, repeated = self._seen.admit(frame)
+    async def _begin(self, batch: SourceBatch, work: asyncio.TaskGroup) -> bool:
+        """Begin with a batch. False when the lane was told to stop before its ids could be remembered: the source gives
+        it again, as everything after it."""
+        new = Admitted(batch.frame)
+        if batch.frame is not None and (batch.frame.ids_column or not self._source.replayable):
+            seen = self._seen
+            if seen is not None and not await self._room_for_ids(seen, batch.frame, batch.made_up):
+                return False
+            new = seen.admit(batch.frame, batch.made_up) if seen is not None else new
+        frame = new.frame
         unit = SourceUnit(
-            source_position=batch.position, ids=ids, account=Account(repeated_ids=repeated), size=ids_bytes_max(ids)
+            source_position=batch.position,
+            ids=new.digests,
+            account=Account(repeated_ids=new.repeated),
+            size=len(new.digests),
         )
         self._set_aside(batch, unit)
         if frame is None:
@@ -139,9 +151,25 @@ class SourceVertexLane:
             done: asyncio.Future[Sequence[Unit]] = asyncio.get_running_loop().create_future()
             done.set_result((unit,))
             self.core.units.add(done)
-            return
+            return True
         await self.core.tracker.begin(Tracked(frame.records, frame.size))
         self.core.units.add(work.create_task(self._process(frame, unit)))
+        return True
+
+    async def _room_for_ids(self, seen: SeenIds, frame: Frame, made_up: bytes) -> bool:
+        """Wait until the frame's new ids can be remembered; False when the lane is told to stop before that. An HTTP
+        source refuses such records itself."""
+        ids = [record_id for index, record_id in enumerate(frame.id_bytes() or ()) if not (made_up and made_up[index])]
+        told_s: float | None = None
+        while not seen.has_room(ids):
+            if self._stopping:
+                return False
+            now_s = self.core.clock.monotonic_s()
+            if told_s is None or now_s >= told_s + FULL_TOLD_EVERY_S:
+                told_s = now_s
+                _log.warning("%s waits: %s", self.core.lane, full(seen))
+            await asyncio.sleep(READ_TIMEOUT_S)
+        return True
 
     def _set_aside(self, batch: SourceBatch, unit: SourceUnit) -> None:
         """Do with input that cannot be read as the spec's `onInvalid` says."""

@@ -50,7 +50,8 @@ class Unit:
     """After this unit; None for all but reduce vertices."""
     frames: list[tuple[BufferId, Frame]] = field(default_factory=list)
     account: Account = field(default_factory=Account)
-    ids: Sequence[str] = ()
+    ids: bytes = b""
+    """Digests of the ids of its records, where they are to be remembered."""
     size: int = 0
     """Bytes of all frames and ids."""
     pieces: int = 1
@@ -143,7 +144,7 @@ class Committer:
                 "or send them to fewer edges and partitions"
             )
         frames_records = sum(frame.records for _, frame in frames)
-        ids = [record_id for unit in units for record_id in unit.ids]
+        ids = b"".join(unit.ids for unit in units)
         watermark_us = max(watermark_us, self.mark.watermark_us)
         wait_s, leave_out = REFUSED_WAIT_FIRST_S, False
         while True:

@@ -358,7 +358,7 @@ async def test_a_reader_leaves_no_consumer_behind(harness: JetStreamHarness) -> 
         async with owner.ledger.read(A, 0) as frames:
             await anext(frames)
             assert (await other.api("CONSUMER.NAMES.p-v"))["total"] == 1
-        await owner.ledger.ids(LANE)
+        assert len([stored async for stored in owner.ledger.ids(LANE)]) == 1
         while (await other.api("CONSUMER.NAMES.p-v"))["total"]:
             pass
 

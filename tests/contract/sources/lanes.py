@@ -12,6 +12,7 @@ from millstream.clock import Clock, SystemClock
 from millstream.frame import Frame
 from millstream.record import SOURCE_INPUT, LaneId, Record
 from millstream.spec.models import Source
+from millstream_reader.ids import SeenIds
 from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane
 from millstream_reader.sources import open_source
 
@@ -32,10 +33,11 @@ async def open_lane(
     partition: int = 0,
     partitions: int = 1,
     clock: Clock | None = None,
+    seen: SeenIds | None = None,
 ) -> AsyncIterator[SourceLane]:
     source = Source.model_validate(spec)
     async with open_source(
-        source, lane_id(partition), partitions, position, base_dir=base_dir, clock=clock or SystemClock()
+        source, lane_id(partition), partitions, position, base_dir=base_dir, clock=clock or SystemClock(), seen=seen
     ) as lane:
         yield lane
 

@@ -15,8 +15,10 @@ from typing import Any
 import aiohttp
 import pytest
 
+from millstream.clock import SystemClock
 from millstream.errors import EnvironmentFault, UserError
 from millstream.ports import free_ports
+from millstream_reader.ids import SeenIds
 from millstream_reader.source import SourceBatch
 from millstream_reader.sources.http import BODY_BYTES_MAX, HttpLane
 from tests.contract.sources.lanes import WAIT_S, check_limits, open_lane, records_of, values
@@ -221,6 +223,41 @@ async def test_a_full_buffer_answers_429_and_takes_again_after_the_commit() -> N
         await lane.committed(batches[-1].position)
         assert [(await item)[0] for item in waiting] == [200] * 3
         assert (await answer_all(lane, b"x", {}, 1))[0] == 200
+
+
+async def test_records_whose_ids_cannot_be_remembered_are_refused(caplog: pytest.LogCaptureFixture) -> None:
+    clock = SystemClock()
+    seen = SeenIds(ttl_s=3600.0, ids_max=100, clock=clock)
+    lines = b"\n".join(b"%d" % number for number in range(60))
+
+    async def sent(lane: HttpLane, body: bytes, headers: dict[str, str], count: int) -> int:
+        status, _, batches = await answer_all(lane, body, headers, count)
+        for batch in batches:
+            if batch.frame is not None:
+                seen.admit(batch.frame, batch.made_up)
+        return status
+
+    async with listening(seen=seen) as lane, client() as session, asyncio.TaskGroup() as tasks:
+        assert await sent(lane, lines, {**NDJSON, "x-millstream-id": "a"}, 60) == 200
+        # What waits to be read counts too.
+        waiting = tasks.create_task(post(session, lane, lines[:49], **{**NDJSON, "x-millstream-id": "b"}))
+        async with asyncio.timeout(WAIT_S):
+            while lane.pending() != 20:  # noqa: ASYNC110  # nothing is told of it before it is read
+                await asyncio.sleep(0)
+        for _ in range(2):
+            async with session.post(lane.address, data=lines, headers={**NDJSON, "x-millstream-id": "c"}) as answer:
+                assert (answer.status, int(answer.headers["Retry-After"]) > 3000) == (503, True)
+                reason = (await answer.json())["error"]
+        assert "idsMax" in reason
+        assert "idTtl" in reason
+        # Told once a minute, however many are refused.
+        assert [record.levelname for record in caplog.records if "refuses" in record.message] == ["WARNING"]
+        # Sent again, or without ids that could be repeated, they need no room.
+        again = tasks.create_task(post(session, lane, lines, **{**NDJSON, "x-millstream-id": "a"}))
+        plain = tasks.create_task(post(session, lane, lines, **NDJSON))
+        batches = await read_records(lane, 140)
+        await lane.committed(batches[-1].position)
+        assert [(await task)[0] for task in (waiting, again, plain)] == [200] * 3
 
 
 async def test_large_bodies_are_bounded_together() -> None:

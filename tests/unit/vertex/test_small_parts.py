@@ -4,28 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
-from millstream.errors import MillstreamError
-from millstream.frame import frame_of_records
-from millstream.record import Record
 from millstream_reader.tracker import Tracked, Tracker
-from millstream_vertex.ids import SeenIds
 from millstream_vertex.ordered import Ordered
 from millstream_vertex.slicing import FIRST_SLICE_RECORDS, Slicer
-
-
-class ManualClock:
-    """A clock that a test moves."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def now_us(self) -> int:
-        return round(self.now_s * 1e6)
-
-    def monotonic_s(self) -> float:
-        return self.now_s
 
 
 async def test_results_come_out_in_the_order_in_which_work_began() -> None:
@@ -86,32 +67,3 @@ def test_the_users_batch_size_bounds_a_slice() -> None:
     assert slicer.records() == 10
     slicer.answered(1_000_000, 0.1)
     assert slicer.records() == 10
-
-
-@pytest.mark.guarantee("I1")
-def test_a_repeated_id_is_admitted_once_until_it_expires() -> None:
-    clock = ManualClock()
-    seen = SeenIds(["old"], ttl_s=10.0, clock=clock)
-    frame = frame_of_records([Record(b"a", 1, id="old"), Record(b"b", 2, id="new")], ingest_time_us=0)
-    kept, ids, repeated = seen.admit(frame)
-    assert kept is not None
-    assert kept.values() == [b"b"]
-    assert (ids, repeated) == (["new"], 1)
-    assert seen.admit(frame) == (None, [], 2)
-    clock.now_s = 11.0
-    kept, ids, repeated = seen.admit(frame)
-    assert (ids, repeated) == (["old", "new"], 0)
-    assert len(seen) == 2
-
-
-def test_an_id_twice_in_one_frame_is_admitted_once() -> None:
-    frame = frame_of_records([Record(b"a", 1, id="x"), Record(b"b", 2, id="x")], ingest_time_us=0)
-    kept, ids, repeated = SeenIds([], ttl_s=1.0, clock=ManualClock()).admit(frame)
-    assert kept is not None
-    assert (kept.values(), ids, repeated) == ([b"a"], ["x"], 1)
-
-
-def test_a_repeating_source_without_ids_is_a_defect() -> None:
-    frame = frame_of_records([Record(b"a", 1)], ingest_time_us=0)
-    with pytest.raises(MillstreamError, match="without ids"):
-        SeenIds([], ttl_s=1.0, clock=ManualClock()).admit(frame)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import logging
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
 
 import pytest
 
 from millstream import limits
 from millstream.clock import START_OF_TIME_US, SystemClock
-from millstream.frame import Frame
-from millstream.record import BufferId
+from millstream.frame import Frame, frame_of_records
+from millstream.record import BufferId, Record
 from millstream.retry import OnFailure
 from millstream.telemetry import Telemetry
+from millstream.testing.ledgers import SettableClock
 from millstream.watermark.source import SourceWatermark
+from millstream_reader.ids import SeenIds
 from millstream_reader.source import SourceBatch
 from millstream_reader.tracker import Tracker
 from millstream_vertex.lane import LaneCore
@@ -59,13 +63,47 @@ class GivenSource:
         return None
 
 
-async def lane_of(rig: Rig, source: GivenSource, room: Room | None = None) -> SourceVertexLane:
+class RepeatingSource(GivenSource):
+    """One that gives ids, and has no position to go back to."""
+
+    replayable = False
+
+
+async def lane_of(
+    rig: Rig, source: GivenSource, room: Room | None = None, seen: SeenIds | None = None
+) -> SourceVertexLane:
     router = Router([Route(BUFFER.edge, 1, None)])
     committer = await rig.committer(UPSTREAM, router, room)
     tracker = Tracker(pieces_max=limits.FRAMES_IN_FLIGHT_MAX, bytes_max=limits.BYTES_IN_FLIGHT_MAX)
     store = await rig.stores.store(UPSTREAM.vertex)
     core = LaneCore(UPSTREAM, committer, store, Telemetry(), SystemClock(), tracker, watermarks=True)
-    return SourceVertexLane(core, source, None, router, SourceWatermark(), None, OnFailure.STOP)
+    return SourceVertexLane(core, source, None, router, SourceWatermark(), seen, OnFailure.STOP)
+
+
+class Heard(logging.Handler):
+    """The first message with `words` in it."""
+
+    def __init__(self, words: str) -> None:
+        super().__init__()
+        self._words = words
+        self.text = ""
+        self.event = asyncio.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._words in record.getMessage():
+            self.text = record.getMessage()
+            self.event.set()
+
+
+@contextmanager
+def hearing(words: str) -> Iterator[Heard]:
+    """What the lane logs."""
+    heard, logger = Heard(words), logging.getLogger("millstream_vertex.source_lane")
+    logger.addHandler(heard)
+    try:
+        yield heard
+    finally:
+        logger.removeHandler(heard)
 
 
 @pytest.mark.guarantee("I1", "I5")
@@ -116,3 +154,41 @@ async def test_a_source_told_to_stop_leaves_what_is_not_being_committed_to_the_n
         await (await lane_of(rig, GivenSource(frames[committed:]))).run()
     assert await rig.values(BUFFER, "in") == [b"%d" % number for number in range(20)]
     assert (await rig.mark(UPSTREAM)).ended
+
+
+@pytest.mark.guarantee("I1", "I8")
+async def test_a_source_waits_while_its_ids_cannot_be_remembered(rig: Rig) -> None:
+    clock = SettableClock()
+    # Room for the messages of two commits with few ids each.
+    seen = SeenIds(ttl_s=16.0, ids_max=12, clock=clock)
+    frames = [
+        frame_of_records([Record(name.encode(), 1, id=name) for name in names], ingest_time_us=0)
+        for names in (("a", "b"), ("a", "c"), ("d", "e"), ("f",))
+    ]
+    source = GivenSource(frames)
+    lane = await lane_of(rig, source, seen=seen)
+    with hearing("waits: ") as heard:
+        async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+            tasks.create_task(lane.run())
+            await heard.event.wait()
+            assert "idsMax" in heard.text
+            clock.time_s += 17.1
+    assert await rig.values(BUFFER, "in") == [b"a", b"b", b"c", b"d", b"e", b"f"]
+    assert (await rig.mark(UPSTREAM)).ended
+
+
+@pytest.mark.guarantee("I1")
+async def test_a_source_that_is_told_to_stop_while_it_waits_leaves_all_behind_to_the_next_run(
+    rig: Rig,
+) -> None:
+    seen = SeenIds(ttl_s=16.0, ids_max=5, clock=SettableClock())
+    names = (("a",), ("b",), ("a",))
+    frames = [frame_of_records([Record(b"v", 1, id=name) for name in ids], ingest_time_us=0) for ids in names]
+    lane = await lane_of(rig, RepeatingSource(frames), seen=seen)
+    with hearing("waits: ") as heard:
+        async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+            tasks.create_task(lane.run())
+            await heard.event.wait()
+            lane.stop()
+    assert (await rig.mark(UPSTREAM)).position == b"1"
+    assert not (await rig.mark(UPSTREAM)).ended

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import math
 import os
 import socket
 import zlib
@@ -31,6 +32,7 @@ from millstream.extract import Extraction
 from millstream.frame import Frame, build_frame
 from millstream.limits import BYTES_IN_FLIGHT_MAX, MESSAGE_BYTES_MAX
 from millstream.record import LaneId
+from millstream_reader.ids import FULL_TOLD_EVERY_S, SeenIds, full
 from millstream_reader.source import SourceBatch
 from millstream_reader.sources.http_records import HttpRecord, RequestRefused, Unpacker, read_records
 from millstream_reader.sources.positions import pack_position, unpack_position
@@ -72,9 +74,17 @@ class _Request:
 
 @asynccontextmanager
 async def open_http(
-    plan: HttpPlan, extraction: Extraction, lane: LaneId, partitions: int, position: bytes, *, clock: Clock
+    plan: HttpPlan,
+    extraction: Extraction,
+    lane: LaneId,
+    partitions: int,
+    position: bytes,
+    *,
+    clock: Clock,
+    seen: SeenIds | None = None,
 ) -> AsyncIterator[HttpLane]:
-    """A lane that listens. Errors: `EnvironmentFault` when it cannot."""
+    """A lane that listens. `seen`: the ids it has taken in, which have a bound. Errors: `EnvironmentFault` when it
+    cannot."""
     body = unpack_position(position, KIND, partitions, lane)
     taken = 0 if body is None else body.get("taken")
     if not isinstance(taken, int):
@@ -85,7 +95,7 @@ async def open_http(
     try:
         host, port = listener.getsockname()[:2]
         address = f"http://{f'[{host}]' if ':' in host else host}:{port}/vertices/{lane.vertex}"
-        http = HttpLane(plan, extraction, lane, partitions, taken, address, clock)
+        http = HttpLane(plan, extraction, lane, partitions, taken, address, clock, seen)
         # The limit on bodies is kept while they are read, where what they unpack to is counted.
         application = web.Application()
         application.router.add_post("/vertices/{vertex}", http.take_in)
@@ -133,6 +143,7 @@ class HttpLane:
         taken: int,
         address: str,
         clock: Clock,
+        seen: SeenIds | None,
     ) -> None:
         self.address = address
         """Where to POST."""
@@ -141,6 +152,10 @@ class HttpLane:
         self._lane = lane
         self._partitions = partitions
         self._clock = clock
+        self._seen = seen
+        self._ids_waiting = 0
+        """Records that wait with an id of their sender's."""
+        self._full_told_s: float | None = None
         self._waiting: deque[tuple[HttpRecord, int]] = deque()
         """Records not read yet, and when each came."""
         self._unanswered: deque[_Request] = deque()
@@ -168,10 +183,10 @@ class HttpLane:
                     await self._arrived.wait()
             except TimeoutError:
                 pass
-        frame = self._next_frame(records_max, bytes_max)
-        return SourceBatch(frame, pack_position(KIND, self._partitions, {"taken": self._read}))
+        frame, made_up = self._next_frame(records_max, bytes_max)
+        return SourceBatch(frame, pack_position(KIND, self._partitions, {"taken": self._read}), made_up=made_up)
 
-    def _next_frame(self, records_max: int, bytes_max: int) -> Frame | None:
+    def _next_frame(self, records_max: int, bytes_max: int) -> tuple[Frame | None, bytes]:
         records: list[HttpRecord] = []
         size = 0
         ingest_us = 0
@@ -184,9 +199,11 @@ class HttpLane:
             records.append(record)
             self._waiting.popleft()
         if not records:
-            return None
+            return None, b""
         self._read += len(records)
-        return build_frame(
+        made_up = bytes(record.id_is_made_up for record in records)
+        self._ids_waiting -= made_up.count(0)
+        frame = build_frame(
             [record.value for record in records],
             array("q", [record.event_time_us for record in records]),
             ingest_time_us=ingest_us,
@@ -194,6 +211,7 @@ class HttpLane:
             headers=[record.headers for record in records],
             ids=[record.id for record in records],
         )
+        return frame, made_up
 
     async def committed(self, position: bytes) -> None:
         body = unpack_position(position, KIND, self._partitions, self._lane)
@@ -305,12 +323,25 @@ class HttpLane:
         # The body took its time, and the source may have been told to stop meanwhile.
         if self._draining:
             raise _later(503, "the source takes nothing new: it is stopping")
+        self._check_ids(records)
         self._taken += len(records)
         request = _Request(self._taken, asyncio.get_running_loop().create_future())
         self._unanswered.append(request)
         self._waiting.extend((record, came_us) for record in records)
         self._arrived.set()
         await request.committed
+
+    def _check_ids(self, records: list[HttpRecord]) -> None:
+        """Room to remember the ids of these records. Those of records that were committed before need none."""
+        given = [record.id for record in records if not record.id_is_made_up]
+        if self._seen is not None and given and not self._seen.has_room(given, self._ids_waiting):
+            reason = full(self._seen)
+            now_s = self._clock.monotonic_s()
+            if self._full_told_s is None or now_s >= self._full_told_s + FULL_TOLD_EVERY_S:
+                self._full_told_s = now_s
+                _log.warning("lane %s refuses records with new ids: %s", self._lane, reason)
+            raise RequestRefused(503, reason, max(_RETRY_AFTER_S, math.ceil(self._seen.frees_in_s)))
+        self._ids_waiting += len(given)
 
     def hold(self, count: int) -> None:
         """Room for more bytes of bodies, or less. Errors: `RequestRefused`."""

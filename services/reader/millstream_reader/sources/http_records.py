@@ -56,6 +56,8 @@ class HttpRecord:
     keys: tuple[bytes, ...]
     headers: Mapping[str, bytes]
     id: bytes
+    id_is_made_up: bool
+    """The sender gave none."""
 
     @property
     def size(self) -> int:
@@ -73,7 +75,9 @@ def read_records(
     time_us = _header_time_us(headers, extraction, now_us)
     keys = tuple(part.encode() for part in _first(headers, _KEYS_HEADERS, "").split(",") if part)
     id_field = headers.get(_ID_FIELD_HEADER)
-    ids = _ids(headers, values, batch=places is not None)
+    given = _first(headers, _ID_HEADERS, "")
+    # Made up, so that they are different; sent again, the records would have others.
+    ids = _ids(given or str(uuid4()), values, batch=places is not None)
     is_json = places is not None or content_type == "application/json"
     reads_value = is_json or extraction.reads_value or id_field is not None
     records = []
@@ -86,6 +90,7 @@ def read_records(
                 keys=extraction.keys(item) if extraction.key_fields else keys,
                 headers=carried,
                 id=_checked_id(key_text(member(item, id_field)) if id_field is not None else ids[index]),
+                id_is_made_up=not given and id_field is None,
             )
         except ValueError as error:
             raise RequestRefused(400, str(error) if places is None else f"{places}{index + 1}: {error}") from None
@@ -180,11 +185,7 @@ def _header_time_us(headers: Mapping[str, str], extraction: Extraction, now_us: 
         raise RequestRefused(400, str(error)) from None
 
 
-def _ids(headers: Mapping[str, str], values: Sequence[bytes], *, batch: bool) -> list[str]:
-    given = _first(headers, _ID_HEADERS, "")
-    if not given:
-        # Made up, so that they are different; sent again, the records would have others.
-        given = str(uuid4())
+def _ids(given: str, values: Sequence[bytes], *, batch: bool) -> list[str]:
     return [f"{given}#{index}" for index in range(len(values))] if batch else [given]
 
 

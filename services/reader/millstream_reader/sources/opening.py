@@ -20,6 +20,7 @@ from millstream.record import LaneId
 from millstream.spec.models import CsvOptions, FileSource, GeneratorSource, HttpSource, Source
 from millstream.spec.references import resolve
 from millstream.udf.protocol import StreamName, UdfClient
+from millstream_reader.ids import SeenIds
 from millstream_reader.source import SourceLane
 from millstream_reader.sources.csv_parsing import CsvFormat
 from millstream_reader.sources.disk import FilePatterns
@@ -45,11 +46,13 @@ async def open_source(
     clock: Clock,
     udf_client: UdfClient | None = None,
     stream_name: StreamName | None = None,
+    seen: SeenIds | None = None,
 ) -> AsyncIterator[SourceLane]:
     """The open lane of `source` that goes on at `position` (empty: at the very start).
 
     `base_dir` is the directory of the pipeline file, from which its paths count. A user-defined source needs
-    `udf_client` and `stream_name`. Errors: those of `SourceLane.read`, for what shows at once.
+    `udf_client` and `stream_name`, and an HTTP source `seen`, to refuse records whose ids its lane cannot remember.
+    Errors: those of `SourceLane.read`, for what shows at once.
     """
     extraction = extraction_of(source)
     async with AsyncExitStack() as stack:
@@ -64,7 +67,9 @@ async def open_source(
             from millstream_reader.sources.http import open_http
 
             http = http_plan(source.http, base_dir, lane)
-            yield await stack.enter_async_context(open_http(http, extraction, lane, partitions, position, clock=clock))
+            yield await stack.enter_async_context(
+                open_http(http, extraction, lane, partitions, position, clock=clock, seen=seen)
+            )
             return
         opened: SourceLane
         if source.generator is not None:

@@ -1,0 +1,30 @@
+"""The ids a source lane has taken in before, from the ledger into memory.
+
+Above it: the assembly, once the lane is taken over. Below it: the ledger and what the lane remembers.
+"""
+
+from __future__ import annotations
+
+from millstream.clock import Clock
+from millstream.ledger.protocol import Ledger
+from millstream.record import LaneId
+from millstream.spec.graph import Graph
+from millstream_reader.ids import SeenIds
+from millstream_vertex.settings import ids_max
+from millstream_writer.committer import Committer
+
+
+async def open_seen_ids(
+    graph: Graph, ledger: Ledger, lane: LaneId, committer: Committer, clock: Clock
+) -> SeenIds | None:
+    """Those of a lane whose source may repeat itself, as `committer` stores them; None where none ever does."""
+    source = graph.vertex(lane.vertex).source
+    # A user's source shows only by its first records whether it gives ids.
+    bounds = (source.http or source.udsource) if source is not None else None
+    if bounds is None:
+        return None
+    committer.ids_ttl_s = bounds.id_ttl_s
+    seen = SeenIds(ttl_s=bounds.id_ttl_s, ids_max=ids_max(graph, lane.vertex), clock=clock)
+    async for stored in ledger.ids(lane):
+        seen.restore(stored.digests, stored.age_s)
+    return seen
