@@ -116,11 +116,24 @@ class _GrpcMapStream:
         return self._stream.calls_max
 
     async def call(
-        self, frame: bytes, *, watermark_us: int, attempt: int = 0, traceparent: str = ""
+        self,
+        frame: bytes,
+        *,
+        watermark_us: int,
+        attempt: int = 0,
+        traceparent: str = "",
+        id_prefix: str = "",
+        first_index: int = 0,
     ) -> udf_pb2.SealedMapAnswer:
         def encode(call_id: int) -> bytes:
             call = udf_pb2.SealedMapCall(
-                call_id=call_id, frame=frame, watermark_us=watermark_us, attempt=attempt, traceparent=traceparent
+                call_id=call_id,
+                frame=frame,
+                watermark_us=watermark_us,
+                attempt=attempt,
+                traceparent=traceparent,
+                id_prefix=id_prefix,
+                first_index=first_index,
             )
             return udf_pb2.SealedMapRequest(call=call).SerializeToString()
 

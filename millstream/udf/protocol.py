@@ -31,7 +31,14 @@ class MapStream(Protocol):
         """Calls without an answer the function allows."""
 
     async def call(
-        self, frame: bytes, *, watermark_us: int, attempt: int = 0, traceparent: str = ""
+        self,
+        frame: bytes,
+        *,
+        watermark_us: int,
+        attempt: int = 0,
+        traceparent: str = "",
+        id_prefix: str = "",
+        first_index: int = 0,
     ) -> udf_pb2.SealedMapAnswer:
         """Send one encoded frame and wait for its answer; many calls may wait at once, and the order of sending is
         that of calling.

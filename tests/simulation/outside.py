@@ -136,7 +136,14 @@ class SimMap:
         self._calls = asyncio.Semaphore(CALLS_MAX)
 
     async def call(
-        self, frame: bytes, *, watermark_us: int, attempt: int = 0, traceparent: str = ""
+        self,
+        frame: bytes,
+        *,
+        watermark_us: int,
+        attempt: int = 0,
+        traceparent: str = "",
+        id_prefix: str = "",
+        first_index: int = 0,
     ) -> udf_pb2.SealedMapAnswer:
         async with self._calls:
             await asyncio.sleep(self._outside.pause_s())

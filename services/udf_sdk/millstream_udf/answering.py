@@ -38,7 +38,7 @@ async def answer_map(lane: Lane, hello: udf_pb2.Hello, call: udf_pb2.SealedMapCa
     context = context_of(hello, attempt=call.attempt, watermark_us=call.watermark_us, traceparent=call.traceparent)
     times_allowed = hello.kind == SOURCE_TRANSFORM
     try:
-        inputs = Inputs(call.frame)
+        inputs = Inputs(call.frame, call.id_prefix, call.first_index)
         if lane.definition.takes is Takes.ARROW:
             batch = await lane.whole(arrow.to_batch(inputs), context)
             return arrow.to_answer(call.call_id, inputs, batch, times_allowed=times_allowed)

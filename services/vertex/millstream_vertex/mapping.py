@@ -118,7 +118,13 @@ class Mapper:
     ) -> Mapped:
         """Process the records of `frame`. Raises `UdfError` when the policy says stop or the function breaks the
         protocol."""
-        answer = await self._stream.call(frame.encode(), watermark_us=watermark_us, traceparent=traceparent)
+        answer = await self._stream.call(
+            frame.encode(),
+            watermark_us=watermark_us,
+            traceparent=traceparent,
+            id_prefix=origin.id_prefix,
+            first_index=origin.first_index,
+        )
         if not answer.outcomes and not answer.error:
             mapped = self._take_whole(frame, answer)
             if mapped.frame is None or not _is_too_large(mapped.frame):
@@ -212,7 +218,7 @@ class Mapper:
                 break
             pending = waiting.popleft()
             retries += len(pending)
-            part = frame.take(pending)
+            part = _with_ids(frame.take(pending), origin, pending)
             answer = await self._stream.call(
                 part.encode(),
                 watermark_us=watermark_us,
@@ -391,10 +397,14 @@ class Mapper:
             }
             for index, known in zip(indexes, part.headers(), strict=True)
         ]
-        ids = part.ids_column
-        if not ids and origin.id_prefix:
-            ids = columns.pack_bytes([origin.position(index).encode() for index in indexes])
-        return replace(part, headers_column=columns.pack_headers(headers), ids_column=ids)
+        return _with_ids(replace(part, headers_column=columns.pack_headers(headers)), origin, indexes)
+
+
+def _with_ids(part: Frame, origin: Origin, indexes: Sequence[int]) -> Frame:
+    """Records at some indexes of a stretch, each with the id that it has there."""
+    if part.ids_column or not origin.id_prefix:
+        return part
+    return replace(part, ids_column=columns.pack_bytes([origin.position(index).encode() for index in indexes]))
 
 
 def _inherit(frame: Frame, parents: Sequence[int], *, keys: bool, headers: bool, times: bool) -> Frame:

@@ -99,10 +99,11 @@ def frame_of(
     *,
     keys: Sequence[Sequence[bytes]] | None = None,
     headers: Sequence[Mapping[str, bytes]] | None = None,
+    ids: Sequence[bytes] | None = None,
 ) -> bytes:
     """An encoded frame."""
     times = array("q", range(1000, 1000 + len(values)))
-    return build_frame(values, times, ingest_time_us=1, keys=keys, headers=headers).encode()
+    return build_frame(values, times, ingest_time_us=1, keys=keys, headers=headers, ids=ids).encode()
 
 
 def values_of(answer: udf_pb2.SealedMapAnswer) -> list[bytes]:

@@ -27,6 +27,12 @@ def stamp(record: udf.Record) -> udf.Message:
 
 
 @udf.map
+def named(record: udf.Record) -> str:
+    """Gives the record's id."""
+    return str(record.id)
+
+
+@udf.map
 async def wait(value: bytes) -> bytes:
     """Waits so many milliseconds."""
     await asyncio.sleep(int(value) / 1000)

@@ -41,6 +41,15 @@ def serve(log: Path) -> Serve:
     return served
 
 
+async def test_a_map_is_told_the_ids_of_its_records(serve: Serve) -> None:
+    async with serve("named") as sidecar, sidecar.open_map(udf_pb2.KIND_MAP, NAME) as stream:
+        prefix = "map/in-map/0/7/"
+        answer = await stream.call(frame_of([b"a", b"b"]), watermark_us=0, id_prefix=prefix, first_index=3)
+        own = await stream.call(frame_of([b"a"], ids=[b"web-7"]), watermark_us=0, id_prefix=prefix)
+    assert values_of(answer) == [b"map/in-map/0/7/3", b"map/in-map/0/7/4"]
+    assert values_of(own) == [b"web-7"]
+
+
 async def test_a_sink(serve: Serve, log: Path) -> None:
     async with serve("write") as sidecar, sidecar.open_sink(NAME) as stream:
         answer = await stream.call(frame_of([b"a", b"bad", b"c"]), id_prefix="clean/in/0/17/", first_index=5)

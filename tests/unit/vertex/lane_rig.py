@@ -63,10 +63,24 @@ class InProcessStream:
         return 8
 
     async def call(
-        self, frame: bytes, *, watermark_us: int, attempt: int = 0, traceparent: str = ""
+        self,
+        frame: bytes,
+        *,
+        watermark_us: int,
+        attempt: int = 0,
+        traceparent: str = "",
+        id_prefix: str = "",
+        first_index: int = 0,
     ) -> udf_pb2.SealedMapAnswer:
         self.calls.append(Frame.decode(frame).records)
-        call = udf_pb2.SealedMapCall(call_id=1, frame=frame, watermark_us=watermark_us, attempt=attempt)
+        call = udf_pb2.SealedMapCall(
+            call_id=1,
+            frame=frame,
+            watermark_us=watermark_us,
+            attempt=attempt,
+            id_prefix=id_prefix,
+            first_index=first_index,
+        )
         answer = encode_map(await answer_map(self._lane, self._hello, call))
         return udf_pb2.SealedMapResponse.FromString(answer).answer
 

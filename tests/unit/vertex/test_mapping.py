@@ -179,6 +179,34 @@ async def test_the_id_that_a_source_gave_stays_that_of_a_dead_letter() -> None:
     assert [record.id for record in result.dead_letters.to_records()] == ["web-7"]
 
 
+async def test_a_function_sees_the_id_of_a_record_the_same_at_every_attempt() -> None:
+    seen: dict[bytes, list[str | None]] = {}
+
+    @map_function
+    def function(record: Input) -> bytes:
+        seen.setdefault(record.value, []).append(record.id)
+        if record.value in (b"b", b"d") and len(seen[record.value]) < 3:
+            raise ValueError("not yet")
+        return record.value
+
+    async with open_stream(function) as stream:
+        mapper = mapper_of(stream, policy(5, OnFailure.STOP))
+        await mapper.map(records_of(b"a", b"b", b"c", b"d"), watermark_us=0, origin=ORIGIN)
+        own = frame_of_records([Record(b"own", 0, id="web-7")], ingest_time_us=0)
+        result = await mapper.map(own, watermark_us=0, origin=ORIGIN)
+        await mapper.map(records_of(b"transformed"), watermark_us=0)
+    assert seen == {
+        b"a": ["map/in-map/0/345/12"],
+        b"b": ["map/in-map/0/345/13"] * 3,
+        b"c": ["map/in-map/0/345/14"],
+        b"d": ["map/in-map/0/345/15"] * 3,
+        b"own": ["web-7"],
+        b"transformed": [None],
+    }
+    assert result.frame is not None
+    assert result.frame.ids() is None, "what a function makes of a record is another"
+
+
 @pytest.mark.parametrize("values", [True, False])
 async def test_the_record_that_stops_a_lane_is_named(values: bool) -> None:
     def function(value: bytes) -> bytes:
@@ -208,7 +236,14 @@ class Answering:
         self._answer = answer
 
     async def call(
-        self, frame: bytes, *, watermark_us: int, attempt: int = 0, traceparent: str = ""
+        self,
+        frame: bytes,
+        *,
+        watermark_us: int,
+        attempt: int = 0,
+        traceparent: str = "",
+        id_prefix: str = "",
+        first_index: int = 0,
     ) -> udf_pb2.SealedMapAnswer:
         return self._answer
 

@@ -266,14 +266,22 @@ class MapCall(_message.Message):
     WATERMARK_US_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    ID_PREFIX_FIELD_NUMBER: _builtins.int
+    FIRST_INDEX_FIELD_NUMBER: _builtins.int
     call_id: _builtins.int
     """Chosen by the client, unique in the stream."""
     watermark_us: _builtins.int
     """Watermark at this frame, microseconds."""
     attempt: _builtins.int
-    """0 for the first attempt at these records."""
+    """0 for the first attempt at these records; then how often the function failed on one of them or asked for it again."""
     traceparent: _builtins.str
     """Trace context of the mesh's span around this call."""
+    id_prefix: _builtins.str
+    """"<vertex>/<edge>/<partition>/<sequence>/": with the record's index it is the record's stable id, the same at every
+    attempt, unless the frame has ids of its own. Empty in a source transform.
+    """
+    first_index: _builtins.int
+    """Index, in the frame as it is stored, of this call's first record."""
     @_builtins.property
     def frame(self) -> _frame_pb2.Frame: ...
     def __init__(
@@ -284,10 +292,12 @@ class MapCall(_message.Message):
         watermark_us: _builtins.int = ...,
         attempt: _builtins.int = ...,
         traceparent: _builtins.str = ...,
+        id_prefix: _builtins.str = ...,
+        first_index: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "call_id", b"call_id", "frame", b"frame", "traceparent", b"traceparent", "watermark_us", b"watermark_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "call_id", b"call_id", "first_index", b"first_index", "frame", b"frame", "id_prefix", b"id_prefix", "traceparent", b"traceparent", "watermark_us", b"watermark_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -427,11 +437,15 @@ class SealedMapCall(_message.Message):
     WATERMARK_US_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    ID_PREFIX_FIELD_NUMBER: _builtins.int
+    FIRST_INDEX_FIELD_NUMBER: _builtins.int
     call_id: _builtins.int
     frame: _builtins.bytes
     watermark_us: _builtins.int
     attempt: _builtins.int
     traceparent: _builtins.str
+    id_prefix: _builtins.str
+    first_index: _builtins.int
     def __init__(
         self,
         *,
@@ -440,10 +454,12 @@ class SealedMapCall(_message.Message):
         watermark_us: _builtins.int = ...,
         attempt: _builtins.int = ...,
         traceparent: _builtins.str = ...,
+        id_prefix: _builtins.str = ...,
+        first_index: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "call_id", b"call_id", "frame", b"frame", "traceparent", b"traceparent", "watermark_us", b"watermark_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "call_id", b"call_id", "first_index", b"first_index", "frame", b"frame", "id_prefix", b"id_prefix", "traceparent", b"traceparent", "watermark_us", b"watermark_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
