@@ -73,7 +73,12 @@ def _add_run(commands: Commands) -> None:
     command.add_argument(
         "--fresh",
         action="store_true",
-        help="remove what earlier runs stored, and start over; what sinks have written is left as it is",
+        help="remove what earlier runs stored, and start over; refused where file sinks have files of earlier runs",
+    )
+    command.add_argument(
+        "--move-outputs",
+        action="store_true",
+        help="when starting over, move files of earlier runs from DIR of a file sink to DIR.before-<time>",
     )
     command.add_argument("--quiet", action="store_true", help="no progress and no summary, only warnings and errors")
     command.add_argument(

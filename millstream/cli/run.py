@@ -30,6 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     options = RunOptions(
         data_dir=arguments.data_dir,
         fresh=arguments.fresh,
+        move_outputs=arguments.move_outputs,
         durability=DurabilityLevel(arguments.durability),
         metrics_port_base=arguments.metrics_port_base,
         metrics_host=arguments.metrics_host,

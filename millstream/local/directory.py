@@ -14,7 +14,8 @@ beyond their ids.
     <root>/spark/          what the Spark driver is told, and its temporary files
     <root>/logs/           one file of JSON lines per process, bounded by rotation
 
-Small files are replaced whole (temporary name, fsync, rename), so a reader never sees half of one.
+Small files are replaced whole (temporary name, fsync, rename), so a reader never sees half of one. The directory and
+what lies in it are its owner's alone: settings and records may hold secrets.
 """
 
 from __future__ import annotations
@@ -36,17 +37,20 @@ from millstream.errors import DamageError, EnvironmentFault, UserError
 HOME = Path(".millstream")
 """Data directories lie here, below the current directory, unless the user names another place."""
 
+PRIVATE_DIRECTORY = 0o700
+_PRIVATE_FILE = 0o600
 _CONTENTS = (
-    "pipeline.json",
-    "shape.json",
-    "ledgers.json",
-    "runtime.json",
-    "status.json",
     "broker",
     "windows",
     "spark",
     "logs",
+    "status.json",
+    "runtime.json",
+    "pipeline.json",
+    "ledgers.json",
+    "shape.json",
 )
+"""In the order in which they are removed: what says whose the rest is goes last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +171,12 @@ class DataDirectory:
     def write_pipeline(self, text: str) -> None:
         write_text(self.pipeline, text)
 
+    def make(self) -> None:
+        """What a run writes into; also where the root is a directory that others may look into."""
+        for path in (self.broker, self.windows, self.logs):
+            with _explained(f"cannot make {path}"):
+                make_private(path)
+
     def clear(self) -> None:
         """Remove everything a run keeps, and nothing else that may lie here."""
         for name in _CONTENTS:
@@ -186,9 +196,8 @@ def held(root: Path) -> Iterator[DataDirectory]:
     """
     directory = DataDirectory(root)
     with _explained(f"cannot use the data directory {root}"):
-        with step("data.directory"):
-            root.mkdir(parents=True, exist_ok=True)
-        handle = os.open(directory.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        make_private(root)
+        handle = os.open(directory.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _PRIVATE_FILE)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -256,21 +265,49 @@ def write_json(path: Path, data: Mapping[str, Any], *, durable: bool = True) -> 
 
 
 def write_text(path: Path, text: str, *, durable: bool = True) -> None:
-    """As `write_json`, for any text."""
+    """As `write_json`, for any text. Its owner alone may read the file, from the start."""
     temporary = path.with_name(path.name + ".tmp")
     with _explained(f"cannot write {path}"):
         try:
-            with step("data.write"), temporary.open("w", encoding="utf-8") as file:
-                file.write(text)
-                if durable:
-                    file.flush()
-                    os.fsync(file.fileno())
+            with step("data.write"):
+                # One that a killed process has left may have the rights that an earlier version gave.
+                temporary.unlink(missing_ok=True)
+                descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _PRIVATE_FILE)
+                with open(descriptor, "w", encoding="utf-8") as file:
+                    file.write(text)
+                    if durable:
+                        file.flush()
+                        os.fsync(file.fileno())
             with step("data.name"):
                 temporary.replace(path)
+            if durable:
+                with step("data.name.sync"):
+                    _sync_directory(path.parent)
         except OSError:
             with step("data.abandon"):
                 temporary.unlink(missing_ok=True)
             raise
+
+
+def make_private(path: Path) -> None:
+    """A directory that its owner alone may look into, durable; one that is there keeps its rights."""
+    missing = []
+    while not path.is_dir():
+        missing.append(path)
+        path = path.parent
+    for directory in reversed(missing):
+        with step("data.directory"):
+            directory.mkdir(mode=PRIVATE_DIRECTORY, exist_ok=True)
+        with step("data.directory.sync"):
+            _sync_directory(directory.parent)
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager

@@ -27,19 +27,19 @@ from millstream.ledger.protocol import DurabilityLevel
 from millstream.local.broker import NAME as BROKER
 from millstream.local.broker import EmbeddedBroker
 from millstream.local.causes import first_cause
-from millstream.local.directory import HOME, DataDirectory, RunningProcess, Runtime, held, read_json, write_json
+from millstream.local.claiming import check_shape, claim, refuse_live_runner
+from millstream.local.directory import HOME, DataDirectory, RunningProcess, Runtime, held, write_json
 from millstream.local.ledgers import KnownLedgers
 from millstream.local.listening import refuse_taken_ports
 from millstream.local.logfiles import LogFile, broker_line, short_entry
+from millstream.local.outputs import former_outputs, move_outputs, refuse_former_outputs
 from millstream.local.processes import end_stale, identify
 from millstream.local.progress import PipelineProgress
 from millstream.local.replica import Failure, ReplicaPlan, State, Supervisor, Surroundings, plans_of, worst
 from millstream.local.runner_log import runner_log
 from millstream.local.screen import MESSAGES_PER_S, Scene, Screen
-from millstream.local.shape import differences, shape_of
 from millstream.local.summary import Summary, check_stored, summarize
 from millstream.local.view import PipelineView, open_view
-from millstream.spec import resolved
 from millstream.spec.lanes import owned_lanes
 from millstream.spec.loading import Loaded
 from millstream.udf.socket_directory import open_socket_directory
@@ -69,6 +69,8 @@ class RunOptions:
     """Default: `.millstream/<pipeline>` below the current directory."""
     fresh: bool = False
     """Remove what earlier runs stored, first."""
+    move_outputs: bool = False
+    """Where the run starts from nothing, move what file sinks have of earlier ones aside, first."""
     durability: DurabilityLevel = DurabilityLevel.FSYNC
     metrics_port_base: int | None = None
     """Port of the first vertex process's metrics; the next ones follow. None: no metrics endpoint."""
@@ -100,31 +102,30 @@ async def run(loaded: Loaded, options: RunOptions, screen: Screen) -> RunResult:
     """
     root = options.data_dir or HOME / loaded.pipeline.name
     with held(root.absolute()) as directory:
+        # Everything is checked before anything is ended, moved or removed.
         previous = directory.read_runtime()
+        if previous is not None:
+            refuse_live_runner(directory, previous)
+        starts_anew = options.fresh or not directory.shape.exists()
+        if options.move_outputs and not starts_anew:
+            raise UserError("--move-outputs is for a run that starts from nothing: give --fresh as well")
+        check_shape(directory, loaded, fresh=options.fresh)
+        outputs = former_outputs(loaded.graph, loaded.base_dir) if starts_anew else []
+        if not options.move_outputs:
+            refuse_former_outputs(outputs, fresh=options.fresh)
         if previous is not None:
             stale = end_stale(process.identity for process in previous.processes)
             if stale:
                 screen.message(f"ended {len(stale)} process(es) that an earlier run had left behind")
         refuse_taken_ports(loaded.graph, plans_of(loaded.graph, options.metrics_port_base))
+        for before, after in move_outputs(outputs, SystemClock().now_us()):
+            screen.message(f"the files of {before} were moved to {after}")
         if options.fresh:
             directory.clear()
-        _claim(directory, loaded)
+        directory.make()
+        claim(directory, loaded)
         ports = (previous.nats_port, previous.monitor_port) if previous is not None else None
         return await _Run(loaded, options, screen, directory).run(ports)
-
-
-def _claim(directory: DataDirectory, loaded: Loaded) -> None:
-    """Make the directory this pipeline's; refuse when what it holds does not fit."""
-    now = shape_of(loaded.graph)
-    before = read_json(directory.shape)
-    found = differences(before, now) if before is not None else []
-    if found:
-        raise UserError(
-            f"the data directory {directory.root} holds data of a different pipeline: {'; '.join(found)}. "
-            "Run with --fresh to remove that data and start over, or with --data-dir to use another directory"
-        )
-    write_json(directory.shape, now)
-    directory.write_pipeline(resolved.dump(loaded.pipeline, loaded.base_dir))
 
 
 class _Run:

@@ -18,7 +18,7 @@ import grpc
 import grpc.aio
 
 from millstream.errors import EnvironmentFault
-from millstream.local.directory import RunningProcess, write_text
+from millstream.local.directory import RunningProcess, make_private, write_text
 from millstream.local.logfiles import LogFile
 from millstream.local.replica import Failure, State, Supervisor
 from millstream.spec.models import Pipeline
@@ -176,10 +176,9 @@ def plan_driver(pipeline: Pipeline, base_dir: Path, directory: Path, sockets: Pa
     """Write down what the driver is to be told. `directory` is the driver's own; `sockets` has a short path."""
     settings = directory / "settings.json"
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        # Settings may hold passwords (of an object store, say).
-        settings.touch(mode=0o600)
+        make_private(directory)
     except OSError as error:
         raise EnvironmentFault(f"cannot write {settings}: {error.strerror}") from error
+    # Settings may hold passwords (of an object store, say); `write_text` keeps them private.
     write_text(settings, settings_of(pipeline, base_dir, directory / "scratch").to_json(), durable=False)
     return DriverPlan(f"unix:{sockets / 'spark'}", settings, pipeline.name, log_level)

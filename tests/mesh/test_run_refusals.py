@@ -101,6 +101,52 @@ async def test_a_changed_pipeline_is_refused_unless_it_starts_over(files: Pipeli
     assert sorted(files.numbers("out")) == list(range(100))
 
 
+async def test_starting_over_is_refused_before_anything_is_removed_where_sinks_have_files(
+    files: PipelineFiles, tmp_path: Path
+) -> None:
+    small(files)
+    assert (await command(tmp_path, "run", "pipeline.yaml", "--quiet")).exit_code == 0
+    before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    refused = await command(tmp_path, "run", "pipeline.yaml", "--fresh")
+    assert refused.exit_code == 2
+    assert f"{tmp_path / 'out'} holds" in refused.err
+    assert "Nothing was removed" in refused.err
+    assert "--fresh --move-outputs" in refused.err
+    # The run before is still there.
+    again = await command(tmp_path, "run", "pipeline.yaml")
+    assert again.exit_code == 0, again.err
+    assert "had ended before" in again.out
+    moved = await command(tmp_path, "run", "pipeline.yaml", "--fresh", "--move-outputs")
+    assert moved.exit_code == 0, moved.err
+    (aside,) = tmp_path.glob("out.before-*")
+    assert f"the files of {tmp_path / 'out'} were moved to {aside}" in moved.err
+    assert {tmp_path / "out" / path.relative_to(aside): path.read_bytes() for path in aside.glob("*.jsonl")} == {
+        path: data for path, data in before.items() if path.suffix == ".jsonl" and path.parent.name == "out"
+    }
+    assert sorted(files.numbers("out")) == list(range(100))
+    # Without a data directory a run starts over as well.
+    shutil.rmtree(tmp_path / ".millstream")
+    without = await command(tmp_path, "run", "pipeline.yaml")
+    assert (without.exit_code, "--move-outputs" in without.err) == (2, True)
+
+
+async def test_a_run_whose_lock_file_was_removed_is_left_alone(files: PipelineFiles, tmp_path: Path) -> None:
+    path = small(files, records=100_000)
+    path.write_text(path.read_text().replace('"rpu": 0', '"rpu": 10'))
+    async with start(tmp_path, "run", "pipeline.yaml") as run:
+        await run.until(lambda: run.records("out") > 0)
+        pids = run.pids()
+        (run.data / "lock").unlink()
+        refused = await command(tmp_path, "run", "pipeline.yaml")
+        assert refused.exit_code == 4
+        assert f"in use by process {run.process.pid}, whose lock file was removed" in refused.err
+        taken = run.records("out")
+        await run.until(lambda: run.records("out") > taken)
+        assert run.pids() == pids
+        modes = {path.name: path.stat().st_mode & 0o777 for path in (run.data, *run.data.iterdir())}
+        assert {name: oct(mode) for name, mode in modes.items() if mode & 0o077} == {}
+
+
 async def test_ports_that_are_taken_are_named_before_anything_is_started(files: PipelineFiles, tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -28,6 +28,7 @@ ROUNDS = 3
 
 UNREACHED = {
     "data": "of the runner, not of a vertex: tests/recovery/test_runner_crashes.py",
+    "outputs": "of the runner, not of a vertex: tests/unit/local/test_outputs.py",
     "ledger.delete": "a pipeline that is started over: tests/recovery/test_runner_crashes.py",
     "watermark.delete": "a pipeline that is started over: tests/recovery/test_runner_crashes.py",
     "file_sink.discard": "a lane that fails with a file unfinished: tests/contract/sinks/test_file_directory.py",

@@ -64,7 +64,10 @@ def points_of(*names: str) -> list[str]:
 
 
 @pytest.mark.guarantee("I6", "I8")
-@pytest.mark.parametrize("point", points_of("data.directory", "data.hold", "data.write", "data.name"))
+@pytest.mark.parametrize(
+    "point",
+    points_of("data.directory", "data.directory.sync", "data.hold", "data.write", "data.name", "data.name.sync"),
+)
 @pytest.mark.parametrize("time", [1, 2])
 def test_a_file_of_the_data_directory_is_whole_or_not_there(tmp_path: Path, point: str, time: int) -> None:
     root = tmp_path / "data"

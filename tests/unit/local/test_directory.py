@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from millstream.local.directory import (
     write_json,
 )
 from millstream.local.processes import end_stale, identify, is_alive
+from tests.small_disk import open_small_disk
 
 RUNTIME = Runtime(
     "small", ProcessIdentity(1, 2.5), 4222, 8222, (RunningProcess("map-0", ProcessIdentity(3, 4.5), 9000),)
@@ -41,6 +43,56 @@ def test_a_directory_that_cannot_be_made_is_refused_with_advice(tmp_path: Path) 
     (tmp_path / "file").write_text("")
     with pytest.raises(EnvironmentFault, match="cannot use the data directory"), held(tmp_path / "file" / "data"):
         pass
+
+
+@pytest.fixture(params=[0o022, 0o000])
+def umask(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = os.umask(request.param)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("umask")
+def test_what_a_run_keeps_is_its_owners_alone_from_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[tuple[str, int]] = []
+    really_open = os.open
+
+    def watched(path: str | Path, flags: int, mode: int = 0o777) -> int:
+        descriptor = really_open(path, flags, mode)
+        opened.append((Path(path).name, os.fstat(descriptor).st_mode & 0o077 if flags & os.O_CREAT else 0))
+        return descriptor
+
+    root = tmp_path / "a" / "data"
+    # As an earlier version, or a killed process, may have left it.
+    root.mkdir(parents=True, mode=0o700)
+    (root / "pipeline.json.tmp").touch(mode=0o666)
+    monkeypatch.setattr(os, "open", watched)
+    with held(root) as directory, held(tmp_path / "b" / "other"):
+        directory.make()
+        directory.write_pipeline("secret")
+        directory.write_runtime(RUNTIME)
+    assert ("pipeline.json.tmp", 0) in opened
+    assert [name for name, others in opened if others] == []
+    made = [*root.rglob("*"), tmp_path / "b", tmp_path / "b" / "other"]
+    assert {path.name for path in made} >= {"lock", "broker", "windows", "logs", "pipeline.json", "runtime.json"}
+    assert [path for path in made if path.stat().st_mode & 0o077] == []
+
+
+def test_a_durable_file_has_a_durable_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[tuple[str, list[str]]] = []
+    really_sync = os.fsync
+
+    def watched(descriptor: int) -> None:
+        really_sync(descriptor)
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        synced.append((path.name, sorted(entry.name for entry in path.iterdir()) if path.is_dir() else []))
+
+    monkeypatch.setattr(os, "fsync", watched)
+    with held(tmp_path / "a" / "data") as directory:
+        assert synced == [(tmp_path.name, ["a"]), ("a", ["data"])]
+        synced.clear()
+        directory.write_pipeline("text")
+        assert synced == [("pipeline.json.tmp", []), ("data", ["lock", "pipeline.json"])]
 
 
 def test_fresh_removes_what_a_run_keeps_and_nothing_else(tmp_path: Path) -> None:
@@ -69,13 +121,13 @@ def test_a_damaged_runtime_file_is_named(tmp_path: Path, text: str) -> None:
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
-    path = tmp_path / "status.json"
-    write_json(path, {"a": 1})
-    os.symlink("/dev/full", tmp_path / "status.json.tmp")
-    with pytest.raises(EnvironmentFault, match="disk is full"):
-        write_json(path, {"a": "x" * 100_000})
-    assert read_json(path) == {"a": 1}
-    assert [entry.name for entry in tmp_path.iterdir()] == ["status.json"]
+    with open_small_disk(tmp_path / "disk", 64 * 1024) as disk:
+        path = disk / "status.json"
+        write_json(path, {"a": 1})
+        with pytest.raises(EnvironmentFault, match="disk is full"):
+            write_json(path, {"a": "x" * 100_000})
+        assert read_json(path) == {"a": 1}
+        assert [entry.name for entry in disk.iterdir()] == ["status.json"]
 
 
 def test_commands_find_the_only_run_and_ask_when_there_are_several(

@@ -265,16 +265,11 @@ class LaneDirectory:
 
         Raises `UserError` when one of them has not ended, or has left files.
         """
-        tail = f".{self._owner.vertex}."
-        others = [
-            path
-            for path in _entries(self._path / HIDDEN)
-            if path != self._run and not path.name.startswith(_REMOVED) and path.name[:-8].endswith(tail)
-        ]
+        others = [path for path in runs_of(self._path, self._owner.vertex) if path != self._run]
         # One that no owner has claimed has never written anything.
         claimed = [path for path in others if _entries(path)]
         for path in claimed:
-            if not _is_free(path):
+            if not is_free(path):
                 raise UserError(
                     f"{self._owner.where}: another run writes into {self._path} now (as {path.name}). "
                     "End that run, or set another path"
@@ -286,7 +281,7 @@ class LaneDirectory:
                 f"was started over, such as {left}. Set another path, or move the files away together with {HIDDEN}: "
                 "the run that wrote them can go on only where both are"
             )
-        return [path for path in others if _is_free(path)]
+        return [path for path in others if is_free(path)]
 
     def _withdraw(self) -> None:
         """Leave nothing behind of a run that was refused."""
@@ -360,7 +355,16 @@ def _lock(path: Path, kind: int) -> int | None:
     return descriptor
 
 
-def _is_free(run: Path) -> bool:
+def runs_of(path: Path, vertex: str) -> list[Path]:
+    """In a file sink's directory, those of runs of a vertex of this name."""
+    return [
+        entry
+        for entry in _entries(path / HIDDEN)
+        if not entry.name.startswith(_REMOVED) and entry.name[:-8].endswith(f".{vertex}.")
+    ]
+
+
+def is_free(run: Path) -> bool:
     """No owner of that run lives."""
     try:
         descriptor = _lock(run, fcntl.LOCK_EX | fcntl.LOCK_NB)

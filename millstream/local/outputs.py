@@ -1,0 +1,113 @@
+"""What file sinks of former runs have left: looked for before a run starts from nothing, and moved aside on request.
+
+Above it: the runner. Below it: the directories of file sinks. It only ever moves: finished files, and what their run
+has noted beside them, which belongs to them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from millstream.clock import MICROSECONDS
+from millstream.durable import step
+from millstream.errors import EnvironmentFault, UserError
+from millstream.spec.graph import Graph
+from millstream_writer.sinks.file_directory import HIDDEN, is_free, runs_of
+from millstream_writer.sinks.file_names import FinishedName
+
+
+@dataclass(frozen=True, slots=True)
+class FormerOutput:
+    """What an earlier run of a vertex has left in the directory of a file sink."""
+
+    directory: Path
+    files: Sequence[Path]
+    """Finished ones, by name."""
+    runs: Sequence[Path]
+    """Where the runs that wrote them keep their notes."""
+
+
+def former_outputs(graph: Graph, base_dir: Path) -> list[FormerOutput]:
+    """Directories in which a run that starts from nothing would be refused."""
+    found: dict[Path, FormerOutput] = {}
+    for vertex, path in _file_sinks(graph):
+        directory = Path(os.path.normpath(base_dir / path))
+        try:
+            names = sorted(entry.name for entry in directory.iterdir())
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            raise EnvironmentFault(f"cannot list {directory}: {error.strerror}") from error
+        parsed = [(name, FinishedName.parse(name)) for name in names]
+        files = [directory / name for name, it in parsed if it is not None and it.lane.startswith(f"{vertex}.")]
+        if files:
+            found[directory] = FormerOutput(directory, files, runs_of(directory, vertex))
+    return list(found.values())
+
+
+def refuse_former_outputs(outputs: Sequence[FormerOutput], *, fresh: bool) -> None:
+    """Raises `UserError` when there are any, with what to do. Nothing was changed so far."""
+    if not outputs:
+        return
+    listed = "; ".join(
+        f"{output.directory} holds {len(output.files)} file(s), such as {output.files[0].name}" for output in outputs
+    )
+    more = "--fresh --move-outputs" if fresh else "--move-outputs"
+    raise UserError(
+        f"this run would start from nothing, and sinks have files of a run before: {listed}. A file sink does not mix "
+        f"the files of two runs. Nothing was removed. Run again with {more} to have them moved to "
+        f"{outputs[0].directory}.before-<time>, or move them away yourself, together with {HIDDEN}"
+    )
+
+
+def move_outputs(outputs: Sequence[FormerOutput], now_us: int) -> list[tuple[Path, Path]]:
+    """Move each directory's files to a new one beside it; returns from where to where.
+
+    Raises `UserError` when a run writes there now, before anything is moved.
+    """
+    for output in outputs:
+        for run in output.runs:
+            if not is_free(run):
+                raise UserError(f"another run writes into {output.directory} now (as {run.name}); end that run first")
+    moved = []
+    for output in outputs:
+        target = _aside(output.directory, now_us)
+        try:
+            with step("outputs.directory"):
+                (target / HIDDEN).mkdir(parents=True)
+            # First what the files belong to: without it they are refused, and not taken for those of another run.
+            for path in (*output.runs, *output.files):
+                with step("outputs.move"):
+                    path.rename(target / path.relative_to(output.directory))
+        except OSError as error:
+            raise EnvironmentFault(
+                f"cannot move the files of {output.directory} to {target}: {error.strerror}. Nothing was removed; move "
+                f"what is left yourself, together with {HIDDEN}"
+            ) from error
+        moved.append((output.directory, target))
+    return moved
+
+
+def _file_sinks(graph: Graph) -> Iterator[tuple[str, str]]:
+    """Vertices with a file sink or fallback, and its path."""
+    for vertex in graph.vertices:
+        if vertex.sink is not None:
+            for sink in (vertex.sink, vertex.sink.fallback):
+                if sink is not None and sink.file is not None:
+                    yield vertex.name, sink.file.path
+
+
+def _aside(directory: Path, now_us: int) -> Path:
+    """A place beside a directory where nothing is."""
+    time = datetime.fromtimestamp(now_us // MICROSECONDS, UTC)
+    name = f"{directory.name}.before-{time:%Y%m%dT%H%M%SZ}"
+    number = 1
+    target = directory.with_name(name)
+    while target.exists():
+        number += 1
+        target = directory.with_name(f"{name}-{number}")
+    return target
