@@ -68,7 +68,7 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Consumed:
-    """What a lane has taken of one input, since its first commit."""
+    """What a lane has taken of one input, since its first commit; what a repair has given up of it counts as taken."""
 
     buffer: BufferId
     """For a source's lane, its split."""
@@ -86,7 +86,9 @@ def consumed(lane: LaneId, mark: mark_pb2.Mark) -> list[Consumed]:
             for done in mark.reduce.inputs
         ]
     position = Position(mark.sequence, mark.record_index)
-    return [Consumed(BufferId(lane.input, lane.partition), position, mark.account.inputs, mark.account.input_bytes)]
+    records = mark.account.inputs + sum(item.records for item in mark.accepted)
+    size = mark.account.input_bytes + sum(item.bytes for item in mark.accepted)
+    return [Consumed(BufferId(lane.input, lane.partition), position, records, size)]
 
 
 _COUNTS = (

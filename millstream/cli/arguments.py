@@ -40,6 +40,7 @@ def parser() -> argparse.ArgumentParser:
     _add_peek(commands)
     _add_deadletters(commands)
     _add_wal(commands)
+    _add_repair(commands)
     _add_init(commands)
     _add_version(commands)
     _add_bench(commands)
@@ -231,6 +232,21 @@ def _add_wal(commands: Commands) -> None:
     command.add_argument("directory", type=Path, metavar="DIRECTORY", help="a log, or a directory with logs below it")
     command.add_argument("--verify", action="store_true", help="compute the checksum of every entry")
     _add_json(command)
+
+
+def _add_repair(commands: Commands) -> None:
+    command = _command(
+        commands,
+        "repair",
+        "say what is damaged, and go on without it",
+        "Look for damage in what a pipeline that does not run has stored: ledgers that are gone, commits that are\n"
+        "stored in part, marks that went back, a past that was replaced, logs. Says what each affects, and changes\n"
+        "nothing; exit code 5 when there is any. With --accept-loss it goes on without what is lost, and says what\n"
+        "that is.",
+    )
+    command.add_argument("file", type=Path, metavar="FILE", help="the pipeline, as YAML")
+    command.add_argument("--data-dir", type=Path, metavar="DIR", help="data directory of the run")
+    command.add_argument("--accept-loss", action="store_true", help="give up what cannot be had back")
 
 
 def _add_init(commands: Commands) -> None:

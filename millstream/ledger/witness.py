@@ -63,8 +63,11 @@ class ReadCheck:
         self._subject = subject
         self._after = after
         known = tuple(witnesses or ())
-        self.last: Witness | None = max(known, key=lambda item: item.sequence, default=None)
-        """The newest frame that was read, which the buffer must hold."""
+        self.last: Witness | None = max(
+            (item for item in known if item.sequence), key=lambda item: item.sequence, default=None
+        )
+        """The newest frame that was read, which the buffer must hold. Of one without a sequence only the number is
+        known: a repair gave up what lay there."""
         self._numbers = {item.lane: item.number for item in known if item.sequence <= after}
         self._to_come = {item.sequence: item for item in known if item.sequence > after}
         """Those that are read once more: all of a log made anew from its input, or one frame that was read in part."""

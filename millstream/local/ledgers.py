@@ -41,3 +41,8 @@ class KnownLedgers:
         if any(self._known.get(vertex) != ledger_id for vertex, ledger_id in found.items()):
             self._known.update(found)
             write_json(self._path, self._known)
+
+    def replace(self, found: Mapping[str, str]) -> None:
+        """These are all there are; what was known of others is given up. Durable at the return."""
+        self._known = dict(found)
+        write_json(self._path, self._known)

@@ -33,6 +33,8 @@ class VertexAccount:
     """Records written to its buffers, each edge counted."""
     ended: bool
     """All its lanes have ended."""
+    accepted: int = 0
+    """Records that a repair gave up; negative: that it let come twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +91,9 @@ def summarize(graph: Graph, marks: Mapping[LaneId, mark_pb2.Mark], waiting: Mapp
                 )
         own = [buffer for edge in graph.edges_out[vertex.name] for buffer in buffers_of(graph, edge)]
         ended = all(lane in marks and marks[lane].ended for lane in lanes)
-        vertices.append(
-            VertexAccount(vertex.name, vertex.kind, total, sum(written.get(buffer, 0) for buffer in own), ended)
-        )
+        accepted = sum(item.records for lane in lanes if lane in marks for item in marks[lane].accepted)
+        sent = sum(written.get(buffer, 0) for buffer in own)
+        vertices.append(VertexAccount(vertex.name, vertex.kind, total, sent, ended, accepted))
     edges = []
     for edge in graph.edges:
         buffers = buffers_of(graph, edge)
@@ -155,6 +157,10 @@ def _remarks(vertex: VertexAccount) -> list[str]:
         "kept for windows that are still open": account.open,
     }
     found = [f"{vertex.vertex}: {count:,} {text}" for text, count in counts.items() if count]
+    if vertex.accepted > 0:
+        found.append(f"{vertex.vertex}: {vertex.accepted:,} accepted as lost by `millstream repair`")
+    if vertex.accepted < 0:
+        found.append(f"{vertex.vertex}: {-vertex.accepted:,} accepted as coming twice by `millstream repair`")
     return found + [f"{vertex.vertex}: {count:,} dropped: {reason}" for reason, count in account.dropped.items()]
 
 

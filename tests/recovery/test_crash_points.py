@@ -33,6 +33,7 @@ UNREACHED = {
     "watermark.delete": "a pipeline that is started over: tests/recovery/test_runner_crashes.py",
     "file_sink.discard": "a lane that fails with a file unfinished: tests/contract/sinks/test_file_directory.py",
     "file_sink.withdraw": "a run that is refused: tests/contract/sinks/test_file_directory.py",
+    "repair": "a command between two runs, which may be made again at any point: tests/mesh/test_repair.py",
     "watermark.replicate": "a broker cluster that grows: nothing is lost with the setting of a bucket",
     "log.reserve.give_up": "a full disk: tests/unit/reduce/log/test_faults.py",
     "log.segment.abandon": "a failed write: tests/unit/reduce/log/test_faults.py",

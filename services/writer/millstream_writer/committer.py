@@ -223,6 +223,7 @@ class Committer:
             watermark_us=watermark_us,
             ended=ended,
             account=account.to_message(),
+            accepted=previous.accepted,
             read=merged(previous.read, (witness for unit in units for witness in unit.witnesses)),
         )
         if previous.HasField("reduce"):

@@ -36,6 +36,7 @@ class Mark(_message.Message):
     WRITTEN_FIELD_NUMBER: _builtins.int
     REDUCE_FIELD_NUMBER: _builtins.int
     READ_FIELD_NUMBER: _builtins.int
+    ACCEPTED_FIELD_NUMBER: _builtins.int
     commit_id: _builtins.bytes
     """Chosen anew for every commit; tells whether a commit whose answer was lost has landed."""
     epoch: _builtins.int
@@ -70,6 +71,10 @@ class Mark(_message.Message):
         reduce lanes, which have them for each input.
         """
 
+    @_builtins.property
+    def accepted(self) -> _containers.RepeatedCompositeFieldContainer[Global___Accepted]:
+        """What `millstream repair --accept-loss` gave up, for each buffer the lane reads."""
+
     def __init__(
         self,
         *,
@@ -85,14 +90,42 @@ class Mark(_message.Message):
         written: _abc.Iterable[Global___Written] | None = ...,
         reduce: Global___ReduceProgress | None = ...,
         read: _abc.Iterable[Global___Witness] | None = ...,
+        accepted: _abc.Iterable[Global___Accepted] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "reduce", b"reduce"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "commit_id", b"commit_id", "ended", b"ended", "epoch", b"epoch", "owner", b"owner", "position", b"position", "read", b"read", "record_index", b"record_index", "reduce", b"reduce", "sequence", b"sequence", "watermark_us", b"watermark_us", "written", b"written"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "account", b"account", "commit_id", b"commit_id", "ended", b"ended", "epoch", b"epoch", "owner", b"owner", "position", b"position", "read", b"read", "record_index", b"record_index", "reduce", b"reduce", "sequence", b"sequence", "watermark_us", b"watermark_us", "written", b"written"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Mark: _TypeAlias = Mark  # noqa: Y015
+
+@_typing.final
+class Accepted(_message.Message):
+    """Counts as read, though it was not: what was lost. Negative: what was read more often than it was written."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EDGE_FIELD_NUMBER: _builtins.int
+    RECORDS_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    edge: _builtins.str
+    records: _builtins.int
+    bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        edge: _builtins.str = ...,
+        records: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "edge", b"edge", "records", b"records"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Accepted: _TypeAlias = Accepted  # noqa: Y015
 
 @_typing.final
 class Witness(_message.Message):

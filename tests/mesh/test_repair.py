@@ -1,0 +1,55 @@
+"""A ledger that was set back: named by a run, told by `millstream repair`, and gone on without."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.mesh.running import command, start
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.mesh.conftest import PipelineFiles
+
+
+@pytest.mark.guarantee("I10", "I15")
+async def test_a_ledger_that_was_set_back_is_named_and_can_be_gone_on_without(
+    files: PipelineFiles, tmp_path: Path
+) -> None:
+    files.write(
+        files.generator(6000, rpu=2000) + "- name: map\n  udf: {builtin: {name: cat}}\n" + files.file_sink("out"),
+        ["in -> map", "map -> out"],
+    )
+    async with start(tmp_path, "run", "pipeline.yaml") as running:
+        await running.until(lambda: running.records("out") > 0)
+        running.interrupt()
+        assert (await running.ended()).exit_code == 0
+    ledger = tmp_path / ".millstream/p/broker/store/jetstream/$G/streams/p-map"
+    shutil.copytree(ledger, tmp_path / "saved")
+    assert (await command(tmp_path, "repair", "pipeline.yaml")).exit_code == 0
+    assert (await command(tmp_path, "run", "pipeline.yaml")).exit_code == 0
+    assert files.numbers("out") == list(range(6000))
+    shutil.rmtree(ledger)
+    shutil.copytree(tmp_path / "saved", ledger)
+
+    damaged = await command(tmp_path, "run", "pipeline.yaml")
+    assert damaged.exit_code == 5
+    assert "millstream repair" in damaged.err
+    assert "nothing is lost" not in damaged.out
+    told = await command(tmp_path, "repair", "pipeline.yaml")
+    assert told.exit_code == 5
+    assert "nothing was changed" in told.out
+    assert "the mark of lane map/in-map.0 in the ledger of vertex map is back" in told.out
+    assert (await command(tmp_path, "repair", "pipeline.yaml")).out == told.out
+    accepted = await command(tmp_path, "repair", "pipeline.yaml", "--accept-loss")
+    assert accepted.exit_code == 0, accepted.out + accepted.err
+    assert (await command(tmp_path, "repair", "pipeline.yaml")).exit_code == 0
+    again = await command(tmp_path, "run", "pipeline.yaml")
+    assert again.exit_code == 0, again.out + again.err
+    assert "BALANCED" in again.out
+    assert "accepted as" in again.out
+    # Every record is there: the target had them before, and what came twice was said.
+    assert set(files.numbers("out")) == set(range(6000))
