@@ -28,7 +28,8 @@ from millstream_reduce.spark.transfer import decoded_rows, error_of
 
 _log = logging.getLogger(__name__)
 
-_BACKOFF = Backoff(interval_s=0.1, factor=2.0, cap_s=5.0, jitter=0.2)
+_BACKOFF = Backoff(interval_s=0.1, factor=2.0, cap_s=1.0, jitter=0.2)
+"""Short at the most: each attempt waits until the driver can be reached, so none is wasted on one that starts."""
 _SAID_AGAIN_S = 30.0
 """The same trouble is logged again after this."""
 _CHANNEL_OPTIONS = (
