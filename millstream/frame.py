@@ -171,10 +171,23 @@ class Frame:
         return sizes
 
     def slice(self, start: int, stop: int) -> Frame:
-        """Records `start` to `stop`, exclusive; the frame itself when that is all of it."""
+        """Records `start` to `stop`, exclusive; the frame itself when that is all of it. Columns are cut at their
+        offsets, so it costs what the slice holds, and no record of the rest is made."""
         if start == 0 and stop >= self.records:
             return self
-        return self.take(range(start, min(stop, self.records)))
+        stop = min(stop, self.records)
+        times = columns.unpack_times(self.event_times_column[_TIME_BYTES * start : _TIME_BYTES * stop])
+        return replace(
+            self,
+            records=stop - start,
+            event_time_min_us=min(times),
+            event_time_max_us=max(times),
+            values_column=columns.slice_bytes(self.values_column, start, stop),
+            event_times_column=columns.pack_times(times),
+            keys_column=columns.slice_lists(self.keys_column, start, stop),
+            headers_column=columns.slice_headers(self.headers_column, start, stop),
+            ids_column=columns.slice_bytes(self.ids_column, start, stop),
+        )
 
     def traced(self, traceparent: str) -> Frame:
         """The same records under another trace context."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from array import array
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -11,6 +13,8 @@ from hypothesis import strategies as st
 from millstream.errors import DamageError
 from millstream.frame import Frame, build_frame, frame_of_records, join_frames, partition_of
 from millstream.record import Record
+from millstream_udf import columns
+from millstream_udf.wire.frame.v1 import frame_pb2
 
 names = st.text(min_size=1, max_size=5)
 records = st.lists(
@@ -44,6 +48,50 @@ def test_cutting_and_joining_keeps_every_record(given_records: list[Record], dat
     if middle < frame.records:
         parts.append(frame.slice(middle, frame.records))
     assert list(join_frames(parts).to_records()) == given_records
+
+
+@given(records, st.data(), st.booleans())
+def test_a_slice_has_what_its_records_have(given_records: list[Record], data: st.DataObject, with_ids: bool) -> None:
+    if with_ids:
+        given_records = [replace(record, id=f"id-{number}") for number, record in enumerate(given_records)]
+    frame = frame_of_records(given_records, ingest_time_us=7)
+    start = data.draw(st.integers(0, frame.records - 1))
+    stop = data.draw(st.integers(start + 1, frame.records))
+    part = frame.slice(start, stop)
+    assert list(part.to_records()) == given_records[start:stop]
+    assert (part.event_time_min_us, part.event_time_max_us) == (min(part.event_times_us()), max(part.event_times_us()))
+    assert Frame.decode(part.encode()) == part
+
+
+def test_a_slice_costs_what_it_holds() -> None:
+    def calls_of(count: int) -> int:
+        record = Record(bytes(100), 1, keys=("a", "b"), headers={"h": b"v"}, id="x")
+        frame = frame_of_records([record] * count, ingest_time_us=0)
+        calls = 0
+
+        def count_calls(*_: object) -> None:
+            nonlocal calls
+            calls += 1
+
+        sys.setprofile(count_calls)
+        try:
+            frame.slice(count // 2, count // 2 + 8)
+        finally:
+            sys.setprofile(None)
+        return calls
+
+    assert calls_of(4096) == calls_of(16)
+
+
+def test_a_column_that_falls_is_not_sliced() -> None:
+    fallen = frame_pb2.SealedBytesColumn(offsets=columns.pack_offsets([0, 3, 1, 4]), data=b"abcd").SerializeToString()
+    assert columns.unpack_bytes(columns.slice_bytes(fallen, 0, 1)) == [b"abc"]
+    for start, stop, words in ((0, 2, "fall"), (0, 4, "no items")):
+        with pytest.raises(ValueError, match=words):
+            columns.slice_bytes(fallen, start, stop)
+    short = frame_pb2.SealedBytesColumn(offsets=columns.pack_offsets([0, 3]), data=b"a").SerializeToString()
+    with pytest.raises(ValueError, match="pass the end"):
+        columns.slice_bytes(short, 0, 1)
 
 
 def test_ids_are_kept_when_every_record_has_one() -> None:

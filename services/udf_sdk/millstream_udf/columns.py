@@ -74,6 +74,14 @@ def unpack_bytes(column: bytes) -> list[bytes]:
     return _cut(message.offsets, message.data)
 
 
+def slice_bytes(column: bytes, start: int, stop: int) -> bytes:
+    """Items `start` to `stop`, exclusive, of an encoded `BytesColumn`, as a column: none of them is made."""
+    if not column:
+        return b""
+    message = _parse(frame_pb2.SealedBytesColumn, column)
+    return _slice(message, start, stop).SerializeToString()
+
+
 def count_bytes(column: bytes) -> int:
     """Number of items of an encoded `BytesColumn`, without reading them; checks that the ends meet."""
     if not column:
@@ -120,6 +128,20 @@ def unpack_lists(column: bytes, records: int) -> list[tuple[bytes, ...]]:
     return lists
 
 
+def slice_lists(column: bytes, start: int, stop: int) -> bytes:
+    """Entries `start` to `stop`, exclusive, of an encoded `ListColumn`, as a column; empty when they are."""
+    if not column:
+        return b""
+    message = _parse(frame_pb2.SealedListColumn, column)
+    if not message.starts:
+        return frame_pb2.SealedListColumn(items=_slice(message.items, start, stop)).SerializeToString()
+    starts = _part_of(message.starts, start, stop)
+    if starts[0] == starts[-1]:
+        return b""
+    items = _slice(message.items, starts[0], starts[-1])
+    return frame_pb2.SealedListColumn(starts=_from_zero(starts), items=items).SerializeToString()
+
+
 def count_lists(column: bytes) -> int:
     """Number of entries of an encoded `ListColumn`, without reading them."""
     if not column:
@@ -157,6 +179,46 @@ def unpack_headers(column: bytes, records: int) -> list[dict[str, bytes]]:
         raise ValueError(f"a headers column has {len(starts) - 1} entries for {records} records")
     _check_ends(starts, len(names))
     return [dict(zip(names[a:b], values[a:b], strict=True)) for a, b in pairwise(starts)]
+
+
+def slice_headers(column: bytes, start: int, stop: int) -> bytes:
+    """Records `start` to `stop`, exclusive, of an encoded `HeadersColumn`, as a column; empty when none has any."""
+    if not column:
+        return b""
+    message = _parse(frame_pb2.SealedHeadersColumn, column)
+    starts = _part_of(message.starts, start, stop)
+    if starts[0] == starts[-1]:
+        return b""
+    if starts[-1] > min(len(message.names), len(message.values)):
+        raise ValueError("a headers column ends before its last entry")
+    part = frame_pb2.SealedHeadersColumn(
+        starts=_from_zero(starts),
+        names=message.names[starts[0] : starts[-1]],
+        values=message.values[starts[0] : starts[-1]],
+    )
+    return part.SerializeToString()
+
+
+def _slice(column: frame_pb2.SealedBytesColumn, start: int, stop: int) -> frame_pb2.SealedBytesColumn:
+    offsets = _part_of(column.offsets, start, stop)
+    if offsets[-1] > len(column.data):
+        raise ValueError("offsets pass the end of the data")
+    return frame_pb2.SealedBytesColumn(offsets=_from_zero(offsets), data=column.data[offsets[0] : offsets[-1]])
+
+
+def _part_of(offsets_data: bytes, start: int, stop: int) -> array[int]:
+    """The offsets of the items `start` to `stop`, exclusive."""
+    size = array("I").itemsize
+    part = unpack_offsets(offsets_data[size * start : size * (stop + 1)])
+    if len(part) != stop + 1 - start:
+        raise ValueError(f"a column has no items {start} to {stop}")
+    if any(before > after for before, after in pairwise(part)):
+        raise ValueError("offsets fall")
+    return part
+
+
+def _from_zero(offsets: array[int]) -> bytes:
+    return pack_offsets(offset - offsets[0] for offset in offsets)
 
 
 def _offsets_of(items: Sequence[Sequence[object]] | Sequence[bytes] | Sequence[Mapping[str, bytes]]) -> bytes:
