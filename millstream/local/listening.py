@@ -16,22 +16,22 @@ from millstream.spec.graph import Graph
 _PORT_LAST = 65_535
 
 
-def refuse_taken_ports(graph: Graph, plans: Iterable[ReplicaPlan]) -> None:
+def refuse_taken_ports(graph: Graph, plans: Iterable[ReplicaPlan], metrics_host: str) -> None:
     """Raise `UserError` with every port that cannot be listened on, whose it was to be, and the option to change."""
-    taken = [*_taken_by_metrics(plans), *_taken_by_sources(graph)]
+    taken = [*_taken_by_metrics(plans, metrics_host), *_taken_by_sources(graph)]
     if taken:
         raise UserError("; ".join(taken))
 
 
-def _taken_by_metrics(plans: Iterable[ReplicaPlan]) -> Iterator[str]:
+def _taken_by_metrics(plans: Iterable[ReplicaPlan], host: str) -> Iterator[str]:
     for plan in plans:
         if plan.metrics_port is None:
             continue
         advice = "choose another --metrics-port-base: each vertex process takes the next port"
         if not 0 < plan.metrics_port <= _PORT_LAST:
             yield f"{plan.metrics_port}, for the metrics of {plan.name}, is no port; {advice}"
-        elif (reason := why_not(plan.metrics_port)) is not None:
-            yield f"the metrics of {plan.name} cannot be served on 127.0.0.1:{plan.metrics_port}: {reason}; {advice}"
+        elif (reason := why_not(plan.metrics_port, host)) is not None:
+            yield f"the metrics of {plan.name} cannot be served on {host}:{plan.metrics_port}: {reason}; {advice}"
 
 
 def _taken_by_sources(graph: Graph) -> Iterator[str]:

@@ -117,7 +117,7 @@ async def run(loaded: Loaded, options: RunOptions, screen: Screen) -> RunResult:
             stale = end_stale(process.identity for process in previous.processes)
             if stale:
                 screen.message(f"ended {len(stale)} process(es) that an earlier run had left behind")
-        refuse_taken_ports(loaded.graph, plans_of(loaded.graph, options.metrics_port_base))
+        refuse_taken_ports(loaded.graph, plans_of(loaded.graph, options.metrics_port_base), options.metrics_host)
         for before, after in move_outputs(outputs, SystemClock().now_us()):
             screen.message(f"the files of {before} were moved to {after}")
         if options.fresh:
