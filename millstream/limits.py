@@ -88,7 +88,7 @@ DRAIN_TIMEOUT_S = 30.0
 TELEMETRY_FLUSH_TIMEOUT_S = 5.0
 """How long a process that ends waits for a collector to take its last traces and metrics."""
 SPAN_LINKS_MAX = 32
-"""Trace contexts of its records that a source frame's span is linked to."""
+"""Trace contexts of its records that the span of a source frame, or of a hand-over, is linked to."""
 SLICE_TARGET_S = 0.5
 """One UDF call should not take longer than this; larger frames are handed over in slices."""
 WINDOWS_PER_RECORD_MAX = 10_000

@@ -5,6 +5,7 @@ Above it: lanes. Below it: tracing and metrics, each of which may be off; then a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
@@ -27,9 +28,9 @@ class Telemetry:
         self._metrics = metrics
 
     def span(
-        self, name: str, *, parent: str, lane: str = "", records: int = 0, sequence: int = 0
+        self, name: str, *, parent: str, lane: str = "", records: int = 0, sequence: int = 0, links: Sequence[str] = ()
     ) -> AbstractContextManager[Span]:
-        """A stage at work on a frame; `parent`: the frame's traceparent.
+        """A stage at work on a frame; `parent`: the frame's traceparent. `links`: those of other traces in it.
 
         The span's own traceparent goes to the function that is called, and with the frame to the next stage. A frame
         without one is not sampled: nothing is recorded for it.
@@ -42,6 +43,7 @@ class Telemetry:
             name,
             parent,
             {"millstream.lane": lane, "millstream.records": records, "millstream.sequence": sequence},
+            links=links,
         )
 
     def source_span(self, frame: Frame, *, lane: str = "") -> AbstractContextManager[Span]:

@@ -58,13 +58,15 @@ class Tracing:
         self._fixed = dict(fixed)
 
     def span(
-        self, name: str, parent: str, attributes: Mapping[str, AttributeValue], *, kind: SpanKind = SpanKind.INTERNAL
+        self, name: str, parent: str, attributes: Mapping[str, AttributeValue], *, links: Sequence[str] = ()
     ) -> AbstractContextManager[Span]:
-        """A span below `parent`, a traceparent."""
+        """A span below `parent`, a traceparent, linked to other ones."""
         context = parse_traceparent(parent)
         if context is None:
             return UntracedSpan()
-        return self._start(name, set_span_in_context(NonRecordingSpan(context), Context()), attributes, (), kind)
+        below = set_span_in_context(NonRecordingSpan(context), Context())
+        linked = [Link(other) for other in map(parse_traceparent, links) if other is not None]
+        return self._start(name, below, attributes, linked, SpanKind.INTERNAL)
 
     def source_span(
         self, name: str, frame: Frame, attributes: Mapping[str, AttributeValue]
@@ -106,6 +108,9 @@ class _RecordedSpan:
         self.traceparent = f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"
         self._log = log_trace(f"{context.trace_id:032x}")
 
+    def tell(self, name: str, value: AttributeValue) -> None:
+        self._span.set_attribute(name, value)
+
     def __enter__(self) -> _RecordedSpan:
         self._log.__enter__()
         return self
@@ -122,7 +127,7 @@ class _RecordedSpan:
 
 
 class LinkedSampler(Sampler):
-    """Samples a span that is linked to a sampled one, else as another sampler says. Only root spans have links."""
+    """Samples a span that is linked to a sampled one, else as another sampler says."""
 
     def __init__(self, other: Sampler) -> None:
         self._other = other

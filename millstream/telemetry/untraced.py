@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 
@@ -12,6 +13,9 @@ class Span(Protocol):
     def traceparent(self) -> str:
         """Goes to the function that is called, and with the frame to the next stage; empty when not sampled."""
 
+    def tell(self, name: str, value: str | int | float | Sequence[str]) -> None:
+        """Give the span an attribute."""
+
 
 class UntracedSpan:
     """Records nothing, and passes on the context it was given."""
@@ -20,6 +24,9 @@ class UntracedSpan:
 
     def __init__(self, traceparent: str = "") -> None:
         self.traceparent = traceparent
+
+    def tell(self, name: str, value: str | int | float | Sequence[str]) -> None:
+        return None
 
     def __enter__(self) -> UntracedSpan:
         return self

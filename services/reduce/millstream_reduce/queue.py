@@ -47,6 +47,7 @@ from millstream_reduce.log.files import Files, SystemFiles
 from millstream_reduce.log.log import Log, LogSizes, LogStatistics, open_log
 from millstream_reduce.log.segments import LogIdentity
 from millstream_reduce.milestones import Joined, Milestones
+from millstream_reduce.origins import Origin
 from millstream_reduce.queue_contents import Appended, QueueContents
 from millstream_reduce.queued_frames import QueuedFrame, joined_of, late_frames_of, positions_of
 from millstream_reduce.results import ResultFiles
@@ -353,13 +354,9 @@ class Queue:
         """End of the first open window; None without any. Hand-overs are not among them."""
         return self._windowing.oldest_end_us()
 
-    def traceparent_of(self, hand_over: wal_pb2.HandOver) -> str:
-        """A sampled trace context of the records in a hand-over; empty without one."""
-        traceparents = self._contents.traceparents
-        if not traceparents:
-            return ""
-        segments = (segment for window in hand_over.windows for segment in window.pieces.segments)
-        return next((traceparents[segment] for segment in segments if segment in traceparents), "")
+    def origin_of(self, hand_over: wal_pb2.HandOver, now_us: int) -> Origin:
+        """Where the records in a hand-over come from; where nothing is known, from now."""
+        return self._contents.origins.of(hand_over, now_us)
 
     def statistics(self) -> QueueStatistics:
         pending = self.pending()

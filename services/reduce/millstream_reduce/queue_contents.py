@@ -18,6 +18,7 @@ from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce import batches
 from millstream_reduce.log.log import Summary
 from millstream_reduce.log.recovery import LogEnd
+from millstream_reduce.origins import Origins
 from millstream_reduce.values import Location, WindowContents
 from millstream_reduce.windowing import Windowing
 
@@ -102,8 +103,8 @@ class QueueContents:
     """Hand-overs that are not committed, by number, rising."""
     unacknowledged: deque[_Unacknowledged] = field(default_factory=deque)
     """What the mark does not say yet, in the order of the log."""
-    traceparents: dict[int, str] = field(default_factory=dict)
-    """Of the last sampled records in each segment."""
+    origins: Origins = field(default_factory=Origins)
+    """Where the records in the log come from."""
     sizes: dict[int, _Size] = field(default_factory=dict)
     """Rows in each segment and what they take; of segments that hold entries of this queue's time."""
     starts: dict[int, Mapping[str, int]] = field(default_factory=dict)
@@ -123,7 +124,7 @@ class QueueContents:
         self.last_hand_over = 0
         self.pending.clear()
         self.unacknowledged.clear()
-        self.traceparents.clear()
+        self.origins.clear()
         self.sizes.clear()
         self.starts.clear()
         self._begun = False
@@ -221,8 +222,8 @@ class QueueContents:
             self.sequences[position.edge] = max(position.sequence, self.sequences.get(position.edge, 0))
             self.read[position.edge] = merged(self.read.get(position.edge, ()), from_messages(position.read))
         self._note_unacknowledged(appended, append, location.segment)
-        if appended.traceparent:
-            self.traceparents[location.segment] = appended.traceparent
+        if append.rows:
+            self.origins.note(location, appended.ingest_time_us, appended.traceparent)
         size = self.sizes.setdefault(location.segment, _Size())
         size.rows += append.rows
         size.bytes += location.length
@@ -245,7 +246,8 @@ class QueueContents:
     def forget_segments(self, existing: Iterable[int]) -> None:
         """Keep notes of these segments only."""
         kept = set(existing)
-        for notes in (self.traceparents, self.sizes, self.starts):
+        self.origins.keep(kept)
+        for notes in (self.sizes, self.starts):
             for number in [number for number in notes if number not in kept]:
                 del notes[number]
 

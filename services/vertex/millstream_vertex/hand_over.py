@@ -26,6 +26,7 @@ from millstream.record import BufferId, LaneId, Record
 from millstream.retry import OnFailure, RetryPolicy
 from millstream.wire.reduce.v1 import spark_pb2, wal_pb2
 from millstream_reduce.batches import HEADERS, frame_of_columns
+from millstream_reduce.origins import Origin
 from millstream_writer.committer import Unit
 from millstream_writer.routing import FrameLimits, Router, Tags
 
@@ -57,6 +58,8 @@ class Results:
     retries: int = 0
     errors: int = 0
     job_s: float = 0.0
+    job_tags: list[str] = field(default_factory=list)
+    """Of the Spark jobs."""
 
     def encode(self) -> bytes:
         """For the result file, from which a commit in parts goes on after a restart."""
@@ -128,6 +131,7 @@ class HandOverJobs:
             table, summary = await self._spark.run(request)
             tables.append(_with_windows(table, waiting) if attempt else table)
             results.job_s += summary.job_s
+            results.job_tags.append(summary.job_tag)
             if not summary.failures:
                 break
             results.errors += len(summary.failures)
@@ -185,7 +189,7 @@ class ResultRouter:
         self._policy = policy
         self._where = where
 
-    def units(self, hand_over: wal_pb2.HandOver, results: Results, skip: int, ingest_time_us: int) -> list[ReduceUnit]:
+    def units(self, hand_over: wal_pb2.HandOver, results: Results, skip: int, origin: Origin) -> list[ReduceUnit]:
         """The results behind the first `skip` rows, in pieces that each fit into a commit; at least one.
 
         What became of the inputs is in the account of the last one.
@@ -193,12 +197,15 @@ class ResultRouter:
         units = []
         total = results.rows.num_rows
         while skip < total:
-            unit, rows = self._unit(hand_over, results.rows, skip, ingest_time_us)
+            unit, rows = self._unit(hand_over, results.rows, skip, origin.ingest_time_us)
             units.append(unit)
             skip += rows
         if not units:
             units.append(ReduceUnit(pieces=0))
-        self._settle(hand_over, results, units[-1], ingest_time_us)
+        self._settle(hand_over, results, units[-1], origin.ingest_time_us)
+        if traceparent := origin.first_traceparent:
+            for unit in units:
+                unit.frames = [(buffer, frame.traced(traceparent)) for buffer, frame in unit.frames]
         return units
 
     def route_late(self, frame: Frame) -> list[tuple[BufferId, Frame]]:

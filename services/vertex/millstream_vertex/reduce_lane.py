@@ -5,8 +5,7 @@
                         ▼
                   hand-over ─► fsync ─► Spark job ─► commit: results + number of the hand-over ─► the log is freed
 
-Nothing is told to anybody before it is durable in the log: no position, no hand-over. Only the commit of the mark in
-the ledger, which is fenced, lets input be trimmed and segments go.
+No position and no hand-over is told before it is durable in the log; only the fenced commit lets input and segments go.
 """
 
 from __future__ import annotations
@@ -39,8 +38,7 @@ log = logging.getLogger(__name__)
 TAKE_BYTES = 4 * MIB
 """Stored bytes that go into one entry of the log, about."""
 GATHER_S = 0.05
-"""From one entry of the log to the next, unless there is much or windows close: an entry of few records costs as much
-as one of many, when it is written and when Spark reads it."""
+"""Between two entries of the log, unless there is much or windows close: a small one costs as much as a large one."""
 ROOM_WAIT_S = 0.1
 """While the log is full: how often it is looked whether the watermark closes a window."""
 HAND_OVERS_IN_FLIGHT_MAX = 2
@@ -86,8 +84,7 @@ class ReduceLane:
         self._sync_wanted = asyncio.Event()
         self._in_flight: dict[int, int] = {}
         """Hand-overs whose results are not committed, by number: the end of the first window."""
-        self._due_s: float | None = None
-        """Since when windows wait to be handed over."""
+        self._due_s: float | None = None  # Since when windows wait to be handed over.
         self._closed_at_s: dict[int, float] = {}
         """When the watermark closed the windows of hand-overs that are not committed."""
         self._computed: dict[int, Computed] = {}
@@ -326,10 +323,12 @@ class ReduceLane:
         core = self.core
         rows = sum(window.rows for window in hand_over.windows)
         started = core.clock.monotonic_s()
+        origin = self._queue.origin_of(hand_over, core.clock.now_us())
         with (
             core.telemetry.span(
                 "millstream.reduce.hand_over",
-                parent=self._queue.traceparent_of(hand_over),
+                parent=origin.first_traceparent,
+                links=origin.traceparents[1:],
                 lane=core.lane.key,
                 records=rows,
                 sequence=hand_over.number,
@@ -337,18 +336,19 @@ class ReduceLane:
             step("reduce.compute", core.lane.vertex),
         ):
             results = await self._jobs.compute(hand_over, span.traceparent)
+            span.tell("millstream.spark.job_tags", results.job_tags)
         core.telemetry.observe_processing("reduce", core.clock.monotonic_s() - started)
         self._totals.add(len(hand_over.windows), rows, results.job_s)
         core.counters.retries += results.retries
         core.counters.udf_errors += results.errors
-        self._computed[hand_over.number] = Computed(hand_over, results, 0)
+        self._computed[hand_over.number] = Computed(hand_over, results, 0, origin.within(span.traceparent))
         await self._release()
 
     async def _release(self) -> None:
         """Send results on their way to the commit, in the order of the hand-overs."""
         while (computed := self._computed.pop(self._next_number, None)) is not None:
             hand_over = computed.hand_over
-            units = self._results.units(hand_over, computed.results, computed.committed_rows, self.core.clock.now_us())
+            units = self._results.units(hand_over, computed.results, computed.committed_rows, computed.origin)
             if len(units) > 1 and not computed.committed_rows:
                 # More than one commit: what is begun must be finished with the same results.
                 await self._queue.write_result(hand_over.number, computed.results.encode())
@@ -460,7 +460,8 @@ class ReduceLane:
             if data is None:
                 self._begin(hand_over, work)
             else:
-                self._computed[hand_over.number] = Computed(hand_over, Results.decode(data), rows)
+                results, origin = Results.decode(data), self._queue.origin_of(hand_over, self.core.clock.now_us())
+                self._computed[hand_over.number] = Computed(hand_over, results, rows, origin)
                 work.create_task(self._release(), name=f"rest of hand-over {hand_over.number} of {self.core.lane}")
         if self._retracing is not None:
             self._inputs.wake()

@@ -13,6 +13,7 @@ from millstream.errors import DamageError
 from millstream.ledger.witness import from_messages, merged
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream.wire.reduce.v1 import wal_pb2
+from millstream_reduce.origins import Origin
 from millstream_reduce.queue import Appended, Queue
 from millstream_vertex.hand_over import Results
 
@@ -45,6 +46,8 @@ class Computed:
     results: Results
     committed_rows: int
     """Of them, before the lane's last restart."""
+    origin: Origin
+    """Of the records in them; the first trace is the one that the results are part of."""
 
 
 @dataclass(slots=True)

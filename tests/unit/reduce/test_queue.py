@@ -14,6 +14,7 @@ from millstream.errors import DamageError, FencedError
 from millstream.frame import Frame
 from millstream_reduce.log.entries import segment_name
 from millstream_reduce.log.segments import segment_numbers
+from millstream_reduce.origins import Origin
 from millstream_reduce.queue import QueueLimits
 from millstream_reduce.windows import WindowConfig
 from tests.unit.reduce.queued import EDGE, LIMITS, OTHER_EDGE, Lane, contents_of, frame_of
@@ -458,7 +459,7 @@ async def test_the_trace_of_the_records_leads_to_their_hand_over(tmp_path: Path)
         await queue.sync()
     async with lane.opened() as queue:
         (hand_over,) = queue.close(10)
-        assert queue.traceparent_of(hand_over) == "00-aa-bb-01"
+        assert queue.origin_of(hand_over, 1000) == Origin(7, ("00-aa-bb-01",))
 
 
 async def test_an_owner_that_was_replaced_is_told_so(tmp_path: Path) -> None:

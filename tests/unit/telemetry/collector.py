@@ -32,6 +32,10 @@ class Collector:
     def names(self) -> list[str]:
         return [span.name for span in self.spans]
 
+    def one(self, name: str) -> trace_pb2.Span:
+        """The first span of that name."""
+        return next(span for span in self.spans if span.name == name)
+
     def span(self, name: str) -> trace_pb2.Span:
         """The one span of that name."""
         (found,) = [span for span in self.spans if span.name == name]

@@ -83,6 +83,18 @@ async def test_the_contexts_that_records_carry_are_linked_once_each(collector: C
     assert int.from_bytes(read.trace_id) not in (1, 2, 3)
 
 
+async def test_a_span_below_one_trace_is_linked_to_others_and_takes_attributes(collector: Collector) -> None:
+    async with open_telemetry("flights", "sum", "reduce", 0, vertex) as telemetry:
+        links = (traceparent(2), "", "no traceparent", traceparent(3))
+        with telemetry.span("millstream.reduce.hand_over", parent=traceparent(1), links=links) as span:
+            span.tell("millstream.spark.job_tags", ["a", "b"])
+    sent = collector.span("millstream.reduce.hand_over")
+    assert sent.trace_id == (1).to_bytes(16)
+    assert [link.trace_id for link in sent.links] == [(2).to_bytes(16), (3).to_bytes(16)]
+    (tags,) = [pair.value.array_value for pair in sent.attributes if pair.key == "millstream.spark.job_tags"]
+    assert [tag.string_value for tag in tags.values] == ["a", "b"]
+
+
 async def test_a_record_that_is_traced_elsewhere_is_traced_here_whatever_the_ratio(
     collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -373,10 +373,13 @@ class RunSummary(_message.Message):
     JOB_S_FIELD_NUMBER: _builtins.int
     JOB_WINDOWS_FIELD_NUMBER: _builtins.int
     JOB_REQUESTS_FIELD_NUMBER: _builtins.int
+    JOB_TAG_FIELD_NUMBER: _builtins.int
     job_s: _builtins.float
     """Of the job, start to end, and the windows and requests it had in all."""
     job_windows: _builtins.int
     job_requests: _builtins.int
+    job_tag: _builtins.str
+    """Tag of its Spark jobs, by which Spark's own pages and API list them."""
     @_builtins.property
     def failures(self) -> _containers.RepeatedCompositeFieldContainer[Global___WindowFailure]:
         """Windows without a result, and why. They have no rows."""
@@ -388,10 +391,11 @@ class RunSummary(_message.Message):
         job_s: _builtins.float = ...,
         job_windows: _builtins.int = ...,
         job_requests: _builtins.int = ...,
+        job_tag: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failures", b"failures", "job_requests", b"job_requests", "job_s", b"job_s", "job_windows", b"job_windows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failures", b"failures", "job_requests", b"job_requests", "job_s", b"job_s", "job_tag", b"job_tag", "job_windows", b"job_windows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

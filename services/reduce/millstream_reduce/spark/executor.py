@@ -10,7 +10,9 @@ Above it: the service. Below it: `waiting` and the session. It knows windows by 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -40,8 +42,11 @@ that is writing results then never gives their memory back: some hundred large o
 class Runs(Protocol):
     """What is needed of a session."""
 
-    async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call `function(session, *arguments)` in a thread of its own. Cancelling stops its jobs, and waits."""
+    async def run(self, function: Callable[..., Any], *arguments: Any, tag: str = "") -> Any:
+        """Call `function(session, *arguments)` in a thread of its own. Cancelling stops its jobs, and waits.
+
+        `tag`: theirs in Spark; by default a new one.
+        """
 
     async def check_alive(self) -> None:
         """Raise `SessionLostError` unless Spark still does what it is asked."""
@@ -91,6 +96,7 @@ class Executor:
         self._waiting: Waiting[_Request] = Waiting()
         self._running: dict[Lane, _Job] = {}
         self._changed = asyncio.Event()
+        self._tags = itertools.count(1)
         self.jobs = 0
         """Run so far."""
 
@@ -147,8 +153,9 @@ class Executor:
         """Run one job for some requests, and give each its outcome."""
         windows = [window for request in requests for window in request.windows()]
         begun_s = time.monotonic()
+        tag = f"millstream-{os.getpid()}-hand-over-{next(self._tags)}"
         try:
-            result = await self._session.run(self._run_job, requests[0].message.program, windows)
+            result = await self._session.run(self._run_job, requests[0].message.program, windows, tag=tag)
         except RetryLaterError as error:
             await self._session.check_alive()
             _fail(requests, error)
@@ -169,7 +176,11 @@ class Executor:
             job_s = time.monotonic() - begun_s
             for request, rows, failures in _shares(requests, result):
                 summary = spark_pb2.RunSummary(
-                    failures=failures, job_s=job_s, job_windows=len(windows), job_requests=len(requests)
+                    failures=failures,
+                    job_s=job_s,
+                    job_windows=len(windows),
+                    job_requests=len(requests),
+                    job_tag=tag,
                 )
                 if not request.outcome.done():
                     request.outcome.set_result(Outcome(rows, summary))

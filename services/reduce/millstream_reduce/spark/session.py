@@ -90,9 +90,12 @@ class Session:
         """For a session that is known to be gone."""
         return SessionLostError(reason, self._jvm.killed_by if self._jvm is not None else 0)
 
-    async def run(self, function: Callable[..., Answer], *arguments: Any) -> Answer:
-        """Call `function(session, *arguments)` in a thread of its own. Cancelling stops its Spark jobs, and waits."""
-        tag = f"millstream-{os.getpid()}-{next(self._tags)}"
+    async def run(self, function: Callable[..., Answer], *arguments: Any, tag: str = "") -> Answer:
+        """Call `function(session, *arguments)` in a thread of its own. Cancelling stops its Spark jobs, and waits.
+
+        `tag`: theirs in Spark; by default a new one.
+        """
+        tag = tag or f"millstream-{os.getpid()}-{next(self._tags)}"
         loop = asyncio.get_running_loop()
         call = loop.run_in_executor(self._calls, self._tagged, tag, function, *arguments)
         try:

@@ -32,7 +32,7 @@ class Threads:
     lost: bool = False
     cancelled: threading.Event = field(default_factory=threading.Event)
 
-    async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+    async def run(self, function: Callable[..., Any], *arguments: Any, tag: str = "") -> Any:
         call = asyncio.get_running_loop().run_in_executor(None, function, None, *arguments)
         try:
             return await asyncio.shield(call)
