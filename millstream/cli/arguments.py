@@ -169,6 +169,17 @@ def _add_logs(commands: Commands) -> None:
     )
     command.add_argument("vertex", nargs="?", metavar="VERTEX", help="only this vertex (or `broker`)")
     command.add_argument("-f", "--follow", action="store_true", help="go on showing what is added, until Ctrl-C")
+    command.add_argument(
+        "--level",
+        choices=("debug", "info", "warning", "error"),
+        default="debug",
+        help="only lines of this level or worse",
+    )
+    command.add_argument(
+        "--since", metavar="WHEN", help="only lines that are not older: 30s, 10m, 2h, 1d, or a time (RFC 3339)"
+    )
+    command.add_argument("--tail", type=int, metavar="N", help="only the last N lines")
+    _add_json(command, "print one JSON object per line")
     _add_place(command)
 
 

@@ -5,27 +5,69 @@ from __future__ import annotations
 import argparse
 import asyncio
 import heapq
-from collections.abc import Iterator
+import json
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from millstream.errors import UserError
 from millstream.local.directory import find_directory
-from millstream.local.logfiles import LineSplitter, format_entry, older, parse_line
+from millstream.local.logfiles import LineSplitter, format_entry, level_of, older, parse_line
 
 _FOLLOW_INTERVAL_S = 0.2
 _READ_BYTES = 1024 * 1024
+_LEVELS = ("debug", "info", "warning", "error")
+_LEVEL_OF = {
+    "DEBUG": "debug",
+    "INFO": "info",
+    "WARN": "warning",
+    "WARNING": "warning",
+    "ERROR": "error",
+    "CRITICAL": "error",
+    "FATAL": "error",
+}
+_AGO = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
+_Show = Callable[[dict[str, Any]], str]
 
 
 def run(arguments: argparse.Namespace) -> int:
     directory = find_directory(arguments.data_dir, arguments.pipeline)
     names = _processes(directory.logs, arguments.vertex)
+    if arguments.tail is not None and arguments.tail < 0:
+        raise UserError(f"--tail {arguments.tail}: a number of lines is needed")
+    since = _since(arguments.since) if arguments.since is not None else ""
+    levels = _LEVELS[_LEVELS.index(arguments.level) :]
+
+    def is_wanted(entry: dict[str, Any]) -> bool:
+        return _time_of(entry) >= since and _LEVEL_OF.get(level_of(entry), "info") in levels
+
+    show: _Show = json.dumps if arguments.json else format_entry
     streams = [_entries(directory.logs, name) for name in names]
-    for entry in heapq.merge(*streams, key=_time_of):
-        print(format_entry(entry))
+    wanted: Iterable[dict[str, Any]] = filter(is_wanted, heapq.merge(*streams, key=_time_of))
+    for entry in wanted if arguments.tail is None else deque(wanted, maxlen=arguments.tail):
+        print(show(entry))
     if arguments.follow:
-        asyncio.run(_follow(directory.logs, arguments.vertex, names))
+        asyncio.run(_follow(directory.logs, arguments.vertex, names, is_wanted, show))
     return 0
+
+
+def _since(text: str) -> str:
+    """The time it means, as the log has times."""
+    ago = _AGO.fullmatch(text)
+    try:
+        if ago is not None:
+            moment = datetime.now(UTC) - timedelta(seconds=float(ago[1]) * _SECONDS[ago[2]])
+        else:
+            moment = datetime.fromisoformat(text)
+    except (ValueError, OverflowError) as error:
+        raise UserError(
+            f"--since {text!r}: a length of time is needed (30s, 10m, 2h, 1d) or a time (2026-01-31T12:00:00Z)"
+        ) from error
+    return moment.astimezone(UTC).isoformat(timespec="microseconds")
 
 
 def _processes(logs: Path, vertex: str | None) -> list[str]:
@@ -58,8 +100,11 @@ def _time_of(entry: dict[str, Any]) -> str:
     return str(entry.get("time", ""))
 
 
-async def _follow(logs: Path, vertex: str | None, names: list[str]) -> None:
+async def _follow(
+    logs: Path, vertex: str | None, names: list[str], is_wanted: Callable[[dict[str, Any]], bool], show: _Show
+) -> None:
     """Print what is added, for ever; rotation and new processes included."""
+    last: dict[str, str] = {}
     tails = {name: _Tail(logs / f"{name}.jsonl", at_end=True) for name in names}
     while True:
         for name in _processes(logs, vertex):
@@ -67,7 +112,10 @@ async def _follow(logs: Path, vertex: str | None, names: list[str]) -> None:
             if tail is None:
                 tail = tails[name] = _Tail(logs / f"{name}.jsonl", at_end=False)
             for line in tail.read():
-                print(format_entry(parse_line(line, name)), flush=True)
+                entry = parse_line(line, name)
+                last[name] = str(entry.setdefault("time", last.get(name, "")))
+                if is_wanted(entry):
+                    print(show(entry), flush=True)
         await asyncio.sleep(_FOLLOW_INTERVAL_S)
 
 

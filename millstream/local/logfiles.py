@@ -18,6 +18,7 @@ from typing import IO, Any
 LOG_BYTES_MAX = 16 * 1024 * 1024
 """Of one log file. One older file is kept beside it, so a process leaves at most twice this."""
 _BROKER_LINE = re.compile(rb"\[\d+\] (\d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{6}) \[([A-Z]{3})\] (.*)")
+_DECORATION = re.compile(rb"[ _|/\\-]*|-+ JETSTREAM -+|\s*https://docs\.nats\.io/jetstream\s*")
 _BROKER_LEVELS = {"DBG": "debug", "INF": "info", "WRN": "warning", "ERR": "error", "FTL": "critical"}
 LINE_BYTES_MAX = 64 * 1024
 """Of one line; a longer one is cut."""
@@ -126,6 +127,12 @@ def broker_line(line: bytes) -> bytes:
         "message": message,
     }
     return json.dumps(entry).encode()
+
+
+def is_banner(line: bytes) -> bool:
+    """Whether a line of nats-server is decoration: letters made of strokes, rules, and what is empty."""
+    match = _BROKER_LINE.match(line)
+    return match is not None and _DECORATION.fullmatch(match[3]) is not None
 
 
 def level_of(entry: Mapping[str, Any]) -> str:

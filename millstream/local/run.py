@@ -31,7 +31,7 @@ from millstream.local.claiming import check_shape, claim, refuse_live_runner
 from millstream.local.directory import HOME, DataDirectory, RunningProcess, Runtime, held, write_json
 from millstream.local.ledgers import KnownLedgers
 from millstream.local.listening import refuse_taken_ports
-from millstream.local.logfiles import LogFile, broker_line, short_entry
+from millstream.local.logfiles import LogFile, broker_line, is_banner, short_entry
 from millstream.local.outputs import former_outputs, move_outputs, refuse_former_outputs
 from millstream.local.processes import end_stale, identify
 from millstream.local.progress import PipelineProgress
@@ -170,7 +170,7 @@ class _Run:
                 self._directory.broker,
                 durability=self._options.durability,
                 ports=ports,
-                on_line=lambda line: broker_log.write(broker_line(line)),
+                on_line=lambda line: None if is_banner(line) else broker_log.write(broker_line(line)),
                 on_started=self._on_change,
             )
             self._replicas = [

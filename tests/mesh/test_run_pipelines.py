@@ -188,3 +188,33 @@ async def test_a_run_can_be_looked_at_from_outside(files: PipelineFiles, tmp_pat
     wrong = await command(tmp_path, "peek", "in-out")
     assert wrong.exit_code == 2
     assert "no edge 'in-out'; it has: in-map, map-out" in wrong.err
+
+
+async def test_a_healthy_run_logs_where_its_lanes_begin_resume_and_end(files: PipelineFiles, tmp_path: Path) -> None:
+    numbered(files, **PACE)
+    async with start(tmp_path, "run", "pipeline.yaml") as run:
+        await run.until(lambda: run.records("out") > 0)
+        run.interrupt()
+        assert (await run.ended()).exit_code == 0
+    assert (await command(tmp_path, "run", "pipeline.yaml")).exit_code == 0
+
+    async def lines(*options: str) -> list[dict[str, object]]:
+        ended = await command(tmp_path, "logs", "--json", *options)
+        assert ended.exit_code == 0, ended.err
+        return [json.loads(line) for line in ended.out.splitlines()]
+
+    told = await lines("map")
+    messages = [str(line["message"]) for line in told]
+    assert messages[0] == "starting vertex map of pipeline p"
+    assert any("begins (epoch 1)" in message for message in messages)
+    assert any("stopped: " in message for message in messages)
+    assert any("resumes behind " in message and "up to sequence " in message for message in messages)
+    assert f"ended: {RECORDS:,} records read: {RECORDS:,} processed" in messages[-1]
+    assert (told[-1]["lane"], told[-1]["level"], told[-1]["process"]) == ("in-map.0", "info", "map-0")
+    assert await lines("map", "--tail", "1") == told[-1:]
+    assert await lines("map", "--since", "1d", "--level", "info") == told
+    assert await lines("map", "--level", "error") == []
+    assert await lines("map", "--since", str(told[-1]["time"]).replace("+00:00", "Z")) == told[-1:]
+    assert await lines("map", "--since", "2100-01-01T00:00:00Z") == []
+    assert not any("___" in str(line["message"]) for line in await lines("broker"))
+    assert (await command(tmp_path, "logs", "--since", "yesterday")).exit_code == 2

@@ -88,6 +88,7 @@ async def _run(config: VertexConfig) -> int:
     loop.add_signal_handler(signal.SIGTERM, stopped.set)
     # Ctrl-C in a terminal reaches the whole group; the runner decides when a vertex stops.
     loop.add_signal_handler(signal.SIGINT, lambda: None)
+    log.info("starting vertex %s of pipeline %s", config.vertex, config.resolved.pipeline.name)
     async with open_vertex(config, SystemClock()) as process, asyncio.TaskGroup() as group:
         # Modules and all that was made for the whole run: a look at them would hold every record up for tens of
         # milliseconds, again and again, and find nothing.

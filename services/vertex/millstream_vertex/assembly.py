@@ -39,6 +39,7 @@ from millstream_vertex.buffer_lane import BufferLane
 from millstream_vertex.cycle import Cycle, wait_until_empty
 from millstream_vertex.input import LaneInput
 from millstream_vertex.lane import LaneCore
+from millstream_vertex.lane_log import log_finished, log_opened
 from millstream_vertex.map_lane import MapLane
 from millstream_vertex.mapping import Mapper
 from millstream_vertex.ownership import Ownership, fenced
@@ -97,6 +98,8 @@ class VertexProcess:
                         running.create_task(lane.run(), name=str(lane.core.lane))
             for task in tasks:
                 task.cancel()
+        for lane in self._lanes:
+            log_finished(lane.statistics())
 
     def stop(self) -> None:
         """Take nothing new in; `run` returns when what is in flight is finished."""
@@ -285,6 +288,7 @@ class _LaneOpening:
             check_not_older(lane, await ledger.mark(lane), told.entry)
         taken_over = await ledger.take_over(lane, shared.owner)
         self._router = shared.router()
+        log_opened(lane, taken_over.mark)
         shared.room.written(lane, taken_over.mark.written)
         epoch = taken_over.mark.epoch
         published = await ot.take_over(lane, epoch)

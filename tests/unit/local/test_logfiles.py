@@ -14,6 +14,7 @@ from millstream.local.logfiles import (
     LogFile,
     broker_line,
     format_entry,
+    is_banner,
     level_of,
     older,
     parse_line,
@@ -104,3 +105,18 @@ def test_entries_for_people() -> None:
     text = format_entry(entry)
     assert text.startswith("2026-01-05T09:00:00.000001+00:00 WARNING map-0")
     assert text.endswith("slow  [lane=in-map.0]\nTraceback")
+
+
+def test_the_banner_of_the_broker_is_no_log() -> None:
+    begin = b"[7] 2026/01/31 12:00:00.000001 [INF] "
+    banner = (
+        b"    _ ___ _____",
+        b"_ | | __|_   _/ __|_",
+        rb" \__/|___| |_| |_|_\___/_/ \_\_|",
+        b"",
+        b"---- JETSTREAM ----",
+        b"----",
+    )
+    assert all(is_banner(begin + line) for line in (*banner, b"         https://docs.nats.io/jetstream"))
+    assert not any(is_banner(begin + line) for line in (b"Server is ready", b"  Max Storage: 55 GB", b"- x"))
+    assert not is_banner(b"----")
