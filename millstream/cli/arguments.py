@@ -157,6 +157,7 @@ def _add_status(commands: Commands) -> None:
         "Show how far a run is, vertex by vertex and lane by lane; of a run that is over, how far it got.",
     )
     _add_place(command)
+    _add_broker(command)
     _add_json(command)
 
 
@@ -202,6 +203,7 @@ def _add_peek(commands: Commands) -> None:
         help="begin with this frame (default: the first that is not read and committed)",
     )
     _add_place(command)
+    _add_broker(command)
     _add_json(command, "print one JSON object per record")
 
 
@@ -276,6 +278,13 @@ def _add_init(commands: Commands) -> None:
 def _add_version(commands: Commands) -> None:
     command = _command(commands, "version", "show versions", "Show the version of Millstream and what it works with.")
     _add_json(command)
+
+
+def _add_broker(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--nats", metavar="URL", help="look into this broker instead, of a pipeline that runs elsewhere"
+    )
+    command.add_argument("--file", type=Path, metavar="FILE", help="that pipeline, as YAML; with --nats")
 
 
 def _add_place(command: argparse.ArgumentParser) -> None:

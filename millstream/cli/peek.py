@@ -9,10 +9,11 @@ import argparse
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
+from millstream.cli.elsewhere import graph_elsewhere, open_elsewhere
 from millstream.errors import UserError
 from millstream.frame import Frame
 from millstream.local.directory import DataDirectory, find_directory
@@ -26,16 +27,24 @@ from millstream.spec.graph import Graph
 
 _FRAMES_AT_ONCE = 50
 _VALUE_CHARS_MAX = 200
+_Opening = Callable[[], AbstractAsyncContextManager[PipelineView]]
 
 
 def run(arguments: argparse.Namespace) -> int:
+    elsewhere = graph_elsewhere(arguments)
+    if elsewhere is not None:
+        return _run(elsewhere, lambda: open_elsewhere(elsewhere, arguments.nats), arguments)
     directory = find_directory(arguments.data_dir, arguments.pipeline)
     graph = resolved.load(directory.pipeline.read_text(encoding="utf-8")).graph
+    return _run(graph, lambda: _view(directory, graph), arguments)
+
+
+def _run(graph: Graph, opening: _Opening, arguments: argparse.Namespace) -> int:
     buffer = BufferId(arguments.edge, arguments.partition)
     _check(graph, buffer)
     if arguments.count < 1:
         raise UserError(f"--count {arguments.count}: at least 1 is needed")
-    return asyncio.run(_peek(directory, graph, buffer, arguments))
+    return asyncio.run(_peek(opening, buffer, arguments))
 
 
 def _check(graph: Graph, buffer: BufferId) -> None:
@@ -47,8 +56,8 @@ def _check(graph: Graph, buffer: BufferId) -> None:
         raise UserError(f"edge {buffer.edge} has partitions 0 to {partitions - 1}, not {buffer.partition}")
 
 
-async def _peek(directory: DataDirectory, graph: Graph, buffer: BufferId, arguments: argparse.Namespace) -> int:
-    async with _view(directory, graph) as view:
+async def _peek(opening: _Opening, buffer: BufferId, arguments: argparse.Namespace) -> int:
+    async with opening() as view:
         ledger = await view.ledger_of(buffer)
         left = arguments.count
         after = await view.consumed(buffer) if arguments.start is None else arguments.start - 1

@@ -1,21 +1,35 @@
-"""`millstream status`: how far a run is, or how far it got. Reads files only: it works in any state of a run."""
+"""`millstream status`: how far a run is, or how far it got. Reads files only, so it works in any state
+of a run; of a pipeline that runs elsewhere it asks the broker."""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
+from millstream.cli.elsewhere import graph_elsewhere, open_elsewhere
 from millstream.clock import MICROSECONDS, SystemClock
 from millstream.errors import UserError
 from millstream.local.directory import DataDirectory, Runtime, find_directory
 from millstream.local.processes import is_alive
-from millstream.local.progress import LaneProgress, VertexProgress, vertex_from_json
+from millstream.local.progress import LaneProgress, PipelineProgress, VertexProgress, vertex_from_json
 from millstream.local.screen import Scene, aligned, duration_text, table, watermark_text
+from millstream.spec.graph import Graph
 
 
 def run(arguments: argparse.Namespace) -> int:
+    elsewhere = graph_elsewhere(arguments)
+    if elsewhere is not None:
+        vertices = asyncio.run(_look(elsewhere, arguments.nats))
+        if arguments.json:
+            told = {"pipeline": elsewhere.pipeline.name, "vertices": [asdict(vertex) for vertex in vertices]}
+            print(json.dumps(told))
+        else:
+            print("\n".join(aligned(_lane_rows(vertices), left={0, 1, 5})))
+        return 0
     directory = find_directory(arguments.data_dir, arguments.pipeline)
     runtime = directory.read_runtime()
     shown = directory.read_status()
@@ -28,6 +42,15 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print("\n".join(_lines(directory, runtime, shown, live=live, age_s=age_s)))
     return 0
+
+
+async def _look(graph: Graph, url: str) -> list[VertexProgress]:
+    """What the vertices have published last, in a broker that is not a local run's."""
+    progress = PipelineProgress(graph)
+    clock = SystemClock()
+    async with open_elsewhere(graph, url) as view:
+        await view.update(progress)
+    return progress.sample(now_us=clock.now_us(), now_s=clock.monotonic_s())
 
 
 def _as_json(

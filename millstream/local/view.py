@@ -111,7 +111,7 @@ def _read(marks: Mapping[LaneId, mark_pb2.Mark]) -> dict[BufferId, Position]:
 
 @asynccontextmanager
 async def open_view(
-    graph: Graph, nats_url: str, monitor_url: str, require: DurabilityLevel = DurabilityLevel.MEMORY
+    graph: Graph, nats_url: str, monitor_url: str | None, require: DurabilityLevel = DurabilityLevel.MEMORY
 ) -> AsyncIterator[PipelineView]:
     """Look at a pipeline in a running broker."""
     name = graph.pipeline.name

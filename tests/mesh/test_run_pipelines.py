@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from millstream.testing.pipelines import open_pipeline
 from tests.mesh.running import command, start, until_gone
 
 if TYPE_CHECKING:
@@ -218,3 +219,27 @@ async def test_a_healthy_run_logs_where_its_lanes_begin_resume_and_end(files: Pi
     assert await lines("map", "--since", "2100-01-01T00:00:00Z") == []
     assert not any("___" in str(line["message"]) for line in await lines("broker"))
     assert (await command(tmp_path, "logs", "--since", "yesterday")).exit_code == 2
+
+
+async def test_a_pipeline_that_runs_elsewhere_is_looked_at_through_its_broker(
+    files: PipelineFiles, tmp_path: Path
+) -> None:
+    path = numbered(files, 100, rpu=0)
+    async with open_pipeline(path, tmp_path / "run") as run:
+        broker = ("--nats", run.server.url, "--file", "pipeline.yaml")
+        nothing = await command(tmp_path, "status", *broker)
+        assert nothing.exit_code == 2
+        assert "has nothing of pipeline p" in nothing.err
+        await run.run()
+        status = json.loads((await command(tmp_path, "status", "--json", *broker)).out)
+        assert [(vertex["vertex"], vertex["records"]) for vertex in status["vertices"]] == [
+            ("in", 100),
+            ("map", 100),
+            ("out", 100),
+        ]
+        table = (await command(tmp_path, "status", *broker)).out
+        assert "in-map.0" in table
+        assert "ended" in table
+        peeked = await command(tmp_path, "peek", "map-out", "--from", "1", *broker)
+        assert peeked.exit_code == 0, peeked.err
+        assert (await command(tmp_path, "peek", "map-out", "--nats", run.server.url)).exit_code == 2

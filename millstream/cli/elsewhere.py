@@ -1,0 +1,35 @@
+"""The pipeline a command means that does not run on this machine: its file, and the broker it runs over."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from millstream.errors import UserError
+from millstream.local.view import PipelineView, open_view
+from millstream.spec.graph import Graph
+from millstream.spec.loading import load
+
+
+def graph_elsewhere(arguments: argparse.Namespace) -> Graph | None:
+    """Of the pipeline that `--nats` and `--file` name; None when a local run is meant."""
+    if arguments.nats is None and arguments.file is None:
+        return None
+    if arguments.nats is None or arguments.file is None:
+        raise UserError("--nats and --file belong together: the broker's address, and the pipeline that runs over it")
+    if arguments.data_dir is not None or arguments.pipeline is not None:
+        raise UserError("--data-dir and --pipeline name a run on this machine; leave them out with --nats")
+    return load(arguments.file).graph
+
+
+@asynccontextmanager
+async def open_elsewhere(graph: Graph, url: str) -> AsyncIterator[PipelineView]:
+    """Look at the pipeline. Raises `UserError` when the broker has nothing of it."""
+    async with open_view(graph, url, None) as view:
+        if await view.durability() is None:
+            raise UserError(
+                f"the broker at --nats has nothing of pipeline {graph.pipeline.name}: its vertices have not started, "
+                "or run over another broker or account"
+            )
+        yield view
