@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from millstream.record import BufferId, LaneId, Position
 from millstream.wire.ledger.v1 import mark_pb2
 
+LATE_REASON = "late"
+"""Why a reduce drops a record all of whose windows are closed."""
 REASONS_MAX = 32
 """Different reasons records are counted under; later ones count as `OTHER_REASONS`, so that a mark stays small."""
 REASON_CHARACTERS_MAX = 100
@@ -36,6 +38,11 @@ class Account:
     repeated_ids: int = 0
     diverted: int = 0
     open: int = 0
+
+    @property
+    def left_out_late(self) -> int:
+        """Records all of whose windows were closed: dropped, or sent to a late edge."""
+        return self.diverted + self.dropped.get(LATE_REASON, 0)
 
     def add(self, other: Account) -> None:
         """Take another account's totals in."""

@@ -70,7 +70,18 @@ class Summary:
         return all(vertex.ended for vertex in self.vertices)
 
 
-_HEAD = ("VERTEX", "TYPE", "INPUT", "PROCESSED", "FILTERED", "DEAD-LETTERED", "DROPPED", "WRITTEN", "LATE")
+_HEAD = (
+    "VERTEX",
+    "TYPE",
+    "INPUT",
+    "PROCESSED",
+    "FILTERED",
+    "DEAD-LETTERED",
+    "DROPPED",
+    "WRITTEN",
+    "BELOW-WATERMARK",
+    "LATE",
+)
 
 
 def summarize(graph: Graph, marks: Mapping[LaneId, mark_pb2.Mark], waiting: Mapping[BufferId, int]) -> Summary:
@@ -132,6 +143,7 @@ def summary_lines(summary: Summary) -> list[str]:
             ),
             "" if vertex.kind == "sink" else f"{vertex.written:,}",
             f"{vertex.account.late:,}",
+            f"{vertex.account.left_out_late:,}" if vertex.kind == "reduce" else "",
         )
         for vertex in summary.vertices
     ]

@@ -183,6 +183,29 @@ async def test_early_results_are_numbered_and_the_final_one_is_over_everything(
             assert all(set(a[1]) <= set(b[1]) for a, b in pairwise(results))
 
 
+async def test_early_results_are_counted_also_where_everything_comes_at_once(
+    files: PipelineFiles, tmp_path: Path, spark: SparkDriver
+) -> None:
+    events = [Event(n, n / 10, "k") for n in range(1500)]
+    write_events(tmp_path / "in.jsonl", events)
+    path = files.write(
+        source()
+        + reduce("{fixed: {length: 200s, streaming: true}}", query=EARLY, group_by="early: {count: 50}")
+        # The end of the window comes with its records.
+        + files.file_sink("out"),
+        ["in -> sum", "sum -> out"],
+    )
+    async with open_pipeline(path, tmp_path / "broker", spark=spark.address) as run:
+        await run.run()
+        await assert_balanced(run)
+    rows = sorted(files.rows("out"), key=lambda row: row["window_early"] or 1 << 60)
+    assert [row["window_early"] for row in rows] == [*range(1, len(rows)), 0]
+    assert len(rows) >= 2
+    counts = [row["c"] for row in rows]
+    assert counts[-1] == 1500
+    assert all(after - before >= 50 for before, after in pairwise([0, *counts[:-1]]))
+
+
 async def test_early_results_come_at_a_period_by_the_clock(
     files: PipelineFiles, tmp_path: Path, spark: SparkDriver
 ) -> None:

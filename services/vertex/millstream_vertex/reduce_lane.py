@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from millstream.account import Account
+from millstream.account import LATE_REASON, Account
 from millstream.clock import END_OF_TIME_US, START_OF_TIME_US
 from millstream.durable import step
 from millstream.ledger.witness import newest
@@ -43,7 +43,6 @@ ROOM_WAIT_S = 0.1
 """While the log is full: how often it is looked whether the watermark closes a window."""
 HAND_OVERS_IN_FLIGHT_MAX = 2
 """Hand-overs computed at a time. While so many run, windows that close wait, and then go together."""
-LATE_REASON = "late"
 
 
 class ReduceLane:
@@ -229,25 +228,24 @@ class ReduceLane:
             if self._due_s is None and oldest_us is not None and watermark_us - oldest_us >= self._lateness_us:
                 self._due_s = self.core.clock.monotonic_s()
             return []
+        # Records that come in one frame with the end of their window are counted before it closes.
+        early = self._early_results() if self._early and self._early.is_counted(self._early_rows) else []
         hand_overs = self._queue.close(watermark_us)
         closed_at_s, self._due_s = self._due_s or self.core.clock.monotonic_s(), None
         self._closed_at_s.update((hand_over.number, closed_at_s) for hand_over in hand_overs)
-        if not hand_overs and self._early_due():
-            hand_overs = self._queue.early()
-            self._early_at_s, self._early_rows = self.core.clock.monotonic_s(), 0
-        self._note_in_flight(hand_overs)
-        return hand_overs
+        if not hand_overs and self._early and self._early_rows:
+            elapsed = self._early.is_elapsed(self.core.clock.monotonic_s() - self._early_at_s)
+            early += self._early_results() if elapsed else []
+        self._note_in_flight([*early, *hand_overs])
+        return [*early, *hand_overs]
 
     def _note_in_flight(self, hand_overs: Sequence[wal_pb2.HandOver]) -> None:
         for hand_over in hand_overs:
             self._in_flight[hand_over.number] = min(window.end_us for window in hand_over.windows)
 
-    def _early_due(self) -> bool:
-        if self._early is None or self._early_rows == 0:
-            return False
-        every_s, rows = self._early.every_s, self._early.rows
-        due = every_s is not None and self.core.clock.monotonic_s() - self._early_at_s >= every_s
-        return due or (rows is not None and self._early_rows >= rows)
+    def _early_results(self) -> list[wal_pb2.HandOver]:
+        self._early_at_s, self._early_rows = self.core.clock.monotonic_s(), 0
+        return self._queue.early()
 
     def _pause_s(self) -> float | None:
         """How long nothing need be looked at when nothing happens."""

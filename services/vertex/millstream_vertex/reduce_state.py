@@ -27,6 +27,13 @@ class EarlyPolicy:
     rows: int | None = None
     """Records of the lane since the last ones."""
 
+    def is_counted(self, rows: int) -> bool:
+        """So many records are enough."""
+        return self.rows is not None and rows >= self.rows
+
+    def is_elapsed(self, waited_s: float) -> bool:
+        return self.every_s is not None and waited_s >= self.every_s
+
 
 @dataclass(frozen=True, slots=True)
 class Logged:

@@ -52,6 +52,17 @@ def test_a_finished_pipeline_balances() -> None:
     assert "map: 1 dropped: too old" in text
 
 
+def test_what_was_left_out_as_late_is_told_apart_from_what_was_only_old() -> None:
+    old, dropped, diverted = Account(late=235), Account(dropped={"late": 3, "failed": 4}), Account(diverted=65)
+    old.add(dropped)
+    old.add(diverted)
+    assert (old.late, old.left_out_late) == (235, 68)
+    head, first, *_ = summary_lines(checked(finished(), in_map=0, map_out=0, map_dead_dead_letter=0))
+    assert head.split()[-2:] == ["BELOW-WATERMARK", "LATE"]
+    # Only a reduce leaves records out for their time.
+    assert first.split()[-1] == "2"
+
+
 @pytest.mark.guarantee("I2")
 def test_an_input_that_is_not_accounted_for_is_named() -> None:
     marks = finished()
