@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from millstream import limits
+from millstream.account import LATE_REASON
 from millstream.spec.graph import Graph
 from millstream.spec.loading import load_text
 from millstream.spec.spark import DRIVER_MEMORY, DRIVER_MEMORY_MIN
@@ -19,7 +20,6 @@ from millstream_reduce.spark.needs import COLUMNS
 from millstream_reduce.spark.settings import LOCAL_TASKS_MAX
 from millstream_udf.testing import run_reduce
 from millstream_vertex.hand_over import WINDOW_EARLY, WINDOW_END, WINDOW_START
-from millstream_vertex.reduce_lane import LATE_REASON
 
 PAGE = (Path(__file__).parents[3] / "docs/reduce.md").read_text(encoding="utf-8")
 TEXT = " ".join(PAGE.split())
