@@ -126,7 +126,7 @@ class JetStreamLedger:
         except (DecodeError, ValueError) as error:
             raise DamageError(
                 f"the mark of lane {lane} ({message['subject']}, sequence {message['seq']}) cannot be read; the lane "
-                "cannot know where it was"
+                f"cannot know where it was. {REPAIR}"
             ) from error
         if mark is None:
             torn = await self._torn.check_lane(message)

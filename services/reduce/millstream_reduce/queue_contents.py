@@ -174,6 +174,14 @@ class QueueContents:
             missing.append(
                 f"windows handed over up to number {self.progress.hand_over} (the log knows {self.last_hand_over})"
             )
+        beyond = range(self.progress.hand_over + 1, self.last_hand_over + 1)
+        gone = [number for number in beyond if number not in self.pending]
+        if gone and not missing:
+            raise DamageError(
+                f"{self.where}: the results of hand-overs {gone[0]} to {gone[-1]} were committed, and the lane's mark "
+                f"in the ledger says that those up to number {self.progress.hand_over} were: the ledger was set back. "
+                "Restore it, or start the pipeline over"
+            )
         if missing and (not self.input_is_kept or self.progress.closing):
             # In the middle of windows of one moment, the input does not tell which of them are committed.
             state = f"ends with segment {end.newest}" if end.newest else "is empty"
