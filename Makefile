@@ -11,10 +11,10 @@ CHECKED := millstream services tests tools examples benchmarks
 PRESENT := $(foreach folder,$(CHECKED),$(if $(wildcard $(folder)/*.py $(folder)/*/*.py $(folder)/*/*/*.py),$(folder)))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types format proto lock clean
+.PHONY: help setup demo test test-images test-lowest lint types format proto lock clean
 
 help:  ## Show this list.
-	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 
 setup: $(STAMP)  ## Create .venv from the lock; does nothing when that is up to date.
 
@@ -39,6 +39,12 @@ demo: $(STAMP)  ## Replay the flights of 2013 through examples/flights and check
 
 test: $(STAMP) lint types  ## All checks and all tests.
 	$(BIN)/python -m pytest
+
+test-images: $(STAMP)  ## Build and run the images (root, podman, buildah, runc, debootstrap; minutes).
+	MILLSTREAM_IMAGES=1 $(BIN)/python -m pytest tests/images
+
+test-lowest: $(STAMP)  ## The unit and contract suites with the lowest versions that are declared.
+	$(BIN)/python tools/lowest.py
 
 lint: $(STAMP)  ## Style, import direction, proto files, generated code.
 	$(BIN)/ruff check $(PRESENT)

@@ -63,8 +63,8 @@ def _settings(file: Path | None) -> SparkSettings:
     anywhere = Path(tempfile.gettempdir())
     if file is None:
         return SparkSettings(anywhere)
-    from millstream.local.spark import settings_of
     from millstream.spec.loading import load
+    from millstream_reduce.spark.of_pipeline import settings_of
 
     loaded = load(file)
     return settings_of(loaded.pipeline, loaded.base_dir, anywhere)

@@ -22,9 +22,8 @@ from millstream.local.directory import RunningProcess, make_private, write_text
 from millstream.local.logfiles import LogFile
 from millstream.local.replica import Failure, State, Supervisor
 from millstream.spec.models import Pipeline
-from millstream.spec.references import resolve
 from millstream.wire.reduce.v1 import spark_pb2, spark_pb2_grpc
-from millstream_reduce.spark.settings import DRIVER_MEMORY_BYTES, SparkSettings
+from millstream_reduce.spark.of_pipeline import settings_of
 
 DRIVER_MODULE = "millstream_reduce.spark.driver"
 STOP_GRACE_S = 10.0
@@ -153,23 +152,6 @@ class LocalSpark:
 async def _never() -> bool:
     """It has no lanes: it is at its end when it is told so."""
     return False
-
-
-def settings_of(pipeline: Pipeline, base_dir: Path, directory: Path) -> SparkSettings:
-    """What a pipeline says of its Spark, with what it refers to. `directory` is for temporary files."""
-    spark = pipeline.spec.spark
-    conf = {
-        name: resolve(value, base_dir, f"`{name}` in spec.spark.conf")
-        for name, value in (spark.conf if spark is not None else {}).items()
-    }
-    return SparkSettings(
-        directory=directory,
-        master=spark.master if spark is not None else None,
-        remote=spark.remote if spark is not None else None,
-        driver_memory_bytes=int(spark.driver_memory) if spark is not None else DRIVER_MEMORY_BYTES,
-        conf=conf,
-        name=pipeline.name,
-    )
 
 
 def plan_driver(pipeline: Pipeline, base_dir: Path, directory: Path, sockets: Path, log_level: str) -> DriverPlan:

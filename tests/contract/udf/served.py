@@ -51,7 +51,7 @@ def leave(value: bytes) -> bytes:
 
 @udf.map
 def leave_politely(value: bytes) -> bytes:
-    """Ends the process from inside Python, once."""
+    """Asks to end the process, once."""
     try:
         os.close(os.open(value, os.O_CREAT | os.O_EXCL))
     except FileExistsError:

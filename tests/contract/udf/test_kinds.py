@@ -147,9 +147,18 @@ async def test_a_quick_call_overtakes_a_slow_one(serve: Serve) -> None:
     assert order == [b"1", b"1000"]
 
 
-@pytest.mark.parametrize("name", ["leave", "leave_politely"])
-async def test_a_function_that_ends_its_process(serve: Serve, tmp_path: Path, name: str) -> None:
+async def test_a_function_that_asks_to_end_its_process_has_failed_on_the_record(serve: Serve, tmp_path: Path) -> None:
     once = os.fsencode(tmp_path / "once")
-    async with serve(name) as sidecar, sidecar.open_map(udf_pb2.KIND_MAP, NAME) as stream:
+    async with serve("leave_politely") as sidecar, sidecar.open_map(udf_pb2.KIND_MAP, NAME) as stream:
+        (outcome,) = (await stream.call(frame_of([once]), watermark_us=0)).outcomes
+        assert (outcome.index, outcome.result) == (0, udf_pb2.Outcome.RESULT_ERROR)
+        assert outcome.reason == "it called sys.exit(7): raise an exception instead"
+        assert values_of(await stream.call(frame_of([once]), watermark_us=0)) == [b"second"]
+        assert sidecar.statistics().restarts == 0
+
+
+async def test_a_function_that_ends_its_process(serve: Serve, tmp_path: Path) -> None:
+    once = os.fsencode(tmp_path / "once")
+    async with serve("leave") as sidecar, sidecar.open_map(udf_pb2.KIND_MAP, NAME) as stream:
         assert values_of(await stream.call(frame_of([once]), watermark_us=0)) == [b"second"]
         assert sidecar.statistics().restarts == 1

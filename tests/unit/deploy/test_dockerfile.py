@@ -17,7 +17,7 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 DOCKERFILE = REPOSITORY / "deploy" / "Dockerfile"
-SERVICES = ("vertex", "runner", "udf-python")
+SERVICES = ("vertex", "vertex-reduce", "spark-driver", "broker", "runner", "runner-reduce", "udf-python")
 USER = "10001:10001"
 
 
@@ -80,7 +80,7 @@ def in_context(path: str) -> bool:
             if pattern.startswith("**/"):
                 fits = any(fnmatch(part, pattern.removeprefix("**/")) for part in parts)
             else:
-                fits = fnmatch(parts[0], pattern) or fnmatch(path, pattern)
+                fits = any(fnmatch("/".join(parts[:depth]), pattern) for depth in range(1, len(parts) + 1))
             if fits:
                 kept = line.startswith("!")
     return kept
@@ -159,12 +159,16 @@ def test_an_image_starts_a_program_that_exists(dockerfile: Dockerfile, service: 
     words = [*re.findall(r'"([^"]*)"', entry), *re.findall(r'"([^"]*)"', arguments)]
     if words[0] == "python":
         command = [sys.executable, *words[1:]]
+    elif words[0] == "nats-server":
+        configuration = REPOSITORY / "deploy" / "nats" / "nats-server.conf"
+        assert words[1:] == ["--config", "/etc/nats/nats-server.conf"]
+        command = [str(Path(sys.executable).parent / words[0]), "-t", "--config", str(configuration)]
     else:
         assert words[0] in {script.name for script in importlib.metadata.distribution("millstream").entry_points}
         command = [str(Path(sys.executable).parent / words[0]), *words[1:]]
     run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert run.returncode == 0, run.stderr
-    assert "usage" in (run.stdout + run.stderr).lower()
+    assert ("is valid" if service == "broker" else "usage") in (run.stdout + run.stderr).lower()
 
 
 def test_packages_come_from_the_locks_with_their_hashes(dockerfile: Dockerfile) -> None:

@@ -16,6 +16,7 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -45,15 +46,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     configure_logging(options.pipeline, "spark", level=options.log_level)
     try:
-        try:
-            settings = SparkSettings.from_json(options.settings.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise EnvironmentFault(f"the settings of Spark, {options.settings}, cannot be read: {error}") from error
-        return uvloop.run(_serve(settings, options.address, begun_s))
+        return uvloop.run(_serve(_settings(options), options.address, begun_s))
     except MillstreamError as error:
         return _told(error)
     except BaseExceptionGroup as group:
         return _report(group)
+
+
+def _settings(options: argparse.Namespace) -> SparkSettings:
+    file: Path = options.settings or options.resolved
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise EnvironmentFault(f"the settings of Spark, {file}, cannot be read: {error}") from error
+    if options.settings is not None:
+        return SparkSettings.from_json(text)
+    # What reads a pipeline takes time to import, and a runner has done it already.
+    from millstream.spec import resolved
+    from millstream_reduce.spark.of_pipeline import settings_of
+
+    found = resolved.load(text)
+    directory = options.directory or Path(tempfile.mkdtemp(prefix="millstream-spark-"))
+    return settings_of(found.pipeline, found.base_dir, directory)
 
 
 async def _serve(settings: SparkSettings, address: str, begun_s: float) -> int:
@@ -121,7 +135,14 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="millstream_reduce.spark.driver", description=__doc__)
     parser.add_argument("--address", required=True, help="where to listen: unix:/path or host:port")
-    parser.add_argument("--settings", type=Path, required=True, help="a file as `SparkSettings.to_json` writes it")
+    told = parser.add_mutually_exclusive_group(required=True)
+    told.add_argument("--resolved", type=Path, help="the resolved pipeline, as `millstream compile` writes it")
+    told.add_argument("--settings", type=Path, help="a file as `SparkSettings.to_json` writes it")
+    parser.add_argument(
+        "--directory",
+        type=Path,
+        help="with --resolved, for temporary files; what lies there is removed (default: a new one)",
+    )
     parser.add_argument("--pipeline", default="", help="its name, for the log")
     parser.add_argument("--log-level", default="INFO")
     return parser

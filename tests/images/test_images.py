@@ -1,0 +1,108 @@
+"""A pipeline of containers: a broker, vertices, a function in an image of its own, windows and their Spark driver."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from millstream.cli.main import main
+from tests.images.conftest import Pod, podman
+
+RECORDS = 20_000
+PIPELINE = """\
+apiVersion: millstream.io/v1alpha1
+kind: Pipeline
+metadata: {name: boxes}
+spec:
+  vertices:
+    - name: in
+      source:
+        generator: {rpu: 4000, records: 20000, msgSize: 40, keyCount: 5, start: "2024-01-01", eventTimeStep: 1ms}
+    - name: shout
+      udf: {address: "unix:/pipeline/udf.sock"}
+    - name: count
+      udf:
+        groupBy: {window: {fixed: {length: 5s}}, keyed: true}
+        sql: {query: "SELECT count(*) AS n, key FROM window GROUP BY key", value: {format: raw}}
+    - name: out
+      sink: {file: {path: out, rolling: {maxAge: 1s}}}
+    - name: counts
+      sink: {file: {path: counts, rolling: {maxAge: 1s}}}
+  edges: [{from: in, to: shout}, {from: shout, to: out}, {from: shout, to: count}, {from: count, to: counts}]
+"""
+FUNCTION = "def process(value):\n    return value.upper()\n"
+BROKER = ("--nats", "nats://127.0.0.1:4222", "--monitor", "http://127.0.0.1:8222")
+
+pytestmark = pytest.mark.timeout(3600)
+
+
+def prepared(pod: Pod) -> None:
+    """The pipeline as a vertex takes it, and the function, in the directory that all containers have."""
+    (pod.directory / "pipeline.yaml").write_text(PIPELINE)
+    (pod.directory / "shout.py").write_text(FUNCTION)
+    source, target = str(pod.directory / "pipeline.yaml"), str(pod.directory / "pipeline.json")
+    assert main(["compile", source, "--base-dir", "/pipeline", "-o", target]) == 0
+    for name in ("data", "windows"):
+        (pod.directory / name).mkdir()
+        os.chown(pod.directory / name, 10001, 10001)
+
+
+def vertex(pod: Pod, name: str, *more: str, service: str = "vertex") -> str:
+    return pod.start(name, service, "--pipeline", "/pipeline/pipeline.json", "--vertex", name, *BROKER, *more)
+
+
+def rows(directory: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for file in sorted(directory.glob("*.jsonl")) for line in file.read_text().splitlines()]
+
+
+def test_a_pipeline_of_containers_is_exact_whichever_is_killed(pod: Pod) -> None:
+    prepared(pod)
+    broker_options = ("--volume", f"{pod.directory}/data:/data")
+    broker = pod.start("broker", "broker", options=broker_options)
+    function = ("shout.py:process",)
+    socket = ("--env", "MILLSTREAM_UDF_SOCKET=/pipeline/udf.sock", "--workdir", "/pipeline")
+    shout_udf = pod.start("udf", "udf-python", *function, options=socket)
+    pod.start("spark", "spark-driver", "--resolved", "/pipeline/pipeline.json", "--address", "127.0.0.1:7077")
+    source = vertex(pod, "in")
+    shout = vertex(pod, "shout")
+    windows = ("--windows-dir", "/pipeline/windows", "--spark", "127.0.0.1:7077")
+    count = vertex(pod, "count", *windows, service="vertex-reduce")
+    sinks = [vertex(pod, "out"), vertex(pod, "counts")]
+
+    pod.remove(shout)
+    shout = vertex(pod, "shout")
+    pod.remove(shout_udf)
+    (pod.directory / "udf.sock").unlink(missing_ok=True)
+    pod.start("udf", "udf-python", *function, options=socket)
+    podman("kill", "--signal", "KILL", broker)
+    podman("start", broker)
+
+    for name in (source, shout, count, *sinks):
+        assert pod.ended(name) == 0, pod.logs(name)
+        assert pod.logs(name).strip(), "what a vertex does can be read"
+    numbers = sorted(int(str(row["NUMBER"])) for row in rows(pod.directory / "out"))
+    assert numbers == list(range(RECORDS))
+    assert sum(int(str(row["n"])) for row in rows(pod.directory / "counts")) == RECORDS
+
+
+def test_a_vertex_that_cannot_ask_its_broker_says_what_to_do(pod: Pod) -> None:
+    prepared(pod)
+    pod.start("broker", "broker", options=("--volume", f"{pod.directory}/data:/data"))
+    arguments = ("--pipeline", "/pipeline/pipeline.json", "--vertex", "in", *BROKER[:2])
+    name = pod.start("in", "vertex", *arguments)
+    assert pod.ended(name) == 4
+    assert "--durability unverified" in pod.logs(name)
+
+
+def test_mistakes_of_an_operator_are_said_in_a_line(pod: Pod) -> None:
+    prepared(pod)
+    broker = pod.start("broker", "broker", options=("--volume", f"{pod.directory}/data:/data"))
+    for arguments in (("--vertex", "nope"), ("--vertex", "in", "--replica", "3")):
+        name = pod.start("wrong", "vertex", "--pipeline", "/pipeline/pipeline.json", *arguments, *BROKER)
+        assert pod.ended(name) == 2, pod.logs(name)
+        assert "Traceback" not in pod.logs(name)
+        pod.remove(name)
+    assert podman("inspect", "--format", "{{.State.Running}}", broker).strip() == "true"
