@@ -33,7 +33,7 @@ COMMIT_BYTES_MAX = 8 * MIB
 """Bytes in an atomic batch, unless what one record became is larger."""
 BUFFER_RECORDS_MAX = 1_000_000
 """Default of `bufferMaxLength`."""
-BUFFER_BYTES_MAX = 512 * MIB
+BUFFER_BYTES_MAX = 128 * MIB
 """Default of `bufferMaxBytes`."""
 BUFFER_USAGE_LIMIT = 0.8
 """Default of `bufferUsageLimit`: a writer stops at this share of a buffer."""
@@ -43,7 +43,9 @@ each may hold a single record."""
 LEDGER_BYTES_MAX = 2048 * MIB
 """`max_bytes` of a ledger whose buffers do not say how much they need."""
 LEDGER_SLACK_BYTES = 64 * MIB
-"""Room in a ledger beyond its buffers: marks, what is consumed and not trimmed yet, and one large answer of a UDF."""
+"""Room in a ledger beyond its buffers: what is consumed and not trimmed yet, and one large answer of a UDF."""
+LEDGER_MARKS_BYTES = 4 * MIB
+"""Room for the marks of a lane, of which the broker holds a few until it has tidied up: all that a sink needs."""
 IDS_MAX = 2_000_000
 """Default of `idsMax`: record ids that a source remembers. In memory each takes 30 bytes."""
 ID_STORED_BYTES = 48

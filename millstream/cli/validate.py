@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from millstream.errors import MillstreamError, UserError
+from millstream.local.storage import reservation_text, reserved_bytes
 from millstream.spec.checks import local_faults
 from millstream.spec.faults import Fault, Finding, Note, fault_lines
 from millstream.spec.guarantees import Guarantee, guarantees_of
@@ -45,7 +46,8 @@ def run(arguments: argparse.Namespace) -> int:
             _ask_spark(loaded, faults, notes)
     guarantees = guarantees_of(loaded.graph) if loaded is not None else {}
     if arguments.json:
-        print(json.dumps(_as_json(str(arguments.file), faults, notes, guarantees)))
+        reserved = reserved_bytes(loaded.graph) if loaded is not None else {}
+        print(json.dumps(_as_json(str(arguments.file), faults, notes, guarantees) | {"reserved": reserved}))
     else:
         _show(loaded, faults, notes, guarantees)
     return UserError.exit_code if faults else 0
@@ -105,6 +107,7 @@ def _show(
     if loaded is not None and not faults:
         vertices, edges = len(loaded.graph.vertices), len(loaded.graph.edges)
         print(f"{loaded.path}: pipeline {loaded.pipeline.name} is valid ({vertices} vertices, {edges} edges)")
+        print(f"it reserves of the broker's storage: {reservation_text(loaded.graph)}")
         for sink, guarantee in guarantees.items():
             print(f"sink {sink}: {guarantee.sentence}")
     for note in notes:

@@ -38,6 +38,7 @@ from millstream.local.progress import PipelineProgress
 from millstream.local.replica import Failure, ReplicaPlan, State, Supervisor, Surroundings, plans_of, worst
 from millstream.local.runner_log import runner_log
 from millstream.local.screen import MESSAGES_PER_S, Scene, Screen
+from millstream.local.storage import refuse_small_disk
 from millstream.local.summary import Summary, check_stored, summarize
 from millstream.local.view import PipelineView, open_view
 from millstream.spec.lanes import owned_lanes
@@ -110,6 +111,8 @@ async def run(loaded: Loaded, options: RunOptions, screen: Screen) -> RunResult:
         if options.move_outputs and not starts_anew:
             raise UserError("--move-outputs is for a run that starts from nothing: give --fresh as well")
         check_shape(directory, loaded, fresh=options.fresh)
+        if starts_anew:
+            refuse_small_disk(loaded.graph, directory)
         outputs = former_outputs(loaded.graph, loaded.base_dir) if starts_anew else []
         if not options.move_outputs:
             refuse_former_outputs(outputs, fresh=options.fresh)

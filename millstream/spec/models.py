@@ -115,7 +115,7 @@ class Limits(SpecModel):
     """Records in one input buffer (one edge and partition into the vertex). Frames are cut so that each is at most a
     quarter of what may be used of it; each writer may pass the bound by one of them."""
     buffer_max_bytes: Quantity = BUFFER_BYTES_MAX
-    """Bytes in one input buffer. Default 512 MiB."""
+    """Bytes in one input buffer. Default 128 MiB."""
     buffer_usage_limit: Percent = round(BUFFER_USAGE_LIMIT * 100)
     """Percentage of `bufferMaxLength` and `bufferMaxBytes` at which writing into the buffer waits,
     or drops, as the edge's `onFull` says."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -14,8 +15,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from millstream.limits import MIB
 from millstream.ports import free_ports, is_free
 from tests.mesh.running import command, start
+from tests.small_disk import open_small_disk
 
 if TYPE_CHECKING:
     from tests.mesh.conftest import PipelineFiles
@@ -247,6 +250,22 @@ async def test_a_full_disk_stops_nothing_for_good(files: PipelineFiles, tmp_path
         assert files.numbers("out") == list(range(records))
     finally:
         assert await ran("umount", "--lazy", str(disk))
+
+
+async def test_a_disk_that_cannot_hold_the_buffers_is_refused_before_anything_runs(
+    files: PipelineFiles, tmp_path: Path
+) -> None:
+    files.write(files.generator(1000) + files.file_sink("out"), ["in -> out"])
+    with open_small_disk(tmp_path / "disk", 200 * MIB):
+        refused = await command(tmp_path, "run", "pipeline.yaml", "--data-dir", "disk/data")
+        assert refused.exit_code == 4
+        assert re.search(r"reserves \d+ MiB, of which vertex in \d+ MiB, .* has 200 MiB free", refused.err)
+        assert not (tmp_path / "disk/data/broker").exists()
+        text = (tmp_path / "pipeline.yaml").read_text()
+        (tmp_path / "pipeline.yaml").write_text(f"{text}  limits: {{bufferMaxBytes: 16Mi}}\n")
+        ended = await command(tmp_path, "run", "pipeline.yaml", "--data-dir", "disk/data")
+    assert ended.exit_code == 0, ended.err
+    assert files.numbers("out") == list(range(1000))
 
 
 async def test_a_broken_option_and_a_defect_have_their_codes(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from millstream.limits import (
     COMMIT_BYTES_MAX,
     FRAME_RECORDS_MAX,
     ID_STORED_BYTES,
+    LEDGER_MARKS_BYTES,
     LEDGER_SLACK_BYTES,
     LOG_SEGMENT_BYTES,
     LOG_SEGMENT_BYTES_MIN,
@@ -52,17 +53,18 @@ def ledger_limits(graph: Graph, vertex: str) -> LedgerLimits:
     buffers_bytes = sum(
         graph.limits_of(edge.to).buffer_max_bytes * len(buffers_of(graph, edge)) for edge in graph.edges_out[vertex]
     )
+    lanes = len(lanes_of(graph, vertex))
     frames = [_frames_max(graph, edge.to) for edge in graph.edges_out[vertex]]
     if keeps_input(graph, vertex):
         # A milestone has a frame of its own, and comes behind a frame of some input that is kept as well.
         frames.append(_frames_max(graph, vertex) * len(graph.edges_in[vertex]))
     # The bound of a buffer is soft: each lane may overshoot it by what it has in flight. And a frame that holds its
     # lane's mark stays when it is consumed.
-    overshoot_bytes = 3 * COMMIT_BYTES_MAX * len(lanes_of(graph, vertex))
-    ids_bytes = ids_max(graph, vertex) * ID_STORED_BYTES * len(lanes_of(graph, vertex))
+    overshoot_bytes = (3 * COMMIT_BYTES_MAX * lanes + LEDGER_SLACK_BYTES) if graph.edges_out[vertex] else 0
+    ids_bytes = ids_max(graph, vertex) * ID_STORED_BYTES * lanes
     return LedgerLimits(
         frames_per_buffer_max=max(frames, default=BUFFER_FRAMES_MAX),
-        bytes_max=buffers_bytes + overshoot_bytes + ids_bytes + LEDGER_SLACK_BYTES,
+        bytes_max=buffers_bytes + overshoot_bytes + ids_bytes + LEDGER_MARKS_BYTES * (1 + lanes),
         ids_ttl_s=ids.id_ttl_s if ids is not None else 0.0,
     )
 

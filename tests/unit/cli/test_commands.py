@@ -113,6 +113,7 @@ def test_validate_says_what_is_promised(tmp_path: Path, capsys: pytest.CaptureFi
     out = capsys.readouterr().out
     assert "pipeline p is valid (2 vertices, 1 edges)" in out
     assert "sink out: at least once" in out
+    assert re.search(r"reserves of the broker's storage: \d+ MiB, of which vertex \w+ \d+ MiB", out)
     assert main(["validate", "--json", str(path)]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["valid"]
