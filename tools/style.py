@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 CODE_FOLDERS = ("millstream", "services", "tests", "tools", "examples", "benchmarks")
-TEXT_FOLDERS = (*CODE_FOLDERS, "proto", "deploy", "docs", "requirements", ".ci")
+TEXT_FOLDERS = (*CODE_FOLDERS, "proto", "sdk", "deploy", "docs", "requirements", ".ci")
 TEXT_SUFFIXES = frozenset({
     "", ".cfg", ".conf", ".csv", ".go", ".html", ".in", ".ini", ".java", ".js", ".json", ".md", ".mjs", ".mod",
     ".proto", ".py", ".pyi", ".rs", ".sh", ".sum", ".svg", ".toml", ".ts", ".txt", ".xml", ".yaml", ".yml",

@@ -3,12 +3,12 @@ package main
 
 import (
 	"bytes"
-	"log"
+	"context"
 
-	"millstream.io/examples/udf-go/udf"
+	"github.com/millstream/millstream/sdk/go/udf"
 )
 
-func words(record udf.Record) ([]udf.Message, error) {
+func words(_ context.Context, record udf.Record) ([]udf.Message, error) {
 	var out []udf.Message
 	for _, word := range bytes.Fields(record.Value) {
 		word = bytes.ToUpper(word)
@@ -17,8 +17,4 @@ func words(record udf.Record) ([]udf.Message, error) {
 	return out, nil
 }
 
-func main() {
-	if err := udf.Serve(words); err != nil {
-		log.Fatal(err)
-	}
-}
+func main() { udf.Main(udf.NewMap(words)) }

@@ -1,19 +1,20 @@
-// The function of tests/contract/udf in Go: it does what its input says. conformance.py there is the same in Python. With
-// the argument "reduce" it is the reduce function.
+// The functions of tests/contract/udf in Go, one for each argument; without one the map that does what its input says.
+// conformance.py, conformance_reduce.py and served.py there are the same in Python.
 package main
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"log"
 	"os"
 	"strings"
 	"time"
 
-	"millstream.io/examples/udf-go/udf"
+	"github.com/millstream/millstream/sdk/go/udf"
 )
 
-func obey(record udf.Record) ([]udf.Message, error) {
+func obey(_ context.Context, record udf.Record) ([]udf.Message, error) {
 	value := string(record.Value)
 	verb, rest, _ := strings.Cut(value, ":")
 	switch verb {
@@ -34,6 +35,10 @@ func obey(record udf.Record) ([]udf.Message, error) {
 		}}, nil
 	case "fail":
 		return nil, errors.New("failed: " + rest)
+	case "panic":
+		panic("panicked: " + rest)
+	case "lines":
+		return nil, errors.New("what happened\n\tat main.go:12\n\tat main.go:7")
 	case "retry":
 		return nil, udf.Retry{Delay: 250 * time.Millisecond}
 	case "dead":
@@ -66,11 +71,20 @@ func obey(record udf.Record) ([]udf.Message, error) {
 }
 
 func main() {
-	serve := func() error { return udf.Serve(obey) }
-	if len(os.Args) > 1 && os.Args[1] == "reduce" {
-		serve = func() error { return udf.ServeReduce(reduceObey) }
+	functions := map[string]*udf.Function{
+		"":        udf.NewMap(obey),
+		"reduce":  udf.NewReduce(reduceObey),
+		"write":   udf.NewSinkFunc(write),
+		"table":   udf.NewSink(func() udf.Sink { return &table{} }),
+		"stamp":   udf.NewSourceTransform(stamp),
+		"named":   udf.NewMap(named),
+		"wait":    udf.NewMap(wait, udf.Concurrency(1000)),
+		"leave":   udf.NewMap(leave, udf.Concurrency(4)),
+		"Numbers": udf.NewSource(func() udf.Source { return &numbers{} }),
 	}
-	if err := serve(); err != nil {
-		log.Fatal(err)
+	name := strings.Join(os.Args[1:], " ")
+	if functions[name] == nil {
+		log.Fatalf("there is no function %q", name)
 	}
+	udf.Main(functions[name])
 }

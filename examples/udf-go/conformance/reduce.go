@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"iter"
@@ -12,11 +13,11 @@ import (
 	"strings"
 	"time"
 
-	"millstream.io/examples/udf-go/udf"
+	"github.com/millstream/millstream/sdk/go/udf"
 )
 
 // reduceObey does what its first record says. conformance_reduce.py is the same in Python.
-func reduceObey(group udf.Group, records iter.Seq[udf.Record]) ([]udf.Message, error) {
+func reduceObey(_ context.Context, group udf.Group, records iter.Seq[udf.Record]) ([]udf.Message, error) {
 	var verb, rest string
 	var first, last udf.Record
 	count, size, headers, own := 0, 0, 0, map[string]bool{}
@@ -39,7 +40,7 @@ func reduceObey(group udf.Group, records iter.Seq[udf.Record]) ([]udf.Message, e
 	return []udf.Message{{Value: fmt.Appendf(nil,
 		"%d records, %d bytes, %d headers, %s %s, %d to %d early %d, %d to %d",
 		count, size, headers, strings.Join(group.Keys, "/"), strings.Join(slices.Sorted(maps.Keys(own)), "/"),
-		group.StartUs, group.EndUs, group.Early, first.EventTimeUs, last.EventTimeUs)}}, nil
+		group.Start.UnixMicro(), group.End.UnixMicro(), group.Early, first.EventTime.UnixMicro(), last.EventTime.UnixMicro())}}, nil
 }
 
 // order: whether that was all there is to do.

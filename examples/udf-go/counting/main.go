@@ -2,14 +2,14 @@
 package main
 
 import (
+	"context"
 	"iter"
-	"log"
 	"strconv"
 
-	"millstream.io/examples/udf-go/udf"
+	"github.com/millstream/millstream/sdk/go/udf"
 )
 
-func count(group udf.Group, records iter.Seq[udf.Record]) ([]udf.Message, error) {
+func count(_ context.Context, _ udf.Group, records iter.Seq[udf.Record]) ([]udf.Message, error) {
 	n := 0
 	for range records {
 		n++
@@ -17,8 +17,4 @@ func count(group udf.Group, records iter.Seq[udf.Record]) ([]udf.Message, error)
 	return []udf.Message{{Value: strconv.AppendInt(nil, int64(n), 10)}}, nil
 }
 
-func main() {
-	if err := udf.ServeReduce(count); err != nil {
-		log.Fatal(err)
-	}
-}
+func main() { udf.Main(udf.NewReduce(count)) }

@@ -2,15 +2,15 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"iter"
-	"log"
 	"strconv"
 
-	"millstream.io/examples/udf-go/udf"
+	"github.com/millstream/millstream/sdk/go/udf"
 )
 
-func mean(group udf.Group, records iter.Seq[udf.Record]) ([]udf.Message, error) {
+func mean(_ context.Context, _ udf.Group, records iter.Seq[udf.Record]) ([]udf.Message, error) {
 	n, sum := 0, 0.0
 	for record := range records {
 		number, err := strconv.ParseFloat(string(record.Value), 64)
@@ -23,8 +23,4 @@ func mean(group udf.Group, records iter.Seq[udf.Record]) ([]udf.Message, error) 
 	return []udf.Message{{Value: fmt.Appendf(nil, `{"n": %d, "mean": %g}`, n, sum/float64(n))}}, nil
 }
 
-func main() {
-	if err := udf.ServeReduce(mean); err != nil {
-		log.Fatal(err)
-	}
-}
+func main() { udf.Main(udf.NewReduce(mean)) }

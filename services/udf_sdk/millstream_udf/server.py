@@ -201,6 +201,12 @@ class Server:
         if hello is None or not hello.protocol_version:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message of a stream is Hello")
         assert isinstance(hello, udf_pb2.Hello)
+        if hello.protocol_version != PROTOCOL_VERSION:
+            await context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"this function speaks version {PROTOCOL_VERSION} of the protocol, and the Millstream that called it "
+                f"version {hello.protocol_version}; install the SDK that goes with that Millstream",
+            )
         if hello.kind not in kinds or hello.kind not in self._definition.kinds:
             served = " and ".join(KIND_NAMES[kind] for kind in self._definition.kinds)
             wanted = KIND_NAMES.get(hello.kind, str(hello.kind))
@@ -357,11 +363,12 @@ def run(definition: Definition) -> None:
     """Serve `definition` at the socket that the environment names. Ends the process."""
     socket = os.environ.get(SOCKET_VARIABLE)
     if not socket:
-        sys.exit(
+        print(
             f"millstream_udf: {SOCKET_VARIABLE} is not set. Millstream starts this program and sets it; to try a "
-            f"function "
-            "by hand use millstream_udf.testing.run"
+            "function by hand use millstream_udf.testing.run",
+            file=sys.stderr,
         )
+        sys.exit(2)
     # What a function prints is read by somebody line by line, and must not be lost when the process is killed.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -21,6 +21,10 @@ def obey(value: bytes) -> udf.Message | list[bytes] | bytes | None:
             return udf.Message(rest, keys=["new", "key"], tags=["late", "red"], headers={"colour": b"red"})
         case "fail":
             raise ValueError(f"failed: {rest}")
+        case "panic":
+            raise RuntimeError(f"panicked: {rest}")
+        case "lines":
+            raise RuntimeError("what happened\n\tat main.go:12\n\tat main.go:7")
         case "retry":
             raise udf.Retry(0.25)
         case "dead":

@@ -20,6 +20,15 @@ def write(record: udf.Record) -> None:
         log.write(f"{record.id} ".encode() + record.value + b"\n")
 
 
+@udf.sink(batch=True)
+def table(records: list[udf.Record]) -> list[Exception | None]:
+    """As `write`, a call at a time."""
+    wanted = [record for record in records if record.value != b"bad"]
+    with LOG.open("ab") as log:
+        log.write(b"".join(f"{record.id} ".encode() + record.value + b"\n" for record in wanted))
+    return [udf.Fallback("not wanted") if record.value == b"bad" else None for record in records]
+
+
 @udf.source_transform
 def stamp(record: udf.Record) -> udf.Message:
     """The value is the event time."""

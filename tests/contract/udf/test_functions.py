@@ -5,8 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
+import subprocess
 from pathlib import Path
+from typing import Any
 
+import grpc
+import grpc.aio
 import pytest
 
 from millstream.errors import UdfError
@@ -29,6 +34,8 @@ async def test_one_output_each(stream: MapStream) -> None:
     assert values_of(answer) == [b"A", b"", b"C"]
     assert parents_of(answer) == [0, 1, 2]
     assert not answer.outcomes
+    # What nothing was set in is left out: both sides would only handle it.
+    assert not any((answer.parents, answer.keys, answer.tags, answer.headers, answer.event_times_us))
 
 
 async def test_none_one_and_many_outputs(stream: MapStream) -> None:
@@ -64,6 +71,48 @@ async def test_outcomes_leave_neighbours_alone(stream: MapStream) -> None:
     assert kinds[3].delay_us == 250_000
     assert (kinds[4].result, kinds[4].reason) == (udf_pb2.Outcome.RESULT_DEAD_LETTER, "poison")
     assert (kinds[5].result, kinds[5].reason) == (udf_pb2.Outcome.RESULT_DROP, "unwanted")
+
+
+async def test_a_reason_is_one_line(stream: MapStream) -> None:
+    answer = await call(stream, b"lines", b"panic:why")
+    lines, panic = answer.outcomes
+    assert "\n" not in lines.reason + panic.reason
+    assert "what happened" in lines.reason
+    assert "main.go:7" in lines.detail
+    assert "panicked: why" in panic.reason
+    # The stack.
+    assert "obey" in panic.detail
+
+
+async def test_a_client_of_another_version(sidecar: Sidecar) -> None:
+    hello = udf_pb2.Hello(protocol_version=2, kind=udf_pb2.KIND_MAP, pipeline="flights", vertex="clean")
+    async with asyncio.timeout(TIMEOUT_S), grpc.aio.insecure_channel(sidecar.address) as channel:
+        raw: Any = channel.stream_stream("/millstream.udf.v1.Udf/Map")()
+        await raw.write(udf_pb2.MapRequest(hello=hello).SerializeToString())
+        assert await raw.code() == grpc.StatusCode.FAILED_PRECONDITION
+        assert "speaks version 1 of the protocol, and the Millstream that called it version 2" in await raw.details()
+
+
+def test_another_start_without_a_socket_cannot_help(command: list[str]) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "MILLSTREAM_UDF_SOCKET"}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "MILLSTREAM_UDF_SOCKET is not set" in ended.stderr
+
+
+async def test_the_socket_of_a_killed_process_is_taken_over(command: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX) as former:
+        former.bind(os.fspath(path))
+    process = await asyncio.create_subprocess_exec(*command, env={**os.environ, "MILLSTREAM_UDF_SOCKET": str(path)})
+    try:
+        async with asyncio.timeout(TIMEOUT_S), grpc.aio.insecure_channel(f"unix:{path}") as channel:
+            describe: Any = channel.unary_unary("/millstream.udf.v1.Udf/Describe")
+            described = udf_pb2.DescribeResponse.FromString(await describe(b"", wait_for_ready=True))
+        assert described.kinds == [udf_pb2.KIND_MAP]
+    finally:
+        process.terminate()
+        assert await process.wait() == 0
 
 
 async def test_answers_belong_to_their_calls(stream: MapStream) -> None:

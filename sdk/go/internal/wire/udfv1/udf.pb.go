@@ -18,9 +18,9 @@
 package udfv1
 
 import (
+	framev1 "github.com/millstream/millstream/sdk/go/internal/wire/framev1"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
-	framev1 "millstream.io/examples/udf-go/wire/framev1"
 	reflect "reflect"
 	sync "sync"
 	unsafe "unsafe"
@@ -577,10 +577,15 @@ type MapCall struct {
 	Frame  *framev1.Frame `protobuf:"bytes,2,opt,name=frame,proto3" json:"frame,omitempty"`
 	// Watermark at this frame, microseconds.
 	WatermarkUs int64 `protobuf:"fixed64,3,opt,name=watermark_us,json=watermarkUs,proto3" json:"watermark_us,omitempty"`
-	// 0 for the first attempt at these records.
+	// 0 for the first attempt at these records; then how often the function failed on one of them or asked for it again.
 	Attempt uint32 `protobuf:"varint,4,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	// Trace context of the mesh's span around this call.
-	Traceparent   string `protobuf:"bytes,5,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
+	Traceparent string `protobuf:"bytes,5,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
+	// "<vertex>/<edge>/<partition>/<sequence>/": with the record's index it is the record's stable id, the same at every
+	// attempt, unless the frame has ids of its own. Empty in a source transform.
+	IdPrefix string `protobuf:"bytes,6,opt,name=id_prefix,json=idPrefix,proto3" json:"id_prefix,omitempty"`
+	// Index, in the frame as it is stored, of this call's first record.
+	FirstIndex    uint32 `protobuf:"varint,7,opt,name=first_index,json=firstIndex,proto3" json:"first_index,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -648,6 +653,20 @@ func (x *MapCall) GetTraceparent() string {
 		return x.Traceparent
 	}
 	return ""
+}
+
+func (x *MapCall) GetIdPrefix() string {
+	if x != nil {
+		return x.IdPrefix
+	}
+	return ""
+}
+
+func (x *MapCall) GetFirstIndex() uint32 {
+	if x != nil {
+		return x.FirstIndex
+	}
+	return 0
 }
 
 type MapResponse struct {
@@ -948,6 +967,8 @@ type SealedMapCall struct {
 	WatermarkUs   int64                  `protobuf:"fixed64,3,opt,name=watermark_us,json=watermarkUs,proto3" json:"watermark_us,omitempty"`
 	Attempt       uint32                 `protobuf:"varint,4,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	Traceparent   string                 `protobuf:"bytes,5,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
+	IdPrefix      string                 `protobuf:"bytes,6,opt,name=id_prefix,json=idPrefix,proto3" json:"id_prefix,omitempty"`
+	FirstIndex    uint32                 `protobuf:"varint,7,opt,name=first_index,json=firstIndex,proto3" json:"first_index,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1015,6 +1036,20 @@ func (x *SealedMapCall) GetTraceparent() string {
 		return x.Traceparent
 	}
 	return ""
+}
+
+func (x *SealedMapCall) GetIdPrefix() string {
+	if x != nil {
+		return x.IdPrefix
+	}
+	return ""
+}
+
+func (x *SealedMapCall) GetFirstIndex() uint32 {
+	if x != nil {
+		return x.FirstIndex
+	}
+	return 0
 }
 
 // The same bytes as MapResponse, columns unread.
@@ -2981,13 +3016,16 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	"MapRequest\x120\n" +
 	"\x05hello\x18\x01 \x01(\v2\x18.millstream.udf.v1.HelloH\x00R\x05hello\x120\n" +
 	"\x04call\x18\x02 \x01(\v2\x1a.millstream.udf.v1.MapCallH\x00R\x04callB\t\n" +
-	"\amessage\"\xb3\x01\n" +
+	"\amessage\"\xf1\x01\n" +
 	"\aMapCall\x12\x17\n" +
 	"\acall_id\x18\x01 \x01(\x04R\x06callId\x120\n" +
 	"\x05frame\x18\x02 \x01(\v2\x1a.millstream.frame.v1.FrameR\x05frame\x12!\n" +
 	"\fwatermark_us\x18\x03 \x01(\x10R\vwatermarkUs\x12\x18\n" +
 	"\aattempt\x18\x04 \x01(\rR\aattempt\x12 \n" +
-	"\vtraceparent\x18\x05 \x01(\tR\vtraceparent\"\x88\x01\n" +
+	"\vtraceparent\x18\x05 \x01(\tR\vtraceparent\x12\x1b\n" +
+	"\tid_prefix\x18\x06 \x01(\tR\bidPrefix\x12\x1f\n" +
+	"\vfirst_index\x18\a \x01(\rR\n" +
+	"firstIndex\"\x88\x01\n" +
 	"\vMapResponse\x126\n" +
 	"\awelcome\x18\x01 \x01(\v2\x1a.millstream.udf.v1.WelcomeH\x00R\awelcome\x126\n" +
 	"\x06answer\x18\x02 \x01(\v2\x1c.millstream.udf.v1.MapAnswerH\x00R\x06answerB\t\n" +
@@ -3007,13 +3045,16 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	"\x10SealedMapRequest\x120\n" +
 	"\x05hello\x18\x01 \x01(\v2\x18.millstream.udf.v1.HelloH\x00R\x05hello\x126\n" +
 	"\x04call\x18\x02 \x01(\v2 .millstream.udf.v1.SealedMapCallH\x00R\x04callB\t\n" +
-	"\amessage\"\x9d\x01\n" +
+	"\amessage\"\xdb\x01\n" +
 	"\rSealedMapCall\x12\x17\n" +
 	"\acall_id\x18\x01 \x01(\x04R\x06callId\x12\x14\n" +
 	"\x05frame\x18\x02 \x01(\fR\x05frame\x12!\n" +
 	"\fwatermark_us\x18\x03 \x01(\x10R\vwatermarkUs\x12\x18\n" +
 	"\aattempt\x18\x04 \x01(\rR\aattempt\x12 \n" +
-	"\vtraceparent\x18\x05 \x01(\tR\vtraceparent\"\x94\x01\n" +
+	"\vtraceparent\x18\x05 \x01(\tR\vtraceparent\x12\x1b\n" +
+	"\tid_prefix\x18\x06 \x01(\tR\bidPrefix\x12\x1f\n" +
+	"\vfirst_index\x18\a \x01(\rR\n" +
+	"firstIndex\"\x94\x01\n" +
 	"\x11SealedMapResponse\x126\n" +
 	"\awelcome\x18\x01 \x01(\v2\x1a.millstream.udf.v1.WelcomeH\x00R\awelcome\x12<\n" +
 	"\x06answer\x18\x02 \x01(\v2\".millstream.udf.v1.SealedMapAnswerH\x00R\x06answerB\t\n" +

@@ -1,0 +1,117 @@
+package udf
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"strings"
+
+	"github.com/millstream/millstream/sdk/go/internal/wire/udfv1"
+)
+
+const (
+	reasonBytesMax = 1000
+	// Of one stack trace, and of all in an answer: failures beyond it are told without theirs.
+	detailBytesMax  = 16 << 10
+	detailsBytesMax = 1 << 20
+)
+
+// panicked is what a function panicked with.
+type panicked struct {
+	value any
+	stack string
+}
+
+func (p *panicked) Error() string { return fmt.Sprintf("panic: %v", p.value) }
+
+// guard makes a panic an error.
+func guard(call func() error) (err error) {
+	defer func() {
+		if value := recover(); value != nil {
+			err = &panicked{value, string(debug.Stack())}
+		}
+	}()
+	return call()
+}
+
+// told gives what went wrong on one line, and all there is to say about it where that is more.
+func told(err error) (reason, detail string) {
+	text := valid(strings.TrimSpace(err.Error()))
+	reason, _, several := strings.Cut(text, "\n")
+	reason = clip(strings.TrimSpace(reason), reasonBytesMax)
+	if reason == "" {
+		reason = fmt.Sprintf("%T without a message", err)
+	}
+	if several {
+		detail = text
+	}
+	var panicked *panicked
+	if errors.As(err, &panicked) {
+		detail = text + "\n" + valid(panicked.stack)
+	}
+	return reason, clip(detail, detailBytesMax)
+}
+
+// wholeCall is the error of a call as a whole: the message first.
+func wholeCall(err error) string {
+	reason, detail := told(err)
+	if detail == "" {
+		return reason
+	}
+	return reason + "\n" + detail
+}
+
+// clip cuts a text that is too long, between two characters.
+func clip(text string, most int) string {
+	if len(text) <= most {
+		return text
+	}
+	return strings.ToValidUTF8(text[:most], "") + "..."
+}
+
+// valid replaces what is no UTF-8, which a protobuf string cannot hold.
+func valid(text string) string { return strings.ToValidUTF8(text, "\uFFFD") }
+
+// outcomes collects what became of the records of a call that were not simply processed.
+type outcomes struct {
+	sink    bool
+	details int
+	items   []*udfv1.Outcome
+}
+
+func (o *outcomes) add(index int, err error) {
+	outcome := &udfv1.Outcome{Index: uint32(index)}
+	var retry Retry
+	var deadLetter DeadLetter
+	var drop Drop
+	var fallback Fallback
+	switch {
+	case errors.As(err, &retry):
+		outcome.Result, outcome.DelayUs = udfv1.Outcome_RESULT_RETRY, uint64(max(0, retry.Delay.Microseconds()))
+	case errors.As(err, &deadLetter):
+		outcome.Result = udfv1.Outcome_RESULT_DEAD_LETTER
+	case errors.As(err, &drop):
+		outcome.Result = udfv1.Outcome_RESULT_DROP
+	case errors.As(err, &fallback) && o.sink:
+		outcome.Result = udfv1.Outcome_RESULT_FALLBACK
+	case errors.As(err, &fallback):
+		outcome.Result = udfv1.Outcome_RESULT_ERROR
+		err = errors.New("Fallback is for sinks; a map returns DeadLetter{Reason: ...}")
+	default:
+		outcome.Result = udfv1.Outcome_RESULT_ERROR
+	}
+	if outcome.Result != udfv1.Outcome_RESULT_ERROR && err.Error() == "" {
+		// Its own affair to give no reason.
+		o.items = append(o.items, outcome)
+		return
+	}
+	outcome.Reason, outcome.Detail = told(err)
+	if o.details += len(outcome.Detail); o.details > detailsBytesMax {
+		outcome.Detail = ""
+	}
+	o.items = append(o.items, outcome)
+}
+
+// gone: the stream has ended, and nobody waits for what its records give.
+func gone(ctx context.Context) bool { return ctx.Err() != nil }

@@ -1,0 +1,105 @@
+package udf
+
+import (
+	"sync"
+	"sync/atomic"
+)
+
+// lane runs the records of one stream, as many at once as it may, over all calls.
+type lane struct {
+	mutex   sync.Mutex
+	pending []*job
+	running int
+	most    int
+}
+
+// job is a call: run is called for each of its records, done when all of them have returned.
+type job struct {
+	next, records int
+	left          atomic.Int64
+	run           func(index int)
+	done          func()
+}
+
+func (l *lane) begin(records int, run func(index int), done func()) {
+	if records == 0 {
+		done()
+		return
+	}
+	begun := &job{records: records, run: run, done: done}
+	begun.left.Store(int64(records))
+	l.mutex.Lock()
+	l.pending = append(l.pending, begun)
+	workers := min(records, l.most-l.running)
+	l.running += workers
+	l.mutex.Unlock()
+	for range workers {
+		go l.work()
+	}
+}
+
+// work takes one record after the other, of the oldest call first, until there is none.
+func (l *lane) work() {
+	for {
+		l.mutex.Lock()
+		if len(l.pending) == 0 {
+			l.running--
+			l.mutex.Unlock()
+			return
+		}
+		current := l.pending[0]
+		index := current.next
+		current.next++
+		if current.next == current.records {
+			l.pending[0] = nil
+			l.pending = l.pending[1:]
+		}
+		l.mutex.Unlock()
+		current.run(index)
+		if current.left.Add(-1) == 0 {
+			current.done()
+		}
+	}
+}
+
+// held bounds the calls and bytes of a stream that have no answer yet.
+type held struct {
+	mutex        sync.Mutex
+	freed        sync.Cond
+	calls, bytes int
+	callsMax     int
+}
+
+func newHeld(callsMax int) *held {
+	h := &held{callsMax: callsMax}
+	h.freed.L = &h.mutex
+	return h
+}
+
+// acquire waits for room. A call larger than all room is let in alone.
+func (h *held) acquire(size int) {
+	h.mutex.Lock()
+	defer h.mutex.Unlock()
+	for h.calls == h.callsMax || (h.calls > 0 && h.bytes+size > messageBytesMax) {
+		h.freed.Wait()
+	}
+	h.calls++
+	h.bytes += size
+}
+
+func (h *held) release(size int) {
+	h.mutex.Lock()
+	defer h.mutex.Unlock()
+	h.calls--
+	h.bytes -= size
+	h.freed.Broadcast()
+}
+
+// wait returns when every call has its answer.
+func (h *held) wait() {
+	h.mutex.Lock()
+	defer h.mutex.Unlock()
+	for h.calls > 0 {
+		h.freed.Wait()
+	}
+}

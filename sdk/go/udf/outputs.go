@@ -1,0 +1,100 @@
+package udf
+
+import (
+	"errors"
+	"fmt"
+	"unicode/utf8"
+
+	"github.com/millstream/millstream/sdk/go/internal/wire/framev1"
+)
+
+// columns are those of an answer. A column that no message needs is nil: absent, its outputs inherit.
+type columns struct {
+	values       *framev1.BytesColumn
+	keys, tags   *framev1.ListColumn
+	headers      *framev1.HeadersColumn
+	eventTimesUs []int64
+}
+
+// columnsOf packs messages; parent gives the record that message i inherits from.
+func columnsOf(messages []Message, parent func(i int) *Record) columns {
+	var some struct{ keys, tags, headers, times bool }
+	values := make([][]byte, len(messages))
+	for i := range messages {
+		message := &messages[i]
+		values[i] = message.Value
+		some.keys = some.keys || message.Keys != nil
+		some.tags = some.tags || len(message.Tags) > 0
+		some.headers = some.headers || message.Headers != nil
+		some.times = some.times || !message.EventTime.IsZero()
+	}
+	packed := columns{values: bytesColumn(values)}
+	if some.keys {
+		keys := make([][]string, len(messages))
+		for i, message := range messages {
+			if keys[i] = message.Keys; keys[i] == nil {
+				keys[i] = parent(i).Keys
+			}
+		}
+		packed.keys = listColumn(keys)
+	}
+	if some.tags {
+		tags := make([][]string, len(messages))
+		for i, message := range messages {
+			tags[i] = message.Tags
+		}
+		packed.tags = listColumn(tags)
+	}
+	if some.headers {
+		headers := make([]map[string][]byte, len(messages))
+		for i, message := range messages {
+			if headers[i] = message.Headers; headers[i] == nil {
+				headers[i] = parent(i).Headers
+			}
+		}
+		packed.headers = headersColumn(headers)
+	}
+	if some.times {
+		packed.eventTimesUs = make([]int64, len(messages))
+		for i, message := range messages {
+			if message.EventTime.IsZero() {
+				message.EventTime = parent(i).EventTime
+			}
+			packed.eventTimesUs[i] = message.EventTime.UnixMicro()
+		}
+	}
+	return packed
+}
+
+// fault says why messages cannot be sent.
+func fault(messages []Message, timesAllowed bool) error {
+	for i := range messages {
+		message := &messages[i]
+		if !timesAllowed && !message.EventTime.IsZero() {
+			return errors.New("only a source transform can set event times: the watermark is taken behind it")
+		}
+		if err := textFault(message.Keys, message.Tags, message.Headers); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func textFault(keys, tags []string, headers map[string][]byte) error {
+	for _, key := range keys {
+		if !utf8.ValidString(key) {
+			return fmt.Errorf("the key %q is not UTF-8", key)
+		}
+	}
+	for _, tag := range tags {
+		if !utf8.ValidString(tag) {
+			return fmt.Errorf("the tag %q is not UTF-8", tag)
+		}
+	}
+	for name := range headers {
+		if !utf8.ValidString(name) {
+			return fmt.Errorf("the header name %q is not UTF-8", name)
+		}
+	}
+	return nil
+}

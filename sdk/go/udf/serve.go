@@ -1,0 +1,117 @@
+package udf
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/signal"
+	"strconv"
+	"syscall"
+
+	"google.golang.org/grpc"
+
+	"github.com/millstream/millstream/sdk/go/internal/wire/udfv1"
+)
+
+const (
+	socketVariable      = "MILLSTREAM_UDF_SOCKET"
+	concurrencyVariable = "MILLSTREAM_UDF_CONCURRENCY"
+	messageBytesMax     = 64 << 20
+)
+
+// hopeless is an error that another start of the same program would meet again.
+type hopeless struct{ error }
+
+func (h hopeless) Unwrap() error { return h.error }
+
+// Main serves function until SIGTERM, finishes what it holds, and ends the process: with 0, with 2 where another start
+// cannot help, else with 1.
+func Main(function *Function) {
+	err := Serve(context.Background(), function)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "millstream udf:", err)
+	}
+	os.Exit(ExitCode(err))
+}
+
+// ExitCode is what a program ends with after Serve, for those that do not use Main.
+func ExitCode(err error) int {
+	switch {
+	case err == nil:
+		return 0
+	case errors.As(err, &hopeless{}):
+		return 2
+	}
+	return 1
+}
+
+// Serve serves function at the socket that the environment names, until ctx ends or SIGTERM or SIGINT comes; then it
+// finishes what it holds.
+func Serve(ctx context.Context, function *Function) error {
+	path := os.Getenv(socketVariable)
+	if path == "" {
+		return hopeless{fmt.Errorf("%s is not set. Millstream starts this program and sets it; to try a function by hand "+
+			"use the package udftest", socketVariable)}
+	}
+	if text := os.Getenv(concurrencyVariable); text != "" && function.concurrent() {
+		records, err := strconv.Atoi(text)
+		if err != nil || records < 1 {
+			return hopeless{fmt.Errorf("%s is %q; it is a whole number, at least 1", concurrencyVariable, text)}
+		}
+		own := *function
+		own.concurrency = records
+		function = &own
+	}
+	listener, err := listen(path)
+	if err != nil {
+		return err
+	}
+	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	return ServeListener(ctx, listener, function)
+}
+
+// ServeListener serves function at a listener, which it closes, until ctx ends; then it finishes what it holds.
+func ServeListener(ctx context.Context, listener net.Listener, function *Function) error {
+	server := grpc.NewServer(grpc.MaxRecvMsgSize(messageBytesMax), grpc.MaxSendMsgSize(messageBytesMax))
+	udfv1.RegisterUdfServer(server, &service{function: function, drain: ctx.Done()})
+	drained := make(chan struct{})
+	ended := make(chan struct{})
+	go func() {
+		defer close(drained)
+		select {
+		case <-ctx.Done():
+			server.GracefulStop()
+		case <-ended:
+		}
+	}()
+	err := server.Serve(listener)
+	close(ended)
+	<-drained
+	return err
+}
+
+// listen takes the socket. The file of one that nobody listens at any more, as a killed process leaves it, is replaced.
+func listen(path string) (net.Listener, error) {
+	listener, err := net.Listen("unix", path)
+	if errors.Is(err, syscall.EADDRINUSE) {
+		connection, dialling := net.Dial("unix", path)
+		switch {
+		case dialling == nil:
+			connection.Close()
+			return nil, hopeless{fmt.Errorf("another process serves at %s", path)}
+		case !errors.Is(dialling, syscall.ECONNREFUSED):
+			return nil, hopeless{err}
+		}
+		if err := os.Remove(path); err != nil {
+			return nil, hopeless{err}
+		}
+		listener, err = net.Listen("unix", path)
+	}
+	if err != nil {
+		return nil, hopeless{err}
+	}
+	return listener, nil
+}

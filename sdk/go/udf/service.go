@@ -1,0 +1,136 @@
+package udf
+
+import (
+	"context"
+	"errors"
+	"io"
+	"sync"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/millstream/millstream/sdk/go/internal/wire/udfv1"
+)
+
+const (
+	protocolVersion = 1
+	// Calls held at a time where records are worked on one after the other: there is always a next one.
+	callsMaxPlain = 16
+	// Where many are worked on at once: calls may be as small as one record.
+	callsMaxConcurrent = 1024
+)
+
+var kindNames = map[udfv1.Kind]string{
+	udfv1.Kind_KIND_MAP:              "map",
+	udfv1.Kind_KIND_SOURCE_TRANSFORM: "source transform",
+	udfv1.Kind_KIND_SINK:             "sink",
+	udfv1.Kind_KIND_SOURCE:           "source",
+	udfv1.Kind_KIND_REDUCE:           "reduce",
+}
+
+type service struct {
+	udfv1.UnimplementedUdfServer
+	function *Function
+	// Closed when streams are to end.
+	drain <-chan struct{}
+}
+
+func (s *service) Describe(context.Context, *udfv1.DescribeRequest) (*udfv1.DescribeResponse, error) {
+	return &udfv1.DescribeResponse{
+		ProtocolVersion: protocolVersion,
+		Kinds:           []udfv1.Kind{s.function.kind},
+		Language:        "go",
+		SdkVersion:      Version,
+		Concurrency:     uint32(s.function.concurrency),
+	}, nil
+}
+
+func (s *service) callsMax() int {
+	return min(max(callsMaxPlain, s.function.concurrency), callsMaxConcurrent)
+}
+
+// check says whether the client's first message fits. An error of these codes stops the pipeline with its message: the
+// same would happen on the next stream.
+func (s *service) check(hello *udfv1.Hello, kinds ...udfv1.Kind) error {
+	if hello == nil || hello.ProtocolVersion == 0 {
+		return status.Error(codes.InvalidArgument, "the first message of a stream is Hello")
+	}
+	if hello.ProtocolVersion != protocolVersion {
+		return status.Errorf(codes.FailedPrecondition, "this function speaks version %d of the protocol, and the "+
+			"Millstream that called it version %d; build it with the SDK that goes with that Millstream",
+			protocolVersion, hello.ProtocolVersion)
+	}
+	for _, kind := range kinds {
+		if hello.Kind == kind && kind == s.function.kind {
+			return nil
+		}
+	}
+	return status.Errorf(codes.Unimplemented, "this function serves %s; vertex %s of %s asks for %s",
+		kindNames[s.function.kind], hello.Vertex, hello.Pipeline, kindNames[hello.Kind])
+}
+
+func (s *service) welcome() *udfv1.Welcome {
+	return &udfv1.Welcome{ProtocolVersion: protocolVersion, CallsMax: uint32(s.callsMax())}
+}
+
+type received[Request any] struct {
+	request *Request
+	err     error
+}
+
+// receive reads a stream ahead by one message.
+func receive[Request, Response any](stream grpc.BidiStreamingServer[Request, Response]) <-chan received[Request] {
+	requests := make(chan received[Request])
+	go func() {
+		defer close(requests)
+		for {
+			request, err := stream.Recv()
+			if errors.Is(err, io.EOF) {
+				return
+			}
+			select {
+			case requests <- received[Request]{request, err}:
+			case <-stream.Context().Done():
+				return
+			}
+			if err != nil {
+				return
+			}
+		}
+	}()
+	return requests
+}
+
+// converse reads calls, hands each to begin, and writes the answers as they come, until the stream ends or the drain
+// begins. What is not read then comes again to the next process. begin returns at once, and answers later.
+func converse[Request, Response any](
+	s *service, stream grpc.BidiStreamingServer[Request, Response], begin func(*Request, func(*Response)),
+) error {
+	held := newHeld(s.callsMax())
+	defer held.wait()
+	var sending sync.Mutex
+	requests := receive(stream)
+	for {
+		var next received[Request]
+		select {
+		case <-s.drain:
+			return nil
+		case given, open := <-requests:
+			if !open || given.err != nil {
+				return given.err
+			}
+			next = given
+		}
+		size := proto.Size(any(next.request).(proto.Message))
+		held.acquire(size)
+		begin(next.request, func(response *Response) {
+			defer held.release(size)
+			sending.Lock()
+			defer sending.Unlock()
+			// Where the stream is gone its reader finds the same, and the call comes again on the next one.
+			_ = stream.Send(response)
+		})
+	}
+}
