@@ -76,7 +76,7 @@ func mapAnswer(id uint64, records []Record, results [][]Message, failures []erro
 			out, parents = append(out, message), append(parents, uint32(i))
 		}
 	}
-	packed := columnsOf(out, func(i int) *Record { return &records[parents[i]] })
+	packed := pack(out, func(i int) *Record { return &records[parents[i]] })
 	answer := &udfv1.MapAnswer{
 		CallId: id, Records: uint32(len(out)), Values: packed.values, Keys: packed.keys, Tags: packed.tags,
 		Headers: packed.headers, EventTimesUs: packed.eventTimesUs, Outcomes: outcomes.items,

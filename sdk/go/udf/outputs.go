@@ -5,19 +5,20 @@ import (
 	"fmt"
 	"unicode/utf8"
 
+	"github.com/millstream/millstream/sdk/go/internal/columns"
 	"github.com/millstream/millstream/sdk/go/internal/wire/framev1"
 )
 
-// columns are those of an answer. A column that no message needs is nil: absent, its outputs inherit.
-type columns struct {
+// packed are the columns of an answer. A column that no message needs is nil: absent, its outputs inherit.
+type packed struct {
 	values       *framev1.BytesColumn
 	keys, tags   *framev1.ListColumn
 	headers      *framev1.HeadersColumn
 	eventTimesUs []int64
 }
 
-// columnsOf packs messages; parent gives the record that message i inherits from.
-func columnsOf(messages []Message, parent func(i int) *Record) columns {
+// pack makes columns of messages; parent gives the record that message i inherits from.
+func pack(messages []Message, parent func(i int) *Record) packed {
 	var some struct{ keys, tags, headers, times bool }
 	values := make([][]byte, len(messages))
 	for i := range messages {
@@ -28,7 +29,7 @@ func columnsOf(messages []Message, parent func(i int) *Record) columns {
 		some.headers = some.headers || message.Headers != nil
 		some.times = some.times || !message.EventTime.IsZero()
 	}
-	packed := columns{values: bytesColumn(values)}
+	out := packed{values: columns.PackItems(values)}
 	if some.keys {
 		keys := make([][]string, len(messages))
 		for i, message := range messages {
@@ -36,14 +37,14 @@ func columnsOf(messages []Message, parent func(i int) *Record) columns {
 				keys[i] = parent(i).Keys
 			}
 		}
-		packed.keys = listColumn(keys)
+		out.keys = columns.PackLists(keys)
 	}
 	if some.tags {
 		tags := make([][]string, len(messages))
 		for i, message := range messages {
 			tags[i] = message.Tags
 		}
-		packed.tags = listColumn(tags)
+		out.tags = columns.PackLists(tags)
 	}
 	if some.headers {
 		headers := make([]map[string][]byte, len(messages))
@@ -52,18 +53,18 @@ func columnsOf(messages []Message, parent func(i int) *Record) columns {
 				headers[i] = parent(i).Headers
 			}
 		}
-		packed.headers = headersColumn(headers)
+		out.headers = columns.PackHeaders(headers)
 	}
 	if some.times {
-		packed.eventTimesUs = make([]int64, len(messages))
+		out.eventTimesUs = make([]int64, len(messages))
 		for i, message := range messages {
 			if message.EventTime.IsZero() {
 				message.EventTime = parent(i).EventTime
 			}
-			packed.eventTimesUs[i] = message.EventTime.UnixMicro()
+			out.eventTimesUs[i] = message.EventTime.UnixMicro()
 		}
 	}
-	return packed
+	return out
 }
 
 // fault says why messages cannot be sent.

@@ -199,7 +199,7 @@ func (g *groups) send() error {
 	if len(answer.Counts) == 0 {
 		return nil
 	}
-	packed := columnsOf(g.out, func(i int) *Record { return &Record{Keys: owners[i].Keys} })
+	packed := pack(g.out, func(i int) *Record { return &Record{Keys: owners[i].Keys} })
 	answer.Values, answer.Keys, answer.Tags, answer.Headers = packed.values, packed.keys, packed.tags, packed.headers
 	g.answer, g.out, g.owners, g.bytes = &udfv1.ReduceAnswer{}, nil, nil, 0
 	return g.stream.Send(&udfv1.ReduceResponse{Message: &udfv1.ReduceResponse_Answer{Answer: answer}})
