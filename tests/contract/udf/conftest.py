@@ -27,11 +27,17 @@ Open = Callable[[Sequence[str]], AbstractAsyncContextManager[Sidecar]]
 
 
 @pytest.fixture(scope="session")
-def go_command(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The Go function, built."""
-    go = shutil.which("go")
-    if go is None:
+def go() -> str:
+    """The Go toolchain."""
+    found = shutil.which("go")
+    if found is None:
         pytest.skip("no Go toolchain on the PATH: that the protocol works without Python is not tested here")
+    return found
+
+
+@pytest.fixture(scope="session")
+def go_command(go: str, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The Go functions, built."""
     binary = tmp_path_factory.mktemp("udf-go") / "conformance"
     built = subprocess.run(
         [go, "build", "-o", str(binary), "./conformance"],
