@@ -66,6 +66,15 @@ def log_trace(trace_id: str) -> Iterator[None]:
         _trace_id.reset(token)
 
 
+def fields_of(record: logging.LogRecord) -> dict[str, Any]:
+    """What a record says beside its message: lane and trace of the task that logs it, and its extras."""
+    fields: dict[str, Any] = {}
+    for name, variable in (("lane", _lane), ("trace_id", _trace_id)):
+        if value := variable.get():
+            fields[name] = value
+    return fields | _extras(record)
+
+
 class _Handler(logging.StreamHandler[TextIO]):
     """Ours, to be found again."""
 
@@ -83,10 +92,7 @@ class _JsonFormatter(logging.Formatter):
             "logger": record.name,
             **self._fixed,
         }
-        for name, variable in (("lane", _lane), ("trace_id", _trace_id)):
-            if value := variable.get():
-                line[name] = value
-        line.update(_extras(record))
+        line.update(fields_of(record))
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         if record.stack_info:

@@ -103,12 +103,28 @@ async def open_telemetry(
         tracing = None
         if _exports("TRACES", environment):
             tracing = await stack.enter_async_context(_open_tracing(identity, environment))
+        if _exports("LOGS", environment):
+            await stack.enter_async_context(_open_logs(identity, environment))
         metrics = None
         if metrics_port or _exports("METRICS", environment):
             endpoint = _Endpoint(metrics_host, metrics_port, not_ready)
             opening = _open_metrics(identity, statistics, environment, endpoint, clock or SystemClock())
             metrics = await stack.enter_async_context(opening)
         yield Telemetry(tracing, metrics)
+
+
+@asynccontextmanager
+async def _open_logs(identity: _Identity, environment: Mapping[str, str]) -> AsyncIterator[None]:
+    from millstream.telemetry.log_export import LogExport
+
+    export = LogExport(identity.resource(environment), _timeout_s("LOGS", environment))
+    root = logging.getLogger()
+    root.addHandler(export)
+    try:
+        yield
+    finally:
+        root.removeHandler(export)
+        await run_bounded(export.shut_down, limits.TELEMETRY_FLUSH_TIMEOUT_S)
 
 
 @asynccontextmanager
@@ -209,11 +225,11 @@ async def run_bounded(call: Callable[[], object], seconds: float) -> None:
         async with asyncio.timeout(seconds):
             await done.wait()
     except TimeoutError:
-        _log.warning("the collector of traces and metrics did not take them within %g s", seconds)
+        _log.warning("the collector of telemetry did not take it within %g s", seconds)
 
 
 def _exports(signal: str, environment: Mapping[str, str]) -> bool:
-    """Whether traces or metrics go to a collector."""
+    """Whether traces, metrics or logs go to a collector."""
     disabled = environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
     if disabled or environment.get(f"OTEL_{signal}_EXPORTER", "otlp") == "none":
         return False

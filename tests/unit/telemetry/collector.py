@@ -1,4 +1,4 @@
-"""A collector of traces and metrics: OTLP over gRPC, as OpenTelemetry's own would take them."""
+"""A collector of traces, metrics and logs: OTLP over gRPC, as OpenTelemetry's own would take them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc.aio
+from opentelemetry.proto.collector.logs.v1 import logs_service_pb2, logs_service_pb2_grpc
 from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2, metrics_service_pb2_grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.proto.common.v1 import common_pb2
+from opentelemetry.proto.logs.v1 import logs_pb2
 from opentelemetry.proto.metrics.v1 import metrics_pb2
 from opentelemetry.proto.trace.v1 import trace_pb2
 
 # Generated without types.
 add_trace: Callable[[object, grpc.aio.Server], None] = trace_service_pb2_grpc.add_TraceServiceServicer_to_server
+add_logs: Callable[[object, grpc.aio.Server], None] = logs_service_pb2_grpc.add_LogsServiceServicer_to_server
 add_metrics: Callable[[object, grpc.aio.Server], None] = metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server
 
 
@@ -26,6 +29,7 @@ class Collector:
         self.endpoint = ""
         self.spans: list[trace_pb2.Span] = []
         self.metrics: dict[str, metrics_pb2.Metric] = {}
+        self.logs: list[logs_pb2.LogRecord] = []
         self.resource: dict[str, str] = {}
         self.exports = asyncio.Queue[str]()
 
@@ -68,6 +72,19 @@ class _Metrics(metrics_service_pb2_grpc.MetricsServiceServicer):
         return metrics_service_pb2.ExportMetricsServiceResponse()
 
 
+class _Logs(logs_service_pb2_grpc.LogsServiceServicer):
+    def __init__(self, collector: Collector) -> None:
+        self._collector = collector
+
+    async def Export(self, request: Any, context: Any) -> logs_service_pb2.ExportLogsServiceResponse:
+        for of_resource in request.resource_logs:
+            self._collector.resource = attributes(of_resource.resource.attributes)
+            for of_scope in of_resource.scope_logs:
+                self._collector.logs.extend(of_scope.log_records)
+        self._collector.exports.put_nowait("logs")
+        return logs_service_pb2.ExportLogsServiceResponse()
+
+
 def attributes(pairs: Any) -> dict[str, Any]:
     """OTLP's list of attributes as a mapping."""
     return {pair.key: _value(pair.value) for pair in pairs}
@@ -82,6 +99,7 @@ async def open_collector() -> AsyncIterator[Collector]:
     collector = Collector()
     server = grpc.aio.server()
     add_trace(_Traces(collector), server)
+    add_logs(_Logs(collector), server)
     add_metrics(_Metrics(collector), server)
     port = server.add_insecure_port("127.0.0.1:0")
     collector.endpoint = f"http://127.0.0.1:{port}"
