@@ -77,6 +77,13 @@ def _add_run(commands: Commands) -> None:
         help="remove what earlier runs stored, and start over; refused where file sinks have files of earlier runs",
     )
     command.add_argument(
+        "--forget",
+        action="append",
+        default=[],
+        metavar="SOURCE",
+        help="let a source that is gone from the pipeline go with how far it had read; may be given several times",
+    )
+    command.add_argument(
         "--move-outputs",
         action="store_true",
         help="when starting over, move files of earlier runs from DIR of a file sink to DIR.before-<time>",

@@ -11,7 +11,7 @@ from millstream.ledger.protocol import DurabilityLevel
 from millstream.local.directory import HOME, DataDirectory, read_json
 from millstream.local.ledgers import KnownLedgers
 from millstream.local.repair import Repair
-from millstream.local.shape import differences, shape_of
+from millstream.local.shape import changes, shape_of
 from millstream.local.stored import open_stored
 from millstream.spec.graph import Graph
 from millstream.spec.loading import load
@@ -25,8 +25,11 @@ def run(arguments: argparse.Namespace) -> int:
     before = read_json(directory.shape)
     if before is None:
         raise UserError(f"{directory.root} is not the data directory of a pipeline (it has no shape.json)")
-    if found := differences(before, shape_of(loaded.graph)):
-        raise UserError(f"the data directory {directory.root} holds data of a different pipeline: {'; '.join(found)}")
+    found = changes(before, shape_of(loaded.graph))
+    if found.any:
+        raise UserError(
+            f"the data directory {directory.root} holds data of a different pipeline: {'; '.join(found.texts)}"
+        )
     return asyncio.run(_repair(loaded.graph, directory, accept_loss=arguments.accept_loss))
 
 

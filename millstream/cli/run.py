@@ -31,6 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
         data_dir=arguments.data_dir,
         fresh=arguments.fresh,
         move_outputs=arguments.move_outputs,
+        forget=arguments.forget,
         durability=DurabilityLevel(arguments.durability),
         metrics_port_base=arguments.metrics_port_base,
         metrics_host=arguments.metrics_host,

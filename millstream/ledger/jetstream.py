@@ -359,17 +359,16 @@ class JetStreamBroker:
         info = await self._find(stream, vertex)
         return None if info is None else await self._opened(stream, vertex, info)
 
-    async def delete(self) -> None:
+    async def delete(self, vertex: str | None = None) -> None:
         names: list[str] = []
         offset = 0
         while True:
             answer = await until_answered(self._connection, "STREAM.LIST", {"offset": offset})
             page = answer.get("streams") or []
-            names += [
-                stream["config"]["name"]
-                for stream in page
-                if (stream["config"].get("metadata") or {}).get(OWNER_PIPELINE) == self._pipeline
-            ]
+            for stream in page:
+                owner = stream["config"].get("metadata") or {}
+                if owner.get(OWNER_PIPELINE) == self._pipeline and vertex in (None, owner.get(OWNER_VERTEX)):
+                    names.append(stream["config"]["name"])
             offset += len(page)
             if not page or offset >= answer["total"]:
                 break

@@ -432,8 +432,9 @@ class MemoryBroker:
         stream = self._streams.get(vertex)
         return None if stream is None else self._opened(vertex, stream)
 
-    async def delete(self) -> None:
-        self._streams.clear()
+    async def delete(self, vertex: str | None = None) -> None:
+        for name in list(self._streams) if vertex is None else [vertex]:
+            self._streams.pop(name, None)
 
     def save(self, vertex: str) -> Callable[[], None]:
         """Remember what the ledger of `vertex` holds. To call what is returned sets the ledger back to it."""

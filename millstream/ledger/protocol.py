@@ -224,5 +224,5 @@ class Broker(Protocol):
     async def existing_ledger(self, vertex: str) -> Ledger | None:
         """The ledger of `vertex` as it is; None when it does not exist (yet)."""
 
-    async def delete(self) -> None:
-        """Remove everything the pipeline keeps in this broker."""
+    async def delete(self, vertex: str | None = None) -> None:
+        """Remove everything the pipeline keeps in this broker, or what one of its vertices keeps."""

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 
-from millstream.errors import EnvironmentFault, UserError
+from millstream.errors import EnvironmentFault
 from millstream.local.directory import DataDirectory, Runtime, read_json, write_json
 from millstream.local.processes import is_alive
-from millstream.local.shape import differences, shape_of
+from millstream.local.shape import shape_of, successor
 from millstream.spec import resolved
 from millstream.spec.loading import Loaded
 
@@ -25,18 +25,9 @@ def refuse_live_runner(directory: DataDirectory, previous: Runtime) -> None:
         )
 
 
-def check_shape(directory: DataDirectory, loaded: Loaded, *, fresh: bool) -> None:
-    """Refuse when what the directory holds does not fit."""
-    before = read_json(directory.shape) if not fresh else None
-    found = differences(before, shape_of(loaded.graph)) if before is not None else []
-    if found:
-        raise UserError(
-            f"the data directory {directory.root} holds data of a different pipeline: {'; '.join(found)}. "
-            "Run with --fresh to remove that data and start over, or with --data-dir to use another directory"
-        )
-
-
 def claim(directory: DataDirectory, loaded: Loaded) -> None:
     """Make the directory this pipeline's."""
-    write_json(directory.shape, shape_of(loaded.graph))
+    before = read_json(directory.shape)
+    now = shape_of(loaded.graph)
+    write_json(directory.shape, now if before is None else successor(before, now))
     directory.write_pipeline(resolved.dump(loaded.pipeline, loaded.base_dir))

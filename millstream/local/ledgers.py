@@ -8,7 +8,7 @@ Above it: the runner. Below it: one small file.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from millstream.errors import DamageError
@@ -35,6 +35,13 @@ class KnownLedgers:
                 "is not there; the broker's log says whether files of the store are damaged. Restore it, or start "
                 "the pipeline over with --fresh"
             )
+
+    def forget(self, vertices: Collection[str]) -> None:
+        """These are to be removed. Durable at the return."""
+        known = {vertex: ledger_id for vertex, ledger_id in self._known.items() if vertex not in vertices}
+        if known != self._known:
+            self._known = known
+            write_json(self._path, self._known)
 
     def note(self, found: Mapping[str, str]) -> None:
         """These exist. Durable at the return."""

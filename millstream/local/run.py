@@ -15,7 +15,7 @@ import contextlib
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,8 @@ from millstream.ledger.protocol import DurabilityLevel
 from millstream.local.broker import NAME as BROKER
 from millstream.local.broker import EmbeddedBroker
 from millstream.local.causes import first_cause
-from millstream.local.claiming import check_shape, claim, refuse_live_runner
+from millstream.local.changing import Change, plan_change
+from millstream.local.claiming import claim, refuse_live_runner
 from millstream.local.directory import HOME, DataDirectory, RunningProcess, Runtime, held, write_json
 from millstream.local.ledgers import KnownLedgers
 from millstream.local.listening import refuse_taken_ports
@@ -72,6 +73,8 @@ class RunOptions:
     """Remove what earlier runs stored, first."""
     move_outputs: bool = False
     """Where the run starts from nothing, move what file sinks have of earlier ones aside, first."""
+    forget: Sequence[str] = ()
+    """Sources that are gone from the pipeline, and may be forgotten with how far they had read."""
     durability: DurabilityLevel = DurabilityLevel.FSYNC
     metrics_port_base: int | None = None
     """Port of the first vertex process's metrics; the next ones follow. None: no metrics endpoint."""
@@ -110,7 +113,7 @@ async def run(loaded: Loaded, options: RunOptions, screen: Screen) -> RunResult:
         starts_anew = options.fresh or not directory.shape.exists()
         if options.move_outputs and not starts_anew:
             raise UserError("--move-outputs is for a run that starts from nothing: give --fresh as well")
-        check_shape(directory, loaded, fresh=options.fresh)
+        change = plan_change(directory, loaded, options.forget) if not starts_anew else None
         if starts_anew:
             refuse_small_disk(loaded.graph, directory)
         outputs = former_outputs(loaded.graph, loaded.base_dir) if starts_anew else []
@@ -126,21 +129,25 @@ async def run(loaded: Loaded, options: RunOptions, screen: Screen) -> RunResult:
         if options.fresh:
             directory.clear()
         directory.make()
-        claim(directory, loaded)
+        if change is None:
+            claim(directory, loaded)
         ports = (previous.nats_port, previous.monitor_port) if previous is not None else None
-        return await _Run(loaded, options, screen, directory).run(ports)
+        return await _Run(loaded, options, screen, directory, change).run(ports)
 
 
 class _Run:
     """One run, between the lock and the exit code."""
 
-    def __init__(self, loaded: Loaded, options: RunOptions, screen: Screen, directory: DataDirectory) -> None:
+    def __init__(
+        self, loaded: Loaded, options: RunOptions, screen: Screen, directory: DataDirectory, change: Change | None
+    ) -> None:
         graph = loaded.graph
         self._graph = graph
         self._base_dir = loaded.base_dir
         self._options = options
         self._screen = screen
         self._directory = directory
+        self._change = change
         self._clock = SystemClock()
         self._begun_s = self._clock.monotonic_s()
         self._identity = identify(os.getpid())
@@ -204,6 +211,8 @@ class _Run:
                 processes.create_task(self._spark.serve(), name="spark")
             await broker.ready.wait()
             level = self._options.durability
+            if self._change is not None:
+                await self._change.make(broker.url, broker.monitor_url, level)
             async with open_view(self._graph, broker.url, broker.monitor_url, level) as view:
                 self._view = view
                 summary = await self._run_vertices(broker, view)

@@ -1,13 +1,14 @@
 """What stored data depends on: the shape of a pipeline, kept in the data directory and compared with the next.
 
 Pure. Above it: the runner. Below it: the spec's graph. What a function does, and the options of sources and sinks, are
-the user's to change between two runs; names, kinds, partitions and ends of edges are not, because buffers and marks
-are found by them; nor are the windows of a reduce, because records wait in them.
+the user's to change between two runs. Names, kinds, partitions and ends of edges are what buffers and marks are found
+by: they may change where nothing waits, in the ways in which positions keep their meaning.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from millstream.spec.graph import Graph
@@ -32,35 +33,108 @@ def shape_of(graph: Graph) -> dict[str, Any]:
     }
 
 
-def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What makes data of one shape useless for another, one sentence each; empty when a run can go on.
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What is different from the pipeline that stored data is of, and what that asks of the data."""
 
-    New vertices and edges are no hindrance: they start with nothing. An edge that is gone would leave its records
-    behind, and a vertex or partition that is gone its work.
+    refused: Sequence[str]
+    """What never fits, one sentence each, with what to do instead."""
+    emptied: Mapping[str, str]
+    """Edges of the pipeline as it was in which nothing may wait, each with the reason."""
+    closed: Mapping[str, str]
+    """Reduces of the pipeline as it was that may have no open window, each with the reason."""
+    gone: Sequence[str]
+    """Vertices whose data goes."""
+
+    @property
+    def any(self) -> bool:
+        return bool(self.texts or self.gone)
+
+    @property
+    def texts(self) -> Sequence[str]:
+        """What is different, one sentence each."""
+        return list(dict.fromkeys([*self.refused, *self.emptied.values(), *self.closed.values()]))
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any], *, forget: Collection[str] = ()) -> Changes:
+    """What a change of shape asks of stored data. `forget`: sources that may go with their positions.
+
+    New vertices and edges are no hindrance: they start with nothing, under names that nothing was ever counted by.
     """
-    found = []
+    refused: list[str] = []
+    emptied: dict[str, str] = {}
+    closed: dict[str, str] = {}
+    gone: list[str] = []
     if before["pipeline"] != now["pipeline"]:
-        found.append(f"the pipeline was called {before['pipeline']} and is now called {now['pipeline']}")
+        refused.append(f"the pipeline was called {before['pipeline']} and is now called {now['pipeline']}")
     for name, old in before["vertices"].items():
         new = now["vertices"].get(name)
-        if new is None:
-            found.append(f"vertex {name} is gone")
+        what = f"vertex {name} is gone" if new is None else _difference(name, old, new)
+        if not what:
             continue
-        if (old["kind"], old["of"]) != (new["kind"], new["of"]):
-            found.append(f"vertex {name} was a {_kind_text(old)} and is now a {_kind_text(new)}")
-        if old["partitions"] != new["partitions"]:
-            found.append(f"vertex {name} had {old['partitions']} partition(s) and now has {new['partitions']}")
-        if old.get("windows") != new.get("windows") and "windows" in old and "windows" in new:
-            found.append(f"vertex {name} had {old['windows']} windows and now has {new['windows']} windows")
+        fault = _fault(name, old, new, forget)
+        if fault:
+            refused.append(f"{what}: {fault}")
+            continue
+        if new is None:
+            gone.append(name)
+        emptied.update((edge, what) for edge, ends in before["edges"].items() if ends["to"] == name)
+        if old["kind"] == "reduce":
+            closed[name] = what
     for name, old in before["edges"].items():
         new = now["edges"].get(name)
         if new is None:
-            found.append(f"edge {name} ({old['from']} to {old['to']}) is gone")
+            emptied.setdefault(name, f"edge {name} ({old['from']} to {old['to']}) is gone")
         elif new != old:
-            found.append(
-                f"edge {name} led from {old['from']} to {old['to']} and now leads from {new['from']} to {new['to']}"
+            refused.append(
+                f"edge {name} led from {old['from']} to {old['to']} and now leads from {new['from']} to {new['to']}: "
+                "give it another name"
             )
-    return found
+    for kind in ("vertices", "edges"):
+        refused += [
+            f"{'a vertex' if kind == 'vertices' else 'an edge'} called {name} was removed before: give it another name"
+            for name in before.get("gone", {}).get(kind, ())
+            if name in now[kind]
+        ]
+    return Changes(refused, emptied, closed, gone)
+
+
+def successor(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """The shape to keep after a change: it remembers the names that are used up."""
+    gone = {
+        kind: sorted({*before.get("gone", {}).get(kind, ()), *(name for name in before[kind] if name not in now[kind])})
+        for kind in ("vertices", "edges")
+    }
+    return {**now, "gone": gone} if any(gone.values()) else dict(now)
+
+
+def _difference(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    if (old["kind"], old["of"]) != (new["kind"], new["of"]):
+        return f"vertex {name} was a {_kind_text(old)} and is now a {_kind_text(new)}"
+    if old["partitions"] != new["partitions"]:
+        return f"vertex {name} had {old['partitions']} partition(s) and now has {new['partitions']}"
+    if old.get("windows") != new.get("windows"):
+        return f"vertex {name} had {old.get('windows')} windows and now has {new.get('windows')} windows"
+    return ""
+
+
+def _fault(name: str, old: Mapping[str, Any], new: Mapping[str, Any] | None, forget: Collection[str]) -> str:
+    """Why a difference never fits, whatever waits; empty when it does where nothing waits."""
+    if old["kind"] == "source":
+        if new is not None:
+            return "how far a source has read is kept for each partition, in its own terms"
+        if name not in forget:
+            return (
+                "how far it has read would be forgotten, and a source of another name begins at its beginning. Put it "
+                f"back, or give `--forget {name}`"
+            )
+        return ""
+    if new is None:
+        return ""
+    other = "give it another name, as which it starts with nothing"
+    if old["kind"] != new["kind"] or old.get("windows") != new.get("windows"):
+        return other
+    return other if new["partitions"] < old["partitions"] else ""
 
 
 def _windows(group_by: GroupBy) -> str:

@@ -1,6 +1,7 @@
 """The broker's contents, looked at from outside: watermarks for the screen, marks for the summary, frames for `peek`.
 
-Above it: the runner and the command line. Below it: the ledgers and the OT stores. It owns no lane and commits nothing.
+Above it: the runner and the command line. Below it: the ledgers and the OT stores. It owns no lane and
+commits nothing; it can remove what a vertex that is gone has kept.
 """
 
 from __future__ import annotations
@@ -86,6 +87,11 @@ class PipelineView:
         """Sequence of the last frame of the buffer that its reader is done with; 0 when there is none."""
         marks = await self.marks(self._graph.edge(buffer.edge).to)
         return _read(marks).get(buffer, Position(0)).sequence
+
+    async def remove(self, vertex: str) -> None:
+        """Remove what a vertex keeps in the broker; it may be gone already."""
+        await self._stores.delete(vertex)
+        await self._broker.delete(vertex)
 
     async def ledger_of(self, buffer: BufferId) -> Ledger:
         """The ledger a buffer lies in. Raises `RetryLaterError` as long as it does not exist."""

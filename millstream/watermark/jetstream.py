@@ -282,13 +282,15 @@ class JetStreamOtStores:
                 self._stores[vertex] = store
             return self._stores[vertex]
 
-    async def delete(self) -> None:
+    async def delete(self, vertex: str | None = None) -> None:
         names: list[str] = []
         seen = 0
         try:
             while page := (await self._connection.api("STREAM.LIST", {"offset": seen}))["streams"]:
                 seen += len(page)
-                names += [info["config"]["name"] for info in page if _is_bucket_of(self._pipeline, info["config"])]
+                names += [
+                    info["config"]["name"] for info in page if _is_bucket_of(self._pipeline, vertex, info["config"])
+                ]
             for name in names:
                 with step("watermark.delete"):
                     await self._connection.api(f"STREAM.DELETE.{name}")
@@ -326,5 +328,7 @@ def bucket_name(pipeline: str, vertex: str) -> str:
     return f"{pipeline}-{vertex}-OT"
 
 
-def _is_bucket_of(pipeline: str, config: Mapping[str, Any]) -> bool:
-    return str(config["name"]).startswith("KV_") and config.get("metadata", {}).get(_OWNER_PIPELINE) == pipeline
+def _is_bucket_of(pipeline: str, vertex: str | None, config: Mapping[str, Any]) -> bool:
+    owner = config.get("metadata", {})
+    mine = owner.get(_OWNER_PIPELINE) == pipeline and vertex in (None, owner.get(_OWNER_VERTEX))
+    return str(config["name"]).startswith("KV_") and mine

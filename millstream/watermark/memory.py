@@ -73,8 +73,8 @@ class OtMemory:
             raise RetryLaterError(f"the OT store of {pipeline}/{vertex} is away")
         return self._buckets.setdefault((pipeline, vertex), _Bucket())
 
-    def _delete(self, pipeline: str) -> None:
-        for name in [name for name in self._buckets if name[0] == pipeline]:
+    def _delete(self, pipeline: str, vertex: str | None) -> None:
+        for name in [name for name in self._buckets if name[0] == pipeline and vertex in (None, name[1])]:
             del self._buckets[name]
 
     def _put(self, bucket: _Bucket, key: str, entry: OtEntry) -> None:
@@ -176,8 +176,8 @@ class MemoryOtStores:
             self._stores[vertex] = MemoryOtStore(self._memory, self._pipeline, vertex, self._tasks, self._interval_s)
         return self._stores[vertex]
 
-    async def delete(self) -> None:
-        self._memory._delete(self._pipeline)
+    async def delete(self, vertex: str | None = None) -> None:
+        self._memory._delete(self._pipeline, vertex)
 
     def close(self) -> None:
         """End publishing."""

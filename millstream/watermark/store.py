@@ -135,8 +135,8 @@ class OtStores(Protocol):
     async def store(self, vertex: str) -> OtStore:
         """The OT store of `vertex`, made when it does not exist; the same object for every call."""
 
-    async def delete(self) -> None:
-        """Remove all OT stores of the pipeline."""
+    async def delete(self, vertex: str | None = None) -> None:
+        """Remove all OT stores of the pipeline, or that of one vertex."""
 
 
 class OtListener(Protocol):

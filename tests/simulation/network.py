@@ -249,8 +249,8 @@ class SimBroker:
         inner = await self._link.ask(lambda: at_once(self._inner.existing_ledger(vertex)))
         return SimLedger(inner, self._link, self._history) if inner is not None else None
 
-    async def delete(self) -> None:
-        await self._inner.delete()
+    async def delete(self, vertex: str | None = None) -> None:
+        await self._inner.delete(vertex)
 
 
 class SimOtStore(MemoryOtStore):
@@ -339,7 +339,7 @@ class SimOtStores:
             )
         return self._stores[vertex]
 
-    async def delete(self) -> None:
+    async def delete(self, vertex: str | None = None) -> None:
         raise AssertionError("nothing is deleted in a simulation")
 
     def close(self) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from millstream.local.shape import differences, shape_of
+from millstream.local.shape import changes, shape_of, successor
 from millstream.spec.graph import Graph
 from millstream.spec.models import Pipeline
 from tests.unit.local.pipelines import small
@@ -24,18 +24,32 @@ def changed(**changes: Any) -> dict[str, Any]:
     ],
 )
 def test_what_a_vertex_does_is_the_users_to_change(same: dict[str, Any]) -> None:
-    assert differences(shape_of(small()), changed(**same)) == []
+    assert not changes(shape_of(small()), changed(**same)).any
+
+
+def test_positions_of_sources_and_of_partitions_that_go_are_not() -> None:
+    found = changes(shape_of(small()), changed(**{"in": {"partitions": 3}}))
+    (said,) = found.refused
+    assert said.startswith("vertex in had 2 partition(s) and now has 3: how far a source has read is kept for each")
+    fewer = changes(changed(map={"partitions": 3}), changed(map={"partitions": 2}))
+    assert fewer.refused == [
+        "vertex map had 3 partition(s) and now has 2: give it another name, as which it starts with nothing"
+    ]
 
 
 @pytest.mark.parametrize(
-    ("other", "said"),
+    ("other", "edges", "said"),
     [
-        ({"in": {"partitions": 3}}, "vertex in had 2 partition(s) and now has 3"),
-        ({"out": {"sink": {"log": {}}}}, "vertex out was a blackhole sink and is now a log sink"),
+        ({"map": {"partitions": 7}}, {"in-map"}, "vertex map had 1 partition(s) and now has 7"),
+        ({"out": {"sink": {"log": {}}}}, {"map-out"}, "vertex out was a blackhole sink and is now a log sink"),
     ],
 )
-def test_kinds_and_partitions_are_not(other: dict[str, Any], said: str) -> None:
-    assert differences(shape_of(small()), changed(**other)) == [said]
+def test_more_partitions_and_other_sinks_fit_where_nothing_waits(
+    other: dict[str, Any], edges: set[str], said: str
+) -> None:
+    found = changes(shape_of(small()), changed(**other))
+    assert (found.refused, found.gone, set(found.emptied)) == ([], [], edges)
+    assert set(found.emptied.values()) == {said}
 
 
 def grouped(window: dict[str, Any], program: str = "functions.py:f", **more: Any) -> dict[str, Any]:
@@ -71,25 +85,54 @@ SESSION = {"session": {"timeout": "90s"}}
 def test_records_wait_in_the_windows_they_were_put_into(
     before: dict[str, Any], now: dict[str, Any], said: str | None
 ) -> None:
-    assert differences(before, now) == ([f"vertex map had {said}"] if said else [])
+    other = "give it another name, as which it starts with nothing"
+    assert changes(before, now).refused == ([f"vertex map had {said}: {other}"] if said else [])
 
 
 def test_a_map_is_no_reduce() -> None:
-    assert differences(changed(), grouped(FIXED)) == ["vertex map was a map and is now a reduce"]
+    (said,) = changes(changed(), grouped(FIXED)).refused
+    assert said.startswith("vertex map was a map and is now a reduce: give it another name")
 
 
-def test_a_vertex_or_edge_that_is_gone_or_leads_elsewhere_is_named() -> None:
+def test_a_vertex_or_edge_may_go_where_nothing_waits_and_its_name_is_used_up() -> None:
     before, now = shape_of(small()), shape_of(small())
     del now["vertices"]["dead"]
     del now["edges"]["map-dead-dead-letter"]
+    found = changes(before, now)
+    assert (found.refused, found.gone, found.closed) == ([], ["dead"], {})
+    assert found.emptied == {"map-dead-dead-letter": "vertex dead is gone"}
+    after = successor(before, now)
+    assert not changes(after, now).any
+    assert [text.partition(" was")[0] for text in changes(after, before).refused] == [
+        "a vertex called dead",
+        "a edge called map-dead-dead-letter".replace("a edge", "an edge"),
+    ]
+    assert successor(after, now) == after
+
+
+def test_an_edge_that_leads_elsewhere_and_another_pipeline_are_refused() -> None:
+    before, now = shape_of(small()), shape_of(small())
     now["edges"]["map-out"] = {"from": "in", "to": "out"}
     now["pipeline"] = "other"
-    assert differences(before, now) == [
+    assert changes(before, now).refused == [
         "the pipeline was called small and is now called other",
-        "vertex dead is gone",
-        "edge map-out led from map to out and now leads from in to out",
-        "edge map-dead-dead-letter (map to dead) is gone",
+        "edge map-out led from map to out and now leads from in to out: give it another name",
     ]
+
+
+def test_a_source_goes_only_when_that_is_asked_for() -> None:
+    before, now = shape_of(small()), shape_of(small())
+    del now["vertices"]["in"]
+    (said,) = changes(before, now).refused
+    assert "vertex in is gone: how far it has read would be forgotten" in said
+    assert "--forget in" in said
+    assert changes(before, now, forget=["in"]).gone == ["in"]
+
+
+def test_a_reduce_that_goes_has_no_open_window() -> None:
+    before, now = grouped(FIXED), grouped(FIXED)
+    del now["vertices"]["map"]
+    assert changes(before, now).closed == {"map": "vertex map is gone"}
 
 
 def test_new_vertices_and_edges_fit() -> None:
@@ -97,4 +140,4 @@ def test_new_vertices_and_edges_fit() -> None:
     data = graph.pipeline.model_dump(mode="json", by_alias=True, exclude_none=True)
     data["spec"]["vertices"].append({"name": "more", "sink": {"blackhole": {}}})
     data["spec"]["edges"].append({"from": "in", "to": "more"})
-    assert differences(shape_of(graph), shape_of(Graph.of(Pipeline.model_validate(data)))) == []
+    assert not changes(shape_of(graph), shape_of(Graph.of(Pipeline.model_validate(data)))).any
