@@ -1,6 +1,7 @@
 package udf
 
 import (
+	"context"
 	"fmt"
 	"time"
 
@@ -26,21 +27,21 @@ func (s *service) Map(stream mapStream) error {
 	}
 	lane := &lane{most: s.function.concurrency}
 	return converse(s, stream, func(request *udfv1.MapRequest, send func(*udfv1.MapResponse)) {
-		s.beginMap(stream, lane, hello, request.GetCall(), func(answer *udfv1.MapAnswer) {
+		s.beginMap(stream.Context(), lane, hello, request.GetCall(), func(answer *udfv1.MapAnswer) {
 			send(&udfv1.MapResponse{Message: &udfv1.MapResponse_Answer{Answer: answer}})
 		})
 	})
 }
 
 func (s *service) beginMap(
-	stream mapStream, lane *lane, hello *udfv1.Hello, call *udfv1.MapCall, send func(*udfv1.MapAnswer),
+	ctx context.Context, lane *lane, hello *udfv1.Hello, call *udfv1.MapCall, send func(*udfv1.MapAnswer),
 ) {
 	records, err := recordsOf(call.GetFrame(), call.GetIdPrefix(), call.GetFirstIndex())
 	if err != nil {
 		send(&udfv1.MapAnswer{CallId: call.GetCallId(), Error: wholeCall(err)})
 		return
 	}
-	ctx := withCall(stream.Context(), hello, Call{
+	ctx = withCall(ctx, hello, Call{
 		Attempt:     int(call.GetAttempt()),
 		Watermark:   time.UnixMicro(call.GetWatermarkUs()).UTC(),
 		Traceparent: call.GetTraceparent(),
@@ -64,7 +65,7 @@ func (s *service) beginMap(
 
 func mapAnswer(id uint64, records []Record, results [][]Message, failures []error) *udfv1.MapAnswer {
 	var outcomes outcomes
-	out, parents := make([]Message, 0, len(records)), make([]uint32, 0, len(records))
+	out, parents := make([]*Message, 0, len(records)), make([]uint32, 0, len(records))
 	each := true
 	for i, messages := range results {
 		if failures[i] != nil {
@@ -72,8 +73,8 @@ func mapAnswer(id uint64, records []Record, results [][]Message, failures []erro
 			messages = nil
 		}
 		each = each && len(messages) == 1
-		for _, message := range messages {
-			out, parents = append(out, message), append(parents, uint32(i))
+		for at := range messages {
+			out, parents = append(out, &messages[at]), append(parents, uint32(i))
 		}
 	}
 	packed := pack(out, func(i int) *Record { return &records[parents[i]] })

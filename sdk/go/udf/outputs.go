@@ -18,11 +18,10 @@ type packed struct {
 }
 
 // pack makes columns of messages; parent gives the record that message i inherits from.
-func pack(messages []Message, parent func(i int) *Record) packed {
+func pack(messages []*Message, parent func(i int) *Record) packed {
 	var some struct{ keys, tags, headers, times bool }
 	values := make([][]byte, len(messages))
-	for i := range messages {
-		message := &messages[i]
+	for i, message := range messages {
 		values[i] = message.Value
 		some.keys = some.keys || message.Keys != nil
 		some.tags = some.tags || len(message.Tags) > 0
@@ -58,10 +57,11 @@ func pack(messages []Message, parent func(i int) *Record) packed {
 	if some.times {
 		out.eventTimesUs = make([]int64, len(messages))
 		for i, message := range messages {
-			if message.EventTime.IsZero() {
-				message.EventTime = parent(i).EventTime
+			eventTime := message.EventTime
+			if eventTime.IsZero() {
+				eventTime = parent(i).EventTime
 			}
-			out.eventTimesUs[i] = message.EventTime.UnixMicro()
+			out.eventTimesUs[i] = eventTime.UnixMicro()
 		}
 	}
 	return out

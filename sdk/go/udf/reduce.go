@@ -69,7 +69,7 @@ type groups struct {
 	err    error
 
 	answer *udfv1.ReduceAnswer
-	out    []Message
+	out    []*Message
 	owners []Group // of each of out
 	bytes  int
 
@@ -175,7 +175,7 @@ func (g *groups) add(messages []Message, err error) error {
 		g.answer.Failures = append(g.answer.Failures, failure)
 		messages = nil
 	}
-	for _, message := range messages {
+	for i := range messages {
 		if g.bytes >= answerBytes {
 			// The group goes on in the next answer.
 			g.answer.Unfinished = true
@@ -185,8 +185,8 @@ func (g *groups) add(messages []Message, err error) error {
 			g.answer.Counts = append(g.answer.Counts, 0)
 		}
 		g.answer.Counts[len(g.answer.Counts)-1]++
-		g.out, g.owners = append(g.out, message), append(g.owners, g.group)
-		g.bytes += len(message.Value)
+		g.out, g.owners = append(g.out, &messages[i]), append(g.owners, g.group)
+		g.bytes += len(messages[i].Value)
 	}
 	if g.bytes >= answerBytes || len(g.counts) == 0 {
 		return g.send()

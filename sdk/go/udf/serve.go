@@ -19,6 +19,8 @@ const (
 	socketVariable      = "MILLSTREAM_UDF_SOCKET"
 	concurrencyVariable = "MILLSTREAM_UDF_CONCURRENCY"
 	messageBytesMax     = 64 << 20
+	// A few frames, so that the next one is here when a call is answered.
+	windowBytes = 4 << 20
 )
 
 // hopeless is an error that another start of the same program would meet again.
@@ -75,7 +77,9 @@ func Serve(ctx context.Context, function *Function) error {
 
 // ServeListener serves function at a listener, which it closes, until ctx ends; then it finishes what it holds.
 func ServeListener(ctx context.Context, listener net.Listener, function *Function) error {
-	server := grpc.NewServer(grpc.MaxRecvMsgSize(messageBytesMax), grpc.MaxSendMsgSize(messageBytesMax))
+	server := grpc.NewServer(grpc.MaxRecvMsgSize(messageBytesMax), grpc.MaxSendMsgSize(messageBytesMax),
+		grpc.InitialWindowSize(windowBytes), grpc.InitialConnWindowSize(windowBytes),
+		grpc.ReadBufferSize(256<<10), grpc.WriteBufferSize(256<<10))
 	udfv1.RegisterUdfServer(server, &service{function: function, drain: ctx.Done()})
 	drained := make(chan struct{})
 	ended := make(chan struct{})
