@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -122,12 +123,18 @@ func TestASourceTransformSetsEventTimes(t *testing.T) {
 
 func TestRecordsAreWorkedOnAtOnceAndOutputsStayInOrder(t *testing.T) {
 	// None returns before all have begun.
-	var begun sync.WaitGroup
-	begun.Add(50)
+	var begun atomic.Int32
+	all := make(chan struct{})
 	together := func(_ context.Context, record udf.Record) ([]udf.Message, error) {
-		begun.Done()
-		begun.Wait()
-		return []udf.Message{{Value: record.Value}}, nil
+		if begun.Add(1) == 50 {
+			close(all)
+		}
+		select {
+		case <-all:
+			return []udf.Message{{Value: record.Value}}, nil
+		case <-time.After(10 * time.Second):
+			return nil, errors.New("the others have not begun")
+		}
 	}
 	values := make([]string, 50)
 	for i := range values {
