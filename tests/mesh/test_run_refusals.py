@@ -67,7 +67,7 @@ async def test_a_function_that_fails_stops_the_run_and_nothing_is_lost(files: Pi
     failed = await command(tmp_path, "run", "pipeline.yaml")
     assert failed.exit_code == 3
     assert "no such column: x" in failed.err
-    assert failed.err.count("the function failed on a record") == 1, failed.err
+    assert failed.err.count("the function failed on record ") == 1, failed.err
     assert "millstream run: map-0 ended with exit code 3\n" in failed.err
     assert "nothing is lost" in failed.out
     assert "Traceback" not in failed.err.splitlines()[-1]

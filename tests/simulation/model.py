@@ -66,8 +66,8 @@ def judge(world: World) -> None:
     Judgement(world).judge()
 
 
-LEFT_BYTES_MAX = 4096
-"""What a log may leave behind beside its last segment."""
+LEFT_BYTES_MAX = 8192
+"""What a log may leave behind beside its last segment: a few entries, each of which names the frames it was read from."""
 
 
 class Judgement:
