@@ -37,8 +37,8 @@ async def ran(*arguments: str) -> bool:
 
 
 def fill(path: Path) -> None:
-    """Write a file until the disk is full."""
-    with path.open("wb", buffering=0) as file, suppress(OSError):
+    """Lengthen a file until the disk is full."""
+    with path.open("ab", buffering=0) as file, suppress(OSError):
         for size in (1 << 20, 1 << 12):
             with suppress(OSError):
                 while True:
@@ -226,16 +226,16 @@ async def test_a_full_disk_stops_nothing_for_good(files: PipelineFiles, tmp_path
     if os.geteuid() != 0 or not await ran("mount", "-t", "tmpfs", "-o", "size=512m", "tmpfs", str(disk)):
         pytest.skip("a disk of its own cannot be mounted here")
     try:
-        records = 30_000
+        records = 50_000
         files.write(
-            files.generator(records, msgSize=1000, rpu=10_000) + files.function("identity") + files.file_sink("out"),
+            files.generator(records, msgSize=1000, rpu=5000) + files.function("identity") + files.file_sink("out"),
             ["in -> map", "map -> out"],
             more="limits: {bufferMaxBytes: 16Mi, bufferMaxLength: 4000}",
         )
         async with start(tmp_path, "run", "pipeline.yaml", "--data-dir", "disk/data", data="disk/data") as run:
             await run.until(lambda: run.records("out") > 0)
-            fill(disk / "filler")
-            await run.until(lambda: "nothing is stored" in run.err())
+            # What is consumed is removed, and its room is taken again, until something cannot be stored.
+            await run.until(lambda: fill(disk / "filler") or "nothing is stored" in run.err())
             (disk / "filler").unlink()
             ended = await run.ended()
         assert ended.exit_code == 0, ended.err
