@@ -234,8 +234,13 @@ async def test_a_full_disk_stops_nothing_for_good(files: PipelineFiles, tmp_path
         )
         async with start(tmp_path, "run", "pipeline.yaml", "--data-dir", "disk/data", data="disk/data") as run:
             await run.until(lambda: run.records("out") > 0)
+
             # What is consumed is removed, and its room is taken again, until something cannot be stored.
-            await run.until(lambda: fill(disk / "filler") or "nothing is stored" in run.err())
+            def keep_full() -> bool:
+                fill(disk / "filler")
+                return "nothing is stored" in run.err()
+
+            await run.until(keep_full)
             (disk / "filler").unlink()
             ended = await run.ended()
         assert ended.exit_code == 0, ended.err

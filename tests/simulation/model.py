@@ -67,7 +67,7 @@ def judge(world: World) -> None:
 
 
 LEFT_BYTES_MAX = 8192
-"""What a log may leave behind beside its last segment: a few entries, each of which names the frames it was read from."""
+"""What a log may leave behind beside its last segment: a few entries, each of which names frames it was read from."""
 
 
 class Judgement:

@@ -114,6 +114,10 @@ class Jvm:
         """From now on it can be asked whether it is well."""
         self._signs.begin_to_ask(ask)
 
+    def stop_asking(self) -> None:
+        """From now on it is not asked any more: it is about to be stopped."""
+        self._signs.stop_asking()
+
     async def end_when_hung(self) -> None:
         """Kill it when it hangs."""
         await self._health.until_hung(self._signs.look)

@@ -209,6 +209,8 @@ async def _open_driver(
                 jvm.begin_to_ask(lambda: asyncio.get_running_loop().run_in_executor(asking, _answers, spark))
                 yield Session(spark, description, jvm, calls)
             finally:
+                # The watch goes on until the JVM has ended, and may not ask where nothing answers any more.
+                jvm.stop_asking()
                 # It may wait for an answer that never comes.
                 asking.shutdown(wait=False, cancel_futures=True)
             await _stop(calls, spark)

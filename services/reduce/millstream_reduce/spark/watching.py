@@ -47,6 +47,11 @@ class SignsOfLife:
         self._begin_to_ask = ask
         self._since_s = self._clock()
 
+    def stop_asking(self) -> None:
+        """It is about to be stopped, and asked no more."""
+        self._begin_to_ask = None
+        self._since_s = self._clock()
+
     async def look(self) -> bool:
         """Whether there is a sign of life."""
         works = self._works()

@@ -118,3 +118,15 @@ async def test_one_that_cannot_be_asked_is_not_taken_for_alive() -> None:
         signs = SignsOfLife(idle.pid)
         signs.begin_to_ask(broken)
         assert not await signs.look()
+
+
+async def test_one_that_is_about_to_be_stopped_is_asked_no_more() -> None:
+    def shut() -> asyncio.Future[None]:
+        raise RuntimeError("cannot schedule new futures after shutdown")
+
+    clock = Clock()
+    async with process("import time; time.sleep(60)") as idle:
+        signs = SignsOfLife(idle.pid, clock)
+        signs.begin_to_ask(shut)
+        signs.stop_asking()
+        assert await signs.look()
