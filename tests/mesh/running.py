@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-LIMIT_S = 60.0
+LIMIT_S = 100
 _POLL_S = 0.02
 
 
