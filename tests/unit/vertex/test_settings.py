@@ -34,7 +34,8 @@ def test_where_the_input_is_kept_several_segments_of_the_log_fit_the_buffers() -
         LOG_SEGMENT_BYTES
     )
     assert bytes_of() == 16_000_000, "a million frames of 64 bytes each fill four"
-    assert bytes_of(bufferMaxLength=10_000_000) == LOG_SEGMENT_BYTES
+    assert bytes_of(bufferMaxLength=10_000_000) == 32 * MIB, "a quarter of a buffer"
+    assert bytes_of(bufferMaxLength=10_000_000, bufferMaxBytes="512Mi") == LOG_SEGMENT_BYTES
     assert bytes_of(bufferMaxLength=10_000_000, bufferMaxBytes="32Mi") == 8 * MIB
     assert bytes_of(bufferMaxBytes="1Mi") == LOG_SEGMENT_BYTES_MIN
 
