@@ -141,7 +141,7 @@ async def test_a_second_ctrl_c_ends_at_once_and_loses_nothing(files: PipelineFil
         # The broker does not answer, so the drain cannot end.
         os.kill(pids["broker"], signal.SIGSTOP)
         run.interrupt()
-        await run.until(lambda: run.json("status.json")["states"]["in"] == "draining")
+        await run.until(lambda: run.json("status.json")["state"] == "draining")
         run.interrupt()
         ended = await run.ended()
         await until_gone(list(pids.values()))
