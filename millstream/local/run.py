@@ -55,7 +55,7 @@ FAILURE_GRACE_S = 10.0
 """From the failure of one vertex until the others are ended that have not drained."""
 DRAIN_GRACE_S = 5.0
 """After the deadline of a drain: vertices that do not end by themselves are killed. Nothing is lost by it."""
-_DRAIN_POLL_S = 0.05
+_POLL_S = 0.05
 _REPEAT_S = 30.0
 """The same line of a vertex is shown again after this."""
 _REMEMBERED_MAX = 1000
@@ -258,12 +258,23 @@ class _Run:
             draining.cancel()
             for task in watching:
                 task.cancel()
-        summary = summarize(self._graph, await view.marks(), await view.waiting())
-        await self._look_once(view, ledgers)
+        summary = await self._summarize(view, ledgers)
         self._state = "ended" if summary.ended else "stopped"
         self._show()
         self._screen.close()
         return summary
+
+    async def _summarize(self, view: PipelineView, ledgers: KnownLedgers) -> Summary:
+        """What the stored marks say. A vertex that was killed may leave a commit that the broker is still applying."""
+        deadline_s = self._clock.monotonic_s() + limits.COMMIT_TIMEOUT_S
+        while True:
+            try:
+                await self._look_once(view, ledgers)
+                return summarize(self._graph, await view.marks(), await view.waiting())
+            except RetryLaterError:
+                if self._clock.monotonic_s() > deadline_s:
+                    raise
+            await asyncio.sleep(_POLL_S)
 
     async def _drain_when_asked(self, view: PipelineView) -> None:
         """Stop the sources, then each vertex when all it reads has been read; at the deadline those that are left."""
@@ -286,7 +297,7 @@ class _Run:
                     return
             if all(replica.over.is_set() for replica in self._replicas if replica.plan.vertex in vertices):
                 return
-            await asyncio.sleep(_DRAIN_POLL_S)
+            await asyncio.sleep(_POLL_S)
 
     async def _stop_group(self, vertices: Collection[str], deadline_s: float) -> None:
         """Stop these vertices and wait for them until the deadline."""
