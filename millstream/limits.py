@@ -73,6 +73,10 @@ START_TIMEOUT_S = 120.0
 do imports on a machine that is busy."""
 COMMIT_TIMEOUT_S = 5.0
 """How long a commit's answer is waited for before the mark is read back. The server drops an idle batch after 10 s."""
+MAX_FUTURE_S = 300.0
+"""Default of `maxFuture` for what others write to: clocks of senders are seldom further off."""
+FUTURE_REPORTED_EVERY_S = 60.0
+"""Between two messages of a lane about records whose event time is beyond `maxFuture`."""
 OT_PUBLISH_INTERVAL_S = 0.02
 """A lane publishes its watermark at most this often."""
 OT_PUT_TIMEOUT_S = 2.0

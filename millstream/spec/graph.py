@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from millstream import retry
+from millstream.limits import MAX_FUTURE_S
 from millstream.spec import topology
 from millstream.spec.faults import Fault, SpecError, path_text
 from millstream.spec.models import Backoff, Edge, FallbackSink, Limits, Pipeline, RetryStrategy, Vertex
@@ -134,6 +135,20 @@ class Graph:
         source = self._vertices[vertex].source
         written = source.on_invalid if source is not None else None
         return retry.OnFailure(written) if written else self._default_on_failure(vertex)
+
+    def max_future_s(self, vertex: str) -> float | None:
+        """How far ahead of the clock the event times of a source's records may be; None: no bound."""
+        spec, source = self.pipeline.spec.watermark, self._vertices[vertex].source
+        if source is None or spec.max_future_s is not None or spec.disabled:
+            return spec.max_future_s if source is not None else None
+        return MAX_FUTURE_S if source.kind in ("http", "udsource") else None
+
+    def on_future(self, vertex: str) -> retry.OnFailure:
+        """What happens to a record whose event time is further ahead: dead letter, drop or stop."""
+        written = self.pipeline.spec.watermark.on_future or "deadLetter"
+        if written == "deadLetter" and not self.dead_letter_edges(vertex):
+            return retry.OnFailure.DROP
+        return retry.OnFailure(written)
 
     def _program_policy(self, vertex: str, strategy: RetryStrategy) -> retry.RetryPolicy:
         written = strategy.on_failure

@@ -59,9 +59,7 @@ from millstream.spec.sources import (
 )
 from millstream.spec.spark import Spark
 from millstream.spec.values import (
-    Duration,
     EdgeName,
-    Flag,
     Name,
     PositiveCount,
     PositiveDuration,
@@ -72,6 +70,7 @@ from millstream.spec.values import (
     exactly_one,
     is_name,
 )
+from millstream.spec.watermark import IdleSource, OnFuture, Watermark
 from millstream.spec.windows import (
     Early,
     EmptyDir,
@@ -156,46 +155,6 @@ class VertexLimits(SpecModel):
         """The pipeline's limits with what this vertex sets."""
         changes = {name: value for name in type(self).model_fields if (value := getattr(self, name)) is not None}
         return base.model_copy(update=changes)
-
-
-class IdleSource(SpecModel):
-    """Moves the watermark on while a source has no data."""
-
-    noun = "idleSource"
-
-    threshold_s: PositiveDuration = Field(alias="threshold")
-    """Time without data after which a source is idle. Duration."""
-    increment_by_s: PositiveDuration = Field(alias="incrementBy")
-    """How far each step moves the watermark. Duration, at most `threshold`."""
-    step_interval_s: Duration = Field(default=0.0, alias="stepInterval")
-    """Time between steps. Duration; 0s means as often as watermarks are published."""
-    init_source_delay_s: Duration | None = Field(default=None, alias="initSourceDelay")
-    """Time after the start from which a source that never had data counts as idle. Duration, at
-    least `threshold`. Absent: such a source holds the watermark."""
-
-    def relation_faults(self) -> Iterator[ShapeFault]:
-        """A step is not longer than the silence it stands for."""
-        if self.increment_by_s > self.threshold_s:
-            what = "`incrementBy` is longer than `threshold`"
-            yield ShapeFault(("incrementBy",), what, "at most `threshold`")
-        delay_s = self.init_source_delay_s
-        if delay_s is not None and delay_s < self.threshold_s:
-            what = "`initSourceDelay` is shorter than `threshold`"
-            yield ShapeFault(("initSourceDelay",), what, "at least `threshold`")
-
-
-class Watermark(SpecModel):
-    """How event time advances."""
-
-    noun = "watermark"
-
-    disabled: Flag = False
-    """Publish no watermarks: nothing is ever late. Not with a reduce, whose windows would never close."""
-    max_delay_s: Duration = Field(default=0.0, alias="maxDelay")
-    """How far behind the newest event time of a source lane its watermark stays; records that are
-    further out of order are late. Duration, default 0s."""
-    idle_source: IdleSource | None = None
-    """What happens while a source has no data. Default: the watermark waits."""
 
 
 class TagConditions(SpecModel):
@@ -459,6 +418,7 @@ __all__ = [
     "NoStore",
     "OnFailure",
     "OnFull",
+    "OnFuture",
     "OnInvalid",
     "OnLate",
     "OnSinkFailure",

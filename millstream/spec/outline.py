@@ -6,7 +6,7 @@ left out, and the checks that would mistake it for something absent are not made
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from millstream.spec import topology
@@ -59,6 +59,8 @@ class Outline:
     """Whether every vertex could be read."""
     edges_whole: bool
     """Whether every edge could be read."""
+    watermark: Mapping[str, Any] = field(default_factory=dict)
+    """The contents of `watermark`."""
 
 
 def outline_of(pipeline: Any) -> Outline | None:
@@ -76,6 +78,7 @@ def outline_of(pipeline: Any) -> Outline | None:
         edges,
         len(vertices) == len(written) and all(vertex.kind for vertex in vertices),
         len(edges) == len(arrows),
+        watermark if isinstance(watermark := spec.get("watermark"), Mapping) else {},
     )
 
 
@@ -210,12 +213,16 @@ def _dead_letters(outline: Outline) -> Iterator[Finding]:
         if edge.origin in topology.reachable([edge.target], arcs):
             what = f"dead letters of `{edge.origin}` would come back to it"
             yield Finding(edge.path, what, "a dead-letter edge out of every cycle")
-        if origin is not None and _never_dead_letters(origin):
+        if origin is not None and _never_dead_letters(origin, outline):
             what = f"`{edge.origin}` never dead-letters a record"
             expected = "`onFailure: deadLetter` (or `onInvalid`), or no such edge"
             yield Finding((*edge.path, "kind"), what, expected)
     if not outline.edges_whole:
         return
+    sources = {vertex.name for vertex in outline.vertices if vertex.kind == "source"}
+    if outline.watermark.get("onFuture") == "deadLetter" and not sources & with_edge:
+        what = "no source has a dead-letter edge"
+        yield Finding(("spec", "watermark", "onFuture"), what, "an edge from a source with `kind: deadLetter`")
     for vertex in outline.vertices:
         if vertex.name in with_edge:
             continue
@@ -232,13 +239,16 @@ def _policy(settings: Any, field: str) -> Any:
     return "" if policy is None else policy
 
 
-def _never_dead_letters(vertex: VertexOutline) -> bool:
+def _never_dead_letters(vertex: VertexOutline, outline: Outline) -> bool:
     possible = ("", "deadLetter")
     if vertex.kind in ("map", "reduce"):
         return vertex.settings.get("builtin") is not None or (_policy(vertex.settings, "") not in possible)
     if vertex.kind == "source":
         transformer = vertex.settings.get("transformer")
         may = transformer is not None and _policy(vertex.settings, "transformer") in possible
+        written_to = (vertex.settings.get("http") or vertex.settings.get("udsource")) is not None
+        if written_to or outline.watermark.get("maxFuture") is not None:
+            may = may or (outline.watermark.get("onFuture") or "") in possible
         return not may and (vertex.settings.get("onInvalid") or "") not in possible
     return False
 

@@ -46,7 +46,7 @@ from millstream_vertex.ownership import Ownership, fenced
 from millstream_vertex.past import check_not_older
 from millstream_vertex.readiness import Readiness
 from millstream_vertex.remembered import open_seen_ids
-from millstream_vertex.settings import ledger_limits, room_limits, route, source_watermark
+from millstream_vertex.settings import future_bound, ledger_limits, room_limits, route, source_watermark
 from millstream_vertex.sink_lane import SinkVertexLane
 from millstream_vertex.source_lane import SourceVertexLane
 from millstream_vertex.surroundings import OpenSurroundings, Surroundings, VertexConfig, open_outside
@@ -366,6 +366,7 @@ class _LaneOpening:
             needs_tags=self._router.needs_tags,
             rng=self._shared.rng,
             naming=self._shared.naming,
+            bound=future_bound(self._shared.graph, self._lane.vertex, self._shared.clock, self._where),
         )
 
     async def _open_reduce(self, core: LaneCore) -> VertexLane:
@@ -426,6 +427,7 @@ class _LaneOpening:
             *(core, source, mapper, self._router, watermark, seen, on_invalid),
             pipeline=shared.pipeline,
             naming=shared.naming,
+            bound=future_bound(shared.graph, lane.vertex, shared.clock, self._where),
         )
 
     async def _open_sink(self, base: BufferLane) -> SinkVertexLane:

@@ -20,12 +20,13 @@ from dataclasses import dataclass, field, replace
 
 from millstream.account import Account
 from millstream.dead_letter import headers_of
-from millstream.errors import UdfError
+from millstream.errors import UdfError, UserError
 from millstream.frame import Frame, build_frame
 from millstream.limits import RECORD_BYTES_MAX
 from millstream.naming import NO_ORIGIN, WITH_VALUES, Naming, Origin, reason_and_detail
 from millstream.retry import OnFailure, RetryPolicy, Waiting
 from millstream.udf.protocol import MapStream
+from millstream.watermark import future
 from millstream_udf import columns
 from millstream_udf.wire.udf.v1 import udf_pb2
 
@@ -103,8 +104,10 @@ class Mapper:
         needs_tags: bool,
         rng: random.Random,
         naming: Naming = WITH_VALUES,
+        bound: future.FutureBound | None = None,
     ) -> None:
-        """`where` names pipeline, vertex and lane in messages, `naming` the records."""
+        """`where` names pipeline, vertex and lane in messages, `naming` the records; `bound`: of event times,
+        behind a source."""
         self._stream = stream
         self._policy = policy
         self._where = where
@@ -112,6 +115,7 @@ class Mapper:
         self._needs_tags = needs_tags
         self._rng = rng
         self._naming = naming
+        self._bound = bound
 
     async def map(
         self, frame: Frame, *, watermark_us: int, traceparent: str = "", origin: Origin = NO_ORIGIN
@@ -127,7 +131,8 @@ class Mapper:
         )
         if not answer.outcomes and not answer.error:
             mapped = self._take_whole(frame, answer)
-            if mapped.frame is None or not _is_too_large(mapped.frame):
+            output = mapped.frame
+            if output is None or not (_is_too_large(output) or (self._bound and self._bound.beyond(output))):
                 return mapped
         return await self._take_in_parts(frame, answer, watermark_us, traceparent, origin)
 
@@ -253,6 +258,7 @@ class Mapper:
             except ValueError as error:
                 raise UdfError(f"{self._where}: the function's answer does not fit its call: {error}") from error
             self._refuse_large(pending, attempted)
+            self._refuse_future(pending, attempted)
         again: list[int] = []
         delay_s = 0.0
         for place, outcome in outcomes.items():
@@ -353,6 +359,26 @@ class Mapper:
                 del attempted.rows[index]
                 reason = f"the function put out a record of {largest} bytes; at most {RECORD_BYTES_MAX} can be sent"
                 self._give_up(index, _OUTCOME(reason=reason), attempted, attempted.attempts(index) + 1)
+
+    def _refuse_future(self, pending: Sequence[int], attempted: _Attempted) -> None:
+        """Inputs of which the function made a record that lies beyond the bound of event time are held back."""
+        bound = self._bound
+        if bound is None:
+            return
+        latest_us = bound.latest_us
+        for index in pending:
+            time_us = max((row.event_time_us for row in attempted.rows.get(index, ())), default=latest_us)
+            if time_us <= latest_us:
+                continue
+            if bound.on_future is OnFailure.STOP:
+                named = self._naming.of(attempted.frame, index, attempted.origin)
+                raise UserError(bound.stopped(time_us, named))
+            del attempted.rows[index]
+            if bound.on_future is OnFailure.DROP:
+                attempted.dropped[index] = future.DROPPED
+            else:
+                attempted.dead[index] = _OUTCOME(reason=bound.reason(time_us))
+            bound.held_back(1, time_us)
 
     def _assemble(self, frame: Frame, attempted: _Attempted) -> Mapped:
         account = Account(inputs=frame.records, dead_lettered=len(attempted.dead))

@@ -5,7 +5,7 @@ Above it: the assembly. Below it: the graph.
 
 from __future__ import annotations
 
-from millstream.clock import MICROSECONDS
+from millstream.clock import MICROSECONDS, Clock
 from millstream.ledger.protocol import LedgerLimits
 from millstream.limits import (
     BUFFER_FRAMES_MAX,
@@ -20,6 +20,7 @@ from millstream.limits import (
 from millstream.spec.graph import Graph
 from millstream.spec.lanes import buffers_of, lanes_of
 from millstream.spec.models import Edge, Pipeline
+from millstream.watermark.future import FutureBound
 from millstream.watermark.source import IdlePolicy, SourceWatermark
 from millstream_writer.room import RoomLimits
 from millstream_writer.routing import FrameLimits, Route, tag_condition
@@ -88,6 +89,12 @@ def source_watermark(pipeline: Pipeline, restored_us: int) -> SourceWatermark:
             init_source_delay_s=spec.idle_source.init_source_delay_s,
         )
     return SourceWatermark(max_delay_us=round(spec.max_delay_s * MICROSECONDS), idle=idle, restored_us=restored_us)
+
+
+def future_bound(graph: Graph, vertex: str, clock: Clock, where: str) -> FutureBound | None:
+    """The bound of event times for a lane of a source; None without one, and for other vertices."""
+    max_s = graph.max_future_s(vertex)
+    return FutureBound(clock, max_s, graph.on_future(vertex), where=where) if max_s is not None else None
 
 
 def room_limits(graph: Graph, edge: Edge) -> RoomLimits:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from millstream.account import Account
 from millstream.dead_letter import headers_of
@@ -20,10 +20,12 @@ from millstream.naming import WITH_VALUES, Naming, Origin
 from millstream.record import Record
 from millstream.retry import OnFailure
 from millstream.statistics import LaneStatistics
+from millstream.watermark import future
 from millstream.watermark.source import SourceWatermark
 from millstream_reader.ids import FULL_TOLD_EVERY_S, Admitted, SeenIds, full
 from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane
 from millstream_reader.tracker import Tracked
+from millstream_udf import columns
 from millstream_vertex.lane import LaneCore
 from millstream_vertex.mapping import Mapper
 from millstream_writer.committer import Unit
@@ -61,9 +63,10 @@ class SourceVertexLane:
         *,
         pipeline: str = "",
         naming: Naming = WITH_VALUES,
+        bound: future.FutureBound | None = None,
     ) -> None:
         """`seen` is needed for a source that is not replayable; `on_invalid` decides about input that cannot be
-        read; `naming` how messages name a record."""
+        read; `naming` how messages name a record. `bound`: of event times; the transformer knows it itself."""
         self.core = core
         self._source = source
         self._transformer = transformer
@@ -73,6 +76,7 @@ class SourceVertexLane:
         self._on_invalid = on_invalid
         self._where = f"{pipeline}/{core.lane}"
         self._naming = naming
+        self._bound = bound
         self._stopping = False
         # The records of one read are committed together, and each may go to a partition of its own on every edge.
         self._records_max = min(FRAME_RECORDS_MAX, router.piece.records)
@@ -96,6 +100,8 @@ class SourceVertexLane:
         if self.core.committer.mark.ended:
             await self.core.end()
             return
+        if self._bound is not None and self._watermark.watermark_us > self._bound.latest_us:
+            _log.warning("%s: %s", self._where, self._bound.passed(self._watermark.watermark_us))
         async with asyncio.TaskGroup() as background:
             ticking = background.create_task(self._tick(), name=f"idle {self.core.lane}")
             async with asyncio.TaskGroup() as work:
@@ -208,7 +214,13 @@ class SourceVertexLane:
         with core.telemetry.source_span(frame, lane=core.lane.key) as span:
             output, tags = frame, None
             if self._transformer is None:
-                unit.account.add(Account(inputs=frame.records, processed=frame.records, outputs=frame.records))
+                unit.account.inputs += frame.records
+                within = self._hold_back(frame, unit)
+                if within is None:
+                    unit.size += sum(part.size for _, part in unit.frames)
+                    return (unit,)
+                output = within
+                unit.account.add(Account(processed=output.records, outputs=output.records))
             else:
                 started = core.clock.monotonic_s()
                 mapped = await self._transformer.map(
@@ -237,6 +249,33 @@ class SourceVertexLane:
         unit.account.unrouted = routed.unrouted
         unit.size += sum(part.size for _, part in unit.frames)
         return (unit,)
+
+    def _hold_back(self, frame: Frame, unit: SourceUnit) -> Frame | None:
+        """Do with records beyond the bound of event time as `onFuture` says. What is left; None for nothing."""
+        bound = self._bound
+        beyond = bound.beyond(frame) if bound is not None else []
+        if bound is None or not beyond:
+            return frame
+        times_us = frame.event_times_us()
+        origin = Origin(source_position=_position_text(unit.source_position or b""))
+        if bound.on_future is OnFailure.STOP:
+            named = self._naming.of(frame, beyond[0], origin)
+            raise UserError(bound.stopped(times_us[beyond[0]], named))
+        if bound.on_future is OnFailure.DROP:
+            unit.account.drop(future.DROPPED, len(beyond))
+        else:
+            part = frame.take(beyond)
+            headers = [
+                {**known, **headers_of(bound.reason(time_us), "", self._where, position=origin.source_position)}
+                for known, time_us in zip(part.headers(), part.event_times_us(), strict=True)
+            ]
+            dead = replace(part, headers_column=columns.pack_headers(headers))
+            unit.frames.extend(self._router.route_dead_letter(dead).frames)
+            unit.account.dead_lettered += len(beyond)
+        unit.account.input_bytes = frame.size
+        bound.held_back(len(beyond), times_us[beyond[0]])
+        left = sorted(set(range(frame.records)).difference(beyond))
+        return frame.take(left) if left else None
 
     def _watermark_after(self, units: Sequence[Unit]) -> int:
         for unit in units:

@@ -212,6 +212,33 @@ def test_faults_of_shapes(
     assert [(fault.path, fault.what) for fault in caught.value.faults] == expected
 
 
+def test_event_time_is_bounded_where_others_write() -> None:
+    def graph(watermark: dict[str, Any], *edges: str, **source: Any) -> Graph:
+        written = pipeline({"in": {"source": source}, "out": OUT}, [arrow("in>out"), *map(arrow, edges)])
+        plain = written.model_dump(mode="json", by_alias=True)
+        plain["spec"]["watermark"] = watermark
+        return Graph.of(Pipeline.model_validate(plain))
+
+    written_to: list[dict[str, Any]] = [{"http": {}}, {"udsource": {"python": "a:f"}}]
+    for source in written_to:
+        assert graph({}, **source).max_future_s("in") == 300
+        assert graph({"maxFuture": "1h"}, **source).max_future_s("in") == 3600
+        assert graph({"disabled": True}, **source).max_future_s("in") is None
+    assert graph({"maxFuture": "1h"}, generator={}).max_future_s("in") == 3600
+    assert graph({}, http={}).on_future("in") is retry.OnFailure.DROP
+    # The edge has something to carry, whatever becomes of invalid input.
+    edge = graph({}, "in!out", http={}, onInvalid="drop")
+    assert edge.on_future("in") is retry.OnFailure.DEAD_LETTER
+    with pytest.raises(SpecError) as caught:
+        graph({"onFuture": "drop"}, "in!out", http={}, onInvalid="drop")
+    assert [fault.what for fault in caught.value.faults] == ["`in` never dead-letters a record"]
+    with pytest.raises(SpecError) as caught:
+        graph({"onFuture": "deadLetter"}, http={})
+    assert [(fault.path, fault.what) for fault in caught.value.faults] == [
+        ("spec.watermark.onFuture", "no source has a dead-letter edge")
+    ]
+
+
 def test_a_vertex_named_twice() -> None:
     written = pipeline({"in": IN, "out": OUT}, [arrow("in>out")])
     twice = written.model_copy(
@@ -270,6 +297,8 @@ def test_policies_come_from_the_spec_or_from_the_edges() -> None:
     assert graph.retry_policy("in") is None
     assert graph.on_invalid("in") is retry.OnFailure.STOP
     plain = Graph.of(pipeline({"in": IN, "m": MAP, "out": OUT}, [arrow("in>m"), arrow("m>out"), arrow("in!out")]))
+    assert (plain.max_future_s("in"), plain.max_future_s("m")) == (None, None)
+    assert plain.on_future("in") is retry.OnFailure.DEAD_LETTER
     policy = plain.retry_policy("m")
     assert policy is not None
     assert policy.on_failure is retry.OnFailure.STOP

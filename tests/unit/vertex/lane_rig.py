@@ -20,6 +20,7 @@ from millstream.record import BufferId, LaneId, Position, Record
 from millstream.retry import Backoff, OnFailure, RetryPolicy
 from millstream.telemetry import Telemetry
 from millstream.udf.protocol import MapStream
+from millstream.watermark.future import FutureBound
 from millstream.watermark.memory import MemoryOtStores, OtMemory, open_memory_ot_stores
 from millstream.watermark.store import follow
 from millstream.wire.ledger.v1 import mark_pb2
@@ -100,6 +101,7 @@ def mapper_of(
     dead_letter: bool = False,
     tags: bool = False,
     naming: Naming = WITH_VALUES,
+    bound: FutureBound | None = None,
 ) -> Mapper:
     return Mapper(
         stream,
@@ -109,6 +111,7 @@ def mapper_of(
         needs_tags=tags,
         rng=random.Random(1),
         naming=naming,
+        bound=bound,
     )
 
 

@@ -9,12 +9,14 @@ import pytest
 
 from millstream import limits
 from millstream.dead_letter import DETAIL_HEADER, REASON_HEADER
-from millstream.errors import UdfError
+from millstream.errors import UdfError, UserError
 from millstream.frame import Frame, frame_of_records
 from millstream.naming import Naming, Origin
 from millstream.record import Record
 from millstream.retry import Backoff, OnFailure, RetryPolicy, Waiting
-from millstream_udf import Context, DeadLetter, Drop, Message, Retry
+from millstream.testing.ledgers import SettableClock
+from millstream.watermark.future import DROPPED, FutureBound
+from millstream_udf import Context, DeadLetter, Drop, Message, Retry, source_transform
 from millstream_udf import map as map_function
 from millstream_udf.values import Record as Input
 from millstream_udf.wire.udf.v1 import udf_pb2
@@ -319,3 +321,32 @@ async def test_without_an_end_a_function_may_ask_as_often_as_it_likes() -> None:
 def test_a_long_wait_is_said_however_seldom_the_function_asks() -> None:
     waiting = Waiting()
     assert [waiting.again(6.0) for _ in range(8)] == [False, True, False, True, False, False, False, True]
+
+
+@pytest.mark.guarantee("I2")
+async def test_an_input_is_given_up_whose_output_lies_too_far_in_the_future() -> None:
+    clock = SettableClock()
+    now_us = clock.now_us()
+
+    def function(value: bytes) -> Message:
+        return Message(value, event_time=now_us + 61_000_000) if value == b"set" else Message(value)
+
+    records = [Record(b"now", now_us), Record(b"set", now_us), Record(b"far", now_us + 99_000_000)]
+    frame = frame_of_records(records, ingest_time_us=0)
+
+    async def with_policy(on_future: OnFailure) -> Mapped:
+        bound = FutureBound(clock, 60.0, on_future, where="p/in/source.0")
+        async with open_stream(source_transform(function)) as stream:
+            return await mapper_of(stream, dead_letter=True, bound=bound).map(frame, watermark_us=0)
+
+    result = await with_policy(OnFailure.DEAD_LETTER)
+    assert values_of(result.frame) == [b"now"]
+    assert values_of(result.dead_letters) == [b"set", b"far"]
+    assert result.dead_letters is not None
+    assert b"60 s ahead of the clock" in result.dead_letters.headers()[0][REASON_HEADER]
+    assert (result.account.dead_lettered, result.account.difference) == (2, 0)
+    dropped = await with_policy(OnFailure.DROP)
+    assert (dropped.account.dropped, dropped.account.difference) == ({DROPPED: 2}, 0)
+    stopped = pytest.RaisesExc(UserError, match=r"(?s)p/in/source\.0: .*value 'set'.*watermark\.maxFuture")
+    with pytest.RaisesGroup(stopped, flatten_subgroups=True):
+        await with_policy(OnFailure.STOP)

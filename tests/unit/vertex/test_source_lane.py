@@ -10,12 +10,14 @@ from contextlib import contextmanager
 import pytest
 
 from millstream import limits
-from millstream.clock import START_OF_TIME_US, SystemClock
+from millstream.account import Account
+from millstream.clock import END_OF_TIME_US, START_OF_TIME_US, SystemClock
 from millstream.frame import Frame, frame_of_records
 from millstream.record import BufferId, Record
 from millstream.retry import OnFailure
 from millstream.telemetry import Telemetry
 from millstream.testing.ledgers import SettableClock
+from millstream.watermark.future import DROPPED, FutureBound
 from millstream.watermark.source import SourceWatermark
 from millstream_reader.ids import SeenIds
 from millstream_reader.source import SourceBatch
@@ -70,14 +72,19 @@ class RepeatingSource(GivenSource):
 
 
 async def lane_of(
-    rig: Rig, source: GivenSource, room: Room | None = None, seen: SeenIds | None = None
+    rig: Rig,
+    source: GivenSource,
+    room: Room | None = None,
+    seen: SeenIds | None = None,
+    bound: FutureBound | None = None,
+    dead_letters: Sequence[Route] = (),
 ) -> SourceVertexLane:
-    router = Router([Route(BUFFER.edge, 1, None)])
+    router = Router([Route(BUFFER.edge, 1, None)], dead_letters)
     committer = await rig.committer(UPSTREAM, router, room)
     tracker = Tracker(pieces_max=limits.FRAMES_IN_FLIGHT_MAX, bytes_max=limits.BYTES_IN_FLIGHT_MAX)
     store = await rig.stores.store(UPSTREAM.vertex)
     core = LaneCore(UPSTREAM, committer, store, Telemetry(), SystemClock(), tracker, watermarks=True)
-    return SourceVertexLane(core, source, None, router, SourceWatermark(), seen, OnFailure.STOP)
+    return SourceVertexLane(core, source, None, router, SourceWatermark(), seen, OnFailure.STOP, bound=bound)
 
 
 class Heard(logging.Handler):
@@ -192,3 +199,35 @@ async def test_a_source_that_is_told_to_stop_while_it_waits_leaves_all_behind_to
             lane.stop()
     assert (await rig.mark(UPSTREAM)).position == b"1"
     assert not (await rig.mark(UPSTREAM)).ended
+
+
+@pytest.mark.guarantee("I2", "I5")
+@pytest.mark.parametrize("edge", [True, False])
+async def test_records_beyond_the_bound_of_event_time_move_no_watermark(rig: Rig, edge: bool) -> None:
+    clock, dead = SettableClock(), BufferId("in-dead", 0)
+    now_us = clock.now_us()
+    times = [now_us, now_us + 60_000_000, now_us + 60_000_001]
+    frame = frame_of_records([Record(b"%d" % at, at, headers={"h": b"1"}) for at in times], ingest_time_us=0)
+    far = frame_of_records([Record(b"far", END_OF_TIME_US - 1)], ingest_time_us=0)
+    on_future = OnFailure.DEAD_LETTER if edge else OnFailure.DROP
+    bound = FutureBound(clock, 60.0, on_future, where="p/in/source.0")
+    lane = await lane_of(rig, GivenSource([frame, far]), bound=bound, dead_letters=[Route(dead.edge, 1, None)])
+    promised: list[int] = []
+    publish = lane.core.publish
+
+    def noted(watermark_us: int, *, idle: bool = False) -> None:
+        promised.append(watermark_us)
+        publish(watermark_us, idle=idle)
+
+    lane.core.publish = noted  # type: ignore[method-assign]
+    async with asyncio.timeout(10):
+        await lane.run()
+    mark = await rig.mark(UPSTREAM)
+    assert mark.position == b"2"
+    assert max(us for us in promised if us != END_OF_TIME_US) == times[1]
+    assert await rig.values(BUFFER, "in") == [b"%d" % at for at in times[:2]]
+    assert await rig.values(dead, "in") == ([b"%d" % times[2], b"far"] if edge else [])
+    account = Account.from_message(mark.account)
+    counted = (account.inputs, account.processed, account.dead_lettered, account.dropped.get(DROPPED, 0))
+    assert counted == ((4, 2, 2, 0) if edge else (4, 2, 0, 2))
+    assert (account.late, account.difference) == (0, 0)

@@ -1,0 +1,57 @@
+"""How event time advances: the pipeline's `watermark`."""
+
+from collections.abc import Iterator
+from typing import Literal
+
+from pydantic import Field
+
+from millstream.spec.values import Duration, Flag, PositiveDuration, ShapeFault, SpecModel
+
+OnFuture = Literal["deadLetter", "drop", "stop"]
+
+
+class IdleSource(SpecModel):
+    """Moves the watermark on while a source has no data."""
+
+    noun = "idleSource"
+
+    threshold_s: PositiveDuration = Field(alias="threshold")
+    """Time without data after which a source is idle. Duration."""
+    increment_by_s: PositiveDuration = Field(alias="incrementBy")
+    """How far each step moves the watermark. Duration, at most `threshold`."""
+    step_interval_s: Duration = Field(default=0.0, alias="stepInterval")
+    """Time between steps. Duration; 0s means as often as watermarks are published."""
+    init_source_delay_s: Duration | None = Field(default=None, alias="initSourceDelay")
+    """Time after the start from which a source that never had data counts as idle. Duration, at
+    least `threshold`. Absent: such a source holds the watermark."""
+
+    def relation_faults(self) -> Iterator[ShapeFault]:
+        """A step is not longer than the silence it stands for."""
+        if self.increment_by_s > self.threshold_s:
+            what = "`incrementBy` is longer than `threshold`"
+            yield ShapeFault(("incrementBy",), what, "at most `threshold`")
+        delay_s = self.init_source_delay_s
+        if delay_s is not None and delay_s < self.threshold_s:
+            what = "`initSourceDelay` is shorter than `threshold`"
+            yield ShapeFault(("initSourceDelay",), what, "at least `threshold`")
+
+
+class Watermark(SpecModel):
+    """How event time advances."""
+
+    noun = "watermark"
+
+    disabled: Flag = False
+    """Publish no watermarks: nothing is ever late. Not with a reduce, whose windows would never close."""
+    max_delay_s: Duration = Field(default=0.0, alias="maxDelay")
+    """How far behind the newest event time of a source lane its watermark stays; records that are
+    further out of order are late. Duration, default 0s."""
+    max_future_s: PositiveDuration | None = Field(default=None, alias="maxFuture")
+    """How far ahead of the clock the event time of a source's record may be, behind its transformer; `onFuture` decides
+    about records beyond. Duration. Default: 5m for an `http` source and a `udsource`, which others write to; no bound
+    for generators and files."""
+    on_future: OnFuture | None = Field(default=None, alias="onFuture")
+    """What becomes of a record whose event time is beyond `maxFuture`: `deadLetter`, `drop` (counted) or `stop`.
+    Default: `deadLetter` where the source has a dead-letter edge, else `drop`."""
+    idle_source: IdleSource | None = None
+    """What happens while a source has no data. Default: the watermark waits."""
