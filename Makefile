@@ -6,12 +6,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 LOCK := requirements/dev.txt
 STAMP := $(VENV)/.set-up
+PIP_AUDIT := 2.10.1
+GOVULNCHECK := v1.1.4
 PROJECTS := pyproject.toml services/udf_sdk/pyproject.toml
 CHECKED := millstream services tests tools examples benchmarks
 PRESENT := $(foreach folder,$(CHECKED),$(if $(wildcard $(folder)/*.py $(folder)/*/*.py $(folder)/*/*/*.py),$(folder)))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-images test-lowest lint types format proto lock clean
+.PHONY: help setup demo test test-images test-lowest lint types format proto lock dist audit clean
 
 help:  ## Show this list.
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -65,6 +67,15 @@ proto: $(STAMP)  ## Regenerate the wire modules from proto/.
 
 lock: $(STAMP)  ## Resolve the lock files anew from the two pyproject.toml files.
 	$(BIN)/python tools/lock.py
+
+dist: $(STAMP)  ## Build wheels, sdists, a bill of materials and checksums into dist/.
+	$(BIN)/python tools/dist.py
+
+audit: $(STAMP)  ## Ask the advisory databases about everything in the locks (needs the network).
+	$(BIN)/uvx --from pip-audit==$(PIP_AUDIT) pip-audit --disable-pip --require-hashes \
+		$(foreach lock,run reduce udf build dev,--requirement requirements/$(lock).txt)
+	@command -v go >/dev/null || echo "make: without Go the modules of sdk/go are not looked at" >&2
+	@! command -v go >/dev/null || (cd sdk/go && go run golang.org/x/vuln/cmd/govulncheck@$(GOVULNCHECK) ./...)
 
 clean:  ## Remove .venv, caches and build output.
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -26,8 +26,17 @@ _POLL_S = 0.005
 _LOG_TAIL_CHARS = 2000
 
 
+PROGRAM_VARIABLE = "MILLSTREAM_NATS_SERVER"
+"""Names the program to start, for those who want the NATS project's own build, or theirs."""
+
+
 def find_nats_server() -> str:
-    """Path of the `nats-server` program: the installed distribution's, else the one on PATH."""
+    """Path of the `nats-server` program: the one that is named, else the distribution's, else the one on PATH."""
+    named = os.environ.get(PROGRAM_VARIABLE)
+    if named:
+        if not os.access(named, os.X_OK):
+            raise EnvironmentFault(f"{PROGRAM_VARIABLE} names {named}, which cannot be executed")
+        return named
     beside = Path(sysconfig.get_path("scripts")) / "nats-server"
     found = str(beside) if beside.exists() else shutil.which("nats-server")
     if found is None:

@@ -12,8 +12,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from millstream import limits
-from millstream.testing.nats_server import find_nats_server
+from millstream.errors import EnvironmentFault
+from millstream.testing.nats_server import find_nats_server, open_nats_server
 from millstream.tether import tethered
 from millstream.wire.nats_config import PENDING_BYTES_MAX
 
@@ -100,3 +103,17 @@ def test_every_setting_has_a_comment() -> None:
     for group in re.split(r"\n\s*\n", CONF.read_text()):
         first = group.strip().splitlines()[0].strip()
         assert first.startswith("#") or first.endswith("{"), first
+
+
+async def test_the_program_can_be_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = tmp_path / "another-nats-server"
+    monkeypatch.setenv("MILLSTREAM_NATS_SERVER", str(other))
+    with pytest.raises(EnvironmentFault, match="another-nats-server, which cannot be executed"):
+        find_nats_server()
+    ran = tmp_path / "ran"
+    monkeypatch.delenv("MILLSTREAM_NATS_SERVER")
+    other.write_text(f'#!/bin/sh\ntouch "{ran}"\nexec "{find_nats_server()}" "$@"\n')
+    other.chmod(0o755)
+    monkeypatch.setenv("MILLSTREAM_NATS_SERVER", str(other))
+    async with open_nats_server(tmp_path / "broker"):
+        assert ran.exists()
