@@ -71,7 +71,7 @@ class Turns:
 @asynccontextmanager
 async def raw_writer(server: NatsServer, data: bytes, frames: int) -> AsyncIterator[Callable[[], Awaitable[object]]]:
     """The barest publisher: no marks, no guards, nothing but the batch."""
-    client = await nats.connect(server.url, pending_size=4 * limits.COMMIT_BYTES_MAX)
+    client = await nats.connect(server.url, pending_size=4 * limits.COMMIT_BYTES_MAX, **server.access.client_options())
     try:
         await client.request("$JS.API.STREAM.CREATE.raw", json.dumps(RAW_STREAM).encode(), timeout=5)
 
@@ -119,7 +119,7 @@ async def main(seconds: float, size: int, frames: int) -> None:
     with tempfile.TemporaryDirectory() as directory:
         async with (
             open_nats_server(Path(directory)) as server,
-            open_jetstream_broker(server.url, "bench", monitor_url=server.monitor_url) as broker,
+            open_jetstream_broker(server.access, "bench") as broker,
         ):
             bounds = LedgerLimits(frames_per_buffer_max=1_000_000, bytes_max=8192 * limits.MIB)
             ledger = await broker.ledger("v", bounds)

@@ -183,7 +183,7 @@ class ObservedRun:
         status = self._data.read_status()
         assert status is not None, "a run that has started has a status"
         async with (
-            open_connection(runtime.nats_url, name="benchmark") as connection,
+            open_connection(self._data.access(runtime), name="benchmark") as connection,
             open_jetstream_ot_stores(connection, runtime.pipeline) as stores,
             asyncio.TaskGroup() as group,
         ):

@@ -78,7 +78,7 @@ async def in_ledger(count: int, together: int, directory: Path) -> dict[str, flo
         owner = LaneOwner(ledger, LANE, await ledger.take_over(LANE, "benchmark"))
         for number in range(0, count, together):
             await owner.commit(ids=tuple(str(one) for one in range(number, min(count, number + together))))
-        async with open_connection(harness.server.url) as connection:
+        async with open_connection(harness.server.access) as connection:
             held = (await connection.api("STREAM.INFO.p-v"))["state"]["bytes"]
         seen = SeenIds(ttl_s=TTL_S, ids_max=count, clock=SettableClock())
         begun_s = time.monotonic()

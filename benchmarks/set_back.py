@@ -81,7 +81,7 @@ async def written_past(run: PipelineRun, sequence: int) -> None:
         asyncio.TaskGroup() as tasks,
     ):
         tasks.create_task(source.run())
-        async with open_connection(run.server.url) as connection:
+        async with open_connection(run.server.access) as connection:
             while (await connection.api("STREAM.INFO.p-in"))["state"]["last_seq"] <= sequence:  # noqa: ASYNC110  # a broker has no event for it
                 await asyncio.sleep(_POLL_S)
         source.stop()
@@ -96,7 +96,7 @@ async def once(directory: Path, rng: random.Random, number: int) -> str:
         async with running(run) as task:
             await read_past(run, rng.choice((3, 8, 20)), task)
         await run.server.kill()
-        streams = run.server.store_dir / "jetstream" / "$G" / "streams"
+        streams = run.server.store_dir / "jetstream" / "millstream" / "streams"
         names = ["p-in", "KV_p-in-OT"] if otherwise_too else ["p-in"]
         for name in names:
             shutil.copytree(streams / name, directory / "saved" / name)

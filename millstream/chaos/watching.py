@@ -16,6 +16,7 @@ from millstream.spec.graph import Graph
 from millstream.spec.lanes import lanes_of
 from millstream.watermark.jetstream import open_jetstream_ot_stores
 from millstream.watermark.store import OtStore
+from millstream.wire.access import BrokerAccess
 from millstream.wire.nats import open_connection
 
 _POLL_S = 0.05
@@ -24,19 +25,19 @@ _POLL_S = 0.05
 async def watch(graph: Graph, runner: RunnerProcess, board: Board) -> None:
     """Hand everything that lanes publish to the board, until cancelled."""
     while True:
-        port = _port(runner)
-        if port is None:
+        access = _access(runner)
+        if access is None:
             await asyncio.sleep(_POLL_S)
             continue
         with suppress(EnvironmentFault, RetryLaterError):
-            await _watch_broker(graph, runner, board, port)
+            await _watch_broker(graph, runner, board, access)
 
 
-async def _watch_broker(graph: Graph, runner: RunnerProcess, board: Board, port: int) -> None:
-    """As long as the broker of the run has this port."""
+async def _watch_broker(graph: Graph, runner: RunnerProcess, board: Board, access: BrokerAccess) -> None:
+    """As long as the broker of the run has this port and this key."""
     name = graph.pipeline.name
     async with (
-        open_connection(f"nats://127.0.0.1:{port}", name=f"{name} chaos") as connection,
+        open_connection(access, name=f"{name} chaos") as connection,
         open_jetstream_ot_stores(connection, name) as stores,
     ):
         opened = {vertex: await stores.store(vertex) for vertex in graph.order}
@@ -46,7 +47,7 @@ async def _watch_broker(graph: Graph, runner: RunnerProcess, board: Board, port:
                     tasks.create_task(_hear(graph, board, vertex, store), name=f"hear {vertex}")
                     for vertex, store in opened.items()
                 ]
-                while _port(runner) in (None, port):  # noqa: ASYNC110  # a file tells
+                while _access(runner) in (None, access):  # noqa: ASYNC110  # a file tells
                     await asyncio.sleep(_POLL_S)
                 for task in hearing:
                     task.cancel()
@@ -63,9 +64,9 @@ async def _hear(graph: Graph, board: Board, vertex: str, store: OtStore) -> None
                 board.observe(lane, update)
 
 
-def _port(runner: RunnerProcess) -> int | None:
+def _access(runner: RunnerProcess) -> BrokerAccess | None:
     runtime = runner.runtime()
-    return runtime.nats_port if runtime is not None and runtime.nats_port > 0 else None
+    return runner.data.access(runtime) if runtime is not None and runtime.nats_port > 0 else None
 
 
 def _one_of(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -291,6 +291,7 @@ def _add_broker(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--nats", metavar="URL", help="look into this broker instead, of a pipeline that runs elsewhere"
     )
+    command.add_argument("--nats-access", type=Path, metavar="FILE", help="file with the credentials and certificates")
     command.add_argument("--file", type=Path, metavar="FILE", help="that pipeline, as YAML; with --nats")
 
 

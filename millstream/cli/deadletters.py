@@ -145,10 +145,8 @@ async def _put_back(directory: DataDirectory, graph: Graph, returned: Sequence[R
     name = graph.pipeline.name
     async with (
         open_stored(directory) as server,
-        open_jetstream_broker(
-            server.url, name, require=DurabilityLevel.FSYNC, monitor_url=server.monitor_url
-        ) as broker,
-        open_connection(server.url, name=f"{name} replay") as connection,
+        open_jetstream_broker(server.access, name, require=DurabilityLevel.FSYNC) as broker,
+        open_connection(server.access, name=f"{name} replay") as connection,
         open_jetstream_ot_stores(connection, name) as stores,
     ):
         return await Replay(graph, broker, stores, SystemClock()).put_back(returned)

@@ -8,12 +8,16 @@ from contextlib import asynccontextmanager
 
 from millstream.errors import UserError
 from millstream.local.view import PipelineView, open_view
+from millstream.spec.access import load_access
 from millstream.spec.graph import Graph
 from millstream.spec.loading import load
+from millstream.wire.access import BrokerAccess
 
 
 def graph_elsewhere(arguments: argparse.Namespace) -> Graph | None:
     """Of the pipeline that `--nats` and `--file` name; None when a local run is meant."""
+    if arguments.nats is None and arguments.nats_access is not None:
+        raise UserError("--nats-access says who connects to the broker at --nats: give that as well")
     if arguments.nats is None and arguments.file is None:
         return None
     if arguments.nats is None or arguments.file is None:
@@ -23,10 +27,15 @@ def graph_elsewhere(arguments: argparse.Namespace) -> Graph | None:
     return load(arguments.file).graph
 
 
+def access_elsewhere(arguments: argparse.Namespace) -> BrokerAccess:
+    """How to reach the broker of `--nats`, with `--nats-access`."""
+    return load_access(arguments.nats_access, arguments.nats)
+
+
 @asynccontextmanager
-async def open_elsewhere(graph: Graph, url: str) -> AsyncIterator[PipelineView]:
+async def open_elsewhere(graph: Graph, access: BrokerAccess) -> AsyncIterator[PipelineView]:
     """Look at the pipeline. Raises `UserError` when the broker has nothing of it."""
-    async with open_view(graph, url, None) as view:
+    async with open_view(graph, access) as view:
         if await view.durability() is None:
             raise UserError(
                 f"the broker at --nats has nothing of pipeline {graph.pipeline.name}: its vertices have not started, "

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
-from millstream.cli.elsewhere import graph_elsewhere, open_elsewhere
+from millstream.cli.elsewhere import access_elsewhere, graph_elsewhere, open_elsewhere
 from millstream.errors import UserError
 from millstream.frame import Frame
 from millstream.local.directory import DataDirectory, find_directory
@@ -33,7 +33,7 @@ _Opening = Callable[[], AbstractAsyncContextManager[PipelineView]]
 def run(arguments: argparse.Namespace) -> int:
     elsewhere = graph_elsewhere(arguments)
     if elsewhere is not None:
-        return _run(elsewhere, lambda: open_elsewhere(elsewhere, arguments.nats), arguments)
+        return _run(elsewhere, lambda: open_elsewhere(elsewhere, access_elsewhere(arguments)), arguments)
     directory = find_directory(arguments.data_dir, arguments.pipeline)
     graph = resolved.load(directory.pipeline.read_text(encoding="utf-8")).graph
     return _run(graph, lambda: _view(directory, graph), arguments)
@@ -80,10 +80,10 @@ async def _peek(opening: _Opening, buffer: BufferId, arguments: argparse.Namespa
 async def _view(directory: DataDirectory, graph: Graph) -> AsyncIterator[PipelineView]:
     runtime = directory.read_runtime()
     if runtime is not None and is_alive(runtime.runner):
-        async with open_view(graph, runtime.nats_url, runtime.monitor_url) as view:
+        async with open_view(graph, directory.access(runtime)) as view:
             yield view
         return
-    async with open_stored(directory) as broker, open_view(graph, broker.url, broker.monitor_url) as view:
+    async with open_stored(directory) as broker, open_view(graph, broker.access) as view:
         yield view
 
 

@@ -38,10 +38,8 @@ async def _repair(graph: Graph, directory: DataDirectory, *, accept_loss: bool) 
     name = graph.pipeline.name
     async with (
         open_stored(directory) as stored,
-        open_connection(stored.url, name=f"{name} repair") as connection,
-        open_jetstream_broker(
-            stored.url, name, require=DurabilityLevel.MEMORY, monitor_url=stored.monitor_url
-        ) as broker,
+        open_connection(stored.access, name=f"{name} repair") as connection,
+        open_jetstream_broker(stored.access, name, require=DurabilityLevel.MEMORY) as broker,
         open_jetstream_ot_stores(connection, name) as stores,
     ):
         repair = Repair(graph, connection, broker, stores, KnownLedgers(directory.ledgers), directory.windows)

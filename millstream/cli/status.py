@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from millstream.cli.elsewhere import graph_elsewhere, open_elsewhere
+from millstream.cli.elsewhere import access_elsewhere, graph_elsewhere, open_elsewhere
 from millstream.clock import MICROSECONDS, SystemClock
 from millstream.errors import UserError
 from millstream.local.directory import DataDirectory, Runtime, find_directory
@@ -18,12 +18,13 @@ from millstream.local.processes import is_alive
 from millstream.local.progress import LaneProgress, PipelineProgress, VertexProgress, vertex_from_json
 from millstream.local.screen import Scene, aligned, duration_text, table, watermark_text
 from millstream.spec.graph import Graph
+from millstream.wire.access import BrokerAccess
 
 
 def run(arguments: argparse.Namespace) -> int:
     elsewhere = graph_elsewhere(arguments)
     if elsewhere is not None:
-        vertices = asyncio.run(_look(elsewhere, arguments.nats))
+        vertices = asyncio.run(_look(elsewhere, access_elsewhere(arguments)))
         if arguments.json:
             told = {"pipeline": elsewhere.pipeline.name, "vertices": [asdict(vertex) for vertex in vertices]}
             print(json.dumps(told))
@@ -44,11 +45,11 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-async def _look(graph: Graph, url: str) -> list[VertexProgress]:
+async def _look(graph: Graph, access: BrokerAccess) -> list[VertexProgress]:
     """What the vertices have published last, in a broker that is not a local run's."""
     progress = PipelineProgress(graph)
     clock = SystemClock()
-    async with open_elsewhere(graph, url) as view:
+    async with open_elsewhere(graph, access) as view:
         await view.update(progress)
     return progress.sample(now_us=clock.now_us(), now_s=clock.monotonic_s())
 
@@ -62,7 +63,6 @@ def _as_json(
         "age_s": round(age_s, 3),
         **{key: value for key, value in shown.items() if key != "written_us"},
         "nats_url": runtime.nats_url if live else None,
-        "monitor_url": runtime.monitor_url if live else None,
         "processes": [
             {"name": process.name, "pid": process.identity.pid, "metrics_port": process.metrics_port}
             for process in runtime.processes
@@ -87,7 +87,7 @@ def _lines(
             (process.name, str(process.identity.pid), _port_text(process.metrics_port)) for process in runtime.processes
         ]
         lines += [*aligned(rows, left={0, 2}), ""]
-        lines.append(f"broker: {runtime.nats_url}, monitoring {runtime.monitor_url}")
+        lines.append(f"broker: {runtime.nats_url}, with the key beside {directory.broker_access}")
     else:
         lines.append(f"not running; these numbers are {duration_text(age_s)} old")
     lines.append(f"data directory: {directory.root}")

@@ -1,6 +1,7 @@
 """What the broker really keeps: read from its settings, not assumed.
 
-Above it: `jetstream.py`. Below it: the server's monitoring endpoint and the configuration of a stream.
+Above it: `jetstream.py`. Below it: what the server tells of itself, over the connection or at its monitoring endpoint,
+and the configuration of a stream.
 """
 
 from __future__ import annotations
@@ -13,9 +14,33 @@ from typing import Any
 
 from millstream.errors import DurabilityError
 from millstream.ledger.protocol import Durability, DurabilityLevel
+from millstream.wire.nats import AnswerLostError, BrokerConnection, UnansweredError
+from millstream.wire.nats_config import SETTINGS_SUBJECT
 
 _TIMEOUT_S = 5.0
 _STRENGTH = {DurabilityLevel.MEMORY: 0, DurabilityLevel.PROCESS: 1, DurabilityLevel.FSYNC: 2}
+
+
+async def ask_server_settings(connection: BrokerConnection) -> tuple[dict[str, Any] | None, str]:
+    """What the server tells of itself over NATS, and where that was learned; None with why it does not.
+
+    It answers where its configuration lends that to the account (docs/deployment.md).
+    """
+    deadline_s = asyncio.get_running_loop().time() + _TIMEOUT_S
+    while True:
+        await connection.connected()
+        losses = connection.losses
+        subject = SETTINGS_SUBJECT.replace("*", str(connection.server.get("server_id")))
+        try:
+            settings: dict[str, Any] = json.loads((await connection.request(subject)).data).get("data", {})
+        except UnansweredError:
+            if losses == connection.losses:
+                return None, f"the server does not tell its settings to this account (nothing answers {subject})"
+        except (AnswerLostError, ValueError) as error:
+            if asyncio.get_running_loop().time() >= deadline_s:
+                return None, f"the server was asked for its settings, and: {error}"
+        else:
+            return settings, f"server {connection.server.get('server_name')}, by {subject}"
 
 
 async def read_server_settings(monitor_url: str) -> dict[str, Any]:
@@ -58,9 +83,9 @@ def check(durability: Durability, require: DurabilityLevel, place: str) -> None:
     if not durability.verified:
         raise DurabilityError(
             f"whether the broker at {place} keeps what it acknowledges is not known, and durability "
-            f"{require.value!r} is required: {durability.evidence}. Name its monitoring endpoint (`--monitor "
-            "http://HOST:8222`); or, where that cannot be reached and you know that the broker has 'sync_interval: "
-            "always', start with `--durability unverified`"
+            f"{require.value!r} is required: {durability.evidence}. Have it tell its settings to the account (see "
+            "docs/deployment.md), or name its monitoring endpoint (`--monitor http://HOST:8222`); or, where neither is "
+            "possible and you know that the broker has 'sync_interval: always', start with `--durability unverified`"
         )
     raise DurabilityError(
         f"the broker at {place} would not keep what it acknowledges: durability is {durability.level.value!r}, "

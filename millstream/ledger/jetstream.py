@@ -72,6 +72,7 @@ from millstream.ledger.subjects import buffer_filter, ids_filter, lane_filter, l
 from millstream.ledger.torn import ServerStart, TornEnds, time_of
 from millstream.ledger.witness import REPAIR, witness_of
 from millstream.record import BufferId, LaneId
+from millstream.wire.access import BrokerAccess
 from millstream.wire.nats import AnswerLostError, ApiError, BrokerConnection, open_connection
 
 _log = logging.getLogger(__name__)
@@ -444,7 +445,7 @@ class JetStreamBroker:
 
     async def _server_settings(self) -> tuple[dict[str, Any] | None, str]:
         if self._monitor_url is None:
-            return None, "the address of the server's monitoring endpoint is not known"
+            return await durability.ask_server_settings(self._connection)
         where = f"{self._monitor_url}/varz"
         # A server that is starting takes connections a moment before it can be asked.
         patience_s = _MONITOR_PATIENCE_S if self._require is DurabilityLevel.FSYNC else 0.0
@@ -465,8 +466,8 @@ class JetStreamBroker:
 
 @asynccontextmanager
 async def open_jetstream_broker(
-    url: str, pipeline: str, *, require: DurabilityLevel = DurabilityLevel.FSYNC, monitor_url: str | None = None
+    access: BrokerAccess, pipeline: str, *, require: DurabilityLevel = DurabilityLevel.FSYNC
 ) -> AsyncIterator[Broker]:
-    """The pipeline's broker at `url`. Raises `EnvironmentFault` when it cannot be reached."""
-    async with open_connection(url, name=f"millstream {pipeline}") as connection:
-        yield JetStreamBroker(connection, pipeline, require, monitor_url)
+    """The pipeline's broker. Raises `EnvironmentFault` when it cannot be reached."""
+    async with open_connection(access, name=f"millstream {pipeline}") as connection:
+        yield JetStreamBroker(connection, pipeline, require, access.monitor_url)

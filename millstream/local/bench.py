@@ -173,7 +173,7 @@ async def _watch(options: RunOptions, pipeline: Pipeline, load: Load, measured: 
     directory = DataDirectory(options.data_dir)
     runtime = await _until_started(directory)
     async with (
-        open_connection(runtime.nats_url, name="bench") as connection,
+        open_connection(directory.access(runtime), name="bench") as connection,
         open_jetstream_ot_stores(connection, "bench") as stores,
         asyncio.TaskGroup() as group,
     ):

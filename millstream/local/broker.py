@@ -1,13 +1,15 @@
 """The embedded broker of a local run: a nats-server process over the store in the data directory.
 
-Above it: the runner. Below it: the `nats-server` program. It has ports of its own on the loopback, remembered from run
-to run, and keeps them when it is restarted, so that every client finds it again.
+Above it: the runner. Below it: the `nats-server` program. It has a port of its own on the loopback, remembered from run
+to run, and keeps it when it is restarted, so that every client finds it again. It answers those alone who have the key
+of the run, which is made at its first start and lies in a file that only its user can read.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import shutil
 import signal
 from collections import deque
@@ -17,15 +19,17 @@ from pathlib import Path
 
 from millstream import limits
 from millstream.background import open_tasks
+from millstream.durable import step
 from millstream.errors import EnvironmentFault
 from millstream.health import Health, Patience
 from millstream.ledger.protocol import DurabilityLevel
-from millstream.local.directory import ProcessIdentity
+from millstream.local.directory import PRIVATE_DIRECTORY, ProcessIdentity, write_json, write_text
 from millstream.local.policy import Ending, backoff_s
 from millstream.local.processes import Child, open_child
 from millstream.ports import free_ports, is_free
 from millstream.testing.nats_server import find_nats_server
-from millstream.wire.nats_config import server_config
+from millstream.wire.access import BrokerAccess
+from millstream.wire.nats_config import ACCOUNT, PASSWORD_VARIABLE, USER, server_config
 from millstream.wire.nats_ping import answers_ping
 
 _log = logging.getLogger(__name__)
@@ -34,6 +38,9 @@ NAME = "broker"
 """Of the process, in logs and in `runtime.json`."""
 STARTS_MAX = 10
 """In a row that may fail, of a broker that was ready before."""
+ACCESS_FILE = "access.json"
+_KEY_FILE = "key"
+_KEY_BYTES = 32
 _STOP_TIMEOUT_S = 10.0
 """From SIGTERM to SIGKILL. Every acknowledged write is in the store either way."""
 _POLL_S = 0.005
@@ -58,13 +65,13 @@ class EmbeddedBroker:
         directory: Path,
         *,
         durability: DurabilityLevel,
-        ports: tuple[int, int] | None,
+        port: int | None,
         on_line: Callable[[bytes], None],
         on_started: Callable[[], None],
     ) -> None:
-        """`ports`: client and monitor port of the run before, taken again if they are free.
+        """`port`: of the run before, taken again if it is free.
 
-        `on_started` is called after every start, with the ports and the process known.
+        `on_started` is called after every start, with the port and the process known.
         """
         self._directory = directory
         self._durability = durability
@@ -78,16 +85,14 @@ class EmbeddedBroker:
         self._first = True
         self.ready = asyncio.Event()
         """Set while the broker takes connections."""
-        self.ports = ports if ports is not None and all(map(is_free, ports)) else _new_ports()
+        self.port = port if port is not None and is_free(port) else free_ports()
+        self._key = secrets.token_urlsafe(_KEY_BYTES)
         self.identity: ProcessIdentity | None = None
 
     @property
-    def url(self) -> str:
-        return f"nats://127.0.0.1:{self.ports[0]}"
-
-    @property
-    def monitor_url(self) -> str:
-        return f"http://127.0.0.1:{self.ports[1]}"
+    def access(self) -> BrokerAccess:
+        """How to reach it."""
+        return BrokerAccess(f"nats://127.0.0.1:{self.port}", user=USER, password=self._key)
 
     def stop(self) -> None:
         """Ask `serve` to end the broker."""
@@ -103,7 +108,13 @@ class EmbeddedBroker:
             self._prepare()
             command = [find_nats_server(), "-c", str(self._directory / "nats.conf")]
             self._write_failed.clear()
-            async with open_child(NAME, command, on_output=self._take_lines, on_line=self._take_line) as child:
+            async with open_child(
+                NAME,
+                command,
+                on_output=self._take_lines,
+                on_line=self._take_line,
+                environment={PASSWORD_VARIABLE: self._key},
+            ) as child:
                 self.identity = child.identity
                 health = Health(child.pid, Patience(), report=self._report_health)
                 async with open_tasks() as tasks:
@@ -128,8 +139,8 @@ class EmbeddedBroker:
                 raise EnvironmentFault(f"the broker {ending.text} and does not come up: {self._tail()}")
             _log.warning("the broker %s; it is started again in %.1f s", ending.text, backoff_s(failures))
             if self._first:
-                # Somebody may have taken the ports since they were tried.
-                self.ports = _new_ports()
+                # Somebody may have taken the port since it was tried.
+                self.port = free_ports()
             with suppress(TimeoutError):
                 async with asyncio.timeout(backoff_s(failures)):
                     await self._stop.wait()
@@ -145,21 +156,24 @@ class EmbeddedBroker:
             self._write_failed.set()
 
     def _prepare(self) -> None:
+        store = self._directory / "store"
         try:
-            (self._directory / "store").mkdir(parents=True, exist_ok=True)
-            (self._directory / "nats.conf").write_text(
-                server_config(
-                    store_dir=self._directory / "store",
-                    port=self.ports[0],
-                    monitor_port=self.ports[1],
-                    sync_always=self._durability is DurabilityLevel.FSYNC,
-                    ports_dir=self._directory,
-                )
-            )
+            store.mkdir(mode=PRIVATE_DIRECTORY, parents=True, exist_ok=True)
+            _adopt(store)
         except OSError as error:
             raise EnvironmentFault(
                 f"cannot prepare the broker's directory {self._directory}: {error.strerror}"
             ) from error
+        config = server_config(
+            store_dir=store,
+            port=self.port,
+            sync_always=self._durability is DurabilityLevel.FSYNC,
+            ports_dir=self._directory,
+        )
+        write_text(self._directory / "nats.conf", config, durable=False)
+        # Not durable either: the next run has a key of its own.
+        write_text(self._directory / _KEY_FILE, f"{self._key}\n", durable=False)
+        write_json(self._directory / ACCESS_FILE, {"user": USER, "password": {"file": _KEY_FILE}}, durable=False)
 
     async def _until_ready(self, child: Child) -> bool:
         """True when the broker takes connections; False when it has ended, or `stop` was called, before."""
@@ -172,7 +186,7 @@ class EmbeddedBroker:
 
     async def _end_when_hung(self, child: Child, health: Health) -> None:
         """Also when it does not come up in time."""
-        await health.until_hung(lambda: answers_ping(self.ports[0]))
+        await health.until_hung(lambda: answers_ping(self.port, USER, self._key))
         # One that is stopped takes no other signal.
         child.signal(signal.SIGKILL)
 
@@ -222,6 +236,10 @@ class EmbeddedBroker:
         return "\n".join(self._last_lines) or "it wrote nothing"
 
 
-def _new_ports() -> tuple[int, int]:
-    first = free_ports(2)
-    return first, first + 1
+def _adopt(store: Path) -> None:
+    """Streams that an earlier version stored in the server's account of clients without names become those of the one
+    account there is."""
+    before, now = (store / "jetstream" / name for name in ("$G", ACCOUNT))
+    if before.is_dir() and not now.exists():
+        with step("broker.adopt"):
+            before.rename(now)

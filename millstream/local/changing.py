@@ -23,6 +23,7 @@ from millstream.spec import resolved
 from millstream.spec.graph import Graph
 from millstream.spec.lanes import buffers_of
 from millstream.spec.loading import Loaded
+from millstream.wire.access import BrokerAccess
 
 _LEAVING = "leaving"
 """In the shape: vertices whose data is not removed yet."""
@@ -37,10 +38,10 @@ class Change:
     before: Mapping[str, Any]
     changes: Changes
 
-    async def make(self, nats_url: str, monitor_url: str, level: DurabilityLevel) -> None:
+    async def make(self, access: BrokerAccess, level: DurabilityLevel) -> None:
         """Raises `UserError`, with what waits, when the pipeline cannot change yet; then nothing was changed."""
         former = self._former()
-        async with open_view(former, nats_url, monitor_url, level) as view:
+        async with open_view(former, access, level) as view:
             waiting = [*await _waiting(self.changes, former, view), *await _open(self.changes, view)]
             if waiting:
                 raise UserError(

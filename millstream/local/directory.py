@@ -9,7 +9,7 @@ beyond their ids.
     <root>/ledgers.json    the ledgers in the broker's store, by vertex
     <root>/runtime.json    ports and processes of the current run, or of the last one
     <root>/status.json     the numbers last shown; rewritten every second
-    <root>/broker/         the broker's configuration and its store: every buffer, mark and watermark
+    <root>/broker/         the broker: configuration, key of the run, store with every buffer, mark and watermark
     <root>/windows/        the logs of the reduce lanes, <vertex>/<partition>: records of open windows
     <root>/spark/          what the Spark driver is told, and its temporary files
     <root>/logs/           one file of JSON lines per process, bounded by rotation
@@ -33,6 +33,8 @@ from typing import Any, Self
 
 from millstream.durable import step
 from millstream.errors import DamageError, EnvironmentFault, UserError
+from millstream.spec.access import load_access
+from millstream.wire.access import BrokerAccess
 
 HOME = Path(".millstream")
 """Data directories lie here, below the current directory, unless the user names another place."""
@@ -79,16 +81,11 @@ class Runtime:
     pipeline: str
     runner: ProcessIdentity
     nats_port: int
-    monitor_port: int
     processes: tuple[RunningProcess, ...] = field(default_factory=tuple)
 
     @property
     def nats_url(self) -> str:
         return f"nats://127.0.0.1:{self.nats_port}"
-
-    @property
-    def monitor_url(self) -> str:
-        return f"http://127.0.0.1:{self.monitor_port}"
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
@@ -96,7 +93,6 @@ class Runtime:
             pipeline=data["pipeline"],
             runner=ProcessIdentity(**data["runner"]),
             nats_port=data["nats_port"],
-            monitor_port=data["monitor_port"],
             processes=tuple(
                 RunningProcess(item["name"], ProcessIdentity(**item["identity"]), item["metrics_port"])
                 for item in data["processes"]
@@ -131,6 +127,11 @@ class DataDirectory:
         return self.root / "broker"
 
     @property
+    def broker_access(self) -> Path:
+        """Who the processes of the run are to its broker; the key lies beside it."""
+        return self.broker / "access.json"
+
+    @property
     def windows(self) -> Path:
         return self.root / "windows"
 
@@ -163,6 +164,10 @@ class DataDirectory:
     def write_runtime(self, runtime: Runtime) -> None:
         # Not fsynced: what dies with the machine takes the processes with it.
         write_json(self.runtime, asdict(runtime), durable=False)
+
+    def access(self, runtime: Runtime) -> BrokerAccess:
+        """How to reach the broker of that run."""
+        return load_access(self.broker_access, runtime.nats_url)
 
     def read_status(self) -> dict[str, Any] | None:
         """The numbers last shown; None when there were none."""

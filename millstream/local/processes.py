@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 
 import psutil
@@ -100,13 +100,15 @@ async def open_child(
     on_output: Callable[[list[bytes]], None],
     on_line: Callable[[bytes], None],
     heartbeat: Heartbeat | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Child]:
     """Start a process; when the block ends it is killed, if it still runs, and what it printed has been read.
 
     `on_output` gets the lines of its standard output, as many as are there; `on_line` each one of its standard error.
+    `environment` is added to that of this process.
     """
     descriptors = () if heartbeat is None else (heartbeat.write_end,)
-    environment = None if heartbeat is None else {**os.environ, **heartbeat.environment}
+    added = {} if heartbeat is None else heartbeat.environment
     try:
         process = await asyncio.create_subprocess_exec(
             *tethered(list(command)),
@@ -115,7 +117,7 @@ async def open_child(
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
             pass_fds=descriptors,
-            env=environment,
+            env={**os.environ, **added, **(environment or {})},
         )
     except OSError as error:
         raise EnvironmentFault(f"cannot start {name} ({command[0]}): {error.strerror}") from error

@@ -31,7 +31,7 @@ async def measure_raw_limit(directory: Path, *, records: int, record_bytes: int,
     batches = -(-records // (size * per_batch))
     async with (
         open_nats_server(directory, sync_always=sync_always) as server,
-        open_connection(server.url) as connection,
+        open_connection(server.access) as connection,
     ):
         await connection.api(
             f"STREAM.CREATE.{_STREAM}",

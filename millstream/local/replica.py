@@ -90,7 +90,8 @@ class Surroundings:
     windows: Path
     """Where reduce lanes keep the records of open windows."""
     nats_url: str
-    monitor_url: str
+    nats_access: Path
+    """File that says who they are to the broker."""
     durability: DurabilityLevel
     log_level: str
     spark: str | None
@@ -110,7 +111,7 @@ class Surroundings:
             *("--vertex", plan.vertex),
             *("--replica", str(plan.replica)),
             *("--nats", self.nats_url),
-            *("--monitor", self.monitor_url),
+            *("--nats-access", str(self.nats_access)),
             *("--windows-dir", str(self.windows)),
             *("--durability", self.durability.value),
             *("--log-level", self.log_level.upper()),

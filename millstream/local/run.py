@@ -131,8 +131,8 @@ async def run(loaded: Loaded, options: RunOptions, screen: Screen) -> RunResult:
         directory.make()
         if change is None:
             claim(directory, loaded)
-        ports = (previous.nats_port, previous.monitor_port) if previous is not None else None
-        return await _Run(loaded, options, screen, directory, change).run(ports)
+        port = previous.nats_port if previous is not None else None
+        return await _Run(loaded, options, screen, directory, change).run(port)
 
 
 class _Run:
@@ -172,14 +172,14 @@ class _Run:
         self._last_trouble = ""
         self._had_ended = False
 
-    async def run(self, ports: tuple[int, int] | None) -> RunResult:
+    async def run(self, port: int | None) -> RunResult:
         logs = self._directory.logs
         with _signals(self._on_signal), runner_log(logs, self._screen.message), contextlib.ExitStack() as files:
             broker_log = files.enter_context(LogFile(logs / f"{BROKER}.jsonl"))
             self._broker = EmbeddedBroker(
                 self._directory.broker,
                 durability=self._options.durability,
-                ports=ports,
+                port=port,
                 on_line=lambda line: None if is_banner(line) else broker_log.write(broker_line(line)),
                 on_started=self._on_change,
             )
@@ -212,8 +212,8 @@ class _Run:
             await broker.ready.wait()
             level = self._options.durability
             if self._change is not None:
-                await self._change.make(broker.url, broker.monitor_url, level)
-            async with open_view(self._graph, broker.url, broker.monitor_url, level) as view:
+                await self._change.make(broker.access, level)
+            async with open_view(self._graph, broker.access, level) as view:
                 self._view = view
                 summary = await self._run_vertices(broker, view)
             if self._spark is not None:
@@ -227,8 +227,8 @@ class _Run:
         surroundings = Surroundings(
             self._directory.pipeline,
             self._directory.windows,
-            self._options.broker_path or broker.url,
-            broker.monitor_url,
+            self._options.broker_path or broker.access.url,
+            self._directory.broker_access,
             self._options.durability,
             self._options.log_level,
             self._spark.address if self._spark is not None else None,
@@ -444,7 +444,7 @@ class _Run:
         runtime = Runtime(
             self._graph.pipeline.name,
             self._identity,
-            *broker.ports,
+            broker.port,
             tuple(process for process in processes if process is not None),
         )
         self._keep(self._directory.runtime, asdict(runtime))

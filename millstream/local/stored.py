@@ -29,7 +29,7 @@ async def open_stored(directory: DataDirectory) -> AsyncIterator[EmbeddedBroker]
             broker = EmbeddedBroker(
                 directory.broker,
                 durability=DurabilityLevel.FSYNC,
-                ports=None,
+                port=None,
                 on_line=lambda line: None,
                 on_started=lambda: None,
             )

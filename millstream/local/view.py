@@ -20,6 +20,7 @@ from millstream.spec.graph import Graph
 from millstream.spec.lanes import all_lanes, buffers_of, lanes_of
 from millstream.watermark.jetstream import open_jetstream_ot_stores
 from millstream.watermark.store import OtStore, OtStores
+from millstream.wire.access import BrokerAccess
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream.wire.nats import open_connection
 
@@ -117,13 +118,13 @@ def _read(marks: Mapping[LaneId, mark_pb2.Mark]) -> dict[BufferId, Position]:
 
 @asynccontextmanager
 async def open_view(
-    graph: Graph, nats_url: str, monitor_url: str | None, require: DurabilityLevel = DurabilityLevel.MEMORY
+    graph: Graph, access: BrokerAccess, require: DurabilityLevel = DurabilityLevel.MEMORY
 ) -> AsyncIterator[PipelineView]:
     """Look at a pipeline in a running broker."""
     name = graph.pipeline.name
     async with (
-        open_jetstream_broker(nats_url, name, require=require, monitor_url=monitor_url) as broker,
-        open_connection(nats_url, name=f"{name} view") as connection,
+        open_jetstream_broker(access, name, require=require) as broker,
+        open_connection(access, name=f"{name} view") as connection,
         open_jetstream_ot_stores(connection, name) as stores,
     ):
         yield PipelineView(graph, broker, stores)

@@ -9,6 +9,7 @@ import asyncio
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 from uuid import uuid4
@@ -21,6 +22,7 @@ from millstream.record import BufferId, LaneId, id_digest
 from millstream.testing.lossy_path import LossyPath, open_lossy_path
 from millstream.testing.nats_server import NatsServer, open_nats_server
 from millstream.wire.ledger.v1 import mark_pb2
+from millstream.wire.nats_config import ACCOUNT
 
 PIPELINE = "p"
 _POLL_S = 0.02
@@ -154,10 +156,10 @@ class JetStreamHarness:
 
     def stored_in(self, vertex: str) -> Path:
         """Where the server keeps that vertex's ledger."""
-        return self.server.store_dir / "jetstream" / "$G" / "streams" / stream_name(PIPELINE, vertex)
+        return self.server.store_dir / "jetstream" / ACCOUNT / "streams" / stream_name(PIPELINE, vertex)
 
     async def other_process(self) -> Broker:
-        opened = open_jetstream_broker(self.server.url, PIPELINE, monitor_url=self.server.monitor_url)
+        opened = open_jetstream_broker(self.server.access, PIPELINE)
         return await self._processes.enter_async_context(opened)
 
     async def pass_time(self, seconds: float, until: Callable[[], Awaitable[bool]]) -> None:
@@ -182,7 +184,7 @@ async def open_jetstream_harness(
     async with (
         open_nats_server(directory, sync_always=durability is DurabilityLevel.FSYNC) as server,
         open_lossy_path(server.port) as path,
-        open_jetstream_broker(path.url, PIPELINE, require=durability, monitor_url=server.monitor_url) as broker,
+        open_jetstream_broker(replace(server.access, url=path.url), PIPELINE, require=durability) as broker,
         AsyncExitStack() as processes,
     ):
         yield JetStreamHarness(broker, server, path, processes)

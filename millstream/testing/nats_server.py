@@ -7,7 +7,9 @@ Above it: tests, and whoever wants to try a pipeline against a real broker. Belo
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import secrets
 import shutil
 import signal
 import sysconfig
@@ -18,7 +20,8 @@ from pathlib import Path
 from millstream.errors import EnvironmentFault
 from millstream.ports import free_ports
 from millstream.tether import tethered
-from millstream.wire.nats_config import server_config
+from millstream.wire.access import BrokerAccess
+from millstream.wire.nats_config import PASSWORD_VARIABLE, USER, server_config
 
 _START_TIMEOUT_S = 10.0
 _STOP_TIMEOUT_S = 10.0
@@ -52,21 +55,26 @@ class NatsServer:
         self._sync_always = sync_always
         self._file_store_bytes_max = file_store_bytes_max
         self._process: asyncio.subprocess.Process | None = None
-        first = free_ports(2)
-        self._port = port or first
-        self._monitor_port = first + 1
+        self._port = port or free_ports()
+        self._key = secrets.token_urlsafe()
 
     @property
     def url(self) -> str:
         return f"nats://127.0.0.1:{self._port}"
 
     @property
-    def port(self) -> int:
-        return self._port
+    def access(self) -> BrokerAccess:
+        """How to reach it: it answers nobody without the key."""
+        return BrokerAccess(self.url, user=USER, password=self._key)
 
     @property
-    def monitor_url(self) -> str:
-        return f"http://127.0.0.1:{self._monitor_port}"
+    def access_file(self) -> Path:
+        """The same for another process, which needs the URL as well."""
+        return self._directory / "access.json"
+
+    @property
+    def port(self) -> int:
+        return self._port
 
     @property
     def pid(self) -> int:
@@ -93,19 +101,23 @@ class NatsServer:
             server_config(
                 store_dir=self.store_dir,
                 port=self._port,
-                monitor_port=self._monitor_port,
                 sync_always=self._sync_always,
                 file_store_bytes_max=self._file_store_bytes_max,
                 ports_dir=self._directory,
                 log_file=self.log_file,
             )
         )
+        key = self._directory / "key"
+        key.touch(mode=0o600)
+        key.write_text(self._key)
+        self.access_file.write_text(json.dumps({"user": USER, "password": {"file": key.name}}))
         with (self._directory / "nats.out").open("ab") as output:
             self._process = await asyncio.create_subprocess_exec(
                 *tethered([find_nats_server(), "-c", str(config)]),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
+                env={**os.environ, PASSWORD_VARIABLE: self._key},
             )
         try:
             async with asyncio.timeout(_START_TIMEOUT_S):

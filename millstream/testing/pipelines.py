@@ -67,8 +67,7 @@ class PipelineRun:
             resolved=self.resolved,
             vertex=vertex,
             replica=replica,
-            nats_url=self.server.url,
-            monitor_url=self.server.monitor_url,
+            broker=self.server.access,
             durability=DurabilityLevel.FSYNC,
             metrics_port=0,
             windows_dir=self.windows,
@@ -78,9 +77,7 @@ class PipelineRun:
     async def marks(self) -> Mapping[LaneId, mark_pb2.Mark]:
         """The mark of every lane that has one, as the ledgers hold it now."""
         marks: dict[LaneId, mark_pb2.Mark] = {}
-        async with open_jetstream_broker(
-            self.server.url, self.resolved.pipeline.name, monitor_url=self.server.monitor_url
-        ) as broker:
+        async with open_jetstream_broker(self.server.access, self.resolved.pipeline.name) as broker:
             for lane in all_lanes(self.graph):
                 ledger = await broker.existing_ledger(lane.vertex)
                 stored = await ledger.mark(lane) if ledger is not None else None
@@ -91,7 +88,7 @@ class PipelineRun:
     async def published(self, vertex: str) -> int:
         """The watermark that the vertex's lanes have published, as its OT store holds it now; microseconds."""
         async with (
-            open_connection(self.server.url) as connection,
+            open_connection(self.server.access) as connection,
             open_jetstream_ot_stores(connection, self.resolved.pipeline.name) as stores,
         ):
             updates = await (await stores.store(vertex)).get_all()

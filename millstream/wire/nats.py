@@ -16,10 +16,11 @@ import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
-from urllib.parse import ParseResult, urlsplit
+from urllib.parse import ParseResult
 
 from millstream import limits
 from millstream.errors import EnvironmentFault
+from millstream.wire.access import BrokerAccess
 from millstream.wire.nats_client import Client, Msg, TcpTransport, nats_errors
 
 _log = logging.getLogger(__name__)
@@ -37,10 +38,20 @@ _PENDING_BYTES_MAX = 4 * limits.COMMIT_BYTES_MAX
 """What the client buffers before `publish` waits for the socket."""
 _CLOSE_TIMEOUT_S = 1.0
 _NO_RESPONDERS = "503"
+_NOT_ADMITTED = (
+    "authorization violation",
+    "authentication timeout",
+    "authentication expired",
+    "authentication revoked",
+)
 
 
 class AnswerLostError(Exception):
     """The connection broke, or nothing came in time: the request may or may not have had an effect."""
+
+
+class UnansweredError(AnswerLostError):
+    """The server knows that nothing there answers such a request."""
 
 
 class ApiError(Exception):
@@ -55,8 +66,8 @@ class ApiError(Exception):
 class BrokerConnection:
     """One connection. Made by `open_connection`; used by any number of tasks."""
 
-    def __init__(self, url: str, name: str) -> None:
-        self._url = url
+    def __init__(self, access: BrokerAccess, name: str) -> None:
+        self._access = access
         self._name = name
         self._client = Client()
         # A connection whose peer has vanished still has bytes to send: closing it must not wait for them.
@@ -65,6 +76,9 @@ class BrokerConnection:
         self._up = asyncio.Event()
         self._closing = False
         self._refusal: str | None = None
+        self._opening: asyncio.Timeout | None = None
+        self._not_admitted: str | None = None
+        """Why the server does not take these credentials, while the connection is opened."""
         self._losses = 0
         self._answers: dict[str, asyncio.Future[Msg]] = {}
         self._requests = 0
@@ -95,14 +109,13 @@ class BrokerConnection:
     @property
     def place(self) -> str:
         """Where the server is, without user or password."""
-        parts = urlsplit(self._url if "//" in self._url else f"nats://{self._url}")
-        return f"{parts.hostname}:{parts.port or 4222}"
+        return self._access.place
 
     async def open(self, timeout_s: float) -> None:
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(timeout_s) as self._opening:
                 await self._client.connect(
-                    self._url.split(","),
+                    self._access.servers,
                     name=self._name,
                     error_cb=self._on_error,
                     disconnected_cb=self._on_lost,
@@ -113,12 +126,18 @@ class BrokerConnection:
                     ping_interval=_PING_INTERVAL_S,
                     max_outstanding_pings=_PINGS_MAX,
                     pending_size=_PENDING_BYTES_MAX,
+                    **self._access.client_options(),
                 )
         except (TimeoutError, nats_errors.Error, OSError) as error:
+            if self._not_admitted is not None:
+                raise EnvironmentFault(
+                    f"the NATS server at {self.place} refuses {self._access.identity} ({self._not_admitted}); see that "
+                    "the credentials are those of a user it knows"
+                ) from error
             reason = self._client.last_error or error
             raise EnvironmentFault(
                 f"the NATS server at {self.place} could not be reached in {timeout_s:g} s ({reason!r}); "
-                "see that it runs, and that the address and credentials are right"
+                "see that it runs, and that the address is right"
             ) from error
         self._inbox = self._client.new_inbox()
         await self._client.subscribe(f"{self._inbox}.*", cb=self._on_answer)
@@ -167,7 +186,7 @@ class BrokerConnection:
         finally:
             answer.cancel()
         if message.headers and message.headers.get("Status") == _NO_RESPONDERS:
-            raise AnswerLostError("nobody answers requests to JetStream there")
+            raise UnansweredError("nobody answers requests to JetStream there")
         return message
 
     async def publish(
@@ -228,6 +247,11 @@ class BrokerConnection:
     async def _on_error(self, error: Exception) -> None:
         if isinstance(error, nats_errors.SlowConsumerError):
             _log.warning("the client dropped a message from %s: %r", self.place, error)
+        elif not self._inbox and any(sign in str(error).lower() for sign in _NOT_ADMITTED):
+            # The client would try again, with the same credentials.
+            self._not_admitted = str(error).removeprefix("nats: ").strip("' \r\n")
+            if self._opening is not None:
+                self._opening.reschedule(asyncio.get_running_loop().time())
         else:
             _log.debug("NATS client: %r", error)
 
@@ -266,13 +290,14 @@ class _AbortingTransport(TcpTransport):
 
 @asynccontextmanager
 async def open_connection(
-    url: str, *, name: str = "millstream", timeout_s: float = CONNECT_TIMEOUT_S
+    access: BrokerAccess, *, name: str = "millstream", timeout_s: float = CONNECT_TIMEOUT_S
 ) -> AsyncIterator[BrokerConnection]:
-    """A connection to the server at `url` (or one of several, separated by commas).
+    """A connection to the server, or one of several.
 
-    Raises `EnvironmentFault` when no connection comes up in `timeout_s`; once it was up it is retried for ever.
+    Raises `EnvironmentFault` when no connection comes up in `timeout_s`, and at once when the server does not take the
+    credentials; once it was up it is retried for ever.
     """
-    connection = BrokerConnection(url, name)
+    connection = BrokerConnection(access, name)
     try:
         await connection.open(timeout_s)
         yield connection

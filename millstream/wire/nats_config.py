@@ -15,6 +15,14 @@ LOG_FILE_BYTES_MAX = 8 * limits.MIB
 PENDING_BYTES_MAX = 4 * limits.BYTES_IN_FLIGHT_MAX
 """What the server holds for one slow connection before it closes it."""
 
+SETTINGS_SUBJECT = "$SYS.REQ.SERVER.*.VARZ"
+"""Where a server answers with its settings, in its system account; the star stands for the server's id."""
+SYSTEM_ACCOUNT = "SYS"
+ACCOUNT = "millstream"
+USER = "millstream"
+PASSWORD_VARIABLE = "MILLSTREAM_BROKER_PASSWORD"
+"""Environment variable of the server with the user's password: the configuration itself holds no secret."""
+
 # A connection carries several lanes, and each may have asked for as many bytes as it may have in flight.
 assert PENDING_BYTES_MAX >= 2 * limits.BYTES_IN_FLIGHT_MAX
 
@@ -23,7 +31,6 @@ def server_config(
     *,
     store_dir: Path,
     port: int,
-    monitor_port: int,
     host: str = "127.0.0.1",
     name: str = "millstream",
     sync_always: bool = True,
@@ -31,7 +38,8 @@ def server_config(
     ports_dir: Path | None = None,
     log_file: Path | None = None,
 ) -> str:
-    """A configuration for one server with JetStream.
+    """A configuration for one server with JetStream, one account and one user, whose password the server finds in its
+    environment. Nothing listens but the client port: the server tells its settings over NATS.
 
     Once it takes connections there is a file with its ports below `ports_dir`. Without `sync_always` a
     commit survives the death of any process, but not that of the operating system. `file_store_bytes_max` None: what
@@ -46,7 +54,6 @@ def server_config(
     server = {
         "server_name": json.dumps(name),
         "listen": json.dumps(f"{host}:{port}"),
-        "http": json.dumps(f"{host}:{monitor_port}"),
         "max_payload": str(limits.MESSAGE_BYTES_MAX),
         "max_pending": str(PENDING_BYTES_MAX),
         # A process that was stopped for a while keeps its connection.
@@ -56,7 +63,21 @@ def server_config(
         "logfile_size_limit": None if log_file is None else str(LOG_FILE_BYTES_MAX),
         "logfile_max_num": None if log_file is None else "2",
     }
-    return "\n".join([*_lines(server, ""), "jetstream {", *_lines(jetstream, "  "), "}", ""])
+    return "\n".join([*_lines(server, ""), "jetstream {", *_lines(jetstream, "  "), "}", *_ACCOUNTS, ""])
+
+
+# The settings of the server are lent to the account by the one that has them.
+_ACCOUNTS = (
+    f"system_account: {SYSTEM_ACCOUNT}",
+    "accounts {",
+    f'  {SYSTEM_ACCOUNT} {{ exports: [{{service: "{SETTINGS_SUBJECT}", accounts: [{ACCOUNT}]}}] }}',
+    f"  {ACCOUNT} {{",
+    "    jetstream: enabled",
+    f"    users: [{{user: {USER}, password: ${PASSWORD_VARIABLE}}}]",
+    f'    imports: [{{service: {{account: {SYSTEM_ACCOUNT}, subject: "{SETTINGS_SUBJECT}"}}}}]',
+    "  }",
+    "}",
+)
 
 
 def _lines(settings: dict[str, str | None], indent: str) -> list[str]:

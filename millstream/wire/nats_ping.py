@@ -6,12 +6,12 @@ Above it: the supervisor of the broker. Below it: the client protocol of NATS, o
 from __future__ import annotations
 
 import asyncio
+import json
 
-_PING = b'CONNECT {"verbose":false,"name":"millstream health"}\r\nPING\r\n'
 _PONG = b"PONG\r\n"
 
 
-async def answers_ping(port: int) -> bool:
+async def answers_ping(port: int, user: str, password: str) -> bool:
     """True when the server has answered, however long that took; False when there is none, or it hangs up."""
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -19,7 +19,8 @@ async def answers_ping(port: int) -> bool:
         return False
     try:
         # It greets, and answers what it was asked, a line each.
-        writer.write(_PING)
+        hello = json.dumps({"verbose": False, "name": "millstream health", "user": user, "pass": password})
+        writer.write(f"CONNECT {hello}\r\nPING\r\n".encode())
         while line := await reader.readline():
             if line == _PONG:
                 return True

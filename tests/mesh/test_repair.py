@@ -27,7 +27,7 @@ async def test_a_ledger_that_was_set_back_is_named_and_can_be_gone_on_without(
         await running.until(lambda: running.records("out") > 0)
         running.interrupt()
         assert (await running.ended()).exit_code == 0
-    ledger = tmp_path / ".millstream/p/broker/store/jetstream/$G/streams/p-map"
+    ledger = tmp_path / ".millstream/p/broker/store/jetstream/millstream/streams/p-map"
     shutil.copytree(ledger, tmp_path / "saved")
     assert (await command(tmp_path, "repair", "pipeline.yaml")).exit_code == 0
     assert (await command(tmp_path, "run", "pipeline.yaml")).exit_code == 0

@@ -26,7 +26,7 @@ class Published:
 
     async def follow(self, run: PipelineRun, vertex: str) -> None:
         async with (
-            open_connection(run.server.url, name="test") as connection,
+            open_connection(run.server.access, name="test") as connection,
             open_jetstream_ot_stores(connection, run.resolved.pipeline.name) as stores,
             (await stores.store(vertex)).watch() as updates,
         ):

@@ -64,7 +64,8 @@ async def test_options_that_do_not_fit_the_pipeline(files: PipelineFiles, tmp_pa
 async def test_a_machine_without_a_temporary_directory(files: PipelineFiles, tmp_path: Path) -> None:
     file = resolve(files, files.function("identity"))
     async with open_nats_server(tmp_path / "broker") as server:
-        options = ("--pipeline", str(file), "--vertex", "map", "--nats", server.url, "--monitor", server.monitor_url)
+        broker = ("--nats", server.url, "--nats-access", str(server.access_file))
+        options = ("--pipeline", str(file), "--vertex", "map", *broker)
         code, message = await vertex(*options, before=NO_TEMPORARY_DIRECTORY)
     assert code == 4
     assert "there is no place for the socket of a function: set TMPDIR" in message
@@ -73,7 +74,8 @@ async def test_a_machine_without_a_temporary_directory(files: PipelineFiles, tmp
 async def test_a_reduce_without_the_packages_it_needs(files: PipelineFiles, tmp_path: Path) -> None:
     file = resolve(files, REDUCE)
     async with open_nats_server(tmp_path / "broker") as server:
-        options = ("--pipeline", str(file), "--vertex", "map", "--nats", server.url, "--monitor", server.monitor_url)
+        broker = ("--nats", server.url, "--nats-access", str(server.access_file))
+        options = ("--pipeline", str(file), "--vertex", "map", *broker)
         places = ("--windows-dir", str(tmp_path / "windows"), "--spark", "unix:/nowhere")
         code, message = await vertex(*options, *places, before=NO_NUMPY)
     assert code == 2

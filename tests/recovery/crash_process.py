@@ -36,10 +36,12 @@ from millstream.durable import crash_at, listen
 from millstream.ledger.jetstream import open_jetstream_broker
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.spec import resolved
+from millstream.spec.access import load_access
 from millstream.spec.lanes import all_lanes
 from millstream.spec.loading import load
 from millstream.telemetry.logging import configure_logging
 from millstream.watermark.jetstream import open_jetstream_ot_stores
+from millstream.wire.access import BrokerAccess
 from millstream.wire.nats import open_connection
 from millstream_reduce.queue import QueueLimits
 from millstream_vertex.assembly import open_vertex
@@ -100,8 +102,7 @@ async def _run(run: dict[str, Any], pipeline: CrashPipeline) -> None:
                 resolved=spec,
                 vertex=vertex.name,
                 replica=0,
-                nats_url=run["nats"],
-                monitor_url=run["monitor"],
+                broker=_access(run),
                 durability=DurabilityLevel.FSYNC,
                 metrics_port=0,
                 windows_dir=directory / "windows",
@@ -115,10 +116,14 @@ async def _run(run: dict[str, Any], pipeline: CrashPipeline) -> None:
     await _check_accounts(run, spec, pipeline)
 
 
+def _access(run: dict[str, Any]) -> BrokerAccess:
+    return load_access(Path(run["nats_access"]), run["nats"])
+
+
 async def _check_accounts(run: dict[str, Any], spec: resolved.Resolved, pipeline: CrashPipeline) -> None:
     """Every vertex knows where everything went that it was sent."""
     accounts: dict[str, Account] = {}
-    async with open_jetstream_broker(run["nats"], spec.pipeline.name, monitor_url=run["monitor"]) as broker:
+    async with open_jetstream_broker(_access(run), spec.pipeline.name) as broker:
         for lane in all_lanes(spec.graph):
             ledger = await broker.existing_ledger(lane.vertex)
             assert ledger is not None
@@ -134,8 +139,8 @@ async def _delete(run: dict[str, Any]) -> None:
     """What the broker keeps of the pipeline, also of one that failed: there are many on one broker."""
     name = load(Path(run["directory"]) / "pipeline.yaml").pipeline.name
     async with (
-        open_jetstream_broker(run["nats"], name, monitor_url=run["monitor"]) as broker,
-        open_connection(run["nats"]) as connection,
+        open_jetstream_broker(_access(run), name) as broker,
+        open_connection(_access(run)) as connection,
         open_jetstream_ot_stores(connection, name) as stores,
     ):
         await broker.delete()

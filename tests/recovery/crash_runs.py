@@ -125,7 +125,7 @@ class CrashRuns:
             "feed": True,
             "delete": not point,
             "nats": self._server.url,
-            "monitor": self._server.monitor_url,
+            "nats_access": str(self._server.access_file),
             "spark": self._spark,
         }
 

@@ -34,14 +34,16 @@ with held(Path(sys.argv[1])) as directory:
 """
 START_OVER = """\
 import asyncio, sys
+from pathlib import Path
 from millstream.ledger.jetstream import open_jetstream_broker
+from millstream.spec.access import load_access
 from millstream.watermark.jetstream import open_jetstream_ot_stores
 from millstream.wire.nats import open_connection
 
 
 async def main():
-    url, monitor = sys.argv[1:]
-    async with open_jetstream_broker(url, "p", monitor_url=monitor) as broker, open_connection(url) as connection:
+    access = load_access(Path(sys.argv[2]), sys.argv[1])
+    async with open_jetstream_broker(access, "p") as broker, open_connection(access) as connection:
         async with open_jetstream_ot_stores(connection, "p") as stores:
             await stores.delete()
             await broker.delete()
@@ -96,17 +98,17 @@ def test_a_directory_that_is_cleared_in_part_is_cleared_by_the_next(tmp_path: Pa
 
 @pytest.mark.guarantee("I8")
 async def test_a_pipeline_whose_starting_over_was_killed_starts_over_all_the_same(tmp_path: Path) -> None:
-    async with open_nats_server(tmp_path) as server, open_connection(server.url) as connection:
+    async with open_nats_server(tmp_path) as server, open_connection(server.access) as connection:
         for point in points_of("ledger.delete", "watermark.delete"):
             async with (
-                open_jetstream_broker(server.url, "p", monitor_url=server.monitor_url) as broker,
+                open_jetstream_broker(server.access, "p") as broker,
                 open_jetstream_ot_stores(connection, "p") as stores,
             ):
                 for vertex in ("in", "out"):
                     await broker.ledger(vertex, LedgerLimits(frames_per_buffer_max=100))
                     await stores.store(vertex)
             for time in (1, 2):
-                arguments = (server.url, server.monitor_url)
+                arguments = (server.url, str(server.access_file))
                 killed = await asyncio.to_thread(run, START_OVER, *arguments, crash_at=f"{point}#{time}")
                 assert killed == (-signal.SIGKILL if time == 1 or point.endswith("before") else 0), point
             assert await asyncio.to_thread(run, START_OVER, *arguments) == 0

@@ -27,6 +27,7 @@ from millstream.ledger.memory import Faults, MemoryBroker
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.spec.lanes import all_lanes, inputs_of
 from millstream.watermark.memory import OtMemory
+from millstream.wire.access import BrokerAccess
 from millstream_reduce.queue import QueueLimits
 from millstream_vertex import hand_over
 from millstream_vertex.assembly import VertexProcess, open_vertex
@@ -237,8 +238,7 @@ class World:
             self.resolved,
             life.vertex,
             life.replica,
-            nats_url="",
-            monitor_url=None,
+            broker=BrokerAccess(""),
             durability=DurabilityLevel.MEMORY,
             metrics_port=0,
             windows_dir=self.directory,

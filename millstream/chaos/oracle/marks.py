@@ -10,6 +10,7 @@ import asyncio
 import base64
 import json
 import os
+import secrets
 import signal
 import sysconfig
 import tempfile
@@ -26,6 +27,8 @@ from millstream.wire.ledger.v1 import mark_pb2
 
 START_TIMEOUT_S = 120.0
 """A large store takes a while to be read after a crash."""
+_ACCOUNT = "millstream"
+"""Of the broker whose store it is."""
 _MARK_HEADER = "Millstream-Mark"
 _NO_MESSAGE = 10037
 _NO_STREAM = 10059
@@ -70,20 +73,25 @@ async def _last_message(client: Client, stream: str, subject: str) -> dict[str, 
 @asynccontextmanager
 async def _open_broker(store: Path) -> AsyncIterator[Client]:
     beside = Path(sysconfig.get_path("scripts")) / "nats-server"
+    key = secrets.token_urlsafe()
     with tempfile.TemporaryDirectory(prefix="millstream-oracle-") as name:
         config = Path(name) / "nats.conf"
         config.write_text(
             f'listen: "127.0.0.1:-1"\nports_file_dir: {json.dumps(name)}\nmax_payload: {_PAYLOAD_BYTES_MAX}\n'
             f"jetstream {{ store_dir: {json.dumps(str(store.absolute()))} }}\n"
+            f"accounts {{ {_ACCOUNT} {{ jetstream: enabled, users: [{{user: oracle, password: $ORACLE_KEY}}] }} }}\n"
         )
         with (Path(name) / "log").open("wb") as log:
             process = await asyncio.create_subprocess_exec(
-                str(beside) if beside.exists() else "nats-server", "-c", str(config), stdout=log, stderr=log
+                *(str(beside) if beside.exists() else "nats-server", "-c", str(config)),
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "ORACLE_KEY": key},
             )
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 url = await _url(process, Path(name))
-                client = await nats.connect(url)
+                client = await nats.connect(url, user="oracle", password=key)
             try:
                 yield client
             finally:

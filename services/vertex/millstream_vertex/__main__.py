@@ -24,6 +24,7 @@ from millstream.ledger.protocol import DurabilityLevel
 from millstream.limits import DRAIN_TIMEOUT_S
 from millstream.priority import SOURCE_NICENESS, give_way
 from millstream.spec import resolved
+from millstream.spec.access import load_access
 from millstream.telemetry.logging import configure_logging
 from millstream_vertex.assembly import open_vertex
 from millstream_vertex.surroundings import VertexConfig
@@ -71,8 +72,7 @@ def _config(options: argparse.Namespace) -> VertexConfig:
         resolved=pipeline,
         vertex=options.vertex,
         replica=options.replica,
-        nats_url=options.nats,
-        monitor_url=options.monitor,
+        broker=load_access(options.nats_access, options.nats, options.monitor),
         durability=DurabilityLevel(options.durability),
         metrics_port=options.metrics_port,
         metrics_host=options.metrics_host,
@@ -156,8 +156,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--pipeline", type=Path, required=True, help="the resolved pipeline, as JSON")
     parser.add_argument("--vertex", required=True)
     parser.add_argument("--replica", type=int, default=0)
-    parser.add_argument("--nats", required=True, help="URL of the broker")
-    parser.add_argument("--monitor", help="URL of the broker's monitoring endpoint, where its durability is read")
+    parser.add_argument("--nats", required=True, help="URL of the broker, without user or password")
+    parser.add_argument(
+        "--nats-access", type=Path, help="file that says who connects to the broker, and which certificates count"
+    )
+    parser.add_argument(
+        "--monitor", help="URL of its monitoring endpoint, for a broker that does not tell its durability over NATS"
+    )
     parser.add_argument(
         "--durability",
         choices=[level.value for level in DurabilityLevel],

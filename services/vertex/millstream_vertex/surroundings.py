@@ -21,6 +21,7 @@ from millstream.statistics import SidecarStatistics
 from millstream.udf.protocol import MapStream, StreamName, UdfClient
 from millstream.watermark.jetstream import open_jetstream_ot_stores
 from millstream.watermark.store import OtStores
+from millstream.wire.access import BrokerAccess
 from millstream.wire.nats import BrokerConnection, open_connection
 from millstream_udf.wire.udf.v1 import udf_pb2
 from millstream_vertex.programs import open_programs
@@ -39,8 +40,7 @@ class VertexConfig:
     resolved: Resolved
     vertex: str
     replica: int
-    nats_url: str
-    monitor_url: str | None
+    broker: BrokerAccess
     durability: DurabilityLevel
     """The weakest that is accepted."""
     metrics_port: int
@@ -142,11 +142,9 @@ async def open_outside(config: VertexConfig) -> AsyncIterator[Outside]:
     """Connect to the broker and start the user's programs."""
     name = config.resolved.pipeline.name
     async with AsyncExitStack() as stack:
-        broker = await stack.enter_async_context(
-            open_jetstream_broker(config.nats_url, name, require=config.durability, monitor_url=config.monitor_url)
-        )
+        broker = await stack.enter_async_context(open_jetstream_broker(config.broker, name, require=config.durability))
         connection = await stack.enter_async_context(
-            open_connection(config.nats_url, name=f"{name}/{config.vertex} watermarks")
+            open_connection(config.broker, name=f"{name}/{config.vertex} watermarks")
         )
         stores = await stack.enter_async_context(open_jetstream_ot_stores(connection, name))
         programs = await stack.enter_async_context(open_programs(config.resolved, config.vertex, config.replica))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,7 +28,9 @@ from millstream.ledger.pull import PullReader
 from millstream.record import BufferId, LaneId
 from millstream.testing.ledgers import PIPELINE, JetStreamHarness, LaneOwner, open_jetstream_harness
 from millstream.testing.nats_server import open_nats_server
+from millstream.wire.access import BrokerAccess
 from millstream.wire.nats import open_connection
+from tests.nats_process import open_nats_process
 
 A = BufferId("v-a", 0)
 B = BufferId("v-b", 0)
@@ -133,7 +137,7 @@ async def test_half_a_batch_with_others_behind_it_is_damage(harness: JetStreamHa
     # What a server leaves that stopped in the middle of a batch, before another lane wrote.
     owner = await owner_of(harness)
     await owner.commit((A, b"a1"))
-    async with open_connection(harness.server.url) as other, asyncio.timeout(WAIT_S):
+    async with open_connection(harness.server.access) as other, asyncio.timeout(WAIT_S):
         # The server itself does not take half a batch, so this stands for its beginning.
         await other.request("p-v.in-v.0.d.v-a.0", b"half")
         with pytest.raises(RetryLaterError, match="middle of a batch"):
@@ -160,7 +164,7 @@ async def test_a_refused_commit_leaves_no_batch_behind(harness: JetStreamHarness
 
 async def test_too_many_batches_in_flight_are_waited_for(harness: JetStreamHarness) -> None:
     owner = await owner_of(harness)
-    async with open_connection(harness.server.url) as other, asyncio.timeout(WAIT_S):
+    async with open_connection(harness.server.access) as other, asyncio.timeout(WAIT_S):
         # The server drops what idles for ten seconds, or when its sender ends it with a commit it cannot take.
         for number in range(50):
             await other.publish(
@@ -181,7 +185,7 @@ async def test_too_many_batches_in_flight_are_waited_for(harness: JetStreamHarne
 async def test_storage_that_cannot_be_reserved_is_told_at_the_start(tmp_path: Path) -> None:
     async with (
         open_nats_server(tmp_path, file_store_bytes_max=32 * limits.MIB) as server,
-        open_jetstream_broker(server.url, PIPELINE, monitor_url=server.monitor_url) as broker,
+        open_jetstream_broker(server.access, PIPELINE) as broker,
     ):
         with pytest.raises(EnvironmentFault, match="cannot reserve"):
             await broker.ledger("v", SMALL)
@@ -191,7 +195,7 @@ async def test_storage_that_cannot_be_reserved_is_told_at_the_start(tmp_path: Pa
 async def test_storage_that_runs_out_refuses_whole_commits(tmp_path: Path) -> None:
     async with (
         open_nats_server(tmp_path, file_store_bytes_max=12 * limits.MIB) as server,
-        open_jetstream_broker(server.url, PIPELINE, monitor_url=server.monitor_url) as broker,
+        open_jetstream_broker(server.access, PIPELINE) as broker,
     ):
         ledger = await broker.ledger("v", LedgerLimits(frames_per_buffer_max=1000, bytes_max=10 * limits.MIB))
         owner = LaneOwner(ledger, LANE, await ledger.take_over(LANE, "first"))
@@ -210,8 +214,8 @@ async def test_nothing_is_written_behind_half_a_batch(tmp_path: Path) -> None:
     # storage, so another stream has to fill it.
     async with (
         open_nats_server(tmp_path, file_store_bytes_max=20 * limits.MIB) as server,
-        open_jetstream_broker(server.url, PIPELINE, monitor_url=server.monitor_url) as broker,
-        open_connection(server.url) as other,
+        open_jetstream_broker(server.access, PIPELINE) as broker,
+        open_connection(server.access) as other,
         asyncio.timeout(60),
     ):
         ledger = await broker.ledger("v", LedgerLimits(frames_per_buffer_max=1000, bytes_max=10 * limits.MIB))
@@ -258,7 +262,7 @@ async def test_a_batch_that_a_restart_did_not_complete_never_will_be(harness: Je
 
 async def test_a_stream_of_another_pipeline_is_left_alone(harness: JetStreamHarness) -> None:
     unasked = DurabilityLevel.UNVERIFIED
-    async with open_jetstream_broker(harness.server.url, "p-v", require=unasked, monitor_url=None) as broker:
+    async with open_jetstream_broker(harness.server.access, "p-v", require=unasked) as broker:
         await broker.ledger("w", SMALL)
         with pytest.raises(EnvironmentFault, match="belongs to vertex w of pipeline p-v"):
             await harness.broker.ledger("v-w", SMALL)
@@ -268,7 +272,7 @@ async def test_a_stream_of_another_pipeline_is_left_alone(harness: JetStreamHarn
 
 async def test_a_ledger_of_another_layout_is_left_alone(harness: JetStreamHarness) -> None:
     await harness.broker.ledger("v", SMALL)
-    async with open_connection(harness.server.url) as other:
+    async with open_connection(harness.server.access) as other:
         config = (await other.api("STREAM.INFO.p-v"))["config"]
         del config["metadata"]["millstream.layout"]
         await other.api("STREAM.UPDATE.p-v", config)
@@ -290,42 +294,49 @@ class TestDurability:
     async def test_it_is_read_from_the_server(self, harness: JetStreamHarness) -> None:
         found = (await harness.broker.ledger("v", SMALL)).durability
         assert (found.level, found.verified) == (DurabilityLevel.FSYNC, True)
-        assert harness.server.monitor_url in found.evidence
+        assert re.search(r"server millstream, by \$SYS\.REQ\.SERVER\.\w+\.VARZ: .*sync_always is true", found.evidence)
 
     async def test_a_server_that_syncs_later_is_refused_unless_asked_for(self, tmp_path: Path) -> None:
         async with open_nats_server(tmp_path, sync_always=False) as server:
-            async with open_jetstream_broker(server.url, PIPELINE, monitor_url=server.monitor_url) as broker:
+            async with open_jetstream_broker(server.access, PIPELINE) as broker:
                 with pytest.raises(DurabilityError, match="sync_interval: always"):
                     await broker.ledger("v", SMALL)
-            opened = open_jetstream_broker(
-                server.url, PIPELINE, require=DurabilityLevel.PROCESS, monitor_url=server.monitor_url
-            )
-            async with opened as broker:
+            async with open_jetstream_broker(server.access, PIPELINE, require=DurabilityLevel.PROCESS) as broker:
                 found = (await broker.ledger("v", SMALL)).durability
                 assert (found.level, found.verified) == (DurabilityLevel.PROCESS, True)
 
     @pytest.mark.parametrize("monitor_url", [None, "http://127.0.0.1:9"])
     async def test_a_broker_that_cannot_be_asked_is_refused_unless_its_user_says_so(
-        self, harness: JetStreamHarness, monitor_url: str | None, monkeypatch: pytest.MonkeyPatch
+        self, tmp_path: Path, monitor_url: str | None, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(jetstream, "_MONITOR_PATIENCE_S", 0.1)
-        async with open_jetstream_broker(harness.server.url, PIPELINE, monitor_url=monitor_url) as broker:
-            with pytest.raises(DurabilityError, match=r"is not known.*--durability unverified"):
-                await broker.ledger("v", SMALL)
-        for taken in (DurabilityLevel.UNVERIFIED, DurabilityLevel.PROCESS):
-            opened = open_jetstream_broker(harness.server.url, PIPELINE, require=taken, monitor_url=monitor_url)
-            async with opened as broker:
+        async with open_nats_process(tmp_path) as server:
+            access = BrokerAccess(server.url, monitor_url=monitor_url)
+            async with open_jetstream_broker(access, PIPELINE) as broker:
+                with pytest.raises(DurabilityError, match=r"is not known.*--durability unverified"):
+                    await broker.ledger("v", SMALL)
+            for taken in (DurabilityLevel.UNVERIFIED, DurabilityLevel.PROCESS):
+                async with open_jetstream_broker(access, PIPELINE, require=taken) as broker:
+                    found = (await broker.ledger("v", SMALL)).durability
+                    assert not found.verified
+                    assert found.evidence
+
+    async def test_it_is_read_at_the_monitoring_endpoint_where_there_is_one(self, tmp_path: Path) -> None:
+        async with open_nats_process(tmp_path) as server:
+            assert server.monitor_url is not None
+            access = BrokerAccess(server.url, monitor_url=server.monitor_url)
+            async with open_jetstream_broker(access, PIPELINE) as broker:
                 found = (await broker.ledger("v", SMALL)).durability
-                assert not found.verified
-                assert found.evidence
+        assert (found.level, found.verified) == (DurabilityLevel.FSYNC, True)
+        assert server.monitor_url in found.evidence
 
     async def test_settings_of_another_server_prove_nothing(
         self, harness: JetStreamHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(jetstream, "_MONITOR_PATIENCE_S", 0.1)
         async with (
-            open_nats_server(tmp_path / "lax", sync_always=False) as lax,
-            open_jetstream_broker(lax.url, PIPELINE, monitor_url=harness.server.monitor_url) as broker,
+            open_nats_process(tmp_path) as other,
+            open_jetstream_broker(replace(harness.server.access, monitor_url=other.monitor_url), PIPELINE) as broker,
         ):
             with pytest.raises(DurabilityError, match="is of another server"):
                 await broker.ledger("v", SMALL)
@@ -340,13 +351,13 @@ class TestDurability:
 
 async def test_a_server_that_is_not_there_is_told_in_time() -> None:
     with pytest.raises(EnvironmentFault, match=r"127\.0\.0\.1:9 could not be reached"):
-        async with open_connection("nats://user:secret@127.0.0.1:9", timeout_s=0.3):
+        async with open_connection(BrokerAccess("nats://127.0.0.1:9"), timeout_s=0.3):
             pass
 
 
 async def test_a_server_that_is_not_there_does_not_show_the_password() -> None:
     with pytest.raises(EnvironmentFault) as raised:
-        async with open_connection("nats://user:secret@127.0.0.1:9", timeout_s=0.3):
+        async with open_connection(BrokerAccess("nats://127.0.0.1:9", "user", "secret"), timeout_s=0.3):
             pass
     assert "secret" not in str(raised.value)
 
@@ -354,7 +365,7 @@ async def test_a_server_that_is_not_there_does_not_show_the_password() -> None:
 async def test_a_reader_leaves_no_consumer_behind(harness: JetStreamHarness) -> None:
     owner = await owner_of(harness)
     await owner.commit((A, b"a1"), ids=("x",))
-    async with open_connection(harness.server.url) as other, asyncio.timeout(WAIT_S):
+    async with open_connection(harness.server.access) as other, asyncio.timeout(WAIT_S):
         async with owner.ledger.read(A, 0) as frames:
             await anext(frames)
             assert (await other.api("CONSUMER.NAMES.p-v"))["total"] == 1
@@ -367,7 +378,7 @@ async def test_a_reader_whose_consumer_is_gone_makes_itself_another(harness: Jet
     owner = await owner_of(harness)
     await owner.commit((A, b"a1"))
     async with (
-        open_connection(harness.server.url) as other,
+        open_connection(harness.server.access) as other,
         owner.ledger.read(A, 0) as frames,
         asyncio.timeout(WAIT_S),
     ):
@@ -405,7 +416,7 @@ async def test_a_reader_that_is_slow_holds_no_more_than_its_limits(harness: JetS
 async def test_a_reader_of_a_stream_that_was_made_anew_says_so(harness: JetStreamHarness) -> None:
     owner = await owner_of(harness)
     await owner.commit((A, b"a1"))
-    async with open_connection(harness.server.url) as other, asyncio.timeout(WAIT_S):
+    async with open_connection(harness.server.access) as other, asyncio.timeout(WAIT_S):
         config = (await other.api("STREAM.INFO.p-v"))["config"]
         async with owner.ledger.read(A, 0) as frames:
             await anext(frames)
@@ -453,7 +464,7 @@ async def test_a_lane_whose_mark_goes_back_says_so(harness: JetStreamHarness) ->
 
 async def damage(harness: JetStreamHarness, block: str) -> None:
     await harness.server.kill()
-    path = harness.server.store_dir / "jetstream" / "$G" / "streams" / "p-v" / "msgs" / block
+    path = harness.server.store_dir / "jetstream" / "millstream" / "streams" / "p-v" / "msgs" / block
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 0xFF
     path.write_bytes(data)

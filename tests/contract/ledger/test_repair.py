@@ -50,7 +50,7 @@ async def repairing(harness: JetStreamHarness, tmp_path: Path) -> AsyncIterator[
     (tmp_path / "pipeline.yaml").write_text(PIPELINE)
     graph = load(tmp_path / "pipeline.yaml").graph
     async with (
-        open_connection(harness.server.url) as connection,
+        open_connection(harness.server.access) as connection,
         open_jetstream_ot_stores(connection, "p") as stores,
     ):
         known = KnownLedgers(tmp_path / "ledgers.json")

@@ -24,7 +24,7 @@ LANE = LaneId("clean", "in-clean", 0)
 
 @asynccontextmanager
 async def connected(directory: Path) -> AsyncIterator[tuple[NatsServer, BrokerConnection]]:
-    async with open_nats_server(directory / "nats") as server, open_connection(server.url) as connection:
+    async with open_nats_server(directory / "nats") as server, open_connection(server.access) as connection:
         yield server, connection
 
 

@@ -71,7 +71,7 @@ class JetStreamBroker:
     @asynccontextmanager
     async def open(self, pipeline: str = PIPELINE, *, publish_interval_s: float = 0.02) -> AsyncIterator[OtStores]:
         async with (
-            open_connection(self._server.url) as connection,
+            open_connection(self._server.access) as connection,
             open_jetstream_ot_stores(connection, pipeline, publish_interval_s=publish_interval_s) as stores,
         ):
             yield stores
@@ -83,7 +83,7 @@ class JetStreamBroker:
         await self._server.restart()
 
     async def lose_answer(self, vertex: str, lane: LaneId, entry: OtEntry) -> None:
-        async with open_connection(self._server.url) as connection:
+        async with open_connection(self._server.access) as connection:
             await connection.request(f"$KV.{bucket_name(PIPELINE, vertex)}.{lane.key}", entry.SerializeToString())
 
 
