@@ -203,9 +203,11 @@ def steady(count: int, *, keys: int, per_s: int, place: Callable[[int], float] |
     return [Event(n, n / per_s + (place(n) if place else 0), f"k{n % keys}") for n in range(count)]
 
 
-async def until(reached: Callable[[], Awaitable[bool]], running: asyncio.Future[None] | None = None) -> None:
+async def until(
+    reached: Callable[[], Awaitable[bool]], running: asyncio.Future[None] | None = None, *, limit_s: float = LIMIT_S
+) -> None:
     """Wait for something, as long as `running` does."""
-    async with asyncio.timeout(LIMIT_S):
+    async with asyncio.timeout(limit_s):
         while not await reached():
             if running is not None and running.done():
                 await running
