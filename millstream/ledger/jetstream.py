@@ -68,8 +68,9 @@ from millstream.ledger.requests import (
     until_answered,
 )
 from millstream.ledger.stored_ids import stored_ids
-from millstream.ledger.subjects import buffer_filter, ids_filter, lane_filter, lane_filter_of, stream_name
+from millstream.ledger.subjects import buffer_filter, ids_filter, lane_filter, stream_name
 from millstream.ledger.torn import ServerStart, TornEnds, time_of
+from millstream.ledger.trims import purges
 from millstream.ledger.witness import REPAIR, witness_of
 from millstream.record import BufferId, LaneId
 from millstream.wire.access import BrokerAccess
@@ -175,17 +176,9 @@ class JetStreamLedger:
         async with opened(reader) as frames:
             yield frames
 
-    async def trim(self, buffer: BufferId, through: int) -> None:
-        # Whatever lies at or before `through` was stored before this question, so no lane is missing in the answer.
-        everything = buffer_filter(self._stream, buffer)
-        subjects: dict[str, int] = (await self._info(everything))["state"].get("subjects") or {}
-        # A lane goes on after what is now its last mark, or after a later one: none of these is removed.
-        lasts = {subject: await self._last_mark_of(lane_filter_of(subject)) for subject in subjects}
-        if lasts and min(lasts.values()) > through:
-            await self._purge(everything, through + 1)
-        else:
-            for subject, last in lasts.items():
-                await self._purge(subject, min(through + 1, last))
+    async def trim(self, through: Mapping[BufferId, int]) -> None:
+        async for subject, first in purges(self._stream, through, self._info, self._get):
+            await self._purge(subject, first)
         self._statistics.trims += 1
 
     async def peek(self, buffer: BufferId, after: int, frames: int) -> Sequence[StoredFrame]:
@@ -206,13 +199,6 @@ class JetStreamLedger:
         """Sequence of the last message that matches; 0 when there is none."""
         message = await self._get({"last_by_subj": subject})
         return 0 if message is None else int(message["seq"])
-
-    async def _last_mark_of(self, lane: str) -> int:
-        """Sequence of the last message of the lane with this filter; 0 when that is in the middle of a batch."""
-        message = await self._get({"last_by_subj": lane})
-        if message is None or not batch.holds_mark(message["subject"], message_headers(message)):
-            return 0
-        return int(message["seq"])
 
     async def _purge(self, subject: str, first: int) -> None:
         """Remove what lies before sequence `first`. A repetition does no harm."""

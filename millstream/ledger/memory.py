@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -265,13 +265,14 @@ class MemoryLedger:
         finally:
             await frames.aclose()
 
-    async def trim(self, buffer: BufferId, through: int) -> None:
-        for sequence in self._stream.after(buffer_filter(self._id, buffer), 0):
-            if sequence > through:
-                break
-            # It stays when it holds the mark of its lane.
-            if sequence != self._stream.last_of(lane_filter_of(self._stream.messages[sequence].message.subject)):
-                self._stream.remove(sequence)
+    async def trim(self, through: Mapping[BufferId, int]) -> None:
+        for buffer, last in through.items():
+            for sequence in self._stream.after(buffer_filter(self._id, buffer), 0):
+                if sequence > last:
+                    break
+                # It stays when it holds the mark of its lane.
+                if sequence != self._stream.last_of(lane_filter_of(self._stream.messages[sequence].message.subject)):
+                    self._stream.remove(sequence)
         self._statistics.trims += 1
 
     async def peek(self, buffer: BufferId, after: int, frames: int) -> Sequence[StoredFrame]:

@@ -6,7 +6,7 @@ suite (`tests/contract/ledger`). It knows lanes, buffers, marks and encoded fram
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -195,8 +195,8 @@ class Ledger(Protocol):
         buffer any more or is another, or a lane's next frame is not there.
         """
 
-    async def trim(self, buffer: BufferId, through: int) -> None:
-        """Remove frames up to and including stream sequence `through`.
+    async def trim(self, through: Mapping[BufferId, int]) -> None:
+        """Remove the frames of each of these buffers up to and including that stream sequence.
 
         A frame that holds the present mark of the lane that wrote it stays until that lane commits again. So what
         waits in a buffer is what lies behind its reader's mark, not what is stored.

@@ -31,6 +31,17 @@ def buffer_filter(stream: str, buffer: BufferId) -> str:
     return f"{stream}.*.*.d.{_token(buffer.edge)}.{buffer.partition}"
 
 
+def frames_filter(stream: str) -> str:
+    """Matches the frames of all buffers."""
+    return f"{stream}.*.*.d.>"
+
+
+def buffer_of(subject: str) -> BufferId:
+    """The buffer that `subject`, which holds frames, is part of."""
+    edge, partition = subject.split(".")[-2:]
+    return BufferId(edge, int(partition))
+
+
 def lane_filter_of(subject: str) -> str:
     """The `lane_filter` of the lane that writes to `subject`."""
     return ".".join(subject.split(".")[:3]) + ".>"

@@ -219,10 +219,11 @@ class SimLedger:
             await self._link.arrival()
             yield frame
 
-    async def trim(self, buffer: BufferId, through: int) -> None:
+    async def trim(self, through: Mapping[BufferId, int]) -> None:
         def do() -> None:
-            self._history.trimmed(buffer, through)
-            at_once(self._inner.trim(buffer, through))
+            for buffer, sequence in through.items():
+                self._history.trimmed(buffer, sequence)
+            at_once(self._inner.trim(through))
 
         await self._link.ask(do)
 

@@ -6,54 +6,47 @@ The only place that knows every part. It decides nothing while records flow.
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
-from collections import defaultdict
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Protocol
 
 from millstream.clock import START_OF_TIME_US, Clock
-from millstream.errors import DamageError, MillstreamError, UdfError, UserError
-from millstream.ledger.protocol import Ledger
+from millstream.errors import MillstreamError, UdfError, UserError
 from millstream.ledger.witness import from_messages
 from millstream.limits import (
     BYTES_IN_FLIGHT_MAX,
     FRAMES_IN_FLIGHT_MAX,
     OT_PUBLISH_INTERVAL_S,
 )
-from millstream.naming import Naming
 from millstream.record import BufferId, LaneId, Position
-from millstream.spec.graph import Graph
-from millstream.spec.lanes import buffers_of, inputs_of, lanes_of, owned_lanes, upstream_lanes
+from millstream.spec.lanes import buffers_of, inputs_of, owned_lanes, upstream_lanes
 from millstream.statistics import LaneStatistics, VertexStatistics
 from millstream.telemetry import Telemetry, open_telemetry
 from millstream.telemetry.logging import log_lane
 from millstream.udf.protocol import MapStream, StreamName
-from millstream.watermark.store import OtListener, OtStore, follow, newest
+from millstream.watermark.store import follow, newest
 from millstream_reader.buffer import open_buffer_reader
 from millstream_reader.sources.opening import open_source
 from millstream_reader.tracker import Tracker
 from millstream_udf.wire.udf.v1 import udf_pb2
 from millstream_vertex.buffer_lane import BufferLane
-from millstream_vertex.cycle import Cycle, wait_until_empty
+from millstream_vertex.cycle import wait_until_empty
 from millstream_vertex.input import LaneInput
 from millstream_vertex.lane import LaneCore
 from millstream_vertex.lane_log import log_finished, log_opened
 from millstream_vertex.map_lane import MapLane
 from millstream_vertex.mapping import Mapper
-from millstream_vertex.ownership import Ownership, fenced
+from millstream_vertex.ownership import fenced
 from millstream_vertex.past import check_not_older
 from millstream_vertex.readiness import Readiness
 from millstream_vertex.remembered import open_seen_ids
-from millstream_vertex.settings import future_bound, ledger_limits, room_limits, route, source_watermark
+from millstream_vertex.settings import future_bound, source_watermark
+from millstream_vertex.shared import Shared
 from millstream_vertex.sink_lane import SinkVertexLane
 from millstream_vertex.source_lane import SourceVertexLane
-from millstream_vertex.surroundings import OpenSurroundings, Surroundings, VertexConfig, open_outside
+from millstream_vertex.surroundings import OpenSurroundings, VertexConfig, open_outside
 from millstream_writer.committer import Committer
 from millstream_writer.delivery import Delivery, DeliveryLimits
-from millstream_writer.room import Room
-from millstream_writer.routing import Router
 from millstream_writer.sinks.opening import SinkOwner, open_sink
 
 
@@ -75,7 +68,7 @@ class VertexProcess:
     """The open lanes of one replica of one vertex. Made by `open_vertex`."""
 
     def __init__(
-        self, shared: _Shared, lanes: Sequence[VertexLane], cycle_ends: Sequence[LaneInput], readiness: Readiness
+        self, shared: Shared, lanes: Sequence[VertexLane], cycle_ends: Sequence[LaneInput], readiness: Readiness
     ) -> None:
         self._shared = shared
         self._lanes = lanes
@@ -84,12 +77,14 @@ class VertexProcess:
 
     async def run(self) -> None:
         """Until every lane has ended, or is finished after `stop`."""
+        trimmers = self._shared.trimmers()
         async with asyncio.TaskGroup() as background:
             tasks = [
                 background.create_task(follow(store, listeners), name=f"follow {store.vertex}")
                 for store, listeners in self._shared.listeners()
             ]
             tasks.append(background.create_task(self._shared.ownership.watch(), name="watch for other owners"))
+            tasks += [background.create_task(one.run(), name=f"trim {name}") for name, one in trimmers]
             if self._cycle_ends:
                 tasks.append(background.create_task(self._watch_cycle(), name="watch the cycle"))
             async with asyncio.TaskGroup() as running:
@@ -98,6 +93,8 @@ class VertexProcess:
                         running.create_task(lane.run(), name=str(lane.core.lane))
             for task in tasks:
                 task.cancel()
+        for _, trimmer in trimmers:
+            await trimmer.finish()
         for lane in self._lanes:
             log_finished(lane.statistics())
 
@@ -139,7 +136,7 @@ async def open_vertex(
         )
         outside = await stack.enter_async_context(surroundings(config))
         readiness.reached(outside)
-        shared = statistics.shared = await _Shared.open(config, clock, outside)
+        shared = statistics.shared = await Shared.open(config, clock, outside)
         await stack.enter_async_context(shared.damage_judged())
         for lane in owned_lanes(shared.graph, config.vertex, config.replica):
             opening = _LaneOpening(shared, lane, telemetry, stack)
@@ -151,113 +148,10 @@ async def open_vertex(
         yield VertexProcess(shared, lanes, cycle_ends, readiness)
 
 
-class _Shared:
-    """What all lanes of the process use."""
-
-    def __init__(self, config: VertexConfig, clock: Clock, outside: Surroundings) -> None:
-        self.config = config
-        self.clock = clock
-        self.outside = outside
-        self.graph: Graph = config.resolved.graph
-        self.vertex = self.graph.vertex(config.vertex)
-        self.kind = self.vertex.kind
-        self.programs = outside.programs
-        self.pipeline = config.resolved.pipeline.name
-        self.naming = Naming(values=config.resolved.pipeline.spec.logging.values)
-        self.owner = f"{config.vertex}-{config.replica}/{os.getpid()}@{socket.gethostname()}"
-        self.rng = outside.rng
-        self._ledgers: dict[str, Ledger] = {}
-        self._listeners: dict[str, list[OtListener]] = defaultdict(list)
-        self._ot: dict[str, OtStore] = {}
-        self.ownership = Ownership()
-        self.room = Room(
-            {
-                buffer: room_limits(self.graph, edge)
-                for edge in self.graph.edges_out[config.vertex]
-                for buffer in buffers_of(self.graph, edge)
-            }
-        )
-
-    @classmethod
-    async def open(cls, config: VertexConfig, clock: Clock, outside: Surroundings) -> _Shared:
-        shared = cls(config, clock, outside)
-        await shared.listen(config.vertex, shared.ownership)
-        for buffer, fill in shared.room.fills.items():
-            await shared.listen(shared.graph.edge(buffer.edge).to, fill.downstream)
-            if shared.vertex.replicas > 1:
-                await shared.listen(config.vertex, fill.upstream)
-        return shared
-
-    @asynccontextmanager
-    async def damage_judged(self) -> AsyncIterator[None]:
-        """Damage that is met inside is told as `FencedError` where lanes have another owner: what they lack, that one
-        has trimmed or deleted."""
-        try:
-            yield
-        except (DamageError, BaseExceptionGroup) as error:
-            if isinstance(error, DamageError) or error.subgroup(DamageError) is not None:
-                await self.ownership.check(await self.ledger(self.config.vertex))
-            raise
-
-    async def ledger(self, vertex: str) -> Ledger:
-        if vertex not in self._ledgers:
-            limits = ledger_limits(self.graph, vertex)
-            self._ledgers[vertex] = await self.outside.broker.ledger(vertex, limits)
-        return self._ledgers[vertex]
-
-    async def ot(self, vertex: str) -> OtStore:
-        if vertex not in self._ot:
-            self._ot[vertex] = await self.outside.stores.store(vertex)
-        return self._ot[vertex]
-
-    async def listen(self, vertex: str, listener: OtListener) -> None:
-        """Have the updates of that vertex's OT store handed to `listener`."""
-        await self.ot(vertex)
-        self._listeners[vertex].append(listener)
-
-    async def catch_up(self) -> None:
-        """Tell the listeners what is stored, so that nothing is decided without it."""
-        for store, listeners in self.listeners():
-            for update in (await newest(store)).values():
-                for listener in listeners:
-                    listener.observe(update)
-
-    def listeners(self) -> list[tuple[OtStore, Sequence[OtListener]]]:
-        return [(self._ot[vertex], listeners) for vertex, listeners in self._listeners.items()]
-
-    def ledgers(self) -> Sequence[Ledger]:
-        return tuple(self._ledgers.values())
-
-    def router(self) -> Router:
-        name = self.config.vertex
-        data, dead, late = (
-            [route(self.graph, edge) for edge in edges]
-            for edges in (
-                self.graph.data_edges(name),
-                self.graph.dead_letter_edges(name),
-                self.graph.late_edges(name),
-            )
-        )
-        return Router(data, dead, late)
-
-    async def cycle(self) -> tuple[Cycle, Mapping[str, Ledger]]:
-        """The cycle this vertex is part of."""
-        members = next(group for group in self.graph.sccs if self.config.vertex in group)
-        entering: list[LaneId] = []
-        inside: list[tuple[LaneId, str]] = []
-        for lane in (lane for member in members for lane in lanes_of(self.graph, member)):
-            writer = self.graph.edge(lane.input).from_
-            if writer in members:
-                inside.append((lane, writer))
-            else:
-                entering.append(lane)
-        return Cycle(entering, inside), {member: await self.ledger(member) for member in members}
-
-
 class _LaneOpening:
     """Opens one lane into the process's exit stack."""
 
-    def __init__(self, shared: _Shared, lane: LaneId, telemetry: Telemetry, stack: AsyncExitStack) -> None:
+    def __init__(self, shared: Shared, lane: LaneId, telemetry: Telemetry, stack: AsyncExitStack) -> None:
         self._shared = shared
         self._lane = lane
         self._telemetry = telemetry
@@ -343,7 +237,7 @@ class _LaneOpening:
                 witnesses=from_messages(mark.read),
             )
         )
-        return BufferLane(core, reader, lane_input, upstream)
+        return BufferLane(core, reader, lane_input, await shared.trimmer(writer))
 
     async def _open_map(self, base: BufferLane) -> MapLane:
         shared = self._shared
@@ -387,6 +281,7 @@ class _LaneOpening:
             windows_dir=shared.config.windows_dir,
             spark=shared.config.spark,
             ledger=shared.ledger,
+            trimmer=shared.trimmer,
             listen=shared.listen,
             open_spark=shared.outside.spark,
             files=shared.outside.files(),
@@ -476,7 +371,7 @@ class _Statistics:
         self._config = config
         self._lanes = lanes
         self.kind = config.resolved.graph.vertex(config.vertex).kind
-        self.shared: _Shared | None = None
+        self.shared: Shared | None = None
         """None before the surroundings are open: then there is nothing to count."""
 
     def __call__(self) -> VertexStatistics:

@@ -1,52 +1,44 @@
-"""What map and sink lanes share: the input watermark, trimming, and the end of a lane that reads a buffer."""
+"""What map and sink lanes share: the input watermark, what they have consumed, and the end of a lane that reads a
+buffer."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from millstream.clock import END_OF_TIME_US
-from millstream.errors import RetryLaterError
-from millstream.ledger.protocol import Ledger
 from millstream.ledger.witness import newest
 from millstream_reader.buffer import BufferReader
 from millstream_vertex.input import LaneInput
 from millstream_vertex.lane import LaneCore
+from millstream_vertex.trimming import Trimmer
 from millstream_writer.committer import Unit
-
-_log = logging.getLogger(__name__)
 
 
 class BufferLane:
     """The input side of a lane: what follows from its commits, and the watermark while there is nothing to commit."""
 
-    def __init__(self, core: LaneCore, reader: BufferReader, lane_input: LaneInput, upstream: Ledger) -> None:
+    def __init__(self, core: LaneCore, reader: BufferReader, lane_input: LaneInput, trimmer: Trimmer) -> None:
         self.core = core
         self.reader = reader
         self.input = lane_input
-        self._trimmer = Trimmer(lambda sequence: upstream.trim(reader.buffer, sequence))
+        self._trimmer = trimmer
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[asyncio.TaskGroup]:
         """A group for the lane's work; on leaving, it is committed, and the lane ends if its input has."""
         # An owner before this one may have been killed between its commit and its trim.
-        self._trimmer.consumed(newest(self.core.committer.mark.read) - 1)
+        self._consumed()
         async with asyncio.TaskGroup() as background:
-            tasks = [
-                background.create_task(self._trimmer.run(), name=f"trim {self.core.lane}"),
-                background.create_task(self._follow_watermark(), name=f"watermark {self.core.lane}"),
-            ]
+            watermark = background.create_task(self._follow_watermark(), name=f"watermark {self.core.lane}")
             async with asyncio.TaskGroup() as work:
                 work.create_task(
                     self.core.commit_all(self._watermark_after, self._committed), name=f"commit {self.core.lane}"
                 )
                 yield work
                 self.core.units.close()
-            for task in tasks:
-                task.cancel()
-        await self._trimmer.finish()
+            watermark.cancel()
         # Told to stop, a lane leaves what it has not begun; it has ended only when all that was read is committed.
         if self.reader.ended and self.core.committer.mark.sequence >= self.reader.sequence:
             await self.core.end()
@@ -60,12 +52,14 @@ class BufferLane:
         return self.input.watermark_at(last.sequence if last is not None else self.core.committer.mark.sequence)
 
     async def _committed(self, units: Sequence[Unit]) -> None:
-        mark = self.core.committer.mark
-        # The newest frame that was read stays: the next to read here looks whether it is still that one.
-        self._trimmer.consumed(newest(mark.read) - 1)
-        self.input.forget(mark.sequence)
+        self._consumed()
+        self.input.forget(self.core.committer.mark.sequence)
         # What was heard while the commit was under way was looked at for the mark before, and may be all there is.
         self.input.changed.set()
+
+    def _consumed(self) -> None:
+        # The newest frame that was read stays: the next to read here looks whether it is still that one.
+        self._trimmer.consumed(self.reader.buffer, newest(self.core.committer.mark.read) - 1)
 
     async def _follow_watermark(self) -> None:
         """Move the lane's watermark on with its input's, also while nothing is committed."""
@@ -76,42 +70,3 @@ class BufferLane:
             watermark_us = self._watermark_after([])
             if watermark_us > self.core.watermark_us:
                 self.core.publish(watermark_us, idle=len(self.core.tracker) == 0)
-
-
-class Trimmer:
-    """Removes what a lane has consumed from its buffer, in the background, seldom."""
-
-    def __init__(self, trim: Callable[[int], Awaitable[None]], interval_s: float = 0.25) -> None:
-        self._trim = trim
-        self._interval_s = interval_s
-        self._wanted = 0
-        self._wake = asyncio.Event()
-
-    def consumed(self, sequence: int) -> None:
-        """Nobody needs anything up to `sequence` any more."""
-        if sequence > self._wanted:
-            self._wanted = sequence
-            self._wake.set()
-
-    async def run(self) -> None:
-        """Until cancelled."""
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            if not await self._try():
-                self._wake.set()
-            await asyncio.sleep(self._interval_s)
-
-    async def finish(self) -> None:
-        """The last trim, after `run` has ended. What it leaves the next owner of the lane removes."""
-        if self._wanted:
-            await self._try()
-
-    async def _try(self) -> bool:
-        try:
-            await self._trim(self._wanted)
-        except RetryLaterError as error:
-            # Nothing depends on it at once: the lane goes on.
-            _log.warning("what is consumed cannot be removed now: %s", error)
-            return False
-        return True

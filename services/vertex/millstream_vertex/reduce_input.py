@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from millstream.ledger.protocol import Ledger
 from millstream.record import BufferId
 from millstream_reader.buffer import BufferReader, ReadFrame
-from millstream_vertex.buffer_lane import Trimmer
 from millstream_vertex.input import LaneInput
+from millstream_vertex.trimming import Trimmer
 
 AHEAD_BYTES = 16 * 1024 * 1024
 """Bytes read from all buffers and not taken yet, beyond which no further frame is read."""
@@ -33,7 +33,9 @@ class Taken:
 class ReduceInput:
     """One buffer of the lane."""
 
-    def __init__(self, buffer: BufferId, reader: BufferReader, lane_input: LaneInput, upstream: Ledger) -> None:
+    def __init__(
+        self, buffer: BufferId, reader: BufferReader, lane_input: LaneInput, upstream: Ledger, trimmer: Trimmer
+    ) -> None:
         self.buffer = buffer
         self.reader = reader
         self.lane_input = lane_input
@@ -44,7 +46,7 @@ class ReduceInput:
         """Of the last frame that was read."""
         self.waiting_sequence: int | None = None
         """Of the frame behind it, which there is no room for, or which lies behind the gate."""
-        self.trimmer = Trimmer(lambda sequence: upstream.trim(buffer, sequence))
+        self._trimmer = trimmer
 
     @property
     def watermark_us(self) -> int:
@@ -53,7 +55,7 @@ class ReduceInput:
 
     def committed(self, sequence: int, *, trim_through: int) -> None:
         """The lane's mark has come to `sequence`; what is at or before `trim_through` will not be read again."""
-        self.trimmer.consumed(trim_through)
+        self._trimmer.consumed(self.buffer, trim_through)
         self.lane_input.forget(sequence)
 
 
@@ -186,7 +188,7 @@ class ReduceInputs:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Read and trim in the background."""
+        """Read in the background."""
         async with asyncio.TaskGroup() as tasks:
             background = [
                 tasks.create_task(task, name=f"{what} {item.buffer}")
@@ -194,7 +196,6 @@ class ReduceInputs:
                 for what, task in (
                     ("take", self._read(item)),
                     ("follow", self._follow(item)),
-                    ("trim", item.trimmer.run()),
                 )
             ]
             try:
@@ -202,5 +203,3 @@ class ReduceInputs:
             finally:
                 for task in background:
                     task.cancel()
-        for item in self.inputs:
-            await item.trimmer.finish()

@@ -13,8 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from millstream.account import LATE_REASON, Account
@@ -126,7 +125,7 @@ class ReduceLane:
             return
         if self._retracing is not None:
             self._inputs.hold_at(self._retracing.gate)
-        async with self._inputs.running(), self._trimming(), asyncio.TaskGroup() as committing:
+        async with self._inputs.running(), asyncio.TaskGroup() as committing:
             committing.create_task(
                 self.core.commit_all(self._watermark_after, self._committed), name=f"commit {self.core.lane}"
             )
@@ -482,17 +481,3 @@ class ReduceLane:
         hand_overs = self._queue.close(self.core.watermark_us + self._lateness_us)
         self._note_in_flight(hand_overs)
         return hand_overs
-
-    @asynccontextmanager
-    async def _trimming(self) -> AsyncIterator[None]:
-        """Trim the milestones in the background, where there are any."""
-        if self._milestones is None:
-            yield
-            return
-        async with asyncio.TaskGroup() as tasks:
-            trimming = tasks.create_task(self._milestones.trimmer.run(), name=f"trim milestones of {self.core.lane}")
-            try:
-                yield
-            finally:
-                trimming.cancel()
-        await self._milestones.trimmer.finish()

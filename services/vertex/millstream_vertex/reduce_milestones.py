@@ -18,17 +18,17 @@ from millstream.record import BufferId, LaneId
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.milestones import is_at_or_before
-from millstream_vertex.buffer_lane import Trimmer
+from millstream_vertex.trimming import Trimmer
 
 
 class StoredMilestones:
     """Those that are committed and may still be needed. Made by `open_milestones`."""
 
-    def __init__(self, buffer: BufferId, ledger: Ledger, stored: Iterable[tuple[int, wal_pb2.Milestone]]) -> None:
+    def __init__(self, buffer: BufferId, trimmer: Trimmer, stored: Iterable[tuple[int, wal_pb2.Milestone]]) -> None:
         """`stored`: with the stream sequence of its frame, or of a later one."""
         self._buffer = buffer
         self._stored = deque(stored)
-        self.trimmer = Trimmer(lambda sequence: ledger.trim(buffer, sequence))
+        self._trimmer = trimmer
 
     def frame(self, milestone: wal_pb2.Milestone, now_us: int) -> tuple[BufferId, Frame]:
         """What is committed of it."""
@@ -44,7 +44,7 @@ class StoredMilestones:
         while len(self._stored) > 1 and is_at_or_before(self._stored[1][1], kept):
             sequence, _ = self._stored.popleft()
             if sequence < self._stored[0][0]:
-                self.trimmer.consumed(sequence)
+                self._trimmer.consumed(self._buffer, sequence)
 
     def all(self) -> list[wal_pb2.Milestone]:
         """In their order."""
@@ -59,8 +59,8 @@ class StoredMilestones:
         ]
 
 
-async def open_milestones(ledger: Ledger, lane: LaneId) -> StoredMilestones:
-    """Those of a lane, after it was taken over."""
+async def open_milestones(ledger: Ledger, lane: LaneId, trimmer: Trimmer) -> StoredMilestones:
+    """Those of a lane, after it was taken over. `trimmer`: of the same ledger."""
     buffer = BufferId(lane.input, lane.partition)
     stored: list[tuple[int, wal_pb2.Milestone]] = []
     # The last one is never trimmed.
@@ -72,7 +72,7 @@ async def open_milestones(ledger: Ledger, lane: LaneId) -> StoredMilestones:
                 stored.extend((frame.sequence, milestone) for milestone in milestones)
                 if frame.sequence >= last:
                     break
-    return StoredMilestones(buffer, ledger, stored)
+    return StoredMilestones(buffer, trimmer, stored)
 
 
 class Retracing:

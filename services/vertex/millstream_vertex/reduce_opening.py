@@ -35,6 +35,7 @@ from millstream_vertex.reduce_milestones import Retracing, open_milestones
 from millstream_vertex.reduce_state import EarlyPolicy, progress_of
 from millstream_vertex.settings import log_segment_bytes
 from millstream_vertex.surroundings import VertexPrograms
+from millstream_vertex.trimming import Trimmer
 from millstream_writer.routing import Router
 
 log = logging.getLogger(__name__)
@@ -54,6 +55,8 @@ class ReduceOpening:
     spark: str | None
     ledger: Callable[[str], Awaitable[Ledger]]
     """The ledger of a vertex."""
+    trimmer: Callable[[str], Awaitable[Trimmer]]
+    """That of the ledger of a vertex."""
     listen: Callable[[str, LaneInput], Awaitable[None]]
     """Have the updates of that vertex's OT store handed to an input."""
     open_spark: Callable[[str], AbstractAsyncContextManager[SparkRuns]]
@@ -103,7 +106,9 @@ class ReduceOpening:
             await self._open_input(buffer, positions.get(buffer.edge, 0), queue.witnesses(buffer.edge), stack)
             for buffer in inputs_of(graph, lane)
         ]
-        milestones = await open_milestones(ledger, lane) if group_by.keeps_input else None
+        milestones = None
+        if group_by.keeps_input:
+            milestones = await open_milestones(ledger, lane, await self.trimmer(lane.vertex))
         retracing = None
         if milestones is not None and queue.is_behind:
             log.warning("%s: its log in %s is gone or old; making it anew from the input", where, directory)
@@ -156,4 +161,4 @@ class ReduceOpening:
             witnesses=[*logged, *again],
         )
         reader = await stack.enter_async_context(opening)
-        return ReduceInput(buffer, reader, lane_input, upstream)
+        return ReduceInput(buffer, reader, lane_input, upstream, await self.trimmer(writer))

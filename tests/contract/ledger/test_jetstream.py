@@ -143,7 +143,7 @@ async def test_half_a_batch_with_others_behind_it_is_damage(harness: JetStreamHa
         with pytest.raises(RetryLaterError, match="middle of a batch"):
             await owner.ledger.mark(LANE)
         # The mark before must not go.
-        await owner.ledger.trim(A, await owner.ledger.last_sequence(A))
+        await owner.ledger.trim({A: await owner.ledger.last_sequence(A)})
         assert await stored(owner.ledger, A) == [b"a1", b"half"]
         await other.request("p-v.in-v.1.p", b"another lane")
         for asking in (owner.ledger.mark(LANE), owner.ledger.take_over(LANE, "second"), owner.commit((A, b"a2"))):
@@ -204,7 +204,7 @@ async def test_storage_that_runs_out_refuses_whole_commits(tmp_path: Path) -> No
         with pytest.raises(StorageFullError):
             await owner.commit((A, bytes(limits.MIB)), (B, bytes(limits.MIB)))
         assert len(await stored(ledger, A)) == len(await stored(ledger, B)) == 4
-        await ledger.trim(A, await ledger.last_sequence(A))
+        await ledger.trim({A: await ledger.last_sequence(A)})
         await owner.commit((A, b"again"))
 
 

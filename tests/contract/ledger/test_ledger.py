@@ -141,7 +141,7 @@ class TestFull:
             await owner.send(commit)
         assert await stored(ledger, B) == []
         assert ledger.statistics().full_refusals == 1
-        await ledger.trim(A, first.frame_sequences[0])
+        await ledger.trim({A: first.frame_sequences[0]})
         await owner.send(commit)
         assert await stored(ledger, A) == [b"a2", b"a3", b"a4"]
         assert await stored(ledger, B) == [b"b4"]
@@ -161,7 +161,7 @@ class TestFull:
         with pytest.raises(StorageFullError):
             await owner.send(commit)
         assert await stored(ledger, B) == []
-        await ledger.trim(A, first.frame_sequences[0])
+        await ledger.trim({A: first.frame_sequences[0]})
         await owner.send(commit)
         assert await stored(ledger, B) == [b"small", large]
 
@@ -204,13 +204,13 @@ async def test_ids_are_read_to_their_end_from_a_slow_broker(owner: LaneOwner, le
 
 async def test_trimming_removes_up_to_what_it_is_told_and_no_more(owner: LaneOwner, ledger: Ledger) -> None:
     receipt = await owner.commit((A, b"a1"), (B, b"b1"), (A, b"a2"), (A, b"a3"))
-    await ledger.trim(A, receipt.frame_sequences[2])
+    await ledger.trim({A: receipt.frame_sequences[2]})
     assert await stored(ledger, A) == [b"a3"]
     assert await stored(ledger, B) == [b"b1"]
-    await ledger.trim(A, 0)
+    await ledger.trim({A: 0})
     assert await stored(ledger, A) == [b"a3"]
     assert await ledger.last_sequence(A) == receipt.frame_sequences[3]
-    await ledger.trim(A, receipt.frame_sequences[3] + 100)
+    await ledger.trim({A: receipt.frame_sequences[3] + 100})
     assert await stored(ledger, A) == []
     assert await ledger.last_sequence(A) == 0
     assert await ledger.mark(owner.lane) == owner.stored
@@ -221,19 +221,19 @@ async def test_trimming_leaves_a_lane_its_mark(owner: LaneOwner, ledger: Ledger)
     for number in range(3):
         receipt = await owner.commit((A, b"%d" % number))
     for _ in range(2):
-        await ledger.trim(A, receipt.frame_sequences[0])
+        await ledger.trim({A: receipt.frame_sequences[0]})
         assert await stored(ledger, A) == [b"2"]
         assert await ledger.last_sequence(A) == receipt.frame_sequences[0]
         assert await ledger.mark(owner.lane) == owner.stored
     receipt = await owner.commit((A, b"3"))
-    await ledger.trim(A, receipt.frame_sequences[0])
+    await ledger.trim({A: receipt.frame_sequences[0]})
     assert await stored(ledger, A) == [b"3"]
     # The mark is elsewhere now.
     await owner.commit((B, b"b"))
-    await ledger.trim(A, receipt.frame_sequences[0])
+    await ledger.trim({A: receipt.frame_sequences[0]})
     assert await stored(ledger, A) == []
     await owner.commit()
-    await ledger.trim(B, await ledger.last_sequence(B))
+    await ledger.trim({B: await ledger.last_sequence(B)})
     assert await stored(ledger, B) == []
     assert await ledger.mark(owner.lane) == owner.stored
     await owner.commit((A, b"4"))
@@ -246,11 +246,11 @@ async def test_trimming_removes_what_every_lane_wrote(owner: LaneOwner, ledger: 
     await quiet.commit((A, b"q2"))
     for number in range(3):
         receipt = await owner.commit((A, b"%d" % number))
-    await ledger.trim(A, receipt.frame_sequences[0] - 1)
+    await ledger.trim({A: receipt.frame_sequences[0] - 1})
     assert await stored(ledger, A) == [b"q2", b"2"]
     await quiet.commit()
     await owner.commit()
-    await ledger.trim(A, receipt.frame_sequences[0])
+    await ledger.trim({A: receipt.frame_sequences[0]})
     assert await stored(ledger, A) == []
     for lane in (owner, quiet):
         await lane.commit((A, b"more"))
@@ -332,7 +332,7 @@ async def test_a_reader_goes_on_while_what_it_has_read_is_trimmed(owner: LaneOwn
             await owner.commit((A, b"%d" % number))
             (frame,) = await take(frames, 1)
             assert frame.data == b"%d" % number
-            await ledger.trim(A, frame.sequence)
+            await ledger.trim({A: frame.sequence})
     # The last one holds the mark of its lane.
     assert await stored(ledger, A) == [b"199"]
 

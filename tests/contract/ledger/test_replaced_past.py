@@ -98,7 +98,7 @@ async def test_a_reader_whose_own_mark_went_back_misses_what_was_trimmed(owner: 
         await owner.commit((A, b"%d" % number))
     async with ledger.read(A, 0, []) as frames:
         read = await take(frames, 4)
-    await ledger.trim(A, read[2].sequence)
+    await ledger.trim({A: read[2].sequence})
     for done in (read[:1], read[:3]):
         with pytest.raises(DamageError, match="holds no frame of it at that sequence"):
             async with ledger.read(A, done[-1].sequence, witnesses(done)) as frames:

@@ -26,6 +26,7 @@ from millstream_reduce.milestones import is_at_or_before
 from millstream_reduce.queue import Queue, QueuedFrame, QueueLimits
 from millstream_reduce.windows import WindowConfig
 from millstream_vertex.reduce_milestones import Retracing, StoredMilestones
+from millstream_vertex.trimming import Trimmer
 from tests.unit.reduce.queued import EDGE, OTHER_EDGE, Lane, frame_of, values_in
 
 EDGES = (EDGE, OTHER_EDGE)
@@ -369,4 +370,4 @@ async def live(seed: int, directory: Path) -> Tally:
     """A lane's life from a seed. Raises `AssertionError` where it differs from the definition."""
     async with open_memory_harness() as harness:
         ledger = await harness.broker.ledger("sum", LedgerLimits(BUFFER_FRAMES_MAX))
-        return await Story(seed, directory, StoredMilestones(WINDOW, ledger, ())).run()
+        return await Story(seed, directory, StoredMilestones(WINDOW, Trimmer(ledger.trim), ())).run()

@@ -36,6 +36,7 @@ from millstream_vertex.input import LaneInput
 from millstream_vertex.lane import LaneCore
 from millstream_vertex.map_lane import MapLane
 from millstream_vertex.mapping import Mapper
+from millstream_vertex.trimming import Trimmer
 from millstream_writer.committer import Committer, Unit
 from millstream_writer.room import Room, RoomLimits
 from millstream_writer.routing import Route, Router
@@ -134,6 +135,8 @@ class Rig:
         self._ledgers: dict[str, Ledger] = {}
         self.input: LaneInput | None = None
         """Of the lane opened last."""
+        self.trimmer: Trimmer | None = None
+        """The same."""
 
     async def ledger(self, vertex: str) -> Ledger:
         if vertex not in self._ledgers:
@@ -191,10 +194,14 @@ class Rig:
         mapper = mapper_of(stream, policy, dead_letter=bool(dead_letter), tags=router.needs_tags)
         reading = open_buffer_reader(upstream, INPUT, start, lane_input, witnesses=from_messages(committer.mark.read))
         async with reading as reader, asyncio.TaskGroup() as tasks:
-            following = tasks.create_task(follow(await self.stores.store("in"), [lane_input]))
-            base = BufferLane(core, reader, lane_input, upstream)
+            self.trimmer = trimmer = Trimmer(upstream.trim)
+            beside = (follow(await self.stores.store("in"), [lane_input]), trimmer.run())
+            background = [tasks.create_task(one) for one in beside]
+            base = BufferLane(core, reader, lane_input, trimmer)
             yield MapLane(base, mapper, router, slice_records_max=slice_records_max)
-            following.cancel()
+            for task in background:
+                task.cancel()
+            await trimmer.finish()
 
     async def mark(self, lane: LaneId = LANE) -> mark_pb2.Mark:
         stored = await (await self.ledger(lane.vertex)).mark(lane)

@@ -8,9 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from millstream.clock import START_OF_TIME_US
-from millstream.errors import RetryLaterError
 from millstream.record import BufferId, Position
-from millstream_vertex.buffer_lane import Trimmer
 from millstream_writer.committer import Unit
 from millstream_writer.routing import Route, Router
 from tests.unit.vertex.lane_rig import INPUT, LANE, Rig, open_rig, open_stream, records_of
@@ -32,42 +30,6 @@ async def until_committed(rig: Rig, inputs: int) -> None:
     async with asyncio.timeout(10):
         while (await rig.account()).inputs < inputs:  # noqa: ASYNC110 - a ledger has no event for it
             await asyncio.sleep(0)
-
-
-class Trims:
-    """A ledger's trim that fails at first."""
-
-    def __init__(self, failures: int) -> None:
-        self._failures = failures
-        self.done: list[int] = []
-        self.tried = asyncio.Event()
-
-    async def __call__(self, sequence: int) -> None:
-        self.tried.set()
-        if self._failures:
-            self._failures -= 1
-            raise RetryLaterError("the broker cannot do that now")
-        self.done.append(sequence)
-
-
-@pytest.mark.guarantee("I8", "I9")
-async def test_a_trim_that_fails_is_made_up_for_later() -> None:
-    trims = Trims(failures=2)
-    trimmer = Trimmer(trims, interval_s=0.0)
-    async with asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(trimmer.run())
-        trimmer.consumed(5)
-        async with asyncio.timeout(5):
-            while not trims.done:  # noqa: ASYNC110 - a callable has no event for it
-                await asyncio.sleep(0)
-        running.cancel()
-    assert trims.done == [5]
-
-
-async def test_the_last_trim_does_not_keep_a_lane_from_ending() -> None:
-    trimmer = Trimmer(Trims(failures=1))
-    trimmer.consumed(5)
-    await trimmer.finish()
 
 
 @pytest.mark.guarantee("I1", "I8")
@@ -103,9 +65,9 @@ async def test_what_is_read_and_not_committed_is_not_trimmed(rig: Rig) -> None:
         asyncio.TaskGroup() as tasks,
     ):
         tasks.create_task(lane.run())
-        async with asyncio.timeout(5):
-            while b"a" in await rig.values(INPUT, "in"):  # noqa: ASYNC110 - a ledger has no event for it
-                await asyncio.sleep(0)
+        await until_committed(rig, 2)
+        assert rig.trimmer is not None
+        await rig.trimmer.finish()
         # The last one that was committed stays, for the next reader to know it by.
         assert await rig.values(INPUT, "in") == [b"b", b"c", b"d"]
         release.set()

@@ -95,7 +95,7 @@ async def test_what_is_trimmed_was_read(rig: Rig) -> None:
     ledgers = {vertex: await rig.ledger(vertex) for vertex in ("enter", "map")}
     sequence = await pass_on(outside, 0, TO_MAP)
     await pass_on(forward, sequence, None)
-    await ledgers["enter"].trim(TO_MAP, sequence)
+    await ledgers["enter"].trim({TO_MAP: sequence})
     await end(outside)
     async with asyncio.timeout(5):
         await wait_until_empty(CYCLE, ledgers, interval_s=0.0)

@@ -16,6 +16,7 @@ from millstream.wire.ledger.v1 import mark_pb2
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_vertex.reduce_milestones import Retracing, StoredMilestones, open_milestones
 from millstream_vertex.reduce_state import check_whole
+from millstream_vertex.trimming import Trimmer
 from tests.unit.reduce.queued import EDGE, frame_of
 from tests.unit.reduce.queued import Lane as QueueLane
 
@@ -46,7 +47,7 @@ async def commit(owner: LaneOwner, stored: StoredMilestones, *milestones: wal_pb
 
 async def way_from(ledger: Ledger, **positions: int) -> list[wal_pb2.Milestone]:
     """What an owner would find that begins now, with a log that has come so far."""
-    stored = await open_milestones(ledger, LANE)
+    stored = await open_milestones(ledger, LANE, Trimmer(ledger.trim))
     return stored.way(mark(33, a=10, b=4), {f"{edge}-sum": sequence for edge, sequence in positions.items()})
 
 
@@ -59,14 +60,15 @@ async def test_milestones_are_found_again_until_the_next_one_takes_their_place()
         ledger = await harness.broker.ledger("sum", LedgerLimits(BUFFER_FRAMES_MAX))
         owner = LaneOwner(ledger, LANE, await ledger.take_over(LANE, "owner"))
         assert await way_from(ledger) == [END]
-        stored = await open_milestones(ledger, LANE)
+        trimmer = Trimmer(ledger.trim)
+        stored = await open_milestones(ledger, LANE, trimmer)
         await commit(owner, stored, FIRST)
         await commit(owner, stored, SECOND, THIRD)
         assert await way_from(ledger) == [FIRST, SECOND, THIRD, END]
 
         async def released(**positions: int) -> list[wal_pb2.Milestone]:
             stored.release({f"{edge}-sum": sequence for edge, sequence in positions.items()})
-            await stored.trimmer.finish()
+            await trimmer.finish()
             return await way_from(ledger)
 
         assert await released(a=4, b=3) == [FIRST, SECOND, THIRD, END]
@@ -82,7 +84,7 @@ async def test_a_log_that_is_old_begins_behind_what_it_has() -> None:
     async with open_memory_harness() as harness:
         ledger = await harness.broker.ledger("sum", LedgerLimits(BUFFER_FRAMES_MAX))
         owner = LaneOwner(ledger, LANE, await ledger.take_over(LANE, "owner"))
-        stored = await open_milestones(ledger, LANE)
+        stored = await open_milestones(ledger, LANE, Trimmer(ledger.trim))
         await commit(owner, stored, FIRST, SECOND, THIRD)
         assert await way_from(ledger, a=1) == [FIRST, SECOND, THIRD, END]
         # Where it stands exactly there, what was done there may be missing.

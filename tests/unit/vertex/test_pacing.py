@@ -15,6 +15,7 @@ from millstream_reader.tracker import Tracker
 from millstream_vertex.input import LaneInput
 from millstream_vertex.lane import LaneCore
 from millstream_vertex.reduce_input import ReduceInput, ReduceInputs
+from millstream_vertex.trimming import Trimmer
 from millstream_writer.committer import Unit
 from millstream_writer.routing import Route, Router
 from tests.unit.vertex.lane_rig import INPUT, LANE, UPSTREAM, Rig, open_rig, records_of
@@ -100,7 +101,7 @@ async def open_inputs(rig: Rig) -> AsyncIterator[ReduceInputs]:
     lane_input = LaneInput(INPUT, [UPSTREAM], back_edge=False)
     async with open_buffer_reader(upstream, INPUT, Position(0), lane_input) as reader, asyncio.TaskGroup() as tasks:
         following = tasks.create_task(follow(await rig.stores.store("in"), [lane_input]))
-        inputs = ReduceInputs([ReduceInput(INPUT, reader, lane_input, upstream)])
+        inputs = ReduceInputs([ReduceInput(INPUT, reader, lane_input, upstream, Trimmer(upstream.trim))])
         async with inputs.running():
             yield inputs
             inputs.stop()

@@ -159,7 +159,7 @@ async def test_an_edge_discards_nothing_because_another_is_at_the_servers_bound(
     async with asyncio.timeout(5):
         while ledger.statistics().full_refusals < 2:  # noqa: ASYNC110 - the ledger has no event for it
             await asyncio.sleep(0)
-    await ledger.trim(B, committer.sequences[B])
+    await ledger.trim({B: committer.sequences[B]})
     await waiting
     assert await rig.values(A) == [b"5"]
     # The last one of those that were trimmed stayed: it held the mark.

@@ -1,0 +1,63 @@
+"""What is purged from a stream to trim buffers in it, so that every lane keeps its mark.
+
+    which subjects hold frames? ─► where is the last message of each lane? ─► one purge for each buffer
+
+Above it: `jetstream.py`, which purges. Below it: the subjects and the stream's leader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any
+
+from millstream.ledger import batch
+from millstream.ledger.requests import message_headers
+from millstream.ledger.subjects import buffer_filter, buffer_of, frames_filter, lane_filter_of
+from millstream.record import BufferId
+
+Info = Callable[[str], Awaitable[dict[str, Any]]]
+"""About the stream, with the number of messages of every subject that matches a filter."""
+Get = Callable[[Mapping[str, object]], Awaitable[dict[str, Any] | None]]
+"""One message from the stream's leader."""
+
+
+async def purges(stream: str, through: Mapping[BufferId, int], info: Info, get: Get) -> AsyncIterator[tuple[str, int]]:
+    """Filters, and the sequence before which everything that matches is to go.
+
+    A few more than one for a buffer where the mark of a lane lies in the way.
+    """
+    # Whatever lies that far back was stored before this question, so no lane is missing in the answer.
+    wanted = frames_filter(stream) if len(through) > 1 else buffer_filter(stream, *through)
+    found: dict[str, int] = (await info(wanted))["state"].get("subjects") or {}
+    subjects: dict[BufferId, list[str]] = {}
+    for subject in found:
+        subjects.setdefault(buffer_of(subject), []).append(subject)
+    # A lane goes on after what is now its last message, or after a later one: none of these is removed.
+    lanes = {lane_filter_of(subject) for buffer in through for subject in subjects.get(buffer, ())}
+    marks = {lane: await _mark_of(lane, get) for lane in sorted(lanes)}
+    for buffer, last in through.items():
+        firsts = {
+            subject: _first_that_stays(subject, last, marks[lane_filter_of(subject)])
+            for subject in subjects.get(buffer, ())
+        }
+        if firsts and all(first == last + 1 for first in firsts.values()):
+            yield buffer_filter(stream, buffer), last + 1
+        else:
+            for subject, first in firsts.items():
+                yield subject, first
+
+
+async def _mark_of(lane: str, get: Get) -> tuple[str, int] | None:
+    """Subject and sequence of the last message of a lane; None when that is in the middle of a batch."""
+    message = await get({"last_by_subj": lane})
+    if message is None or not batch.holds_mark(message["subject"], message_headers(message)):
+        return None
+    return message["subject"], int(message["seq"])
+
+
+def _first_that_stays(subject: str, through: int, mark: tuple[str, int] | None) -> int:
+    """Sequence before which the frames that a lane wrote to a buffer go."""
+    if mark is None:
+        return 0
+    its_subject, sequence = mark
+    return min(through + 1, sequence) if its_subject == subject else through + 1

@@ -1,0 +1,92 @@
+"""What trimming asks of a real broker: requests grow with the lanes that write plus those that read, not with both."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from millstream.ledger.protocol import Ledger, LedgerLimits
+from millstream.record import BufferId, LaneId
+from millstream.testing.ledgers import JetStreamHarness, LaneOwner, open_jetstream_harness
+from millstream.wire.nats import open_connection
+from millstream_vertex.trimming import Trimmer
+
+FRAMES = 3
+"""Of each writer in each buffer."""
+
+
+@pytest.fixture
+async def harness(tmp_path: Path) -> AsyncIterator[JetStreamHarness]:
+    async with open_jetstream_harness(tmp_path) as opened:
+        yield opened
+
+
+@asynccontextmanager
+async def counted(harness: JetStreamHarness) -> AsyncIterator[Counter[str]]:
+    """Requests to the JetStream API while the block runs, by kind."""
+    requests: Counter[str] = Counter()
+    async with open_connection(harness.server.access) as connection:
+        subscription = await connection.client.subscribe("$JS.API.STREAM.>")
+        # Whatever the broker answers after this, it has heard of the subscription.
+        await connection.client.flush()
+        yield requests
+        await connection.client.flush()
+        while subscription.pending_msgs:
+            requests[".".join((await subscription.next_msg()).subject.split(".")[2:-1])] += 1
+
+
+async def written(ledger: Ledger, lanes: int) -> tuple[list[BufferId], list[LaneOwner]]:
+    """So many lanes write into so many buffers, as neighbours of equal width do."""
+    buffers = [BufferId("v-a", partition) for partition in range(lanes)]
+    owners = []
+    for partition in range(lanes):
+        lane = LaneId("v", "in-v", partition)
+        owners.append(LaneOwner(ledger, lane, await ledger.take_over(lane, "first")))
+    for number in range(FRAMES):
+        data = [(buffer, b"%d" % number) for buffer in buffers]
+        await asyncio.gather(*(owner.commit(*data) for owner in owners))
+    return buffers, owners
+
+
+async def stored(ledger: Ledger, buffer: BufferId) -> list[bytes]:
+    return [frame.data for frame in await ledger.peek(buffer, 0, 1000)]
+
+
+@pytest.mark.guarantee("I1", "I8")
+@pytest.mark.parametrize("lanes", [1, 8, 32])
+async def test_requests_do_not_grow_with_writers_times_readers(harness: JetStreamHarness, lanes: int) -> None:
+    ledger = await harness.broker.ledger("v", LedgerLimits(frames_per_buffer_max=2000))
+    buffers, _ = await written(ledger, lanes)
+    trimmer = Trimmer(ledger.trim)
+    for buffer in buffers:
+        trimmer.consumed(buffer, await ledger.last_sequence(buffer) - 1)
+    async with counted(harness) as requests:
+        await trimmer.finish()
+    # Each buffer by itself would be asked `lanes` times as much.
+    assert requests == {"STREAM.INFO": 1, "STREAM.MSG.GET": lanes, "STREAM.PURGE": lanes}
+    for buffer in buffers:
+        assert len(await stored(ledger, buffer)) == 1
+
+
+@pytest.mark.guarantee("I1", "I8")
+async def test_marks_that_lie_in_one_buffer_cost_no_requests_for_the_others(harness: JetStreamHarness) -> None:
+    lanes = 8
+    ledger = await harness.broker.ledger("v", LedgerLimits(frames_per_buffer_max=2000))
+    buffers, owners = await written(ledger, lanes)
+    # A commit of one frame has its mark in it.
+    await asyncio.gather(*(owner.commit((buffers[-1], b"last")) for owner in owners))
+    trimmer = Trimmer(ledger.trim)
+    for buffer in buffers:
+        trimmer.consumed(buffer, await ledger.last_sequence(buffers[-1]))
+    async with counted(harness) as requests:
+        await trimmer.finish()
+    # One for each buffer, and in the last one for each lane.
+    assert requests == {"STREAM.INFO": 1, "STREAM.MSG.GET": lanes, "STREAM.PURGE": 2 * lanes - 1}
+    assert [len(await stored(ledger, buffer)) for buffer in buffers] == [0] * (lanes - 1) + [lanes]
+    for owner in owners:
+        assert await ledger.mark(owner.lane) == owner.stored

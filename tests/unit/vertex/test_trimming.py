@@ -1,0 +1,77 @@
+"""Trimming what the lanes of a process have consumed, all together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+import pytest
+
+from millstream.errors import RetryLaterError
+from millstream.record import BufferId
+from millstream_vertex.trimming import Trimmer
+
+A, B = BufferId("in-map", 0), BufferId("in-map", 1)
+
+
+class Trims:
+    """A ledger's trim that fails at first."""
+
+    def __init__(self, failures: int = 0) -> None:
+        self._failures = failures
+        self.done: list[Mapping[BufferId, int]] = []
+        self.held = asyncio.Event()
+        self.held.set()
+
+    async def __call__(self, through: Mapping[BufferId, int]) -> None:
+        if self._failures:
+            self._failures -= 1
+            raise RetryLaterError("the broker cannot do that now")
+        self.done.append(through)
+        await self.held.wait()
+
+
+async def until_done(trims: Trims, times: int) -> None:
+    async with asyncio.timeout(5):
+        while len(trims.done) < times:  # noqa: ASYNC110 - a callable has no event for it
+            await asyncio.sleep(0)
+
+
+@pytest.mark.guarantee("I8", "I9")
+async def test_a_trim_that_fails_is_made_up_for_later() -> None:
+    trims = Trims(failures=2)
+    trimmer = Trimmer(trims, interval_s=0.0)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(trimmer.run())
+        trimmer.consumed(A, 5)
+        await until_done(trims, 1)
+        running.cancel()
+    assert trims.done == [{A: 5}]
+
+
+async def test_the_last_trim_does_not_keep_a_process_from_ending() -> None:
+    trimmer = Trimmer(Trims(failures=1))
+    trimmer.consumed(A, 5)
+    await trimmer.finish()
+
+
+async def test_lanes_are_trimmed_together_and_those_that_stand_still_not_at_all() -> None:
+    trims = Trims()
+    trimmer = Trimmer(trims, interval_s=0.0)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(trimmer.run())
+        for sequence in range(5):
+            trimmer.consumed(A, sequence)
+        trimmer.consumed(B, 7)
+        trims.held.clear()
+        await until_done(trims, 1)
+        # While that is under way.
+        trimmer.consumed(B, 9)
+        trimmer.consumed(A, 2)
+        trims.held.set()
+        await until_done(trims, 2)
+        running.cancel()
+    assert trims.done == [{A: 4, B: 7}, {B: 9}]
+    # The last frame of a lane may go when its mark lies elsewhere.
+    await trimmer.finish()
+    assert trims.done[2:] == [{A: 4, B: 9}]
