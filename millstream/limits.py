@@ -60,6 +60,24 @@ REPLAY_TIMEOUT_S = 30.0
 """How long a replay waits for a commit. Nothing reads the buffers meanwhile."""
 GRPC_MESSAGE_BYTES_MAX = 64 * MIB
 """Largest gRPC message, both ways."""
+ANSWER_RECORDS_MAX = 500_000
+"""Default of `outputsMax`: outputs in one answer of a function. In memory each takes a quarter of a KiB beside its
+value where some inputs of the call have to be tried again."""
+ANSWER_RECORDS_MAX_MAX = COMMIT_FRAMES_MAX * FRAME_RECORDS_MAX
+"""The most it may be set to."""
+ANSWER_ITEMS_PER_RECORD_MAX = 4
+"""Keys, tags and headers in an answer, of each kind, for every output that it may have."""
+MESSAGE_PARTS_MAX = 8 * FRAME_RECORDS_MAX
+"""Fields of an answer, where it is large enough for them to be counted before it is decoded: a column is one field, and
+so is what became of one record."""
+MESSAGE_BYTES_UNCOUNTED = 1 * MIB
+"""Up to here they are not counted: an empty field of two bytes takes some sixty when it is decoded."""
+COLUMN_BYTES_UNCOUNTED = 8 * MIB
+"""The same of a column of headers, whose entries grow to eight times their size."""
+SOURCE_POSITION_BYTES_MAX = 64 * KIB
+"""Of the position that a source function gives: it is stored with every commit."""
+TRACEPARENT_BYTES_MAX = 128
+"""Of a trace context; the one of W3C has 55."""
 SIDECAR_BACKOFF_FIRST_S = 0.1
 SIDECAR_BACKOFF_LAST_S = 5.0
 """A sidecar that dies is restarted after the first, then double, up to the last."""
@@ -125,6 +143,13 @@ assert RESULT_FRAME_BYTES_MAX + 64 * KIB < MESSAGE_BYTES_MAX
 assert RECORD_BYTES_MAX + 64 * KIB < MESSAGE_BYTES_MAX
 # A UDF may answer a frame with several times its size before gRPC refuses it.
 assert GRPC_MESSAGE_BYTES_MAX >= 8 * MESSAGE_BYTES_MAX
+# A call is made small enough for what it gives to be half a commit, so only a single record can give too many outputs:
+# one takes 12 bytes at least.
+assert 12 * ANSWER_RECORDS_MAX > COMMIT_BYTES_MAX // 2
+# What one record became is one commit, however large.
+assert ANSWER_RECORDS_MAX < ANSWER_RECORDS_MAX_MAX == COMMIT_FRAMES_MAX * FRAME_RECORDS_MAX
+# Every record of the largest frame may have an outcome.
+assert MESSAGE_PARTS_MAX > RESULT_FRAME_RECORDS_MAX + 16
 # A ledger holds at least a full buffer, and what its lanes commit until they see that it is full.
 assert LEDGER_SLACK_BYTES >= GRPC_MESSAGE_BYTES_MAX
 assert LEDGER_BYTES_MAX > BUFFER_BYTES_MAX + 8 * COMMIT_BYTES_MAX

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
+from millstream.limits import ANSWER_RECORDS_MAX, ANSWER_RECORDS_MAX_MAX
 from millstream.retry import ASKED_MAX
 from millstream.spec.references import TextOrReference
 from millstream.spec.values import (
@@ -73,6 +74,7 @@ def _checked_scalar(written: Any) -> Any:
     return written
 
 
+OutputsMax = Annotated[int, Field(ge=1, le=ANSWER_RECORDS_MAX_MAX, strict=True)]
 TimeFormat = Annotated[str, AfterValidator(_checked_time_format)]
 PythonFunction = Annotated[str, AfterValidator(_checked_python)]
 
@@ -368,6 +370,9 @@ class Udf(Program):
     """A query over each window; only with `groupBy`."""
     concurrency: PositiveCount | None = None
     """Records of one lane that the UDF works on at once; not with `groupBy`. Default: `limits.concurrency`."""
+    outputs_max: OutputsMax = ANSWER_RECORDS_MAX
+    """The most outputs that one call may give; a call that gives more has failed. Only for functions that make very
+    many records of one; not with `groupBy`."""
     retry_strategy: RetryStrategy = RetryStrategy()
     """What happens when it fails on a record, or for a reduce on a window."""
 
@@ -391,6 +396,10 @@ class Udf(Program):
             if data.get("concurrency") is not None:
                 what = "a reduce works on windows, as many at once as Spark has tasks"
                 yield ShapeFault(("concurrency",), what, "no `concurrency`")
+            if data.get("outputsMax") is not None:
+                yield ShapeFault(
+                    ("outputsMax",), "a reduce gives its results in any number of answers", "no `outputsMax`"
+                )
             if data.get("python") is not None and data.get("env"):
                 what = "the function runs inside Spark's Python workers"
                 yield ShapeFault(("env",), what, "`spark.executorEnv.NAME` in `spec.spark.conf`")
@@ -406,5 +415,7 @@ class Transformer(Program):
 
     builtin: TransformBuiltin | None = None
     """A built-in: `eventTime`, `filter` or `cat`."""
+    outputs_max: OutputsMax = ANSWER_RECORDS_MAX
+    """The most outputs that one call may give; a call that gives more has failed."""
     retry_strategy: RetryStrategy = RetryStrategy()
     """What happens when it fails on a record."""

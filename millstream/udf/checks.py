@@ -1,29 +1,64 @@
 """Does an answer fit its call? Pure.
 
-Above it: the streams of `client.py`. Below it: the column codecs. Raises `ValueError` that says what does not fit; who
-asked and what follows is the caller's to say.
+The one place where what a function gave is judged, before anything is made of it: behind it, columns can be cut, passed
+on and stored as they are. Costs one look at a column, none at an item.
+
+Above it: the streams of `client.py`, and the tasks of Spark. Below it: the column codecs. Raises `ValueError` that says
+what does not fit; who asked and what follows is the caller's to say.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Sequence
 
-from google.protobuf.message import DecodeError
-
+from millstream.extract import YEAR_1_US, YEAR_10000_US
+from millstream.frame import Frame
+from millstream.limits import (
+    ANSWER_ITEMS_PER_RECORD_MAX,
+    ANSWER_RECORDS_MAX,
+    COLUMN_BYTES_UNCOUNTED,
+    MESSAGE_BYTES_UNCOUNTED,
+    MESSAGE_PARTS_MAX,
+    RECORD_BYTES_MAX,
+    SOURCE_POSITION_BYTES_MAX,
+    TRACEPARENT_BYTES_MAX,
+)
 from millstream_udf import columns
 from millstream_udf.wire.frame.v1 import frame_pb2
 from millstream_udf.wire.udf.v1 import udf_pb2
 
+_OUTCOME = udf_pb2.Outcome
+MAP_RESULTS = frozenset(
+    (_OUTCOME.RESULT_ERROR, _OUTCOME.RESULT_RETRY, _OUTCOME.RESULT_DEAD_LETTER, _OUTCOME.RESULT_DROP)
+)
+SINK_RESULTS = MAP_RESULTS | {_OUTCOME.RESULT_FALLBACK}
 
-def check_map_answer(answer: udf_pb2.SealedMapAnswer, inputs: int) -> None:
-    """Every column has one entry per output, and everything that names an input names one of the call."""
+_ITEMS_MAX = ANSWER_ITEMS_PER_RECORD_MAX * ANSWER_RECORDS_MAX
+
+
+def check_parts(message: bytes, path: Sequence[int] = ()) -> None:
+    """Raises `ValueError` for a large message of more fields than an answer can have, which would be many times larger
+    when it is decoded. `path`: numbers of the fields that lead to the answer."""
+    if len(message) > MESSAGE_BYTES_UNCOUNTED:
+        _count_parts(memoryview(message), path, MESSAGE_PARTS_MAX)
+
+
+def check_map_answer(
+    answer: udf_pb2.SealedMapAnswer,
+    inputs: int,
+    *,
+    outputs_max: int = ANSWER_RECORDS_MAX,
+    times_allowed: bool = False,
+) -> None:
+    """Every column has one entry per output, and everything that names an input names one of the call. Event times are
+    set before the watermark is taken, thus by a source transform."""
     if answer.error:
         return
     count = answer.records
-    values = columns.count_bytes(answer.values)
-    if values != count:
-        raise ValueError(f"it says it has {count} outputs, and has {values} values")
-    failed = check_outcomes(answer.outcomes, inputs)
+    if count > outputs_max:
+        raise ValueError(f"it has {count:,} outputs; at most {outputs_max:,} are taken of one call (`outputsMax`)")
+    failed = check_outcomes(answer.outcomes, inputs, MAP_RESULTS)
+    _in_column("values", columns.check_bytes, answer.values, count)
     if answer.parents:
         _check_parents(answer.parents, count, inputs, failed)
     elif count and count != inputs:
@@ -32,22 +67,66 @@ def check_map_answer(answer: udf_pb2.SealedMapAnswer, inputs: int) -> None:
         )
     elif count and failed:
         raise ValueError(f"input {min(failed)} has both an outcome and an output")
-    if answer.event_times_us and len(answer.event_times_us) != 8 * count:
-        raise ValueError(f"it has {count} outputs, and {len(answer.event_times_us)} bytes of event times")
-    _check_columns(answer, count)
+    if answer.event_times_us:
+        if not times_allowed:
+            raise ValueError("it sets event times, which only a source transform can")
+        _check_times(answer.event_times_us, count)
+    _check_columns(answer, count, ANSWER_ITEMS_PER_RECORD_MAX * outputs_max)
 
 
-def check_reduce_answer(answer: udf_pb2.SealedReduceAnswer, groups: int) -> None:
-    """It speaks of at most `groups` groups, each failure of one of them, and every column has an entry per result."""
+def check_sink_answer(answer: udf_pb2.SinkAnswer, records: int) -> None:
+    """Its outcomes are of records of the call."""
+    if not answer.error:
+        check_outcomes(answer.outcomes, records, SINK_RESULTS)
+
+
+def check_source_batch(batch: udf_pb2.SourceBatch, records_max: int) -> None:
+    """At most so many records that can be sent, and every column has an entry for each."""
+    if batch.error:
+        return
+    if len(batch.position) > SOURCE_POSITION_BYTES_MAX:
+        raise ValueError(f"its position has {len(batch.position)} bytes; at most {SOURCE_POSITION_BYTES_MAX} are kept")
+    if not batch.HasField("frame"):
+        return
+    sealed = frame_pb2.SealedFrame.FromString(batch.frame.SerializeToString())
+    records = len(sealed.event_times_us) // 8
+    if records > records_max:
+        raise ValueError(f"it has {records} records; at most {records_max} were asked for")
+    if sealed.event_times_us:
+        _check_times(sealed.event_times_us, records)
+    _in_column("values", columns.check_bytes, sealed.values, records)
+    if sealed.ids:
+        _in_column("ids", columns.check_bytes, sealed.ids, records, text=True)
+    _check_columns(sealed, records, _ITEMS_MAX)
+    info = sealed.info
+    if not 0 <= info.ingest_time_us < YEAR_10000_US or len(info.traceparent) > TRACEPARENT_BYTES_MAX:
+        raise ValueError("its info has a time or a trace context that is none")
+    frame = Frame(
+        *(records, 0, 0, 0, sealed.values, sealed.event_times_us),
+        *(sealed.keys, sealed.headers, sealed.ids),
+    )
+    if frame.size > RECORD_BYTES_MAX and (largest := max(frame.record_sizes())) > RECORD_BYTES_MAX:
+        raise ValueError(f"a record has {largest} bytes; at most {RECORD_BYTES_MAX} can be sent")
+
+
+def check_reduce_answer(answer: udf_pb2.SealedReduceAnswer) -> None:
+    """Every column has an entry per result; what `check_reduce_groups` has seen is taken for right."""
+    count = sum(answer.counts)
+    if count > ANSWER_RECORDS_MAX:
+        raise ValueError(
+            f"it has {count:,} results; at most {ANSWER_RECORDS_MAX:,} are taken at once, and more in further answers"
+        )
+    _in_column("values", columns.check_bytes, answer.values, count)
+    _check_columns(answer, count, _ITEMS_MAX)
+
+
+def check_reduce_groups(answer: udf_pb2.SealedReduceAnswer, groups: int) -> None:
+    """It speaks of at most `groups` groups, and each failure of one of them: so much has to be right for what is wrong
+    with the rest to be theirs."""
     if not answer.counts:
         raise ValueError("it speaks of no group")
     if len(answer.counts) > groups:
         raise ValueError(f"it speaks of {len(answer.counts)} groups, and {groups} have no answer yet")
-    count = sum(answer.counts)
-    values = columns.count_bytes(answer.values)
-    if values != count:
-        raise ValueError(f"its counts come to {count} results, and it has {values} values")
-    _check_columns(answer, count)
     failed = [failure.index for failure in answer.failures]
     if failed and max(failed) >= len(answer.counts):
         raise ValueError(f"a failure speaks of group {max(failed)} of {len(answer.counts)}")
@@ -55,45 +134,99 @@ def check_reduce_answer(answer: udf_pb2.SealedReduceAnswer, groups: int) -> None
         raise ValueError("two failures speak of one group")
 
 
-def check_outcomes(outcomes: Iterable[udf_pb2.Outcome], inputs: int) -> set[int]:
-    """Each names an input of the call, and none twice. The inputs they name."""
+def check_outcomes(outcomes: Collection[udf_pb2.Outcome], inputs: int, results: Collection[int]) -> set[int]:
+    """Each names an input of the call, none twice, and has one of these results. The inputs they name."""
     named: set[int] = set()
     for outcome in outcomes:
         if outcome.index >= inputs:
             raise ValueError(f"an outcome speaks of input {outcome.index} of {inputs}")
         if outcome.index in named:
             raise ValueError(f"two outcomes speak of input {outcome.index}")
-        if outcome.result == udf_pb2.Outcome.RESULT_UNSPECIFIED:
+        if outcome.result == _OUTCOME.RESULT_UNSPECIFIED:
             raise ValueError(f"the outcome of input {outcome.index} has no result")
+        if outcome.result not in results:
+            raise ValueError(f"the outcome of input {outcome.index} has a result, {outcome.result}, that is none here")
         named.add(outcome.index)
     return named
 
 
-def _check_columns(answer: udf_pb2.SealedMapAnswer | udf_pb2.SealedReduceAnswer, count: int) -> None:
-    for name, column in (("keys", answer.keys), ("tags", answer.tags)):
-        if column and (entries := columns.count_lists(column)) != count:
-            raise ValueError(f"it has {count} outputs, and {entries} entries in {name}")
-    if answer.headers:
-        entries = _count_headers(answer.headers)
-        if entries != count:
-            raise ValueError(f"it has {count} outputs, and {entries} entries in headers")
+def _check_columns(
+    answer: udf_pb2.SealedMapAnswer | udf_pb2.SealedReduceAnswer | frame_pb2.SealedFrame, count: int, items_max: int
+) -> None:
+    _in_column("keys", columns.check_lists, answer.keys, count, items_max=items_max)
+    if not isinstance(answer, frame_pb2.SealedFrame):
+        _in_column("tags", columns.check_lists, answer.tags, count, items_max=items_max)
+    if len(answer.headers) > COLUMN_BYTES_UNCOUNTED:
+        # Two for each header, and the starts.
+        _in_column("headers", _count_parts, memoryview(answer.headers), (), 2 * items_max + 1)
+    _in_column("headers", columns.check_headers, answer.headers, count, items_max=items_max)
 
 
 def _check_parents(data: bytes, count: int, inputs: int, failed: set[int]) -> None:
-    parents = columns.unpack_offsets(data).tolist()
-    if len(parents) != count:
-        raise ValueError(f"it has {count} outputs, and {len(parents)} parents")
-    if parents != sorted(parents):
-        raise ValueError("parents fall; outputs are given in the order of their inputs")
-    if parents[-1] >= inputs:
-        raise ValueError(f"an output came from input {parents[-1]} of {inputs}")
-    if failed and (both := failed.intersection(parents)):
+    if len(data) != 4 * count:
+        raise ValueError(f"it has {count} outputs, and {len(data) / 4:g} parents")
+    try:
+        columns.check_rising(data)
+    except ValueError as error:
+        raise ValueError(f"parents fall; outputs are given in the order of their inputs ({error})") from error
+    last = int.from_bytes(data[-4:], "little")
+    if last >= inputs:
+        raise ValueError(f"an output came from input {last} of {inputs}")
+    if failed and (both := failed.intersection(columns.unpack_offsets(data))):
         raise ValueError(f"input {min(both)} has both an outcome and an output")
 
 
-def _count_headers(column: bytes) -> int:
+def _check_times(data: bytes, count: int) -> None:
+    if len(data) != 8 * count:
+        raise ValueError(f"it has {count} records, and {len(data)} bytes of event times")
+    times = columns.unpack_times(data)
+    for time_us in (min(times), max(times)):
+        if not YEAR_1_US <= time_us < YEAR_10000_US:
+            place = times.index(time_us)
+            raise ValueError(f"the event time of record {place}, {time_us} us, is not in the years 1 to 9999")
+
+
+def _in_column(name: str, check: Callable[..., object], *arguments: object, **options: object) -> None:
     try:
-        message = frame_pb2.SealedHeadersColumn.FromString(column)
-    except DecodeError as error:
-        raise ValueError(f"not a column: {error}") from error
-    return len(message.starts) // 4 - 1
+        check(*arguments, **options)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+
+
+def _count_parts(data: memoryview, path: Sequence[int], left: int) -> int:
+    """How many fields of those that are left are not there. Follows the encoding of protobuf; decodes no field."""
+    position, end = 0, len(data)
+    while position < end:
+        left -= 1
+        if left < 0:
+            raise ValueError("it has more fields than such a message can have")
+        tag, position = _varint(data, position)
+        kind = tag & 7
+        if kind == 2:
+            length, position = _varint(data, position)
+            if path and tag >> 3 == path[0]:
+                left = _count_parts(data[position : position + length], path[1:], left)
+            position += length
+        elif kind == 0:
+            _, position = _varint(data, position)
+        elif kind in _FIXED_BYTES:
+            position += _FIXED_BYTES[kind]
+        else:
+            raise ValueError(f"a field has the type {kind}")
+    return left
+
+
+_FIXED_BYTES = {1: 8, 5: 4}
+
+
+def _varint(data: memoryview, position: int) -> tuple[int, int]:
+    """A number, and where it ends."""
+    value = shift = 0
+    while position < len(data) and shift < 70:
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+        shift += 7
+    raise ValueError("a number has no end")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import grpc
@@ -16,8 +17,8 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from millstream.errors import UdfError
-from millstream.limits import GRPC_MESSAGE_BYTES_MAX
-from millstream.udf.checks import check_map_answer, check_outcomes
+from millstream.limits import ANSWER_RECORDS_MAX, GRPC_MESSAGE_BYTES_MAX
+from millstream.udf.checks import check_map_answer, check_parts, check_sink_answer
 from millstream.udf.protocol import MapStream, SinkStream, SourceStream, StreamName
 from millstream.udf.source_stream import open_source_stream
 from millstream.udf.stream import PROTOCOL_VERSION, CallStream, Dialect, open_call_stream
@@ -41,6 +42,9 @@ CHANNEL_OPTIONS = (
     ("grpc.enable_http_proxy", 0),
 )
 
+_ANSWER = (2,)
+"""Number of the answer's field in a response."""
+
 _KIND_NAMES = {
     udf_pb2.KIND_MAP: "map",
     udf_pb2.KIND_SOURCE_TRANSFORM: "source transform",
@@ -58,14 +62,18 @@ class GrpcUdfClient:
         self.description = description
 
     @asynccontextmanager
-    async def open_map(self, kind: udf_pb2.Kind.ValueType, name: StreamName) -> AsyncIterator[MapStream]:
+    async def open_map(
+        self, kind: udf_pb2.Kind.ValueType, name: StreamName, *, outputs_max: int = ANSWER_RECORDS_MAX
+    ) -> AsyncIterator[MapStream]:
         """A map or source transform stream."""
+        times_allowed = kind == udf_pb2.KIND_SOURCE_TRANSFORM
         dialect = Dialect(
             method=f"{SERVICE}/Map",
             hello=udf_pb2.SealedMapRequest(hello=_hello(kind, name)).SerializeToString(),
             welcome=_map_welcome,
             answer=_map_answer,
-            check=check_map_answer,
+            check=partial(check_map_answer, outputs_max=outputs_max, times_allowed=times_allowed),
+            failed=lambda call_id, error: udf_pb2.SealedMapAnswer(call_id=call_id, error=error),
         )
         self.check_kind(kind, name)
         async with open_call_stream(self._channel, name, dialect) as stream:
@@ -79,7 +87,8 @@ class GrpcUdfClient:
             hello=udf_pb2.SealedSinkRequest(hello=_hello(udf_pb2.KIND_SINK, name)).SerializeToString(),
             welcome=_sink_welcome,
             answer=_sink_answer,
-            check=_check_sink_answer,
+            check=check_sink_answer,
+            failed=lambda call_id, error: udf_pb2.SinkAnswer(call_id=call_id, error=error),
         )
         self.check_kind(udf_pb2.KIND_SINK, name)
         async with open_call_stream(self._channel, name, dialect) as stream:
@@ -137,7 +146,7 @@ class _GrpcMapStream:
             )
             return udf_pb2.SealedMapRequest(call=call).SerializeToString()
 
-        return await self._stream.call(encode, _records(frame))
+        return await self._stream.call(encode, _records(frame), _first(id_prefix, first_index))
 
 
 class _GrpcSinkStream:
@@ -162,7 +171,7 @@ class _GrpcSinkStream:
             )
             return udf_pb2.SealedSinkRequest(call=call).SerializeToString()
 
-        return await self._stream.call(encode, _records(frame))
+        return await self._stream.call(encode, _records(frame), _first(id_prefix, first_index))
 
 
 @asynccontextmanager
@@ -229,6 +238,7 @@ def _map_welcome(data: bytes) -> udf_pb2.Welcome | None:
 
 
 def _map_answer(data: bytes) -> tuple[int, udf_pb2.SealedMapAnswer]:
+    check_parts(data, _ANSWER)
     message = udf_pb2.SealedMapResponse.FromString(data)
     if not message.HasField("answer"):
         raise ValueError("an answer was expected")
@@ -241,15 +251,16 @@ def _sink_welcome(data: bytes) -> udf_pb2.Welcome | None:
 
 
 def _sink_answer(data: bytes) -> tuple[int, udf_pb2.SinkAnswer]:
+    check_parts(data, _ANSWER)
     message = udf_pb2.SinkResponse.FromString(data)
     if not message.HasField("answer"):
         raise ValueError("an answer was expected")
     return message.answer.call_id, message.answer
 
 
-def _check_sink_answer(answer: udf_pb2.SinkAnswer, records: int) -> None:
-    if not answer.error:
-        check_outcomes(answer.outcomes, records)
+def _first(id_prefix: str, first_index: int) -> str:
+    """Id of a call's first record, where the call has its records' ids."""
+    return f"{id_prefix}{first_index}" if id_prefix else ""
 
 
 def _records(frame: bytes) -> int:

@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
+from millstream.limits import ANSWER_RECORDS_MAX
 from millstream_udf.wire.udf.v1 import udf_pb2
 
 
@@ -44,10 +45,10 @@ class MapStream(Protocol):
         that of calling.
 
         When the sidecar dies or the stream breaks, the call is sent again on the next stream: the answer that is
-        returned is
-        the only one that counts. Raises `UdfError` when the function breaks the protocol (unknown call id, columns
-        that do
-        not fit, an answer twice), with what it did. `answer.error` and `answer.outcomes` are the caller's to judge.
+        returned is the only one that counts, and every column of it fits the call: instead of one that does not, one
+        with an `error` is returned. Raises `UdfError` when the function breaks the protocol otherwise (no message of
+        it, unknown call id, an answer twice), with what it did. `answer.error` and `answer.outcomes` are the caller's
+        to judge.
         """
 
 
@@ -67,8 +68,8 @@ class SourceStream(Protocol):
     """One open stream for one lane of a user-defined source. One read at a time."""
 
     async def read(self, records_max: int, bytes_max: int, timeout_s: float) -> udf_pb2.SourceBatch:
-        """As `SourceLane.read`. After a break the stream is opened again at the position of the last batch that was
-        read: what was
+        """As `SourceLane.read`; instead of a batch that does not fit, one with an `error` is returned. After a break,
+        and after such a batch, the stream is opened again at the position of the last batch that was read: what was
         read before is still in this process, and would come twice from the last committed one."""
 
     async def committed(self, position: bytes) -> None: ...
@@ -80,8 +81,10 @@ class UdfClient(Protocol):
     @property
     def description(self) -> udf_pb2.DescribeResponse: ...
 
-    def open_map(self, kind: udf_pb2.Kind.ValueType, name: StreamName) -> AbstractAsyncContextManager[MapStream]:
-        """`kind` is KIND_MAP or KIND_SOURCE_TRANSFORM."""
+    def open_map(
+        self, kind: udf_pb2.Kind.ValueType, name: StreamName, *, outputs_max: int = ANSWER_RECORDS_MAX
+    ) -> AbstractAsyncContextManager[MapStream]:
+        """`kind` is KIND_MAP or KIND_SOURCE_TRANSFORM; an answer has at most so many outputs."""
 
     def open_sink(self, name: StreamName) -> AbstractAsyncContextManager[SinkStream]: ...
 

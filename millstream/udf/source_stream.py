@@ -17,11 +17,15 @@ from google.protobuf.message import DecodeError
 
 from millstream.errors import UdfError
 from millstream.limits import SIDECAR_BACKOFF_FIRST_S, SIDECAR_BACKOFF_LAST_S
+from millstream.udf.checks import check_parts, check_source_batch
 from millstream.udf.protocol import StreamName
 from millstream.udf.stream import HALF_CLOSE_TIMEOUT_S, PROTOCOL_VERSION, RawCall, raise_fatal
 from millstream_udf.wire.udf.v1 import udf_pb2
 
 _log = logging.getLogger(__name__)
+
+_BATCH = (2,)
+"""Number of the batch's field in a response."""
 
 
 class _Break(Exception):
@@ -70,6 +74,12 @@ class GrpcSourceStream:
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(2 * backoff_s, SIDECAR_BACKOFF_LAST_S)
                 continue
+            try:
+                check_source_batch(batch, records_max)
+            except ValueError as error:
+                # Read again from where it stood: nothing of this batch was used.
+                self.drop()
+                return udf_pb2.SourceBatch(error=f"it breaks its protocol: its batch does not fit: {error}")
             if not batch.error:
                 self._opening.position = batch.position
             return batch
@@ -140,8 +150,9 @@ class GrpcSourceStream:
             raise_fatal(self._where, error.code(), error.details())
             raise _Break(f"{error.code().name}: {error.details()}") from error
         try:
+            check_parts(data, _BATCH)
             return udf_pb2.SourceResponse.FromString(data)
-        except DecodeError as error:
+        except (DecodeError, ValueError) as error:
             raise self._broken(f"it sent {len(data)} bytes that are no message of the protocol: {error}") from error
 
     def _batch(self, response: udf_pb2.SourceResponse) -> udf_pb2.SourceBatch:

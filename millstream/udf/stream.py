@@ -75,6 +75,8 @@ class Dialect(Generic[_Answer]):
     """Decodes an answer: call id and answer. Raises `ValueError`."""
     check: Callable[[_Answer, int], None]
     """Raises `ValueError` when an answer does not fit a call of so many records."""
+    failed: Callable[[int, str], _Answer]
+    """The answer that says that a call has failed as a whole, and why."""
 
 
 @dataclass(slots=True, eq=False)
@@ -82,6 +84,8 @@ class _Call(Generic[_Answer]):
     call_id: int
     message: bytes
     records: int
+    first: str
+    """Id of the first of them, where it is known."""
     answered: asyncio.Future[_Answer]
     sends: int = field(default=0)
 
@@ -107,13 +111,17 @@ class CallStream(Generic[_Answer]):
         self.calls_max = 1
         self.breaks = 0
         """Streams that broke while they were used."""
+        self.refused = 0
+        """Answers that did not fit their calls."""
 
-    async def call(self, encode: Callable[[int], bytes], records: int) -> _Answer:
-        """Send what `encode` makes for a call id, and wait for the answer."""
+    async def call(self, encode: Callable[[int], bytes], records: int, first: str = "") -> _Answer:
+        """Send what `encode` makes for a call id, and wait for the answer: one that fits, or one that says that the
+        function has failed."""
         if self._failed is not None:
             raise self._failed
         self._ids += 1
-        call = _Call[_Answer](self._ids, encode(self._ids), records, asyncio.get_running_loop().create_future())
+        answered: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
+        call = _Call(self._ids, encode(self._ids), records, first, answered)
         self._waiting[call.call_id] = call
         self._outbox.append(call)
         self._wake.set()
@@ -241,13 +249,23 @@ class CallStream(Generic[_Answer]):
         try:
             self._dialect.check(answer, call.records)
         except ValueError as error:
-            raise self._broken(f"its answer to {call.records} records does not fit: {error}") from error
+            answer = self._dialect.failed(call_id, self._refuse(call, error))
         del self._waiting[call_id]
         self._sent -= 1
         self._wake.set()
         # Whoever called may have been cancelled; the answer is then of no use to anybody.
         if not call.answered.done():
             call.answered.set_result(answer)
+
+    def _refuse(self, call: _Call[_Answer], error: ValueError) -> str:
+        """Nothing of an answer that does not fit is used. It is a failure of the function like any other."""
+        self.refused += 1
+        which = f", of which the first is {call.first}" if call.first else ""
+        what = f"its answer to call {call.call_id} ({call.records} records{which}) does not fit: {error}"
+        if self.refused.bit_count() == 1:
+            # At each doubling: a function may do so at every call.
+            _log.warning("%s: %s (%d such answers; nothing of them is used)", self.where, what, self.refused)
+        return f"the function breaks its protocol: {what}"
 
     def _decoded(self, decode: Callable[[bytes], _T], data: bytes) -> _T:
         try:

@@ -194,7 +194,9 @@ class SimClient:
     def description(self) -> udf_pb2.DescribeResponse:
         return udf_pb2.DescribeResponse(protocol_version=1)
 
-    def open_map(self, kind: udf_pb2.Kind.ValueType, name: StreamName) -> AbstractAsyncContextManager[MapStream]:
+    def open_map(
+        self, kind: udf_pb2.Kind.ValueType, name: StreamName, *, outputs_max: int = 0
+    ) -> AbstractAsyncContextManager[MapStream]:
         raise AssertionError("a source or a sink is no map")
 
     @asynccontextmanager

@@ -186,7 +186,8 @@ func (g *groups) add(messages []Message, err error) error {
 		}
 		g.answer.Counts[len(g.answer.Counts)-1]++
 		g.out, g.owners = append(g.out, &messages[i]), append(g.owners, g.group)
-		g.bytes += len(messages[i].Value)
+		// The offsets take room too: an answer of empty results has an end.
+		g.bytes += len(messages[i].Value) + 8
 	}
 	if g.bytes >= answerBytes || len(g.counts) == 0 {
 		return g.send()

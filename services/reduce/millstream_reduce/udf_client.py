@@ -19,18 +19,18 @@ after the other, each when the one before is answered: so the group that ends it
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
 from millstream.errors import UdfError
-from millstream.udf.checks import check_reduce_answer
+from millstream.udf.checks import check_parts, check_reduce_answer, check_reduce_groups
 from millstream.udf.stream import FATAL
 from millstream.wire.reduce.v1 import spark_pb2
 from millstream_reduce.udf_parts import PartEncoder, PartMessage, decode_answer, one_by_one
 from millstream_reduce.udf_stream import FunctionLostError, Stream, open_stream
-from millstream_udf.groups import Part
+from millstream_udf.groups import Group, Part
 from millstream_udf.reducing import Answer, Failure
 from millstream_udf.wire.udf.v1 import udf_pb2
 
@@ -40,6 +40,8 @@ KEPT_BYTES_MAX = 64 * 1024 * 1024
 """Bytes of messages without an answer that are kept to be sent again. A slow function is not sent more."""
 PARTIAL_BYTES_MAX = 16 * 1024 * 1024
 """Bytes of results of a group without a whole answer that are kept back."""
+_ANSWER = (2,)
+"""Number of the answer's field in a response."""
 BREAKS_MAX = 3
 """Breaks in a row that one group may cause."""
 
@@ -185,13 +187,23 @@ class UdfReduction:
     def _take(self, answers: Iterable[bytes]) -> Iterator[Answer]:
         for data in answers:
             try:
+                check_parts(data, _ANSWER)
                 sealed = udf_pb2.SealedReduceResponse.FromString(data).answer
-                check_reduce_answer(sealed, self._encoder.count - self._answered)
-                groups = [self._encoder.group(self._answered + index) for index in range(len(sealed.counts))]
-                answer = decode_answer(sealed, groups)
+                check_reduce_groups(sealed, self._encoder.count - self._answered)
             except (ValueError, DecodeError) as error:
                 raise UdfError(f"{self._where} gave an answer that does not fit: {error}") from error
-            yield from self._hold(answer, len(data))
+            groups = [self._encoder.group(self._answered + index) for index in range(len(sealed.counts))]
+            yield from self._hold(self._decoded(sealed, groups), len(data))
+
+    def _decoded(self, sealed: udf_pb2.SealedReduceAnswer, groups: Sequence[Group]) -> Answer:
+        """The answer; where its columns do not fit, nothing of it is used and its groups have failed."""
+        try:
+            check_reduce_answer(sealed)
+        except ValueError as error:
+            reason = f"{self._where} gave an answer of {len(groups)} group(s) that does not fit: {error}"
+            failures = [Failure(index, reason) for index in range(len(groups))]
+            return Answer(list(groups), [0] * len(groups), [], failures, sealed.unfinished)
+        return decode_answer(sealed, groups)
 
     def _hold(self, answer: Answer, size: int) -> Iterator[Answer]:
         """Pass whole groups on, and keep the results of one that is not whole: they come again if the stream breaks."""

@@ -202,8 +202,9 @@ def decode_answer(answer: udf_pb2.SealedReduceAnswer, groups: Sequence[Group]) -
         results = [Message(*row) for row in zip(values, keys, tags, headers, strict=True)]
     failures = [Failure(item.index, item.error, item.detail) for item in answer.failures]
     decoded = Answer(list(groups), list(answer.counts), results, failures, answer.unfinished)
-    if any(len(value) > RESULT_BYTES_MAX for value in values):
-        _fail_large(decoded, values)
+    sizes = [_size_of(result) for result in results] if len(answer.keys) + len(answer.headers) else [*map(len, values)]
+    if max(sizes, default=0) > RESULT_BYTES_MAX:
+        _fail_large(decoded, sizes)
     return decoded
 
 
@@ -212,11 +213,18 @@ def _group_message(group: Group) -> udf_pb2.Group:
     return udf_pb2.Group(start_us=window.start_us, end_us=window.end_us, early=window.early, keys=group.keys)
 
 
-def _fail_large(answer: Answer, values: Sequence[bytes]) -> None:
+def _size_of(result: bytes | Message) -> int:
+    if isinstance(result, bytes):
+        return len(result)
+    size = len(result.value) + sum(len(part.encode()) for part in result.keys or ())
+    return size + sum(len(name.encode()) + len(value) for name, value in (result.headers or {}).items())
+
+
+def _fail_large(answer: Answer, sizes: Sequence[int]) -> None:
     failed = {failure.index for failure in answer.failures}
     start = 0
     for index, count in enumerate(answer.counts):
-        largest = max(map(len, values[start : start + count]), default=0)
+        largest = max(sizes[start : start + count], default=0)
         if largest > RESULT_BYTES_MAX and index not in failed:
             error = f"a result has {largest:,} bytes; the most is {RESULT_BYTES_MAX:,}. Give several smaller ones"
             answer.failures.append(Failure(index, error))

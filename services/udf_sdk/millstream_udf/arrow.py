@@ -46,8 +46,7 @@ def value_column(inputs: Inputs) -> pa.Array[Any]:
     """The values, in the frame's memory. Raises `ValueError`."""
     import pyarrow as pa
 
-    if columns.count_bytes(inputs.sealed.values) != inputs.count:
-        raise ValueError(f"a frame says it has {inputs.count} records, and has another number of values")
+    columns.check_bytes(inputs.sealed.values, inputs.count)
     if not inputs.count:
         return pa.array([], pa.binary())
     sealed = frame_pb2.SealedBytesColumn.FromString(inputs.sealed.values)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from itertools import accumulate, chain, pairwise
 from typing import TypeVar
 
@@ -18,6 +19,8 @@ from google.protobuf.message import DecodeError
 from millstream_udf.wire.frame.v1 import frame_pb2
 
 _SWAP = sys.byteorder == "big"
+_OFFSET_BYTES = 4
+_OFFSET_BITS = 32
 
 _Column = TypeVar("_Column", frame_pb2.SealedBytesColumn, frame_pb2.SealedListColumn, frame_pb2.SealedHeadersColumn)
 
@@ -82,15 +85,69 @@ def slice_bytes(column: bytes, start: int, stop: int) -> bytes:
     return _slice(message, start, stop).SerializeToString()
 
 
-def count_bytes(column: bytes) -> int:
-    """Number of items of an encoded `BytesColumn`, without reading them; checks that the ends meet."""
-    if not column:
-        return 0
+def check_bytes(column: bytes, records: int, *, text: bool = False) -> None:
+    """Raises `ValueError` unless `records` items can be cut out of an encoded `BytesColumn`; as UTF-8 where it is
+    `text`. Makes none of them."""
+    if not column and not records:
+        return
     message = _parse(frame_pb2.SealedBytesColumn, column)
-    offsets = unpack_offsets(message.offsets)
-    if not offsets or offsets[0] != 0 or offsets[-1] != len(message.data):
-        raise ValueError("offsets do not begin at 0 and end at the length of the data")
-    return len(offsets) - 1
+    items = _count_offsets(message.offsets)
+    if items != records:
+        raise ValueError(f"a column has {items} items for {records} records")
+    _check_items(message, text=text)
+
+
+def check_lists(column: bytes, records: int, *, items_max: int | None = None) -> None:
+    """The same for an encoded `ListColumn` of texts, which may be absent; with at most so many texts."""
+    if not column:
+        return
+    message = _parse(frame_pb2.SealedListColumn, column)
+    items = max(0, _count_offsets(message.items.offsets))
+    if items_max is not None and items > items_max:
+        raise ValueError(f"a list column has {items} items; at most {items_max} are taken")
+    if message.items.offsets or message.items.data:
+        _check_items(message.items, text=True)
+    if message.starts:
+        _check_starts(message.starts, items, records)
+    else:
+        _check_entries(items, records)
+
+
+def check_headers(column: bytes, records: int, *, items_max: int | None = None) -> None:
+    """The same for an encoded `HeadersColumn`. (Names are UTF-8, or it could not be decoded.)"""
+    if not column:
+        return
+    message = _parse(frame_pb2.SealedHeadersColumn, column)
+    names = len(message.names)
+    if names != len(message.values):
+        raise ValueError(f"a headers column has {names} names and {len(message.values)} values")
+    if items_max is not None and names > items_max:
+        raise ValueError(f"a headers column has {names} headers; at most {items_max} are taken")
+    _check_starts(message.starts, names, records)
+
+
+def check_rising(numbers: bytes) -> None:
+    """Raises `ValueError` unless packed unsigned 32-bit numbers are below 2**31 and none is smaller than the one before
+    it. All at once: as one long integer, whose borrows show where a number falls."""
+    if len(numbers) % _OFFSET_BYTES:
+        raise ValueError(f"a column of offsets has {len(numbers)} bytes, which is not a multiple of {_OFFSET_BYTES}")
+    count = len(numbers) // _OFFSET_BYTES
+    tops = _tops(count)
+    all_of_them = int.from_bytes(numbers, "little")
+    later = all_of_them >> _OFFSET_BITS
+    earlier = all_of_them & ((1 << _OFFSET_BITS * max(0, count - 1)) - 1)
+    # With the topmost bit set, no difference borrows from its neighbour, and it keeps that bit unless the number fell.
+    fallen = _tops(count - 1)
+    if all_of_them & tops or ((later | fallen) - earlier) & fallen != fallen:
+        plain = unpack_offsets(numbers)
+        place = next((n for n in range(1, count) if plain[n] < plain[n - 1]), None)
+        raise ValueError("an offset is too large" if place is None else f"offsets fall at place {place}")
+
+
+@lru_cache(maxsize=16)
+def _tops(count: int) -> int:
+    """The topmost bit of each of so many packed numbers."""
+    return int.from_bytes(b"\0\0\0\x80" * max(0, count), "little")
 
 
 def pack_lists(lists: Sequence[Sequence[bytes]]) -> bytes:
@@ -142,15 +199,6 @@ def slice_lists(column: bytes, start: int, stop: int) -> bytes:
     return frame_pb2.SealedListColumn(starts=_from_zero(starts), items=items).SerializeToString()
 
 
-def count_lists(column: bytes) -> int:
-    """Number of entries of an encoded `ListColumn`, without reading them."""
-    if not column:
-        return 0
-    message = _parse(frame_pb2.SealedListColumn, column)
-    offsets = message.starts or message.items.offsets
-    return len(unpack_offsets(offsets)) - 1
-
-
 def pack_headers(headers: Sequence[Mapping[str, bytes]]) -> bytes:
     """An encoded `HeadersColumn`; empty when no record has headers."""
     if not any(headers):
@@ -197,6 +245,40 @@ def slice_headers(column: bytes, start: int, stop: int) -> bytes:
         values=message.values[starts[0] : starts[-1]],
     )
     return part.SerializeToString()
+
+
+def _count_offsets(offsets: bytes) -> int:
+    """Items between packed offsets; -1 where there is none."""
+    return len(offsets) // _OFFSET_BYTES - 1
+
+
+def _check_items(column: frame_pb2.SealedBytesColumn, *, text: bool) -> None:
+    data = column.data
+    _check_ends(unpack_offsets(column.offsets[:_OFFSET_BYTES] + column.offsets[-_OFFSET_BYTES:]), len(data))
+    check_rising(column.offsets)
+    if text and not data.isascii():
+        _check_text(data, unpack_offsets(column.offsets))
+
+
+def _check_text(data: bytes, offsets: array[int]) -> None:
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"a text is not UTF-8: {error}") from error
+    # All of it is UTF-8, so each text is if it begins with a character.
+    if any(data[offset] & 0xC0 == 0x80 for offset in offsets if offset < len(data)):
+        raise ValueError("a text is not UTF-8: it begins in the middle of a character")
+
+
+def _check_starts(starts: bytes, items: int, records: int) -> None:
+    _check_entries(_count_offsets(starts), records)
+    _check_ends(unpack_offsets(starts[:_OFFSET_BYTES] + starts[-_OFFSET_BYTES:]), items)
+    check_rising(starts)
+
+
+def _check_entries(entries: int, records: int) -> None:
+    if entries != records:
+        raise ValueError(f"a list column has {entries} entries for {records} records")
 
 
 def _slice(column: frame_pb2.SealedBytesColumn, start: int, stop: int) -> frame_pb2.SealedBytesColumn:

@@ -17,6 +17,8 @@ from millstream_udf.wire.udf.v1 import udf_pb2
 
 _PLAIN = {bytes}
 _FILTERING = {bytes, type(None)}
+_TIMES = "in the years 1 to 9999"
+_YEAR_1_US, _YEAR_10000_US = -62_135_596_800_000_000, 253_402_300_800_000_000
 _SCALARS = (bytes, str, Message, Record, bytearray, memoryview)
 
 
@@ -112,10 +114,11 @@ def _columns(inputs: Inputs, outputs: Sequence[bytes | Message], parents: Sequen
         headers = [inputs.headers[at] if m is None or m.headers is None else m.headers for m, at in rows]
         answer.headers = columns.pack_headers(headers) or columns.pack_no_headers(count)
     if any(message.event_time_us is not None for message in given):
-        times = inputs.event_times_us
-        answer.event_times_us = columns.pack_times(
-            [times[at] if m is None or m.event_time_us is None else m.event_time_us for m, at in rows]
-        )
+        own_times = inputs.event_times_us
+        times = [own_times[at] if m is None or m.event_time_us is None else m.event_time_us for m, at in rows]
+        if not (_is_time(min(times)) and _is_time(max(times))):
+            raise ValueError(f"an event time is not {_TIMES}")
+        answer.event_times_us = columns.pack_times(times)
     return answer
 
 
@@ -144,7 +147,7 @@ def fault_of(message: Message) -> BadOutput | None:
         ("keys", "texts", message.keys is None or _are_texts(message.keys)),
         ("tags", "texts", _are_texts(message.tags)),
         ("headers", "a mapping of texts to bytes", message.headers is None or _are_headers(message.headers)),
-        ("event_time", "within 64 bits", message.event_time_us is None or -(2**63) <= message.event_time_us < 2**63),
+        ("event_time", _TIMES, message.event_time_us is None or _is_time(message.event_time_us)),
     ):
         if not sound:
             fault = BadOutput(
@@ -162,13 +165,18 @@ def fault_of_record(record: Record) -> str | None:
         ("value", "bytes or str", isinstance(value, bytes | bytearray | memoryview) or _is_text(value)),
         ("keys", "a tuple of texts", _are_texts(keys)),
         ("headers", "a mapping of texts to bytes", _are_headers(record.headers)),
-        ("event_time_us", "within 64 bits", -(2**63) <= record.event_time_us < 2**63),
+        ("event_time_us", _TIMES, _is_time(record.event_time_us)),
         ("id", "a text or None", record.id is None or _are_texts((record.id,))),
     ):
         if not sound:
             given: object = getattr(record, name)
             return f"its {name} must be {expected}, not {_named(given)}{hint_for(given) if name == 'value' else ''}"
     return None
+
+
+def _is_time(time_us: int) -> bool:
+    """Whether the caller takes it for an event time."""
+    return _YEAR_1_US <= time_us < _YEAR_10000_US
 
 
 def _are_texts(texts: object) -> bool:

@@ -35,6 +35,8 @@ from millstream_udf.reduce_arrow import Tables, is_table, outputs_of
 from millstream_udf.values import DeadLetter, Drop, Fallback, Message, Retry
 
 ANSWER_BYTES = 1024 * 1024
+_RESULT_BYTES = 8
+"""What a result takes beside its value: an answer of empty ones has an end too."""
 """An answer leaves when its results have come to this."""
 ANSWER_GROUPS = 4096
 """Or when it tells of so many groups."""
@@ -228,7 +230,7 @@ class _Builder:
             raise BadOutput(f"a result has {size:,} bytes; the most is {RESULT_BYTES_MAX:,}. Give several smaller ones")
         self.answer.results.append(result)
         self.answer.counts[-1] += 1
-        self._size += size
+        self._size += size + _RESULT_BYTES
         return self._size >= ANSWER_BYTES
 
     def fail(self, error: BaseException) -> None:

@@ -10,7 +10,6 @@ any number of times for the same records; only the commit of its result counts.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import random
 from array import array
@@ -121,7 +120,7 @@ class Mapper:
         self, frame: Frame, *, watermark_us: int, traceparent: str = "", origin: Origin = NO_ORIGIN
     ) -> Mapped:
         """Process the records of `frame`. Raises `UdfError` when the policy says stop or the function breaks the
-        protocol."""
+        protocol. That an answer fits its call is the stream's to see to."""
         answer = await self._stream.call(
             frame.encode(),
             watermark_us=watermark_us,
@@ -139,46 +138,23 @@ class Mapper:
     def _take_whole(self, frame: Frame, answer: udf_pb2.SealedMapAnswer) -> Mapped:
         """Every input is done: make the output frame of the answer's columns and what is inherited."""
         account = Account(inputs=frame.records, outputs=answer.records)
-        try:
-            parents = self._parents(frame, answer)
-            if columns.count_bytes(answer.values) != answer.records:
-                raise ValueError(
-                    f"it says {answer.records} outputs and gives {columns.count_bytes(answer.values)} values"
-                )
-            tags = columns.unpack_lists(answer.tags, answer.records) if answer.tags and self._needs_tags else None
-            output = self._output(frame, answer, parents)
-        except ValueError as error:
-            raise UdfError(f"{self._where}: the function's answer does not fit its call: {error}") from error
+        parents = self._parents(answer)
+        tags = columns.unpack_lists(answer.tags, answer.records) if answer.tags and self._needs_tags else None
+        output = self._output(frame, answer, parents)
         done = frame.records if parents is None else len(set(parents))
         account.processed, account.filtered = done, frame.records - done
         return Mapped(output, tags, None, account)
 
-    def _parents(self, frame: Frame, answer: udf_pb2.SealedMapAnswer) -> array[int] | None:
+    def _parents(self, answer: udf_pb2.SealedMapAnswer) -> array[int] | None:
         """Input of each output; None when output i is of input i."""
-        if not answer.parents:
-            if answer.records not in (0, frame.records):
-                raise ValueError(f"{answer.records} outputs for {frame.records} inputs, and no parents")
-            return None if answer.records else array("I")
-        parents = columns.unpack_offsets(answer.parents)
-        if len(parents) != answer.records:
-            raise ValueError(f"{len(parents)} parents for {answer.records} outputs")
-        if parents and parents[-1] >= frame.records:
-            raise ValueError(f"an output names input {parents[-1]} of {frame.records}")
-        if any(later < earlier for earlier, later in itertools.pairwise(parents)):
-            raise ValueError("outputs are not in the order of their inputs")
-        return parents
+        if answer.parents or not answer.records:
+            return columns.unpack_offsets(answer.parents)
+        return None
 
     def _output(self, frame: Frame, answer: udf_pb2.SealedMapAnswer, parents: array[int] | None) -> Frame | None:
         if not answer.records:
             return None
-        for name, column in (("keys", answer.keys), ("tags", answer.tags)):
-            if column and (count := columns.count_lists(column)) != answer.records:
-                raise ValueError(f"{count} {name} for {answer.records} outputs")
-        if answer.headers:
-            columns.unpack_headers(answer.headers, answer.records)
         times = answer.event_times_us
-        if times and len(times) != 8 * answer.records:
-            raise ValueError(f"{len(times) // 8} event times for {answer.records} outputs")
         inherited = frame
         if parents is not None and not (
             len(parents) == frame.records and parents[0] == 0 and len(set(parents)) == len(parents)
@@ -253,17 +229,12 @@ class Mapper:
             }
         else:
             outcomes = {outcome.index: outcome for outcome in answer.outcomes}
-            try:
-                self._keep_rows(frame, pending, answer, attempted)
-            except ValueError as error:
-                raise UdfError(f"{self._where}: the function's answer does not fit its call: {error}") from error
+            self._keep_rows(frame, pending, answer, attempted)
             self._refuse_large(pending, attempted)
             self._refuse_future(pending, attempted)
         again: list[int] = []
         delay_s = 0.0
         for place, outcome in outcomes.items():
-            if place >= len(pending):
-                raise UdfError(f"{self._where}: the function's answer speaks of input {place} of {len(pending)}")
             index = pending[place]
             attempted.rows.pop(index, None)
             outcome.reason, outcome.detail = reason_and_detail(outcome.reason, outcome.detail)
@@ -275,17 +246,13 @@ class Mapper:
                 attempted.dropped[index] = outcome.reason or "dropped by the function"
             elif outcome.result == _OUTCOME.RESULT_DEAD_LETTER:
                 self._give_up(index, outcome, attempted, attempted.attempts(index) + 1)
-            elif outcome.result == _OUTCOME.RESULT_ERROR:
+            else:
                 failed[index] += 1
                 if self._policy.on_failure is OnFailure.RETRY or self._policy.backoff.allows(failed[index]):
                     again.append(index)
                     delay_s = max(delay_s, self._policy.backoff.delay_s(failed[index], self._rng))
                 else:
                     self._give_up(index, outcome, attempted, attempted.attempts(index))
-            else:
-                raise UdfError(
-                    f"{self._where}: the function's answer has an outcome {outcome.result} that a map cannot have"
-                )
         return sorted(again), delay_s
 
     def _may_wait(self, index: int, outcome: udf_pb2.Outcome, attempted: _Attempted) -> bool:
@@ -326,9 +293,7 @@ class Mapper:
         part = frame if len(pending) == frame.records else frame.take(pending)
         failed = {outcome.index for outcome in answer.outcomes}
         values = columns.unpack_bytes(answer.values)
-        if len(values) != answer.records:
-            raise ValueError(f"it says {answer.records} outputs and gives {len(values)} values")
-        given = self._parents(part, answer)
+        given = self._parents(answer)
         parents: Sequence[int] = given if given is not None else range(len(values))
         keys = columns.unpack_lists(answer.keys, len(values)) if answer.keys else None
         tags = columns.unpack_lists(answer.tags, len(values))
@@ -339,8 +304,6 @@ class Mapper:
             if place not in failed:
                 attempted.rows[pending[place]] = []
         for output, place in enumerate(parents):
-            if place in failed:
-                raise ValueError(f"input {place} has both an output and an outcome")
             row = Row(
                 values[output],
                 keys[output] if keys is not None else part_keys[place],

@@ -62,12 +62,12 @@ class Programs:
         self, role: str, kind: udf_pb2.Kind.ValueType, name: StreamName
     ) -> AbstractAsyncContextManager[MapStream]:
         """A stream of the map or source transform of that role."""
-        client = self.client(role)
-        if client is not None:
-            return client.open_map(kind, name)
-        program = self._programs.get(role)
-        if isinstance(program, Udf | Transformer) and program.builtin is not None:
-            return open_builtin(program.builtin, name)
+        client, program = self.client(role), self._programs.get(role)
+        if isinstance(program, Udf | Transformer):
+            if client is not None:
+                return client.open_map(kind, name, outputs_max=program.outputs_max)
+            if program.builtin is not None:
+                return open_builtin(program.builtin, name)
         raise MillstreamError(f"vertex {name.vertex} has no {role}")
 
     def statistics(self) -> Mapping[str, SidecarStatistics]:

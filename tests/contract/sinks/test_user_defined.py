@@ -15,6 +15,7 @@ from millstream.account import Account
 from millstream.errors import UdfError
 from millstream.record import Position
 from millstream.retry import Backoff, OnFailure, RetryPolicy
+from millstream.udf.checks import check_sink_answer
 from millstream_udf.wire.udf.v1 import udf_pb2
 from millstream_writer.delivery import Delivery, DeliveryLimits
 from millstream_writer.sinks.opening import open_sink
@@ -67,7 +68,7 @@ async def test_a_record_the_sink_cannot_take_stops_the_lane_with_its_name_and_th
 
 
 def test_a_call_that_failed_as_a_whole_has_failed_for_each_record() -> None:
-    failures = failures_of(udf_pb2.SinkAnswer(error="boom"), 3, "here")
+    failures = failures_of(udf_pb2.SinkAnswer(error="boom"), 3)
     assert [(f.index, f.retryable, f.attempted, f.detail) for f in failures] == [
         (i, True, True, "boom") for i in range(3)
     ]
@@ -76,11 +77,11 @@ def test_a_call_that_failed_as_a_whole_has_failed_for_each_record() -> None:
 @pytest.mark.parametrize(
     ("outcomes", "what"),
     [
-        ([udf_pb2.Outcome(index=3, result=udf_pb2.Outcome.RESULT_DROP)], "record 3 of 3"),
-        ([udf_pb2.Outcome(index=1, result=udf_pb2.Outcome.RESULT_DROP)] * 2, "record 1 twice"),
-        ([udf_pb2.Outcome(index=1)], "outcome 0"),
+        ([udf_pb2.Outcome(index=3, result=udf_pb2.Outcome.RESULT_DROP)], "input 3 of 3"),
+        ([udf_pb2.Outcome(index=1, result=udf_pb2.Outcome.RESULT_DROP)] * 2, "two outcomes speak of input 1"),
+        ([udf_pb2.Outcome(index=1)], "has no result"),
     ],
 )
 def test_an_answer_that_makes_no_sense_is_an_error(outcomes: list[udf_pb2.Outcome], what: str) -> None:
-    with pytest.raises(UdfError, match=what):
-        failures_of(udf_pb2.SinkAnswer(outcomes=outcomes), 3, "p/out/in.0")
+    with pytest.raises(ValueError, match=what):
+        check_sink_answer(udf_pb2.SinkAnswer(outcomes=outcomes), 3)

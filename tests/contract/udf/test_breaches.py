@@ -1,8 +1,9 @@
-"""Servers that break the protocol: the caller says what they did, and waits for ever for nothing."""
+"""Servers that break the protocol: what does not fit a call is a failure of the function, the rest ends the stream."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,12 +13,16 @@ import grpc
 import grpc.aio
 import pytest
 
+from millstream import limits
 from millstream.errors import UdfError
+from millstream.extract import YEAR_1_US, YEAR_10000_US
+from millstream.udf.checks import check_map_answer
 from millstream.udf.client import open_udf_client
 from millstream.udf.protocol import MapStream
 from millstream_udf import columns
 from millstream_udf.wire.udf.v1 import udf_pb2
 from tests.contract.udf.conftest import NAME, frame_of
+from tests.contract.udf.misfits import bytes_column, headers_column, list_column
 
 Answers = Callable[[udf_pb2.SealedMapCall], Iterator[bytes]]
 WELCOME = udf_pb2.Welcome(protocol_version=1, calls_max=4)
@@ -75,19 +80,31 @@ async def serving(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"records": 3}, "says it has 3 outputs, and has 2 values"),
-        ({"call_id": 77}, "answered call 77, which nobody made"),
-        ({"call_id": 0}, "answered call 0, which nobody made"),
+        ({"records": 3}, "values: a column has 2 items for 3 records"),
         ({"records": 1, "values": columns.pack_bytes([b"a"])}, "1 outputs for 2 inputs, and no column parents"),
         ({"parents": columns.pack_offsets([1, 0])}, "parents fall"),
         ({"parents": columns.pack_offsets([0, 2])}, "came from input 2 of 2"),
         ({"parents": columns.pack_offsets([0])}, "2 outputs, and 1 parents"),
-        ({"parents": b"abc"}, "not a multiple of 4"),
-        ({"values": b"\xff\xff"}, "not a column"),
-        ({"keys": columns.pack_lists([[b"a"]])}, "1 entries in keys"),
-        ({"tags": columns.pack_lists([[b"a"], [b"b"], [b"c"]])}, "3 entries in tags"),
-        ({"headers": columns.pack_headers([{"a": b"b"}])}, "1 entries in headers"),
-        ({"event_times_us": columns.pack_times([1])}, "8 bytes of event times"),
+        ({"parents": b"abc"}, "2 outputs, and 0.75 parents"),
+        ({"values": b"\xff\xff"}, "values: not a column"),
+        ({"values": bytes_column([0, 9, 2], b"ab")}, "values: offsets fall at place 2"),
+        ({"values": bytes_column([0, 2**31, 2], b"ab")}, "values: offsets fall at place 2"),
+        ({"values": bytes_column([0, 1, 3], b"ab")}, "values: offsets do not begin at 0 and end at 2"),
+        ({"values": bytes_column([1, 1, 2], b"ab")}, "values: offsets do not begin at 0 and end at 2"),
+        ({"records": 500_001, "parents": b""}, "500,001 outputs; at most 500,000 are taken of one call"),
+        ({"keys": columns.pack_lists([[b"a"]])}, "keys: a list column has 1 entries for 2 records"),
+        ({"keys": columns.pack_lists([[b"\xff"], [b"a"]])}, "keys: a text is not UTF-8"),
+        ({"keys": columns.pack_lists([[b"\xc3"], [b"\xbc"]])}, "keys: .* begins in the middle of a character"),
+        ({"keys": list_column([0, 2, 1], [b"a"])}, "keys: offsets fall"),
+        ({"keys": list_column([0, 1, 5], [b"a"])}, "keys: offsets do not begin at 0 and end at 1"),
+        ({"tags": columns.pack_lists([[b"a"], [b"b"], [b"c"]])}, "tags: a list column has 3 entries"),
+        ({"tags": columns.pack_lists([[b"\xff"], [b"a"]])}, "tags: a text is not UTF-8"),
+        ({"headers": columns.pack_headers([{"a": b"b"}])}, "headers: a list column has 1 entries"),
+        ({"headers": headers_column([0, 3, 2], 2)}, "headers: offsets fall"),
+        ({"headers": headers_column([0, 1, 9], 2)}, "headers: offsets do not begin at 0 and end at 2"),
+        ({"headers": b"\x12\x01\xff"}, "headers: not a column"),
+        ({"event_times_us": columns.pack_times([1, 2])}, "sets event times, which only a source transform can"),
+        ({"outcomes": [udf_pb2.Outcome(index=0, result=udf_pb2.Outcome.RESULT_FALLBACK)]}, "a result, 5, that is none"),
         ({"outcomes": [udf_pb2.Outcome(index=2, result=udf_pb2.Outcome.RESULT_DROP)]}, "input 2 of 2"),
         ({"outcomes": [udf_pb2.Outcome(index=1, result=udf_pb2.Outcome.RESULT_DROP)]}, "both an outcome and an output"),
         ({"outcomes": [udf_pb2.Outcome(index=0)]}, "has no result"),
@@ -101,11 +118,86 @@ async def serving(
         ),
     ],
 )
-async def test_an_answer_that_does_not_fit(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    async with serving(tmp_path, lambda call: iter([answer(call, **changes)])) as stream:
+def test_an_answer_that_does_not_fit(changes: dict[str, Any], message: str) -> None:
+    sound = answer(udf_pb2.SealedMapCall())
+    check_map_answer(udf_pb2.SealedMapResponse.FromString(sound).answer, 2)
+    with pytest.raises(ValueError, match=message):
+        check_map_answer(udf_pb2.SealedMapResponse.FromString(answer(udf_pb2.SealedMapCall(), **changes)).answer, 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"values": bytes_column([0, 9, 2], b"ab")}, "values: offsets fall at place 2"),
+        ({"headers": b"\x12\x01\xff"}, "headers: not a column"),
+    ],
+)
+async def test_an_answer_that_does_not_fit_is_a_failure_of_the_function(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, changes: dict[str, Any], message: str
+) -> None:
+    async def called(stream: MapStream) -> udf_pb2.SealedMapAnswer:
+        return await stream.call(frame_of([b"a", b"b"]), watermark_us=0, id_prefix="clean/in/0/7/", first_index=3)
+
+    def first_is_wrong(call: udf_pb2.SealedMapCall) -> Iterator[bytes]:
+        yield answer(call, **(changes if call.call_id == 1 else {}))
+
+    async with serving(tmp_path, first_is_wrong) as stream:
+        refused, after = await called(stream), await called(stream)
+    assert re.search(message, refused.error)
+    assert "answer to call 1 (2 records, of which the first is clean/in/0/7/3) does not fit" in refused.error
+    assert (refused.records, refused.values) == (0, b""), "nothing of it is left"
+    assert columns.unpack_bytes(after.values) == [b"a", b"b"]
+    assert "flights/clean/in-clean.0: its answer to call 1 " in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"call_id": 77}, "answered call 77, which nobody made"),
+        ({"call_id": 0}, "answered call 0, which nobody made"),
+        # Two MiB of them, which would take sixty.
+        ({"reason": b"\x4a\x00" * limits.MIB}, "more fields than such a message can have"),
+    ],
+)
+async def test_an_answer_that_belongs_to_no_call(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    def wrong(call: udf_pb2.SealedMapCall) -> Iterator[bytes]:
+        outcomes = changes.get("reason")
+        if outcomes:
+            length = len(outcomes)
+            prefix = bytearray(b"\x12")
+            while length:
+                prefix.append(length & 0x7F | (0x80 if length > 0x7F else 0))
+                length >>= 7
+            yield bytes(prefix) + outcomes
+        else:
+            yield answer(call, **changes)
+
+    async with serving(tmp_path, wrong) as stream:
         with pytest.raises(UdfError, match=message) as error:
             await stream.call(frame_of([b"a", b"b"]), watermark_us=0)
         assert "flights/clean/in-clean.0" in str(error.value)
+
+
+@pytest.mark.parametrize("time_us", [-(2**63), YEAR_1_US - 1, YEAR_10000_US, 2**63 - 1])
+def test_an_event_time_that_no_calendar_has(time_us: int) -> None:
+    sound = udf_pb2.SealedMapAnswer(records=1, values=columns.pack_bytes([b"a"]))
+    sound.event_times_us = columns.pack_times([YEAR_10000_US - 1])
+    check_map_answer(sound, 1, times_allowed=True)
+    sound.event_times_us = columns.pack_times([time_us])
+    with pytest.raises(ValueError, match=r"record 0, -?[0-9]+ us, is not in the years 1 to 9999"):
+        check_map_answer(sound, 1, times_allowed=True)
+
+
+def test_outputs_are_bounded_as_the_spec_says() -> None:
+    sound = udf_pb2.SealedMapAnswer(
+        records=9, values=columns.pack_bytes([b""] * 9), parents=columns.pack_offsets([0] * 9)
+    )
+    check_map_answer(sound, 1, outputs_max=9)
+    with pytest.raises(ValueError, match="9 outputs; at most 8"):
+        check_map_answer(sound, 1, outputs_max=8)
+    sound.keys = columns.pack_lists([[b"k"] * 5] * 9)
+    with pytest.raises(ValueError, match="45 items; at most 36"):
+        check_map_answer(sound, 1, outputs_max=9)
 
 
 async def test_an_answer_twice(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import grpc.aio
 import pytest
 
 from millstream.errors import UdfError
+from millstream.udf.checks import check_reduce_answer
 from millstream.wire.reduce.v1 import spark_pb2
 from millstream_reduce import udf_stream
 from millstream_reduce.udf_client import FunctionLostError, reduce_over_grpc
@@ -22,6 +23,7 @@ from millstream_udf.reducing import Answer
 from millstream_udf.values import Window
 from millstream_udf.wire.udf.v1 import udf_pb2
 from tests.contract.udf.conftest import Open, frame_of
+from tests.contract.udf.misfits import bytes_column, headers_column, list_column
 
 WELCOME = udf_pb2.SealedReduceResponse(welcome=udf_pb2.Welcome(protocol_version=1, calls_max=1)).SerializeToString()
 GROUPS = [Group(Window(0, 10), (key,)) for key in ("a", "b")]
@@ -62,7 +64,6 @@ async def answers(program: spark_pb2.UdfProgram) -> list[Answer]:
     ("reply", "message"),
     [
         (answer([1, 1, 1], [b"a", b"b", b"c"]), "speaks of 3 groups, and 2 have no answer yet"),
-        (answer([1], []), "counts come to 1 results, and it has 0 values"),
         (answer([], []), "speaks of no group"),
         (WELCOME, "speaks of no group"),
         (b"\xff\xff", "gave an answer that does not fit"),
@@ -79,6 +80,42 @@ async def test_an_answer_that_does_not_fit(tmp_path: Path, reply: bytes, message
     async with serving(tmp_path, serve) as program:
         with pytest.raises(UdfError, match=f"^p/v: the function at unix:.*{message}"):
             await answers(program)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"values": b""}, "values: a column has -1 items for 2 records"),
+        ({"values": bytes_column([0, 9, 2], b"ab")}, "values: offsets fall at place 2"),
+        ({"keys": columns.pack_lists([[b"\xff"], [b"a"]])}, "keys: a text is not UTF-8"),
+        ({"tags": list_column([0, 2, 1], [b"a"])}, "tags: offsets fall"),
+        ({"headers": headers_column([0, 1, 9], 2)}, "headers: offsets do not begin at 0 and end at 2"),
+        ({"counts": [2**32 - 1, 1]}, "4,294,967,296 results; at most 500,000"),
+    ],
+)
+def test_columns_that_do_not_fit(fields: dict[str, Any], message: str) -> None:
+    sound: dict[str, Any] = {"counts": [1, 1], "values": columns.pack_bytes([b"a", b"b"])}
+    check_reduce_answer(udf_pb2.SealedReduceAnswer(**sound))
+    with pytest.raises(ValueError, match=message):
+        check_reduce_answer(udf_pb2.SealedReduceAnswer(**(sound | fields)))
+
+
+async def test_columns_that_do_not_fit_are_the_failure_of_their_groups(tmp_path: Path) -> None:
+    message = "values: offsets fall at place 2"
+
+    async def serve(context: Any) -> None:
+        await context.read()
+        await context.write(WELCOME)
+        await context.read()
+        bad = udf_pb2.SealedReduceAnswer(counts=[1, 1], values=bytes_column([0, 9, 2], b"ab"))
+        await context.write(udf_pb2.SealedReduceResponse(answer=bad).SerializeToString())
+        await context.read()
+
+    async with serving(tmp_path, serve) as program:
+        (got,) = await answers(program)
+    assert (got.groups, got.counts, got.results) == (GROUPS, [0, 0], [])
+    assert [failure.index for failure in got.failures] == [0, 1]
+    assert all(message in failure.error and "p/v: the function at unix:" in failure.error for failure in got.failures)
 
 
 async def test_no_welcome(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream.udf.checks import check_reduce_answer
+from millstream.udf.checks import check_reduce_answer, check_reduce_groups
 from millstream_reduce import udf_parts
 from millstream_reduce.udf_parts import PartEncoder, PartMessage, decode_answer, one_by_one
 from millstream_udf import columns
@@ -142,9 +142,15 @@ def answer(
     [
         (answer([], []), "speaks of no group"),
         (answer([0, 0, 0], []), "speaks of 3 groups, and 2 have no answer yet"),
-        (answer([1, 1], [b"a"]), "counts come to 2 results, and it has 1 values"),
-        (answer([1], [b"a"], keys=columns.pack_lists([[b"k"], [b"l"]])), "1 outputs, and 2 entries in keys"),
-        (answer([1], [b"a"], headers=columns.pack_headers([{"a": b""}, {}])), "1 outputs, and 2 entries in headers"),
+        (answer([1, 1], [b"a"]), "values: a column has 1 items for 2 records"),
+        (
+            answer([1], [b"a"], keys=columns.pack_lists([[b"k"], [b"l"]])),
+            "keys: a list column has 2 entries for 1 records",
+        ),
+        (
+            answer([1], [b"a"], headers=columns.pack_headers([{"a": b""}, {}])),
+            "headers: a list column has 2 entries for 1 records",
+        ),
         (
             udf_pb2.SealedReduceAnswer(counts=[0], failures=[udf_pb2.GroupFailure(index=1)]),
             "a failure speaks of group 1 of 1",
@@ -156,8 +162,12 @@ def answer(
     ],
 )
 def test_answers_that_do_not_fit(wrong: udf_pb2.SealedReduceAnswer, reason: str) -> None:
+    def check() -> None:
+        check_reduce_groups(wrong, 2)
+        check_reduce_answer(wrong)
+
     with pytest.raises(ValueError, match=reason):
-        check_reduce_answer(wrong, 2)
+        check()
 
 
 def test_a_failed_group_with_a_large_result_fails_once() -> None:

@@ -214,7 +214,7 @@ def test_keys_are_no_string() -> None:
         (udf.Message(b"x", headers={"a": "b"}), "headers of a message must be a mapping of texts to bytes"),  # type: ignore[dict-item]
         (udf.Message(b"x", headers={1: b"b"}), "headers of a message must be a mapping of texts to bytes"),  # type: ignore[dict-item]
         (udf.Message(b"x", keys=["\ud800"]), "keys of a message must be texts"),
-        (udf.Message(b"x", event_time=2**70), "event_time of a message must be within 64 bits"),
+        (udf.Message(b"x", event_time=2**70), "event_time of a message must be in the years 1 to 9999"),
     ],
 )
 def test_a_message_that_cannot_be_encoded_fails_alone(message: udf.Message, fault: str) -> None:

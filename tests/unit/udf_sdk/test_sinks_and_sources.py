@@ -128,7 +128,7 @@ def test_a_source_may_give_text_as_a_map_may() -> None:
         (one(keys="ab"), "record 1 of the batch: its keys must be a tuple of texts, not str"),
         (one(keys=(1,)), "record 1 of the batch: its keys must be a tuple of texts, not"),
         (one(headers={"h": "text"}), "record 1 of the batch: its headers must be a mapping of texts to bytes"),
-        (one(event_time=2**63), "record 1 of the batch: its event_time_us must be within 64 bits"),
+        (one(event_time=2**63), "record 1 of the batch: its event_time_us must be in the years 1 to 9999"),
         (one(value="\ud800"), "record 1 of the batch"),
         (one(id=7), "record 1 of the batch: its id must be a text or None, not int"),
     ],

@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from millstream.errors import UdfError
 from millstream.naming import reason_and_detail
 from millstream.record import Position
 from millstream.udf.protocol import SinkStream, StreamName, UdfClient
@@ -24,28 +23,17 @@ _NO_REASON = "no reason given"
 _OUTCOME = udf_pb2.Outcome
 
 
-def failures_of(answer: udf_pb2.SinkAnswer, records: int, where: str) -> list[SinkFailure]:
-    """What an answer says about the records it does not count as written. Raises `UdfError` when it makes no sense."""
+def failures_of(answer: udf_pb2.SinkAnswer, records: int) -> list[SinkFailure]:
+    """What an answer says about the records it does not count as written."""
     if answer.error:
         return [SinkFailure(row, FAILED, retryable=True, detail=answer.error) for row in range(records)]
-    failures: dict[int, SinkFailure] = {}
-    for outcome in answer.outcomes:
-        row = outcome.index
-        if row >= records:
-            raise UdfError(f"{where}: the sink's answer speaks of record {row} of {records}")
-        if row in failures:
-            raise UdfError(f"{where}: the sink's answer speaks of record {row} twice")
-        failures[row] = _failure_of(outcome, where)
-    return list(failures.values())
+    return [_failure_of(outcome) for outcome in answer.outcomes]
 
 
-def _failure_of(outcome: udf_pb2.Outcome, where: str) -> SinkFailure:
+def _failure_of(outcome: udf_pb2.Outcome) -> SinkFailure:
     row = outcome.index
     outcome.reason, outcome.detail = reason_and_detail(outcome.reason, outcome.detail)
     reason = outcome.reason or _NO_REASON
-    if outcome.result == _OUTCOME.RESULT_ERROR:
-        detail = f"{outcome.reason}\n{outcome.detail}" if outcome.detail else outcome.reason
-        return SinkFailure(row, FAILED, retryable=True, detail=detail)
     if outcome.result == _OUTCOME.RESULT_RETRY:
         return SinkFailure(row, reason, retryable=True, attempted=False, asked=True, delay_s=outcome.delay_us / 1e6)
     if outcome.result == _OUTCOME.RESULT_DEAD_LETTER:
@@ -54,13 +42,13 @@ def _failure_of(outcome: udf_pb2.Outcome, where: str) -> SinkFailure:
         return SinkFailure(row, reason, retryable=False, drop=True)
     if outcome.result == _OUTCOME.RESULT_FALLBACK:
         return SinkFailure(row, reason, retryable=False, fallback=True, detail=outcome.detail)
-    raise UdfError(f"{where}: the sink's answer has an outcome {outcome.result} that a sink cannot have")
+    detail = f"{outcome.reason}\n{outcome.detail}" if outcome.detail else outcome.reason
+    return SinkFailure(row, FAILED, retryable=True, detail=detail)
 
 
 class _UdfLane:
-    def __init__(self, stream: SinkStream, where: str) -> None:
+    def __init__(self, stream: SinkStream) -> None:
         self._stream = stream
-        self._where = where
 
     @property
     def guarantee(self) -> Guarantee:
@@ -82,7 +70,7 @@ class _UdfLane:
             # The first call that failed has cancelled the others; callers know single errors.
             raise errors.exceptions[0] from errors
         failures = [
-            failures_of(answer, item.frame.records, self._where)
+            failures_of(answer, item.frame.records)
             for answer, item in zip(answers, frames, strict=True)
             if answer is not None
         ]
@@ -114,4 +102,4 @@ class _UdfLane:
 @asynccontextmanager
 async def open_udf_sink(client: UdfClient, name: StreamName) -> AsyncIterator[SinkLane]:
     async with client.open_sink(name) as stream:
-        yield _UdfLane(stream, f"{name.pipeline}/{name.vertex}/{name.lane}")
+        yield _UdfLane(stream)
