@@ -6,6 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 LOCK := requirements/dev.txt
 STAMP := $(VENV)/.set-up
+OTELCOL := .cache/collector/otelcol
 PIP_AUDIT := 2.10.1
 GOVULNCHECK := v1.1.4
 PROJECTS := pyproject.toml services/udf_sdk/pyproject.toml
@@ -13,7 +14,7 @@ CHECKED := millstream services tests tools examples benchmarks
 PRESENT := $(foreach folder,$(CHECKED),$(if $(wildcard $(folder)/*.py $(folder)/*/*.py $(folder)/*/*/*.py),$(folder)))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-images test-lowest lint types format proto lock dist audit clean
+.PHONY: help setup demo test test-images test-collector test-lowest lint types format proto lock dist audit clean
 
 help:  ## Show this list.
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -44,6 +45,12 @@ test: $(STAMP) lint types  ## All checks and all tests.
 
 test-images: $(STAMP)  ## Build and run the images (root, podman, buildah, runc, debootstrap; minutes).
 	MILLSTREAM_IMAGES=1 $(BIN)/python -m pytest tests/images
+
+test-collector: $(STAMP) $(OTELCOL)  ## Telemetry through OpenTelemetry's own collector (Go; the first time minutes).
+	$(BIN)/python -m pytest tests/mesh/test_collector.py
+
+$(OTELCOL): $(wildcard tools/otelcol/*)
+	cd tools/otelcol && go build -trimpath -ldflags "-s -w" -o $(abspath $(OTELCOL)) .
 
 test-lowest: $(STAMP)  ## The unit and contract suites with the lowest versions that are declared.
 	$(BIN)/python tools/lowest.py

@@ -29,6 +29,8 @@ class Collector:
         self.endpoint = ""
         self.spans: list[trace_pb2.Span] = []
         self.metrics: dict[str, metrics_pb2.Metric] = {}
+        """What was exported last, by name."""
+        self.all_metrics: list[metrics_pb2.Metric] = []
         self.logs: list[logs_pb2.LogRecord] = []
         self.resource: dict[str, str] = {}
         self.exports = asyncio.Queue[str]()
@@ -68,6 +70,7 @@ class _Metrics(metrics_service_pb2_grpc.MetricsServiceServicer):
             self._collector.resource = attributes(of_resource.resource.attributes)
             for of_scope in of_resource.scope_metrics:
                 self._collector.metrics.update({metric.name: metric for metric in of_scope.metrics})
+                self._collector.all_metrics.extend(of_scope.metrics)
         self._collector.exports.put_nowait("metrics")
         return metrics_service_pb2.ExportMetricsServiceResponse()
 
