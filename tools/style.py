@@ -39,6 +39,24 @@ MAY_START_UNOWNED_TASKS = frozenset({
 })  # fmt: skip
 """Files that may start a task outside a TaskGroup, each with its reason. Tests may, if they keep it."""
 
+_CREATES_FILES = frozenset({"write_text", "write_bytes", "touch", "mkdir", "makedirs"})
+"""Methods that create a file or a directory, or empty a file, with the rights that the umask leaves."""
+MAY_CREATE_FILES = {
+    "millstream/files.py": "the one place",
+    "millstream/local/directory.py": "directories with a mode, each durable before the next",
+    "millstream/udf/socket_directory.py": "a lock in a directory that it holds open",
+    "millstream/confine.py": "mount points in a file system of its own",
+    "millstream/priority.py": "writes to /proc",
+    "millstream/cli/init.py": "the user's new project, with the user's umask",
+    "millstream/cli/compile.py": "the file that the user has named",
+    "millstream/cli/bench.py": "inside a TemporaryDirectory",
+    "millstream/local/outputs.py": "directories of file sinks, with the user's umask",
+    "millstream/chaos/oracle": "shares no code with what it judges; inside the directory of an experiment",
+    "services/writer/millstream_writer/sinks/file_directory.py": "results, with the user's umask, never over a file",
+    "services/reduce/millstream_reduce/spark/java.py": "a cache for all users of an installation",
+}
+"""Files of the product that may create files by themselves, each with its reason."""
+
 _HOSTS = "|".join(
     re.escape(".".join(parts))
     for parts in (
@@ -155,8 +173,33 @@ def _faults_of_call(path: PurePosixPath, call: ast.Call) -> Iterator[tuple[int, 
         yield call.lineno, "time.sleep blocks the event loop, and a test that sleeps is slow or flaky"
     if starts_unowned_task and str(path) not in MAY_START_UNOWNED_TASKS and not in_test:
         yield call.lineno, f"{name} starts a task that nobody owns; open a TaskGroup"
+    if path.parts[0] in ("millstream", "services") and _creates_files(call) and not _may_create_files(path):
+        yield (
+            call.lineno,
+            f"{name} creates or empties a file with the umask's rights; see millstream.files",
+        )
     if name == "print" and not names_its_output and not str(path).startswith(MAY_PRINT):
         yield call.lineno, "prints to standard output, which belongs to the command line; log it"
+
+
+def _creates_files(call: ast.Call) -> bool:
+    name = ast.unparse(call.func)
+    method = name.rpartition(".")[2]
+    given = [*call.args, *(keyword.value for keyword in call.keywords)]
+    if name == "os.open":
+        return any(flag in ast.unparse(argument) for argument in given for flag in ("O_CREAT", "O_TRUNC"))
+    if method == "open":
+        # Of a path the mode comes first, of a name second; what is opened may be a descriptor already.
+        texts = [argument.value for argument in given if isinstance(argument, ast.Constant)]
+        on_descriptor = name == "open" and bool(call.args) and isinstance(call.args[0], ast.Call | ast.Name)
+        modes = (text for text in texts if isinstance(text, str) and re.fullmatch(r"[rwxabt+]{1,4}", text))
+        return not on_descriptor and any(set("wxa+") & set(mode) for mode in modes)
+    # Without an owner it is a function of the module's own.
+    return name != method and method in _CREATES_FILES
+
+
+def _may_create_files(path: PurePosixPath) -> bool:
+    return any(str(place) in MAY_CREATE_FILES for place in (path, *path.parents))
 
 
 def _catches_everything(handler: ast.ExceptHandler) -> bool:

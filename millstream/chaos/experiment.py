@@ -32,6 +32,7 @@ from millstream.chaos.running import RunnerProcess
 from millstream.chaos.session import Outcome, Plan, Session, Struck
 from millstream.chaos.shipped import SHIPPED, Ports, write
 from millstream.errors import DamageError, EnvironmentFault, MillstreamError, UdfError, UserError
+from millstream.files import make_private_directories, write_private
 from millstream.local.directory import DataDirectory
 from millstream.spec.checks import local_faults
 from millstream.spec.faults import SpecError
@@ -123,7 +124,7 @@ async def conduct(options: Options, told: Callable[[Struck], None]) -> Experimen
     directory = options.directory.absolute()
     if (directory / "state").exists():
         raise UserError(f"{directory} holds an experiment already; name another directory, or remove it")
-    directory.mkdir(parents=True, exist_ok=True)
+    make_private_directories(directory)
     if FaultKind.DISK in options.kinds:
         refuse_large_disk(directory)
     ports = outside_ports()
@@ -134,7 +135,7 @@ async def conduct(options: Options, told: Callable[[Struck], None]) -> Experimen
     if faults:
         raise SpecError(faults)
     stated = {name: guarantee.id.value for name, guarantee in guarantees_of(loaded.graph).items()}
-    (directory / "guarantees.json").write_text(json.dumps(stated), encoding="utf-8")
+    write_private(directory / "guarantees.json", json.dumps(stated))
     bounded = is_bounded(loaded.graph)
     plan = Plan(options.seed, options.kinds, options.kills, options.seconds, bounded)
     data = DataDirectory(directory / "state")
@@ -161,7 +162,7 @@ async def conduct(options: Options, told: Callable[[Struck], None]) -> Experimen
         kind = _FAULTS.get(outcome.exit_code, MillstreamError)
         raise kind(f"the run ended before anything was done to it:\n{_tail(outcome.runner_log)}")
     verdict = await _judged(options, directory, drained=outcome.drained)
-    (directory / "verdict.json").write_text(json.dumps(verdict, indent=1), encoding="utf-8")
+    write_private(directory / "verdict.json", json.dumps(verdict, indent=1))
     return Experiment(outcome, verdict, options.kills)
 
 

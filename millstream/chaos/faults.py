@@ -20,6 +20,7 @@ import psutil
 from millstream.chaos.plan import FaultKind, NetworkFault, Strike
 from millstream.chaos.processes import RunProcess
 from millstream.errors import UserError
+from millstream.files import append_private
 from millstream.limits import KIB, MIB
 from millstream.testing.lossy_path import LossyPath
 from millstream.tether import tethered
@@ -80,7 +81,7 @@ class Injector:
 
     async def _succeed(self, strike: Strike, victim: RunProcess) -> None:
         """Another process does the work of the one that sleeps, until a while after that has woken up."""
-        with self._log_file.open("ab") as log:
+        with append_private(self._log_file) as log:
             successor = await asyncio.create_subprocess_exec(
                 *tethered(list(victim.command)),
                 stdin=asyncio.subprocess.DEVNULL,
@@ -160,7 +161,7 @@ async def _fill(ballast: Path, seconds: float) -> None:
 
 
 def _take_all_room(ballast: Path) -> None:
-    with ballast.open("wb") as file:
+    with append_private(ballast) as file:
         size = 0
         for step in (64 * MIB, MIB, 4 * KIB):
             while True:

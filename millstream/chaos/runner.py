@@ -20,6 +20,7 @@ from millstream.local.causes import first_cause
 from millstream.local.run import RunOptions, run
 from millstream.local.screen import choose_screen
 from millstream.local.summary import summary_lines
+from millstream.printable import printable_output
 from millstream.spec.graph import Graph
 from millstream.spec.loading import Loaded, load
 from millstream.spec.models import Pipeline
@@ -27,7 +28,11 @@ from millstream.spec.models import Pipeline
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run until the pipeline has ended, is told to stop, or fails. Returns the exit code."""
-    options = _parser().parse_args(arguments)
+    with printable_output():
+        return _run(_parser().parse_args(arguments))
+
+
+def _run(options: argparse.Namespace) -> int:
     screen = choose_screen(sys.stderr, quiet=False)
     try:
         loaded = redirected(load(options.file), options.sinks)

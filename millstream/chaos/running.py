@@ -16,6 +16,7 @@ import psutil
 
 from millstream.chaos.plan import Role
 from millstream.chaos.processes import RunProcess
+from millstream.files import append_private
 from millstream.local.directory import DataDirectory, Runtime
 from millstream.tether import tethered
 
@@ -101,7 +102,7 @@ class RunnerProcess:
                 await self._end()
 
     async def _start(self) -> None:
-        with self.log_file.open("ab") as log:
+        with append_private(self.log_file) as log:
             self._process = await asyncio.create_subprocess_exec(
                 *tethered(list(self._command)),
                 stdin=asyncio.subprocess.DEVNULL,

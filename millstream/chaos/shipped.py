@@ -15,6 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from millstream.files import make_private_directories, write_private
+
 _MESH = """\
 apiVersion: millstream.io/v1alpha1
 kind: Pipeline
@@ -174,15 +176,15 @@ SHIPPED = {
 
 def write(shipped: Shipped, directory: Path, records: int, rate: int, ports: Ports) -> Path:
     """Write the pipeline and its functions into `directory`; returns the pipeline file."""
-    directory.mkdir(parents=True, exist_ok=True)
+    make_private_directories(directory)
     file = directory / f"{shipped.name}.yaml"
     step_us = round(1_000_000 / rate) if rate else 1000
     text = shipped.text.format(
         records=records, rate=rate, step_us=step_us, source_port=ports.source, target_port=ports.target
     )
-    file.write_text(text, encoding="utf-8")
+    write_private(file, text)
     functions = directory / "functions.py"
     if not functions.exists():
         # Later on processes may be reading it.
-        functions.write_text(_FUNCTIONS, encoding="utf-8")
+        write_private(functions, _FUNCTIONS)
     return file

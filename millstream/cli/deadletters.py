@@ -24,6 +24,7 @@ from millstream.ledger.protocol import DurabilityLevel
 from millstream.local.directory import DataDirectory, find_directory
 from millstream.local.processes import is_alive
 from millstream.local.stored import open_stored
+from millstream.printable import in_line
 from millstream.record import BufferId, Record
 from millstream.spec import resolved
 from millstream.spec.graph import Graph
@@ -109,7 +110,7 @@ def _list(arguments: argparse.Namespace, found: Iterator[Found]) -> int:
     counts = Counter((item.envelope.vertex, item.envelope.reason) for item in found)
     for (vertex, reason), count in counts.most_common():
         short = reason if len(reason) <= _REASON_CHARACTERS_MAX else f"{reason[: _REASON_CHARACTERS_MAX - 3]}..."
-        print(f"{count:>8}  {vertex:<16}  {short}")
+        print(f"{count:>8}  {in_line(vertex):<16}  {in_line(short)}")
     print(f"{counts.total()} dead letters")
     return 0
 
@@ -135,7 +136,7 @@ def _replay(arguments: argparse.Namespace, directory: DataDirectory, graph: Grap
     for lane in done.reopened:
         print(f"opened again: {lane}")
     for reason, count in refused.most_common():
-        print(f"{count} not put back: {reason}")
+        print(f"{count} not put back: {in_line(reason)}")
     if done.records or done.reopened:
         print("now run the pipeline: what was put back is read first of all that waits behind its place")
     return UserError.exit_code if refused else 0

@@ -23,7 +23,9 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         for name, text in contents:
             (target / name).parent.mkdir(parents=True, exist_ok=True)
-            (target / name).write_text(text, encoding="utf-8")
+            # What has come meanwhile is not ours to write over.
+            with (target / name).open("x", encoding="utf-8") as file:
+                file.write(text)
             print(f"wrote {target / name}")
     except OSError as error:
         raise EnvironmentFault(f"cannot write {error.filename}: {error.strerror}") from error

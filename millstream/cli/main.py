@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from millstream.cli.arguments import parser
 from millstream.errors import MillstreamError, UserError
 from millstream.local.causes import first_cause
+from millstream.printable import printable_output
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as a shell gives it."""
@@ -27,7 +28,11 @@ _OF_REDUCES = frozenset({
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns its exit code."""
-    options = parser().parse_args(arguments)
+    with printable_output():
+        return _run(parser().parse_args(arguments))
+
+
+def _run(options: argparse.Namespace) -> int:
     try:
         command = importlib.import_module(f"millstream.cli.{options.module}")
         code: int = command.run(options)

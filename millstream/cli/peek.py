@@ -21,6 +21,7 @@ from millstream.local.processes import is_alive
 from millstream.local.screen import time_text
 from millstream.local.stored import open_stored
 from millstream.local.view import PipelineView, open_view
+from millstream.printable import in_line
 from millstream.record import BufferId, Record
 from millstream.spec import resolved
 from millstream.spec.graph import Graph
@@ -95,7 +96,7 @@ def _line(sequence: int, index: int, record: Record, *, as_json: bool) -> str:
         value = f"{value[:_VALUE_CHARS_MAX]}... ({len(record.value):,} bytes)"
     keys = f" keys={list(record.keys)}" if record.keys else ""
     headers = f" headers={sorted(record.headers)}" if record.headers else ""
-    return f"{sequence}[{index}] {time_text(record.event_time_us)}{keys}{headers} {value}"
+    return f"{sequence}[{index}] {time_text(record.event_time_us)}{keys}{headers} {in_line(value)}"
 
 
 def _as_json(sequence: int, index: int, record: Record) -> dict[str, Any]:

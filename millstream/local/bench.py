@@ -16,6 +16,7 @@ import psutil
 
 from millstream.clock import MICROSECONDS
 from millstream.errors import EnvironmentFault, MillstreamError, RetryLaterError, UserError
+from millstream.files import write_private
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.local.directory import DataDirectory, Runtime
 from millstream.local.latency import LatencyCounts, scrape_latency
@@ -116,7 +117,7 @@ class Measured:
 
 async def measure_map(directory: Path, load: Load, durability: DurabilityLevel) -> Measured:
     """Generator, a Python function that gives back what it gets, blackhole."""
-    (directory / "identity.py").write_text(_FUNCTION)
+    write_private(directory / "identity.py", _FUNCTION)
     text = _PIPELINE.format(rate=load.rate, records=load.records, size=load.record_bytes, buffer=BUFFER_RECORDS)
     pipeline = Pipeline(text, ("in-0", "map-0", "out-0"), "out-0", LATENCY)
     measured = await measure(directory, pipeline, load, durability)

@@ -21,9 +21,10 @@ from millstream import limits
 from millstream.background import open_tasks
 from millstream.durable import step
 from millstream.errors import EnvironmentFault
+from millstream.files import make_private_directories
 from millstream.health import Health, Patience
 from millstream.ledger.protocol import DurabilityLevel
-from millstream.local.directory import PRIVATE_DIRECTORY, ProcessIdentity, write_json, write_text
+from millstream.local.directory import ProcessIdentity, write_json, write_text
 from millstream.local.policy import Ending, backoff_s
 from millstream.local.processes import Child, open_child
 from millstream.ports import free_ports, is_free
@@ -158,7 +159,7 @@ class EmbeddedBroker:
     def _prepare(self) -> None:
         store = self._directory / "store"
         try:
-            store.mkdir(mode=PRIVATE_DIRECTORY, parents=True, exist_ok=True)
+            make_private_directories(store)
             _adopt(store)
         except OSError as error:
             raise EnvironmentFault(

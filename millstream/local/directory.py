@@ -33,14 +33,14 @@ from typing import Any, Self
 
 from millstream.durable import step
 from millstream.errors import DamageError, EnvironmentFault, UserError
+from millstream.files import PRIVATE_DIRECTORY, create_private, open_private, own_directory
+from millstream.sandbox import DATA_DIRECTORIES
 from millstream.spec.access import load_access
 from millstream.wire.access import BrokerAccess
 
-HOME = Path(".millstream")
+HOME = Path(DATA_DIRECTORIES)
 """Data directories lie here, below the current directory, unless the user names another place."""
 
-PRIVATE_DIRECTORY = 0o700
-_PRIVATE_FILE = 0o600
 _CONTENTS = (
     "broker",
     "windows",
@@ -179,8 +179,9 @@ class DataDirectory:
     def make(self) -> None:
         """What a run writes into; also where the root is a directory that others may look into."""
         for path in (self.broker, self.windows, self.logs):
-            with _explained(f"cannot make {path}"):
+            with _explained(f"cannot use {path}"):
                 make_private(path)
+                own_directory(path)
 
     def clear(self) -> None:
         """Remove everything a run keeps, and nothing else that may lie here."""
@@ -202,7 +203,7 @@ def held(root: Path) -> Iterator[DataDirectory]:
     directory = DataDirectory(root)
     with _explained(f"cannot use the data directory {root}"):
         make_private(root)
-        handle = os.open(directory.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _PRIVATE_FILE)
+        handle = open_private(directory.lock)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -277,8 +278,7 @@ def write_text(path: Path, text: str, *, durable: bool = True) -> None:
             with step("data.write"):
                 # One that a killed process has left may have the rights that an earlier version gave.
                 temporary.unlink(missing_ok=True)
-                descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _PRIVATE_FILE)
-                with open(descriptor, "w", encoding="utf-8") as file:
+                with open(create_private(temporary), "w", encoding="utf-8") as file:
                     file.write(text)
                     if durable:
                         file.flush()

@@ -15,6 +15,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
+from millstream.files import append_private, make_private_directories
+from millstream.printable import in_line
+
 LOG_BYTES_MAX = 16 * 1024 * 1024
 """Of one log file. One older file is kept beside it, so a process leaves at most twice this."""
 _BROKER_LINE = re.compile(rb"\[\d+\] (\d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{6}) \[([A-Z]{3})\] (.*)")
@@ -57,9 +60,9 @@ class LogFile:
             self.lines_lost += 1
 
     def _open(self) -> IO[bytes]:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_private_directories(self.path.parent)
         # Unbuffered: a line is in the file when `write` returns, and a full disk is met here, not later.
-        self._file = self.path.open("ab", buffering=0)
+        self._file = append_private(self.path)
         self._size = os.fstat(self._file.fileno()).st_size
         return self._file
 
@@ -142,7 +145,7 @@ def level_of(entry: Mapping[str, Any]) -> str:
 
 def short_entry(entry: Mapping[str, Any]) -> str:
     """One line for a person who is watching: level, process, message."""
-    return f"{level_of(entry).lower()}: {entry.get('process', '')}: {entry.get('message', '')}"
+    return in_line(f"{level_of(entry).lower()}: {entry.get('process', '')}: ") + _indented(entry.get("message", ""))
 
 
 def format_entry(entry: Mapping[str, Any]) -> str:
@@ -150,17 +153,24 @@ def format_entry(entry: Mapping[str, Any]) -> str:
     time = entry.get("time") or entry.get("timestamp") or ""
     if isinstance(time, int | float):
         time = datetime.fromtimestamp(time, UTC).isoformat(timespec="milliseconds")
-    message = entry.get("message", "")
+    message = _indented(entry.get("message", ""))
     known = {"time", "timestamp", "level", "process", "message", "exception", "pipeline", "vertex", "replica"}
     rest = " ".join(
-        f"{key}={_plain(value)}" for key, value in entry.items() if key not in known and value not in ("", None)
+        f"{in_line(key)}={in_line(_plain(value))}"
+        for key, value in entry.items()
+        if key not in known and value not in ("", None)
     )
-    text = f"{time:<24} {level_of(entry):<7} {entry.get('process', ''):<14} {message}"
+    text = in_line(f"{time!s:<24} {level_of(entry):<7} {entry.get('process', '')!s:<14} ") + message
     if rest:
         text += f"  [{rest}]"
     if entry.get("exception"):
-        text += "\n" + str(entry["exception"])
+        text += "\n" + _indented(f"    {entry['exception']}")
     return text
+
+
+def _indented(text: object) -> str:
+    """Further lines of a text begin further right: they cannot be taken for lines of somebody else's."""
+    return str(text).replace("\n", "\n    ")
 
 
 def _plain(value: object) -> str:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from millstream.clock import END_OF_TIME_US, MICROSECONDS
 from millstream.errors import UserError
+from millstream.files import open_private
 from millstream.frame import Frame, build_frame
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.limits import FRAME_RECORDS_MAX, MIB
@@ -156,7 +157,7 @@ def _frame(record_bytes: int, count: int, *, keys: int, first: int = 0) -> Frame
 def _fill_file(path: Path, size: int, syncs: int) -> float:
     """Seconds that it takes to write so many bytes in so many portions, each made durable."""
     data = memoryview(os.urandom(size // max(1, syncs) + 1))
-    descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    descriptor = open_private(path, os.O_WRONLY | os.O_APPEND)
     try:
         begun = time.perf_counter()
         for _ in range(syncs):

@@ -14,6 +14,7 @@ from typing import Protocol, TextIO
 
 from millstream.clock import END_OF_TIME_US, MICROSECONDS
 from millstream.local.progress import VertexProgress
+from millstream.printable import PrintableStream, in_line
 
 PLAIN_INTERVAL_S = 5.0
 """Between two plain lines."""
@@ -118,7 +119,7 @@ class TerminalScreen:
     def show(self, scene: Scene) -> None:
         size = shutil.get_terminal_size()
         # A table higher than the terminal could not be erased again.
-        self._lines = [line[: size.columns - 1] for line in table(scene)][: max(1, size.lines - 1)]
+        self._lines = [in_line(line)[: size.columns - 1] for line in table(scene)][: max(1, size.lines - 1)]
         self._erase()
         self._draw()
 
@@ -128,7 +129,8 @@ class TerminalScreen:
 
     def _erase(self) -> None:
         if self._lines_drawn:
-            _write(self._stream, f"\x1b[{self._lines_drawn}F\x1b[J")
+            raw = self._stream.stream if isinstance(self._stream, PrintableStream) else self._stream
+            _write(raw, f"\x1b[{self._lines_drawn}F\x1b[J")
             self._lines_drawn = 0
 
     def _draw(self) -> None:

@@ -18,6 +18,7 @@ import grpc
 import grpc.aio
 
 from millstream.errors import EnvironmentFault
+from millstream.files import own_directory
 from millstream.local.directory import RunningProcess, make_private, write_text
 from millstream.local.logfiles import LogFile
 from millstream.local.replica import Failure, State, Supervisor
@@ -159,6 +160,7 @@ def plan_driver(pipeline: Pipeline, base_dir: Path, directory: Path, sockets: Pa
     settings = directory / "settings.json"
     try:
         make_private(directory)
+        own_directory(directory)
     except OSError as error:
         raise EnvironmentFault(f"cannot write {settings}: {error.strerror}") from error
     # Settings may hold passwords (of an object store, say); `write_text` keeps them private.

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from millstream.errors import UserError
 from millstream.spec import yaml_text
 from millstream.spec.faults import Finding, path_text
-from millstream.spec.references import Reference, TextOrReference, placeholders, resolve
+from millstream.spec.references import Reference, TextOrReference, placeholders, referenced_files, resolve
 from millstream.spec.values import ShapeFault, SpecModel, Text
 from millstream.spec.wording import findings_of
 from millstream.wire.access import INBOX, BrokerAccess
@@ -114,6 +114,14 @@ def load_access(path: Path | None, url: str, monitor_url: str | None = None) -> 
         inbox=written.inbox,
         monitor_url=monitor_url,
     )
+
+
+def files_of(path: Path) -> list[Path]:
+    """The access file and the files of secrets that it names."""
+    written = _read(path)
+    base = path.absolute().parent
+    named = [written.creds, None if written.tls is None else written.tls.key]
+    return [path, *referenced_files(written, base), *(base / name for name in named if name is not None)]
 
 
 def _check_url(server: str) -> None:

@@ -14,6 +14,7 @@ from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path as FilePath
 
+from millstream.sandbox import holds_home, refusal
 from millstream.spec.faults import Fault, Finding, Path
 from millstream.spec.loading import Loaded, Partial
 from millstream.spec.models import FallbackSink, FileSource, Program, Vertex
@@ -89,6 +90,29 @@ def _program_findings(program: _Program) -> Iterator[Finding]:
         yield from _command_findings(program, settings.command[0])
     elif settings.python is not None:
         yield from _python_findings(program, settings.python)
+    yield from _held_findings(program)
+
+
+def _held_findings(program: _Program) -> Iterator[Finding]:
+    """Faults where this machine cannot hold the program as it should be held; this is tried."""
+    settings = program.settings
+    strict = settings.sandbox is not None
+    for index, name in enumerate(settings.readable):
+        path = (*program.path, "readable", index)
+        shown = program.base_dir / name
+        if not shown.exists():
+            yield Finding(path, f"there is no {shown}", "an existing file or directory")
+        elif holds_home(shown):
+            yield Finding(path, f"{shown} holds your home directory", "a directory that may be shown")
+    if strict and holds_home(program.directory):
+        what = f"the sandbox would show {program.directory}, which holds your home directory"
+        yield Finding((*program.path, "sandbox"), what, "a `workingDir` with nothing but code in it")
+        return
+    limits = settings.limits.given if settings.limits is not None else {}
+    if strict or limits:
+        why = refusal(strict=strict, network=settings.network, limits=frozenset(limits))
+        if why is not None:
+            yield Finding((*program.path, "sandbox" if strict else "limits"), why, "a system that can, or none of it")
 
 
 def _command_findings(program: _Program, command: str) -> Iterator[Finding]:

@@ -19,6 +19,7 @@ from millstream.spec.values import (
     Flag,
     PositiveCount,
     PositiveDuration,
+    Quantity,
     ShapeFault,
     Share,
     SpecModel,
@@ -232,6 +233,30 @@ def _checked_address(written: str) -> str:
 _ADDRESS = re.compile(r"unix:/\S+|(\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):(?P<port>\d{1,5})")
 
 
+class ProgramLimits(SpecModel):
+    """What the processes of a program may use, on Linux. The kernel holds them to it."""
+
+    noun = "limits"
+
+    memory: Quantity | None = None
+    """Data that one process may have (RLIMIT_DATA: heap, stacks and private mappings, whether touched or not; more than
+    what `top` shows as resident). What it asks for beyond that fails, in Python with MemoryError: the record goes the
+    way of `retryStrategy`. Size."""
+    processes: PositiveCount | None = None
+    """Processes and threads together, of this program alone. Needs Linux 5.14, user namespaces, and another user than
+    root."""
+    files: PositiveCount | None = None
+    """Open files and sockets of one process."""
+    cpu: PositiveCount | None = None
+    """Processors that it runs on."""
+
+    @property
+    def given(self) -> dict[str, int]:
+        """Those that are set, by name."""
+        values: dict[str, int] = self.model_dump(exclude_none=True)
+        return values
+
+
 class Program(SpecModel):
     """A program of the user's: exactly one of the ways to name it."""
 
@@ -253,6 +278,17 @@ class Program(SpecModel):
     working_dir: Text | None = None
     """Working directory of `command` and `python`, relative to the pipeline file. Default: the
     directory of the pipeline file."""
+    limits: ProgramLimits | None = None
+    """What its processes may use. Default: what the system gives the runner."""
+    sandbox: Literal["strict"] | None = None
+    """`strict`: it sees programs and libraries, its working directory and what is `readable`, all read-only, a scratch
+    directory (`/tmp`, 256 MiB, in memory, gone with it) and its own socket; it has no network, no capabilities, and
+    sees no other process. Needs Linux with user namespaces; where they are missing the pipeline is refused. Default:
+    everything that the runner's user may do."""
+    network: Flag = False
+    """In a sandbox: the network of this machine, loopback included. Needs Linux 6.12."""
+    readable: tuple[Text, ...] = ()
+    """In a sandbox: more files and directories that it may read, relative to the pipeline file."""
 
     @classmethod
     def shape_faults(cls, data: Mapping[str, Any]) -> Iterator[ShapeFault]:
@@ -267,10 +303,19 @@ class Program(SpecModel):
             yield from _repeated_names(self.container.env, ("container", "env"))
 
 
+_HELD = ("limits", "sandbox", "network", "readable")
+"""Settings of a process that is held."""
+
+
 def _idle_process_settings(data: Mapping[str, Any]) -> Iterator[ShapeFault]:
     if data.get("command") is not None or data.get("python") is not None:
+        if data.get("sandbox") is None:
+            for name in ("network", "readable"):
+                if data.get(name):
+                    what = f"`{name}` opens a sandbox, and the program has none"
+                    yield ShapeFault((name,), what, f"`sandbox: strict` beside it, or no `{name}`")
         return
-    for name in ("env", "workingDir"):
+    for name in ("env", "workingDir", *_HELD):
         if data.get(name):
             what = f"`{name}` belongs to `command` and `python` programs"
             yield ShapeFault((name,), what, "the setting in `container`, or none")
@@ -403,6 +448,11 @@ class Udf(Program):
             if data.get("python") is not None and data.get("env"):
                 what = "the function runs inside Spark's Python workers"
                 yield ShapeFault(("env",), what, "`spark.executorEnv.NAME` in `spec.spark.conf`")
+            if data.get("python") is not None:
+                for name in _HELD:
+                    if data.get(name):
+                        what = "the function runs inside Spark's Python workers, which are not held"
+                        yield ShapeFault((name,), what, "the function behind `command`")
         yield from _idle_process_settings(data)
 
 

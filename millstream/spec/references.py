@@ -100,6 +100,19 @@ def placeholders(value: object, path: Path = ()) -> Iterator[Finding]:
         yield Finding(path, what, expected)
 
 
+def referenced_files(value: object, base_dir: FilePath) -> Iterator[FilePath]:
+    """The files that references in a value name, however deep."""
+    if isinstance(value, Reference):
+        if value.file is not None:
+            yield base_dir / value.file
+    elif isinstance(value, SpecModel):
+        for name in type(value).model_fields:
+            yield from referenced_files(getattr(value, name), base_dir)
+    elif isinstance(value, Mapping | tuple):
+        for entry in value.values() if isinstance(value, Mapping) else value:
+            yield from referenced_files(entry, base_dir)
+
+
 def missing(value: object, base_dir: FilePath) -> str | None:
     """Why a value cannot be looked up on this machine; None when it can, or is a text."""
     try:

@@ -15,6 +15,8 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
+from millstream.printable import printable
+
 _lane: ContextVar[str] = ContextVar("millstream_lane", default="")
 _trace_id: ContextVar[str] = ContextVar("millstream_trace_id", default="")
 
@@ -97,7 +99,7 @@ class _JsonFormatter(logging.Formatter):
             line["exception"] = self.formatException(record.exc_info)
         if record.stack_info:
             line["stack"] = self.formatStack(record.stack_info)
-        return json.dumps(line, default=str, ensure_ascii=False)
+        return printable(json.dumps(line, default=str, ensure_ascii=False))
 
 
 class _PlainFormatter(logging.Formatter):
@@ -112,7 +114,7 @@ class _PlainFormatter(logging.Formatter):
         line += "".join(f" {name}={value}" for name, value in _extras(record).items())
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
-        return line
+        return printable(line)
 
 
 def _time_of(record: logging.LogRecord) -> datetime:

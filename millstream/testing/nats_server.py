@@ -18,6 +18,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from millstream.errors import EnvironmentFault
+from millstream.files import append_private, make_private_directories, write_private
 from millstream.ports import free_ports
 from millstream.tether import tethered
 from millstream.wire.access import BrokerAccess
@@ -95,9 +96,10 @@ class NatsServer:
     async def start(self) -> None:
         """Start, and return when it accepts connections."""
         for path in (self._directory, self.store_dir):
-            path.mkdir(parents=True, exist_ok=True)
+            make_private_directories(path)
         config = self._directory / "nats.conf"
-        config.write_text(
+        write_private(
+            config,
             server_config(
                 store_dir=self.store_dir,
                 port=self._port,
@@ -105,13 +107,12 @@ class NatsServer:
                 file_store_bytes_max=self._file_store_bytes_max,
                 ports_dir=self._directory,
                 log_file=self.log_file,
-            )
+            ),
         )
         key = self._directory / "key"
-        key.touch(mode=0o600)
-        key.write_text(self._key)
-        self.access_file.write_text(json.dumps({"user": USER, "password": {"file": key.name}}))
-        with (self._directory / "nats.out").open("ab") as output:
+        write_private(key, self._key)
+        write_private(self.access_file, json.dumps({"user": USER, "password": {"file": key.name}}))
+        with append_private(self._directory / "nats.out") as output:
             self._process = await asyncio.create_subprocess_exec(
                 *tethered([find_nats_server(), "-c", str(config)]),
                 stdin=asyncio.subprocess.DEVNULL,

@@ -35,11 +35,12 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
-from millstream.errors import UdfError
+from millstream.errors import EnvironmentFault, UdfError
 from millstream.health import Health, Patience
 from millstream.limits import DRAIN_TIMEOUT_S, SIDECAR_BACKOFF_FIRST_S, SIDECAR_BACKOFF_LAST_S
+from millstream.sandbox import NOT_HELD, Confinement, confined
 from millstream.statistics import SidecarStatistics
-from millstream.tether import NOT_FOUND, NOT_RUNNABLE, tethered
+from millstream.tether import NOT_FOUND, NOT_RUNNABLE
 from millstream.udf.background import beside
 from millstream.udf.client import GrpcUdfClient, describe, open_channel
 from millstream.udf.environment import inherited
@@ -63,7 +64,7 @@ LINES_KEPT = 30
 OUTPUT_TIMEOUT_S = 2.0
 """How long output may still come after the process has ended: a child of its own may hold the pipe open."""
 # Exit codes that another start would only repeat: the command cannot be run, or names no function.
-_HOPELESS = {2, NOT_FOUND, NOT_RUNNABLE}
+_HOPELESS = {2, NOT_FOUND, NOT_RUNNABLE, NOT_HELD}
 
 LogLine = Callable[[str, str], None]
 """Gets "stdout" or "stderr", and a line without its end."""
@@ -82,6 +83,8 @@ class SidecarSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     """Added to what is inherited (`environment.py`)."""
     cwd: Path | None = None
+    held: Confinement = field(default_factory=Confinement)
+    """What it may not exceed, and see."""
     start_timeout_s: float = 60.0
     """From the start until it must answer."""
     stop_timeout_s: float = DRAIN_TIMEOUT_S
@@ -142,7 +145,8 @@ class Sidecar(GrpcUdfClient):
             starts += 1
             run = await self._run_once()
             if not self._ready.done() and (run.hopeless or starts >= STARTS_MAX):
-                self._ready.set_exception(UdfError(self._never_ready(run.why, starts)))
+                kind = EnvironmentFault if run.not_held else UdfError
+                self._ready.set_exception(kind(self._never_ready(run.why, starts)))
                 return
             # One that ran for a while has recovered from whatever it was.
             if run.ready_s > SIDECAR_BACKOFF_LAST_S:
@@ -170,7 +174,7 @@ class Sidecar(GrpcUdfClient):
                     ready_s = time.monotonic() - began
             return _Run(why, ready_s, hopeless=False)
         except _NotReady as error:
-            return _Run(str(error), 0.0, hopeless=error.hopeless)
+            return _Run(str(error), 0.0, hopeless=error.hopeless, not_held=error.not_held)
         except UdfError as error:
             # It answers, and does not speak our protocol.
             return _Run(str(error), 0.0, hopeless=True)
@@ -191,6 +195,7 @@ class Sidecar(GrpcUdfClient):
             raise _NotReady(
                 f"exited with {_exit_text(process.returncode)} before it was ready",
                 hopeless=process.returncode in _HOPELESS,
+                not_held=process.returncode == NOT_HELD,
             )
         else:
             raise _NotReady(
@@ -233,9 +238,16 @@ class Sidecar(GrpcUdfClient):
         spec = self._spec
         # What a killed predecessor left must not be taken for its successor.
         self._socket.unlink(missing_ok=True)
+        environment = self._environment()
         process = await asyncio.create_subprocess_exec(
-            *tethered(list(spec.command)),
-            env=self._environment(),
+            *confined(
+                spec.command,
+                spec.held,
+                cwd=spec.cwd or Path.cwd(),
+                sockets=self._socket.parent,
+                search=environment.get("PATH", os.defpath),
+            ),
+            env=environment,
             cwd=spec.cwd,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
@@ -271,6 +283,7 @@ class Sidecar(GrpcUdfClient):
         spec = self._spec
         return {
             **inherited(os.environ),
+            **spec.held.environment,
             **spec.env,
             SOCKET_VARIABLE: str(self._socket),
             "MILLSTREAM_PIPELINE": spec.pipeline,
@@ -309,12 +322,15 @@ class _Run:
     """How long it was well."""
     hopeless: bool
     """Another start would end the same way."""
+    not_held: bool = False
+    """This system cannot hold it as it should be held."""
 
 
 class _NotReady(Exception):
-    def __init__(self, why: str, *, hopeless: bool) -> None:
+    def __init__(self, why: str, *, hopeless: bool, not_held: bool = False) -> None:
         super().__init__(why)
         self.hopeless = hopeless
+        self.not_held = not_held
 
 
 @asynccontextmanager

@@ -7,6 +7,7 @@ owner dies, however it dies, and the next one to make a directory removes what i
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -17,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from millstream.errors import EnvironmentFault
+from millstream.files import PRIVATE_FILE, opened_directory
 
 SOCKET_PATH_BYTES_MAX = 107
 """The kernel's limit on Linux."""
@@ -47,23 +49,36 @@ def open_socket_directory() -> Iterator[Path]:
     except OSError as error:
         raise EnvironmentFault(f"{_NO_PLACE}: {base}: {error.strerror}") from error
     try:
-        with (directory / _LOCK).open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with _locked(directory):
             yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
 
 def remove_abandoned(base: Path) -> None:
-    """Remove the directories in `base` whose owners are dead."""
+    """Remove the directories in `base` whose owners are dead. What others have put there is left alone."""
     for directory in base.glob(f"{_PREFIX}*"):
         try:
-            status = directory.stat()
-            if status.st_uid != os.getuid() or time.time() - status.st_mtime < _YOUNG_S:
+            status = directory.lstat()
+            if status.st_uid != os.geteuid() or time.time() - status.st_mtime < _YOUNG_S:
                 continue
-            with (directory / _LOCK).open("w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with _locked(directory):
                 shutil.rmtree(directory, ignore_errors=True)
         except OSError:
             # Somebody else's, alive, or just being removed.
             continue
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Hold the lock of a directory. Raises `OSError` where it is held, or a link stands in its or the lock's place."""
+    with opened_directory(directory) as place:
+        # Others may exchange what the name leads to; the descriptor stays with what was looked at.
+        if os.fstat(place).st_uid != os.geteuid():
+            raise PermissionError(errno.EPERM, "it belongs to another user", str(directory))
+        lock = os.open(_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, PRIVATE_FILE, dir_fd=place)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        finally:
+            os.close(lock)

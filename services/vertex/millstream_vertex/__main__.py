@@ -24,7 +24,7 @@ from millstream.ledger.protocol import DurabilityLevel
 from millstream.limits import DRAIN_TIMEOUT_S
 from millstream.priority import SOURCE_NICENESS, give_way
 from millstream.spec import resolved
-from millstream.spec.access import load_access
+from millstream.spec.access import files_of, load_access
 from millstream.telemetry.logging import configure_logging
 from millstream_vertex.assembly import open_vertex
 from millstream_vertex.surroundings import VertexConfig
@@ -78,7 +78,18 @@ def _config(options: argparse.Namespace) -> VertexConfig:
         metrics_host=options.metrics_host,
         windows_dir=options.windows_dir,
         spark=options.spark,
+        hidden=_hidden(options),
     )
+
+
+def _hidden(options: argparse.Namespace) -> tuple[Path, ...]:
+    """What this process was given and no function is to see in a sandbox."""
+    windows = options.windows_dir
+    broker = files_of(options.nats_access) if options.nats_access is not None else []
+    if windows is not None and options.pipeline.absolute().parent == windows.absolute().parent:
+        # Both lie in the data directory of a run, with the broker's store and the logs.
+        return (windows.parent, *broker)
+    return (options.pipeline, *([windows] if windows is not None else []), *broker)
 
 
 async def _run(config: VertexConfig) -> int:

@@ -6,13 +6,15 @@ Above it: the assembly. Below it: sidecars and built-ins. It knows the spec's wa
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from millstream.errors import MillstreamError, UserError
+from millstream.sandbox import DATA_DIRECTORIES, Confinement
 from millstream.spec.models import Program, Transformer, Udf, Vertex
-from millstream.spec.references import resolve
+from millstream.spec.references import referenced_files, resolve
 from millstream.spec.resolved import Resolved
 from millstream.statistics import SidecarStatistics
 from millstream.udf.builtin import open_builtin
@@ -89,8 +91,13 @@ def programs_of(vertex: Vertex) -> dict[str, Program]:
 
 
 @asynccontextmanager
-async def open_programs(resolved: Resolved, vertex: str, replica: int) -> AsyncIterator[Programs]:
-    """Start every program of the vertex that is a process of its own, and keep it running."""
+async def open_programs(
+    resolved: Resolved, vertex: str, replica: int, hidden: Sequence[Path] = ()
+) -> AsyncIterator[Programs]:
+    """Start every program of the vertex that is a process of its own, and keep it running.
+
+    `hidden`: what a sandbox does not show, beside the files of secrets.
+    """
     programs = programs_of(resolved.graph.vertex(vertex))
     async with AsyncExitStack() as stack:
         sidecars: dict[str, Sidecar] = {}
@@ -101,6 +108,7 @@ async def open_programs(resolved: Resolved, vertex: str, replica: int) -> AsyncI
                 continue
             spec = _sidecar_spec(resolved, vertex, replica, role, program)
             if spec is not None:
+                spec = replace(spec, held=_held(resolved, program, hidden))
                 sidecars[role] = await stack.enter_async_context(open_sidecar(spec, log=program_logger(role)))
         yield Programs(programs, sidecars, remote)
 
@@ -138,6 +146,23 @@ def _sidecar_spec(resolved: Resolved, vertex: str, replica: int, role: str, prog
         replica=replica,
         env=env,
         cwd=resolved.base_dir / (program.working_dir or Path()),
+    )
+
+
+def _held(resolved: Resolved, program: Program, hidden: Sequence[Path]) -> Confinement:
+    """What the program may not exceed, and see."""
+    base_dir = resolved.base_dir
+    return Confinement(
+        limits=program.limits.given if program.limits is not None else {},
+        strict=program.sandbox is not None,
+        network=program.network,
+        readable=tuple(base_dir / name for name in program.readable),
+        hidden=(
+            *hidden,
+            *referenced_files(resolved.pipeline.spec, base_dir),
+            # Data directories that are not named lie here, also those of other pipelines.
+            *(place / DATA_DIRECTORIES for place in {base_dir, base_dir / (program.working_dir or Path())}),
+        ),
     )
 
 

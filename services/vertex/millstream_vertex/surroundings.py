@@ -51,6 +51,8 @@ class VertexConfig:
     """Where reduce lanes keep their logs, <vertex>/<partition>."""
     spark: str | None = None
     """gRPC address of the pipeline's Spark driver."""
+    hidden: tuple[Path, ...] = ()
+    """Files and directories that no sandbox of a function shows."""
 
 
 class VertexPrograms(Protocol):
@@ -147,5 +149,7 @@ async def open_outside(config: VertexConfig) -> AsyncIterator[Outside]:
             open_connection(config.broker, name=f"{name}/{config.vertex} watermarks")
         )
         stores = await stack.enter_async_context(open_jetstream_ot_stores(connection, name))
-        programs = await stack.enter_async_context(open_programs(config.resolved, config.vertex, config.replica))
+        programs = await stack.enter_async_context(
+            open_programs(config.resolved, config.vertex, config.replica, config.hidden)
+        )
         yield Outside(broker, stores, programs, random.Random(), connection)

@@ -104,7 +104,7 @@ def test_entries_for_people() -> None:
     assert short_entry(entry) == "warning: map-0: slow"
     text = format_entry(entry)
     assert text.startswith("2026-01-05T09:00:00.000001+00:00 WARNING map-0")
-    assert text.endswith("slow  [lane=in-map.0]\nTraceback")
+    assert text.endswith("slow  [lane=in-map.0]\n    Traceback")
 
 
 def test_the_banner_of_the_broker_is_no_log() -> None:

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+from millstream.files import create_private, open_private
+
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors that room puts right. EFBIG: the limit on a file's size (`ulimit -f`)."""
 
@@ -52,7 +54,7 @@ class SystemFiles:
     """The operations of the operating system."""
 
     def create(self, path: Path) -> int:
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        return create_private(path)
 
     def write(self, descriptor: int, buffers: Sequence[memoryview | bytes], offset: int) -> int:
         return os.pwritev(descriptor, buffers[:BUFFERS_AT_ONCE_MAX], offset)
@@ -64,7 +66,7 @@ class SystemFiles:
         os.close(descriptor)
 
     def reserve(self, path: Path, length: int) -> None:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = open_private(path)
         try:
             os.posix_fallocate(descriptor, 0, length)
         except OSError:

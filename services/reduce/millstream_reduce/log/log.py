@@ -25,6 +25,7 @@ from typing import Protocol, TypeVar
 
 from millstream.durable import step
 from millstream.errors import EnvironmentFault, FencedError, StorageFullError, UserError
+from millstream.files import make_private_directories
 from millstream.limits import LOG_RESERVE_BYTES, LOG_SEGMENT_BYTES
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.log import retention
@@ -411,7 +412,7 @@ def _make_directory(directory: Path, identity: LogIdentity, files: Files) -> Non
     missing = [path for path in (directory, *directory.parents) if not path.exists()]
     try:
         with step("log.directory", identity.vertex):
-            directory.mkdir(parents=True, exist_ok=True)
+            make_private_directories(directory)
         for path in reversed(missing):
             with step("log.directory.sync", identity.vertex):
                 files.sync_directory(path.parent)

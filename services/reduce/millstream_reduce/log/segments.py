@@ -26,6 +26,7 @@ from pathlib import Path
 
 from millstream.durable import step
 from millstream.errors import DamageError, FencedError, UserError
+from millstream.files import append_private, make_private_directories, open_private
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.log.entries import (
     FORMAT,
@@ -150,11 +151,11 @@ def claim(directory: Path, identity: LogIdentity) -> None:
     owners = directory / OWNERS
     own = owners / str(identity.epoch)
     with step("log.claim", identity.vertex):
-        owners.mkdir(exist_ok=True)
-        own.touch()
-    with contextlib.suppress(OSError), step("log.claim.describe", identity.vertex):
+        make_private_directories(owners)
+        os.close(open_private(own))
+    with contextlib.suppress(OSError), step("log.claim.describe", identity.vertex), append_private(own) as file:
         # For people only; the name is what counts, and has room on a full disk.
-        own.write_text(f"{os.getpid()}@{socket.gethostname()}\n", encoding="utf-8")
+        file.write(f"{os.getpid()}@{socket.gethostname()}\n".encode())
     check_claim(directory, identity)
     for epoch in owner_epochs(directory):
         if epoch < identity.epoch:

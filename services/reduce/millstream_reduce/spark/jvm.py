@@ -25,6 +25,7 @@ from pathlib import Path
 
 from millstream.background import open_tasks
 from millstream.errors import EnvironmentFault
+from millstream.files import write_private
 from millstream.health import Health, Patience
 from millstream.tether import tethered
 from millstream.udf.environment import inherited
@@ -223,8 +224,7 @@ def _arguments(command: JvmCommand, launched: Sequence[str]) -> list[str]:
     at = arguments.index("-cp") + 1
     arguments[at] = os.pathsep.join(path for part in arguments[at].split(os.pathsep) for path in _expanded(part))
     file = command.directory / "java-arguments"
-    with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as written:
-        written.writelines(f"{_argument_line(argument)}\n" for argument in arguments if argument != MLLIB_MODULE)
+    write_private(file, "".join(f"{_argument_line(argument)}\n" for argument in arguments if argument != MLLIB_MODULE))
     return [str(command.java.executable), f"@{file}"]
 
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from millstream.background import open_tasks
 from millstream.errors import EnvironmentFault, MillstreamError, UserError
+from millstream.files import make_private_directories
 from millstream.udf.socket_directory import open_socket_directory
 from millstream_reduce.spark import aot
 from millstream_reduce.spark.confs import Places, driver_conf, session_conf
@@ -336,7 +337,7 @@ def _clear(directory: Path) -> None:
     """Make the directory of temporary files, without what a killed driver has left in it."""
     try:
         shutil.rmtree(directory, ignore_errors=True)
-        directory.mkdir(parents=True, exist_ok=True)
+        make_private_directories(directory)
     except OSError as error:
         raise EnvironmentFault(f"cannot make {directory} for Spark's temporary files: {error.strerror}") from error
 

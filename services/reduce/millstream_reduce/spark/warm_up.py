@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from millstream.errors import EnvironmentFault
+from millstream.files import append_private, make_private_directories
 from millstream.wire.reduce.v1 import spark_pb2, wal_pb2
 from millstream_reduce.batches import encoded
 from millstream_reduce.log.entries import entry_buffers, segment_name, total_length
@@ -39,7 +40,7 @@ PROGRAM = spark_pb2.Program(
 
 def write_windows(directory: Path) -> list[JobWindow]:
     """A window of a few records, and the log it lies in."""
-    directory.mkdir(parents=True, exist_ok=True)
+    make_private_directories(directory)
     body = encoded(
         pa.record_batch({
             "value": pa.array([b'{"number": %d}' % number for number in range(_ROWS)], pa.binary()),
@@ -49,7 +50,8 @@ def write_windows(directory: Path) -> list[JobWindow]:
     )  # fmt: skip
     entry = wal_pb2.Entry(append=wal_pb2.Append(rows=_ROWS, has_keys=True))
     buffers = entry_buffers(1, entry.SerializeToString(), body)
-    (directory / segment_name(_SEGMENT)).write_bytes(b"".join(buffers))
+    with append_private(directory / segment_name(_SEGMENT)) as segment:
+        segment.write(b"".join(buffers))
     pieces = wal_pb2.Pieces(
         segments=[_SEGMENT], offsets=[0], lengths=[total_length(buffers)], first_rows=[0], rows=[_ROWS]
     )

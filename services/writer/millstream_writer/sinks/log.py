@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from typing import TextIO
 
 from millstream.errors import EnvironmentFault
+from millstream.printable import printable
 from millstream.record import Position
 from millstream_writer.sink import Guarantee, SinkFrame, SinkLane, WriteResult
 from millstream_writer.sinks.envelope import envelope_lines
@@ -21,7 +22,7 @@ from millstream_writer.sinks.envelope import envelope_lines
 
 def record_lines(item: SinkFrame) -> str:
     """The envelopes of a frame's records, a line each."""
-    return "".join(f"{line}\n" for line in envelope_lines(item))
+    return printable("".join(f"{line}\n" for line in envelope_lines(item)))
 
 
 class _LogLane:

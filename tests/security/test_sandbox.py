@@ -1,0 +1,424 @@
+"""Functions that try to get out of their sandbox, or past their limits: each is refused, and what is allowed works."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import psutil
+import pytest
+
+from millstream import confine
+from millstream.sandbox import Confinement, confined, refusal
+from tests.mesh.conftest import PipelineFiles
+from tests.mesh.running import command
+from tests.security.conftest import NOBODY
+
+CANNOT = refusal(strict=True, network=False, limits=frozenset())
+pytestmark = pytest.mark.skipif(CANNOT is not None, reason=f"there is no sandbox here: {CANNOT}")
+
+ATTEMPTS = '''
+import ctypes, glob, json, os, pathlib, signal, socket, subprocess, tempfile, threading
+import multiprocessing
+import millstream_udf as udf
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def called(result):
+    if result < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return result
+
+
+def connected(family, address):
+    with socket.socket(family) as one:
+        one.settimeout(5)
+        one.connect(address)
+
+
+def found_sockets():
+    """Of any other program, by any name."""
+    own = os.environ["MILLSTREAM_UDF_SOCKET"]
+    seen = [line.split()[-1] for line in open("/proc/net/unix") if "/" in line or "@" in line]
+    seen += glob.glob("/tmp/**/*.sock", recursive=True) + glob.glob("/run/**", recursive=True)
+    return [path for path in seen if os.path.dirname(own) not in path and os.path.exists(path)]
+
+
+def memory():
+    held = []
+    while True:
+        held.append(bytearray(16 << 20))
+
+
+def attempt(what):
+    kind, _, of = what.partition(" ")
+    match kind:
+        case "read":
+            return pathlib.Path(of).read_bytes()[:100] or None
+        case "list":
+            return os.listdir(of) or None
+        case "write":
+            return pathlib.Path(of).write_text("written")
+        case "remove":
+            return os.unlink(of)
+        case "local":
+            return connected(socket.AF_UNIX, of)
+        case "abstract":
+            return connected(socket.AF_UNIX, b"\\0" + of.encode())
+        case "tcp":
+            host, port = of.rsplit(":", 1)
+            return connected(socket.AF_INET, (host, int(port)))
+        case "udp":
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
+                return one.sendto(b"x", ("192.0.2.1", 53))
+        case "vsock":
+            return socket.socket(40, socket.SOCK_STREAM)
+        case "kill":
+            return os.kill(int(of), signal.SIGKILL)
+        case "killall":
+            # Everything that this user may send a signal to: in its namespace nothing but itself.
+            return os.kill(-1, signal.SIGKILL)
+        case "ptrace":
+            return called(libc.ptrace(16, int(of), 0, 0))
+        case "processes":
+            return [pid for pid in os.listdir("/proc") if pid.isdigit() and int(pid) not in (1, os.getpid())] or None
+        case "sockets":
+            return found_sockets() or None
+        case "namespace":
+            return called(libc.unshare(0x10000000))
+        case "namespace-by-clone":
+            return called(libc.syscall(56, 0x10000000 | 17, 0, 0, 0, 0)) if os.uname().machine == "x86_64" else None
+        case "mount":
+            return called(libc.mount(b"tmpfs", b"/tmp", b"tmpfs", 0, None))
+        case "remount":
+            return called(libc.mount(None, of.encode(), None, 32 | 4096, None))
+        case "ring":
+            return called(libc.syscall(425, 1, ctypes.create_string_buffer(120)))
+        case "raise":
+            import resource
+            return resource.setrlimit(resource.RLIMIT_NOFILE, (1 << 20, 1 << 20))
+        case "processors":
+            return os.sched_setaffinity(0, range(os.cpu_count()))
+        case "setuid":
+            return os.setuid(12345)
+        case "memory":
+            return memory()
+        case "open":
+            return [open("/dev/null") for _ in range(200)] and None
+    raise SystemExit(f"there is no attempt {what}")
+
+
+@udf.map
+def escape(record):
+    what = json.loads(record.value)["what"]
+    try:
+        gained = attempt(what)
+    except (OSError, MemoryError, ValueError) as error:
+        return json.dumps({"what": what, "refused": type(error).__name__})
+    return json.dumps({"what": what, "refused": None, "gained": repr(gained)})
+
+
+@udf.map
+def bomb(record):
+    """Fails on its first record by using all the memory it is given; the others pass."""
+    what = json.loads(record.value)["what"]
+    if what == "memory":
+        memory()
+    return json.dumps({"what": what})
+
+
+@udf.map
+def allowed(record):
+    """What functions do."""
+    scratch = tempfile.NamedTemporaryFile()
+    scratch.write(b"kept"); scratch.flush()
+    with tempfile.TemporaryDirectory() as directory:
+        pathlib.Path(directory, "x").write_text("x")
+    assert pathlib.Path(scratch.name).read_bytes() == b"kept"
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        assert pool.map(abs, [-1, 2]) == [1, 2]
+    assert subprocess.run(["sh", "-c", "echo $HOME"], capture_output=True, text=True).stdout == "/tmp\\n"
+    thread = threading.Thread(target=len, args=("",)); thread.start(); thread.join()
+    server = socket.create_server(("127.0.0.1", 0))
+    connected(socket.AF_INET, server.getsockname())
+    import helper_module
+    import numpy
+    assert int(numpy.arange(10).sum()) == 45
+    return helper_module.shout(pathlib.Path("words.txt").read_text())
+'''
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> PipelineFiles:
+    return PipelineFiles(tmp_path)
+
+
+@pytest.fixture
+def listening() -> Iterator[socket.socket]:
+    """Somebody else's server."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server
+
+
+def program(name: str, attempts: list[str], files: PipelineFiles, *, vertex: str = "try", more: str) -> None:
+    """Write a pipeline that gives a function these attempts, a record each."""
+    code = files.directory / "code"
+    code.mkdir(exist_ok=True)
+    (code / "attempts.py").write_text(ATTEMPTS)
+    (files.directory / "in.jsonl").write_text("".join(json.dumps({"what": what}) + "\n" for what in attempts))
+    files.write(
+        "- name: in\n  source: {file: {paths: [in.jsonl]}}\n"
+        f"- name: {vertex}\n  udf: {{python: 'attempts.py:{name}', workingDir: code, {more}}}\n"
+        + files.file_sink("out"),
+        [f"in -> {vertex}", f"{vertex} -> out"],
+    )
+
+
+def outcomes(files: PipelineFiles) -> Mapping[str, str | None]:
+    return {row["what"]: row["refused"] for row in files.rows("out")}
+
+
+async def test_a_function_does_not_get_out_of_its_sandbox(
+    files: PipelineFiles, tmp_path: Path, listening: socket.socket
+) -> None:
+    secret = tmp_path / "code" / "token"
+    secret.parent.mkdir()
+    secret.write_text("secret")
+    bystander = tmp_path / "bystander.sock"
+    victim = psutil.Process()
+    with socket.socket(socket.AF_UNIX) as other, socket.socket(socket.AF_UNIX) as abstract:
+        other.bind(str(bystander))
+        other.listen()
+        abstract.bind(f"\0millstream-test-{os.getpid()}")
+        abstract.listen()
+        home = Path.home()
+        data = tmp_path / ".millstream" / "p"
+        attempts = [
+            *(f"read {path}" for path in ("/etc/shadow", home / ".bashrc", data / "pipeline.json", secret)),
+            *(f"list {path}" for path in (home / ".ssh", data, data / "broker", "/home", "/var", "/run")),
+            f"read {tmp_path / 'pipeline.yaml'}",
+            *(f"write {path}" for path in (secret.parent / "attempts.py", secret.parent / "new.py", "/usr/bin/new")),
+            *(
+                "write /proc/sys/kernel/core_pattern",
+                "write /proc/sysrq-trigger",
+                f"remove {secret.parent}/attempts.py",
+            ),
+            *(f"local {bystander}", f"abstract millstream-test-{os.getpid()}", "sockets"),
+            *(f"tcp 127.0.0.1:{listening.getsockname()[1]}", "tcp 192.0.2.1:80", "udp", "vsock"),
+            *(f"kill {victim.pid}", "killall", f"ptrace {victim.pid}", "processes"),
+            *("namespace", "namespace-by-clone", "mount", f"remount {secret.parent}", "remount /usr", "ring"),
+            *("raise", "processors", "setuid", "memory", "open"),
+        ]
+        program(
+            "escape",
+            attempts,
+            files,
+            more="sandbox: strict, env: [{name: TOKEN, value: {file: code/token}}], "
+            "limits: {memory: 512Mi, files: 100, cpu: 1}",
+        )
+        ended = await command(tmp_path, "run", "pipeline.yaml", "--quiet")
+
+    assert ended.exit_code == 0, ended.err
+    found = outcomes(files)
+    assert set(found) == set(attempts)
+    # Those that see nothing, instead of being refused: no signal, no process, no socket, an empty file.
+    empty = {"killall", "sockets", "processes", f"read {secret}", f"list {data}"}
+    gained = {row["what"]: row["gained"] for row in files.rows("out") if row["refused"] is None}
+    assert set(gained) <= empty
+    assert set(gained.values()) == {"None"}
+    assert secret.read_text() == "secret"
+    assert victim.is_running()
+
+
+async def test_a_sandbox_opened_to_the_network_stays_closed_to_the_rest(
+    files: PipelineFiles, tmp_path: Path, listening: socket.socket
+) -> None:
+    cannot = refusal(strict=True, network=True, limits=frozenset())
+    if cannot is not None:
+        pytest.skip(cannot)
+    bystander = tmp_path / "bystander.sock"
+    model = tmp_path / "model"
+    model.write_text("weights")
+    with socket.socket(socket.AF_UNIX) as other, socket.socket(socket.AF_UNIX) as abstract:
+        other.bind(str(bystander))
+        other.listen()
+        abstract.bind(f"\0millstream-test-{os.getpid()}")
+        abstract.listen()
+        closed = [f"local {bystander}", f"abstract millstream-test-{os.getpid()}", "vsock", f"kill {os.getpid()}"]
+        opened = [f"tcp 127.0.0.1:{listening.getsockname()[1]}", f"read {model}"]
+        program("escape", closed + opened, files, more="sandbox: strict, network: true, readable: [model]")
+        ended = await command(tmp_path, "run", "pipeline.yaml", "--quiet")
+
+    assert ended.exit_code == 0, ended.err
+    found = outcomes(files)
+    assert {what for what in found if found[what] is None} == set(opened)
+    assert set(found) == {*closed, *opened}
+
+
+async def test_what_functions_need_works_in_a_sandbox(files: PipelineFiles, tmp_path: Path) -> None:
+    program("allowed", ["once"], files, more="sandbox: strict")
+    (tmp_path / "code" / "helper_module.py").write_text("def shout(text):\n    return text.upper()\n")
+    (tmp_path / "code" / "words.txt").write_text('{"said": "hello"}')
+
+    ended = await command(tmp_path, "run", "pipeline.yaml", "--quiet")
+
+    assert ended.exit_code == 0, ended.err
+    assert files.rows("out") == [{"SAID": "HELLO"}]
+
+
+async def test_a_record_that_takes_too_much_memory_goes_the_way_of_the_retry_strategy(
+    files: PipelineFiles, tmp_path: Path
+) -> None:
+    program(
+        "bomb",
+        ["a", "memory", "b"],
+        files,
+        more="limits: {memory: 512Mi}, retryStrategy: {backoff: {steps: 1}, onFailure: drop}",
+    )
+
+    ended = await command(tmp_path, "run", "pipeline.yaml")
+
+    assert ended.exit_code == 0, ended.err
+    assert [row["what"] for row in files.rows("out")] == ["a", "b"]
+    assert "1 dropped" in ended.out
+
+
+def test_a_program_that_would_see_the_home_directory_is_refused(tmp_path: Path) -> None:
+    from millstream.errors import UserError
+
+    with pytest.raises(UserError, match="holds your home directory"):
+        confined(["true"], Confinement(strict=True), cwd=Path.home(), sockets=tmp_path)
+
+
+async def test_validate_and_run_refuse_what_this_system_cannot_hold(files: PipelineFiles, tmp_path: Path) -> None:
+    program("escape", ["udp"], files, more="limits: {processes: 10}")
+    for action in ("validate", "run"):
+        ended = await command(tmp_path, action, "pipeline.yaml")
+        if os.getuid() == 0:
+            assert ended.exit_code == 2
+            assert "spec.vertices[1].udf.limits" in ended.err
+            assert "run as another user" in ended.err
+
+
+# Any program, and any user
+
+
+def held_as(user: int, folder: Path, held: Confinement, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a program of the system's own, held, as this user."""
+    sockets, code = folder / "sockets", folder / "code"
+    for made in (sockets, code):
+        made.mkdir(exist_ok=True)
+        os.chown(made, user, user)
+    settings = confined(list(arguments), held, cwd=code, sockets=sockets, search=os.defpath)
+    script = folder / "confine.py"
+    script.write_text(Path(confine.__file__).read_text())
+    starter = (
+        "import os, sys, subprocess\n"
+        f"os.setgroups([]); os.setgid({user}); os.setuid({user})\n"
+        f"command = ['/usr/bin/python3', '-I', '-S', {str(script)!r}, str(os.getpid()), *sys.argv[1:]]\n"
+        "sys.exit(subprocess.run(command).returncode)"
+    )
+    # What follows the id of the parent process: settings, "--" and the command.
+    return subprocess.run(
+        ["/usr/bin/python3", "-c", starter, *settings[5:]],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd="/",
+        env={"PATH": os.defpath},
+    )
+
+
+needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
+needs_python = pytest.mark.skipif(not Path("/usr/bin/python3").exists(), reason="there is no Python of the system's")
+
+
+@needs_root
+@needs_python
+def test_any_user_can_hold_any_program(open_folder: Path) -> None:
+    program = (
+        "import os, socket\n"
+        "print(os.getuid(), os.listdir('/proc') and sorted(p for p in os.listdir('/proc') if p.isdigit()))\n"
+        "for place in ('/usr/x', 'x', '/x'):\n"
+        "    try:\n        open(place, 'w'); print('wrote', place)\n"
+        "    except OSError as error:\n        print(error.errno)\n"
+        "open('/tmp/x', 'w').write('x')\n"
+        "try:\n    socket.create_connection(('127.0.0.1', 22)); print('out')\n"
+        "except OSError as error:\n    print(type(error).__name__)\n"
+    )
+
+    done = held_as(NOBODY, open_folder, Confinement(strict=True), "/usr/bin/python3", "-c", program)
+
+    assert done.stdout.split("\n") == [f"{NOBODY} ['1']", "30", "30", "30", "ConnectionRefusedError", ""], done.stderr
+
+
+@needs_root
+@needs_python
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_fork_bomb_ends_at_the_limit_and_leaves_nothing(open_folder: Path, strict: bool) -> None:
+    program = (
+        "import os, time\n"
+        "started = 0\n"
+        "try:\n"
+        "    while True:\n"
+        "        if os.fork() == 0:\n            time.sleep(60); os._exit(0)\n"
+        "        started += 1\n"
+        "except BlockingIOError:\n    print(started)\n"
+        f"if not {strict}:\n    os.killpg(0, 9)\n"
+    )
+
+    held = Confinement({"processes": 20}, strict=strict)
+    done = held_as(NOBODY, open_folder, held, "/usr/bin/setsid", "-w", "/usr/bin/python3", "-uc", program)
+
+    assert done.stdout, done.stderr
+    assert 10 <= int(done.stdout) < 20
+    left = [one for one in psutil.process_iter(["uids", "cmdline"]) if program in (one.info["cmdline"] or ())]
+    assert not left
+
+
+@needs_python
+def test_privileges_are_never_gained(tmp_path: Path) -> None:
+    said = subprocess.run(
+        confined(["/usr/bin/cat", "/proc/self/status"], Confinement(), cwd=tmp_path, sockets=tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+
+    assert "NoNewPrivs:\t1" in said.stdout
+
+
+async def test_a_sandbox_ends_with_its_processes_and_they_with_it(tmp_path: Path) -> None:
+    """Whichever of the two processes dies, nothing is left; and the code is that of the command."""
+    sockets = tmp_path / "s"
+    sockets.mkdir()
+
+    def start_held(*arguments: str) -> subprocess.Popen[bytes]:
+        held = confined(list(arguments), Confinement(strict=True), cwd=tmp_path, sockets=sockets)
+        return subprocess.Popen(held, stdout=subprocess.PIPE, start_new_session=True)
+
+    with start_held("/bin/sh", "-c", "exit 7") as ended:
+        assert ended.wait(30) == 7
+    script = "trap 'exit 5' TERM; echo ready; while true; do /bin/sleep 0.1; done"
+    for number, expected in ((signal.SIGTERM, 5), (signal.SIGKILL, -signal.SIGKILL)):
+        with start_held("/bin/sh", "-c", script) as caught:
+            assert caught.stdout is not None
+            assert caught.stdout.readline() == b"ready\n"
+            family = psutil.Process(caught.pid).children(recursive=True)
+            os.killpg(caught.pid, number) if number == signal.SIGTERM else caught.kill()
+            assert caught.wait(30) == expected
+        assert not psutil.wait_procs(family, 10)[1]
+    # Process 1 of a namespace gets no signal that it does not catch; it ends all the same.
+    with start_held("/bin/sh", "-c", "echo ready; exec /bin/sleep 60") as deaf:
+        assert deaf.stdout is not None
+        assert deaf.stdout.readline() == b"ready\n"
+        os.killpg(deaf.pid, signal.SIGTERM)
+        assert deaf.wait(30) == -signal.SIGKILL
