@@ -18,9 +18,21 @@ LOCKS = Path("requirements")
 LARGEST = LOCKS / "dev.txt"
 
 INPUTS: dict[Path, list[str]] = {
-    LARGEST: ["pyproject.toml", "--extra", "arrow", "--extra", "demo", "--extra", "reduce", "--group", "dev"],
-    LOCKS / "run.txt": ["pyproject.toml", "--extra", "arrow"],
-    LOCKS / "reduce.txt": ["pyproject.toml", "--extra", "arrow", "--extra", "reduce"],
+    LARGEST: [
+        "pyproject.toml",
+        "--extra",
+        "arrow",
+        "--extra",
+        "nkeys",
+        "--extra",
+        "demo",
+        "--extra",
+        "reduce",
+        "--group",
+        "dev",
+    ],
+    LOCKS / "run.txt": ["pyproject.toml", "--extra", "arrow", "--extra", "nkeys"],
+    LOCKS / "reduce.txt": ["pyproject.toml", "--extra", "arrow", "--extra", "nkeys", "--extra", "reduce"],
     LOCKS / "udf.txt": ["services/udf_sdk/pyproject.toml"],
 }
 """What each lock is resolved from: all checks and the demonstration, a vertex, a reduce vertex, a function alone."""

@@ -41,6 +41,7 @@ def parser() -> argparse.ArgumentParser:
     _add_deadletters(commands)
     _add_wal(commands)
     _add_repair(commands)
+    _add_broker_users(commands)
     _add_init(commands)
     _add_version(commands)
     _add_bench(commands)
@@ -267,6 +268,36 @@ def _add_repair(commands: Commands) -> None:
     command.add_argument("file", type=Path, metavar="FILE", help="the pipeline, as YAML")
     command.add_argument("--data-dir", type=Path, metavar="DIR", help="data directory of the run")
     command.add_argument("--accept-loss", action="store_true", help="give up what cannot be had back")
+
+
+def _add_broker_users(commands: Commands) -> None:
+    command = _command(
+        commands,
+        "broker",
+        "set up the users of a broker that pipelines share",
+        "Write the accounts and users of a NATS server: an account for each pipeline, and in it a user for each\n"
+        "vertex, with the rights it needs and no others; or make what has to be there before a vertex starts.",
+    )
+    actions = command.add_subparsers(dest="action", required=True, metavar="WHAT")
+    config = actions.add_parser("config", help="write accounts.conf, and an access file for each user")
+    config.add_argument("files", nargs="+", type=Path, metavar="PIPELINE", help="pipeline files: all of the broker's")
+    config.add_argument(
+        "-o", "--output", type=Path, metavar="DIR", required=True, help="where to; passwords that lie there are kept"
+    )
+    config.add_argument("--ca", type=Path, metavar="FILE", help="the authority of the server's certificate, for TLS")
+    prepare = actions.add_parser("prepare", help="make the ledgers of a pipeline, which its vertices may not make")
+    prepare.add_argument("file", type=Path, metavar="PIPELINE", help="pipeline file")
+    prepare.add_argument("--nats", metavar="URL", required=True, help="the broker")
+    prepare.add_argument("--nats-access", type=Path, metavar="FILE", help="access file of the pipeline's own user")
+    prepare.add_argument(
+        "--monitor", metavar="URL", help="its monitoring endpoint, where it does not tell its settings"
+    )
+    prepare.add_argument(
+        "--durability",
+        choices=("fsync", "process", "unverified"),
+        default="fsync",
+        help="what a commit must survive (default: fsync)",
+    )
 
 
 def _add_init(commands: Commands) -> None:

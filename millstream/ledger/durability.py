@@ -14,7 +14,7 @@ from typing import Any
 
 from millstream.errors import DurabilityError
 from millstream.ledger.protocol import Durability, DurabilityLevel
-from millstream.wire.nats import AnswerLostError, BrokerConnection, UnansweredError
+from millstream.wire.nats import AnswerLostError, BrokerConnection, NotPermittedError, UnansweredError
 from millstream.wire.nats_config import SETTINGS_SUBJECT
 
 _TIMEOUT_S = 5.0
@@ -24,7 +24,7 @@ _STRENGTH = {DurabilityLevel.MEMORY: 0, DurabilityLevel.PROCESS: 1, DurabilityLe
 async def ask_server_settings(connection: BrokerConnection) -> tuple[dict[str, Any] | None, str]:
     """What the server tells of itself over NATS, and where that was learned; None with why it does not.
 
-    It answers where its configuration lends that to the account (docs/deployment.md).
+    It answers where its configuration lends that to the account (deploy/README.md).
     """
     deadline_s = asyncio.get_running_loop().time() + _TIMEOUT_S
     while True:
@@ -36,6 +36,8 @@ async def ask_server_settings(connection: BrokerConnection) -> tuple[dict[str, A
         except UnansweredError:
             if losses == connection.losses:
                 return None, f"the server does not tell its settings to this account (nothing answers {subject})"
+        except NotPermittedError as error:
+            return None, f"the server does not tell its settings: {error}"
         except (AnswerLostError, ValueError) as error:
             if asyncio.get_running_loop().time() >= deadline_s:
                 return None, f"the server was asked for its settings, and: {error}"
@@ -84,7 +86,7 @@ def check(durability: Durability, require: DurabilityLevel, place: str) -> None:
         raise DurabilityError(
             f"whether the broker at {place} keeps what it acknowledges is not known, and durability "
             f"{require.value!r} is required: {durability.evidence}. Have it tell its settings to the account (see "
-            "docs/deployment.md), or name its monitoring endpoint (`--monitor http://HOST:8222`); or, where neither is "
+            "deploy/README.md), or name its monitoring endpoint (`--monitor http://HOST:8222`); or, where neither is "
             "possible and you know that the broker has 'sync_interval: always', start with `--durability unverified`"
         )
     raise DurabilityError(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import shutil
 import signal
 from collections import deque
@@ -30,7 +29,7 @@ from millstream.local.processes import Child, open_child
 from millstream.ports import free_ports, is_free
 from millstream.testing.nats_server import find_nats_server
 from millstream.wire.access import BrokerAccess
-from millstream.wire.nats_config import ACCOUNT, PASSWORD_VARIABLE, USER, server_config
+from millstream.wire.nats_config import ACCOUNT, PASSWORD_VARIABLE, USER, new_password, server_config
 from millstream.wire.nats_ping import answers_ping
 
 _log = logging.getLogger(__name__)
@@ -41,7 +40,6 @@ STARTS_MAX = 10
 """In a row that may fail, of a broker that was ready before."""
 ACCESS_FILE = "access.json"
 _KEY_FILE = "key"
-_KEY_BYTES = 32
 _STOP_TIMEOUT_S = 10.0
 """From SIGTERM to SIGKILL. Every acknowledged write is in the store either way."""
 _POLL_S = 0.005
@@ -87,7 +85,7 @@ class EmbeddedBroker:
         self.ready = asyncio.Event()
         """Set while the broker takes connections."""
         self.port = port if port is not None and is_free(port) else free_ports()
-        self._key = secrets.token_urlsafe(_KEY_BYTES)
+        self._key = new_password()
         self.identity: ProcessIdentity | None = None
 
     @property

@@ -129,7 +129,7 @@ def _check_url(server: str) -> None:
     if parts.username is not None or parts.password is not None:
         raise UserError(
             f"the URL of the broker at {parts.hostname} has a user or password in it, which every user of this machine "
-            "can read off the command line; put them into a file and name it with --nats-access (docs/deployment.md)"
+            "can read off the command line; put them into a file and name it with --nats-access (deploy/README.md)"
         )
     try:
         valid = parts.scheme in ("nats", "tls") and bool(parts.hostname) and (parts.port is None or parts.port > 0)

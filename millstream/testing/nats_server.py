@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import secrets
 import shutil
 import signal
 import sysconfig
@@ -22,7 +21,7 @@ from millstream.files import append_private, make_private_directories, write_pri
 from millstream.ports import free_ports
 from millstream.tether import tethered
 from millstream.wire.access import BrokerAccess
-from millstream.wire.nats_config import PASSWORD_VARIABLE, USER, server_config
+from millstream.wire.nats_config import PASSWORD_VARIABLE, USER, new_password, server_config
 
 _START_TIMEOUT_S = 10.0
 _STOP_TIMEOUT_S = 10.0
@@ -57,7 +56,7 @@ class NatsServer:
         self._file_store_bytes_max = file_store_bytes_max
         self._process: asyncio.subprocess.Process | None = None
         self._port = port or free_ports()
-        self._key = secrets.token_urlsafe()
+        self._key = new_password()
 
     @property
     def url(self) -> str:

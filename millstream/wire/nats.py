@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -38,6 +39,11 @@ _PENDING_BYTES_MAX = 4 * limits.COMMIT_BYTES_MAX
 """What the client buffers before `publish` waits for the socket."""
 _CLOSE_TIMEOUT_S = 1.0
 _NO_RESPONDERS = "503"
+_VIOLATION = re.compile(
+    r'permissions violation for (?P<kind>publish|subscription) to "(?P<subject>[^"]*)"', re.IGNORECASE
+)
+_TIDYING = "$JS.API.CONSUMER.DELETE."
+"""Requests that are sent without being waited for: the server does by itself, later, what they ask for."""
 _NOT_ADMITTED = (
     "authorization violation",
     "authentication timeout",
@@ -52,6 +58,10 @@ class AnswerLostError(Exception):
 
 class UnansweredError(AnswerLostError):
     """The server knows that nothing there answers such a request."""
+
+
+class NotPermittedError(EnvironmentFault):
+    """The server does not let this user do what was asked."""
 
 
 class ApiError(Exception):
@@ -81,6 +91,10 @@ class BrokerConnection:
         """Why the server does not take these credentials, while the connection is opened."""
         self._losses = 0
         self._answers: dict[str, asyncio.Future[Msg]] = {}
+        self._asked: dict[str, str] = {}
+        """The subject of each request that waits for its answer."""
+        self._denied: str | None = None
+        """What the server does not let this user do, where no request is there to fail with it."""
         self._requests = 0
         self._inbox = ""
         self._loss_listeners: set[Callable[[], None]] = set()
@@ -154,6 +168,7 @@ class BrokerConnection:
 
     async def connected(self) -> None:
         """Wait until there is a connection, for ever."""
+        self._check_denied()
         while not self._client.is_connected or not self._up.is_set():
             if self._refusal is not None:
                 raise EnvironmentFault(f"the NATS server at {self.place} closed the connection: {self._refusal}")
@@ -173,7 +188,7 @@ class BrokerConnection:
         token = str(self._requests)
         answer: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
         self._answers[token] = answer
-        answer.add_done_callback(lambda _: self._answers.pop(token, None))
+        answer.add_done_callback(lambda _: self._forget(token))
         return f"{self._inbox}.{token}", answer
 
     async def answer_of(self, answer: asyncio.Future[Msg], timeout_s: float) -> Msg:
@@ -193,6 +208,8 @@ class BrokerConnection:
         self, subject: str, payload: bytes, headers: dict[str, str] | None = None, reply: str = ""
     ) -> None:
         """Send one message. Returns before it is on the wire."""
+        if reply.startswith(self._inbox):
+            self._asked[reply.rpartition(".")[2]] = subject
         try:
             await self._client.publish(subject, payload, reply=reply, headers=headers)
         except (nats_errors.OutboundBufferLimitError, nats_errors.ConnectionClosedError) as error:
@@ -218,6 +235,35 @@ class BrokerConnection:
         if error is not None:
             raise ApiError(error.get("err_code", error.get("code", 0)), error.get("description", ""))
         return answer
+
+    def _forget(self, token: str) -> None:
+        self._answers.pop(token, None)
+        self._asked.pop(token, None)
+
+    def _check_denied(self) -> None:
+        if self._denied is not None:
+            raise NotPermittedError(self._denied)
+
+    def _on_violation(self, kind: str, subject: str) -> None:
+        """The server has not done something because this user may not."""
+        verb = "publish" if kind == "publish" else "subscribe"
+        waiting = [token for token, asked in self._asked.items() if asked.lower() == subject and verb == "publish"]
+        listening = [one.subject for one in self._client._subs.values()]
+        # The client library tells it in small letters.
+        for known in (*(self._asked[token] for token in waiting), *listening):
+            subject = known if known.lower() == subject else subject
+        text = (
+            f"the NATS server at {self.place} does not let {self._access.identity} {verb} to {subject}: grant it "
+            f"{verb} rights on that subject, or make the users anew with `millstream broker config` (deploy/README.md)"
+        )
+        for token in waiting:
+            self._fail(self._answers[token], NotPermittedError(text))
+        if not waiting and not subject.startswith(_TIDYING.lower()):
+            self._denied = text
+            for answer in list(self._answers.values()):
+                self._fail(answer, NotPermittedError(text))
+            for listener in list(self._loss_listeners):
+                listener()
 
     async def _on_answer(self, message: Msg) -> None:
         answer = self._answers.get(message.subject.rpartition(".")[2])
@@ -252,15 +298,21 @@ class BrokerConnection:
             self._not_admitted = str(error).removeprefix("nats: ").strip("' \r\n")
             if self._opening is not None:
                 self._opening.reschedule(asyncio.get_running_loop().time())
+        elif (violation := _VIOLATION.search(str(error))) is not None:
+            self._on_violation(violation["kind"], violation["subject"])
         else:
             _log.debug("NATS client: %r", error)
 
     def _fail_answers(self) -> None:
         for answer in list(self._answers.values()):
-            if not answer.done():
-                answer.set_exception(AnswerLostError("the connection was lost"))
-                # Nobody may be waiting any more.
-                answer.exception()
+            self._fail(answer, AnswerLostError("the connection was lost"))
+
+    @staticmethod
+    def _fail(answer: asyncio.Future[Msg], error: Exception) -> None:
+        if not answer.done():
+            answer.set_exception(error)
+            # Nobody may be waiting any more.
+            answer.exception()
 
 
 class _AbortingTransport(TcpTransport):

@@ -6,6 +6,7 @@ Above it: the local runner, the test server and whoever deploys a broker. It sta
 from __future__ import annotations
 
 import json
+import secrets
 from pathlib import Path
 
 from millstream import limits
@@ -22,6 +23,8 @@ ACCOUNT = "millstream"
 USER = "millstream"
 PASSWORD_VARIABLE = "MILLSTREAM_BROKER_PASSWORD"
 """Environment variable of the server with the user's password: the configuration itself holds no secret."""
+
+_PASSWORD_BYTES = 32
 
 # A connection carries several lanes, and each may have asked for as many bytes as it may have in flight.
 assert PENDING_BYTES_MAX >= 2 * limits.BYTES_IN_FLIGHT_MAX
@@ -64,6 +67,12 @@ def server_config(
         "logfile_max_num": None if log_file is None else "2",
     }
     return "\n".join([*_lines(server, ""), "jetstream {", *_lines(jetstream, "  "), "}", *_ACCOUNTS, ""])
+
+
+def new_password() -> str:
+    """A random one, which a server's configuration takes for a text also where a variable of the environment holds it:
+    letters and digits, no digit first."""
+    return f"k{secrets.token_hex(_PASSWORD_BYTES)}"
 
 
 # The settings of the server are lent to the account by the one that has them.

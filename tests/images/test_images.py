@@ -34,7 +34,7 @@ spec:
   edges: [{from: in, to: shout}, {from: shout, to: out}, {from: shout, to: count}, {from: count, to: counts}]
 """
 FUNCTION = "def process(value):\n    return value.upper()\n"
-BROKER = ("--nats", "nats://127.0.0.1:4222", "--monitor", "http://127.0.0.1:8222")
+BROKER = ("--nats", "nats://127.0.0.1:4222")
 
 pytestmark = pytest.mark.timeout(3600)
 
@@ -47,11 +47,26 @@ def prepared(pod: Pod) -> None:
     assert main(["compile", source, "--base-dir", "/pipeline", "-o", target]) == 0
     for name in ("data", "windows"):
         (pod.directory / name).mkdir()
-        os.chown(pod.directory / name, 10001, 10001)
+    assert main(["broker", "config", source, "-o", str(pod.directory / "users")]) == 0
+    for path in (pod.directory / "data", pod.directory / "windows", *(pod.directory / "users").rglob("*")):
+        os.chown(path, 10001, 10001)
+    os.chown(pod.directory / "users", 10001, 10001)
+
+
+def started_broker(pod: Pod) -> str:
+    """With the users of the pipeline, and its ledgers."""
+    volumes = ("--volume", f"{pod.directory}/data:/data", "--volume", f"{pod.directory}/users:/etc/nats/users:ro")
+    broker = pod.start("broker", "broker", options=volumes)
+    access = ("--nats-access", "/pipeline/users/boxes/_pipeline.yaml")
+    arguments = ("broker", "prepare", "/pipeline/pipeline.yaml", *BROKER, *access)
+    made = pod.start("prepare", "vertex", *arguments, options=("--entrypoint", "millstream"))
+    assert pod.ended(made) == 0, pod.logs(made)
+    return broker
 
 
 def vertex(pod: Pod, name: str, *more: str, service: str = "vertex") -> str:
-    return pod.start(name, service, "--pipeline", "/pipeline/pipeline.json", "--vertex", name, *BROKER, *more)
+    access = ("--nats-access", f"/pipeline/users/boxes/{name}.yaml")
+    return pod.start(name, service, "--pipeline", "/pipeline/pipeline.json", "--vertex", name, *BROKER, *access, *more)
 
 
 def rows(directory: Path) -> list[dict[str, object]]:
@@ -60,8 +75,7 @@ def rows(directory: Path) -> list[dict[str, object]]:
 
 def test_a_pipeline_of_containers_is_exact_whichever_is_killed(pod: Pod) -> None:
     prepared(pod)
-    broker_options = ("--volume", f"{pod.directory}/data:/data")
-    broker = pod.start("broker", "broker", options=broker_options)
+    broker = started_broker(pod)
     function = ("shout.py:process",)
     socket = ("--env", "MILLSTREAM_UDF_SOCKET=/pipeline/udf.sock", "--workdir", "/pipeline")
     shout_udf = pod.start("udf", "udf-python", *function, options=socket)
@@ -88,18 +102,18 @@ def test_a_pipeline_of_containers_is_exact_whichever_is_killed(pod: Pod) -> None
     assert sum(int(str(row["n"])) for row in rows(pod.directory / "counts")) == RECORDS
 
 
-def test_a_vertex_that_cannot_ask_its_broker_says_what_to_do(pod: Pod) -> None:
+def test_a_vertex_that_is_nobody_to_its_broker_says_so(pod: Pod) -> None:
     prepared(pod)
-    pod.start("broker", "broker", options=("--volume", f"{pod.directory}/data:/data"))
-    arguments = ("--pipeline", "/pipeline/pipeline.json", "--vertex", "in", *BROKER[:2])
+    started_broker(pod)
+    arguments = ("--pipeline", "/pipeline/pipeline.json", "--vertex", "in", *BROKER)
     name = pod.start("in", "vertex", *arguments)
     assert pod.ended(name) == 4
-    assert "--durability unverified" in pod.logs(name)
+    assert "refuses a client without credentials" in pod.logs(name)
 
 
 def test_mistakes_of_an_operator_are_said_in_a_line(pod: Pod) -> None:
     prepared(pod)
-    broker = pod.start("broker", "broker", options=("--volume", f"{pod.directory}/data:/data"))
+    broker = started_broker(pod)
     for arguments in (("--vertex", "nope"), ("--vertex", "in", "--replica", "3")):
         name = pod.start("wrong", "vertex", "--pipeline", "/pipeline/pipeline.json", *arguments, *BROKER)
         assert pod.ended(name) == 2, pod.logs(name)

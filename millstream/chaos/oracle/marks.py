@@ -73,7 +73,8 @@ async def _last_message(client: Client, stream: str, subject: str) -> dict[str, 
 @asynccontextmanager
 async def _open_broker(store: Path) -> AsyncIterator[Client]:
     beside = Path(sysconfig.get_path("scripts")) / "nats-server"
-    key = secrets.token_urlsafe()
+    # Not a number at its beginning, which the server would read.
+    key = f"k{secrets.token_hex()}"
     with tempfile.TemporaryDirectory(prefix="millstream-oracle-") as name:
         config = Path(name) / "nats.conf"
         config.write_text(

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import re
 import subprocess
-import urllib.request
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
+import psutil
 import pytest
 
 from millstream import limits
+from millstream.cli.main import main
 from millstream.errors import EnvironmentFault
+from millstream.ledger.durability import ask_server_settings
+from millstream.spec.access import load_access
 from millstream.testing.nats_server import find_nats_server, open_nats_server
-from millstream.tether import tethered
+from millstream.wire.nats import open_connection
 from millstream.wire.nats_config import PENDING_BYTES_MAX
+from tests.nats_process import open_nats_process
 
 CONF = Path(__file__).resolve().parents[3] / "deploy" / "nats" / "nats-server.conf"
-START_TIMEOUT_S = 10
+PIPELINE = """\
+apiVersion: millstream.io/v1alpha1
+kind: Pipeline
+metadata: {name: p}
+spec:
+  vertices: [{name: in, source: {generator: {rpu: 1}}}, {name: out, sink: {log: {}}}]
+  edges: [{from: in, to: out}]
+"""
 
 
 def replaced(text: str, old: str, new: str) -> str:
@@ -32,37 +38,16 @@ def replaced(text: str, old: str, new: str) -> str:
 def local(directory: Path) -> Path:
     """The file with other places, and nothing else changed: loopback, free ports, a store of its own."""
     text = replaced(CONF.read_text(), '"0.0.0.0:4222"', '"127.0.0.1:-1"')
-    text = replaced(text, '"0.0.0.0:8222"', '"127.0.0.1:-1"')
     text = replaced(text, '"/data/jetstream"', f'"{directory / "store"}"')
     conf = directory / "nats-server.conf"
     conf.write_text(text)
+    make_users(directory)
     return conf
 
 
-@asynccontextmanager
-async def open_server(directory: Path) -> AsyncIterator[str]:
-    """A server with the file; gives the URL of its monitoring endpoint."""
-    command = [find_nats_server(), "-c", str(local(directory)), "--ports_file_dir", str(directory)]
-    process = await asyncio.create_subprocess_exec(
-        *tethered(command), stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
-    )
-    try:
-        async with asyncio.timeout(START_TIMEOUT_S):
-            ports = directory / f"nats-server_{process.pid}.ports"
-            while not ports.exists() or not ports.read_text().endswith("}"):
-                assert process.returncode is None
-                await asyncio.sleep(0.005)
-        yield json.loads(ports.read_text())["monitoring"][0]
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
-
-
-def get(url: str) -> dict[str, Any]:
-    with urllib.request.urlopen(url, timeout=5) as answer:
-        document: dict[str, Any] = json.load(answer)
-    return document
+def make_users(directory: Path) -> None:
+    (directory / "p.yaml").write_text(PIPELINE)
+    assert main(["broker", "config", str(directory / "p.yaml"), "-o", str(directory / "users")]) == 0
 
 
 def check(conf: Path) -> subprocess.CompletedProcess[str]:
@@ -71,25 +56,33 @@ def check(conf: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_server_accepts_the_file(tmp_path: Path) -> None:
-    accepted = check(CONF)
+def test_the_server_accepts_the_file_and_does_not_start_without_users(tmp_path: Path) -> None:
+    conf = tmp_path / "nats-server.conf"
+    conf.write_text(CONF.read_text())
+    closed = check(conf)
+    assert closed.returncode != 0
+    assert "accounts.conf" in closed.stderr
+    make_users(tmp_path)
+    accepted = check(conf)
     assert accepted.returncode == 0, accepted.stderr
-    misspelt = tmp_path / "nats-server.conf"
-    misspelt.write_text(replaced(CONF.read_text(), "sync_interval: always", "sync_intervall: always"))
-    assert check(misspelt).returncode != 0
+    conf.write_text(replaced(CONF.read_text(), "sync_interval: always", "sync_intervall: always"))
+    assert check(conf).returncode != 0
 
 
 async def test_the_server_has_the_durability_and_the_sizes_of_the_design(tmp_path: Path) -> None:
-    async with open_server(tmp_path) as url:
-        varz = await asyncio.to_thread(get, f"{url}/varz")
-        healthz = await asyncio.to_thread(get, f"{url}/healthz")
-    jetstream = varz["jetstream"]["config"]
+    async with open_nats_process(tmp_path, local(tmp_path)) as server:
+        access = load_access(tmp_path / "users" / "p" / "in.yaml", server.url)
+        async with open_connection(access) as connection:
+            settings, where = await ask_server_settings(connection)
+        listening = [one for one in psutil.Process(server.pid).net_connections() if one.status == psutil.CONN_LISTEN]
+    assert settings is not None, where
+    jetstream = settings["jetstream"]["config"]
     assert jetstream["sync_always"] is True
     assert Path(jetstream["store_dir"]).is_relative_to(tmp_path)
     assert jetstream["max_storage"] >= 24 * limits.LEDGER_BYTES_MAX
-    assert varz["max_payload"] == limits.MESSAGE_BYTES_MAX
-    assert varz["max_pending"] == PENDING_BYTES_MAX
-    assert healthz == {"status": "ok"}
+    assert settings["max_payload"] == limits.MESSAGE_BYTES_MAX
+    assert settings["max_pending"] == PENDING_BYTES_MAX
+    assert len(listening) == 1, "nothing but the port of the clients"
 
 
 def test_the_file_says_what_a_commit_may_hold() -> None:

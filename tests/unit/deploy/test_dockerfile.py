@@ -153,14 +153,18 @@ def test_an_image_runs_without_rights(dockerfile: Dockerfile, service: str) -> N
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_an_image_starts_a_program_that_exists(dockerfile: Dockerfile, service: str) -> None:
+def test_an_image_starts_a_program_that_exists(dockerfile: Dockerfile, service: str, tmp_path: Path) -> None:
     (entry,) = dockerfile.stages[service].values("ENTRYPOINT")
     (arguments,) = dockerfile.stages[service].values("CMD")
     words = [*re.findall(r'"([^"]*)"', entry), *re.findall(r'"([^"]*)"', arguments)]
     if words[0] == "python":
         command = [sys.executable, *words[1:]]
     elif words[0] == "nats-server":
-        configuration = REPOSITORY / "deploy" / "nats" / "nats-server.conf"
+        configuration = tmp_path / "nats-server.conf"
+        configuration.write_text((REPOSITORY / "deploy" / "nats" / "nats-server.conf").read_text())
+        # Whoever runs the image mounts the users.
+        (tmp_path / "users").mkdir()
+        (tmp_path / "users" / "accounts.conf").touch()
         assert words[1:] == ["--config", "/etc/nats/nats-server.conf"]
         command = [str(Path(sys.executable).parent / words[0]), "-t", "--config", str(configuration)]
     else:

@@ -1,0 +1,119 @@
+"""The users of a broker: an account for each pipeline, and in it a user for each vertex, with the rights it needs.
+
+Above it: `millstream broker config`. Below it: the graph, and the names of streams, buckets and subjects. Pure.
+
+A vertex writes its own ledger and its own OT store, reads the ledgers of the vertices it reads from and the OT stores
+of its neighbours, and hears answers in an inbox of its own. It makes and changes no stream: a stream may be made to
+copy any other of its account. So its ledger is made beforehand, by the user of the pipeline, who may do everything in
+the account (`millstream broker prepare`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from millstream.ledger.subjects import stream_name
+from millstream.spec.graph import Graph
+from millstream.watermark.jetstream import bucket_name
+from millstream.wire.access import INBOX
+from millstream.wire.nats_config import SETTINGS_SUBJECT, SYSTEM_ACCOUNT
+
+_READ = ("STREAM.INFO", "STREAM.MSG.GET", "DIRECT.GET")
+"""Requests about one stream that change nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerUser:
+    """A user of one pipeline's account."""
+
+    name: str
+    """`<pipeline>.<vertex>`, or `<pipeline>` for the one who may do everything in the account."""
+    inbox: str
+    """What the subjects that answers come to begin with."""
+    publish: tuple[str, ...] | None = None
+    """Subjects it may publish to, also those of requests; None for all."""
+    subscribe: tuple[str, ...] | None = None
+    """Subjects it may listen to; None for all."""
+
+    @property
+    def file_name(self) -> str:
+        """Of its access file and its password, in the directory of the pipeline."""
+        return self.name.partition(".")[2] or "_pipeline"
+
+
+def users_of(graph: Graph) -> list[BrokerUser]:
+    """The users of a pipeline: the one who prepares and looks at it, and one for each vertex."""
+    pipeline = graph.pipeline.name
+    return [
+        BrokerUser(pipeline, f"{INBOX}.{pipeline}"),
+        *(_vertex_user(graph, vertex.name) for vertex in graph.vertices),
+    ]
+
+
+def accounts_text(pipelines: Mapping[str, Iterable[BrokerUser]], passwords: Mapping[str, str]) -> str:
+    """The part of a server's configuration with its accounts.
+
+    `passwords`: by user, the name of the variable that holds it.
+    """
+    exported = ", ".join(pipelines)
+    lines = [
+        "# Made by `millstream broker config`: change the pipelines, and make it again.",
+        f"system_account: {SYSTEM_ACCOUNT}",
+        "accounts {",
+        "  # Nobody is a user of it. It lends the server's settings, in which vertices see that commits are fsynced.",
+        f'  {SYSTEM_ACCOUNT} {{ exports: [{{service: "{SETTINGS_SUBJECT}", accounts: [{exported}]}}] }}',
+    ]
+    for pipeline, users in pipelines.items():
+        lines += [
+            f"  {pipeline} {{",
+            "    jetstream: enabled",
+            f'    imports: [{{service: {{account: {SYSTEM_ACCOUNT}, subject: "{SETTINGS_SUBJECT}"}}}}]',
+            "    users: [",
+            *(line for user in users for line in _user_lines(user, passwords[user.name])),
+            "    ]",
+            "  }",
+        ]
+    return "\n".join([*lines, "}", ""])
+
+
+def _user_lines(user: BrokerUser, password: str) -> Iterator[str]:
+    head = f"      {{user: {json.dumps(user.name)}, password: ${password}"
+    if user.publish is None or user.subscribe is None:
+        yield f"{head}}}"
+        return
+    yield f"{head}, permissions: {{"
+    for what, subjects in (("publish", user.publish), ("subscribe", user.subscribe)):
+        yield f"        {what}: {{allow: ["
+        yield from (f"          {json.dumps(subject)}" for subject in subjects)
+        yield "        ]}"
+    yield "      }}"
+
+
+def _vertex_user(graph: Graph, vertex: str) -> BrokerUser:
+    pipeline = graph.pipeline.name
+    own, bucket = stream_name(pipeline, vertex), bucket_name(pipeline, vertex)
+    upstream = {edge.from_: None for edge in graph.edges_in[vertex]}
+    downstream = {edge.to: None for edge in graph.edges_out[vertex]}
+    # Who is in a cycle looks at the marks of all in it, to see that it is empty.
+    around = next(group for group in graph.sccs if vertex in group)
+    ledgers = dict.fromkeys([vertex, *upstream, *around])
+    stores = dict.fromkeys([vertex, *upstream, *downstream, *around])
+    inbox = f"{INBOX}.{pipeline}.{vertex}"
+    publish = [f"{own}.>", f"$KV.{bucket}.>"]
+    publish += [f"$JS.API.{what}.{stream_name(pipeline, name)}" for name in ledgers for what in _READ]
+    publish += [f"$JS.API.{what}.KV_{bucket_name(pipeline, name)}" for name in stores for what in _READ]
+    for name in upstream:
+        stream = stream_name(pipeline, name)
+        publish += [
+            f"$JS.API.CONSUMER.CREATE.{stream}.*.{stream}.*.*.d.{edge.name}.*"
+            for edge in graph.edges_in[vertex]
+            if edge.from_ == name
+        ]
+        publish += [f"$JS.API.{what}.{stream}.*" for what in ("CONSUMER.MSG.NEXT", "CONSUMER.DELETE")]
+        # Who has read a buffer trims it.
+        publish.append(f"$JS.API.STREAM.PURGE.{stream}")
+    publish.append(SETTINGS_SUBJECT)
+    subscribe = [f"{inbox}.>", *(f"$KV.{bucket_name(pipeline, name)}.>" for name in stores)]
+    return BrokerUser(f"{pipeline}.{vertex}", inbox, tuple(publish), tuple(subscribe))
