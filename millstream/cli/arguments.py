@@ -38,6 +38,7 @@ def parser() -> argparse.ArgumentParser:
     _add_status(commands)
     _add_logs(commands)
     _add_peek(commands)
+    _add_audit(commands)
     _add_deadletters(commands)
     _add_wal(commands)
     _add_repair(commands)
@@ -213,6 +214,17 @@ def _add_peek(commands: Commands) -> None:
     _add_place(command)
     _add_broker(command)
     _add_json(command, "print one JSON object per record")
+
+
+def _add_audit(commands: Commands) -> None:
+    command = _command(
+        commands,
+        "audit",
+        "show who did what to a pipeline",
+        "Show who started, drained, stopped, looked into, replayed or repaired a pipeline, when, and with which spec.",
+    )
+    _add_place(command)
+    _add_json(command, "print one JSON object per entry, with command line and digest of the spec")
 
 
 def _add_deadletters(commands: Commands) -> None:

@@ -21,6 +21,7 @@ from millstream.errors import UserError
 from millstream.frame import partition_of
 from millstream.ledger.jetstream import open_jetstream_broker
 from millstream.ledger.protocol import DurabilityLevel
+from millstream.local import audit
 from millstream.local.directory import DataDirectory, find_directory
 from millstream.local.processes import is_alive
 from millstream.local.stored import open_stored
@@ -131,6 +132,7 @@ def _replay(arguments: argparse.Namespace, directory: DataDirectory, graph: Grap
             refused[str(error)] += 1
             continue
         returned.append(Returned(identity_of(item), buffer, _record_of(item)))
+    audit.note(directory, "replay", records=len(returned), to=arguments.to)
     done = asyncio.run(_put_back(directory, graph, returned)) if returned else Replayed()
     print(f"{done.records} put back, {done.repeated} left out because they were put back before")
     for lane in done.reopened:

@@ -16,6 +16,7 @@ from typing import Any
 from millstream.cli.elsewhere import access_elsewhere, graph_elsewhere, open_elsewhere
 from millstream.errors import UserError
 from millstream.frame import Frame
+from millstream.local import audit
 from millstream.local.directory import DataDirectory, find_directory
 from millstream.local.processes import is_alive
 from millstream.local.screen import time_text
@@ -37,6 +38,8 @@ def run(arguments: argparse.Namespace) -> int:
         return _run(elsewhere, lambda: open_elsewhere(elsewhere, access_elsewhere(arguments)), arguments)
     directory = find_directory(arguments.data_dir, arguments.pipeline)
     graph = resolved.load(directory.pipeline.read_text(encoding="utf-8")).graph
+    _check(graph, BufferId(arguments.edge, arguments.partition))
+    audit.note(directory, "peek", edge=arguments.edge, partition=arguments.partition, count=arguments.count)
     return _run(graph, lambda: _view(directory, graph), arguments)
 
 

@@ -8,6 +8,7 @@ import asyncio
 from millstream.errors import DamageError, UserError
 from millstream.ledger.jetstream import open_jetstream_broker
 from millstream.ledger.protocol import DurabilityLevel
+from millstream.local import audit
 from millstream.local.directory import HOME, DataDirectory, read_json
 from millstream.local.ledgers import KnownLedgers
 from millstream.local.repair import Repair
@@ -30,6 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(
             f"the data directory {directory.root} holds data of a different pipeline: {'; '.join(found.texts)}"
         )
+    audit.note(directory, "repair", accept_loss=arguments.accept_loss)
     return asyncio.run(_repair(loaded.graph, directory, accept_loss=arguments.accept_loss))
 
 
@@ -52,6 +54,7 @@ async def _repair(graph: Graph, directory: DataDirectory, *, accept_loss: bool) 
                 left += 1
                 print("  not repaired: restore it, or start the pipeline over with --fresh")
             else:
+                audit.note(directory, "accept", damage=finding.what)
                 print(f"  accepted: {await finding.accept()}")
     if not found:
         print(f"no damage found in {directory.root}")

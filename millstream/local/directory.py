@@ -9,6 +9,7 @@ beyond their ids.
     <root>/ledgers.json    the ledgers in the broker's store, by vertex
     <root>/runtime.json    ports and processes of the current run, or of the last one
     <root>/status.json     the numbers last shown; rewritten every second
+    <root>/audit.jsonl     who did what, and when; not removed by a fresh start
     <root>/broker/         the broker: configuration, key of the run, store with every buffer, mark and watermark
     <root>/windows/        the logs of the reduce lanes, <vertex>/<partition>: records of open windows
     <root>/spark/          what the Spark driver is told, and its temporary files
@@ -146,6 +147,10 @@ class DataDirectory:
     @property
     def shape(self) -> Path:
         return self.root / "shape.json"
+
+    @property
+    def audit(self) -> Path:
+        return self.root / "audit.jsonl"
 
     @property
     def ledgers(self) -> Path:

@@ -13,9 +13,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +23,7 @@ from millstream import limits
 from millstream.clock import SystemClock
 from millstream.errors import EnvironmentFault, MillstreamError, RetryLaterError, UserError
 from millstream.ledger.protocol import DurabilityLevel
+from millstream.local import audit
 from millstream.local.broker import NAME as BROKER
 from millstream.local.broker import EmbeddedBroker
 from millstream.local.causes import first_cause
@@ -39,6 +39,7 @@ from millstream.local.progress import PipelineProgress
 from millstream.local.replica import Failure, ReplicaPlan, State, Supervisor, Surroundings, plans_of, worst
 from millstream.local.runner_log import runner_log
 from millstream.local.screen import MESSAGES_PER_S, Scene, Screen
+from millstream.local.signals import handled
 from millstream.local.storage import refuse_small_disk
 from millstream.local.summary import Summary, check_stored, summarize
 from millstream.local.view import PipelineView, open_view
@@ -124,6 +125,7 @@ async def run(loaded: Loaded, options: RunOptions, screen: Screen) -> RunResult:
             if stale:
                 screen.message(f"ended {len(stale)} process(es) that an earlier run had left behind")
         refuse_taken_ports(loaded.graph, plans_of(loaded.graph, options.metrics_port_base), options.metrics_host)
+        audit.note(directory, "start", **audit.pipeline_of(loaded), **asdict(options))
         for before, after in move_outputs(outputs, SystemClock().now_us()):
             screen.message(f"the files of {before} were moved to {after}")
         if options.fresh:
@@ -132,7 +134,10 @@ async def run(loaded: Loaded, options: RunOptions, screen: Screen) -> RunResult:
         if change is None:
             claim(directory, loaded)
         port = previous.nats_port if previous is not None else None
-        return await _Run(loaded, options, screen, directory, change).run(port)
+        with audit.until_end(directory, screen.message) as outcome:
+            result = await _Run(loaded, options, screen, directory, change).run(port)
+            outcome["exit_code"] = result.exit_code
+        return result
 
 
 class _Run:
@@ -174,7 +179,7 @@ class _Run:
 
     async def run(self, port: int | None) -> RunResult:
         logs = self._directory.logs
-        with _signals(self._on_signal), runner_log(logs, self._screen.message), contextlib.ExitStack() as files:
+        with handled(self._on_signal), runner_log(logs, self._screen.message), contextlib.ExitStack() as files:
             broker_log = files.enter_context(LogFile(logs / f"{BROKER}.jsonl"))
             self._broker = EmbeddedBroker(
                 self._directory.broker,
@@ -424,7 +429,9 @@ class _Run:
                 "draining: sources take nothing new in, what is in flight is finished (again: stop at once)"
             )
             self._drain_asked.set()
+            audit.note_going(self._directory, self._screen.message, "drain")
             return
+        audit.note_going(self._directory, self._screen.message, "stop")
         self._aborted = True
         self._task.cancel()
 
@@ -478,20 +485,6 @@ class _Run:
         self._shown_s[text] = now_s
         self._screen.message(text)
         return True
-
-
-@contextlib.contextmanager
-def _signals(handler: Callable[[], None]) -> Iterator[None]:
-    """Have SIGINT, SIGTERM and SIGHUP call `handler`."""
-    loop = asyncio.get_running_loop()
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    for number in numbers:
-        loop.add_signal_handler(number, handler)
-    try:
-        yield
-    finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)
 
 
 def _current_task() -> asyncio.Task[Any]:

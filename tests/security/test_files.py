@@ -53,6 +53,7 @@ def old(path: Path) -> None:
     os.utime(path, (long_ago, long_ago), follow_symlinks=False)
 
 
+@pytest.mark.guarantee("I16")
 @pytest.mark.parametrize("umask", [0], indirect=True)
 async def test_a_run_leaves_nothing_that_a_stranger_can_read_and_follows_no_link(
     stranger: Stranger, open_folder: Path, victim: Path, umask: int
@@ -106,6 +107,7 @@ def test_a_part_of_the_data_directory_that_is_somebody_elses_is_refused(stranger
         directory.make()
 
 
+@pytest.mark.guarantee("I16")
 def test_the_clean_up_of_sockets_leaves_alone_what_a_stranger_has_planted(
     stranger: Stranger, open_folder: Path, victim: Path
 ) -> None:
@@ -150,6 +152,7 @@ def test_a_socket_directory_is_for_its_owner_alone(
     assert "PermissionError" in done.stderr
 
 
+@pytest.mark.guarantee("I16")
 def test_files_of_ours_are_not_opened_through_links_nor_taken_from_others(
     stranger: Stranger, open_folder: Path, victim: Path
 ) -> None:

@@ -1,0 +1,29 @@
+"""`millstream audit`: who did what to a pipeline, and when."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from millstream.local.audit import entries
+from millstream.local.directory import find_directory
+from millstream.printable import in_line
+
+_KNOWN = ("time", "action", "user", "process", "command", "pipeline", "spec")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    for entry in entries(find_directory(arguments.data_dir, arguments.pipeline)):
+        print(json.dumps(entry) if arguments.json else in_line(_line(entry)))
+    return 0
+
+
+def _line(entry: dict[str, Any]) -> str:
+    user = entry.get("user", {})
+    who = user.get("name") or user.get("id")
+    if user.get("login") not in (None, user.get("id")):
+        who = f"{who} (logged in as {user['login']})"
+    rest = " ".join(f"{key}={json.dumps(value)}" for key, value in entry.items() if key not in _KNOWN)
+    known = f"{entry.get('time', '')}  {entry.get('action', ''):<6} {who}  process {entry.get('process')}"
+    return f"{known}  {rest}".rstrip()

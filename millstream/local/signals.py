@@ -1,0 +1,26 @@
+"""Signals that a person or a service manager sends to the runner.
+
+Above it: the run. Below it: the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+ASKED_TO_STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextmanager
+def handled(handler: Callable[[], None]) -> Iterator[None]:
+    """Have SIGINT, SIGTERM and SIGHUP call `handler`."""
+    loop = asyncio.get_running_loop()
+    for number in ASKED_TO_STOP:
+        loop.add_signal_handler(number, handler)
+    try:
+        yield
+    finally:
+        for number in ASKED_TO_STOP:
+            loop.remove_signal_handler(number)

@@ -1,0 +1,71 @@
+"""A function in a strict sandbox, its vertex and the broker are killed again and again: each record counts once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import pytest
+
+from millstream.sandbox import refusal
+from tests.mesh.conftest import PipelineFiles
+from tests.mesh.running import Running, start, until_gone
+from tests.small_disk import give_up
+
+RECORDS = 60_000
+CANNOT = refusal(strict=True, network=False, limits=frozenset({"memory"}))
+
+
+@pytest.fixture(autouse=True)
+def _can_be_held() -> None:
+    """A fault of ours looks like a system that cannot: in CI it has to be one that can."""
+    if CANNOT is not None:
+        give_up(f"there is no sandbox here: {CANNOT}")
+
+
+def of_sandbox(run: Running, inner: bool) -> psutil.Process | None:
+    """The process that waits outside, or the function; None while there is none."""
+    try:
+        (outer,) = psutil.Process(run.pids()["map-0"]).children()
+        (function,) = outer.children()
+    except (KeyError, ValueError, psutil.NoSuchProcess):
+        return None
+    return function if inner else outer
+
+
+@pytest.mark.guarantee("I1", "I8", "I9")
+async def test_kills_of_a_sandbox_and_of_what_is_around_it_lose_and_repeat_nothing(tmp_path: Path) -> None:
+    code = tmp_path / "code"
+    code.mkdir()
+    files = PipelineFiles(tmp_path)
+    (tmp_path / "functions.py").rename(code / "functions.py")
+    held = ", workingDir: code, sandbox: strict, limits: {memory: 2Gi, files: 256}"
+    files.write(
+        files.generator(RECORDS, rpu=8000) + files.function("identity", more=held) + files.file_sink("out"),
+        ["in -> map", "map -> out"],
+        more="limits: {bufferMaxLength: 4000}",
+    )
+    killed: list[int] = []
+    async with start(tmp_path, "run", "pipeline.yaml") as run:
+        for victim in ("function", "outside", "map-0", "function", "broker", "outside"):
+            before = run.records("out")
+            await run.until(lambda before=before: run.records("out") > before)  # type: ignore[misc]
+            await run.until(lambda: of_sandbox(run, inner=True) is not None)
+            family = [of_sandbox(run, inner=True), of_sandbox(run, inner=False)]
+            if victim in ("function", "outside"):
+                process = of_sandbox(run, inner=victim == "function")
+            else:
+                process = psutil.Process(run.pids()[victim])
+            assert process is not None
+            process.kill()
+            if victim != "broker":
+                # Both of a sandbox go, whichever it was, and with the vertex too.
+                gone = [one.pid for one in family if one is not None]
+                await until_gone(gone)
+                killed += gone
+        ended = await run.ended()
+
+    assert ended.exit_code == 0, ended.err
+    assert "account: BALANCED" in ended.out
+    assert len(set(killed)) == len(killed) == 10
+    assert files.numbers("out") == list(range(RECORDS))

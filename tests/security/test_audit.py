@@ -1,0 +1,149 @@
+"""The audit: who did what to a pipeline, in a file that is its owner's alone and is written before anything is done."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millstream.errors import EnvironmentFault
+from millstream.local import audit
+from millstream.local.directory import DataDirectory
+from tests.mesh.conftest import PipelineFiles
+from tests.mesh.running import command, start
+from tests.security.conftest import Stranger
+from tests.small_disk import open_small_disk
+
+
+def noted(root: Path) -> list[dict[str, Any]]:
+    return list(audit.entries(DataDirectory(root)))
+
+
+async def test_every_command_that_looks_in_or_changes_something_is_written_down(
+    open_folder: Path, stranger: Stranger
+) -> None:
+    files = PipelineFiles(open_folder)
+    files.write(
+        files.generator(60_000, rpu=20_000) + files.function("identity") + files.file_sink("out"),
+        ["in -> map", "map -> out"],
+        more="limits: {bufferMaxLength: 4000}",
+    )
+    data = open_folder / ".millstream" / "p"
+    async with start(open_folder, "run", "pipeline.yaml") as run:
+        await run.until(lambda: run.records("out") > 0)
+        run.interrupt()
+        assert (await run.ended()).exit_code == 0
+    (open_folder / "none.jsonl").write_text("")
+    for arguments in (
+        ("peek", "in-map"),
+        ("peek", "in-map", "--partition", "3"),
+        ("deadletters", "replay", "none.jsonl"),
+        ("repair", "pipeline.yaml"),
+        ("repair", "pipeline.yaml", "--accept-loss"),
+        ("run", "pipeline.yaml", "--fresh", "--move-outputs", "--quiet"),
+    ):
+        await command(open_folder, *arguments)
+
+    found = noted(data)
+
+    actions = [entry["action"] for entry in found]
+    assert actions == ["start", "drain", "end", "peek", "replay", "repair", "repair", "start", "end"]
+    first = found[0]
+    user = pwd.getpwuid(os.getuid())
+    assert (first["user"]["id"], first["user"]["name"]) == (user.pw_uid, user.pw_name)
+    assert first["command"][1:] == ["run", "pipeline.yaml"]
+    assert first["process"] == found[2]["process"] != found[3]["process"]
+    assert first["time"] < found[-1]["time"]
+    # One pipeline file, one digest, whoever looked at it.
+    assert {(entry["pipeline"], entry["spec"]) for entry in found} == {("p", first["spec"])}
+    assert (found[2]["exit_code"], found[3]["edge"], found[6]["accept_loss"]) == (0, "in-map", True)
+    assert (first["fresh"], found[-2]["fresh"]) == (False, True)
+    assert stat.S_IMODE((data / "audit.jsonl").stat().st_mode) == 0o600
+    assert stranger.reads(data / "audit.jsonl") is None
+    shown = await command(open_folder, "audit")
+    assert shown.exit_code == 0, shown.err
+    assert [line.split()[1] for line in shown.out.splitlines()] == actions
+    as_json = await command(open_folder, "audit", "--json")
+    assert [json.loads(line) for line in as_json.out.splitlines()] == found
+
+
+async def test_what_cannot_be_written_down_is_not_done(open_folder: Path) -> None:
+    files = PipelineFiles(open_folder)
+    files.write(files.generator(5) + files.file_sink("out"), ["in -> out"])
+    data = open_folder / ".millstream" / "p"
+    data.mkdir(parents=True)
+    elsewhere = open_folder / "elsewhere"
+    elsewhere.write_text("precious")
+    (data / "audit.jsonl").symlink_to(elsewhere)
+
+    ended = await command(open_folder, "run", "pipeline.yaml")
+
+    assert ended.exit_code == 4
+    assert "the audit file" in ended.err
+    assert "without an entry nothing is done" in ended.err
+    assert elsewhere.read_text() == "precious"
+    assert not (data / "broker").exists()
+    assert not (open_folder / "out").exists()
+
+
+def test_a_full_disk_leaves_whole_entries(tmp_path: Path) -> None:
+    with open_small_disk(tmp_path / "disk", 1 << 20) as disk:
+        directory = DataDirectory(disk)
+        audit.note(directory, "start")
+        with pytest.raises(OSError, match="No space"):
+            (disk / "ballast").write_bytes(bytes(1 << 20))
+        refused = 0
+        for _ in range(100):
+            try:
+                audit.note(directory, "peek")
+            except EnvironmentFault:
+                refused += 1
+        assert refused
+        (disk / "ballast").unlink()
+        audit.note(directory, "end")
+
+        found = noted(disk)
+        assert [found[0]["action"], found[-1]["action"]] == ["start", "end"]
+        # No half of an entry is left: what was refused is not there, what was not is.
+        assert len((disk / "audit.jsonl").read_text().splitlines()) == len(found) == 102 - refused
+
+
+def test_it_is_bounded_and_keeps_one_older_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "AUDIT_BYTES_MAX", 4000)
+    directory = DataDirectory(tmp_path)
+    for number in range(50):
+        audit.note(directory, "peek", number=number)
+
+    sizes = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
+    assert set(sizes) == {"audit.jsonl", "audit.jsonl.1"}
+    assert max(sizes.values()) <= 4000
+    numbers = [entry["number"] for entry in noted(tmp_path)]
+    assert numbers == list(range(numbers[0], 50))
+
+
+def test_processes_write_at_once_without_losing_an_entry(tmp_path: Path) -> None:
+    program = (
+        "import sys\nfrom pathlib import Path\nfrom millstream.local import audit\n"
+        "from millstream.local.directory import DataDirectory\naudit.AUDIT_BYTES_MAX = 60_000\n"
+        "for number in range(50):\n    audit.note(DataDirectory(Path(sys.argv[1])), 'peek', of=sys.argv[2])\n"
+    )
+    writers = [subprocess.Popen([sys.executable, "-c", program, tmp_path, str(number)]) for number in range(3)]
+
+    assert [writer.wait(60) for writer in writers] == [0, 0, 0]
+    assert len(noted(tmp_path)) == 150
+
+
+def test_no_password_of_an_address_is_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["millstream", "peek", "--nats", "nats://ada:secret@host:4222"])
+    audit.note(DataDirectory(tmp_path), "peek")
+
+    text = (tmp_path / "audit.jsonl").read_text()
+    assert "secret" not in text
+    assert "nats://***@host:4222" in text
