@@ -95,6 +95,38 @@ MAX_FUTURE_S = 300.0
 """Default of `maxFuture` for what others write to: clocks of senders are seldom further off."""
 FUTURE_REPORTED_EVERY_S = 60.0
 """Between two messages of a lane about records whose event time is beyond `maxFuture`."""
+HTTP_CONNECTIONS_MAX = 512
+"""Default of `connectionsMax`: connections of senders to one lane of an HTTP source."""
+HTTP_CLIENT_CONNECTIONS_MAX = 128
+"""Default of `clientConnectionsMax`: those from one address."""
+METRICS_CONNECTIONS_MAX = 64
+"""Connections to the metrics and probes of a process."""
+METRICS_CLIENT_CONNECTIONS_MAX = 32
+"""Those from one address."""
+HTTP_HEAD_TIMEOUT_S = 10.0
+"""From a connection to the end of its first request's head, and for a TLS handshake."""
+HTTP_IDLE_TIMEOUT_S = 75.0
+"""From an answer to the end of the next request's head; longer than most proxies keep a connection."""
+HTTP_HEAD_BYTES_MAX = 8190
+"""Of a request line, and of one header."""
+HTTP_HEADERS_MAX = 128
+"""Headers of a request."""
+HTTP_BODY_TIMEOUT_S = 30.0
+"""How long a body may take to arrive."""
+HTTP_BODY_GRACE_S = 5.0
+"""How long it may take whatever its size; beyond, so many bytes must have come on average."""
+HTTP_BODY_RATE_MIN = 8 * KIB
+"""Bytes a second of a body, beyond the grace."""
+HTTP_ANSWER_TIMEOUT_S = 30.0
+"""How long a client may take nothing of what it is answered."""
+HTTP_LINGER_TIMEOUT_S = 2.0
+"""How long the rest of a body that was refused is read, so that the answer is read as well."""
+HTTP_RETRY_AFTER_S = 1
+"""`Retry-After` of what is refused for now."""
+REFUSALS_REPORTED_EVERY_S = 60.0
+"""Between two messages of a listener about what it refuses."""
+REREAD_INTERVAL_S = 1.0
+"""Certificates and tokens are looked at this often, for they may have been replaced."""
 OT_PUBLISH_INTERVAL_S = 0.02
 """A lane publishes its watermark at most this often."""
 OT_PUT_TIMEOUT_S = 2.0
@@ -159,6 +191,10 @@ assert COMMIT_MESSAGES_MAX <= 1000
 assert 2 * SILENCE_REPORTED_AFTER_S < HUNG_AFTER_S < START_TIMEOUT_S
 # Settling a commit must begin before the server can have forgotten the batch.
 assert COMMIT_TIMEOUT_S < 10
+# One client that sends bodies as slowly as it may cannot fill a lane's memory.
+assert HTTP_CLIENT_CONNECTIONS_MAX * HTTP_BODY_RATE_MIN * HTTP_BODY_TIMEOUT_S < BYTES_IN_FLIGHT_MAX / 2
+assert HTTP_CLIENT_CONNECTIONS_MAX <= HTTP_CONNECTIONS_MAX / 2
+assert HTTP_BODY_GRACE_S < HTTP_BODY_TIMEOUT_S
 assert FRAMES_IN_FLIGHT_MAX * FRAME_BYTES_MAX <= BYTES_IN_FLIGHT_MAX
 assert BUFFER_FRAMES_MAX * FRAME_RECORDS_MAX > BUFFER_RECORDS_MAX
 # Publishing is the fast path; retries and re-reads only make good what it lost.

@@ -40,6 +40,16 @@ class ReduceStatistics:
 
 
 @dataclass(frozen=True, slots=True)
+class ListenerStatistics:
+    """A server of ours that strangers reach."""
+
+    connections: int
+    """Open now."""
+    refused: Mapping[str, int]
+    """Connections and requests by the reason, since this process started."""
+
+
+@dataclass(frozen=True, slots=True)
 class LaneStatistics:
     """One lane, as of its last commit."""
 
@@ -77,6 +87,13 @@ class LaneStatistics:
     """Records waiting: in the buffer, or at a source that can tell."""
     reduce: ReduceStatistics | None = None
     """Of a reduce's lanes only."""
+    listener: ListenerStatistics | None = None
+    """Of a source that is sent its records."""
+
+    @property
+    def connections(self) -> int | None:
+        """Of its senders, now."""
+        return self.listener.connections if self.listener is not None else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,20 @@
 import base64
 import binascii
 import codecs
+import ipaddress
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
-from millstream.limits import FRAME_RECORDS_MAX, IDS_MAX, RECORD_BYTES_MAX
+from millstream.limits import (
+    FRAME_RECORDS_MAX,
+    HTTP_CLIENT_CONNECTIONS_MAX,
+    HTTP_CONNECTIONS_MAX,
+    IDS_MAX,
+    RECORD_BYTES_MAX,
+)
 from millstream.spec.programs import EventTime, Program, Transformer
 from millstream.spec.references import Secret
 from millstream.spec.values import (
@@ -61,6 +68,14 @@ def _checked_encoding(written: str) -> str:
         what = f"a newline is {newline_bytes} bytes in {written!r}, so files cannot be cut into lines"
         raise fault(what, "a name such as utf-8; convert the files first")
     return written
+
+
+def _is_reached_from_outside(host: str) -> bool:
+    """Whether an address is none of this machine's own; of a name that shows when it is looked up."""
+    try:
+        return not ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _checked_delimiter(written: str) -> str:
@@ -199,7 +214,23 @@ class HttpAuth(SpecModel):
     noun = "auth"
 
     token: Secret
-    """Where the token stands: `{env: NAME}`, `{file: PATH}`, or a key of a Kubernetes Secret."""
+    """Where the token stands: `{env: NAME}`, `{file: PATH}`, or a key of a Kubernetes Secret. Several tokens may stand
+    there, one a line, and each is valid; a file is read again when it has changed."""
+
+
+class HttpTls(SpecModel):
+    """Certificates of a server, as PEM; files are read again when they have changed."""
+
+    noun = "tls"
+
+    certificate: Secret
+    """Where the certificate stands, with those between it and its authority behind it: `{file: PATH}`, `{env: NAME}`,
+    or a key of a Kubernetes Secret."""
+    key: Secret
+    """Where its private key stands, without a passphrase."""
+    client_ca: Secret | None = None
+    """Where the certificates of the authorities stand from which clients' certificates must come. Default: clients
+    need none."""
 
 
 IdsCount = Annotated[int, Field(strict=True, ge=FRAME_RECORDS_MAX)]
@@ -217,6 +248,17 @@ class HttpSource(SpecModel):
     """Port that lane 0 listens on, lane n on the n-th after it; 0 takes a free one for each."""
     auth: HttpAuth | None = None
     """Bearer token. Default: none is asked for."""
+    tls: HttpTls | None = None
+    """HTTPS, with these certificates. Default: HTTP."""
+    allow_unauthenticated: Flag = False
+    """Listen on an address that other machines reach though neither `auth` nor `tls.clientCa` asks who sends."""
+    connections_max: Annotated[int, Field(strict=True, ge=2)] = Field(
+        default=HTTP_CONNECTIONS_MAX, alias="connectionsMax"
+    )
+    """Connections to one lane at most; more are answered 503. At most half of the files that the process may open."""
+    client_connections_max: PositiveCount = Field(default=HTTP_CLIENT_CONNECTIONS_MAX, alias="clientConnectionsMax")
+    """Connections from one address at most, of IPv6 from one network of 64 bits, and at most half of
+    `connectionsMax`; more are answered 429. Raise it where senders come through a proxy."""
     id_ttl_s: Annotated[PositiveDuration, Field(ge=1)] = Field(default=24 * 3600.0, alias="idTtl")
     """How long the id of a record is remembered, so that sending it again has no effect. Duration
     of at least 1s, default 24h."""
@@ -225,6 +267,20 @@ class HttpSource(SpecModel):
     The broker reserves 48 bytes for each; one that is remembered takes 30 bytes of memory."""
     buffer: PositiveCount = 500
     """Records of unanswered requests at most; beyond it the answer is 429."""
+
+    @property
+    def asks_who(self) -> bool:
+        """Whether senders have to show who they are."""
+        return self.auth is not None or (self.tls is not None and self.tls.client_ca is not None)
+
+    def relation_faults(self) -> Iterator[ShapeFault]:
+        """Nobody listens to the network by accident."""
+        if self.asks_who and self.allow_unauthenticated:
+            what = "`allowUnauthenticated` has no effect where senders show who they are"
+            yield ShapeFault(("allowUnauthenticated",), what, "one of the two")
+        if not self.asks_who and not self.allow_unauthenticated and _is_reached_from_outside(self.host):
+            what = f"other machines reach {self.host}, and nothing asks senders who they are"
+            yield ShapeFault(("host",), what, "`auth`, `tls.clientCa`, or `allowUnauthenticated: true`")
 
 
 class UserSource(Program):

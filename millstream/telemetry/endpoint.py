@@ -4,24 +4,31 @@
     /livez     200 as long as the event loop turns
     /readyz    200 when it can do its work, else 503 with the reason
 
-Above it: `open_telemetry`. Below it: a text made on demand and a question. On loopback unless told otherwise.
+Above it: `open_telemetry`. Below it: a text made on demand and a question, and the server that bounds who may ask how
+much. On loopback unless told otherwise. It asks for no credentials: what it tells is in docs/telemetry.md.
 """
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from aiohttp import web
 
+from millstream.clock import Clock
 from millstream.errors import EnvironmentFault
+from millstream.limits import METRICS_CLIENT_CONNECTIONS_MAX, METRICS_CONNECTIONS_MAX
+from millstream.wire.connections import ConnectionLimits
+from millstream.wire.http_server import open_http_server
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 @asynccontextmanager
 async def open_endpoint(
-    host: str, port: int, metrics_text: Callable[[], bytes], not_ready: Callable[[], str | None]
+    host: str, port: int, metrics_text: Callable[[], bytes], not_ready: Callable[[], str | None], clock: Clock
 ) -> AsyncIterator[None]:
     """Serve until the context ends. `not_ready`: the reason why not, None when ready.
 
@@ -40,16 +47,22 @@ async def open_endpoint(
 
     app = web.Application()
     app.add_routes([web.get("/metrics", metrics), web.get("/livez", livez), web.get("/readyz", readyz)])
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
-    await runner.setup()
     try:
-        try:
-            await web.TCPSite(runner, host, port).start()
-        except OSError as error:
-            raise EnvironmentFault(
-                f"the metrics endpoint cannot listen on {host}:{port}: {error.strerror or error}; "
-                "choose another port: --metrics-port-base of `millstream run`, --metrics-port of a vertex process"
-            ) from error
-        yield
-    finally:
-        await runner.cleanup()
+        family, _, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
+        )[0]
+        listener = socket.create_server(address[:2], family=family)
+    except OSError as error:
+        # `create_server` puts the address into the text.
+        code = error.errno or 0
+        reason = os.strerror(code) if code > 0 else error.strerror
+        raise EnvironmentFault(
+            f"the metrics endpoint cannot listen on {host}:{port}: {reason}; "
+            "choose another port: --metrics-port-base of `millstream run`, --metrics-port of a vertex process"
+        ) from error
+    with listener:
+        listener.setblocking(False)
+        limits = ConnectionLimits(METRICS_CONNECTIONS_MAX, METRICS_CLIENT_CONNECTIONS_MAX)
+        where = f"the metrics endpoint on port {port}"
+        async with open_http_server(app, listener, limits, where=where, clock=clock, shutdown_timeout_s=1.0):
+            yield

@@ -122,6 +122,12 @@ def _drops(statistics: VertexStatistics, now_us: int) -> Reading:
             yield count, {_LANE: lane.lane.key, "reason": reason}
 
 
+def _refused(statistics: VertexStatistics, now_us: int) -> Reading:
+    for lane in statistics.lanes:
+        for reason, count in (lane.listener.refused if lane.listener is not None else {}).items():
+            yield count, {_LANE: lane.lane.key, "reason": reason}
+
+
 def _watermark_lag(statistics: VertexStatistics, now_us: int) -> Reading:
     for lane in statistics.lanes:
         if START_OF_TIME_US < lane.watermark_us < END_OF_TIME_US:
@@ -257,6 +263,14 @@ METRICS: tuple[Metric, ...] = (
         (_LANE,),
         "Records left out because their id was committed before.",
         _lanes(lambda n: n.repeated_ids, "source"),
+    ),
+    Metric("millstream_http_connections", _GAUGE, (_LANE,), "Connected senders.", _lanes(lambda n: n.connections)),
+    Metric(
+        "millstream_http_refused_total",
+        _COUNTER,
+        (_LANE, "reason"),
+        "Connections and requests that a source has refused; `reason`: the status, or what came before one.",
+        _refused,
     ),
     Metric(
         "millstream_diverted_total",

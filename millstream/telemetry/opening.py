@@ -176,7 +176,8 @@ async def _open_metrics(
             from millstream.telemetry.endpoint import open_endpoint
 
             text = partial(prometheus.text, metrics)
-            await stack.enter_async_context(open_endpoint(endpoint.host, endpoint.port, text, endpoint.not_ready))
+            serving = open_endpoint(endpoint.host, endpoint.port, text, endpoint.not_ready, clock)
+            await stack.enter_async_context(serving)
         yield metrics
 
 

@@ -7,9 +7,10 @@ positions; it does not know ledgers, marks or watermarks.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from millstream.frame import Frame
+from millstream.statistics import ListenerStatistics
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,3 +68,11 @@ class SourceLane(Protocol):
     async def drain(self) -> None:
         """Take nothing new in from outside; what was taken in is still read. After it, `read` gives the rest, then
         empty batches."""
+
+
+@runtime_checkable
+class ListeningLane(Protocol):
+    """One that others connect to."""
+
+    def listener(self) -> ListenerStatistics:
+        """Who is connected, and what was refused."""

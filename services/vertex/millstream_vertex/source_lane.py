@@ -23,7 +23,7 @@ from millstream.statistics import LaneStatistics
 from millstream.watermark import future
 from millstream.watermark.source import SourceWatermark
 from millstream_reader.ids import FULL_TOLD_EVERY_S, Admitted, SeenIds, full
-from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane
+from millstream_reader.source import InvalidRecord, ListeningLane, SourceBatch, SourceLane
 from millstream_reader.tracker import Tracked
 from millstream_udf import columns
 from millstream_vertex.lane import LaneCore
@@ -91,7 +91,10 @@ class SourceVertexLane:
         self.core.leaving = self._source.replayable
 
     def statistics(self) -> LaneStatistics:
-        return self.core.statistics(pending=self._source.pending())
+        statistics = self.core.statistics(pending=self._source.pending())
+        if isinstance(self._source, ListeningLane):
+            return replace(statistics, listener=self._source.listener())
+        return statistics
 
     async def run(self) -> None:
         if self.core.committer.mark.position:

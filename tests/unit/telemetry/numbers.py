@@ -9,6 +9,7 @@ from millstream.record import BufferId, LaneId
 from millstream.statistics import (
     BufferStatistics,
     LaneStatistics,
+    ListenerStatistics,
     ReduceStatistics,
     SidecarStatistics,
     VertexStatistics,
@@ -28,6 +29,7 @@ LANE = LaneStatistics(
     filtered=11,
     dead_lettered=4,
     dropped={"malformed": 5},
+    listener=ListenerStatistics(connections=7, refused={"status 401": 2}),
     outputs=160,
     unrouted=7,
     discarded=2,

@@ -6,20 +6,22 @@ lane above, so that sending again has no effect.
 
     POST ─► allowed? room? ─► records in order ─ read ─► lane … commit ─ committed ─► 200
                   └─► 401 404 413 429 503 at once
+
+Who may connect, and how long for, is the server's: `millstream.wire.http_server`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import math
 import os
 import socket
+import ssl
 import zlib
 from array import array
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
@@ -27,11 +29,22 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from millstream.clock import Clock
-from millstream.errors import DamageError, EnvironmentFault
+from millstream.errors import DamageError, EnvironmentFault, UserError
 from millstream.extract import Extraction
 from millstream.frame import Frame, build_frame
-from millstream.limits import BYTES_IN_FLIGHT_MAX, MESSAGE_BYTES_MAX
+from millstream.limits import (
+    BYTES_IN_FLIGHT_MAX,
+    HTTP_BODY_GRACE_S,
+    HTTP_BODY_RATE_MIN,
+    HTTP_BODY_TIMEOUT_S,
+    HTTP_RETRY_AFTER_S,
+    MESSAGE_BYTES_MAX,
+)
 from millstream.record import LaneId
+from millstream.statistics import ListenerStatistics
+from millstream.wire.connections import ConnectionLimits, is_loopback
+from millstream.wire.http_server import HttpServer, open_http_server
+from millstream.wire.replaced import Tokens
 from millstream_reader.ids import FULL_TOLD_EVERY_S, SeenIds, full
 from millstream_reader.source import SourceBatch
 from millstream_reader.sources.http_records import HttpRecord, RequestRefused, Unpacker, read_records
@@ -41,11 +54,13 @@ KIND = "http"
 
 BODY_BYTES_MAX = MESSAGE_BYTES_MAX
 """Largest body, unpacked where it came packed."""
-BODY_TIMEOUT_S = 30.0
-"""How long a body may take to arrive."""
-_RETRY_AFTER_S = 1
 _ANSWER_TIMEOUT_S = 5.0
 """How long the answers of requests in flight may take when the source is closed."""
+
+_BACKLOG = 512
+"""Connections that wait to be accepted; then the system drops them, and clients try again."""
+_UNTOLD = frozenset((400, 404, 413, 415, 429, 503))
+"""Statuses of everyday life, which are counted and not logged."""
 
 _log = logging.getLogger(__name__)
 
@@ -59,8 +74,13 @@ class HttpPlan:
     """Of lane 0; lane n listens on the n-th after it. 0: each takes a free one."""
     buffer_records: int
     """Records of unanswered requests at most."""
-    token: str | None
-    """Bearer token that senders must show."""
+    tokens: Callable[[], Tokens] | None
+    """The bearer tokens of which senders must show one, as they are now."""
+    tls: Callable[[], ssl.SSLContext] | None
+    """For the next connection."""
+    limits: ConnectionLimits
+    anybody: bool
+    """Senders need not show who they are, wherever they come from."""
 
 
 @dataclass(slots=True)
@@ -84,41 +104,51 @@ async def open_http(
     seen: SeenIds | None = None,
 ) -> AsyncIterator[HttpLane]:
     """A lane that listens. `seen`: the ids it has taken in, which have a bound. Errors: `EnvironmentFault` when it
-    cannot."""
+    cannot, `UserError` where it would listen to anybody."""
     body = unpack_position(position, KIND, partitions, lane)
     taken = 0 if body is None else body.get("taken")
     if not isinstance(taken, int):
         raise DamageError(f"lane {lane}: the stored position {position[:80]!r} is not one of an http source")
     if extraction.time_header is not None:
         extraction = replace(extraction, time_header=extraction.time_header.lower())
-    listener = _listen(plan.host, plan.port + lane.partition if plan.port else 0, lane)
+    listener = _listen(plan, plan.port + lane.partition if plan.port else 0, lane)
     try:
         host, port = listener.getsockname()[:2]
-        address = f"http://{f'[{host}]' if ':' in host else host}:{port}/vertices/{lane.vertex}"
+        scheme = "http" if plan.tls is None else "https"
+        address = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/vertices/{lane.vertex}"
         http = HttpLane(plan, extraction, lane, partitions, taken, address, clock, seen)
         # The limit on bodies is kept while they are read, where what they unpack to is counted.
         application = web.Application()
         application.router.add_post("/vertices/{vertex}", http.take_in)
         application.router.add_get("/health", http.tell_health)
-        runner = web.AppRunner(application, access_log=None, shutdown_timeout=_ANSWER_TIMEOUT_S, auto_decompress=False)
-        await runner.setup()
-        try:
-            await web.SockSite(runner, listener).start()
+        async with open_http_server(
+            application,
+            listener,
+            plan.limits,
+            where=f"lane {lane}",
+            clock=clock,
+            tls=plan.tls,
+            shutdown_timeout_s=_ANSWER_TIMEOUT_S,
+            closing=http.give_up,
+        ) as http.server:
             _log.info("lane %s: takes records at %s", lane, address)
             yield http
-        finally:
-            http.give_up()
-            await runner.cleanup()
     finally:
         listener.close()
 
 
-def _listen(host: str, port: int, lane: LaneId) -> socket.socket:
+def _listen(plan: HttpPlan, port: int, lane: LaneId) -> socket.socket:
+    host = plan.host
     try:
         family, _, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
         )[0]
-        listener = socket.create_server(address[:2], family=family, backlog=128)
+        if not plan.anybody and not is_loopback(str(address[0])):
+            raise UserError(
+                f"lane {lane}: the http source would listen on {host} ({address[0]}), which other machines reach, to "
+                "anybody: set `http.auth` or `http.tls.clientCa`, or `http.allowUnauthenticated: true` if that is meant"
+            )
+        listener = socket.create_server(address[:2], family=family, backlog=_BACKLOG)
     except OSError as error:
         # `create_server` puts the address into the text; the message below names it better.
         code = error.errno or 0
@@ -168,6 +198,8 @@ class HttpLane:
         self._body_bytes = 0
         """Bytes of unanswered requests."""
         self._draining = False
+        self.server: HttpServer | None = None
+        """None before it listens."""
 
     @property
     def replayable(self) -> bool:
@@ -226,6 +258,9 @@ class HttpLane:
     def pending(self) -> int | None:
         return len(self._waiting)
 
+    def listener(self) -> ListenerStatistics:
+        return self.server.statistics() if self.server is not None else ListenerStatistics(0, {})
+
     async def drain(self) -> None:
         self._draining = True
         self._arrived.set()
@@ -252,6 +287,9 @@ class HttpLane:
             self._check_allowed(request)
             count = await self._commit(request)
         except RequestRefused as refusal:
+            if self.server is not None:
+                told = refusal.status not in _UNTOLD
+                self.server.refusals.note(f"status {refusal.status}", request.remote or "", logged=told)
             headers = {}
             # What was not read of the body would be taken for the next request.
             if not request.content.at_eof():
@@ -264,11 +302,10 @@ class HttpLane:
         return web.json_response({"committed": count})
 
     def _check_allowed(self, request: web.Request) -> None:
-        if self._plan.token is not None:
+        if self._plan.tokens is not None:
             scheme, _, shown = request.headers.get("Authorization", "").partition(" ")
-            # Compared in constant time, so that the time of the answer tells nothing of the token.
-            equal = hmac.compare_digest(_text(shown).strip().encode(), self._plan.token.encode())
-            if scheme.lower() != "bearer" or not equal:
+            valid = self._plan.tokens().holds(_text(shown).strip().encode())
+            if scheme.lower() != "bearer" or not valid:
                 raise RequestRefused(401, "a bearer token is needed: `Authorization: Bearer <token>`")
         vertex = request.match_info["vertex"]
         if vertex != self._lane.vertex:
@@ -299,15 +336,22 @@ class HttpLane:
             raise RequestRefused(413, f"the body has {request.content_length} bytes; the limit is {BODY_BYTES_MAX}")
         unpacker = Unpacker(request.headers.get("Content-Encoding", ""))
         parts: list[bytes] = []
+        loop, came = asyncio.get_running_loop(), 0
+        begun_s = loop.time()
         try:
-            async with asyncio.timeout(BODY_TIMEOUT_S):
+            async with asyncio.timeout(HTTP_BODY_GRACE_S) as waiting:
                 while part := await request.content.readany():
+                    came += len(part)
+                    allowed_s = HTTP_BODY_GRACE_S + came / HTTP_BODY_RATE_MIN
+                    waiting.reschedule(begun_s + min(HTTP_BODY_TIMEOUT_S, allowed_s))
                     for text in unpacker.add(part):
                         held.add(len(text))
                         parts.append(text)
             unpacker.finish()
         except TimeoutError:
-            raise RequestRefused(408, f"the body did not come within {BODY_TIMEOUT_S:.0f} s") from None
+            raise RequestRefused(
+                408, f"after {loop.time() - begun_s:.0f} s {came} bytes of the body had come, which is too slow"
+            ) from None
         except (web.RequestPayloadError, HttpProcessingError, ConnectionError, zlib.error) as error:
             raise RequestRefused(400, f"the body cannot be read: {error}") from None
         return b"".join(parts)
@@ -340,7 +384,7 @@ class HttpLane:
             if self._full_told_s is None or now_s >= self._full_told_s + FULL_TOLD_EVERY_S:
                 self._full_told_s = now_s
                 _log.warning("lane %s refuses records with new ids: %s", self._lane, reason)
-            raise RequestRefused(503, reason, max(_RETRY_AFTER_S, math.ceil(self._seen.frees_in_s)))
+            raise RequestRefused(503, reason, max(HTTP_RETRY_AFTER_S, math.ceil(self._seen.frees_in_s)))
         self._ids_waiting += len(given)
 
     def hold(self, count: int) -> None:
@@ -373,4 +417,4 @@ def _text(header: str) -> str:
 
 
 def _later(status: int, reason: str) -> RequestRefused:
-    return RequestRefused(status, reason, _RETRY_AFTER_S)
+    return RequestRefused(status, reason, HTTP_RETRY_AFTER_S)

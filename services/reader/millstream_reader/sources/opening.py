@@ -66,7 +66,7 @@ async def open_source(
             # A web server takes a while to import, and every process that is started again would wait for it.
             from millstream_reader.sources.http import open_http
 
-            http = http_plan(source.http, base_dir, lane)
+            http = http_plan(source.http, base_dir, lane, clock)
             yield await stack.enter_async_context(
                 open_http(http, extraction, lane, partitions, position, clock=clock, seen=seen)
             )
@@ -102,13 +102,36 @@ def text_format(source: FileSource, extraction: Extraction) -> TextFormat:
     return TextFormat(source.format, source.encoding, CsvFormat(options.delimiter, options.header, types), extraction)
 
 
-def http_plan(source: HttpSource, base_dir: Path, lane: LaneId) -> HttpPlan:
-    """What the fields of an `http` mean. Errors: `UserError` when the token cannot be had."""
+def http_plan(source: HttpSource, base_dir: Path, lane: LaneId, clock: Clock) -> HttpPlan:
+    """What the fields of an `http` mean. Errors: `UserError` when the token or the certificates cannot be had."""
+    from millstream.wire.connections import ConnectionLimits
+    from millstream.wire.replaced import Replaced, Tokens, server_context
     from millstream_reader.sources.http import HttpPlan
 
-    auth = source.auth
-    token = resolve(auth.token, base_dir, f"lane {lane}: the token of `auth`").strip() if auth is not None else None
-    return HttpPlan(source.host, source.port, source.buffer, token)
+    auth, tls = source.auth, source.tls
+    tokens = contexts = None
+    if auth is not None:
+        what = f"lane {lane}: the token of `auth`"
+        tokens = Replaced(lambda: [resolve(auth.token, base_dir, what)], Tokens, what, clock)
+    if tls is not None:
+        certificates = f"lane {lane}: `tls`"
+        named = {"certificate": tls.certificate, "key": tls.key, "clientCa": tls.client_ca}
+        given = {f"{certificates}, its `{name}`": value for name, value in named.items() if value is not None}
+        contexts = Replaced(
+            lambda: [resolve(value, base_dir, name) for name, value in given.items()],
+            lambda texts: server_context(texts, certificates),
+            certificates,
+            clock,
+        )
+    return HttpPlan(
+        host=source.host,
+        port=source.port,
+        buffer_records=source.buffer,
+        tokens=tokens.newest if tokens is not None else None,
+        tls=contexts.newest if contexts is not None else None,
+        limits=ConnectionLimits(source.connections_max, source.client_connections_max),
+        anybody=source.asks_who or source.allow_unauthenticated,
+    )
 
 
 def generator_plan(source: GeneratorSource) -> GeneratorPlan:

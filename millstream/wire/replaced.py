@@ -1,0 +1,115 @@
+"""Certificates and tokens that may be replaced while a listener serves with them.
+
+Above it: listeners, which ask for the newest at each connection or request. Below it: texts from wherever the spec says
+that they stand. A replacement that cannot be used is not taken: the last that could be used stays.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import ssl
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from millstream.clock import Clock
+from millstream.errors import UserError
+from millstream.files import write_private
+from millstream.limits import REREAD_INTERVAL_S
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Replaced(Generic[T]):
+    """What is made of texts, made again when they have changed."""
+
+    def __init__(
+        self, read: Callable[[], Sequence[str]], make: Callable[[Sequence[str]], T], what: str, clock: Clock
+    ) -> None:
+        """Raises the `UserError` of `read` or `make`, once; later such an error leaves everything as it is. `what`
+        names it in messages, which never hold the texts."""
+        self._read = read
+        self._make = make
+        self._what = what
+        self._clock = clock
+        self._texts = tuple(read())
+        self._value = make(self._texts)
+        self._looked_s = clock.monotonic_s()
+        self._told = ""
+
+    def newest(self) -> T:
+        """As it is now, to a second."""
+        now_s = self._clock.monotonic_s()
+        if now_s >= self._looked_s + REREAD_INTERVAL_S:
+            self._looked_s = now_s
+            self._look()
+        return self._value
+
+    def _look(self) -> None:
+        try:
+            texts = tuple(self._read())
+            if texts == self._texts:
+                self._told = ""
+                return
+            self._value = self._make(texts)
+        except UserError as error:
+            if str(error) != self._told:
+                self._told = str(error)
+                _log.warning("%s cannot be replaced, and stays as it was: %s", self._what, error)
+            return
+        self._texts, self._told = texts, ""
+        _log.info("%s was replaced", self._what)
+
+
+class Tokens:
+    """Bearer tokens that are valid, several while one takes the place of another."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        """`texts`: of one text, with a token on each line. Errors: `UserError` where there is none."""
+        self._tokens = [line.strip().encode() for text in texts for line in text.splitlines() if line.strip()]
+        if not self._tokens:
+            raise UserError("there is no token")
+
+    def holds(self, shown: bytes) -> bool:
+        """Whether a token is valid; takes as long for one that nearly is."""
+        found = [hmac.compare_digest(shown, token) for token in self._tokens]
+        return any(found)
+
+
+def server_context(texts: Sequence[str], what: str) -> ssl.SSLContext:
+    """TLS 1.2 or later for a server.
+
+    Args:
+        texts: Certificate chain and private key as PEM, then, where clients have to show certificates, those of the
+            authorities that issue them.
+        what: Names the setting in messages.
+
+    Errors:
+        `UserError` when they cannot be used.
+    """
+    chain, key, *authorities = texts
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        # Python reads them from files only. The directory is this user's alone.
+        with tempfile.TemporaryDirectory(prefix="millstream-tls-") as directory:
+            paths = [Path(directory) / name for name in ("chain", "key")]
+            for path, text in zip(paths, (chain, key), strict=True):
+                write_private(path, text)
+            context.load_cert_chain(paths[0], paths[1], password=_no_passphrase)
+        for authority in authorities:
+            context.load_verify_locations(cadata=authority)
+            context.verify_mode = ssl.CERT_REQUIRED
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", None) or str(error)
+        raise UserError(f"{what}: the certificates cannot be used: {reason}; they are PEM files that fit") from error
+    return context
+
+
+def _no_passphrase() -> str:
+    raise ValueError("the private key has a passphrase")
