@@ -88,8 +88,14 @@ class Consumed:
 def consumed(lane: LaneId, mark: mark_pb2.Mark) -> list[Consumed]:
     """What the mark says of each input the lane has read anything from."""
     if mark.HasField("reduce"):
+        accepted = {item.edge: item for item in mark.accepted}
         return [
-            Consumed(BufferId(done.edge, lane.partition), Position(done.sequence), done.records, done.bytes)
+            Consumed(
+                BufferId(done.edge, lane.partition),
+                Position(done.sequence),
+                done.records + (accepted[done.edge].records if done.edge in accepted else 0),
+                done.bytes + (accepted[done.edge].bytes if done.edge in accepted else 0),
+            )
             for done in mark.reduce.inputs
         ]
     position = Position(mark.sequence, mark.record_index)

@@ -103,6 +103,15 @@ class Frame:
             ids_column=sealed.ids,
         )
 
+    def check(self) -> None:
+        """Raises `ValueError` unless every column can be read: as many entries as records, offsets that rise, keys and
+        ids in UTF-8. Makes no record."""
+        columns.check_bytes(self.values_column, self.records)
+        columns.check_lists(self.keys_column, self.records)
+        columns.check_headers(self.headers_column, self.records)
+        if self.ids_column:
+            columns.check_bytes(self.ids_column, self.records, text=True)
+
     def values(self) -> list[bytes]:
         return columns.unpack_bytes(self.values_column)
 

@@ -273,13 +273,14 @@ def _add_repair(commands: Commands) -> None:
         "repair",
         "say what is damaged, and go on without it",
         "Look for damage in what a pipeline that does not run has stored: ledgers that are gone, commits that are\n"
-        "stored in part, marks that went back, a past that was replaced, logs. Says what each affects, and changes\n"
-        "nothing; exit code 5 when there is any. With --accept-loss it goes on without what is lost, and says what\n"
-        "that is.",
+        "stored in part, marks that went back, a past that was replaced, frames that cannot be used, logs. Says what\n"
+        "each affects, and changes nothing; exit code 5 when there is any. With --accept-loss it goes on without what\n"
+        "is lost, and says what that is.",
     )
     command.add_argument("file", type=Path, metavar="FILE", help="the pipeline, as YAML")
     command.add_argument("--data-dir", type=Path, metavar="DIR", help="data directory of the run")
     command.add_argument("--accept-loss", action="store_true", help="give up what cannot be had back")
+    _add_json(command)
 
 
 def _add_broker_users(commands: Commands) -> None:

@@ -9,13 +9,14 @@ import argparse
 import asyncio
 import base64
 import json
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 from millstream.cli.elsewhere import access_elsewhere, graph_elsewhere, open_elsewhere
-from millstream.errors import UserError
-from millstream.frame import Frame
+from millstream.errors import DamageError, UserError
+from millstream.ledger.frames import decoded
 from millstream.local import audit
 from millstream.local.directory import DataDirectory, find_directory
 from millstream.local.processes import is_alive
@@ -63,7 +64,7 @@ def _check(graph: Graph, buffer: BufferId) -> None:
 async def _peek(opening: _Opening, buffer: BufferId, arguments: argparse.Namespace) -> int:
     async with opening() as view:
         ledger = await view.ledger_of(buffer)
-        left = arguments.count
+        left, damaged = arguments.count, False
         after = await view.consumed(buffer) if arguments.start is None else arguments.start - 1
         while left > 0:
             frames = await ledger.peek(buffer, after, _FRAMES_AT_ONCE)
@@ -71,10 +72,18 @@ async def _peek(opening: _Opening, buffer: BufferId, arguments: argparse.Namespa
                 break
             after = frames[-1].sequence
             for stored in frames:
-                for index, record in enumerate(Frame.decode(stored.data).to_records()):
+                try:
+                    frame = decoded(ledger.vertex, buffer, stored)
+                except DamageError as error:
+                    print(error, file=sys.stderr)
+                    damaged = True
+                    continue
+                for index, record in enumerate(frame.to_records()):
                     if left > 0:
                         print(_line(stored.sequence, index, record, as_json=arguments.json))
                     left -= 1
+    if damaged:
+        return DamageError.exit_code
     if left == arguments.count:
         print(f"buffer {buffer} holds no records{'' if arguments.start is None else f' from {arguments.start} on'}")
     return 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
+from typing import Any
 
 from millstream.errors import DamageError, UserError
 from millstream.ledger.jetstream import open_jetstream_broker
@@ -11,12 +13,11 @@ from millstream.ledger.protocol import DurabilityLevel
 from millstream.local import audit
 from millstream.local.directory import HOME, DataDirectory, read_json
 from millstream.local.ledgers import KnownLedgers
-from millstream.local.repair import Repair
+from millstream.local.repair.repair import Repair
 from millstream.local.shape import changes, shape_of
 from millstream.local.stored import open_stored
 from millstream.spec.graph import Graph
 from millstream.spec.loading import load
-from millstream.watermark.jetstream import open_jetstream_ot_stores
 from millstream.wire.nats import open_connection
 
 
@@ -32,35 +33,37 @@ def run(arguments: argparse.Namespace) -> int:
             f"the data directory {directory.root} holds data of a different pipeline: {'; '.join(found.texts)}"
         )
     audit.note(directory, "repair", accept_loss=arguments.accept_loss)
-    return asyncio.run(_repair(loaded.graph, directory, accept_loss=arguments.accept_loss))
+    repaired = asyncio.run(_repair(loaded.graph, directory, accept_loss=arguments.accept_loss, quiet=arguments.json))
+    if arguments.json:
+        print(json.dumps({"accepted": arguments.accept_loss, "damages": repaired}))
+    elif not repaired:
+        print(f"no damage found in {directory.root}")
+    elif arguments.accept_loss:
+        print(f"{len(repaired)} damages accepted; the next run goes on without what is lost")
+    else:
+        print(f"{len(repaired)} damages found; nothing was changed. --accept-loss goes on without what is lost")
+    return DamageError.exit_code if repaired and not arguments.accept_loss else 0
 
 
-async def _repair(graph: Graph, directory: DataDirectory, *, accept_loss: bool) -> int:
-    found = left = 0
+async def _repair(graph: Graph, directory: DataDirectory, *, accept_loss: bool, quiet: bool) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
     name = graph.pipeline.name
     async with (
         open_stored(directory) as stored,
         open_connection(stored.access, name=f"{name} repair") as connection,
-        open_jetstream_broker(stored.access, name, require=DurabilityLevel.MEMORY) as broker,
-        open_jetstream_ot_stores(connection, name) as stores,
+        open_jetstream_broker(
+            stored.access, name, require=DurabilityLevel.MEMORY, tolerate_lost=True
+        ) as broker,
     ):
-        repair = Repair(graph, connection, broker, stores, KnownLedgers(directory.ledgers), directory.windows)
+        repair = Repair(graph, connection, broker, KnownLedgers(directory.ledgers), directory.windows)
         async for finding in repair.findings():
-            found += 1
-            print(f"DAMAGED: {finding.what}\n  affects: {finding.affects}")
-            if not accept_loss:
-                continue
-            if finding.accept is None:
-                left += 1
-                print("  not repaired: restore it, or start the pipeline over with --fresh")
-            else:
+            found.append(finding.as_json())
+            if not quiet:
+                print("\n".join(finding.lines()))
+            if accept_loss:
                 audit.note(directory, "accept", damage=finding.what)
-                print(f"  accepted: {await finding.accept()}")
-    if not found:
-        print(f"no damage found in {directory.root}")
-        return 0
-    if accept_loss:
-        print(f"{found - left} of {found} damages accepted; the next run goes on without what is lost")
-        return DamageError.exit_code if left else 0
-    print(f"{found} damages found; nothing was changed. --accept-loss goes on without what is lost")
-    return DamageError.exit_code
+                done = await finding.accept()
+                found[-1]["done"] = done
+                if not quiet:
+                    print(f"  accepted: {done}")
+    return found

@@ -20,6 +20,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 from uuid import uuid4
 
+from google.protobuf.message import DecodeError
+
 from millstream import limits
 from millstream.durable import step
 from millstream.errors import MillstreamError, UserError
@@ -122,13 +124,16 @@ def holds_mark(subject: str, headers: Mapping[str, str]) -> bool:
 def stored_mark(subject: str, data: bytes, headers: Mapping[str, str]) -> mark_pb2.Mark | None:
     """The mark in the last message of a lane; None when it has none, as in the middle of a batch.
 
-    Raises `DecodeError` or `ValueError` when it cannot be read.
+    Raises `ValueError` when it cannot be read.
     """
     if not holds_mark(subject, headers):
         return None
-    if is_mark_subject(subject):
-        return mark_pb2.Mark.FromString(data)
-    return mark_pb2.Mark.FromString(base64.b64decode(headers[MARK], validate=True))
+    try:
+        return mark_pb2.Mark.FromString(
+            data if is_mark_subject(subject) else base64.b64decode(headers[MARK], validate=True)
+        )
+    except DecodeError as error:
+        raise ValueError(f"it is not a mark: {error}") from error
 
 
 def encode_ids(digests: bytes) -> Iterator[bytes]:
@@ -138,10 +143,17 @@ def encode_ids(digests: bytes) -> Iterator[bytes]:
 
 
 def decode_ids(data: bytes) -> bytes:
-    """Inverse of `encode_ids`, for one message. Ledgers of earlier versions hold ids in JSON."""
+    """Inverse of `encode_ids`, for one message. Raises `ValueError` when it cannot be read. Ledgers of earlier versions
+    hold ids in JSON."""
     if data.startswith(_DIGESTS):
-        return data[len(_DIGESTS) :]
-    return b"".join(id_digest(record_id.encode()) for record_id in json.loads(data))
+        digests = data[len(_DIGESTS) :]
+        if len(digests) % ID_DIGEST_BYTES:
+            raise ValueError(f"{len(digests)} bytes are no row of digests of {ID_DIGEST_BYTES} bytes")
+        return digests
+    record_ids = json.loads(data)
+    if not isinstance(record_ids, list) or not all(isinstance(record_id, str) for record_id in record_ids):
+        raise ValueError("it is not a list of ids")
+    return b"".join(id_digest(record_id.encode()) for record_id in record_ids)
 
 
 def frame_sequences(mark_sequence: int, messages: int, frames: int) -> tuple[int, ...]:

@@ -20,8 +20,6 @@ from datetime import datetime
 from typing import Any
 from uuid import uuid4
 
-from google.protobuf.message import DecodeError
-
 from millstream import limits
 from millstream.durable import step
 from millstream.errors import (
@@ -40,6 +38,7 @@ from millstream.ledger.protocol import (
     Commit,
     Durability,
     DurabilityLevel,
+    GivenUp,
     Ledger,
     LedgerLimits,
     LedgerStatistics,
@@ -71,7 +70,7 @@ from millstream.ledger.stored_ids import stored_ids
 from millstream.ledger.subjects import buffer_filter, ids_filter, lane_filter, stream_name
 from millstream.ledger.torn import ServerStart, TornEnds, time_of
 from millstream.ledger.trims import purges
-from millstream.ledger.witness import REPAIR, witness_of
+from millstream.ledger.witness import REPAIR, ReadCheck, witness_of
 from millstream.record import BufferId, LaneId
 from millstream.wire.access import BrokerAccess
 from millstream.wire.nats import AnswerLostError, ApiError, BrokerConnection, open_connection
@@ -125,7 +124,7 @@ class JetStreamLedger:
             return None
         try:
             mark = batch.stored_mark(message["subject"], message_data(message), message_headers(message))
-        except (DecodeError, ValueError) as error:
+        except ValueError as error:
             raise DamageError(
                 f"the mark of lane {lane} ({message['subject']}, sequence {message['seq']}) cannot be read; the lane "
                 f"cannot know where it was. {REPAIR}"
@@ -169,10 +168,15 @@ class JetStreamLedger:
 
     @asynccontextmanager
     async def read(
-        self, buffer: BufferId, after: int, witnesses: Iterable[Witness] | None = None
+        self,
+        buffer: BufferId,
+        after: int,
+        witnesses: Iterable[Witness] | None = None,
+        given_up: Iterable[GivenUp] = (),
     ) -> AsyncIterator[AsyncIterator[StoredFrame]]:
         subject = buffer_filter(self._stream, buffer)
-        reader = PullReader(self._connection, self._stream, subject, after, self._created, self._statistics, witnesses)
+        check = ReadCheck(self._stream, subject, after, witnesses, given_up)
+        reader = PullReader(self._connection, self._stream, subject, after, self._created, self._statistics, check)
         async with opened(reader) as frames:
             yield frames
 
@@ -321,10 +325,17 @@ class JetStreamBroker:
     """`Broker` over one server or cluster."""
 
     def __init__(
-        self, connection: BrokerConnection, pipeline: str, require: DurabilityLevel, monitor_url: str | None
+        self,
+        connection: BrokerConnection,
+        pipeline: str,
+        require: DurabilityLevel,
+        monitor_url: str | None,
+        *,
+        tolerate_lost: bool = False,
     ) -> None:
         self._connection = connection
         self._pipeline = pipeline
+        self._tolerate_lost = tolerate_lost
         self._require = require
         self._monitor_url = monitor_url
         self._ledgers: dict[str, JetStreamLedger] = {}
@@ -390,7 +401,7 @@ class JetStreamBroker:
                 "start the pipeline over"
             )
         lost = info["state"].get("lost")
-        if lost:
+        if lost and not self._tolerate_lost:
             raise DamageError(
                 f"stream {stream} at {self._connection.place} has lost {len(lost.get('msgs') or [])} messages "
                 f"({lost.get('bytes', 0)} bytes) to damaged files, sequences {lost.get('msgs')}. {REPAIR}"
@@ -452,8 +463,16 @@ class JetStreamBroker:
 
 @asynccontextmanager
 async def open_jetstream_broker(
-    access: BrokerAccess, pipeline: str, *, require: DurabilityLevel = DurabilityLevel.FSYNC
+    access: BrokerAccess,
+    pipeline: str,
+    *,
+    require: DurabilityLevel = DurabilityLevel.FSYNC,
+    tolerate_lost: bool = False,
 ) -> AsyncIterator[Broker]:
-    """The pipeline's broker. Raises `EnvironmentFault` when it cannot be reached."""
+    """The pipeline's broker. Raises `EnvironmentFault` when it cannot be reached.
+
+    With `tolerate_lost`, ledgers are opened of which it says that it lost messages: for a repair, which looks what
+    they were.
+    """
     async with open_connection(access, name=f"millstream {pipeline}") as connection:
-        yield JetStreamBroker(connection, pipeline, require, access.monitor_url)
+        yield JetStreamBroker(connection, pipeline, require, access.monitor_url, tolerate_lost=tolerate_lost)

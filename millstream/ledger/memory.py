@@ -24,6 +24,7 @@ from millstream.ledger.protocol import (
     Commit,
     Durability,
     DurabilityLevel,
+    GivenUp,
     Ledger,
     LedgerLimits,
     LedgerStatistics,
@@ -254,10 +255,14 @@ class MemoryLedger:
 
     @asynccontextmanager
     async def read(
-        self, buffer: BufferId, after: int, witnesses: Iterable[Witness] | None = None
+        self,
+        buffer: BufferId,
+        after: int,
+        witnesses: Iterable[Witness] | None = None,
+        given_up: Iterable[GivenUp] = (),
     ) -> AsyncIterator[AsyncIterator[StoredFrame]]:
         subject = buffer_filter(self._id, buffer)
-        check = ReadCheck(self._id, subject, after, witnesses)
+        check = ReadCheck(self._id, subject, after, witnesses, given_up)
         self._look(subject, after, check)
         frames = self._frames(subject, after, check)
         try:

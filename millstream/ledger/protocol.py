@@ -92,6 +92,18 @@ class Witness(NamedTuple):
     """Of the id of its commit, 64 bits."""
 
 
+class GivenUp(NamedTuple):
+    """Frames of a lane that a repair gave up: behind a stream sequence, they go on with another number."""
+
+    lane: str
+    sequence: int
+    """Up to here."""
+    after: int
+    """Number of the last frame before."""
+    through: int
+    """The next one is one more. Below `after`: the lane's frames were written again under other numbers."""
+
+
 class StoredIds(NamedTuple):
     """Ids of one commit, or a part of them."""
 
@@ -107,7 +119,7 @@ class StoredFrame(NamedTuple):
     sequence: int
     data: bytes
     witness: Witness | None = None
-    """Its name; None for one that was written without, which no lane does."""
+    """Its name; None for one that has none that can be read: no lane writes such a frame."""
 
 
 @dataclass(slots=True)
@@ -185,14 +197,18 @@ class Ledger(Protocol):
         """
 
     def read(
-        self, buffer: BufferId, after: int, witnesses: Iterable[Witness] | None = None
+        self,
+        buffer: BufferId,
+        after: int,
+        witnesses: Iterable[Witness] | None = None,
+        given_up: Iterable[GivenUp] = (),
     ) -> AbstractAsyncContextManager[AsyncIterator[StoredFrame]]:
         """Frames of a buffer in order, those after stream sequence `after`; waits for more for ever.
 
         Survives restarts of the broker without a gap or a repetition. `witnesses`: the last frame that was read before
         of each lane that writes to the buffer; None where that is not known. Raises `DamageError` before it hands out
         anything that does not follow what was read: the newest of them, or the last frame handed out, is not in the
-        buffer any more or is another, or a lane's next frame is not there.
+        buffer any more or is another, or a lane's next frame is not there. `given_up`: what a repair said need not be.
         """
 
     async def trim(self, through: Mapping[BufferId, int]) -> None:

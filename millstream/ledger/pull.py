@@ -19,7 +19,7 @@ import asyncio
 import json
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 from uuid import uuid4
@@ -82,11 +82,11 @@ class PullReader:
         after: int,
         created: str,
         statistics: LedgerStatistics,
-        witnesses: Iterable[Witness] | None = None,
+        check: ReadCheck,
     ) -> None:
-        """`witnesses`: see `Ledger.read`."""
+        """`check`: of what was read before, see `Ledger.read`."""
         self._connection = connection
-        self._check = ReadCheck(stream, subject, after, witnesses)
+        self._check = check
         self._stream = stream
         self._subject = subject
         self._last = after

@@ -10,9 +10,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from datetime import datetime
 from typing import Any
 
+from millstream.errors import DamageError
 from millstream.ledger import batch
 from millstream.ledger.protocol import StoredIds
 from millstream.ledger.requests import RETRY_FIRST_S, pause
+from millstream.ledger.witness import REPAIR
 from millstream.wire.nats import AnswerLostError, BrokerConnection
 from millstream.wire.pages import PageMessage, read_page
 
@@ -36,7 +38,15 @@ async def stored_ids(
 
     def take(message: PageMessage) -> None:
         age_s = now_s - _seconds(message.time)
-        page.append((message.sequence, StoredIds(batch.decode_ids(message.data), max(0.0, age_s))))
+        try:
+            digests = batch.decode_ids(message.data)
+        except ValueError as error:
+            raise DamageError(
+                f"remembered ids of records in {stream} ({message.subject}, sequence {message.sequence}, "
+                f"{len(message.data)} bytes) cannot be read: {error}. Records with these ids would be taken in again. "
+                f"{REPAIR}"
+            ) from error
+        page.append((message.sequence, StoredIds(digests, max(0.0, age_s))))
 
     after, wait_s = 0, RETRY_FIRST_S
     while after < int(last["seq"]):

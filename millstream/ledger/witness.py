@@ -12,14 +12,17 @@ Above it: the two ledgers, and the lanes' marks. Below it: nothing.
 
 from __future__ import annotations
 
+import re
+from collections import deque
 from collections.abc import Iterable, Mapping
 
 from millstream.errors import DamageError
-from millstream.ledger.protocol import Witness
+from millstream.ledger.protocol import GivenUp, Witness
 from millstream.wire.ledger.v1 import mark_pb2
 
 NAME = "Millstream-Frame"
 """Header of a frame: "<lane> <number> <commit>", the last in hexadecimal."""
+_NAME = re.compile(r"(\S+) ([1-9][0-9]{0,19}) ([0-9a-f]{16})")
 REPAIR = "Restore it, or see what `millstream repair` says; or start the pipeline over"
 """The way on from damage."""
 
@@ -30,16 +33,26 @@ def name_of(lane: str, number: int, commit_id: bytes) -> str:
 
 
 def witness_of(sequence: int, headers: Mapping[str, str]) -> Witness | None:
-    """The name of the frame at that sequence; None for a message without one."""
-    lane, _, rest = headers.get(NAME, "").partition(" ")
-    if not rest:
-        return None
-    number, _, commit = rest.partition(" ")
-    return Witness(lane, sequence, int(number), int(commit, 16))
+    """The name of the frame at that sequence; None for a message without one that can be read."""
+    match = _NAME.fullmatch(headers.get(NAME, ""))
+    return Witness(match[1], sequence, int(match[2]), int(match[3], 16)) if match else None
 
 
 def from_messages(read: Iterable[mark_pb2.Witness]) -> list[Witness]:
     return [Witness(item.lane, item.sequence, item.number, item.commit) for item in read]
+
+
+def given_up_of(mark: mark_pb2.Mark, edge: str) -> list[GivenUp]:
+    """What a repair gave up of what a lane with this mark reads."""
+    return [GivenUp(item.lane, item.sequence, item.after, item.through) for item in mark.given_up if item.edge == edge]
+
+
+def not_passed(given_up: Iterable[mark_pb2.GivenUp], mark: mark_pb2.Mark) -> list[mark_pb2.GivenUp]:
+    """What of it still matters to a reader with this mark. To one that may read its input again, all."""
+    if mark.HasField("reduce"):
+        return list(given_up)
+    read = {item.lane: item.sequence for item in mark.read}
+    return [item for item in given_up if read.get(item.lane, 0) <= item.sequence]
 
 
 def merged(before: Iterable[mark_pb2.Witness], read: Iterable[Witness]) -> list[mark_pb2.Witness]:
@@ -58,20 +71,31 @@ def newest(read: Iterable[mark_pb2.Witness]) -> int:
 class ReadCheck:
     """What one reader checks. Made with what was read before it; told every frame it hands out."""
 
-    def __init__(self, stream: str, subject: str, after: int, witnesses: Iterable[Witness] | None) -> None:
+    def __init__(
+        self,
+        stream: str,
+        subject: str,
+        after: int,
+        witnesses: Iterable[Witness] | None,
+        given_up: Iterable[GivenUp] = (),
+    ) -> None:
         self._stream = stream
         self._subject = subject
         self._after = after
-        known = tuple(witnesses or ())
-        self.last: Witness | None = max(
-            (item for item in known if item.sequence), key=lambda item: item.sequence, default=None
-        )
-        """The newest frame that was read, which the buffer must hold. Of one without a sequence only the number is
-        known: a repair gave up what lay there."""
-        self._numbers = {item.lane: item.number for item in known if item.sequence <= after}
+        gaps = sorted(given_up, key=lambda gap: gap.sequence)
+        known = [item for item in witnesses or () if not any(_is_void(item, gap, after) for gap in gaps)]
+        self.last: Witness | None = max(known, key=lambda item: item.sequence, default=None)
+        """The newest frame that was read, which the buffer must hold."""
+        self._numbers = {gap.lane: gap.through for gap in gaps if gap.sequence <= after}
+        self._numbers.update((item.lane, item.number) for item in known if item.sequence <= after)
         self._to_come = {item.sequence: item for item in known if item.sequence > after}
         """Those that are read once more: all of a log made anew from its input, or one frame that was read in part."""
-        self._all_known = witnesses is not None and (after == 0 or bool(known))
+        self._gaps: dict[str, deque[GivenUp]] = {}
+        """Those ahead, by lane, in the order in which they come."""
+        for gap in gaps:
+            if gap.sequence > after:
+                self._gaps.setdefault(gap.lane, deque()).append(gap)
+        self._all_known = witnesses is not None and (after == 0 or bool(known) or bool(gaps))
         """Of a lane without a witness nothing was read: where that is not known, its first number may be any."""
         self._read_again = frozenset(item.lane for item in self._to_come.values())
 
@@ -92,10 +116,16 @@ class ReadCheck:
     def next(self, found: Witness | None, sequence: int) -> None:
         """The next frame that is handed out. Raises `DamageError` when it does not follow."""
         if found is None:
+            # Who decodes it will not use it.
             self._after = sequence
             return
         begins = self._all_known and found.lane not in self._read_again
         before = self._numbers.get(found.lane, 0 if begins else None)
+        gaps = self._gaps.get(found.lane)
+        while gaps and gaps[0].sequence < sequence:
+            gap = gaps.popleft()
+            if before == gap.after:
+                before = gap.through
         expected = self._to_come.pop(sequence, None)
         if expected is not None and expected != found:
             self.last = expected
@@ -110,6 +140,11 @@ class ReadCheck:
         self._after = sequence
         if self.last is None or sequence > self.last.sequence:
             self.last = found
+
+
+def _is_void(read: Witness, gap: GivenUp, after: int) -> bool:
+    """What was read of a lane before a repair gave it up need not be there any more."""
+    return read.lane == gap.lane and read.sequence <= gap.sequence and (gap.sequence <= after or read.sequence > after)
 
 
 def _short(commit_id: bytes) -> int:

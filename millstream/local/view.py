@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 
 from millstream.account import consumed
 from millstream.errors import RetryLaterError
-from millstream.frame import Frame
+from millstream.ledger.frames import decoded
 from millstream.ledger.jetstream import open_jetstream_broker
 from millstream.ledger.protocol import Broker, Durability, DurabilityLevel, Ledger
 from millstream.local.progress import PipelineProgress
@@ -80,7 +80,7 @@ class PipelineView:
             position = read.get(buffer, Position(0))
             frames = await ledger.peek(buffer, position.sequence, COUNTED_FRAMES_MAX)
             if len(frames) < COUNTED_FRAMES_MAX:
-                records = sum(Frame.decode(frame.data).records for frame in frames)
+                records = sum(decoded(ledger.vertex, buffer, frame).records for frame in frames)
                 found[buffer] = records - (position.record_index if frames else 0)
         return found
 

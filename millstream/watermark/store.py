@@ -69,7 +69,7 @@ def decode_update(bucket: str, key: str, data: bytes) -> OtUpdate:
     except DecodeError as error:
         raise DamageError(
             f"the watermark of lane {key} in bucket {bucket} cannot be read ({len(data)} bytes: {error}); "
-            "stop the pipeline and delete that key, the lane publishes it anew at its start"
+            "`millstream repair --accept-loss` removes it, and the lane publishes it anew at its start"
         ) from error
 
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from millstream.frame import Frame
-from millstream.ledger.protocol import Ledger, StoredFrame, Witness
+from millstream.ledger.frames import decoded
+from millstream.ledger.protocol import GivenUp, Ledger, StoredFrame, Witness
 from millstream.record import BufferId, Position
 
 AHEAD_FRAMES = 4
@@ -71,12 +72,14 @@ class BufferReader:
         start: Position,
         watermark: InputWatermark,
         witnesses: Sequence[Witness] | None,
+        given_up: Sequence[GivenUp] = (),
     ) -> None:
         self.buffer = buffer
         self._watermark = watermark
         self._witnesses = witnesses
+        self._given_up = given_up
         self._skip = start.record_index
-        self._frames: deque[StoredFrame] = deque()
+        self._frames: deque[tuple[StoredFrame, Frame]] = deque()
         self._wake = asyncio.Event()
         watermark.bind(self._wake)
         self._room = asyncio.Event()
@@ -92,7 +95,7 @@ class BufferReader:
             if self._stopped:
                 return None
             if self._frames:
-                return self._hand_out(self._frames.popleft())
+                return self._hand_out(*self._frames.popleft())
             end = self._watermark.end_sequence()
             if end is not None and self.sequence >= end:
                 self.ended = True
@@ -110,10 +113,10 @@ class BufferReader:
         self._stopped = True
         self._wake.set()
 
-    def _hand_out(self, stored: StoredFrame) -> ReadFrame:
+    def _hand_out(self, stored: StoredFrame, frame: Frame) -> ReadFrame:
         self._room.set()
         watermark_us = self._watermark.watermark_at(self.sequence)
-        frame, first = Frame.decode(stored.data), 0
+        first = 0
         if self._skip:
             first, self._skip = self._skip, 0
             frame = frame.slice(first, frame.records)
@@ -123,14 +126,14 @@ class BufferReader:
     async def pump(self, ledger: Ledger) -> None:
         """Move frames from the ledger into this reader, a few ahead. Runs until cancelled.
 
-        Raises `DamageError` when what it gets does not follow what was read.
+        Raises `DamageError` when what it gets does not follow what was read, or cannot be used.
         """
-        async with ledger.read(self.buffer, self.sequence, self._witnesses) as frames:
+        async with ledger.read(self.buffer, self.sequence, self._witnesses, self._given_up) as frames:
             async for stored in frames:
                 while len(self._frames) >= AHEAD_FRAMES:
                     self._room.clear()
                     await self._room.wait()
-                self._frames.append(stored)
+                self._frames.append((stored, decoded(ledger.vertex, self.buffer, stored)))
                 self._wake.set()
 
 
@@ -142,9 +145,11 @@ async def open_buffer_reader(
     watermark: InputWatermark,
     *,
     witnesses: Sequence[Witness] | None = None,
+    given_up: Sequence[GivenUp] = (),
 ) -> AsyncIterator[BufferReader]:
-    """Read `buffer` of the upstream vertex's `ledger` from `start` on. `witnesses`: see `Ledger.read`."""
-    reader = BufferReader(buffer, start, watermark, witnesses)
+    """Read `buffer` of the upstream vertex's `ledger` from `start` on. `witnesses` and `given_up`: see
+    `Ledger.read`."""
+    reader = BufferReader(buffer, start, watermark, witnesses, given_up)
     async with asyncio.TaskGroup() as group:
         pump = group.create_task(reader.pump(ledger), name=f"read {buffer}")
         try:

@@ -29,7 +29,7 @@ import numpy as np
 
 from millstream.errors import DamageError, FencedError, RetryLaterError, StorageFullError
 from millstream.ledger.protocol import Witness
-from millstream.ledger.witness import from_messages
+from millstream.ledger.witness import REPAIR, from_messages
 from millstream.limits import (
     HAND_OVER_BYTES_MAX,
     HAND_OVER_PIECES_MAX,
@@ -207,10 +207,9 @@ class Queue:
             self._begin_segment()
 
     def retraced(self) -> None:
-        """Everything that the mark knows of has been done again."""
+        """Everything that the mark knows of has been done again: the header of a new segment says so."""
         self._contents.is_behind = False
         self._joined = Joined(())
-        # Its header says so.
         self._begin_segment()
 
     async def sync(self) -> None:
@@ -272,6 +271,10 @@ class Queue:
     def unacknowledged(self) -> list[Appended]:
         """What the log holds beyond the lane's mark, in order."""
         return [item.appended for item in self._contents.unacknowledged]
+
+    def records_told(self) -> int:
+        """See `QueueContents`."""
+        return self._contents.records_told()
 
     def positions(self) -> dict[str, int]:
         """How far each edge has been read into the log: the sequence of its last frame."""
@@ -490,7 +493,7 @@ async def open_queue(
         if mark.result_records and await log.in_thread(lambda: results.read(mark.hand_over + 1)) is None:
             raise DamageError(
                 f"{identity}: {mark.result_records} results of hand-over {mark.hand_over + 1} are committed, and the "
-                f"others, which {directory} should hold, are gone. Restore the directory"
+                f"others, which {directory} should hold, are gone. {REPAIR}"
             )
         queue = Queue(log, contents, results, limits, keep_late=keep_late)
         yield queue

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from millstream.errors import DamageError
 from millstream.frame import Frame
-from millstream.ledger.witness import from_messages, merged
+from millstream.ledger.witness import REPAIR, from_messages, merged
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce import batches
@@ -180,14 +180,14 @@ class QueueContents:
             raise DamageError(
                 f"{self.where}: the results of hand-overs {gone[0]} to {gone[-1]} were committed, and the lane's mark "
                 f"in the ledger says that those up to number {self.progress.hand_over} were: the ledger was set back. "
-                "Restore it, or start the pipeline over"
+                f"{REPAIR}"
             )
         if missing and (not self.input_is_kept or self.progress.closing):
             # In the middle of windows of one moment, the input does not tell which of them are committed.
             state = f"ends with segment {end.newest}" if end.newest else "is empty"
             raise DamageError(
                 f"{self.where}: the log {state} and has lost what the lane's mark in the ledger counts on: "
-                f"{'; '.join(missing)}. Restore the directory, or start the pipeline over"
+                f"{'; '.join(missing)}. {REPAIR}"
             )
         self._logged_hand_over = self.last_hand_over
         self.last_hand_over = max(self.last_hand_over, self.progress.hand_over)
@@ -198,6 +198,13 @@ class QueueContents:
             self._move_closed(self.progress.closed_us)
 
     # As of the last entry
+
+    def records_told(self) -> int:
+        """Records of windows that are not committed, of those that the mark counts. Where the input is kept, the mark
+        says the same."""
+        pending = (window for item in self.pending.values() for window in item.hand_over.windows)
+        told = self.windowing.open_rows() - sum(item.appended.admitted for item in self.unacknowledged)
+        return told + sum(window.released for window in pending)
 
     def summary(self) -> Summary:
         needed = set(self.windowing.live_segments())

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from millstream.durable import step
 from millstream.errors import DamageError, EnvironmentFault, StorageFullError
+from millstream.ledger.witness import REPAIR
 from millstream_reduce.log.entries import EntryFault, entry_buffers, read_entry
 from millstream_reduce.log.files import NO_SPACE, Files, write_all
 from millstream_reduce.log.segments import UNNAMED_SUFFIX, LogIdentity
@@ -89,7 +90,7 @@ class ResultFiles:
         except EntryFault as fault:
             raise DamageError(
                 f"{self._where}: {path}, {fault}. The results of hand-over {number} were committed in part, and the "
-                f"rest is lost; restore the file"
+                f"rest is lost. {REPAIR}"
             ) from fault
         return bytes(entry.body)
 

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from millstream.clock import START_OF_TIME_US, Clock
 from millstream.errors import MillstreamError, UdfError, UserError
-from millstream.ledger.witness import from_messages
+from millstream.ledger.witness import from_messages, given_up_of
 from millstream.limits import (
     BYTES_IN_FLIGHT_MAX,
     FRAMES_IN_FLIGHT_MAX,
@@ -235,6 +235,7 @@ class _LaneOpening:
                 Position(mark.sequence, mark.record_index),
                 lane_input,
                 witnesses=from_messages(mark.read),
+                given_up=given_up_of(mark, buffer.edge),
             )
         )
         return BufferLane(core, reader, lane_input, await shared.trimmer(writer))

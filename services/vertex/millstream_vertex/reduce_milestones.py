@@ -12,8 +12,13 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
+from google.protobuf.message import DecodeError
+
+from millstream.errors import DamageError
 from millstream.frame import Frame, build_frame
-from millstream.ledger.protocol import Ledger
+from millstream.ledger.frames import decoded
+from millstream.ledger.protocol import GivenUp, Ledger
+from millstream.ledger.witness import REPAIR
 from millstream.record import BufferId, LaneId
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream.wire.reduce.v1 import wal_pb2
@@ -59,17 +64,25 @@ class StoredMilestones:
         ]
 
 
-async def open_milestones(ledger: Ledger, lane: LaneId, trimmer: Trimmer) -> StoredMilestones:
-    """Those of a lane, after it was taken over. `trimmer`: of the same ledger."""
+async def open_milestones(
+    ledger: Ledger, lane: LaneId, trimmer: Trimmer, given_up: Sequence[GivenUp] = ()
+) -> StoredMilestones:
+    """Those of a lane, after it was taken over. `trimmer`: of the same ledger. `given_up`: of them, by a repair."""
     buffer = BufferId(lane.input, lane.partition)
     stored: list[tuple[int, wal_pb2.Milestone]] = []
     # The last one is never trimmed.
     last = await ledger.last_sequence(buffer)
     if last:
-        async with ledger.read(buffer, 0) as frames:
+        async with ledger.read(buffer, 0, given_up=given_up) as frames:
             async for frame in frames:
-                milestones = map(wal_pb2.Milestone.FromString, Frame.decode(frame.data).values())
-                stored.extend((frame.sequence, milestone) for milestone in milestones)
+                values = decoded(ledger.vertex, buffer, frame).values()
+                try:
+                    stored.extend((frame.sequence, wal_pb2.Milestone.FromString(value)) for value in values)
+                except DecodeError as error:
+                    raise DamageError(
+                        f"a milestone of lane {lane} at sequence {frame.sequence} cannot be read: {error}. Its log "
+                        f"could not be made anew from its input. {REPAIR}"
+                    ) from error
                 if frame.sequence >= last:
                     break
     return StoredMilestones(buffer, trimmer, stored)

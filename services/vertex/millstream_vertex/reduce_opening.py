@@ -14,7 +14,7 @@ from pathlib import Path
 
 from millstream.errors import MillstreamError, UserError
 from millstream.ledger.protocol import Ledger, Witness
-from millstream.ledger.witness import from_messages
+from millstream.ledger.witness import from_messages, given_up_of
 from millstream.record import BufferId, Position
 from millstream.retry import RetryPolicy
 from millstream.spec.lanes import inputs_of, upstream_lanes
@@ -108,7 +108,8 @@ class ReduceOpening:
         ]
         milestones = None
         if group_by.keeps_input:
-            milestones = await open_milestones(ledger, lane, await self.trimmer(lane.vertex))
+            given_up = given_up_of(mark, lane.input)
+            milestones = await open_milestones(ledger, lane, await self.trimmer(lane.vertex), given_up)
         retracing = None
         if milestones is not None and queue.is_behind:
             log.warning("%s: its log in %s is gone or old; making it anew from the input", where, directory)
@@ -159,6 +160,7 @@ class ReduceOpening:
             Position(sequence),
             lane_input,
             witnesses=[*logged, *again],
+            given_up=given_up_of(self.core.committer.mark, buffer.edge),
         )
         reader = await stack.enter_async_context(opening)
         return ReduceInput(buffer, reader, lane_input, upstream, await self.trimmer(writer))

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from millstream.clock import START_OF_TIME_US
 from millstream.errors import DamageError
-from millstream.ledger.witness import from_messages, merged
+from millstream.ledger.witness import REPAIR, from_messages, merged
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.origins import Origin
@@ -95,16 +96,18 @@ def note_inputs(progress: mark_pb2.ReduceProgress, inputs: Sequence[wal_pb2.Inpu
 
 
 def check_whole(where: str, queue: Queue, mark: mark_pb2.Mark) -> None:
-    """Raises `DamageError` unless the queue holds the records that the mark counts as open.
+    """Raises `DamageError` unless the queue holds the records that the mark counts as open."""
+    check_told(where, queue.directory, queue.records_told(), mark)
+
+
+def check_told(where: str, directory: Path, told: int, mark: mark_pb2.Mark) -> None:
+    """The same for a log that holds `told` of the records that the mark counts.
 
     For lanes that keep their input: a log made anew lacks records when they did not keep it all the time.
     """
-    pending = (window for hand_over in queue.pending() for window in hand_over.windows)
-    told = queue.statistics().open_rows - sum(appended.admitted for appended in queue.unacknowledged())
-    found = told + sum(window.released for window in pending)
-    if found != mark.account.open:
+    if told != mark.account.open:
         raise DamageError(
-            f"{where}: the log in {queue.directory} holds {found:,} records of windows that are not committed, and the "
+            f"{where}: the log in {directory} holds {told:,} records of windows that are not committed, and the "
             f"lane's mark in the ledger counts {mark.account.open:,}: a log that is made anew from the input lacks "
-            "what was read before `keepInput` was set. Restore the directory, or start the pipeline over"
+            f"what was read before `keepInput` was set, or what the input has lost. {REPAIR}"
         )

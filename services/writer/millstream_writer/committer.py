@@ -19,7 +19,7 @@ from millstream.account import Account
 from millstream.errors import BufferFullError, RetryLaterError, StorageFullError, UserError
 from millstream.frame import Frame, join_frames
 from millstream.ledger.protocol import Commit, FrameWrite, Ledger, StoredMark, Witness
-from millstream.ledger.witness import merged
+from millstream.ledger.witness import merged, not_passed
 from millstream.limits import COMMIT_BYTES_MAX, COMMIT_FRAMES_MAX, FRAME_BYTES_MAX, FRAME_RECORDS_MAX
 from millstream.record import BufferId, LaneId, Position
 from millstream.wire.ledger.v1 import mark_pb2
@@ -248,6 +248,7 @@ class Committer:
             entry.records += frame.records
             entry.bytes += len(write.data)
         mark.written.extend(totals.values())
+        mark.given_up.extend(not_passed(previous.given_up, mark))
         return mark
 
 

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
+from array import array
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from millstream.account import consumed
+from millstream.durable import listen
 from millstream.errors import DamageError
+from millstream.frame import build_frame
+from millstream.ledger.frames import decoded
 from millstream.ledger.protocol import Ledger, LedgerLimits, StoredFrame
-from millstream.ledger.witness import merged
+from millstream.ledger.witness import from_messages, given_up_of, merged, not_passed
 from millstream.local.ledgers import KnownLedgers
-from millstream.local.repair import Finding, Repair
+from millstream.local.repair.finding import Finding
+from millstream.local.repair.repair import Repair
 from millstream.record import BufferId, LaneId
 from millstream.spec.loading import load
 from millstream.testing.ledgers import JetStreamHarness, LaneOwner, open_jetstream_harness
-from millstream.watermark.jetstream import open_jetstream_ot_stores
 from millstream.wire.nats import open_connection
+from millstream_udf import columns
+from millstream_udf.wire.frame.v1 import frame_pb2
 from tests.unit.vertex.lane_rig import records_of
 
 PIPELINE = """\
@@ -36,6 +44,7 @@ spec:
 """
 A, B = BufferId("in-a", 0), BufferId("in-b", 0)
 SOURCE, READER = LaneId("in", "source", 0), LaneId("a", "in-a", 0)
+WAIT_S = 20.0
 LIMITS = LedgerLimits(frames_per_buffer_max=1000)
 
 
@@ -49,12 +58,9 @@ async def harness(tmp_path: Path) -> AsyncIterator[JetStreamHarness]:
 async def repairing(harness: JetStreamHarness, tmp_path: Path) -> AsyncIterator[Repair]:
     (tmp_path / "pipeline.yaml").write_text(PIPELINE)
     graph = load(tmp_path / "pipeline.yaml").graph
-    async with (
-        open_connection(harness.server.access) as connection,
-        open_jetstream_ot_stores(connection, "p") as stores,
-    ):
+    async with open_connection(harness.server.access) as connection:
         known = KnownLedgers(tmp_path / "ledgers.json")
-        yield Repair(graph, connection, harness.broker, stores, known, tmp_path / "windows")
+        yield Repair(graph, connection, harness.broker, known, tmp_path / "windows")
 
 
 async def found(repair: Repair, *, accept: bool = False) -> list[Finding]:
@@ -62,7 +68,6 @@ async def found(repair: Repair, *, accept: bool = False) -> list[Finding]:
     async for finding in repair.findings():
         findings.append(finding)
         if accept:
-            assert finding.accept is not None
             await finding.accept()
     return findings
 
@@ -72,8 +77,8 @@ async def owner_of(harness: JetStreamHarness, lane: LaneId) -> LaneOwner:
     return LaneOwner(ledger, lane, await ledger.take_over(lane, "owner"))
 
 
-async def write(owner: LaneOwner, number: int) -> None:
-    frame = records_of(b"%d" % number).encode()
+async def write(owner: LaneOwner, number: int, frame: bytes | None = None) -> None:
+    frame = frame if frame is not None else records_of(b"%d" % number).encode()
     commit = owner.commit_of((A, frame), (B, frame))
     for total in commit.mark.written:
         total.records += 1
@@ -81,14 +86,24 @@ async def write(owner: LaneOwner, number: int) -> None:
 
 
 async def read_all(ledger: Ledger, reader: LaneOwner) -> list[StoredFrame]:
-    """Read what there is, and commit that it was read."""
-    frames = list(await ledger.peek(A, reader.stored.mark.sequence, 1000))
+    """Read what there is, as a lane does, and commit that it was read."""
+    mark = reader.stored.mark
+    count = len(await ledger.peek(A, mark.sequence, 1000))
+    frames: list[StoredFrame] = []
+    async with ledger.read(A, mark.sequence, from_messages(mark.read), given_up_of(mark, A.edge)) as reading:
+        while len(frames) < count:
+            async with asyncio.timeout(WAIT_S):
+                frames.append(await anext(reading))
+            decoded("in", A, frames[-1])
     commit = reader.commit_of()
     commit.mark.sequence = frames[-1].sequence
     commit.mark.account.inputs += len(frames)
     read = merged(commit.mark.read, [frame.witness for frame in frames if frame.witness])
     del commit.mark.read[:]
     commit.mark.read.extend(read)
+    kept = not_passed(mark.given_up, commit.mark)
+    del commit.mark.given_up[:]
+    commit.mark.given_up.extend(kept)
     await reader.send(commit)
     return frames
 
@@ -120,7 +135,9 @@ async def test_a_torn_batch_is_cut_off(harness: JetStreamHarness, tmp_path: Path
     async with repairing(harness, tmp_path) as repair:
         first, *_ = [finding async for finding in repair.findings() if "in part" in finding.what]
         assert "lane in/source.0 is stored in part in p-in, sequences 5 to 6" in first.what
-        assert "sequence 5: 1 records on their way to in-a.0" in first.affects
+        assert first.affects.startswith("2 frames, which were not committed")
+        assert first.lost[0].what == "sequence 5, on its way to in-a.0: 1 records"
+        assert first.lost[0].records[0].startswith("record a/in-a/0/5/0 (")
         with pytest.raises(DamageError):
             await source.ledger.mark(SOURCE)
         await found(repair, accept=True)
@@ -164,3 +181,168 @@ async def test_a_replaced_past_is_gone_on_behind(harness: JetStreamHarness, tmp_
     assert len(read) == len(waiting) + 1
     async with repairing(harness, tmp_path) as repair:
         assert not await found(repair)
+
+
+def _falling() -> bytes:
+    frame = build_frame([b"abc", b"d"], array("q", [1, 2]), ingest_time_us=0, ids=[b"one", b"two"])
+    values = frame_pb2.SealedBytesColumn(offsets=columns.pack_offsets([0, 9, 4]), data=b"abcd")
+    return replace(frame, values_column=values.SerializeToString()).encode()
+
+
+def _no_text() -> bytes:
+    return build_frame([b"a"], array("q", [1]), ingest_time_us=0, keys=[[b"\xff\xfe"]]).encode()
+
+
+BAD = {"no frame": b"\xff\xff", "offsets that fall": _falling(), "keys that are no text": _no_text()}
+
+
+@pytest.mark.guarantee("I10")
+@pytest.mark.parametrize("kind", BAD)
+@pytest.mark.parametrize("place", [1, 2, 4])
+async def test_a_frame_that_cannot_be_used_is_named_and_stepped_over(
+    harness: JetStreamHarness, tmp_path: Path, kind: str, place: int
+) -> None:
+    source, reader = await owner_of(harness, SOURCE), await owner_of(harness, READER)
+    for number in range(1, 5):
+        await write(source, number, BAD[kind] if number == place else None)
+    with pytest.raises(DamageError, match=rf"frame {place} of lane in/source\.0 at sequence \d+ cannot be used"):
+        await read_all(source.ledger, await owner_of(harness, READER))
+    reader = await owner_of(harness, READER)
+    async with repairing(harness, tmp_path) as repair:
+        (first,) = await found(repair)
+        assert first.records == 1
+        assert f"frame {place} of lane in/source.0" in first.lost[0].what
+        assert (first.lost[0].records[:1] == ["record one (event time 1970-01-01T00:00:00.000001Z)"]) == (
+            kind == "offsets that fall"
+        )
+        await found(repair, accept=True)
+        assert not await found(repair)
+    reader = await owner_of(harness, READER)
+    assert [decoded("in", A, frame).values() for frame in await read_all(source.ledger, reader)] == [
+        [b"%d" % number] for number in range(1, 5) if number != place
+    ]
+    assert [done.records for done in consumed(READER, reader.stored.mark)] == [4]
+    source = await owner_of(harness, SOURCE)
+    await write(source, 5)
+    assert len(await read_all(source.ledger, reader)) == 1
+    # The last frame that is there is the end that the lane upstream tells.
+    assert place != 4 or (await source.ledger.last_sequence(A)) == reader.stored.mark.sequence
+
+
+async def remove(harness: JetStreamHarness, *sequences: int) -> None:
+    """As a server does that finds a part of a file damaged."""
+    async with open_connection(harness.server.url) as connection:
+        for sequence in sequences:
+            await connection.api("STREAM.MSG.DELETE.p-in", {"seq": sequence, "no_erase": True})
+
+
+@pytest.mark.guarantee("I10", "I15")
+async def test_gaps_anywhere_in_a_buffer_are_given_up_in_one_call(harness: JetStreamHarness, tmp_path: Path) -> None:
+    source, reader = await owner_of(harness, SOURCE), await owner_of(harness, READER)
+    for number in range(3):
+        await write(source, number)
+    await read_all(source.ledger, reader)
+    for number in range(3, 12):
+        await write(source, number)
+    waiting = [frame.sequence for frame in await source.ledger.peek(A, reader.stored.mark.sequence, 100)]
+    await remove(harness, waiting[0], waiting[3], waiting[4], waiting[8])
+    async with repairing(harness, tmp_path) as repair:
+        first, *others = await found(repair)
+        assert not others
+        assert first.records == 4
+        frames = ["frame 4", "frames 7 to 8", "frame 12"]
+        told = [f"{which} of lane in/source.0 cannot be read" for which in frames]
+        assert [item.what for item in first.lost] == told
+        assert "value '5'" in first.lost[1].behind
+        assert "value '8'" in first.lost[1].before
+        await found(repair, accept=True)
+        assert not await found(repair)
+    reader = await owner_of(harness, READER)
+    await read_all(source.ledger, reader)
+    source = await owner_of(harness, SOURCE)
+    await write(source, 12)
+    assert len(await read_all(source.ledger, reader)) == 1
+    assert not reader.stored.mark.given_up
+    assert [done.records for done in consumed(READER, reader.stored.mark)] == [13]
+    # What was given up says nothing of what is damaged later.
+    await write(source, 13)
+    await write(source, 14)
+    (gone, _) = await source.ledger.peek(A, reader.stored.mark.sequence, 2)
+    await remove(harness, gone.sequence)
+    with pytest.raises(DamageError, match=r"after frame 13 of lane source\.0 comes frame 15"):
+        await read_all(source.ledger, reader)
+
+
+class _KilledError(Exception):
+    """The process is gone, at one of its durable steps."""
+
+
+async def _damaged_frames(harness: JetStreamHarness) -> None:
+    """A reader whose past was replaced, with gaps and frames that cannot be used behind it."""
+    source, reader = await owner_of(harness, SOURCE), await owner_of(harness, READER)
+    await write(source, 0)
+    await harness.save("in")
+    await write(source, 1)
+    await write(source, 2)
+    await read_all(source.ledger, reader)
+    await harness.set_back("in")
+    source = await owner_of(harness, SOURCE)
+    for number in range(10, 15):
+        await write(source, number, BAD["no frame"] if number in (12, 14) else None)
+
+
+async def _end_state(harness: JetStreamHarness) -> tuple[object, ...]:
+    source, reader = await owner_of(harness, SOURCE), await owner_of(harness, READER)
+    mark = reader.stored.mark
+    frames = await source.ledger.peek(A, mark.sequence, 100)
+    gaps = [(gap.lane, gap.after, gap.through) for gap in mark.given_up]
+    return [frame.data for frame in frames], consumed(READER, mark)[0].records, gaps, mark.account.inputs
+
+
+@pytest.mark.guarantee("I10")
+async def test_a_repair_that_is_killed_anywhere_is_made_again(harness: JetStreamHarness, tmp_path: Path) -> None:
+    points: list[str] = []
+
+    async def repaired(stop_at: int | None) -> None:
+        points.clear()
+
+        def reached(point: str, vertex: str) -> None:
+            points.append(point)
+            if len(points) - 1 == stop_at:
+                raise _KilledError(point)
+
+        listen(reached)
+        try:
+            async with repairing(harness, tmp_path) as repair:
+                await found(repair, accept=True)
+        finally:
+            listen(None)
+
+    await _damaged_frames(harness)
+    await repaired(None)
+    expected = await _end_state(harness)
+    assert {"repair.forget:before", "repair.remove:after", "ledger.commit:before"} <= set(points)
+    for stop_at in range(len(points)):
+        await harness.broker.delete()
+        await _damaged_frames(harness)
+        with pytest.raises(_KilledError):
+            await repaired(stop_at)
+        await repaired(None)
+        assert await _end_state(harness) == expected
+
+
+@pytest.mark.guarantee("I10")
+async def test_what_was_given_up_covers_nothing_else(harness: JetStreamHarness, tmp_path: Path) -> None:
+    source, reader = await owner_of(harness, SOURCE), await owner_of(harness, READER)
+    await write(source, 0)
+    await read_all(source.ledger, reader)
+    for number in range(1, 7):
+        await write(source, number)
+    waiting = [frame.sequence for frame in await source.ledger.peek(A, reader.stored.mark.sequence, 100)]
+    await remove(harness, waiting[3])
+    async with repairing(harness, tmp_path) as repair:
+        await found(repair, accept=True)
+    # The frame in front of the gap is lost as well, later.
+    await remove(harness, waiting[2])
+    with pytest.raises(DamageError, match=r"after frame 3 of lane source\.0 comes frame 6"):
+        await read_all(source.ledger, await owner_of(harness, READER))

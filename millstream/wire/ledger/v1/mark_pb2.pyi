@@ -37,6 +37,7 @@ class Mark(_message.Message):
     REDUCE_FIELD_NUMBER: _builtins.int
     READ_FIELD_NUMBER: _builtins.int
     ACCEPTED_FIELD_NUMBER: _builtins.int
+    GIVEN_UP_FIELD_NUMBER: _builtins.int
     commit_id: _builtins.bytes
     """Chosen anew for every commit; tells whether a commit whose answer was lost has landed."""
     epoch: _builtins.int
@@ -75,6 +76,12 @@ class Mark(_message.Message):
     def accepted(self) -> _containers.RepeatedCompositeFieldContainer[Global___Accepted]:
         """What `millstream repair --accept-loss` gave up, for each buffer the lane reads."""
 
+    @_builtins.property
+    def given_up(self) -> _containers.RepeatedCompositeFieldContainer[Global___GivenUp]:
+        """Frames among it, by number: where reading goes on. Those that were passed are left out, but by reduce lanes, which
+        may read their input again.
+        """
+
     def __init__(
         self,
         *,
@@ -91,14 +98,51 @@ class Mark(_message.Message):
         reduce: Global___ReduceProgress | None = ...,
         read: _abc.Iterable[Global___Witness] | None = ...,
         accepted: _abc.Iterable[Global___Accepted] | None = ...,
+        given_up: _abc.Iterable[Global___GivenUp] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "reduce", b"reduce"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "account", b"account", "commit_id", b"commit_id", "ended", b"ended", "epoch", b"epoch", "owner", b"owner", "position", b"position", "read", b"read", "record_index", b"record_index", "reduce", b"reduce", "sequence", b"sequence", "watermark_us", b"watermark_us", "written", b"written"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "account", b"account", "commit_id", b"commit_id", "ended", b"ended", "epoch", b"epoch", "given_up", b"given_up", "owner", b"owner", "position", b"position", "read", b"read", "record_index", b"record_index", "reduce", b"reduce", "sequence", b"sequence", "watermark_us", b"watermark_us", "written", b"written"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Mark: _TypeAlias = Mark  # noqa: Y015
+
+@_typing.final
+class GivenUp(_message.Message):
+    """Behind stream sequence `sequence` the frames of an upstream lane go on with number `through` + 1, where the last one
+    before that was number `after`. `through` below `after`: the lane's frames were written again under other numbers.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EDGE_FIELD_NUMBER: _builtins.int
+    LANE_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    THROUGH_FIELD_NUMBER: _builtins.int
+    edge: _builtins.str
+    lane: _builtins.str
+    """Key of the lane that wrote them."""
+    sequence: _builtins.int
+    after: _builtins.int
+    through: _builtins.int
+    def __init__(
+        self,
+        *,
+        edge: _builtins.str = ...,
+        lane: _builtins.str = ...,
+        sequence: _builtins.int = ...,
+        after: _builtins.int = ...,
+        through: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "edge", b"edge", "lane", b"lane", "sequence", b"sequence", "through", b"through"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GivenUp: _TypeAlias = GivenUp  # noqa: Y015
 
 @_typing.final
 class Accepted(_message.Message):

@@ -37,7 +37,7 @@ def affected(directory: Path, number: int, start: int, end: int) -> str:
                 _note(found, entry, (segment, entry.offset), number, start, end)
     parts = [_inputs_text(found)]
     if found.windows:
-        parts.append(f"rows of {_windows_text(found.windows)} lie there")
+        parts.append(f"rows of {windows_text(found.windows)} lie there")
     parts.append("of windows that are still open, those may miss rows whose records arrived then")
     return "It affects " + "; ".join(parts)
 
@@ -76,7 +76,8 @@ def _range_text(found: _Affected, edge: str) -> str:
     return f"after stream sequence {before}" + (f" up to {after} at most" if after is not None else "")
 
 
-def _windows_text(windows: list[wal_pb2.Window]) -> str:
+def windows_text(windows: list[wal_pb2.Window]) -> str:
+    """Windows that were handed over, for people: the first ones, and how many there are."""
     unique = {(w.start_us, w.end_us, w.key if w.HasField("key") else None, w.early): w for w in windows}
     named = [window_text(*identity) for identity in list(unique)[:WINDOWS_NAMED_MAX]]
     more = len(unique) - len(named)

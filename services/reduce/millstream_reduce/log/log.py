@@ -24,8 +24,9 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from millstream.durable import step
-from millstream.errors import EnvironmentFault, FencedError, StorageFullError, UserError
+from millstream.errors import DamageError, EnvironmentFault, FencedError, StorageFullError, UserError
 from millstream.files import make_private_directories
+from millstream.ledger.witness import REPAIR
 from millstream.limits import LOG_RESERVE_BYTES, LOG_SEGMENT_BYTES
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.log import retention
@@ -327,8 +328,7 @@ class Log:
         claim(self.directory, self.identity)
         for _ in range(_TAKEOVERS_MAX):
             self._contents.reset()
-            end = read_log(self.directory, self.identity, self._contents)
-            self._contents.recovered(end)
+            end = self._read_back()
             self._settle(end)
             try:
                 self._writer.begin(self._planned_segment())
@@ -344,6 +344,14 @@ class Log:
             f"{self.identity}: another process goes on writing to {self.directory} as if it were of a newer epoch: two "
             f"lanes must not share a directory"
         )
+
+    def _read_back(self) -> LogEnd:
+        try:
+            end = read_log(self.directory, self.identity, self._contents)
+        except DamageError as error:
+            raise DamageError(f"{self.identity}: {error}. {REPAIR}") from error
+        self._contents.recovered(end)
+        return end
 
     def _settle(self, end: LogEnd) -> None:
         """Go on where the log ends."""

@@ -93,10 +93,7 @@ def _check_present(directory: Path, end: LogEnd) -> None:
         try:
             found = path.stat().st_size
         except FileNotFoundError:
-            raise DamageError(
-                f"{path} is missing. {damage.affected(directory, number, 0, length)}. Put it back; without it these "
-                f"records are lost"
-            ) from None
+            raise DamageError(f"{path} is missing. {damage.affected(directory, number, 0, length)}") from None
         if found < length:
             raise DamageError(
                 f"{path} has {found} bytes, and {newest_path.name} says that it had {length}: it was cut, or an old "
@@ -177,5 +174,5 @@ def _damage(directory: Path, path: Path, number: int, fault: EntryFault, length:
     because = "the segment is sealed" if proof is None else f"entry {proof} behind it shows that it had been durable"
     return DamageError(
         f"{path}, offset {fault.offset}: {fault.reason}. It was not torn by a crash ({because}). "
-        f"{damage.affected(directory, number, fault.offset, length)}. Restore the file; nothing was skipped"
+        f"{damage.affected(directory, number, fault.offset, length)}. Nothing was skipped"
     )

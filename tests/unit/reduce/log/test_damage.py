@@ -125,7 +125,8 @@ async def test_damage_names_the_file_the_place_and_what_it_affects(tmp_path: Pat
     message = str(caught.value)
     assert f"{path}, offset {place.offset}: the checksum" in message
     assert "records of edge in-sum after stream sequence 3 up to" in message
-    assert "nothing was skipped" in message
+    assert "Nothing was skipped" in message
+    assert "millstream repair" in message
 
 
 def test_windows_that_a_damaged_place_affects_are_named(tmp_path: Path) -> None:
