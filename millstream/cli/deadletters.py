@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.action == "list" and arguments.files:
         return _list(arguments, _wanted(arguments, _read_all(arguments.files)))
     directory = find_directory(arguments.data_dir, arguments.pipeline)
-    pipeline = resolved.load(directory.pipeline.read_text(encoding="utf-8"))
+    pipeline = resolved.load(directory.read_pipeline())
     files = arguments.files or stored_files(pipeline.graph, pipeline.base_dir)
     found = _wanted(arguments, _read_all(files))
     if arguments.action == "list":

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Sequence
 
 from millstream.cli.arguments import parser
-from millstream.errors import MillstreamError, UserError
+from millstream.errors import EnvironmentFault, MillstreamError, UserError
 from millstream.local.causes import first_cause
 from millstream.printable import printable_output
 
@@ -47,6 +47,11 @@ def _run(options: argparse.Namespace) -> int:
         return _report(options, error, str(error), error.exit_code)
     except ModuleNotFoundError as error:
         return _report_missing(options, error)
+    except OSError as error:
+        # A file that a command was given, or that lies in a data directory, and that it cannot read.
+        if error.filename is None:
+            return _report(options, error, _defect(error), MillstreamError.exit_code)
+        return _report(options, error, f"cannot use {error.filename}: {error.strerror}", EnvironmentFault.exit_code)
     except Exception as error:  # noqa: BLE001  # the one place where a defect becomes a message
         cause = first_cause(error) if isinstance(error, ExceptionGroup) else None
         if cause is not None:

@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     if elsewhere is not None:
         return _run(elsewhere, lambda: open_elsewhere(elsewhere, access_elsewhere(arguments)), arguments)
     directory = find_directory(arguments.data_dir, arguments.pipeline)
-    graph = resolved.load(directory.pipeline.read_text(encoding="utf-8")).graph
+    graph = resolved.load(directory.read_pipeline()).graph
     _check(graph, BufferId(arguments.edge, arguments.partition))
     audit.note(directory, "peek", edge=arguments.edge, partition=arguments.partition, count=arguments.count)
     return _run(graph, lambda: _view(directory, graph), arguments)

@@ -51,9 +51,7 @@ async def _repair(graph: Graph, directory: DataDirectory, *, accept_loss: bool, 
     async with (
         open_stored(directory) as stored,
         open_connection(stored.access, name=f"{name} repair") as connection,
-        open_jetstream_broker(
-            stored.access, name, require=DurabilityLevel.MEMORY, tolerate_lost=True
-        ) as broker,
+        open_jetstream_broker(stored.access, name, require=DurabilityLevel.MEMORY, tolerate_lost=True) as broker,
     ):
         repair = Repair(graph, connection, broker, KnownLedgers(directory.ledgers), directory.windows)
         async for finding in repair.findings():

@@ -12,7 +12,7 @@ from typing import Any
 
 from millstream.cli.elsewhere import access_elsewhere, graph_elsewhere, open_elsewhere
 from millstream.clock import MICROSECONDS, SystemClock
-from millstream.errors import UserError
+from millstream.errors import DamageError, UserError
 from millstream.local.directory import DataDirectory, Runtime, find_directory
 from millstream.local.processes import is_alive
 from millstream.local.progress import LaneProgress, PipelineProgress, VertexProgress, vertex_from_json
@@ -37,11 +37,15 @@ def run(arguments: argparse.Namespace) -> int:
     if runtime is None or shown is None:
         raise UserError(f"{directory.root} has no numbers yet: the run has not come far enough; try again in a second")
     live = is_alive(runtime.runner)
-    age_s = (SystemClock().now_us() - shown["written_us"]) / MICROSECONDS
-    if arguments.json:
-        print(json.dumps(_as_json(directory, runtime, shown, live=live, age_s=age_s)))
-    else:
-        print("\n".join(_lines(directory, runtime, shown, live=live, age_s=age_s)))
+    try:
+        age_s = (SystemClock().now_us() - shown["written_us"]) / MICROSECONDS
+        if arguments.json:
+            text = json.dumps(_as_json(directory, runtime, shown, live=live, age_s=age_s))
+        else:
+            text = "\n".join(_lines(directory, runtime, shown, live=live, age_s=age_s))
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise DamageError(f"{directory.status} does not hold the numbers of a run ({error!r}); remove it") from error
+    print(text)
     return 0
 
 

@@ -25,7 +25,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(f"there is no directory {arguments.directory}")
     directories = find_logs(arguments.directory)
     if not directories:
-        raise UserError(f"there is no log in {arguments.directory} or below it: no file ends in .wal")
+        raise UserError(
+            f"there is no log in {arguments.directory} or below it: no file is named like 0000000000000001.wal"
+        )
     logs = [inspect_log(directory, verify=arguments.verify) for directory in directories]
     if arguments.json:
         print(json.dumps({"verified": arguments.verify, "logs": [_as_json(log) for log in logs]}))

@@ -63,7 +63,7 @@ class Change:
     def _former(self) -> Graph:
         """The pipeline as it ran last."""
         try:
-            graph = resolved.load(self.directory.pipeline.read_text()).graph
+            graph = resolved.load(self.directory.read_pipeline()).graph
         except OSError as error:
             raise EnvironmentFault(f"cannot read {self.directory.pipeline}: {error.strerror}") from error
         if not set(self.changes.emptied) <= {edge.name for edge in graph.edges}:

@@ -178,6 +178,15 @@ class DataDirectory:
         """The numbers last shown; None when there were none."""
         return read_json(self.status)
 
+    def read_pipeline(self) -> str:
+        """The pipeline of the last run, resolved. Raises `DamageError` when it is not text."""
+        try:
+            return self.pipeline.read_text(encoding="utf-8")
+        except OSError as error:
+            raise EnvironmentFault(f"cannot read {self.pipeline}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise DamageError(f"{self.pipeline} is not text ({error}); the next run writes it anew") from error
+
     def write_pipeline(self, text: str) -> None:
         write_text(self.pipeline, text)
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from millstream import limits
 from millstream.clock import SystemClock
-from millstream.errors import EnvironmentFault, MillstreamError, RetryLaterError, UserError
+from millstream.errors import DamageError, EnvironmentFault, MillstreamError, RetryLaterError, UserError
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.local import audit
 from millstream.local.broker import NAME as BROKER
@@ -205,7 +205,7 @@ class _Run:
             failure = self._failure()
             code = failure.exit_code if failure is not None else 0
             if failure is None and not summary.balanced:
-                code = MillstreamError.exit_code
+                code = (DamageError if summary.damage else MillstreamError).exit_code
             return self._result(code, summary)
 
     async def _run_processes(self, broker: EmbeddedBroker) -> Summary:
@@ -275,7 +275,7 @@ class _Run:
         while True:
             try:
                 await self._look_once(view, ledgers)
-                return summarize(self._graph, await view.marks(), await view.waiting())
+                return await view.summary()
             except RetryLaterError:
                 if self._clock.monotonic_s() > deadline_s:
                     raise

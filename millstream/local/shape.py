@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from millstream.errors import DamageError
 from millstream.spec.graph import Graph
 from millstream.spec.models import GroupBy, Vertex
 from millstream.spec.values import as_duration
@@ -60,7 +61,18 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any], *, forget: Collec
     """What a change of shape asks of stored data. `forget`: sources that may go with their positions.
 
     New vertices and edges are no hindrance: they start with nothing, under names that nothing was ever counted by.
+    Raises `DamageError` when `before` is no shape.
     """
+    try:
+        return _changes(before, now, forget)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DamageError(
+            f"the shape of what is stored (shape.json) cannot be read ({error!r}): restore that file, or start the "
+            "pipeline over with --fresh"
+        ) from error
+
+
+def _changes(before: Mapping[str, Any], now: Mapping[str, Any], forget: Collection[str]) -> Changes:
     refused: list[str] = []
     emptied: dict[str, str] = {}
     closed: dict[str, str] = {}

@@ -59,6 +59,8 @@ class Summary:
     edges: Sequence[EdgeAccount]
     differences: Sequence[str]
     """What does not balance, one sentence each."""
+    damage: Sequence[str] = ()
+    """Of stored data, where something does not balance and that is why."""
 
     @property
     def balanced(self) -> bool:
@@ -155,6 +157,7 @@ def summary_lines(summary: Summary) -> list[str]:
     else:
         lines.append("account: NOT BALANCED")
         lines += [f"  {difference}" for difference in summary.differences]
+        lines += [f"  damaged: {damage}" for damage in summary.damage]
     return lines
 
 

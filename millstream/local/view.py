@@ -8,21 +8,24 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 from millstream.account import consumed
-from millstream.errors import RetryLaterError
+from millstream.errors import DamageError, RetryLaterError
 from millstream.ledger.frames import decoded
 from millstream.ledger.jetstream import open_jetstream_broker
 from millstream.ledger.protocol import Broker, Durability, DurabilityLevel, Ledger
 from millstream.local.progress import PipelineProgress
+from millstream.local.summary import Summary, summarize
 from millstream.record import BufferId, LaneId, Position
 from millstream.spec.graph import Graph
 from millstream.spec.lanes import all_lanes, buffers_of, lanes_of
 from millstream.watermark.jetstream import open_jetstream_ot_stores
-from millstream.watermark.store import OtStore, OtStores
+from millstream.watermark.store import OtStore, OtStores, newest
 from millstream.wire.access import BrokerAccess
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream.wire.nats import open_connection
+from millstream_vertex.past import check_not_older
 
 COUNTED_FRAMES_MAX = 1000
 """A buffer that holds more frames than this after a drain is not counted: it would take long."""
@@ -82,6 +85,26 @@ class PipelineView:
             if len(frames) < COUNTED_FRAMES_MAX:
                 records = sum(decoded(ledger.vertex, buffer, frame).records for frame in frames)
                 found[buffer] = records - (position.record_index if frames else 0)
+        return found
+
+    async def summary(self) -> Summary:
+        """The account of the pipeline; where it does not balance, with the damage that there is."""
+        found = summarize(self._graph, await self.marks(), await self.waiting())
+        return found if found.balanced else replace(found, damage=await self.damage())
+
+    async def damage(self) -> list[str]:
+        """What is damaged of ledgers and marks, as far as that can be told while nothing is written."""
+        found: list[str] = []
+        for vertex in self._graph.order:
+            published = await newest(await self._stores.store(vertex))
+            try:
+                ledger = await self._broker.existing_ledger(vertex)
+                for lane in lanes_of(self._graph, vertex):
+                    if lane.key in published:
+                        stored = await ledger.mark(lane) if ledger is not None else None
+                        check_not_older(lane, stored, published[lane.key].entry)
+            except DamageError as error:
+                found.append(str(error))
         return found
 
     async def consumed(self, buffer: BufferId) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from typing import TYPE_CHECKING
 
@@ -53,3 +54,34 @@ async def test_a_ledger_that_was_set_back_is_named_and_can_be_gone_on_without(
     assert "accepted as" in again.out
     # Every record is there: the target had them before, and what came twice was said.
     assert set(files.numbers("out")) == set(range(6000))
+
+
+@pytest.mark.guarantee("I10")
+async def test_a_flipped_bit_in_the_ledger_of_a_sink_is_named_and_can_be_gone_on_without(
+    files: PipelineFiles, tmp_path: Path
+) -> None:
+    files.write(files.generator(6000, rpu=2000) + files.file_sink("out"), ["in -> out"])
+    async with start(tmp_path, "run", "pipeline.yaml") as running:
+        await running.until(lambda: running.records("out") > 0)
+        running.interrupt()
+        assert (await running.ended()).exit_code == 0
+    block = max((tmp_path / ".millstream/p/broker/store/jetstream/$G/streams/p-out/msgs").glob("*.blk"))
+    data = bytearray(block.read_bytes())
+    # In the mark itself: what removed those before it lies behind.
+    data[data.rindex(b"p-out.in-out.0.p") + 100] ^= 1
+    block.write_bytes(data)
+
+    damaged = await command(tmp_path, "run", "pipeline.yaml")
+    assert damaged.exit_code == 5, damaged.out + damaged.err
+    assert "the mark of lane out/in-out.0 in the ledger of vertex out is gone" in damaged.err
+    assert "millstream repair" in damaged.err
+    told = json.loads((await command(tmp_path, "repair", "pipeline.yaml", "--json")).out)
+    assert not told["accepted"]
+    assert {damage["kind"] for damage in told["damages"]} >= {"mark"}
+    accepted = await command(tmp_path, "repair", "pipeline.yaml", "--accept-loss")
+    assert accepted.exit_code == 0, accepted.out + accepted.err
+    again = await command(tmp_path, "run", "pipeline.yaml")
+    assert again.exit_code == 0, again.out + again.err
+    assert "BALANCED" in again.out
+    # The target keeps the position: nothing comes twice, and what it had is still there.
+    assert files.numbers("out") == list(range(6000))

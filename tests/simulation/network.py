@@ -23,6 +23,7 @@ from millstream.ledger.memory import MemoryBroker
 from millstream.ledger.protocol import (
     Commit,
     Durability,
+    GivenUp,
     Ledger,
     LedgerLimits,
     LedgerStatistics,
@@ -209,9 +210,13 @@ class SimLedger:
 
     @asynccontextmanager
     async def read(
-        self, buffer: BufferId, after: int, witnesses: Iterable[Witness] | None = None
+        self,
+        buffer: BufferId,
+        after: int,
+        witnesses: Iterable[Witness] | None = None,
+        given_up: Iterable[GivenUp] = (),
     ) -> AsyncIterator[AsyncIterator[StoredFrame]]:
-        async with self._inner.read(buffer, after, witnesses) as frames:
+        async with self._inner.read(buffer, after, witnesses, given_up) as frames:
             yield self._arriving(frames)
 
     async def _arriving(self, frames: AsyncIterator[StoredFrame]) -> AsyncIterator[StoredFrame]:

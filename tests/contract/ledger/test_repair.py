@@ -231,7 +231,7 @@ async def test_a_frame_that_cannot_be_used_is_named_and_stepped_over(
 
 async def remove(harness: JetStreamHarness, *sequences: int) -> None:
     """As a server does that finds a part of a file damaged."""
-    async with open_connection(harness.server.url) as connection:
+    async with open_connection(harness.server.access) as connection:
         for sequence in sequences:
             await connection.api("STREAM.MSG.DELETE.p-in", {"seq": sequence, "no_erase": True})
 

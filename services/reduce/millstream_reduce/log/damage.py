@@ -5,10 +5,12 @@ Above it: recovery and `millstream wal`. Below it: segments, read as far as they
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from millstream.errors import DamageError
 from millstream.frame import KEY_SEPARATOR
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.log.entries import EntryFault, StoredEntry, whole_entries
@@ -32,7 +34,8 @@ def affected(directory: Path, number: int, start: int, end: int) -> str:
     """What bytes `start` to `end` of segment `number` held, as far as the rest of the log tells."""
     found = _Affected()
     for segment in segment_numbers(directory):
-        with mapped(segment_path(directory, segment)) as data:
+        # One that is no file is named by whoever comes to it.
+        with contextlib.suppress(DamageError), mapped(segment_path(directory, segment)) as data:
             for entry in whole_entries(data, 0):
                 _note(found, entry, (segment, entry.offset), number, start, end)
     parts = [_inputs_text(found)]

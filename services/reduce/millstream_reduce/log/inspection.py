@@ -13,7 +13,7 @@ from pathlib import Path
 from millstream.errors import DamageError
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.log import damage
-from millstream_reduce.log.entries import EntryFault, StoredEntry, read_entry, whole_entries
+from millstream_reduce.log.entries import EntryFault, StoredEntry, read_entry, segment_number, whole_entries
 from millstream_reduce.log.recovery import proof_of_damage
 from millstream_reduce.log.segments import (
     OWNERS,
@@ -84,7 +84,7 @@ class LogInspection:
 
 def find_logs(directory: Path) -> list[Path]:
     """The directory, if it holds a log, and those below it that do."""
-    return sorted({path.parent for path in directory.rglob("*.wal")})
+    return sorted({path.parent for path in directory.rglob("*.wal") if segment_number(path.name) is not None})
 
 
 def inspect_log(directory: Path, *, verify: bool) -> LogInspection:
@@ -114,29 +114,33 @@ def _inspect(directory: Path, numbers: list[int], verify: bool) -> LogInspection
         if number - 1 not in numbers:
             last_sequence = None
         path = segment_path(directory, number)
-        with mapped(path) as data:
-            segment = SegmentInspection(number, path.name, len(data), _state(number, newest, lengths))
-            found.segments.append(segment)
-            if segment.state != "left over":
-                last_sequence = _inspect_segment(
-                    found, segment, newest, data[: lengths.get(number)], last_sequence, verify
-                )
+        try:
+            with mapped(path) as data:
+                segment = SegmentInspection(number, path.name, len(data), _state(number, newest, lengths))
+                found.segments.append(segment)
+                if segment.state != "left over":
+                    last_sequence = _inspect_segment(
+                        found, segment, newest, data[: lengths.get(number)], last_sequence, verify
+                    )
+        except DamageError as error:
+            found.faults.append(str(error))
+            last_sequence = None
     return found
 
 
 def _inspect_newest(found: LogInspection, numbers: list[int]) -> wal_pb2.Segment | None:
     path = segment_path(found.directory, numbers[-1])
-    with mapped(path) as data:
-        try:
+    try:
+        with mapped(path) as data:
             newest = read_header(path, data).segment
-        except DamageError as error:
-            found.faults.append(f"{error}: without it nobody knows which segments belong to the log")
-            return None
+    except DamageError as error:
+        found.faults.append(f"{error}: without it nobody knows which segments belong to the log")
+        return None
     found.lane = f"{newest.pipeline}/{newest.vertex}/window.{newest.partition}"
     found.log_id, found.epoch = newest.log_id.hex(), newest.epoch
     epoch = max(owner_epochs(found.directory), default=0)
     owner = found.directory / OWNERS / str(epoch)
-    found.owner = owner.read_text(encoding="utf-8").strip() if owner.exists() else ""
+    found.owner = owner.read_text(encoding="utf-8", errors="replace").strip() if owner.exists() else ""
     return newest
 
 

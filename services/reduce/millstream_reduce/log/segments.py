@@ -19,6 +19,7 @@ import contextlib
 import mmap
 import os
 import socket
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -79,10 +80,16 @@ def segment_path(directory: Path, number: int) -> Path:
 
 @contextmanager
 def mapped(path: Path) -> Iterator[memoryview]:
-    """The bytes of a file as they are now, without copying them. Views of it must be gone at the end."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    """The bytes of a file as they are now, without copying them. Views of it must be gone at the end.
+
+    Raises `DamageError` when something else is in its place.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
-        length = os.fstat(descriptor).st_size
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise DamageError(f"{path} is no file: something else is in the place of a segment")
+        length = status.st_size
         if length == 0:
             yield memoryview(b"")
             return
