@@ -1,6 +1,6 @@
 """Starts a function's command held: it cannot outlive its parent, gain privileges, or pass its limits.
 
-    python -I -S .../confine.py <parent's process id> <settings as JSON> -- command argument ...
+    python -I -S -c <START> <directory of this module> <parent's process id> <settings as JSON> -- command argument ...
 
 Above it: `millstream.sandbox`, which writes the settings. Below it: the kernel. It imports nothing of Millstream, as
 it stands between every start of a function and its command (see `millstream.tether`).
@@ -21,14 +21,18 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import platform
 import resource
 import select
 import signal
 import struct
 import sys
-from typing import Any, NoReturn
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+START = "import sys; sys.path.append(sys.argv.pop(1)); import confine; sys.exit(confine.main(sys.argv[1:]))"
+"""What the interpreter runs: as a module this is compiled once, not at each start. The standard library comes first."""
 NOT_HELD = 125
 """Exit code when this system cannot hold the command as it should."""
 NOT_RUNNABLE = 126
@@ -81,9 +85,9 @@ def _done(what: str, result: int) -> int:
 
 
 def _column() -> tuple[int, int]:
-    found = _ARCHITECTURES.get(platform.machine())
+    found = _ARCHITECTURES.get(os.uname().machine)
     if found is None or sys.platform != "linux":
-        raise _Refused(f"there is no sandbox for {sys.platform} on {platform.machine()}")
+        raise _Refused(f"there is no sandbox for {sys.platform} on {os.uname().machine}")
     return found
 
 
@@ -290,7 +294,7 @@ def _limit(limits: dict[str, int]) -> None:
     if "processes" in limits:
         if os.geteuid() == 0:
             raise _Refused("limits.processes: the kernel does not hold root to it; run as another user")
-        if tuple(map(int, platform.release().split(".")[:2])) < (5, 14):
+        if tuple(map(int, os.uname().release.split(".")[:2])) < (5, 14):
             raise _Refused("limits.processes needs Linux 5.14, which counts processes by user namespace")
     for name, kind in kinds.items():
         if name in limits:
@@ -432,7 +436,3 @@ def main(arguments: list[str]) -> int:
     if settings.get("check"):
         return 0
     _run(command)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -34,6 +34,11 @@ def in_line(text: str) -> str:
     return printable(text).replace("\n", "\\n")
 
 
+def indented(text: str) -> str:
+    """A text whose further lines begin further right: none can be taken for a line of somebody else's."""
+    return text.replace("\n", "\n    ")
+
+
 class PrintableStream:
     """A text stream that escapes what is written to it."""
 

@@ -100,14 +100,18 @@ def confined(
             "hidden": sorted({os.path.realpath(path) for path in held.hidden}),
         }
     text = json.dumps(settings)
-    return [sys.executable, "-I", "-S", confine.__file__, str(os.getpid()), text, "--", *command]
+    start = [sys.executable, "-I", "-S", "-c", confine.START, str(Path(confine.__file__).parent)]
+    return [*start, str(os.getpid()), text, "--", *command]
 
 
 def holds_home(directory: Path) -> bool:
     """Whether a directory is the user's home or above it: to show it would be to show everything."""
-    home = Path(os.path.realpath(Path.home()))
     found = Path(os.path.realpath(directory))
-    return found == home or found in home.parents
+    home = os.path.expanduser("~")
+    if not os.path.isabs(home):
+        # A user without an entry and without HOME has none; but above everything is no place either.
+        return found == Path(found.anchor)
+    return found in (Path(os.path.realpath(home)), *Path(os.path.realpath(home)).parents)
 
 
 @functools.cache

@@ -12,6 +12,7 @@ from millstream.local.run import ABORTED, RunOptions, RunResult
 from millstream.local.run import run as run_pipeline
 from millstream.local.screen import choose_screen, duration_text
 from millstream.local.summary import summary_lines
+from millstream.printable import indented
 from millstream.spec.checks import local_faults
 from millstream.spec.faults import SpecError
 from millstream.spec.loading import load
@@ -49,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _failure_text(failure: Failure, *, debug: bool) -> str:
     text = f"millstream run: {failure.process} {failure.reason}"
     if not failure.shown:
-        text += f": {failure.message or 'it logged no error'}"
+        text += f": {indented(failure.message) or 'it logged no error'}"
     return f"{failure.detail}\n{text}" if debug and failure.detail else text
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from millstream.files import append_private, make_private_directories
-from millstream.printable import in_line
+from millstream.printable import in_line, indented
 
 LOG_BYTES_MAX = 16 * 1024 * 1024
 """Of one log file. One older file is kept beside it, so a process leaves at most twice this."""
@@ -145,7 +145,7 @@ def level_of(entry: Mapping[str, Any]) -> str:
 
 def short_entry(entry: Mapping[str, Any]) -> str:
     """One line for a person who is watching: level, process, message."""
-    return in_line(f"{level_of(entry).lower()}: {entry.get('process', '')}: ") + _indented(entry.get("message", ""))
+    return in_line(f"{level_of(entry).lower()}: {entry.get('process', '')}: ") + indented(str(entry.get("message", "")))
 
 
 def format_entry(entry: Mapping[str, Any]) -> str:
@@ -153,7 +153,7 @@ def format_entry(entry: Mapping[str, Any]) -> str:
     time = entry.get("time") or entry.get("timestamp") or ""
     if isinstance(time, int | float):
         time = datetime.fromtimestamp(time, UTC).isoformat(timespec="milliseconds")
-    message = _indented(entry.get("message", ""))
+    message = indented(str(entry.get("message", "")))
     known = {"time", "timestamp", "level", "process", "message", "exception", "pipeline", "vertex", "replica"}
     rest = " ".join(
         f"{in_line(key)}={in_line(_plain(value))}"
@@ -164,13 +164,8 @@ def format_entry(entry: Mapping[str, Any]) -> str:
     if rest:
         text += f"  [{rest}]"
     if entry.get("exception"):
-        text += "\n" + _indented(f"    {entry['exception']}")
+        text += "\n" + indented(f"    {entry['exception']}")
     return text
-
-
-def _indented(text: object) -> str:
-    """Further lines of a text begin further right: they cannot be taken for lines of somebody else's."""
-    return str(text).replace("\n", "\n    ")
 
 
 def _plain(value: object) -> str:

@@ -158,19 +158,20 @@ def test_files_of_ours_are_not_opened_through_links_nor_taken_from_others(
 ) -> None:
     link = open_folder / "link"
     link.symlink_to(victim)
-    with pytest.raises(OSError, match="symbolic links"):
-        append_private(link)
+    with pytest.raises(OSError, match="symbolic links"), append_private(link):
+        pass
     write_private(link, "new")
     assert (link.is_symlink(), link.read_text(), victim.read_text()) == (False, "new", "precious")
 
     theirs = open_folder / "theirs"
     theirs.write_text("")
     os.chown(theirs, stranger.user, stranger.user)
-    with pytest.raises(PermissionError, match="not a file of this user"):
-        append_private(theirs)
+    with pytest.raises(PermissionError, match="not a file of this user"), append_private(theirs):
+        pass
     os.mkfifo(open_folder / "pipe")
-    with pytest.raises(OSError, match=r"not a file of this user|No such device"):
-        append_private(open_folder / "pipe")
+    pipe = open_folder / "pipe"
+    with pytest.raises(OSError, match=r"not a file of this user|No such device"), append_private(pipe):
+        pass
 
 
 def test_a_directory_that_the_user_has_put_elsewhere_may_stay_there(open_folder: Path) -> None:

@@ -31,8 +31,7 @@ def _can_be_held() -> None:
 
 
 ATTEMPTS = '''
-import ctypes, glob, json, os, pathlib, signal, socket, subprocess, tempfile, threading
-import multiprocessing
+import ctypes, glob, json, os, pathlib, signal, socket, subprocess, sys, tempfile, threading
 import millstream_udf as udf
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -149,8 +148,8 @@ def allowed(record):
     with tempfile.TemporaryDirectory() as directory:
         pathlib.Path(directory, "x").write_text("x")
     assert pathlib.Path(scratch.name).read_bytes() == b"kept"
-    with multiprocessing.get_context("fork").Pool(2) as pool:
-        assert pool.map(abs, [-1, 2]) == [1, 2]
+    pathlib.Path("/dev/shm/x").write_text("shared")
+    assert subprocess.run([sys.executable, "-c", "print(40 + 2)"], capture_output=True, text=True).stdout == "42\\n"
     assert subprocess.run(["sh", "-c", "echo $HOME"], capture_output=True, text=True).stdout == "/tmp\\n"
     thread = threading.Thread(target=len, args=("",)); thread.start(); thread.join()
     server = socket.create_server(("127.0.0.1", 0))
@@ -331,12 +330,13 @@ def held_as(user: int, folder: Path, held: Confinement, *arguments: str) -> subp
     starter = (
         "import os, sys, subprocess\n"
         f"os.setgroups([]); os.setgid({user}); os.setuid({user})\n"
-        f"command = ['/usr/bin/python3', '-I', '-S', {str(script)!r}, str(os.getpid()), *sys.argv[1:]]\n"
+        f"start = ['/usr/bin/python3', '-I', '-S', '-c', {confine.START!r}, {str(folder)!r}]\n"
+        "command = [*start, str(os.getpid()), *sys.argv[1:]]\n"
         "sys.exit(subprocess.run(command).returncode)"
     )
     # What follows the id of the parent process: settings, "--" and the command.
     return subprocess.run(
-        ["/usr/bin/python3", "-c", starter, *settings[5:]],
+        ["/usr/bin/python3", "-c", starter, *settings[7:]],
         capture_output=True,
         text=True,
         timeout=60,
