@@ -6,6 +6,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 LOCK := requirements/dev.txt
 STAMP := $(VENV)/.set-up
+# Much of the tests' time is waiting, for processes that start and for limits that pass.
+WORKERS ?= 2
 OTELCOL := .cache/collector/otelcol
 PIP_AUDIT := 2.10.1
 GOVULNCHECK := v1.1.4
@@ -40,8 +42,8 @@ $(STAMP): $(LOCK) $(PROJECTS)
 demo: $(STAMP)  ## Replay the flights of 2013 through examples/flights and check every result.
 	$(BIN)/python examples/flights/demo.py
 
-test: $(STAMP) lint types  ## All checks and all tests.
-	$(BIN)/python -m pytest
+test: $(STAMP) lint types  ## All checks and all tests, the files of tests on WORKERS processes.
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
 
 test-images: $(STAMP)  ## Build and run the images (root, podman, buildah, runc, debootstrap; minutes).
 	MILLSTREAM_IMAGES=1 $(BIN)/python -m pytest tests/images

@@ -78,36 +78,50 @@ def _make_base() -> None:
     shutil.rmtree(root)
 
 
+class Images:
+    """The images of this checkout by the name of their service, each built when it is first asked for."""
+
+    def __init__(self) -> None:
+        STORE.mkdir(parents=True, exist_ok=True)
+        _make_base()
+        # By its digest, as a deployment should name it.
+        self.base = f"{BASE}@{podman('image', 'inspect', '--format', '{{.Digest}}', BASE).strip()}"
+        self._built = set[str]()
+
+    def __getitem__(self, service: str) -> str:
+        name = f"localhost/millstream-{service}"
+        if service not in self._built:
+            command = ["buildah", *_storage(), "bud", "--isolation", "chroot", "--pull-never", "--layers"]
+            arguments = (f"SERVICE={service}", f"PYTHON_IMAGE={self.base}")
+            command += [part for argument in arguments for part in ("--build-arg", argument)]
+            command += ["--file", str(REPOSITORY / "deploy/Dockerfile"), "--tag", name, str(REPOSITORY)]
+            run(*command, timeout_s=BUILD_TIMEOUT_S)
+            self._built.add(service)
+        return name
+
+
 @pytest.fixture(scope="session")
-def images() -> dict[str, str]:
-    """Name of the image of each service, all built from this checkout."""
-    STORE.mkdir(parents=True, exist_ok=True)
-    _make_base()
-    built = {}
-    for service in ("broker", "vertex", "udf-python", "vertex-reduce", "spark-driver"):
-        built[service] = f"localhost/millstream-{service}"
-        context = ("--file", str(REPOSITORY / "deploy/Dockerfile"), "--build-arg", f"SERVICE={service}")
-        building = ("buildah", *_storage(), "bud", "--isolation", "chroot", "--pull-never", "--layers", *context)
-        run(*building, "--tag", built[service], str(REPOSITORY), timeout_s=BUILD_TIMEOUT_S)
-    return built
+def images() -> Images:
+    return Images()
 
 
 @dataclass(slots=True)
 class Pod:
     """Containers that share one network with nothing but a loopback device, and a directory at /pipeline."""
 
-    images: dict[str, str]
+    images: Images
     directory: Path
     prefix: str = field(default_factory=lambda: f"ms-{uuid4().hex[:8]}")
     names: list[str] = field(default_factory=list)
 
     def start(self, name: str, service: str, *arguments: str, options: Sequence[str] = ()) -> str:
-        """Start one, with a read-only root file system. The first one holds the network, so it has to stay."""
+        """Start one, read-only and without rights. The first one holds the network, so it has to stay."""
         full = f"{self.prefix}-{name}"
         network = f"container:{self.names[0]}" if self.names else "none"
         podman(
             *("run", "--detach", "--name", full, "--pull=never", "--network", network),
             *("--read-only", "--read-only-tmpfs=false", "--tmpfs", "/tmp:mode=1777"),
+            *("--cap-drop", "all", "--security-opt", "no-new-privileges"),
             *("--ulimit", "nofile=1024:4096", "--ulimit", "nproc=1000:2000"),
             *("--volume", f"{self.directory}:/pipeline", *options, self.images[service], *arguments),
         )
@@ -128,7 +142,7 @@ class Pod:
 
 
 @pytest.fixture
-def pod(images: dict[str, str], tmp_path: Path) -> Iterator[Pod]:
+def pod(images: Images, tmp_path: Path) -> Iterator[Pod]:
     directory = tmp_path / "pipeline"
     directory.mkdir()
     # Whoever the containers run as may write there.

@@ -60,7 +60,7 @@ def parse(text: str) -> Dockerfile:
             name, _, default = value.partition("=")
             parsed.arguments[name] = default
         else:
-            assert instruction in {"ARG", "CMD", "COPY", "ENTRYPOINT", "ENV", "RUN", "USER", "WORKDIR"}, line
+            assert instruction in {"ARG", "CMD", "COPY", "ENTRYPOINT", "ENV", "LABEL", "RUN", "USER", "WORKDIR"}, line
             stage.instructions.append((instruction, value))
     return parsed
 
@@ -108,6 +108,9 @@ def test_the_base_is_pinned_by_tag(dockerfile: Dockerfile) -> None:
     bases = {stage.parent for stage in dockerfile.stages.values()} - set(dockerfile.stages) - {"${SERVICE}"}
     assert bases == {"${PYTHON_IMAGE}"}
     assert re.fullmatch(r"python:3\.\d+[\w.-]*-slim-\w+", dockerfile.arguments["PYTHON_IMAGE"])
+    label = "org.opencontainers.image.base.name=${PYTHON_IMAGE}"
+    assert dockerfile.stages["base"].values("LABEL") == [label], "each image says what it was built on"
+    assert dockerfile.stages["base"].instructions[0] == ("ARG", "PYTHON_IMAGE"), "else the label is empty"
     minimum = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["requires-python"]
     assert dockerfile.arguments["PYTHON_IMAGE"].startswith(f"python:{minimum.removeprefix('>=')}-")
 
@@ -115,7 +118,7 @@ def test_the_base_is_pinned_by_tag(dockerfile: Dockerfile) -> None:
 def test_every_stage_and_argument_is_used(dockerfile: Dockerfile) -> None:
     text = DOCKERFILE.read_text()
     for argument in dockerfile.arguments:
-        assert text.count(f"${{{argument}}}") == 1, argument
+        assert text.count(f"FROM ${{{argument}}}") == 1, argument
     used = {stage.parent for stage in dockerfile.stages.values()} | {"image", *SERVICES}
     used |= set(re.findall(r"COPY --from=(\S+)", text))
     assert set(dockerfile.stages) == used & set(dockerfile.stages)
