@@ -1,0 +1,55 @@
+"""A pipeline in Go from end to end: source, map and sink are the examples of `examples/udf-go`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from millstream.testing.pipelines import open_pipeline
+
+if TYPE_CHECKING:
+    from tests.mesh.conftest import PipelineFiles
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "udf-go"
+NUMBERS = 1000
+"""What the example's source counts to."""
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory with the programs, built."""
+    go = shutil.which("go")
+    if go is None:
+        pytest.skip("no Go toolchain on the PATH: sources and sinks in Go are not run in a pipeline here")
+    directory = tmp_path_factory.mktemp("programs")
+    command = [go, "build", "-o", f"{directory}/", "./counter", "./identity", "./lines"]
+    built = subprocess.run(command, cwd=EXAMPLES, capture_output=True, text=True, timeout=100, check=False)
+    assert built.returncode == 0, built.stderr
+    return directory
+
+
+async def test_a_source_a_map_and_a_sink_in_go_carry_each_record_once(
+    files: PipelineFiles, programs: Path, tmp_path: Path
+) -> None:
+    written = tmp_path / "written"
+
+    def command(name: str) -> str:
+        return f"command: [{json.dumps(str(programs / name))}]"
+
+    path = files.write(
+        f"- name: in\n  partitions: 2\n  source: {{udsource: {{{command('counter')}}}}}\n"
+        f"- name: map\n  udf: {{{command('identity')}}}\n"
+        f"- name: out\n  sink: {{udsink: {{{command('lines')}, env: [{{name: LINES, value: {written}}}]}}}}\n",
+        ["in -> map", "map -> out"],
+    )
+    async with open_pipeline(path, tmp_path / "broker") as run:
+        await run.run()
+        account = await run.account("out")
+    assert account.inputs == NUMBERS
+    values = dict(line.split() for line in written.read_text().splitlines())
+    assert sorted(map(int, values.values())) == list(range(NUMBERS))
