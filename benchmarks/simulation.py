@@ -1,6 +1,7 @@
 """Simulates pipelines, one for each seed, with everything that can go wrong, and judges what they have done.
 
     python benchmarks/simulation.py --seeds 10000 [--from 0] [--jobs 2] [--json]     seeds per second, what was found
+    python benchmarks/simulation.py --seeds 2000 --set-back                          ledgers lose their end as well
     python benchmarks/simulation.py --seed 843 --trace                               what happens in one of them
 
 Exit code 1 when an invariant does not hold. What a simulation is made of stands in `tests/simulation/world.py`.
@@ -15,23 +16,26 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.simulation.world import Outcome, simulate
+from tests.simulation.set_back import with_set_backs
+from tests.simulation.simulate import Outcome, simulate
 
 CHUNK = 20
 """Seeds a process is given at a time."""
 
 
-def outcomes_of(seeds: range, jobs: int) -> Iterator[Outcome]:
+def outcomes_of(seeds: range, jobs: int, *, set_back: bool) -> Iterator[Outcome]:
     """In the order of the seeds."""
+    one = partial(simulate, adjust=with_set_backs) if set_back else simulate
     if jobs == 1:
-        yield from map(simulate, seeds)
+        yield from map(one, seeds)
         return
     with ProcessPoolExecutor(jobs) as pool:
-        yield from pool.map(simulate, seeds, chunksize=CHUNK)
+        yield from pool.map(one, seeds, chunksize=CHUNK)
 
 
 def run_many(outcomes: Iterable[Outcome], *, as_json: bool) -> int:
@@ -45,6 +49,7 @@ def run_many(outcomes: Iterable[Outcome], *, as_json: bool) -> int:
         totals.update(seeds=1, steps=outcome.steps, commits=outcome.commits, faults=outcome.faults)
         shapes[outcome.shape] += 1
         virtual_s += outcome.virtual_s
+        totals.update(noticed=bool(outcome.noticed), set_back=outcome.removed > 0)
         if outcome.violation:
             violations.append({"seed": outcome.seed, "shape": outcome.shape, "violation": outcome.violation})
             print(f"seed {outcome.seed} ({outcome.shape}): {outcome.violation}", file=sys.stderr)
@@ -59,6 +64,9 @@ def run_many(outcomes: Iterable[Outcome], *, as_json: bool) -> int:
             f"{totals['commits']:,} commits, {totals['faults']:,} faults beside those of the network, "
             f"{totals['steps']:,} steps, {virtual_s / 3600:,.1f} h of virtual time"
         )
+        if totals["set_back"]:
+            noticed = f"noticed in {totals['noticed']:,}; in the others nothing of it had been read"
+            print(f"{totals['set_back']:,} of the runs lost the end of a ledger: {noticed}")
         print(", ".join(f"{count:,} {shape}" for shape, count in sorted(shapes.items())))
     return len(violations)
 
@@ -68,18 +76,19 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=1000, help="how many")
     parser.add_argument("--from", type=int, default=0, dest="first", help="the first of them")
     parser.add_argument("--jobs", type=int, default=1, help="processes that simulate side by side")
+    parser.add_argument("--set-back", action="store_true", help="ledgers are set back as well")
     parser.add_argument("--seed", type=int, help="this one only")
     parser.add_argument("--trace", action="store_true", help="with --seed: tell everything that happens")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     if options.seed is not None:
-        outcome = simulate(options.seed, tracing=options.trace)
+        adjust = with_set_backs if options.set_back else None
+        outcome = simulate(options.seed, tracing=options.trace, adjust=adjust)
         print("\n".join(outcome.trace))
         return bool(outcome.violation)
-    return (
-        run_many(outcomes_of(range(options.first, options.first + options.seeds), options.jobs), as_json=options.json)
-        > 0
-    )
+    seeds = range(options.first, options.first + options.seeds)
+    outcomes = outcomes_of(seeds, options.jobs, set_back=options.set_back)
+    return run_many(outcomes, as_json=options.json) > 0
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import asyncio
 import csv
 import json
 import random
+import time
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,13 +28,13 @@ from typing import Any
 import psutil
 import pyarrow.parquet
 
-from millstream.errors import FencedError, RetryLaterError
+from millstream.errors import EnvironmentFault, FencedError, RetryLaterError
 from millstream.testing.pipelines import PipelineRun, open_pipeline
 from tests.contract.sinks.http_target import HttpTarget, open_http_target
 from tests.mesh.reducing import assert_balanced, until
 
-LIMIT_S = 300.0
-"""For one pipeline."""
+LIMIT_S = 400.0
+"""For one pipeline, on a machine that is busy with others."""
 BASE_MS = 1_700_000_000_000
 LENGTH_MS = 10_000
 """Of fixed windows."""
@@ -232,7 +233,7 @@ class Experiment:
             for name in self.shape.reduces:
                 await until(partial(self._closed, run, name), task, limit_s=LIMIT_S)
             with suppress(TimeoutError):
-                await until(self._is_as_it_has_to_be, task)
+                await until(self._is_as_it_has_to_be, task, limit_s=LIMIT_S / 2)
             run.stop()
             await task
         finally:
@@ -244,7 +245,11 @@ class Experiment:
         return await run.published(name) >= (END_MS - LENGTH_MS) * 1000
 
     async def _is_as_it_has_to_be(self) -> bool:
-        return not list(self._differences())
+        begun_s = time.monotonic()
+        wrong = list(self._differences())
+        # The pipeline runs in the same event loop: it has to have most of the time.
+        await asyncio.sleep(10 * (time.monotonic() - begun_s))
+        return not wrong
 
     def _given_in_the_end(self) -> None:
         """A record of each source that is so new that all other windows close."""
@@ -466,7 +471,7 @@ async def _supervised(run: PipelineRun) -> None:
         try:
             return await run.run(timeout_s=LIMIT_S)
         except ExceptionGroup as error:
-            if error.split(RetryLaterError)[1] is not None:
+            if error.split((RetryLaterError, EnvironmentFault))[1] is not None:
                 raise
 
 

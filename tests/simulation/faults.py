@@ -3,6 +3,7 @@
     crash       the process is gone in the middle of whatever it does, and started again
     zombie      it is paused until its successor has taken over, and then goes on
     pause       it is paused for a while, and nobody notices
+    hung        it is stopped, noticed after a while, and replaced
     cut         nothing comes through between it and the broker for a while
     stop        it is told to stop, finishes, and is started again
     full        the broker refuses commits: a buffer, or its storage, is full
@@ -15,6 +16,8 @@
     broken      an fsync of the log fails
     no-room     the disk of the log is full for a while
     lost        its machine is lost with the disk of the log, where the input is kept
+    set-back    a ledger is again what it was some time ago, and its writers go on from there: only where it is asked
+                for, as a run ends where it is noticed
 
 Above it: `world`, which does them. Below it: nothing.
 """
@@ -28,7 +31,7 @@ from dataclasses import dataclass
 from tests.simulation.network import Weather
 from tests.simulation.outside import Temper
 
-PROCESS_FAULTS = ("crash", "zombie", "pause", "cut", "stop")
+PROCESS_FAULTS = ("crash", "zombie", "pause", "hung", "cut", "stop")
 BROKER_FAULTS = ("full", "fence", "away", "held", "slow")
 LOG_FAULTS = ("disk", "disk", "power", "broken", "no-room")
 ALL_LOG_FAULTS = (*LOG_FAULTS, "lost", "lost")

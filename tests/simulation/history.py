@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from millstream.account import Account
 from millstream.clock import START_OF_TIME_US
@@ -22,7 +23,11 @@ class Violation(AssertionError):
     """An invariant does not hold."""
 
 
-@dataclass(frozen=True, slots=True)
+class Noticed(Exception):
+    """A past that was replaced, as a process told it: the run ends there."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Written:
     """A frame as it was committed."""
 
@@ -48,6 +53,10 @@ class LaneHistory:
     ended: bool = False
 
 
+class SetBack(Protocol):
+    def __call__(self, *, published_too: bool) -> None: ...
+
+
 class History:
     """All that was stored."""
 
@@ -65,13 +74,62 @@ class History:
         self.readers: dict[BufferId, tuple[str, str]] = {}
         """Who reads a buffer."""
         self.commits = 0
+        self.removed = 0
+        """Commits that ledgers lost when they were set back."""
+        self._delivered: dict[tuple[object, BufferId], list[Written]] = defaultdict(list)
+        """To one life of a reader, by its link."""
+        self._consumed: dict[tuple[str, str, BufferId], Written] = {}
+        """The last frame that a lane has committed to have read, if only in part."""
 
     def say(self, text: str) -> None:
         if self._tracing:
             self.trace.append(f"{self._now_s():12.6f}  {text}")
 
-    def committed(self, commit: Commit, receipt: Receipt) -> None:
-        """A commit has landed, or was found to have landed before."""
+    def save(self, vertex: str) -> SetBack:
+        """Remember what the ledger of `vertex` holds. To call what is returned says that it was set back to that."""
+        lanes = {name: replace(lane, marks=dict(lane.marks)) for name, lane in self.lanes.items() if name[0] == vertex}
+        buffers = {buffer: list(written) for buffer, written in self.buffers.items()}
+        promises = {name: len(steps) for name, steps in self.promises.items()}
+
+        def set_back(*, published_too: bool) -> None:
+            for name, lane in [(name, lane) for name, lane in self.lanes.items() if name[0] == vertex]:
+                self.lanes[name] = before = lanes.get(name, LaneHistory())
+                self.removed += len(lane.marks) - len(before.marks)
+                if not published_too:
+                    before.published_us, before.ended = lane.published_us, lane.ended
+            for buffer, written in self.buffers.items():
+                if any(one.lane.vertex == vertex for one in written):
+                    self.buffers[buffer] = buffers.get(buffer, [])
+            for promised in [name for name in self.promises if name[0] == vertex]:
+                del self.promises[promised][promises.get(promised, 0) :]
+
+        return set_back
+
+    def delivered(self, link: object, buffer: BufferId, sequence: int) -> None:
+        """A frame is handed to a process. What it, or the owner before it, read last has to be there still."""
+        reader = self.readers.get(buffer)
+        if reader is None:
+            return
+        read = self._delivered[link, buffer]
+        last = read[-1] if read else self._consumed.get((*reader, buffer))
+        stored = self.buffers[buffer]
+        if self.removed and last is not None and last not in stored:
+            raise Violation(f"I15: {reader} gets {sequence} of {buffer}, and what it read at {last.sequence} is gone")
+        read.extend(one for one in stored if one.sequence == sequence)
+
+    def _note_consumed(self, link: object, lane: LaneId, mark: mark_pb2.Mark) -> None:
+        for buffer in [buffer for buffer, reader in self.readers.items() if reader == (lane.vertex, lane.key)]:
+            done, index = mark.sequence, mark.record_index
+            if mark.HasField("reduce"):
+                done = next((item.sequence for item in mark.reduce.inputs if item.edge == buffer.edge), 0)
+            read = self._delivered.get((link, buffer), ())
+            passed = [one for one in read if one.sequence <= done]
+            begun = [one for one in read if one.sequence > done][:1] if index else []
+            for one in [*passed, *begun][-1:]:
+                self._consumed[lane.vertex, lane.key, buffer] = one
+
+    def committed(self, commit: Commit, receipt: Receipt, link: object) -> None:
+        """A commit of the process behind `link` has landed, or was found to have landed before."""
         lane = self.lanes[commit.lane.vertex, commit.lane.key]
         mark = commit.mark
         if receipt.mark_sequence in lane.marks:
@@ -93,6 +151,7 @@ class History:
             if written and written[-1].sequence >= sequence:
                 raise Violation(f"I6: {buffer}: sequence {sequence} behind {written[-1].sequence}")
             written.append(Written(sequence, commit.lane, data, lane.promised_us, self._now_us()))
+        self._note_consumed(link, commit.lane, mark)
         lane.epoch = mark.epoch
         lane.marks[receipt.mark_sequence] = lane.mark = mark
         lane.promised_us = max(lane.promised_us, mark.watermark_us)
@@ -135,8 +194,8 @@ class History:
 
     def trimmed(self, buffer: BufferId, through: int) -> None:
         """What is asked to be removed has to lie behind its reader's mark."""
-        if buffer.edge == WINDOW_INPUT:
-            # A lane's own, which it reads only where its log is lost.
+        if buffer.edge == WINDOW_INPUT or self.removed:
+            # A lane's own, which it reads only where its log is lost; or a mark may have gone back meanwhile.
             return
         mark = self.lanes[self.readers[buffer]].mark
         done = mark.sequence

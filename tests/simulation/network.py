@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from uuid import UUID
 
-from millstream.errors import FencedError, RetryLaterError
+from millstream.errors import DamageError, FencedError, RetryLaterError
 from millstream.ledger.marks import taken_over
 from millstream.ledger.memory import MemoryBroker
 from millstream.ledger.protocol import (
@@ -41,6 +41,7 @@ from millstream.watermark.store import OtStatistics, OtUpdate, decode_update
 from millstream.watermark.updates import UpdateQueue
 from millstream.wire.watermark.v1.ot_pb2 import OtEntry
 from tests.simulation.history import History
+from tests.simulation.loop import CURRENT
 
 T = TypeVar("T")
 
@@ -70,6 +71,8 @@ class Network:
         self._rng = rng
         self.weather = weather
         self._server = server
+        self.set_backs = 0
+        """How often a broker has come back as it was before: what was on its way to it is lost."""
         self.is_slow = False
         """Every way takes a second or so."""
 
@@ -85,26 +88,34 @@ class Network:
         `cut`: nothing comes through now.
         """
         weather, random01 = self.weather, self._rng.random
+        process, set_backs = CURRENT.get(), self.set_backs
+
+        def is_lost(repeated: bool) -> bool:
+            # Who is alive sends it again.
+            return set_backs != self.set_backs and (repeated or process.dead)
+
         while True:
             fate = random01()
             if cut() or fate < (limit := weather.lost_requests):
                 await asyncio.sleep(timeout_s)
             elif fate < (limit := limit + weather.lost_answers):
-                self._later(self.way_s(), _quietly, do)
+                self._later(self.way_s(), _quietly, do, is_lost)
                 await asyncio.sleep(timeout_s)
             elif again and fate < limit + weather.overtaken:
-                self._later(timeout_s * (1 + random01()), _quietly, do)
+                self._later(timeout_s * (1 + random01()), _quietly, do, is_lost)
                 await asyncio.sleep(timeout_s)
             else:
                 answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-                self._later(self.way_s(), self._arrive, do, answer)
+                self._later(self.way_s(), self._arrive, do, answer, is_lost)
                 if again and random01() < weather.repeated:
-                    self._later(self.way_s(), _quietly, do)
+                    self._later(self.way_s(), _quietly, do, is_lost)
                 return await answer
             if not again:
                 raise RetryLaterError("no answer")
 
-    def _arrive(self, do: Callable[[], T], answer: asyncio.Future[T]) -> None:
+    def _arrive(self, do: Callable[[], T], answer: asyncio.Future[T], is_lost: Callable[[bool], bool]) -> None:
+        if is_lost(False):
+            return
         try:
             result = do()
         except Exception as error:  # noqa: BLE001  # whoever asked gets it
@@ -119,11 +130,13 @@ class Network:
         return self._rng.random() < self.weather.unheard
 
 
-def _quietly(do: Callable[[], object]) -> None:
+def _quietly(do: Callable[[], object], is_lost: Callable[[bool], bool]) -> None:
     """Nobody hears the answer."""
+    if is_lost(True):
+        return
     try:
         do()
-    except (FencedError, RetryLaterError):
+    except (FencedError, RetryLaterError, DamageError):
         return
 
 
@@ -198,7 +211,7 @@ class SimLedger:
     async def commit(self, commit: Commit) -> Receipt:
         def do() -> Receipt:
             receipt = at_once(self._inner.commit(commit))
-            self._history.committed(commit, receipt)
+            self._history.committed(commit, receipt, self._link)
             return receipt
 
         return await self._link.ask(do)
@@ -217,10 +230,11 @@ class SimLedger:
         given_up: Iterable[GivenUp] = (),
     ) -> AsyncIterator[AsyncIterator[StoredFrame]]:
         async with self._inner.read(buffer, after, witnesses, given_up) as frames:
-            yield self._arriving(frames)
+            yield self._arriving(buffer, frames)
 
-    async def _arriving(self, frames: AsyncIterator[StoredFrame]) -> AsyncIterator[StoredFrame]:
+    async def _arriving(self, buffer: BufferId, frames: AsyncIterator[StoredFrame]) -> AsyncIterator[StoredFrame]:
         async for frame in frames:
+            self._history.delivered(self._link, buffer, frame.sequence)
             await self._link.arrival()
             yield frame
 

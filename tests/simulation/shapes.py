@@ -82,6 +82,23 @@ def _maps() -> Shape:
     return Shape("maps", _pipeline("maps", vertices, edges, 1.0), {"fan": "fan"})
 
 
+def _joins() -> Shape:
+    """Two vertices and more before a map, a reduce and a sink."""
+    vertices = [
+        _source("a", 2),
+        _source("b"),
+        _map("plain", 2),
+        _map("fan", 1, on_failure="deadLetter"),
+        _reduce("sum", {"fixed": {"length": "600ms"}}, 2),
+        _sink("out", 2),
+    ]
+    edges = [_edge(begin, end) for begin, end in (("a", "plain"), ("b", "plain"), ("a", "fan"), ("plain", "fan"))]
+    edges += [_edge("plain", "sum"), _edge("b", "sum"), _edge("sum", "out")]
+    edges += [_edge("b", "out"), _edge("fan", "out"), _edge("fan", "out", "deadLetter")]
+    behaviours = {"plain": "plain", "fan": "fan"}
+    return Shape("joins", _pipeline("joins", vertices, edges, 0.4), behaviours, max_delay_s=0.4)
+
+
 def _ids() -> Shape:
     vertices = [_source("a"), _map("plain"), _sink("out")]
     edges = [_edge("a", "plain"), _edge("plain", "out")]
@@ -230,6 +247,7 @@ SHAPES: Mapping[str, Shape] = {
     shape.name: shape
     for shape in (
         _maps(),
+        _joins(),
         _ids(),
         _fixed(),
         _late(),

@@ -17,22 +17,24 @@ import pytest
 from millstream.ledger import memory
 from millstream.ledger.protocol import Commit
 from millstream.ledger.subjects import lane_filter
+from millstream.ledger.witness import ReadCheck
 from tests.simulation.faults import Fault
 from tests.simulation.network import Weather
 from tests.simulation.outside import BASE_US, Given, Split, Temper
+from tests.simulation.set_back import with_set_backs
 from tests.simulation.shapes import SHAPES
-from tests.simulation.world import Outcome, World, simulate
+from tests.simulation.simulate import Outcome, simulate
+from tests.simulation.world import World
 
 SEEDS = 30
 """Of each shape."""
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-def found_in(outcome: Outcome) -> str:
+def found_in(outcome: Outcome, *options: str) -> str:
     """What to do about a violation."""
-    return (
-        f"seed {outcome.seed}: {outcome.violation}\nsee: python benchmarks/simulation.py --seed {outcome.seed} --trace"
-    )
+    command = ["python benchmarks/simulation.py", *options, f"--seed {outcome.seed} --trace"]
+    return f"seed {outcome.seed}: {outcome.violation}\nsee: {' '.join(command)}"
 
 
 @pytest.mark.guarantee("I1", "I2", "I3", "I4", "I5", "I6", "I8", "I9")
@@ -64,6 +66,25 @@ def test_logs_that_are_lost_are_made_anew_from_the_input(shape: str) -> None:
     outcomes = [simulate(first + n * len(SHAPES), adjust=adjust) for n in range(SEEDS, 2 * SEEDS)]
     assert not [found_in(outcome) for outcome in outcomes if outcome.violation]
     assert lost > SEEDS
+
+
+@pytest.mark.guarantee("I1", "I15")
+def test_a_ledger_that_is_set_back_and_refilled_is_noticed_before_a_record_is_used() -> None:
+    outcomes = [simulate(seed, adjust=with_set_backs) for seed in range(2 * len(SHAPES))]
+    assert not [found_in(outcome, "--set-back") for outcome in outcomes if outcome.violation]
+    # Some were noticed, and in some nothing that was lost had been read.
+    lost = [outcome for outcome in outcomes if outcome.removed]
+    assert len(lost) > len(SHAPES)
+    assert sum(bool(outcome.noticed) for outcome in lost) > 0
+
+
+def test_a_past_that_is_not_looked_at_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Readers compare sequences only. It takes a ledger and its OT store that are set back and refilled at the right
+    # moment; where shapes or draws have changed, a later seed.
+    monkeypatch.setattr(ReadCheck, "next", lambda *_: None)
+    monkeypatch.setattr(ReadCheck, "stored", lambda *_: None)
+    violations = (simulate(seed, adjust=with_set_backs).violation for seed in range(85, 385))
+    assert any(violations)
 
 
 @pytest.mark.parametrize("seed", [4, 25])

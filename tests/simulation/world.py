@@ -10,19 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import logging
 import os
 import random
-import shutil
-import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from contextvars import Context, copy_context
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from millstream.background import open_tasks
-from millstream.errors import EnvironmentFault, FencedError, RetryLaterError
+from millstream.errors import DamageError, EnvironmentFault, FencedError, RetryLaterError
 from millstream.ledger.memory import Faults, MemoryBroker
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.spec.lanes import all_lanes, inputs_of
@@ -34,13 +31,14 @@ from millstream_vertex.assembly import VertexProcess, open_vertex
 from millstream_vertex.surroundings import VertexConfig
 from tests.simulation import model
 from tests.simulation.disk import Died, Disk, SimFiles
-from tests.simulation.faults import ALL_LOG_FAULTS, LOG_FAULTS, Fault, Plan, draw
-from tests.simulation.history import History, Violation
+from tests.simulation.faults import ALL_LOG_FAULTS, LOG_FAULTS, PROCESS_FAULTS, Fault, Plan, draw
+from tests.simulation.history import History, Noticed, Violation
 from tests.simulation.jobs import SimSpark
 from tests.simulation.loop import CURRENT, Process, SimLoop, StuckError
 from tests.simulation.network import Link, Network, SimBroker, SimOtStores
 from tests.simulation.outside import BASE_US, Outside, SimPrograms
-from tests.simulation.shapes import SHAPES, Shape, given, resolved_of
+from tests.simulation.set_back import set_back
+from tests.simulation.shapes import Shape, given, resolved_of
 
 STEPS_MAX = 400_000
 DRAIN_S = 90.0
@@ -115,21 +113,6 @@ class SimSurroundings:
         return self.world.limits
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What came of a seed."""
-
-    seed: int
-    shape: str
-    steps: int
-    virtual_s: float
-    commits: int
-    faults: int
-    violation: str
-    """Empty: none."""
-    trace: list[str] = field(default_factory=list)
-
-
 class World:
     """Made for one run."""
 
@@ -168,6 +151,10 @@ class World:
         self.lives: list[Incarnation] = []
         self.current: dict[tuple[str, int], Incarnation] = {}
         self.fenced_by_fault = False
+        self._supervising: asyncio.TaskGroup | None = None
+        self._supervisors: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self.noticed = ""
+        """What a process said of a ledger that was set back; the run has ended there."""
         context = copy_context()
         context.run(CURRENT.set, self.world)
         self.network = Network(self.rng, self.plan.weather, context)
@@ -187,6 +174,14 @@ class World:
         return self.plan.thread_s * 2 * self.rng.random()
 
     # Processes
+
+    def live_again(self, vertex: str) -> None:
+        """Have the replicas of a vertex supervised, those that had ended too."""
+        assert self._supervising is not None
+        for replica in range(self.graph.vertex(vertex).replicas):
+            before = self._supervisors.get((vertex, replica))
+            if before is None or before.done():
+                self._supervisors[vertex, replica] = self._supervising.create_task(self._live(vertex, replica))
 
     async def _live(self, vertex: str, replica: int) -> None:
         """The supervisor of one replica."""
@@ -269,6 +264,8 @@ class World:
         for error in leaves(life.error):
             if isinstance(error, FencedError) and self._may_be_fenced(life):
                 continue
+            if isinstance(error, DamageError) and self.history.removed:
+                raise Noticed(str(error)) from error
             if isinstance(error, EnvironmentFault) and life.has_broken:
                 continue
             if isinstance(error, RetryLaterError):
@@ -281,7 +278,7 @@ class World:
     def _may_be_fenced(self, life: Incarnation) -> bool:
         """Whether an owner may be told that it was replaced."""
         # 1. It was, or a fault says so.
-        if life.replaced or self.fenced_by_fault:
+        if life.replaced or self.fenced_by_fault or self.history.removed:
             return True
         # 2. A process that woke up while it was opening takes the lane over again: it need not know of its successor.
         if any(other.replaced and (other.vertex, other.replica) == (life.vertex, life.replica) for other in self.lives):
@@ -302,7 +299,7 @@ class World:
 
     async def _do(self, fault: Fault) -> None:
         victims = [life for life in self.current.values() if not life.over.is_set() and not life.replaced]
-        if fault.kind in ("crash", "zombie", "pause", "cut", "stop"):
+        if fault.kind in PROCESS_FAULTS:
             if not victims:
                 return
             life = victims[int(fault.victim * len(victims))]
@@ -317,7 +314,7 @@ class World:
                 await self._on_log(life, fault)
             return
         self.history.say(f"FAULT {fault.kind} for {fault.length_s:.3f} s")
-        await getattr(self, f"_{fault.kind}")(fault)
+        await getattr(self, f"_{fault.kind.replace('-', '_')}")(fault)
 
     async def _crash(self, life: Incarnation, fault: Fault) -> None:
         self.loop.kill(life.process)
@@ -332,6 +329,12 @@ class World:
     async def _pause(self, life: Incarnation, fault: Fault) -> None:
         self.loop.pause(life.process)
         self._after(fault.length_s, life, "goes on")
+
+    async def _hung(self, life: Incarnation, fault: Fault) -> None:
+        self.loop.pause(life.process)
+        await asyncio.sleep(fault.length_s)
+        if not life.over.is_set():
+            await self._crash(life, fault)
 
     def _after(self, delay_s: float, life: Incarnation, what: str) -> None:
         def resume() -> None:
@@ -371,6 +374,9 @@ class World:
         self.network.is_slow = True
         await asyncio.sleep(RESTART_S + fault.length_s)
         self.network.is_slow = False
+
+    async def _set_back(self, fault: Fault) -> None:
+        await set_back(self, fault.length_s)
 
     async def _held(self, fault: Fault) -> None:
         self.ot.hold_updates()
@@ -422,9 +428,9 @@ class World:
         try:
             async with asyncio.timeout(last_s + DRAIN_S), asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._misbehave())
+                self._supervising = tasks
                 for vertex in self.graph.vertices:
-                    for replica in range(vertex.replicas):
-                        tasks.create_task(self._live(vertex.name, replica))
+                    self.live_again(vertex.name)
         except TimeoutError:
             raise Violation(f"I9: not drained {DRAIN_S:.0f} s after the last fault") from None
         # Zombies go on, to see that they cannot do harm.
@@ -439,8 +445,16 @@ class World:
             self.loop.run(self._main(), self.world, steps_max=STEPS_MAX)
         except StuckError as error:
             raise Violation(f"I9: {error}") from error
+        except Noticed as error:
+            self.noticed = str(error)
+            return
         except BaseExceptionGroup as group:
-            raise next(iter(leaves(group))) from group
+            errors = leaves(group)
+            noticed = [str(error) for error in errors if isinstance(error, Noticed)]
+            if not noticed or any(isinstance(error, Violation) for error in errors):
+                raise next(error for error in errors if not isinstance(error, Noticed)) from group
+            self.noticed = noticed[0]
+            return
         model.judge(self)
 
     def close(self) -> None:
@@ -453,37 +467,3 @@ def leaves(error: BaseException | None) -> list[BaseException]:
     if isinstance(error, BaseExceptionGroup):
         return [leaf for inner in error.exceptions for leaf in leaves(inner)]
     return [error] if error is not None else []
-
-
-def simulate(seed: int, *, tracing: bool = False, adjust: Callable[[World], None] | None = None) -> Outcome:
-    """Run one seed. Never raises for what it finds: see `Outcome.violation`. `adjust` may change what was drawn."""
-    names = sorted(SHAPES)
-    shape = SHAPES[names[seed % len(names)]]
-    shared = Path("/dev/shm")
-    directory = Path(tempfile.mkdtemp(prefix="simulation-", dir=shared if shared.is_dir() else None))
-    logging.disable(logging.CRITICAL)
-    world = World(seed, shape, directory, tracing=tracing)
-    if adjust is not None:
-        adjust(world)
-    violation = ""
-    unit_rows, hand_over.UNIT_ROWS = hand_over.UNIT_ROWS, world.unit_rows
-    try:
-        world.run()
-    except Violation as error:
-        violation = str(error)
-        world.history.say(f"VIOLATION {violation}")
-    finally:
-        logging.disable(logging.NOTSET)
-        hand_over.UNIT_ROWS = unit_rows
-        world.close()
-        shutil.rmtree(directory)
-    return Outcome(
-        seed,
-        shape.name,
-        world.loop.steps,
-        world.loop.time(),
-        world.history.commits,
-        len(world.plan.faults),
-        violation,
-        world.history.trace,
-    )
