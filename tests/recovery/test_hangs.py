@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from millstream.errors import FencedError
 from millstream.health import Health, Patience, open_heartbeat
 from millstream.limits import HUNG_AFTER_S
 from millstream.local.processes import Child, open_child
@@ -138,4 +139,52 @@ async def test_a_run_that_was_stopped_as_a_whole_takes_its_own_sleep_for_nobodys
     assert ended.exit_code == 0, ended.err
     assert "it is replaced" not in ended.err
     assert "it was killed" not in ended.err
+    assert sorted(files.numbers("out")) == list(range(records))
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.guarantee("I1", "I9")
+async def test_a_stopped_sink_that_wakes_behind_its_successor_ends_as_fenced(tmp_path: Path) -> None:
+    files, records = PipelineFiles(tmp_path), 6000
+    files.write(files.generator(records, rpu=400) + files.file_sink("out"), ["in -> out"])
+
+    def has_written(epoch: int) -> bool:
+        return any((tmp_path / "out").glob(f"*-e{epoch}.jsonl"))
+
+    async with start(tmp_path, "run", "pipeline.yaml") as run:
+        await run.until(lambda: has_written(1))
+        owner = psutil.Process(run.pids()["out-0"])
+        # The runner sleeps as well, so that it neither replaces the owner nor counts the time.
+        for process in (psutil.Process(run.process.pid), owner):
+            process.send_signal(signal.SIGSTOP)
+        with (tmp_path / "successor.log").open("wb") as log:
+            successor = await asyncio.create_subprocess_exec(
+                *owner.cmdline(),
+                cwd=owner.cwd(),
+                env=owner.environ(),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        try:
+            # Meanwhile it consumes, and has trimmed, what the owner was about to read.
+            await run.until(lambda: has_written(2))
+            owner.send_signal(signal.SIGCONT)
+            async with asyncio.timeout(LIMIT_S):
+                # Its parent still sleeps.
+                await until(lambda: owner.status() == psutil.STATUS_ZOMBIE)
+            os.kill(run.process.pid, signal.SIGCONT)
+            # The one that the runner starts in its place fences the successor in turn.
+            async with asyncio.timeout(LIMIT_S):
+                ended_with = await successor.wait()
+            # Or it has come to the end of the input before.
+            assert ended_with in (FencedError.exit_code, 0), (tmp_path / "successor.log").read_text()
+        finally:
+            if successor.returncode is None:
+                successor.kill()
+                await successor.wait()
+        ended = await run.ended()
+    assert ended.exit_code == 0, ended.err
+    assert f"out-0: ended with exit code {FencedError.exit_code}" in ended.err
+    assert "damaged" not in ended.err
     assert sorted(files.numbers("out")) == list(range(records))
