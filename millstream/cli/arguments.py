@@ -43,6 +43,7 @@ def parser() -> argparse.ArgumentParser:
     _add_wal(commands)
     _add_repair(commands)
     _add_broker_users(commands)
+    _add_watermark(commands)
     _add_init(commands)
     _add_version(commands)
     _add_bench(commands)
@@ -311,6 +312,21 @@ def _add_broker_users(commands: Commands) -> None:
         default="fsync",
         help="what a commit must survive (default: fsync)",
     )
+
+
+def _add_watermark(commands: Commands) -> None:
+    command = _command(
+        commands,
+        "watermark",
+        "say where event time has come to, and set it back",
+        "Say where the event time of each lane of a pipeline that does not run has come to. With --set-back, say what\n"
+        "it costs to have it go on from an earlier time, where a record of a far future has driven it away; with\n"
+        "--accept-loss do so.",
+    )
+    command.add_argument("file", type=Path, metavar="FILE", help="the pipeline, as YAML")
+    command.add_argument("--data-dir", type=Path, metavar="DIR", help="data directory of the run")
+    command.add_argument("--set-back", metavar="TIME", help="to `now`, or a time such as 2024-01-31T08:00:00Z")
+    command.add_argument("--accept-loss", action="store_true", help="do it, at that cost")
 
 
 def _add_init(commands: Commands) -> None:

@@ -56,7 +56,10 @@ class FutureBound:
 
     def passed(self, watermark_us: int) -> str:
         """The message for a lane whose watermark is beyond the bound."""
-        return f"the watermark is at {time_text(watermark_us)}, beyond `watermark.maxFuture`: what is older is late"
+        return (
+            f"the watermark is at {time_text(watermark_us)}, beyond `watermark.maxFuture`: what is older is late. "
+            "`millstream watermark` says what it costs to set it back"
+        )
 
     def stopped(self, time_us: int, named: str) -> str:
         """The message that ends a lane on a record."""

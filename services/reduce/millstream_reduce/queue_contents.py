@@ -266,6 +266,17 @@ class QueueContents:
             for number in [number for number in notes if number not in kept]:
                 del notes[number]
 
+    def set_back(self, open_windows: bytes, closed_us: int) -> None:
+        """Go on as if windows had been closed up to there only; `open_windows` is a checkpoint that says so.
+
+        What was decided stays: which records were late, and which windows were handed over.
+        """
+        self.windowing.restore(open_windows)
+        for item in self.unacknowledged:
+            item.message.closed_us = min(item.message.closed_us, closed_us)
+        for pending in self.pending.values():
+            pending.hand_over.closed_us = min(pending.hand_over.closed_us, closed_us)
+
     def row_bytes(self, segment: int) -> float:
         """What a row of a segment takes, on average; of all segments where that is not known."""
         size = self.sizes.get(segment)

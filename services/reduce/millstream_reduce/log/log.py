@@ -211,13 +211,14 @@ class Log:
         more = self._unneeded_bytes(plan, summary)
         return freed + (more if self._is_worth_a_checkpoint(more, pressed) else 0)
 
-    def begin_segment(self, *, pressed: bool = False) -> None:
+    def begin_segment(self, *, pressed: bool = False, anew: bool = False) -> None:
         """Begin a segment at the next `sync`, and have those removed that are not needed.
 
         A log that is `pressed` for room makes a checkpoint for whatever that frees, if it frees more than it takes.
+        With `anew` it makes one whatever it frees: entries before do not count any more.
         """
         self._check()
-        self._begin_segment(pressed)
+        self._begin_segment(pressed, anew)
 
     async def sync(self) -> None:
         """Return when everything appended so far is durable. Entries may be appended meanwhile.
@@ -259,14 +260,14 @@ class Log:
         self._flushing = flushing
         return flushing
 
-    def _begin_segment(self, pressed: bool = False) -> None:
-        self._pending.append(self._planned_segment(pressed))
+    def _begin_segment(self, pressed: bool = False, anew: bool = False) -> None:
+        self._pending.append(self._planned_segment(pressed, anew))
 
-    def _planned_segment(self, pressed: bool = False) -> BeginSegment:
+    def _planned_segment(self, pressed: bool = False, anew: bool = False) -> BeginSegment:
         number = self._number + 1
         summary = self._contents.summary()
         plan = retention.without_checkpoint(self._lengths, self._first, summary.needed, number)
-        checkpoint = self._worthwhile_checkpoint(plan, summary, pressed)
+        checkpoint = self._contents.checkpoint() if anew else self._worthwhile_checkpoint(plan, summary, pressed)
         if checkpoint is not None:
             plan = retention.with_checkpoint(self._lengths, summary.needed, number)
         header = wal_pb2.Segment(

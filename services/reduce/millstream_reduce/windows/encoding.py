@@ -135,6 +135,30 @@ def decode_slots(checkpoint: bytes, settings: str) -> tuple[int, list[Location],
     return message.closed_us, locations, slots
 
 
+def set_back(checkpoint: bytes, closed_us: int, floor_us: int, last: int) -> bytes:
+    """The same open windows, with windows closed up to an earlier time only.
+
+    Args:
+        checkpoint: As `encode_panes` or `encode_slots` has made it.
+        closed_us: Windows that end by then, lateness included, stay closed.
+        floor_us: The same without the lateness.
+        last: Of panes, the number of the last window that stays closed.
+    """
+    message = windows_pb2.OpenWindows.FromString(checkpoint)
+    message.closed_us = closed_us
+    if message.HasField("slots"):
+        message.slots.floor_us = floor_us
+        return message.SerializeToString()
+    panes = message.panes
+    # Windows of a later time were handed over; those before them are open again.
+    if panes.HasField("first") and panes.first > last + 1:
+        panes.ClearField("first")
+    frozen = [one for one in panes.frozen if one.window <= last]
+    del panes.frozen[:]
+    panes.frozen.extend(frozen)
+    return message.SerializeToString()
+
+
 def _keys(open_: windows_pb2.Slots) -> list[Key]:
     ends = np.cumsum(_column(open_.key_lengths, "<u4")).tolist()
     _check((ends[-1] if ends else 0) == len(open_.keys))
