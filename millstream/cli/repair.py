@@ -11,14 +11,19 @@ from millstream.errors import DamageError, UserError
 from millstream.ledger.jetstream import open_jetstream_broker
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.local import audit
+from millstream.local.causes import first_cause
 from millstream.local.directory import HOME, DataDirectory, read_json
 from millstream.local.ledgers import KnownLedgers
+from millstream.local.repair.finding import bare
 from millstream.local.repair.repair import Repair
 from millstream.local.shape import changes, shape_of
 from millstream.local.stored import open_stored
 from millstream.spec.graph import Graph
 from millstream.spec.loading import load
 from millstream.wire.nats import open_connection
+
+_PASSES_MAX = 5
+"""Of a repair whose ground changes while it is made."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -47,6 +52,24 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def _repair(graph: Graph, directory: DataDirectory, *, accept_loss: bool, quiet: bool) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
+    for left in reversed(range(_PASSES_MAX)):
+        try:
+            await _look(graph, directory, found, accept_loss=accept_loss, quiet=quiet)
+            break
+        except ExceptionGroup as group:
+            cause = first_cause(group)
+            # A broker finds out that a file is damaged when it comes to read it, and then drops what lies behind: also
+            # what was written there a moment ago. Started anew, it has what is left, and that is looked at.
+            if not isinstance(cause, DamageError) or not accept_loss or not left:
+                raise
+            if not quiet:
+                print(f"  looking again: {bare(cause)}")
+    return found
+
+
+async def _look(
+    graph: Graph, directory: DataDirectory, found: list[dict[str, Any]], *, accept_loss: bool, quiet: bool
+) -> None:
     name = graph.pipeline.name
     async with (
         open_stored(directory) as stored,
@@ -64,4 +87,3 @@ async def _repair(graph: Graph, directory: DataDirectory, *, accept_loss: bool, 
                 found[-1]["done"] = done
                 if not quiet:
                     print(f"  accepted: {done}")
-    return found

@@ -65,7 +65,7 @@ async def test_a_flipped_bit_in_the_ledger_of_a_sink_is_named_and_can_be_gone_on
         await running.until(lambda: running.records("out") > 0)
         running.interrupt()
         assert (await running.ended()).exit_code == 0
-    block = max((tmp_path / ".millstream/p/broker/store/jetstream/$G/streams/p-out/msgs").glob("*.blk"))
+    block = max((tmp_path / ".millstream/p/broker/store/jetstream/millstream/streams/p-out/msgs").glob("*.blk"))
     data = bytearray(block.read_bytes())
     # In the mark itself: what removed those before it lies behind.
     data[data.rindex(b"p-out.in-out.0.p") + 100] ^= 1
@@ -80,6 +80,7 @@ async def test_a_flipped_bit_in_the_ledger_of_a_sink_is_named_and_can_be_gone_on
     assert {damage["kind"] for damage in told["damages"]} >= {"mark"}
     accepted = await command(tmp_path, "repair", "pipeline.yaml", "--accept-loss")
     assert accepted.exit_code == 0, accepted.out + accepted.err
+    assert (await command(tmp_path, "repair", "pipeline.yaml")).exit_code == 0
     again = await command(tmp_path, "run", "pipeline.yaml")
     assert again.exit_code == 0, again.out + again.err
     assert "BALANCED" in again.out

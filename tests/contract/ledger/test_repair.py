@@ -296,7 +296,8 @@ async def _end_state(harness: JetStreamHarness) -> tuple[object, ...]:
     mark = reader.stored.mark
     frames = await source.ledger.peek(A, mark.sequence, 100)
     gaps = [(gap.lane, gap.after, gap.through) for gap in mark.given_up]
-    return [frame.data for frame in frames], consumed(READER, mark)[0].records, gaps, mark.account.inputs
+    accepted = [(item.edge, item.records, item.bytes) for item in mark.accepted]
+    return [frame.data for frame in frames], consumed(READER, mark)[0].records, gaps, mark.account.inputs, accepted
 
 
 @pytest.mark.guarantee("I10")
