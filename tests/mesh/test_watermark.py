@@ -1,17 +1,153 @@
-"""A watermark that was driven away is set back by a command, which says what it costs and may be killed."""
+"""A watermark that was driven away is set back: what it costs is said, and no window has two results."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from millstream import durable
 from millstream.durable import CRASH_AT
+from millstream.ledger.jetstream import open_jetstream_broker
+from millstream.local.setting_back import Watermarks
+from millstream.testing.pipelines import PipelineRun, open_pipeline
+from millstream.watermark.jetstream import open_jetstream_ot_stores
+from millstream.wire.nats import open_connection
+from tests.mesh.reducing import (
+    Contents,
+    Event,
+    assert_balanced,
+    closed_past,
+    contents_of,
+    fixed_contents,
+    reduce,
+    running,
+    session_contents,
+    sliding_contents,
+    source,
+    taken_in,
+    time_ms,
+    until,
+    write_events,
+)
 from tests.mesh.running import command, start
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.mesh.conftest import PipelineFiles
+    from tests.spark_driver import SparkDriver
+
+TARGET_S = 45.0
+FAR_S = 1_000_000_000.0
+
+
+async def set_back(run: PipelineRun, time_us: int) -> int:
+    """Set every lane back that is beyond; how many were."""
+    name = run.resolved.pipeline.name
+    async with (
+        open_connection(run.server.access) as connection,
+        open_jetstream_broker(run.server.access, name) as broker,
+        open_jetstream_ot_stores(connection, name) as stores,
+    ):
+        watermarks = Watermarks(run.graph, connection, broker, stores, run.windows)
+        targets = watermarks.targets(time_us)
+        beyond = [one for one in await watermarks.lanes() if one.is_beyond(targets[one.lane.vertex])]
+        for one in beyond:
+            await watermarks.set_back(one.lane, targets[one.lane.vertex])
+    return len(beyond)
+
+
+class Killed(Exception):
+    """In the middle of a durable step."""
+
+
+async def killed_at(run: PipelineRun, time_us: int, number: int) -> bool:
+    """Set back until the point of that number; whether it was reached."""
+    count = 0
+
+    def listener(point: str, vertex: str) -> None:
+        nonlocal count
+        count += 1
+        if count >= number:
+            raise Killed(point)
+
+    durable.listen(listener)
+    try:
+        with suppress(Exception):
+            await set_back(run, time_us)
+    finally:
+        durable.listen(None)
+    return count >= number
+
+
+@pytest.mark.guarantee("I1", "I2", "I3")
+@pytest.mark.parametrize(
+    ("window", "end_s", "contents"),
+    [
+        ("{fixed: {length: 10s}}", 50, lambda events: fixed_contents(events, 10)),
+        ("{sliding: {length: 20s, slide: 10s}}", 60, lambda events: sliding_contents(events, 20, 10)),
+        ("{session: {timeout: 10s}}", 55, lambda events: session_contents(events, 10)),
+    ],
+    ids=["fixed", "sliding", "session"],
+)
+async def test_a_reduce_goes_on_with_each_window_once_wherever_the_repair_is_killed(
+    files: PipelineFiles,
+    tmp_path: Path,
+    spark: SparkDriver,
+    window: str,
+    end_s: float,
+    contents: Callable[[list[Event]], Contents],
+) -> None:
+    path = files.write(
+        source(more=", follow: true")
+        + reduce(window, group_by="keyed: true, allowedLateness: 2s")
+        + files.file_sink("out"),
+        ["in -> sum", "sum -> out"],
+    )
+    given = 0
+    target_us = time_ms(TARGET_S) * 1000
+
+    async with open_pipeline(path, tmp_path / "broker", spark=spark.address) as run:
+
+        async def give(*times: float) -> list[Event]:
+            nonlocal given
+            events = [Event(given + n, s, "k") for n, s in enumerate(times)]
+            given += len(events)
+            write_events(tmp_path / "in.jsonl", events)
+            await taken_in(run, "sum", given, task)
+            return events
+
+        async with running(run) as task:
+            before = await give(*range(45))
+            await give(FAR_S)
+            await closed_past(run, "sum", 1000, task)
+            late = await give(100, 101)
+        number = 1
+        while await killed_at(run, target_us, number):
+            number += 5
+        assert number > 10, "there are steps to be killed at"
+        assert await set_back(run, target_us) == 0, "all is done"
+        async with running(run) as task:
+            assert await run.published("in") <= target_us
+            # The window that holds the time it was set back to has had its result.
+            late += await give(41, 44)
+            after = await give(*range(62, 100))
+            await give(500)
+            await closed_past(run, "sum", 400, task)
+            expected = {**contents(before), **contents(after)}
+
+            async def written() -> bool:
+                return len(files.rows("out")) >= len(expected)
+
+            await until(written, task)
+        account = await run.account("sum")
+        await assert_balanced(run, open_records=2)
+    assert contents_of(files.rows("out")) == expected
+    assert all(end > end_s for _, _, end in contents(after))
+    assert account.dropped == {"late": len(late)}
 
 
 async def test_the_command_says_what_it_costs_and_may_be_killed(
