@@ -20,7 +20,7 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any
 
-from millstream.clock import MICROSECONDS
+from millstream.clock import END_OF_TIME_US, MICROSECONDS, START_OF_TIME_US
 
 REASON_HEADER = "millstream-dead-letter-reason"
 """Why, on one line."""
@@ -135,12 +135,15 @@ def read_envelope(text: str | bytes) -> Envelope:
         headers = {name: content.encode() for name, content in written.get("headers", {}).items()}
         for name, content in written.get("headersBase64", {}).items():
             headers[name] = base64.b64decode(content, validate=True)
+        record_id = written.get("id")
+        keys = tuple(str(part) for part in written.get("keys", ()))
+        "".join((*keys, *headers, record_id or "")).encode()
         return Envelope(
             value=written["value"].encode() if value is None else value,
             event_time_us=_time_us(written["eventTime"]),
-            keys=tuple(str(part) for part in written.get("keys", ())),
+            keys=keys,
             headers=headers,
-            id=written.get("id"),
+            id=record_id,
             **{name: str(written.get(name, "")) for name in MEMBERS[:6]},
         )
     except (TypeError, AttributeError, ValueError) as error:
@@ -177,5 +180,8 @@ def _second_text(time_s: int) -> str:
 
 def _time_us(written: str) -> int:
     if written.removeprefix("-").isdecimal():
-        return int(written)
+        time_us = int(written)
+        if not START_OF_TIME_US <= time_us <= END_OF_TIME_US:
+            raise ValueError(f"{written} is no time in microseconds")
+        return time_us
     return (datetime.fromisoformat(written) - _EPOCH) // timedelta(microseconds=1)

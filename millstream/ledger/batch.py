@@ -150,7 +150,10 @@ def decode_ids(data: bytes) -> bytes:
         if len(digests) % ID_DIGEST_BYTES:
             raise ValueError(f"{len(digests)} bytes are no row of digests of {ID_DIGEST_BYTES} bytes")
         return digests
-    record_ids = json.loads(data)
+    try:
+        record_ids = json.loads(data)
+    except RecursionError as error:
+        raise ValueError("it is not a list of ids") from error
     if not isinstance(record_ids, list) or not all(isinstance(record_id, str) for record_id in record_ids):
         raise ValueError("it is not a list of ids")
     return b"".join(id_digest(record_id.encode()) for record_id in record_ids)

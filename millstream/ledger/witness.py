@@ -22,7 +22,7 @@ from millstream.wire.ledger.v1 import mark_pb2
 
 NAME = "Millstream-Frame"
 """Header of a frame: "<lane> <number> <commit>", the last in hexadecimal."""
-_NAME = re.compile(r"(\S+) ([1-9][0-9]{0,19}) ([0-9a-f]{16})")
+_NAME = re.compile(r"(\S+) ([1-9][0-9]{0,18}) ([0-9a-f]{16})")
 REPAIR = "Restore it, or see what `millstream repair` says; or start the pipeline over"
 """The way on from damage."""
 

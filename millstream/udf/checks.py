@@ -40,7 +40,7 @@ def check_parts(message: bytes, path: Sequence[int] = ()) -> None:
     """Raises `ValueError` for a large message of more fields than an answer can have, which would be many times larger
     when it is decoded. `path`: numbers of the fields that lead to the answer."""
     if len(message) > MESSAGE_BYTES_UNCOUNTED:
-        _count_parts(memoryview(message), path, MESSAGE_PARTS_MAX)
+        count_parts(memoryview(message), path, MESSAGE_PARTS_MAX)
 
 
 def check_map_answer(
@@ -158,7 +158,7 @@ def _check_columns(
         _in_column("tags", columns.check_lists, answer.tags, count, items_max=items_max)
     if len(answer.headers) > COLUMN_BYTES_UNCOUNTED:
         # Two for each header, and the starts.
-        _in_column("headers", _count_parts, memoryview(answer.headers), (), 2 * items_max + 1)
+        _in_column("headers", count_parts, memoryview(answer.headers), (), 2 * items_max + 1)
     _in_column("headers", columns.check_headers, answer.headers, count, items_max=items_max)
 
 
@@ -193,8 +193,9 @@ def _in_column(name: str, check: Callable[..., object], *arguments: object, **op
         raise ValueError(f"{name}: {error}") from error
 
 
-def _count_parts(data: memoryview, path: Sequence[int], left: int) -> int:
-    """How many fields of those that are left are not there. Follows the encoding of protobuf; decodes no field."""
+def count_parts(data: memoryview, path: Sequence[int], left: int) -> int:
+    """How many of the fields that are left are not there. Follows the encoding of protobuf and decodes no field. Raises
+    `ValueError` when there are more, and for bytes that are no message."""
     position, end = 0, len(data)
     while position < end:
         left -= 1
@@ -205,7 +206,7 @@ def _count_parts(data: memoryview, path: Sequence[int], left: int) -> int:
         if kind == 2:
             length, position = _varint(data, position)
             if path and tag >> 3 == path[0]:
-                left = _count_parts(data[position : position + length], path[1:], left)
+                left = count_parts(data[position : position + length], path[1:], left)
             position += length
         elif kind == 0:
             _, position = _varint(data, position)

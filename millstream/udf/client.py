@@ -71,7 +71,7 @@ class GrpcUdfClient:
             method=f"{SERVICE}/Map",
             hello=udf_pb2.SealedMapRequest(hello=_hello(kind, name)).SerializeToString(),
             welcome=_map_welcome,
-            answer=_map_answer,
+            answer=map_answer,
             check=partial(check_map_answer, outputs_max=outputs_max, times_allowed=times_allowed),
             failed=lambda call_id, error: udf_pb2.SealedMapAnswer(call_id=call_id, error=error),
         )
@@ -86,7 +86,7 @@ class GrpcUdfClient:
             method=f"{SERVICE}/Sink",
             hello=udf_pb2.SealedSinkRequest(hello=_hello(udf_pb2.KIND_SINK, name)).SerializeToString(),
             welcome=_sink_welcome,
-            answer=_sink_answer,
+            answer=sink_answer,
             check=check_sink_answer,
             failed=lambda call_id, error: udf_pb2.SinkAnswer(call_id=call_id, error=error),
         )
@@ -237,7 +237,8 @@ def _map_welcome(data: bytes) -> udf_pb2.Welcome | None:
     return message.welcome if message.HasField("welcome") else None
 
 
-def _map_answer(data: bytes) -> tuple[int, udf_pb2.SealedMapAnswer]:
+def map_answer(data: bytes) -> tuple[int, udf_pb2.SealedMapAnswer]:
+    """Call id and answer. Raises `DecodeError` and `ValueError`."""
     check_parts(data, _ANSWER)
     message = udf_pb2.SealedMapResponse.FromString(data)
     if not message.HasField("answer"):
@@ -250,7 +251,8 @@ def _sink_welcome(data: bytes) -> udf_pb2.Welcome | None:
     return message.welcome if message.HasField("welcome") else None
 
 
-def _sink_answer(data: bytes) -> tuple[int, udf_pb2.SinkAnswer]:
+def sink_answer(data: bytes) -> tuple[int, udf_pb2.SinkAnswer]:
+    """Call id and answer. Raises `DecodeError` and `ValueError`."""
     check_parts(data, _ANSWER)
     message = udf_pb2.SinkResponse.FromString(data)
     if not message.HasField("answer"):

@@ -99,7 +99,16 @@ class GrpcSourceStream:
         if self._stream is not None:
             return self._stream
         stream: RawCall = self._channel.stream_stream(self._method)(wait_for_ready=True)
+        try:
+            await self._begin(stream)
+        except BaseException:
+            stream.cancel()
+            raise
+        # Only now: `committed` must not come before the source has been told where to go on.
         self._stream = stream
+        return stream
+
+    async def _begin(self, stream: RawCall) -> None:
         await self._write(stream, udf_pb2.SourceRequest(hello=self._hello))
         response = await self._receive(stream)
         if response.WhichOneof("message") != "welcome":
@@ -110,7 +119,6 @@ class GrpcSourceStream:
                 f"{PROTOCOL_VERSION}; install a version of the SDK that goes with it"
             )
         await self._write(stream, udf_pb2.SourceRequest(open=self._opening))
-        return stream
 
     async def finish(self) -> None:
         """Half-close, and wait a moment for the source to close."""

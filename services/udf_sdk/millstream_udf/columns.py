@@ -137,14 +137,14 @@ def check_rising(numbers: bytes) -> None:
     later = all_of_them >> _OFFSET_BITS
     earlier = all_of_them & ((1 << _OFFSET_BITS * max(0, count - 1)) - 1)
     # With the topmost bit set, no difference borrows from its neighbour, and it keeps that bit unless the number fell.
-    fallen = _tops(count - 1)
-    if all_of_them & tops or ((later | fallen) - earlier) & fallen != fallen:
+    kept = _tops(count - 1)
+    if all_of_them & tops or ((later | kept) - earlier) & kept != kept:
         plain = unpack_offsets(numbers)
         place = next((n for n in range(1, count) if plain[n] < plain[n - 1]), None)
         raise ValueError("an offset is too large" if place is None else f"offsets fall at place {place}")
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=8)
 def _tops(count: int) -> int:
     """The topmost bit of each of so many packed numbers."""
     return int.from_bytes(b"\0\0\0\x80" * max(0, count), "little")

@@ -16,10 +16,11 @@ from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
+from google.protobuf.message import DecodeError
 
 from millstream.account import Account
 from millstream.dead_letter import headers_of
-from millstream.errors import UdfError, UserError
+from millstream.errors import DamageError, UdfError, UserError
 from millstream.frame import KEY_SEPARATOR, Frame, frame_of_records
 from millstream.limits import COMMIT_BYTES_MAX, COMMIT_FRAMES_MAX, RESULT_FRAME_BYTES_MAX, RESULT_FRAME_RECORDS_MAX
 from millstream.record import BufferId, LaneId, Record
@@ -72,10 +73,14 @@ class Results:
 
     @classmethod
     def decode(cls, data: bytes) -> Results:
-        """Inverse of `encode`."""
-        table = pa.ipc.open_stream(data).read_all()
-        failures = json.loads((table.schema.metadata or {})[b"failures"])
-        messages = [spark_pb2.WindowFailure.FromString(bytes.fromhex(text)) for text in failures]
+        """Inverse of `encode`. Raises `DamageError` for bytes that are no such file."""
+        try:
+            table = pa.ipc.open_stream(data).read_all()
+            table.validate(full=True)
+            failures = json.loads((table.schema.metadata or {})[b"failures"])
+            messages = [spark_pb2.WindowFailure.FromString(bytes.fromhex(text)) for text in failures]
+        except (pa.ArrowException, OSError, KeyError, TypeError, ValueError, RecursionError, DecodeError) as error:
+            raise DamageError(f"kept results of windows cannot be read ({len(data)} bytes: {error})") from error
         return cls(table, messages)
 
 

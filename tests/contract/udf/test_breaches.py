@@ -77,6 +77,7 @@ async def serving(
         await server.stop(None)
 
 
+@pytest.mark.guarantee("I10")
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -188,6 +189,7 @@ def test_an_event_time_that_no_calendar_has(time_us: int) -> None:
         check_map_answer(sound, 1, times_allowed=True)
 
 
+@pytest.mark.guarantee("I10")
 def test_outputs_are_bounded_as_the_spec_says() -> None:
     sound = udf_pb2.SealedMapAnswer(
         records=9, values=columns.pack_bytes([b""] * 9), parents=columns.pack_offsets([0] * 9)

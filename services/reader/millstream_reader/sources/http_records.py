@@ -73,7 +73,7 @@ def read_records(
     values, places = _values(body, content_type)
     carried = _carried_headers(headers)
     time_us = _header_time_us(headers, extraction, now_us)
-    keys = tuple(part.encode() for part in _first(headers, _KEYS_HEADERS, "").split(",") if part)
+    keys = _header_keys(headers)
     id_field = headers.get(_ID_FIELD_HEADER)
     given = _first(headers, _ID_HEADERS, "")
     # Made up, so that they are different; sent again, the records would have others.
@@ -169,16 +169,28 @@ def _first(headers: Mapping[str, str], names: Sequence[str], default: str) -> st
 def _carried_headers(headers: Mapping[str, str]) -> dict[str, bytes]:
     """Headers of the request that are headers of its records: the sender's own and the trace context."""
     return {
-        name: value.encode()
+        name: _header_bytes(value)
         for name, value in headers.items()
         if name in _TRACE_HEADERS or (name.startswith("x-") and name not in _OURS)
     }
 
 
+def _header_bytes(value: str) -> bytes:
+    """As they were sent: what is no UTF-8 comes as lone surrogates."""
+    return value.encode(errors="surrogateescape")
+
+
+def _header_keys(headers: Mapping[str, str]) -> tuple[bytes, ...]:
+    try:
+        return tuple(part.encode() for part in _first(headers, _KEYS_HEADERS, "").split(",") if part)
+    except UnicodeEncodeError:
+        raise RequestRefused(400, f"the header {_KEYS_HEADERS[0]} is not UTF-8") from None
+
+
 def _header_time_us(headers: Mapping[str, str], extraction: Extraction, now_us: int) -> int:
     try:
         if extraction.time_header is not None:
-            return extraction.header_time_us({name: value.encode() for name, value in headers.items()})
+            return extraction.header_time_us({name: _header_bytes(value) for name, value in headers.items()})
         written = _first(headers, _TIME_HEADERS, "")
         return _parse_epoch_ms(written) if written else now_us
     except ValueError as error:

@@ -36,7 +36,7 @@ def unpack_position(position: bytes, kind: str, partitions: int, lane: LaneId) -
             body.pop("version"),
             body.pop("partitions"),
         )
-    except (ValueError, AttributeError, KeyError, TypeError) as error:
+    except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
         raise DamageError(f"lane {lane}: the stored position {position[:80]!r} is not one of a source") from error
     start_over = "put it back, or start over with --fresh"
     if found_kind != kind:

@@ -20,7 +20,6 @@ from millstream.udf.protocol import SourceStream, StreamName, UdfClient
 from millstream_reader.source import SourceBatch
 from millstream_udf import columns
 from millstream_udf.wire.frame.v1 import frame_pb2
-from millstream_udf.wire.udf.v1 import udf_pb2
 
 _log = logging.getLogger(__name__)
 
@@ -72,7 +71,8 @@ class UserDefinedLane:
             return SourceBatch(None, self._position)
         self._failed_reads = 0
         self._pending = batch.pending if batch.HasField("pending") else None
-        frame = self._frame(batch) if batch.HasField("frame") else None
+        frame = frame_of_batch(batch.frame, self._clock.now_us()) if batch.HasField("frame") else None
+        self._gives_ids = self._gives_ids or bool(frame is not None and frame.ids_column)
         self._position = batch.position
         self._ended = batch.ended
         return SourceBatch(frame, self._position, self._ended)
@@ -102,22 +102,22 @@ class UserDefinedLane:
         )
         await asyncio.sleep(pause_s)
 
-    def _frame(self, batch: udf_pb2.SourceBatch) -> Frame | None:
-        """The function's columns, with the frame's own figures filled in."""
-        sealed = frame_pb2.SealedFrame.FromString(batch.frame.SerializeToString())
-        times = columns.unpack_times(sealed.event_times_us)
-        if not times:
-            return None
-        self._gives_ids = self._gives_ids or bool(sealed.ids)
-        return Frame(
-            records=len(times),
-            event_time_min_us=min(times),
-            event_time_max_us=max(times),
-            ingest_time_us=sealed.info.ingest_time_us or self._clock.now_us(),
-            values_column=sealed.values,
-            event_times_column=sealed.event_times_us,
-            keys_column=sealed.keys,
-            headers_column=sealed.headers,
-            ids_column=sealed.ids,
-            traceparent=sealed.info.traceparent,
-        )
+
+def frame_of_batch(frame: frame_pb2.Frame, now_us: int) -> Frame | None:
+    """The function's columns, with the frame's own figures filled in; None without records."""
+    sealed = frame_pb2.SealedFrame.FromString(frame.SerializeToString())
+    times = columns.unpack_times(sealed.event_times_us)
+    if not times:
+        return None
+    return Frame(
+        records=len(times),
+        event_time_min_us=min(times),
+        event_time_max_us=max(times),
+        ingest_time_us=sealed.info.ingest_time_us or now_us,
+        values_column=sealed.values,
+        event_times_column=sealed.event_times_us,
+        keys_column=sealed.keys,
+        headers_column=sealed.headers,
+        ids_column=sealed.ids,
+        traceparent=sealed.info.traceparent,
+    )

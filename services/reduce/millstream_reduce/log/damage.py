@@ -21,7 +21,9 @@ WINDOWS_NAMED_MAX = 5
 
 
 @dataclass(slots=True)
-class _Affected:
+class Affected:
+    """What the entries of a log say of a place in it."""
+
     before: dict[str, int] = field(default_factory=dict)
     """How far each edge had been read before the place."""
     after: dict[str, int] = field(default_factory=dict)
@@ -29,15 +31,31 @@ class _Affected:
     windows: list[wal_pb2.Window] = field(default_factory=list)
     """Windows handed over of which rows lie there."""
 
+    def note(self, entry: StoredEntry, place: tuple[int, int], number: int, start: int, end: int) -> None:
+        """Take in an entry that lies at `place`; what cannot be read says nothing."""
+        try:
+            message = entry.message()
+        except EntryFault:
+            return
+        inputs = message.segment.inputs if message.WhichOneof("kind") == "segment" else message.append.inputs
+        for position in inputs:
+            if place < (number, start):
+                self.before[position.edge] = max(position.sequence, self.before.get(position.edge, 0))
+            elif place >= (number, end):
+                self.after.setdefault(position.edge, position.sequence)
+        hand_overs = [message.hand_over, *message.segment.checkpoint.hand_overs]
+        for hand_over in hand_overs:
+            self.windows.extend(window for window in hand_over.windows if _lies_in(window, number, start, end))
+
 
 def affected(directory: Path, number: int, start: int, end: int) -> str:
     """What bytes `start` to `end` of segment `number` held, as far as the rest of the log tells."""
-    found = _Affected()
+    found = Affected()
     for segment in segment_numbers(directory):
         # One that is no file is named by whoever comes to it.
         with contextlib.suppress(DamageError), mapped(segment_path(directory, segment)) as data:
             for entry in whole_entries(data, 0):
-                _note(found, entry, (segment, entry.offset), number, start, end)
+                found.note(entry, (segment, entry.offset), number, start, end)
     parts = [_inputs_text(found)]
     if found.windows:
         parts.append(f"rows of {windows_text(found.windows)} lie there")
@@ -45,36 +63,21 @@ def affected(directory: Path, number: int, start: int, end: int) -> str:
     return "It affects " + "; ".join(parts)
 
 
-def _note(found: _Affected, entry: StoredEntry, place: tuple[int, int], number: int, start: int, end: int) -> None:
-    try:
-        message = entry.message()
-    except EntryFault:
-        return
-    inputs = message.segment.inputs if message.WhichOneof("kind") == "segment" else message.append.inputs
-    for position in inputs:
-        if place < (number, start):
-            found.before[position.edge] = max(position.sequence, found.before.get(position.edge, 0))
-        elif place >= (number, end):
-            found.after.setdefault(position.edge, position.sequence)
-    hand_overs = [message.hand_over, *message.segment.checkpoint.hand_overs]
-    for hand_over in hand_overs:
-        found.windows.extend(window for window in hand_over.windows if _lies_in(window, number, start, end))
-
-
 def _lies_in(window: wal_pb2.Window, number: int, start: int, end: int) -> bool:
     pieces = window.pieces
-    places = zip(pieces.segments, pieces.offsets, pieces.lengths, strict=True)
+    # Of what is damaged nothing is sure, not even that there are as many lengths as offsets.
+    places = zip(pieces.segments, pieces.offsets, pieces.lengths, strict=False)
     return any(segment == number and offset < end and offset + length > start for segment, offset, length in places)
 
 
-def _inputs_text(found: _Affected) -> str:
+def _inputs_text(found: Affected) -> str:
     edges = sorted({*found.before, *found.after})
     if not edges:
         return "records of unknown position"
     return ", ".join(f"records of edge {edge} {_range_text(found, edge)}" for edge in edges)
 
 
-def _range_text(found: _Affected, edge: str) -> str:
+def _range_text(found: Affected, edge: str) -> str:
     before, after = found.before.get(edge, 0), found.after.get(edge)
     return f"after stream sequence {before}" + (f" up to {after} at most" if after is not None else "")
 

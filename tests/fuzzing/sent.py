@@ -1,0 +1,168 @@
+"""Targets: what people, senders and engines write."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from array import array
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from millstream.dead_letter import envelope_line, envelope_of, read_envelope
+from millstream.errors import DamageError
+from millstream.extract import Extraction
+from millstream.frame import build_frame
+from millstream_reader.sources.http_records import RequestRefused, read_records
+from tests.fuzzing.using import Target, use
+
+
+def envelope(data: bytes) -> None:
+    try:
+        read = read_envelope(data)
+    except ValueError:
+        return
+    keys = [part.encode() for part in read.keys]
+    line = envelope_line(envelope_of(read.value, read.event_time_us, keys, read.headers, read.id or ""))
+    again = read_envelope(line.encode())
+    assert (again.value, again.event_time_us, again.keys) == (read.value, read.event_time_us, read.keys)
+
+
+def _envelope_seeds() -> Sequence[bytes]:
+    headers = {"h": b"v", "b": b"\xff", "millstream-dead-letter-reason": b"why", "millstream-dead-letter-at": b"p/v/l"}
+    return (
+        envelope_line(envelope_of(b"value", 1_700_000_000_000_000, [b"k"], headers, "id")).encode(),
+        envelope_line(envelope_of(b"\xff", -(2**62), [], {}, "")).encode(),
+    )
+
+
+_EXTRACTIONS = (Extraction(), Extraction(time_field="t", key_fields=("k", "n.k")), Extraction(time_header="x-time"))
+_TYPES = ("application/json", "application/x-ndjson", "text/plain")
+
+
+def http_request(data: bytes) -> None:
+    """A line for each header, then the body: behind aiohttp, which has taken the request apart."""
+    head, _, body = data.partition(b"\n\n")
+    # Bytes of a header that are no UTF-8 come as lone surrogates.
+    lines = (line.partition(b":") for line in head.split(b"\n"))
+    headers = {name.decode("latin-1").lower(): value.decode("utf-8", "surrogateescape") for name, _, value in lines}
+    for kind in _TYPES:
+        for extraction in _EXTRACTIONS:
+            try:
+                records = read_records(body, kind, headers, extraction, now_us=5)
+            except RequestRefused:
+                continue
+            if records:
+                use(
+                    build_frame(
+                        [record.value for record in records],
+                        array("q", [record.event_time_us for record in records]),
+                        ingest_time_us=1,
+                        keys=[record.keys for record in records],
+                        headers=[record.headers for record in records],
+                        ids=[record.id for record in records],
+                    )
+                )
+
+
+def _http_seeds() -> Sequence[bytes]:
+    return (
+        b'x-millstream-id:7\nx-millstream-keys:a,b\nx-team:\xff\n\n[{"t": "2024-01-31T08:00:00Z", "k": "a"}, 1]',
+        b'x-millstream-id-field:n.k\nx-millstream-event-time:1700000000000\nx-time:2024-01-31\n\n{"n": {"k": 1}}\n{}',
+    )
+
+
+_AVRO = json.dumps(
+    {
+        "type": "record",
+        "name": "r",
+        "fields": [
+            {"name": "n", "type": "long"},
+            {"name": "s", "type": ["null", "string"]},
+            {"name": "a", "type": {"type": "array", "items": "double"}},
+            {"name": "m", "type": {"type": "map", "values": "bytes"}},
+        ],
+    }
+)
+
+
+@cache
+def _avro_decoder() -> Any:
+    import pyarrow as pa
+
+    from millstream_reduce.spark.decoding import AvroDecoder, Field
+
+    kinds = (
+        ("n", pa.int64()),
+        ("s", pa.string()),
+        ("a", pa.list_(pa.float64())),
+        ("m", pa.map_(pa.string(), pa.binary())),
+    )
+    return AvroDecoder(tuple(Field(name, kind) for name, kind in kinds), _AVRO)
+
+
+def avro(data: bytes) -> None:
+    import pyarrow as pa
+
+    decoded, malformed = _avro_decoder().decode(pa.array([data, b""], pa.binary()))
+    assert all(len(column) == 2 for column in decoded)
+    assert malformed in (1, 2)
+
+
+def _avro_seeds() -> Sequence[bytes]:
+    import io
+
+    import fastavro
+
+    stream = io.BytesIO()
+    row = {"n": 5, "s": "ü", "a": [1.5, 2.5], "m": {"k": b"v"}}
+    fastavro.schemaless_writer(stream, fastavro.parse_schema(json.loads(_AVRO)), row)
+    return (stream.getvalue(),)
+
+
+@cache
+def _text_decoders() -> Sequence[Any]:
+    import pyarrow as pa
+
+    from millstream_reduce.spark.decoding import CsvDecoder, Field, JsonDecoder
+
+    fields = (Field("n", pa.int64()), Field("s", pa.string()), Field("d", pa.date32()))
+    return JsonDecoder(fields), CsvDecoder(fields, ("n", "s"))
+
+
+def value(data: bytes) -> None:
+    """JSON and CSV for a query, which Arrow decodes together and we one by one."""
+    import pyarrow as pa
+
+    for decoder in _text_decoders():
+        decoded, _ = decoder.decode(pa.array([data, data[::-1]], pa.binary()))
+        assert all(len(column) == 2 for column in decoded)
+
+
+def _value_seeds() -> Sequence[bytes]:
+    return b'{"n": 5, "s": "x", "d": "2024-01-31"}', b"5,x,2024-01-31"
+
+
+def hand_over_results(data: bytes) -> None:
+    """Arrow from the engine, as it is kept in a file."""
+    from millstream_vertex.hand_over import Results
+
+    with contextlib.suppress(DamageError):
+        Results.decode(data)
+
+
+def _results_seeds() -> Sequence[bytes]:
+    import pyarrow as pa
+
+    from millstream_vertex.hand_over import Results
+
+    return (Results(pa.table({"window": pa.array([0, 1], pa.uint32()), "value": [b"a", b"b"]})).encode(),)
+
+
+TARGETS = {
+    "envelope": Target(envelope, _envelope_seeds),
+    "http-request": Target(http_request, _http_seeds),
+    "avro": Target(avro, _avro_seeds),
+    "value": Target(value, _value_seeds),
+    "results": Target(hand_over_results, _results_seeds),
+}
