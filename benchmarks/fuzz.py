@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import importlib
 import os
 import re
 import subprocess
@@ -21,6 +22,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 FUZZING = ROOT / "tests" / "fuzzing"
@@ -31,8 +33,7 @@ KEPT_BYTES_MAX = 1024
 
 def guided(name: str, arguments: Sequence[str]) -> None:
     """Inside the process of one target. Does not return."""
-    import atheris
-
+    atheris: Any = importlib.import_module("atheris")
     with atheris.instrument_imports(
         include=["millstream", "millstream_udf", "millstream_reader", "millstream_vertex", "millstream_reduce", "json"]
     ):

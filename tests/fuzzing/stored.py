@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError
 from millstream.errors import DamageError, UserError
 from millstream.frame import Frame, build_frame
 from millstream.ledger.batch import MARK, decode_ids, encode_ids, stored_mark
+from millstream.ledger.requests import message_headers
 from millstream.ledger.witness import NAME, merged, name_of, witness_of
 from millstream.record import LaneId
 from millstream.watermark.store import decode_update
@@ -30,7 +31,6 @@ from millstream_reduce.log.segments import read_header
 from millstream_reduce.queue_contents import appended_of
 from millstream_reduce.values import Location
 from millstream_reduce.windows import encoding
-from millstream_vertex.reduce_milestones import decode_milestones
 from tests.fuzzing.using import INPUTS, Target, use
 
 _LANE = LaneId("map", "in-map", 0)
@@ -70,6 +70,20 @@ def _mark_seeds() -> Sequence[bytes]:
     one.read.add(lane="in.0", sequence=4, number=2, commit=7)
     one.reduce.inputs.add(edge="e", sequence=3)
     return one.SerializeToString(), base64.b64encode(one.SerializeToString())
+
+
+def headers(data: bytes) -> None:
+    """Of a stored message, as the broker hands them out."""
+    found = message_headers({"hdrs": base64.b64encode(data).decode()})
+    witness_of(5, found)
+    with contextlib.suppress(DecodeError, ValueError):
+        stored_mark("x", b"", found)
+
+
+def _headers_seeds() -> Sequence[bytes]:
+    name = name_of("in-map.0", 17, b"c" * 16)
+    mark = base64.b64encode(_mark_seeds()[0]).decode()
+    return (f"NATS/1.0\r\n{NAME}: {name}\r\n{MARK}: {mark}\r\n\r\n".encode(),)
 
 
 def frame_name(data: bytes) -> None:
@@ -197,24 +211,22 @@ def _checkpoint_seeds() -> Sequence[bytes]:
 
     places = [Location(1, 64, 128), Location(2, 64, 64)]
     panes = encoding.Panes([3, 4], [1, 2], [(0, 0, 5), (1, 0, 2), (1, 2, 3)], 3, [(3, 1)], [(4, 1, 2)])
+    starts, ends, early, seen, kept, pieces = (
+        np.array(column, np.int64) for column in ([1, 2], [5, 6], [0, 1], [3, 4], [0, 1], [1, 2])
+    )
     slots = encoding.Slots(
-        *(np.array(column, np.int64) for column in ([1, 2], [5, 6], [0, 1], [3, 4], [0, 1], [1, 2])),
-        [b"k", b"l"],
-        np.array([(0, 0, 5), (1, 0, 2), (1, 2, 3)], np.int64),
-        7,
-        {b"k": 5},
+        starts=starts,
+        ends=ends,
+        early=early,
+        seen=seen,
+        kept=kept,
+        pieces=pieces,
+        keys=[b"k", b"l"],
+        triples=np.array([(0, 0, 5), (1, 0, 2), (1, 2, 3)], np.int64),
+        floor_us=7,
+        named={b"k": 5},
     )
     return encoding.encode_panes("s", 9, places, panes), encoding.encode_slots("s", 9, places, slots)
-
-
-def milestone(data: bytes) -> None:
-    with contextlib.suppress(DamageError):
-        decode_milestones(data)
-
-
-def _milestone_seeds() -> Sequence[bytes]:
-    one = wal_pb2.Milestone(closed_us=5, inputs=[wal_pb2.InputPosition(edge="e", sequence=4)])
-    return (build_frame([one.SerializeToString()], array("q", [1]), ingest_time_us=1).encode(),)
 
 
 def position(data: bytes) -> None:
@@ -229,12 +241,12 @@ def _position_seeds() -> Sequence[bytes]:
 TARGETS = {
     "frame": Target(frame, _frame_seeds),
     "mark": Target(mark, _mark_seeds),
+    "headers": Target(headers, _headers_seeds),
     "frame-name": Target(frame_name, _name_seeds),
     "watermark": Target(watermark, _watermark_seeds),
     "ids": Target(ids, _ids_seeds),
     "log-segment": Target(log_segment, _segment_seeds),
     "log-entry": Target(log_entry, _entry_seeds),
     "checkpoint": Target(checkpoint, _checkpoint_seeds),
-    "milestone": Target(milestone, _milestone_seeds),
     "position": Target(position, _position_seeds),
 }
