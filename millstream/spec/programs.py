@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
-from millstream.limits import ANSWER_RECORDS_MAX, ANSWER_RECORDS_MAX_MAX
+from millstream.limits import ANSWER_RECORDS_MAX_MAX
 from millstream.retry import ASKED_MAX
 from millstream.spec.references import TextOrReference
 from millstream.spec.values import (
@@ -415,9 +415,9 @@ class Udf(Program):
     """A query over each window; only with `groupBy`."""
     concurrency: PositiveCount | None = None
     """Records of one lane that the UDF works on at once; not with `groupBy`. Default: `limits.concurrency`."""
-    outputs_max: OutputsMax = ANSWER_RECORDS_MAX
-    """The most outputs that one call may give; a call that gives more has failed. Only for functions that make very
-    many records of one; not with `groupBy`."""
+    outputs_max: OutputsMax | None = None
+    """The most outputs that one call may give, 1 to 3,964,928; a call that gives more has failed. Default: 500,000.
+    Only for functions that make very many records of one; not with `groupBy`."""
     retry_strategy: RetryStrategy = RetryStrategy()
     """What happens when it fails on a record, or for a reduce on a window."""
 
@@ -465,7 +465,7 @@ class Transformer(Program):
 
     builtin: TransformBuiltin | None = None
     """A built-in: `eventTime`, `filter` or `cat`."""
-    outputs_max: OutputsMax = ANSWER_RECORDS_MAX
-    """The most outputs that one call may give; a call that gives more has failed."""
+    outputs_max: OutputsMax | None = None
+    """The most outputs that one call may give, 1 to 3,964,928; a call that gives more has failed. Default: 500,000."""
     retry_strategy: RetryStrategy = RetryStrategy()
     """What happens when it fails on a record."""

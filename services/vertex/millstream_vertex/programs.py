@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from millstream.errors import MillstreamError, UserError
+from millstream.limits import ANSWER_RECORDS_MAX
 from millstream.sandbox import DATA_DIRECTORIES, Confinement
 from millstream.spec.models import Program, Transformer, Udf, Vertex
 from millstream.spec.references import referenced_files, resolve
@@ -67,7 +68,7 @@ class Programs:
         client, program = self.client(role), self._programs.get(role)
         if isinstance(program, Udf | Transformer):
             if client is not None:
-                return client.open_map(kind, name, outputs_max=program.outputs_max)
+                return client.open_map(kind, name, outputs_max=program.outputs_max or ANSWER_RECORDS_MAX)
             if program.builtin is not None:
                 return open_builtin(program.builtin, name)
         raise MillstreamError(f"vertex {name.vertex} has no {role}")
