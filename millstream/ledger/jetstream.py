@@ -423,7 +423,7 @@ class JetStreamBroker:
                 ) from error
             raise EnvironmentFault(
                 f"the broker at {self._connection.place} refuses the stream {stream}: {error}; "
-                "atomic batches need a NATS server 2.12 or later with JetStream"
+                "atomic batches need a NATS server 2.12.1 or later with JetStream"
             ) from error
 
     async def _opened(self, stream: str, vertex: str, info: Mapping[str, Any]) -> JetStreamLedger:
