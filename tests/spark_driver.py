@@ -25,14 +25,12 @@ STOP_TIMEOUT_S = 30.0
 class SparkDriver:
     """A driver process that can be killed and started again at the same address. Made by `open_spark_driver`."""
 
-    def __init__(self, directory: Path, settings: SparkSettings) -> None:
+    def __init__(self, directory: Path, settings: SparkSettings, address: str | None = None) -> None:
+        """`address`: where it listens; by default at a socket in `directory`."""
         self._directory = directory
+        self.address = address or f"unix:{directory / 'driver.sock'}"
         self._settings = settings
         self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def address(self) -> str:
-        return f"unix:{self._directory / 'driver.sock'}"
 
     @property
     def log_file(self) -> Path:
@@ -98,14 +96,14 @@ class SparkDriver:
 
 
 @contextmanager
-def open_spark_driver(**members: Any) -> Iterator[SparkDriver]:
+def open_spark_driver(*, address: str | None = None, **members: Any) -> Iterator[SparkDriver]:
     """A driver that is starting, in a directory of its own whose name is short enough for a socket.
 
-    `members`: of its settings.
+    `address`: where it listens, if not there. `members`: of its settings.
     """
     with tempfile.TemporaryDirectory(prefix="spark-") as name:
         members = {"master": None if members.get("remote") else "local[2,4]"} | members
-        driver = SparkDriver(Path(name), SparkSettings(directory=Path(name) / "work", **members))
+        driver = SparkDriver(Path(name), SparkSettings(directory=Path(name) / "work", **members), address)
         driver.start()
         try:
             yield driver

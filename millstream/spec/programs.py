@@ -397,6 +397,9 @@ class Sql(SpecModel):
     """A query in Spark's SQL over the table `window`, whose rows are the records of one window."""
     value: ValueFormat | None = None
     """How `value` is decoded. Absent: `value` is the bytes."""
+    unsafe: bool = False
+    """Whether the query may do all that Spark can with the rights of the runner: call Java, read files and other
+    tables. Otherwise it may read the records of its window and compute, and `validate` refuses anything else."""
 
 
 class Udf(Program):

@@ -19,6 +19,7 @@ _MASTER = re.compile(
     r"local(\[(\d+|\*)(, *\d+)?\])?|local-cluster\[\d+, *\d+, *\d+\]|yarn|(spark|k8s)://\S+",
 )
 _REMOTE = re.compile(r"sc://[^\s/]+(/\S*)?")
+_SECRET = "spark.authenticate.secret"
 _OF_FIELDS: Mapping[str, str] = {
     "spark.master": "`master`",
     "spark.remote": "`remote`",
@@ -58,6 +59,10 @@ class Spark(SpecModel):
     Default: in the driver, as many tasks as there are processors."""
     remote: Annotated[str, AfterValidator(_checked_remote)] | None = None
     """Address of a Spark Connect server, `sc://host:port`, instead of a driver that is started here."""
+    token: TextOrReference | None = None
+    """What the Spark Connect server asks for, as `{env: NAME}` or `{file: PATH}`. The connection is encrypted then."""
+    encryption: bool = False
+    """Whether Spark's processes encrypt what they send each other, and what they write to disk of windows."""
     driver_memory: Quantity = DRIVER_MEMORY
     """Java heap of the driver, at least 512Mi. Default 1Gi."""
     conf: dict[str, Annotated[TextOrReference, BeforeValidator(_conf_text)]] = Field(default_factory=dict)
@@ -75,6 +80,14 @@ class Spark(SpecModel):
         """A heap that Spark takes; settings that are Spark's and have no field here."""
         if self.driver_memory < DRIVER_MEMORY_MIN:
             yield ShapeFault(("driverMemory",), "Spark does not start with so small a heap", "at least 512Mi")
+        if self.encryption and self.remote is not None:
+            what = "`encryption` belongs to a driver that is started here"
+            yield ShapeFault(("encryption",), what, "settings of the server, and `token`")
+        if self.encryption and (self.master or "").startswith("spark://") and _SECRET not in self.conf:
+            what = f"`encryption` needs the secret of the cluster, `{_SECRET}` in `conf`"
+            yield ShapeFault(("encryption",), what, f"`conf: {{{_SECRET}: {{env: NAME}}}}`")
+        if self.token is not None and self.remote is None:
+            yield ShapeFault(("token",), "`token` is for a Spark Connect server", "`remote: sc://host:port` beside it")
         for name in self.conf:
             if name in _OF_FIELDS:
                 yield ShapeFault(("conf", name), f"`{name}` has a field of its own", _OF_FIELDS[name])

@@ -12,13 +12,31 @@ from millstream.spec.models import Pipeline
 
 _DIALECT = "spark"
 
+_CALLS_JAVA = "which runs Java of anybody's choice, with the rights of the runner"
+_READS_FILES = "whose options may name files and addresses to read"
+UNSAFE_FUNCTIONS = {
+    "reflect": _CALLS_JAVA,
+    "try_reflect": _CALLS_JAVA,
+    "java_method": _CALLS_JAVA,
+    "from_avro": _READS_FILES,
+    "to_avro": _READS_FILES,
+    "schema_of_avro": _READS_FILES,
+    "from_protobuf": _READS_FILES,
+    "to_protobuf": _READS_FILES,
+    "from_xml": _READS_FILES,
+    "schema_of_xml": _READS_FILES,
+}
+"""Functions of Spark's that a query may not call, and why."""
+_TABLE = "window"
+
 
 def doubts_of(pipeline: Pipeline) -> Iterator[tuple[Path, str]]:
     """Places of queries that may be no SQL, and where in them."""
     for index, vertex in enumerate(pipeline.spec.vertices):
         if vertex.udf is None or vertex.udf.sql is None:
             continue
-        doubt = doubt_of(vertex.udf.sql.query)
+        sql = vertex.udf.sql
+        doubt = doubt_of(sql.query) or (None if sql.unsafe else unsafe_part(sql.query))
         if doubt is not None:
             yield ("spec", "vertices", index, "udf", "sql", "query"), doubt
 
@@ -45,4 +63,32 @@ def doubt_of(query: str) -> str | None:
         return f"the query may be {len(found)} statements instead of one"
     if not isinstance(found[0], sqlglot.exp.Query | sqlglot.exp.Values | sqlglot.exp.Alias):
         return f"the query may be a {found[0].key.upper()} instead of a SELECT"
+    return None
+
+
+def unsafe_part(query: str) -> str | None:
+    """What a query does beyond computing over its window, as far as its text tells; None when it tells nothing."""
+    try:
+        import sqlglot
+        from sqlglot import exp
+        from sqlglot.errors import SqlglotError
+    except ImportError:
+        return None
+    try:
+        statements = sqlglot.parse(query, dialect=_DIALECT)
+    except (SqlglotError, RecursionError):
+        return None
+    for statement in statements:
+        if statement is None:
+            continue
+        known = {_TABLE, *(common.alias.lower() for common in statement.find_all(exp.CTE))}
+        for function in statement.find_all(exp.Anonymous):
+            if (name := function.name.lower()) in UNSAFE_FUNCTIONS:
+                return f"the query calls `{name}`, {UNSAFE_FUNCTIONS[name]}"
+        for table in statement.find_all(exp.Table):
+            if table.name and (table.db or table.name.lower() not in known):
+                read = ".".join(part.name for part in table.parts)
+                return f"the query reads `{read}`: a query of a reduce reads the records of its window and nothing else"
+        if statement.find(exp.QueryTransform) is not None:
+            return "the query runs a program of the system's (TRANSFORM)"
     return None

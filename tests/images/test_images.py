@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -64,9 +65,10 @@ def started_broker(pod: Pod) -> str:
     return broker
 
 
-def vertex(pod: Pod, name: str, *more: str, service: str = "vertex") -> str:
+def vertex(pod: Pod, name: str, *more: str, service: str = "vertex", options: Sequence[str] = ()) -> str:
     access = ("--nats-access", f"/pipeline/users/boxes/{name}.yaml")
-    return pod.start(name, service, "--pipeline", "/pipeline/pipeline.json", "--vertex", name, *BROKER, *access, *more)
+    told = ("--pipeline", "/pipeline/pipeline.json", "--vertex", name, *BROKER, *access, *more)
+    return pod.start(name, service, *told, options=options)
 
 
 def rows(directory: Path) -> list[dict[str, object]]:
@@ -79,11 +81,13 @@ def test_a_pipeline_of_containers_is_exact_whichever_is_killed(pod: Pod) -> None
     function = ("shout.py:process",)
     socket = ("--env", "MILLSTREAM_UDF_SOCKET=/pipeline/udf.sock", "--workdir", "/pipeline")
     shout_udf = pod.start("udf", "udf-python", *function, options=socket)
-    pod.start("spark", "spark-driver", "--resolved", "/pipeline/pipeline.json", "--address", "127.0.0.1:7077")
+    token = ("--env", "MILLSTREAM_SPARK_TOKEN=of these containers")
+    driver = ("--resolved", "/pipeline/pipeline.json", "--address", "127.0.0.1:7077")
+    pod.start("spark", "spark-driver", *driver, options=token)
     source = vertex(pod, "in")
     shout = vertex(pod, "shout")
     windows = ("--windows-dir", "/pipeline/windows", "--spark", "127.0.0.1:7077")
-    count = vertex(pod, "count", *windows, service="vertex-reduce")
+    count = vertex(pod, "count", *windows, service="vertex-reduce", options=token)
     sinks = [vertex(pod, "out"), vertex(pod, "counts")]
 
     pod.remove(shout)

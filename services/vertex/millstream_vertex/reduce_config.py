@@ -80,14 +80,14 @@ def sql_program(sql: Sql, *, keyed: bool) -> spark_pb2.Program:
 def _sql(sql: Sql) -> spark_pb2.SqlProgram:
     value = sql.value
     if value is None:
-        return spark_pb2.SqlProgram(query=sql.query, value=spark_pb2.ValueSchema(format="raw"))
+        return spark_pb2.SqlProgram(query=sql.query, value=spark_pb2.ValueSchema(format="raw"), unsafe=sql.unsafe)
     schema = spark_pb2.ValueSchema(
         format=value.format,
         fields=value.fields or "",
         avro_schema=value.avro_schema or "",
         delimiter=value.delimiter or "",
     )
-    return spark_pb2.SqlProgram(query=sql.query, value=schema)
+    return spark_pb2.SqlProgram(query=sql.query, value=schema, unsafe=sql.unsafe)
 
 
 def _udf(pipeline: str, udf: Udf, lane: LaneId, replica: int, sidecar_address: str | None) -> spark_pb2.UdfProgram:

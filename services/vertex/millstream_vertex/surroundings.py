@@ -6,6 +6,7 @@ surroundings of its own, and runs everything above them as it is.
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -125,8 +126,9 @@ class Outside:
 
     def spark(self, address: str) -> AbstractAsyncContextManager[SparkRuns]:
         from millstream_reduce.spark.client import open_spark_client
+        from millstream_reduce.spark.tokens import TOKEN_VARIABLE
 
-        return open_spark_client(address)
+        return open_spark_client(address, os.environ.get(TOKEN_VARIABLE, ""))
 
     def files(self) -> Files:
         from millstream_reduce.log.files import SystemFiles

@@ -7,9 +7,10 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 from millstream.ports import free_ports
 from millstream.tether import tethered
@@ -21,26 +22,28 @@ _POLL_S = 0.02
 
 
 @asynccontextmanager
-async def open_cluster(directory: Path) -> AsyncIterator[str]:
-    """A master and a worker with one core. Gives the master's address."""
+async def open_cluster(directory: Path, secret: str) -> AsyncIterator[str]:
+    """A master and a worker with one core, which talk to who knows the secret. Gives the master's address."""
     master, web = f"spark://127.0.0.1:{free_ports()}", ("--webui-port", "0")
     _, _, port = master.rpartition(":")
     classes = "org.apache.spark.deploy"
+    conf = {"spark.authenticate": "true", "spark.authenticate.secret": secret, "spark.network.crypto.enabled": "true"}
+    protected = {"SPARK_DAEMON_JAVA_OPTS": " ".join(f"-D{name}={value}" for name, value in conf.items())}
     master_command = [f"{classes}.master.Master", "--host", "127.0.0.1", "--port", port, *web]
     worker_command = [
         *(f"{classes}.worker.Worker", "--host", "127.0.0.1", *web, "--cores", "1", "--memory", "1g"),
         *("--work-dir", str(directory / "work"), master),
     ]
     async with (
-        _server(directory, "master", master_command, "I have been elected leader"),
-        _server(directory, "worker", worker_command, "Successfully registered with master"),
+        _server(directory, "master", master_command, "I have been elected leader", protected),
+        _server(directory, "worker", worker_command, "Successfully registered with master", protected),
     ):
         yield master
 
 
 @asynccontextmanager
-async def open_connect_server(directory: Path) -> AsyncIterator[str]:
-    """A Spark Connect server. Gives its address."""
+async def open_connect_server(directory: Path, token: str) -> AsyncIterator[str]:
+    """A Spark Connect server that asks for a token. Gives its address."""
     port = free_ports()
     conf = {
         "spark.master": "local[2,4]",
@@ -50,6 +53,7 @@ async def open_connect_server(directory: Path) -> AsyncIterator[str]:
         "spark.driver.extraJavaOptions": " ".join(["-XX:+UseSerialGC", *aot.use_options(aot.find_cache(find_java()))]),
         "spark.local.dir": str(directory),
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
+        "spark.connect.authenticate.token": token,
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.connect.grpc.binding.port": str(port),
         "spark.python.unix.domain.socket.enabled": "true",
@@ -61,34 +65,45 @@ async def open_connect_server(directory: Path) -> AsyncIterator[str]:
         "org.apache.spark.sql.connect.service.SparkConnectServer",
     ]
     async with _server(directory, "connect", [*server, *options, "spark-internal"], "Spark Connect server started"):
-        yield f"sc://127.0.0.1:{port}"
+        # PySpark sends a token in the clear to nowhere else.
+        yield f"sc://localhost:{port}"
 
 
 @asynccontextmanager
-async def _server(directory: Path, name: str, arguments: Sequence[str], ready: str) -> AsyncIterator[None]:
+async def _server(
+    directory: Path,
+    name: str,
+    arguments: Sequence[str],
+    ready: str,
+    variables: Mapping[str, str] = MappingProxyType({}),
+) -> AsyncIterator[None]:
     """One process of Spark's, which has said that it is ready."""
     # Of its own, with a name that is short enough for the sockets in it.
     with tempfile.TemporaryDirectory(prefix="spark-", ignore_cleanup_errors=True) as temporary:
-        async with _server_in(directory, temporary, name, arguments, ready):
+        async with _server_in(directory, temporary, name, arguments, ready, variables):
             yield
 
 
 @asynccontextmanager
 async def _server_in(
-    directory: Path, temporary: str, name: str, arguments: Sequence[str], ready: str
+    directory: Path, temporary: str, name: str, arguments: Sequence[str], ready: str, variables: Mapping[str, str]
 ) -> AsyncIterator[None]:
     directory.mkdir(exist_ok=True)
     log = directory / f"{name}.log"
-    environment = os.environ | {
-        "JAVA_HOME": str(find_java().home),
-        "SPARK_HOME": str(spark_home()),
-        "SPARK_LOCAL_IP": "127.0.0.1",
-        "PYSPARK_PYTHON": sys.executable,
-        # Of a Connect server it is the heap, which has to be this large at least.
-        "SPARK_DAEMON_MEMORY": "512m",
-        # Also of the executors that a worker starts: they are killed, and remove nothing.
-        "JAVA_TOOL_OPTIONS": f"-Djava.io.tmpdir={temporary}",
-    }
+    environment = (
+        os.environ
+        | dict(variables)
+        | {
+            "JAVA_HOME": str(find_java().home),
+            "SPARK_HOME": str(spark_home()),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "PYSPARK_PYTHON": sys.executable,
+            # Of a Connect server it is the heap, which has to be this large at least.
+            "SPARK_DAEMON_MEMORY": "512m",
+            # Also of the executors that a worker starts: they are killed, and remove nothing.
+            "JAVA_TOOL_OPTIONS": f"-Djava.io.tmpdir={temporary}",
+        }
+    )
     with log.open("wb") as file:
         process = await asyncio.create_subprocess_exec(
             *tethered([str(spark_home() / "bin" / "spark-class"), *arguments]),

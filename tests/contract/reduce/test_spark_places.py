@@ -14,6 +14,7 @@ from tests.contract.reduce.test_spark_driver import SLEEPS
 from tests.spark_driver import open_spark_driver
 
 LIMIT_S = 240.0
+SECRET = "known-to-this-test"
 ON_LOOPBACK = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -43,16 +44,17 @@ async def check_jobs(client: SparkClient, directory: Path) -> None:
 
 
 async def test_a_standalone_cluster(tmp_path: Path) -> None:
-    async with asyncio.timeout(LIMIT_S), open_cluster(tmp_path / "cluster") as master:
-        with open_spark_driver(master=master, conf=ON_LOOPBACK) as driver:
+    conf = ON_LOOPBACK | {"spark.authenticate.secret": SECRET}
+    async with asyncio.timeout(LIMIT_S), open_cluster(tmp_path / "cluster", SECRET) as master:
+        with open_spark_driver(master=master, conf=conf, encryption=True) as driver:
             assert (await driver.ready()).master == master
             async with open_spark_client(driver.address) as client:
                 await check_jobs(client, tmp_path / "log")
 
 
 async def test_a_spark_connect_server(tmp_path: Path) -> None:
-    async with asyncio.timeout(LIMIT_S), open_connect_server(tmp_path / "server") as remote:
-        with open_spark_driver(remote=remote) as driver:
+    async with asyncio.timeout(LIMIT_S), open_connect_server(tmp_path / "server", SECRET) as remote:
+        with open_spark_driver(remote=remote, token=SECRET) as driver:
             answer = await driver.ready()
             assert (answer.master, answer.java_version) == (remote, "")
             async with open_spark_client(driver.address) as client:

@@ -121,8 +121,11 @@ class SqlProgram(_message.Message):
 
     QUERY_FIELD_NUMBER: _builtins.int
     VALUE_FIELD_NUMBER: _builtins.int
+    UNSAFE_FIELD_NUMBER: _builtins.int
     query: _builtins.str
     """Over the table `window`."""
+    unsafe: _builtins.bool
+    """It may do all that Spark can: call Java, read files."""
     @_builtins.property
     def value(self) -> Global___ValueSchema: ...
     def __init__(
@@ -130,10 +133,11 @@ class SqlProgram(_message.Message):
         *,
         query: _builtins.str = ...,
         value: Global___ValueSchema | None = ...,
+        unsafe: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["query", b"query", "value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["query", b"query", "unsafe", b"unsafe", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -13,17 +13,18 @@ import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
 import pyarrow as pa
 
-from millstream.errors import MillstreamError, RetryLaterError
+from millstream.errors import MillstreamError, RetryLaterError, UserError
 from millstream.limits import GRPC_MESSAGE_BYTES_MAX
 from millstream.retry import Backoff
 from millstream.wire.reduce.v1 import spark_pb2, spark_pb2_grpc
 from millstream_reduce.spark.results import RESULT_SCHEMA
+from millstream_reduce.spark.tokens import call_metadata
 from millstream_reduce.spark.transfer import decoded_rows, error_of
 
 _log = logging.getLogger(__name__)
@@ -59,19 +60,20 @@ Answer = TypeVar("Answer")
 class SparkClient:
     """Made by `open_spark_client`."""
 
-    def __init__(self, address: str, channel: grpc.aio.Channel) -> None:
+    def __init__(self, address: str, channel: grpc.aio.Channel, token: str) -> None:
         self._address = address
+        self._metadata = call_metadata(token)
         self._stub = spark_pb2_grpc.SparkDriverStub(channel)
         self._rng = random.Random()
 
     async def describe(self) -> spark_pb2.DescribeResponse:
         """What runs there. Waits until Spark is ready."""
-        return await self._ask(lambda: self._stub.Describe(spark_pb2.DescribeRequest(), wait_for_ready=True))
+        return await self._ask(lambda: self._call(self._stub.Describe, spark_pb2.DescribeRequest()))
 
     async def check(self, program: spark_pb2.Program) -> spark_pb2.CheckResponse:
         """Whether a program can run."""
         request = spark_pb2.CheckRequest(program=program)
-        return await self._ask(lambda: self._stub.Check(request, wait_for_ready=True))
+        return await self._ask(lambda: self._call(self._stub.Check, request))
 
     async def run(self, request: spark_pb2.RunRequest) -> tuple[pa.Table, spark_pb2.RunSummary]:
         """Compute windows. The rows are as `RunResponse.rows` says; they are all there when the summary is.
@@ -82,11 +84,14 @@ class SparkClient:
 
     async def _run_once(self, request: spark_pb2.RunRequest) -> tuple[pa.Table, spark_pb2.RunSummary]:
         parts: list[bytes] = []
-        async for message in self._stub.Run(request, wait_for_ready=True):
+        async for message in self._call(self._stub.Run, request):
             if message.WhichOneof("part") == "summary":
                 return decoded_rows(parts, RESULT_SCHEMA), message.summary
             parts.append(message.rows)
         raise MillstreamError(f"the Spark driver at {self._address} ended an answer without its summary")
+
+    def _call(self, method: Callable[..., Any], request: Any) -> Any:
+        return method(request, metadata=self._metadata, wait_for_ready=True)
 
     async def _ask(self, ask: Callable[[], Awaitable[Answer]]) -> Answer:
         """Ask until there is an answer."""
@@ -111,13 +116,20 @@ class SparkClient:
             return ours
         if ours is not None:
             raise ours from None
+        if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+            raise UserError(
+                f"the Spark driver at {self._address} refuses: {text}. It and its vertices need the same one"
+            )
         if error.code() in _FOR_GOOD:
             raise MillstreamError(f"the Spark driver at {self._address} refuses a request: {error.code().name}: {text}")
         return RetryLaterError(f"the Spark driver at {self._address} has gone away ({error.code().name})")
 
 
 @asynccontextmanager
-async def open_spark_client(address: str) -> AsyncIterator[SparkClient]:
-    """A client of the driver at a gRPC address, "unix:/path" or "host:port". It need not be there yet."""
+async def open_spark_client(address: str, token: str = "") -> AsyncIterator[SparkClient]:
+    """A client of the driver at a gRPC address, "unix:/path" or "host:port". It need not be there yet.
+
+    `token`: what the driver asks for, at a port.
+    """
     async with grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS) as channel:
-        yield SparkClient(address, channel)
+        yield SparkClient(address, channel, token)

@@ -48,6 +48,9 @@ _LOCAL_CONF = {
     "spark.sql.adaptive.enabled": "false",
 }
 
+SECRET = "spark.authenticate.secret"
+"""Setting with the secret that a standalone cluster was given."""
+
 _CLUSTER_CONF = {
     "spark.log.level": "WARN",
     "spark.sql.shuffle.partitions": str(_CLUSTER_PARTITIONS),
@@ -75,6 +78,7 @@ def driver_conf(settings: SparkSettings, places: Places, java_options: Sequence[
     ours = {
         **SQL_CONF,
         **_DRIVER_CONF,
+        **_protection(settings),
         "spark.app.name": settings.name,
         "spark.driver.memory": f"{settings.driver_memory_bytes // MIB}m",
         "spark.local.dir": str(places.scratch),
@@ -92,6 +96,18 @@ def driver_conf(settings: SparkSettings, places: Places, java_options: Sequence[
         options = [option for option in options if not _names_collector(option)]
     joined = " ".join([*(_quoted(option) for option in options), *([theirs] if theirs else [])])
     return {**ours, **settings.conf, _JAVA_OPTIONS: joined}
+
+
+def _protection(settings: SparkSettings) -> dict[str, str]:
+    """Who may talk to the driver and its executors, and what others may read of it."""
+    # A standalone master and its workers have a secret that whoever runs them has given them; elsewhere Spark makes one
+    # for each run, which no command line shows.
+    if settings.effective_master.startswith("spark://") and SECRET not in settings.conf:
+        return {}
+    ours = {"spark.authenticate": "true"}
+    if settings.encryption:
+        ours |= {"spark.network.crypto.enabled": "true", "spark.io.encryption.enabled": "true"}
+    return ours
 
 
 def _options(settings: SparkSettings, places: Places) -> list[str]:

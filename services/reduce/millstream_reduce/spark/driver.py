@@ -33,6 +33,7 @@ from millstream.telemetry.logging import configure_logging
 from millstream_reduce.spark.jvm import SparkEndedError
 from millstream_reduce.spark.session import SessionLostError, open_session
 from millstream_reduce.spark.settings import SparkSettings
+from millstream_reduce.spark.tokens import TOKEN_VARIABLE, check_address
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +72,8 @@ def _settings(options: argparse.Namespace) -> SparkSettings:
 
 
 async def _serve(settings: SparkSettings, address: str, begun_s: float) -> int:
+    token = os.environ.get(TOKEN_VARIABLE, "")
+    check_address(address, token)
     stopped, ready = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     start_heartbeat(loop)
@@ -78,7 +81,7 @@ async def _serve(settings: SparkSettings, address: str, begun_s: float) -> int:
     # Ctrl-C in a terminal reaches the whole group; the runner decides when the driver stops.
     loop.add_signal_handler(signal.SIGINT, lambda: None)
     async with open_tasks() as tasks:
-        serving = tasks.create_task(_open_and_serve(settings, address, begun_s, ready, stopped), name="serve")
+        serving = tasks.create_task(_open_and_serve(settings, address, token, begun_s, ready, stopped), name="serve")
         stopping = tasks.create_task(stopped.wait(), name="stop")
         await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
         if ready.is_set():
@@ -89,14 +92,14 @@ async def _serve(settings: SparkSettings, address: str, begun_s: float) -> int:
 
 
 async def _open_and_serve(
-    settings: SparkSettings, address: str, begun_s: float, ready: asyncio.Event, stopped: asyncio.Event
+    settings: SparkSettings, address: str, token: str, begun_s: float, ready: asyncio.Event, stopped: asyncio.Event
 ) -> None:
     async with open_tasks() as tasks:
         # The JVM takes longest to start, so it is started first; what this process needs is imported meanwhile.
         importing = tasks.create_task(asyncio.to_thread(_import_serving), name="imports")
         async with open_session(settings) as session:
             serving = await importing
-            await serving.serve(session, settings.directory, address, begun_s, ready, stopped)
+            await serving.serve(session, settings.directory, address, token, begun_s, ready, stopped)
 
 
 def _import_serving() -> ModuleType:
@@ -134,7 +137,9 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="millstream_reduce.spark.driver", description=__doc__)
-    parser.add_argument("--address", required=True, help="where to listen: unix:/path or host:port")
+    parser.add_argument(
+        "--address", required=True, help=f"where to listen: unix:/path, or host:port with a token in {TOKEN_VARIABLE}"
+    )
     told = parser.add_mutually_exclusive_group(required=True)
     told.add_argument("--resolved", type=Path, help="the resolved pipeline, as `millstream compile` writes it")
     told.add_argument("--settings", type=Path, help="a file as `SparkSettings.to_json` writes it")

@@ -1,7 +1,7 @@
 """The JVM of a driver: one child process that is Spark.
 
-Above it: the session. Below it: Spark's own launcher, which tells the command, and Java. It knows how the process
-starts, talks and ends, nothing of jobs.
+Above it: the session. Below it: Spark's own launcher, which tells the command (`launching`), and Java. It knows how the
+process starts, talks and ends, nothing of jobs.
 
 The command is not run as the launcher gives it: the jars are named one by one, because `jars/*` is in the order of the
 directory, and an ahead-of-time cache holds for one order only; and it lies in a file, where `ps` shows no passwords.
@@ -24,12 +24,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from millstream.background import open_tasks
-from millstream.errors import EnvironmentFault
+from millstream.errors import EnvironmentFault, UserError
 from millstream.files import write_private
 from millstream.health import Health, Patience
 from millstream.tether import tethered
 from millstream.udf.environment import inherited
 from millstream_reduce.spark.java import MLLIB_MODULE, Java, spark_home
+from millstream_reduce.spark.launching import Question, java_arguments, launcher_jar
 from millstream_reduce.spark.watching import Ask, SignsOfLife
 
 _log = logging.getLogger(__name__)
@@ -40,9 +41,14 @@ STOP_TIMEOUT_S = 10.0
 _POLL_S = 0.01
 _LINES_KEPT = 12
 _LINE_BYTES_MAX = 64 * 1024
+_COMPILER = "C2 CompilerThre"
+"""Its thread, as the system shows it. Threads that it starts have its priority."""
+_COMPILER_NICENESS = 10
 _OUT_OF_MEMORY_EXIT = 3
 """Exit code that -XX:+ExitOnOutOfMemoryError gives."""
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_USAGE_ERROR = b"\0--usage-error\0"
+"""In the launcher's answer, when it could make nothing of what it was asked."""
 _PORT = struct.Struct("!i")
 _DATED = re.compile(r"\d\d/\d\d/\d\d \d\d:\d\d:\d\d (?P<level>[A-Z]+) (?P<text>.*)")
 _NOT_INHERITED = re.compile(r"SPARK_(REMOTE|API_MODE|CONNECT_MODE.*|HOME|TESTING)|PYSPARK_(SUBMIT_ARGS|GATEWAY_.*)")
@@ -152,9 +158,10 @@ async def open_jvm(command: JvmCommand) -> AsyncIterator[tuple[Jvm, Gateway]]:
     connection = command.directory / "gateway"
     environment = _environment(command, connection)
     try:
-        arguments = _arguments(command, await _launcher_command(command, environment))
+        question = Question(command.java, command.master, command.conf, environment, command.directory)
+        launched = await java_arguments(question, lambda asked: _ask_launcher(command, environment, asked))
         process = await asyncio.create_subprocess_exec(
-            *tethered(arguments),
+            *tethered(_arguments(command, launched)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
@@ -171,11 +178,13 @@ async def open_jvm(command: JvmCommand) -> AsyncIterator[tuple[Jvm, Gateway]]:
     async with open_tasks() as tasks:
         reading = tasks.create_task(_read_lines(process.stdout, jvm), name="output of the JVM")
         watching = tasks.create_task(jvm.end_when_hung(), name="watch over the JVM")
+        holding = tasks.create_task(_hold_back_compiler(process.pid), name="hold back the compiler")
         try:
             yield jvm, await _gateway(process, jvm, connection)
         finally:
             # One that ends answers nothing, and has a limit of its own.
             watching.cancel()
+            holding.cancel()
             # It ends when its standard input does; what it removes at its end is worth a moment.
             process.stdin.close()
             with suppress(TimeoutError):
@@ -188,13 +197,11 @@ async def open_jvm(command: JvmCommand) -> AsyncIterator[tuple[Jvm, Gateway]]:
             reading.cancel()
 
 
-async def _launcher_command(command: JvmCommand, environment: Mapping[str, str]) -> list[str]:
+async def _ask_launcher(command: JvmCommand, environment: Mapping[str, str], arguments: Sequence[str]) -> list[str]:
     """What Spark's launcher would run."""
-    options = [part for name, value in command.conf.items() for part in ("--conf", f"{name}={value}")]
     asking = [
         *(str(command.java.executable), "-Xmx64m", "-XX:+UseSerialGC", "-XX:-UsePerfData", "-XX:TieredStopAtLevel=1"),
-        *("-cp", str(next((spark_home() / "jars").glob("spark-launcher_*.jar"))), "org.apache.spark.launcher.Main"),
-        *("org.apache.spark.deploy.SparkSubmit", "--master", command.master, *options, "pyspark-shell"),
+        *("-cp", str(launcher_jar()), "org.apache.spark.launcher.Main", *arguments),
     ]
     process = await asyncio.create_subprocess_exec(
         *tethered(asking),
@@ -209,20 +216,24 @@ async def _launcher_command(command: JvmCommand, environment: Mapping[str, str])
         watching = tasks.create_task(jvm.end_when_hung(), name="watch over the launcher")
         answer, errors = await process.communicate()
         watching.cancel()
-    _, begun, arguments = answer.partition(b"\0\n")
+    _, begun, launched = answer.partition(b"\0\n")
     code = process.returncode or 0
     if code < 0:
         raise SparkEndedError(f"Spark does not start: {await jvm.ended()}", jvm.killed_by)
     if code != 0 or not begun:
         raise EnvironmentFault(f"{command.java.executable} does not run: {errors.decode(errors='replace').strip()}")
-    return [argument.decode() for argument in arguments.split(b"\0")[:-1]]
+    if _USAGE_ERROR in launched:
+        raise UserError(f"Spark does not take its settings (`spec.spark`): {errors.decode(errors='replace').strip()}")
+    return [argument.decode() for argument in launched.split(b"\0")[:-1]]
 
 
 def _arguments(command: JvmCommand, launched: Sequence[str]) -> list[str]:
     """The command that is run in place of the launcher's."""
-    _, *arguments = launched
+    arguments = list(launched)
     at = arguments.index("-cp") + 1
     arguments[at] = os.pathsep.join(path for part in arguments[at].split(os.pathsep) for path in _expanded(part))
+    options = [part for name, value in command.conf.items() for part in ("--conf", f"{name}={value}")]
+    arguments += ["--master", command.master, *options, "pyspark-shell"]
     file = command.directory / "java-arguments"
     write_private(file, "".join(f"{_argument_line(argument)}\n" for argument in arguments if argument != MLLIB_MODULE))
     return [str(command.java.executable), f"@{file}"]
@@ -260,7 +271,7 @@ def _environment(command: JvmCommand, connection: Path) -> dict[str, str]:
 
 def _scala_version() -> str:
     """The launcher wants to know; "2.13" of `spark-launcher_2.13-4.3.0.jar`."""
-    return next((spark_home() / "jars").glob("spark-launcher_*.jar")).name.split("_")[1].split("-")[0]
+    return launcher_jar().name.split("_")[1].split("-")[0]
 
 
 async def _gateway(process: asyncio.subprocess.Process, jvm: Jvm, connection: Path) -> Gateway:
@@ -279,6 +290,21 @@ async def _gateway(process: asyncio.subprocess.Process, jvm: Jvm, connection: Pa
     (port,) = _PORT.unpack_from(data, 0)
     (length,) = _PORT.unpack_from(data, _PORT.size)
     return Gateway(port, data[2 * _PORT.size :][:length].decode())
+
+
+async def _hold_back_compiler(pid: int) -> None:
+    """Let Java's optimizing compiler work in what the rest leaves of the processors, where the system allows that.
+
+    It takes half of the processor time of a start, for code that is no faster before the start is over.
+    """
+    while True:
+        for name in Path(f"/proc/{pid}/task").glob("*/comm"):
+            # A thread may end meanwhile.
+            with suppress(OSError):
+                if name.read_text().startswith(_COMPILER):
+                    os.setpriority(os.PRIO_PROCESS, int(name.parent.name), _COMPILER_NICENESS)
+                    return
+        await asyncio.sleep(_POLL_S)
 
 
 async def _read_lines(stream: asyncio.StreamReader, jvm: Jvm) -> None:

@@ -20,6 +20,8 @@ def settings_of(pipeline: Pipeline, base_dir: Path, directory: Path) -> SparkSet
         directory=directory,
         master=spark.master if spark is not None else None,
         remote=spark.remote if spark is not None else None,
+        token=resolve(spark.token, base_dir, "`token` in spec.spark") if spark is not None and spark.token else "",
+        encryption=spark is not None and spark.encryption,
         driver_memory_bytes=int(spark.driver_memory) if spark is not None else DRIVER_MEMORY_BYTES,
         conf=conf,
         name=pipeline.name,

@@ -22,6 +22,7 @@ from millstream_reduce.spark.executor import Executor
 from millstream_reduce.spark.manifest import JobWindow
 from millstream_reduce.spark.service import SERVER_OPTIONS, SparkDriverService
 from millstream_reduce.spark.session import Session, probe
+from millstream_reduce.spark.tokens import TokenInterceptor
 
 _log = logging.getLogger(__name__)
 
@@ -36,19 +37,26 @@ _BUSY_S = 0.1
 
 
 async def serve(
-    session: Session, directory: Path, address: str, begun_s: float, ready: asyncio.Event, stopped: asyncio.Event
+    session: Session,
+    directory: Path,
+    address: str,
+    token: str,
+    begun_s: float,
+    ready: asyncio.Event,
+    stopped: asyncio.Event,
 ) -> None:
     """Serve on `address` until `stopped`. Sets `ready` when it does. Raises `SessionLostError` and `EnvironmentFault`.
 
+    `token`: without it nobody is answered, if there is one.
     `begun_s`: when the process was started, for the description.
     """
     windows = warm_up.write_windows(directory / "warm-up")
     async with open_tasks() as tasks:
         ending = tasks.create_task(_end_with(session), name="end of Spark")
         await _first_task(session)
-        executor = Executor(session, jobs.run)
+        executor = Executor(session, jobs.run, prove=lambda: session.run(warm_up.warm_up, windows))
         description = _described(session, time.monotonic() - begun_s)
-        server = await _open_server(SparkDriverService(session, executor, jobs.check, description), address)
+        server = await _open_server(SparkDriverService(session, executor, jobs.check, description), address, token)
         try:
             background = [
                 ending,
@@ -64,8 +72,8 @@ async def serve(
             task.cancel()
 
 
-async def _open_server(service: SparkDriverService, address: str) -> grpc.aio.Server:
-    server = grpc.aio.server(options=SERVER_OPTIONS)
+async def _open_server(service: SparkDriverService, address: str, token: str) -> grpc.aio.Server:
+    server = grpc.aio.server(interceptors=[TokenInterceptor(token)] if token else [], options=SERVER_OPTIONS)
     spark_pb2_grpc.add_SparkDriverServicer_to_server(service, server)
     try:
         bound = server.add_insecure_port(address)
@@ -107,8 +115,6 @@ async def _say_when_long(session: Session) -> None:
 
 async def _run_jobs(session: Session, executor: Executor, windows: Sequence[JobWindow]) -> None:
     """Run what is asked for, and the warm-up in its gaps. Raises `EnvironmentFault` where no job can run."""
-    # Before anybody's: where Spark cannot run the simplest job, no window is at fault, and none may be given up.
-    await session.run(warm_up.warm_up, windows)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(executor.serve(), name="requests")
         tasks.create_task(_warm_up(session, executor, windows), name="warm-up")

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import quote
 
 from millstream.background import open_tasks
 from millstream.errors import EnvironmentFault, MillstreamError, UserError
@@ -287,11 +288,19 @@ def _connect(settings: SparkSettings) -> SparkSession:
     from pyspark.sql import SparkSession
 
     _hush_queries()
-    builder = SparkSession.builder.remote(settings.place)
+    builder = SparkSession.builder.remote(_with_token(settings))
     session: SparkSession = builder.create()
     for name, value in session_conf(settings).items():
         session.conf.set(name, value)
     return session
+
+
+def _with_token(settings: SparkSettings) -> str:
+    """The server's address with what it asks for, which makes PySpark encrypt the connection."""
+    if not settings.token:
+        return settings.place
+    server, _, parameters = settings.place.removeprefix("sc://").partition("/")
+    return f"sc://{server}/{parameters.rstrip(';')};token={quote(settings.token, safe='')}"
 
 
 async def _stop(calls: ThreadPoolExecutor, spark: SparkSession) -> None:

@@ -32,6 +32,10 @@ class SparkSettings:
     """As Spark writes it; None: on this machine, unless there is a `remote`."""
     remote: str | None = None
     """Address of a Spark Connect server, "sc://host:port"; None: Spark is started here."""
+    token: str = ""
+    """What the Spark Connect server asks for."""
+    encryption: bool = False
+    """Of what Spark's processes send each other, and of what they write beside the heap."""
     driver_memory_bytes: int = DRIVER_MEMORY_BYTES
     """Heap of the JVM that is started here."""
     conf: Mapping[str, str] = field(default_factory=dict)

@@ -21,7 +21,7 @@ from pyspark.sql import types as spark_types
 
 from millstream.errors import UserError
 from millstream.wire.reduce.v1 import spark_pb2
-from millstream_reduce.spark import faults
+from millstream_reduce.spark import faults, safety
 from millstream_reduce.spark.avro import fields_of_avro
 from millstream_reduce.spark.batching import TABLE, batched
 from millstream_reduce.spark.decoding import AvroDecoder, CsvDecoder, Decoder, Field, JsonDecoder
@@ -101,8 +101,10 @@ def plan_sql(spark: SparkSession, program: spark_pb2.SqlProgram) -> SqlPlan:
     declared = _declared(spark, program.value)
     fields = tuple(field.name for field in declared)
     full = _table(program.value, declared, COLUMNS, fields)
+    if not program.unsafe:
+        _check_text(spark, query)
     with _view(spark, spark.createDataFrame([], full.rows), full.window) as name:
-        results = _analyse(spark, alone(query, name), query)
+        results = _analyse(spark, alone(query, name), query, only=None if program.unsafe else name)
     _check_results(results)
     if not reads_table(query, TABLE):
         raise QueryFault(f"the query does not read the table `{TABLE}`: its results would say nothing of any record")
@@ -209,9 +211,25 @@ def _view(spark: SparkSession, base: DataFrame, window: Sequence[str]) -> Iterat
         yield name
 
 
-def _analyse(spark: SparkSession, statement: str, query: str) -> tuple[ResultColumn, ...]:
+def _check_text(spark: SparkSession, query: str) -> None:
+    """Before Spark looks anything up that it names. Raises `QueryFault`."""
     try:
-        schema = spark.sql(statement).schema
+        safety.check_text(spark, query, TABLE)
+    except ParseException as error:
+        raise QueryFault(faults.sentence(str(error))) from error
+    except safety.UnsafeQueryError as error:
+        raise QueryFault(str(error)) from error
+
+
+def _analyse(spark: SparkSession, statement: str, query: str, only: str | None = None) -> tuple[ResultColumn, ...]:
+    """The columns of a statement. `only`: the table that it may read, where it may do nothing else."""
+    try:
+        frame = spark.sql(statement)
+        if only is not None:
+            safety.check_analysed(spark, frame, only, QUERY_LINE)
+        schema = frame.schema
+    except safety.UnsafeQueryError as error:
+        raise QueryFault(str(error)) from error
     except ParseException as error:
         raise QueryFault(_syntax_fault(spark, query)) from error
     except PySparkException as error:
