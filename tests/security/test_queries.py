@@ -41,7 +41,7 @@ TRICKS = {
     "SELECT * FROM __rows_0, window": "it reads `__rows_0`",
     "SELECT 1 FROM window) AS t, (SELECT * FROM text.`FILE`": "line 1, column 21: Syntax error",
     "ADD JAR 'FILE'": "it is not a query",
-    "ADD FILE FILE": "it is not a query",
+    "ADD ARCHIVE 'FILE'": "it is not a query",
     "CREATE FUNCTION f AS 'org.apache.Any' USING JAR 'FILE'": "it is not a query",
     "CREATE TABLE t USING csv OPTIONS (path 'FILE')": "it is not a query",
     "INSERT OVERWRITE DIRECTORY 'FILE' USING csv SELECT * FROM window": "it is not a query",

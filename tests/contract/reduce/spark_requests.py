@@ -18,9 +18,9 @@ from millstream_reduce.spark.client import SparkClient
 QUERY = "SELECT key, count(*) AS n, sum(value.n) AS total, window_start FROM window GROUP BY key, window_start"
 
 
-def sql(query: str = QUERY) -> spark_pb2.Program:
+def sql(query: str = QUERY, *, unsafe: bool = False) -> spark_pb2.Program:
     value = spark_pb2.ValueSchema(format="json", fields="n BIGINT")
-    return spark_pb2.Program(sql=spark_pb2.SqlProgram(query=query, value=value), keyed=True)
+    return spark_pb2.Program(sql=spark_pb2.SqlProgram(query=query, value=value, unsafe=unsafe), keyed=True)
 
 
 def write_windows(directory: Path, *numbers: Sequence[int]) -> list[wal_pb2.Window]:

@@ -100,7 +100,7 @@ async def test_damage_of_a_log_is_told_as_what_it_is_and_hurts_nobody_else(clien
 
 
 async def test_a_request_that_is_taken_back_stops_its_job(client: SparkClient, tmp_path: Path) -> None:
-    program = sql(SLEEPS)
+    program = sql(SLEEPS, unsafe=True)
     short, long = write_windows(tmp_path, [1], [600_000])
     await client.run(request(tmp_path, [short], program))
     async with asyncio.TaskGroup() as tasks:

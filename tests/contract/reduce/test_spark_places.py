@@ -32,7 +32,7 @@ async def check_jobs(client: SparkClient, directory: Path) -> None:
     table, _ = await client.run(request(directory, windows))
     assert totals(table) == expected_totals(*numbers)
     assert not (await client.check(sql())).faults
-    sleeps = sql(SLEEPS)
+    sleeps = sql(SLEEPS, unsafe=True)
     long = write_windows(directory / "long", [600_000])
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(client.run(request(directory / "long", long, sleeps)))

@@ -1,19 +1,18 @@
 """A query is data: it may read the table `window` and compute, and nothing else.
 
-    the query's text ─► Spark's parser ─► names and relations ─► the analysed plan ─► operators and expressions
+    the query's text ─► Spark's own parser ─► operators, relations and functions, each looked up in lists
 
-Looked at twice. As it is parsed: what it names, before Spark looks anything up, because to look up a path is to read
-it. As it is analysed: what the names have become, so that none hides behind another. Only what is known to touch
-nothing outside is let through; whoever needs more says `unsafe: true`.
+It is looked at before Spark looks anything up that it names, because to look up a path is to read it. Only what is
+known to touch nothing outside is let through; whoever needs more says `unsafe: true`.
 
-Above it: `sql`. Below it: plans of Spark's JVM. A Spark Connect server has no plans to look at: there the text is
-looked at as `millstream validate --file-only` does, and the server's own rights are the limit.
+Above it: `sql`. Below it: the parser and the functions of Spark's JVM. A Spark Connect server shows neither: there the
+text is looked at as `millstream validate --file-only` does, and the server's own rights are the limit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 from py4j.java_gateway import is_instance_of  # type: ignore[import-untyped]
 from pyspark import SparkContext
@@ -43,17 +42,20 @@ _OPERATORS = frozenset({
     "RepartitionByExpression", "ResolvedHint", "ResolvedInlineTable", "Sample", "Sort", "Subquery", "SubqueryAlias",
     "Tail", "Transpose", "Union", "UnionLoop", "UnionLoopRef", "Unpivot", "UnresolvedHint", "UnresolvedWith", "Window",
     "WithCTE", "WithWindowDefinition",
-    # Only before the analysis.
     "UnresolvedGenerator", "UnresolvedHaving", "UnresolvedInlineTable", "UnresolvedRelation",
     "UnresolvedSubqueryColumnAliases", "UnresolvedTVFAliases", "UnresolvedTableValuedFunction", "UnresolvedTranspose",
 })  # fmt: skip
 """Names of Spark's logical operators that compute over the rows they get."""
+_LEAVES = (".Literal", ".UnresolvedAttribute", ".UnresolvedStar", ".UnresolvedRelation")
+"""Have nothing in them. To ask a JVM takes time."""
 _TABLE_FUNCTIONS = frozenset({
     "range", "explode", "explode_outer", "posexplode", "posexplode_outer", "inline", "inline_outer", "stack",
     "json_tuple", "variant_explode", "variant_explode_outer",
 })  # fmt: skip
 _UNSAFE = "Write it without; where the query may do all that the runner may, set `unsafe: true` beside it"
 
+_PLAN = "org.apache.spark.sql.catalyst.plans.QueryPlan"
+_WITH_PLAN = "org.apache.spark.sql.catalyst.expressions.PlanExpression"
 _instances: dict[tuple[str, str], bool] = {}
 """Whether Java's classes, by name, are of a kind. Asking takes longer than walking."""
 
@@ -72,35 +74,18 @@ def check_text(spark: SparkSession, query: str, table: str) -> None:
             raise UnsafeQueryError(f"{found}. {_UNSAFE}")
         return
     java: Any = spark._jsparkSession
-    plan = java.sessionState().sqlParser().parsePlan(query)
+    state = java.sessionState()
+    plan = state.sqlParser().parsePlan(query)
     short = _class_name(plan).rpartition(".")[2]
     if short not in _OPERATORS and short != "ScriptTransformation":
         raise UnsafeQueryError("it is not a query: write one SELECT")
     nodes = list(_nodes(plan))
-    known = {table.lower(), *(name for node in nodes for name in _names_given(node))}
-    for node in nodes:
-        _check_parsed(node, known)
+    known = {table.lower(), *(given for node, name in nodes for given in _names_given(node, name))}
+    for node, name in nodes:
+        _check_node(node, name, known, state.catalog())
 
 
-def check_analysed(spark: SparkSession, frame: Any, view: str, line: int) -> None:
-    """Raise `UnsafeQueryError` where an analysed query does something that is not known to be harmless.
-
-    `view`: the table that it may read. `line`: of the statement, on which the user's text begins.
-    """
-    if type(spark) is not SparkSession:
-        return
-    for node in _nodes(frame._jdf.queryExecution().analyzed(), view):
-        name = _class_name(node)
-        short = name.rpartition(".")[2]
-        if _is_plan(node):
-            if short not in _OPERATORS:
-                _refuse(node, f"it reads or does something outside of its window ({short})", line)
-        elif name.startswith(_REFUSED_EXPRESSIONS) or not name.startswith(_EXPRESSIONS):
-            _refuse(node, f"it calls `{_called(node)}`, which is more than a computation", line)
-
-
-def _check_parsed(node: Any, known: set[str]) -> None:
-    name = _class_name(node)
+def _check_node(node: Any, name: str, known: set[str], catalog: Any) -> None:
     short = name.rpartition(".")[2]
     if "Identifier" in short and "Unresolved" in short:
         _refuse(node, "it has a name put together with IDENTIFIER, so that nobody can see what it names")
@@ -114,40 +99,50 @@ def _check_parsed(node: Any, known: set[str]) -> None:
         if function not in _TABLE_FUNCTIONS:
             _refuse(node, f"it calls `{function}`, which may read more than its window")
     elif short == "UnresolvedFunction":
-        function = str(node.nameParts().apply(node.nameParts().size() - 1)).lower()
-        if function in UNSAFE_FUNCTIONS:
-            _refuse(node, f"it calls `{function}`, {UNSAFE_FUNCTIONS[function]}")
+        parts = [str(node.nameParts().apply(at)).lower() for at in range(node.nameParts().size())]
+        _check_function(node, parts, catalog)
     elif short == "UnresolvedGenerator":
-        function = str(node.name().funcName()).lower()
-        if function in UNSAFE_FUNCTIONS:
-            _refuse(node, f"it calls `{function}`, {UNSAFE_FUNCTIONS[function]}")
-    elif _is_plan(node) and short not in _OPERATORS:
-        _refuse(node, f"it is, or has in it, more than a SELECT ({short})")
-    elif not _is_plan(node) and not name.startswith(_PARSED_EXPRESSIONS):
+        _check_function(node, [str(node.name().funcName()).lower()], catalog)
+    elif _is_instance(node, name, _PLAN):
+        if short not in _OPERATORS:
+            _refuse(node, f"it is, or has in it, more than a SELECT ({short})")
+    elif not name.startswith(_PARSED_EXPRESSIONS):
         _refuse(node, f"it does more than compute ({short})")
 
 
-def _names_given(node: Any) -> Iterator[str]:
+def _check_function(node: Any, parts: list[str], catalog: Any) -> None:
+    *place, function = parts
+    if place not in ([], ["builtin"], ["system", "builtin"]):
+        _refuse(node, f"it calls `{'.'.join(parts)}`, which is none of Spark's own functions")
+    found = catalog.lookupBuiltinOrTempFunction(function)
+    # What is not there has no class, and the analysis says what may have been meant.
+    name = str(found.get().getClassName()) if found.isDefined() else _EXPRESSIONS
+    if function in UNSAFE_FUNCTIONS or name.startswith(_REFUSED_EXPRESSIONS) or not name.startswith(_EXPRESSIONS):
+        _refuse(node, f"it calls `{function}`, {UNSAFE_FUNCTIONS.get(function, 'which does more than compute')}")
+
+
+def _names_given(node: Any, class_name: str) -> Iterator[str]:
     """Names of `WITH`, which later parts may read."""
-    if _class_name(node).endswith(".UnresolvedWith"):
+    if class_name.endswith(".UnresolvedWith"):
         relations = node.cteRelations()
         for at in range(relations.size()):
             yield str(relations.apply(at).productElement(0)).lower()
 
 
-def _nodes(plan: Any, view: str = "") -> Iterator[Any]:
-    """A plan with all operators and expressions in it, those of its subqueries too; not what is below `view`."""
+def _nodes(plan: Any) -> Iterator[tuple[Any, str]]:
+    """A plan with all operators and expressions in it, those of its subqueries too, each with the name of its class."""
     waiting = [plan]
     while waiting:
         node = waiting.pop()
-        if view and _class_name(node).endswith(".SubqueryAlias") and str(node.alias()).lower() == view:
+        name = _class_name(node)
+        yield node, name
+        if name.endswith(_LEAVES):
             continue
-        yield node
         waiting += _members(node.children())
-        if _is_plan(node):
+        if _is_instance(node, name, _PLAN):
             waiting += _members(node.expressions())
             waiting += _members(node.innerChildren())
-        elif _holds_plan(node):
+        elif _is_instance(node, name, _WITH_PLAN):
             waiting.append(node.plan())
 
 
@@ -159,30 +154,16 @@ def _class_name(node: Any) -> str:
     return str(node.getClass().getName())
 
 
-def _is_plan(node: Any) -> bool:
-    return _is_instance(node, "org.apache.spark.sql.catalyst.plans.QueryPlan")
-
-
-def _holds_plan(node: Any) -> bool:
-    return _is_instance(node, "org.apache.spark.sql.catalyst.expressions.PlanExpression")
-
-
-def _is_instance(node: Any, of: str) -> bool:
-    name = _class_name(node)
+def _is_instance(node: Any, name: str, of: str) -> bool:
     if (name, of) not in _instances:
-        gateway = SparkContext._gateway
-        _instances[name, of] = bool(is_instance_of(gateway, node, of))
+        _instances[name, of] = bool(is_instance_of(SparkContext._gateway, node, of))
     return _instances[name, of]
 
 
-def _called(node: Any) -> str:
-    return str(node.prettyName())
-
-
-def _refuse(node: Any, what: str, first_line: int = 1) -> None:
+def _refuse(node: Any, what: str) -> NoReturn:
     origin = node.origin()
     line, column = origin.line(), origin.startPosition()
     where = ""
     if line.isDefined() and column.isDefined():
-        where = f"line {int(line.get()) - first_line + 1}, column {int(column.get()) + 1}: "
+        where = f"line {int(line.get())}, column {int(column.get()) + 1}: "
     raise UnsafeQueryError(f"{where}{what}. {_UNSAFE}")
