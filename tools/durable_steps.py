@@ -55,6 +55,7 @@ EXEMPT: Mapping[tuple[str, str], str] = {
     ("millstream/local/directory.py", "_sync_directory"): "whoever calls it is looked at",
     ("services/reduce/millstream_reduce/spark/aot.py", ""): "a cache of the JVM: made again when it is gone",
     ("services/reduce/millstream_reduce/spark/java.py", ""): "a launcher for a Java: made again when it is gone",
+    ("services/reduce/millstream_reduce/spark/launching.py", ""): "a command line: asked again when it is gone",
     ("services/reduce/millstream_reduce/spark/session.py", ""): "Spark's scratch space: emptied at every start",
     ("services/reduce/millstream_reduce/spark/jvm.py", ""): "how the driver finds its JVM: gone with both",
     ("services/reduce/millstream_reduce/spark/warm_up.py", ""): "windows to warm up with, in Spark's scratch space",
