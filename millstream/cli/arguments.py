@@ -381,6 +381,10 @@ def _add_bench(commands: Commands) -> None:
     latency = benches.add_parser("latency", help="latency from source to sink at a given rate")
     latency.add_argument("--rate", type=int, default=1000, metavar="N", help="records per second (default: 1000)")
     latency.add_argument("--seconds", type=float, default=10.0, metavar="S", help="how long (default: 10)")
+    for bench in (throughput, latency):
+        bench.add_argument(
+            "--tls", action="store_true", help="a second time with encrypted connections to the broker, for comparison"
+        )
     reduce = benches.add_parser("reduce", help="records into windows, and from the close of windows to their results")
     for option, default, text in (
         ("--ingest-records", 4_000_000, "for the rate of the queue"),

@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
             result = uvloop.run(_measure_reduce(directory, arguments))
             lines = _reduce_lines(result)
         else:
-            result = uvloop.run(_measure(arguments.bench, directory, _load(arguments), _durability(arguments)))
+            result = uvloop.run(_measure(arguments, directory, _load(arguments)))
             lines = _lines(result)
     if not arguments.json:
         print("\n".join(lines))
@@ -58,9 +58,14 @@ def _load(arguments: argparse.Namespace) -> Load:
     return Load(records=records, record_bytes=arguments.size, rate=arguments.rate, warm_up_s=_WARM_UP_S)
 
 
-async def _measure(bench: str, directory: Path, load: Load, durability: DurabilityLevel) -> dict[str, Any]:
+async def _measure(arguments: argparse.Namespace, directory: Path, load: Load) -> dict[str, Any]:
+    durability = _durability(arguments)
     (directory / "pipeline").mkdir()
     measured = await measure_map(directory / "pipeline", load, durability)
+    encrypted = None
+    if arguments.tls:
+        (directory / "encrypted").mkdir()
+        encrypted = await measure_map(directory / "encrypted", load, durability, tls=True)
     size = min(_RAW_RECORD_BYTES_MAX, max(_RAW_RECORD_BYTES_MIN, load.records * load.record_bytes))
     raw_per_s = await measure_raw_limit(
         directory / "raw",
@@ -68,7 +73,8 @@ async def _measure(bench: str, directory: Path, load: Load, durability: Durabili
         record_bytes=load.record_bytes,
         sync_always=durability is DurabilityLevel.FSYNC,
     )
-    return _result(bench, load, measured, raw_per_s)
+    result = _result(arguments.bench, load, measured, raw_per_s)
+    return result if encrypted is None else {**result, "tls": _result(arguments.bench, load, encrypted, raw_per_s)}
 
 
 def _result(bench: str, load: Load, measured: Measured, raw_per_s: float) -> dict[str, Any]:
@@ -109,11 +115,13 @@ def _lines(result: dict[str, Any]) -> list[str]:
         for name, use in result["processes"].items()
     ]
     limit, share = result["raw_limit_records_per_s"], result["share_of_limit"]
+    encrypted = [f"with TLS    {line}" for line in _lines(result["tls"])[1:4:2]] if "tls" in result else []
     return [
         f"generator -> map (Python, identity) -> blackhole: {result['records']:,} records of {size} bytes",
         f"rate        {rate:,} records/s ({rate * size / _MIB:.1f} MiB/s of values), stored twice on their way",
         f"limit       {limit:,} records/s into JetStream alone, stored once; the pipeline reaches {share:.0%} of it",
         f"latency     p50 {latency['p50']} ms, p99 {latency['p99']} ms, end to end",
+        *encrypted,
         f"durability  {result['durability']}",
         *aligned(rows, left={0}),
     ]

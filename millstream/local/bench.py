@@ -26,6 +26,7 @@ from millstream.local.screen import NoScreen
 from millstream.ports import free_ports
 from millstream.spec.loading import Loaded, load_text
 from millstream.telemetry.metrics import LATENCY
+from millstream.testing.certificates import make_certificate
 from millstream.watermark.jetstream import open_jetstream_ot_stores
 from millstream.watermark.store import OtStore
 from millstream.wire.nats import open_connection
@@ -115,8 +116,11 @@ class Measured:
     durability: str = ""
 
 
-async def measure_map(directory: Path, load: Load, durability: DurabilityLevel) -> Measured:
-    """Generator, a Python function that gives back what it gets, blackhole."""
+async def measure_map(directory: Path, load: Load, durability: DurabilityLevel, *, tls: bool = False) -> Measured:
+    """Generator, a Python function that gives back what it gets, blackhole. `tls`: connections to the broker are
+    encrypted."""
+    if tls:
+        make_certificate(directory / "data" / "broker")
     write_private(directory / "identity.py", _FUNCTION)
     text = _PIPELINE.format(rate=load.rate, records=load.records, size=load.record_bytes, buffer=BUFFER_RECORDS)
     pipeline = Pipeline(text, ("in-0", "map-0", "out-0"), "out-0", LATENCY)

@@ -27,6 +27,7 @@ from millstream.local.directory import ProcessIdentity, write_json, write_text
 from millstream.local.policy import Ending, backoff_s
 from millstream.local.processes import Child, open_child
 from millstream.ports import free_ports, is_free
+from millstream.testing.certificates import trusting
 from millstream.testing.nats_server import find_nats_server
 from millstream.wire.access import BrokerAccess
 from millstream.wire.nats_config import ACCOUNT, PASSWORD_VARIABLE, USER, new_password, server_config
@@ -40,6 +41,7 @@ STARTS_MAX = 10
 """In a row that may fail, of a broker that was ready before."""
 ACCESS_FILE = "access.json"
 _KEY_FILE = "key"
+CERTIFICATE_FILE, KEY_FILE = "server.pem", "server.key"
 _STOP_TIMEOUT_S = 10.0
 """From SIGTERM to SIGKILL. Every acknowledged write is in the store either way."""
 _POLL_S = 0.005
@@ -86,12 +88,16 @@ class EmbeddedBroker:
         """Set while the broker takes connections."""
         self.port = port if port is not None and is_free(port) else free_ports()
         self._key = new_password()
+        files = directory / CERTIFICATE_FILE, directory / KEY_FILE
+        # Put there by benchmarks that measure encryption; on the loopback it keeps nothing from anybody.
+        self._certificate = files if all(file.exists() for file in files) else None
+        self._tls = None if self._certificate is None else trusting(files[0])
         self.identity: ProcessIdentity | None = None
 
     @property
     def access(self) -> BrokerAccess:
         """How to reach it."""
-        return BrokerAccess(f"nats://127.0.0.1:{self.port}", user=USER, password=self._key)
+        return BrokerAccess(f"nats://127.0.0.1:{self.port}", user=USER, password=self._key, tls=self._tls)
 
     def stop(self) -> None:
         """Ask `serve` to end the broker."""
@@ -168,11 +174,15 @@ class EmbeddedBroker:
             port=self.port,
             sync_always=self._durability is DurabilityLevel.FSYNC,
             ports_dir=self._directory,
+            tls=self._certificate,
         )
         write_text(self._directory / "nats.conf", config, durable=False)
         # Not durable either: the next run has a key of its own.
         write_text(self._directory / _KEY_FILE, f"{self._key}\n", durable=False)
-        write_json(self._directory / ACCESS_FILE, {"user": USER, "password": {"file": _KEY_FILE}}, durable=False)
+        access: dict[str, object] = {"user": USER, "password": {"file": _KEY_FILE}}
+        if self._certificate is not None:
+            access["tls"] = {"ca": str(self._certificate[0].absolute())}
+        write_json(self._directory / ACCESS_FILE, access, durable=False)
 
     async def _until_ready(self, child: Child) -> bool:
         """True when the broker takes connections; False when it has ended, or `stop` was called, before."""
@@ -185,7 +195,7 @@ class EmbeddedBroker:
 
     async def _end_when_hung(self, child: Child, health: Health) -> None:
         """Also when it does not come up in time."""
-        await health.until_hung(lambda: answers_ping(self.port, USER, self._key))
+        await health.until_hung(lambda: answers_ping(self.port, self.access))
         # One that is stopped takes no other signal.
         child.signal(signal.SIGKILL)
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from millstream.errors import EnvironmentFault
 from millstream.files import append_private, make_private_directories, write_private
 from millstream.ports import free_ports
+from millstream.testing.certificates import make_certificate, trusting
 from millstream.tether import tethered
 from millstream.wire.access import BrokerAccess
 from millstream.wire.nats_config import PASSWORD_VARIABLE, USER, new_password, server_config
@@ -50,13 +51,17 @@ def find_nats_server() -> str:
 class NatsServer:
     """One server. After `restart` it has the same ports and the same store, as a restarted broker has."""
 
-    def __init__(self, directory: Path, *, port: int, sync_always: bool, file_store_bytes_max: int | None) -> None:
+    def __init__(
+        self, directory: Path, *, port: int, sync_always: bool, file_store_bytes_max: int | None, tls: bool = False
+    ) -> None:
         self._directory = directory
         self._sync_always = sync_always
         self._file_store_bytes_max = file_store_bytes_max
         self._process: asyncio.subprocess.Process | None = None
         self._port = port or free_ports()
         self._key = new_password()
+        self._certificate = make_certificate(directory / "tls") if tls else None
+        self._tls = None if self._certificate is None else trusting(self._certificate.certificate)
 
     @property
     def url(self) -> str:
@@ -65,7 +70,7 @@ class NatsServer:
     @property
     def access(self) -> BrokerAccess:
         """How to reach it: it answers nobody without the key."""
-        return BrokerAccess(self.url, user=USER, password=self._key)
+        return BrokerAccess(self.url, user=USER, password=self._key, tls=self._tls)
 
     @property
     def access_file(self) -> Path:
@@ -106,11 +111,15 @@ class NatsServer:
                 file_store_bytes_max=self._file_store_bytes_max,
                 ports_dir=self._directory,
                 log_file=self.log_file,
+                tls=None if self._certificate is None else (self._certificate.certificate, self._certificate.key),
             ),
         )
         key = self._directory / "key"
         write_private(key, self._key)
-        write_private(self.access_file, json.dumps({"user": USER, "password": {"file": key.name}}))
+        access: dict[str, object] = {"user": USER, "password": {"file": key.name}}
+        if self._certificate is not None:
+            access["tls"] = {"ca": str(self._certificate.certificate.absolute())}
+        write_private(self.access_file, json.dumps(access))
         with append_private(self._directory / "nats.out") as output:
             self._process = await asyncio.create_subprocess_exec(
                 *tethered([find_nats_server(), "-c", str(config)]),
@@ -189,10 +198,13 @@ async def open_nats_server(
     port: int = 0,
     sync_always: bool = True,
     file_store_bytes_max: int | None = None,
+    tls: bool = False,
 ) -> AsyncIterator[NatsServer]:
     """A server of its own with everything it writes below `directory`; ended when the context ends. A port of 0: any
-    that is free."""
-    server = NatsServer(directory, port=port, sync_always=sync_always, file_store_bytes_max=file_store_bytes_max)
+    that is free. `tls`: it takes encrypted connections alone, with a certificate of its own."""
+    server = NatsServer(
+        directory, port=port, sync_always=sync_always, file_store_bytes_max=file_store_bytes_max, tls=tls
+    )
     try:
         await server.start()
         yield server

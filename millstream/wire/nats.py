@@ -14,6 +14,7 @@ import asyncio
 import json
 import logging
 import re
+import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -81,14 +82,14 @@ class BrokerConnection:
         self._name = name
         self._client = Client()
         # A connection whose peer has vanished still has bytes to send: closing it must not wait for them.
-        self._transport = _AbortingTransport()  # type: ignore[no-untyped-call]  # as its base class is
+        self._transport = _AbortingTransport(encrypted=access.tls is not None)
         self._client._transport = self._transport
         self._up = asyncio.Event()
         self._closing = False
         self._refusal: str | None = None
         self._opening: asyncio.Timeout | None = None
-        self._not_admitted: str | None = None
-        """Why the server does not take these credentials, while the connection is opened."""
+        self._hopeless: str | None = None
+        """Why another attempt to open the connection would end like the last one."""
         self._losses = 0
         self._answers: dict[str, asyncio.Future[Msg]] = {}
         self._asked: dict[str, str] = {}
@@ -143,16 +144,15 @@ class BrokerConnection:
                     **self._access.client_options(),
                 )
         except (TimeoutError, nats_errors.Error, OSError) as error:
-            if self._not_admitted is not None:
-                raise EnvironmentFault(
-                    f"the NATS server at {self.place} refuses {self._access.identity} ({self._not_admitted}); see that "
-                    "the credentials are those of a user it knows"
-                ) from error
+            if self._hopeless is not None:
+                raise EnvironmentFault(self._hopeless) from error
             reason = self._client.last_error or error
             raise EnvironmentFault(
                 f"the NATS server at {self.place} could not be reached in {timeout_s:g} s ({reason!r}); "
                 "see that it runs, and that the address is right"
             ) from error
+        finally:
+            self._opening = None
         self._inbox = self._client.new_inbox()
         await self._client.subscribe(f"{self._inbox}.*", cb=self._on_answer)
         self._up.set()
@@ -293,15 +293,29 @@ class BrokerConnection:
     async def _on_error(self, error: Exception) -> None:
         if isinstance(error, nats_errors.SlowConsumerError):
             _log.warning("the client dropped a message from %s: %r", self.place, error)
+        elif not self._inbox and isinstance(error, ssl.SSLError):
+            self._give_up_opening(
+                f"no encrypted connection to the NATS server at {self.place} can be made: "
+                f"{getattr(error, 'verify_message', '') or error}; see `tls` in the broker's access file"
+            )
         elif not self._inbox and any(sign in str(error).lower() for sign in _NOT_ADMITTED):
             # The client would try again, with the same credentials.
-            self._not_admitted = str(error).removeprefix("nats: ").strip("' \r\n")
-            if self._opening is not None:
-                self._opening.reschedule(asyncio.get_running_loop().time())
+            reason = str(error).removeprefix("nats: ").strip("' \r\n")
+            self._give_up_opening(
+                f"the NATS server at {self.place} refuses {self._access.identity} ({reason}); see that the credentials "
+                "are those of a user it knows"
+            )
         elif (violation := _VIOLATION.search(str(error))) is not None:
             self._on_violation(violation["kind"], violation["subject"])
         else:
             _log.debug("NATS client: %r", error)
+
+    def _give_up_opening(self, why: str) -> None:
+        self._hopeless = why
+        # Once: a timeout that is ending takes no other time.
+        opening, self._opening = self._opening, None
+        if opening is not None:
+            opening.reschedule(asyncio.get_running_loop().time())
 
     def _fail_answers(self) -> None:
         for answer in list(self._answers.values()):
@@ -318,6 +332,11 @@ class BrokerConnection:
 class _AbortingTransport(TcpTransport):
     """A TCP connection that does not wait for ever to be closed, and is closed before it is replaced."""
 
+    def __init__(self, *, encrypted: bool) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # as its base class is
+        self._must_encrypt = encrypted
+        self._encrypts = False
+
     def __bool__(self) -> bool:
         # The client replaces a transport that is false, as one is that was never connected.
         return True
@@ -325,7 +344,24 @@ class _AbortingTransport(TcpTransport):
     async def connect(self, uri: ParseResult, buffer_size: int, connect_timeout: int) -> None:
         # The client forgets a connection that broke before the server had introduced itself.
         self.abort()
+        self._encrypts = False
         await super().connect(uri, buffer_size, connect_timeout)
+
+    async def connect_tls(
+        self, uri: str | ParseResult, ssl_context: ssl.SSLContext, buffer_size: int, connect_timeout: int
+    ) -> None:
+        await super().connect_tls(uri, ssl_context, buffer_size, connect_timeout)
+        self._encrypts = True
+        # The client makes the protocol itself, and so nothing has told it that it runs over TLS: at the end of each
+        # connection the loop would warn of its answer.
+        if self._io_writer is not None:
+            vars(self._io_writer.transport.get_protocol())["_over_ssl"] = True
+
+    def write(self, payload: bytes) -> None:
+        # The client encrypts when the server says so, and would tell its credentials to any that does not.
+        if self._must_encrypt and not self._encrypts:
+            raise ssl.SSLError("it offers no encryption")
+        super().write(payload)  # type: ignore[no-untyped-call]  # as its base class is
 
     async def wait_closed(self) -> None:
         try:

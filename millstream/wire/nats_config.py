@@ -40,13 +40,14 @@ def server_config(
     file_store_bytes_max: int | None = None,
     ports_dir: Path | None = None,
     log_file: Path | None = None,
+    tls: tuple[Path, Path] | None = None,
 ) -> str:
     """A configuration for one server with JetStream, one account and one user, whose password the server finds in its
     environment. Nothing listens but the client port: the server tells its settings over NATS.
 
     Once it takes connections there is a file with its ports below `ports_dir`. Without `sync_always` a
     commit survives the death of any process, but not that of the operating system. `file_store_bytes_max` None: what
-    the disk has.
+    the disk has. `tls`: certificate and key of the server, which then takes encrypted connections alone.
     """
     jetstream = {
         "store_dir": _quoted(store_dir),
@@ -65,6 +66,7 @@ def server_config(
         "log_file": None if log_file is None else _quoted(log_file),
         "logfile_size_limit": None if log_file is None else str(LOG_FILE_BYTES_MAX),
         "logfile_max_num": None if log_file is None else "2",
+        "tls": None if tls is None else f"{{ cert_file: {_quoted(tls[0])}, key_file: {_quoted(tls[1])} }}",
     }
     return "\n".join([*_lines(server, ""), "jetstream {", *_lines(jetstream, "  "), "}", *_ACCOUNTS, ""])
 

@@ -1,0 +1,211 @@
+"""How a client shows a real server who it is, and sees that it is the right one; faults are said, and no secret."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millstream.errors import EnvironmentFault, UserError
+from millstream.spec.access import load_access
+from millstream.testing.certificates import make_certificate
+from millstream.wire.access import BrokerAccess
+from millstream.wire.nats import open_connection
+from tests.nats_process import open_nats_process
+
+SECRET = "s3cret-of-the-broker"
+SERVER = 'listen: "127.0.0.1:-1"\njetstream {{ store_dir: "{store}" }}\n'
+
+
+async def answers(access: BrokerAccess) -> bool:
+    async with open_connection(access) as connection:
+        return "error" not in await connection.api("INFO")
+
+
+def written(directory: Path, text: str, name: str = "access.yaml") -> Path:
+    path = directory / name
+    path.write_text(text)
+    return path
+
+
+class TestCredentials:
+    """Each way to say who one is."""
+
+    async def test_a_password_in_a_file_or_the_environment(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        written(tmp_path, f"{SECRET}\n", "password")
+        monkeypatch.setenv("BROKER_PASSWORD", SECRET)
+        users = f'authorization {{{{ users: [{{{{user: me, password: "{SECRET}"}}}}] }}}}\n'
+        async with open_nats_process(tmp_path / "server", SERVER + users) as server:
+            for place in ("{file: password}", "{env: BROKER_PASSWORD}"):
+                path = written(tmp_path, f"user: me\npassword: {place}\n")
+                assert await answers(load_access(path, server.url))
+
+    async def test_a_token(self, tmp_path: Path) -> None:
+        written(tmp_path, SECRET, "token")
+        async with open_nats_process(
+            tmp_path / "server", f'{SERVER}authorization {{{{ token: "{SECRET}" }}}}\n'
+        ) as server:
+            assert await answers(load_access(written(tmp_path, "token: {file: token}\n"), server.url))
+
+    async def test_an_nkey(self, tmp_path: Path) -> None:
+        nkeys = pytest.importorskip("nkeys", reason="the extra nkeys is not installed")
+        seed, public = new_nkey(nkeys, nkeys.PREFIX_BYTE_USER)
+        written(tmp_path, seed, "seed.nk")
+        users = f"authorization {{{{ users: [{{{{nkey: {public}}}}}] }}}}\n"
+        async with open_nats_process(tmp_path / "server", SERVER + users) as server:
+            assert await answers(load_access(written(tmp_path, "nkey: {file: seed.nk}\n"), server.url))
+
+    async def test_a_credentials_file(self, tmp_path: Path) -> None:
+        nkeys = pytest.importorskip("nkeys", reason="the extra nkeys is not installed")
+        operator, operator_id = new_nkey(nkeys, nkeys.PREFIX_BYTE_OPERATOR)
+        account, account_id = new_nkey(nkeys, nkeys.PREFIX_BYTE_ACCOUNT)
+        user, user_id = new_nkey(nkeys, nkeys.PREFIX_BYTE_USER)
+        of_operator = jwt(nkeys, operator, operator_id, operator_id, {"type": "operator"})
+        limits = {"mem_storage": -1, "disk_storage": -1, "streams": -1, "consumer": -1}
+        unbounded = dict.fromkeys(("subs", "data", "payload", "imports", "exports", "conn", "leaf"), -1)
+        of_account = jwt(
+            nkeys, operator, operator_id, account_id, {"type": "account", "limits": {**unbounded, **limits}}
+        )
+        of_user = jwt(nkeys, account, account_id, user_id, {"type": "user", "subs": -1, "data": -1, "payload": -1})
+        written(
+            tmp_path,
+            f"-----BEGIN NATS USER JWT-----\n{of_user}\n------END NATS USER JWT------\n\n"
+            f"-----BEGIN USER NKEY SEED-----\n{user}\n------END USER NKEY SEED------\n",
+            "me.creds",
+        )
+        # Without JetStream, which would want a system account.
+        conf = f'listen: "127.0.0.1:-1"\noperator: {of_operator}\nresolver: MEMORY\n'
+        conf += f"resolver_preload {{{{ {account_id}: {of_account} }}}}\n"
+        access_file = written(tmp_path, "creds: me.creds\n")
+        async with (
+            open_nats_process(tmp_path / "server", conf) as server,
+            open_connection(load_access(access_file, server.url)) as connection,
+        ):
+            assert connection.is_up
+
+    async def test_wrong_ones_are_said_at_once_and_without_the_secret(self, tmp_path: Path) -> None:
+        written(tmp_path, SECRET, "wrong")
+        users = "authorization {{ users: [{{user: me, password: right}}] }}\n"
+        async with open_nats_process(tmp_path / "server", SERVER + users) as server:
+            for text, who in (
+                ("user: me\npassword: {file: wrong}\n", "user me"),
+                ("token: {file: wrong}\n", "the user of the token"),
+                ("{}\n", "a client without credentials"),
+            ):
+                access = load_access(written(tmp_path, text), server.url)
+                assert SECRET not in repr(access)
+                begun_s = time.monotonic()
+                with pytest.raises(
+                    EnvironmentFault, match=f"refuses {who} .Authorization Violation.*credentials"
+                ) as raised:
+                    # So long that nobody would wait for it to end by itself.
+                    async with open_connection(access, timeout_s=1000.0):
+                        pass
+                assert SECRET not in str(raised.value)
+                assert time.monotonic() - begun_s < 100
+
+
+class TestTls:
+    """Encrypted connections."""
+
+    async def test_the_server_is_the_one_it_should_be(self, tmp_path: Path) -> None:
+        async with open_tls(tmp_path) as url:
+            assert await answers(load_access(written(tmp_path, "tls: {ca: server/server.pem}\n"), url))
+            make_certificate(tmp_path / "other")
+            for text in ("{}\n", "tls: {}\n", "tls: {ca: other/server.pem}\n"):
+                with pytest.raises(EnvironmentFault, match=r"no encrypted connection.*self.signed certificate.*`tls`"):
+                    await answers(load_access(written(tmp_path, text), url))
+
+    async def test_its_name_may_be_another_than_that_of_the_url(self, tmp_path: Path) -> None:
+        async with open_tls(tmp_path, "broker.example.org") as url:
+            named = "tls: {ca: server/server.pem, serverName: broker.example.org}\n"
+            assert await answers(load_access(written(tmp_path, named), url))
+            with pytest.raises(EnvironmentFault, match=r"no encrypted connection.*127\.0\.0\.1"):
+                await answers(load_access(written(tmp_path, "tls: {ca: server/server.pem}\n"), url))
+
+    async def test_nothing_is_told_to_a_server_that_offers_no_encryption(self, tmp_path: Path) -> None:
+        written(tmp_path, SECRET, "password")
+        text = "user: me\npassword: {file: password}\ntls: {}\n"
+        async with open_nats_process(tmp_path / "server", SERVER + "debug: true\ntrace: true\n") as server:
+            with pytest.raises(EnvironmentFault, match=r"no encrypted connection.*it offers no encryption"):
+                await answers(load_access(written(tmp_path, text), server.url))
+            assert "[CONNECT" not in (tmp_path / "server" / "log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("user: me\n", "`user` and `password` belong together"),
+        ("user: me\npassword: {file: p}\ntoken: {file: p}\n", "it has `user`, `token` together"),
+        ("user: me\npassword: secret\n", "password"),
+        ("pasword: {file: p}\n", "unknown field `pasword`"),
+        ("token: {file: nowhere}\n", "there is no file"),
+        ("token: {env: NO_SUCH_VARIABLE}\n", "the environment variable NO_SUCH_VARIABLE is not set"),
+        ("creds: nowhere.creds\n", "nowhere.creds cannot be read: No such file"),
+        ("tls: {ca: nowhere.pem}\n", "the certificates cannot be used: No such file"),
+        ("tls: {ca: p}\n", "the certificates cannot be used"),
+        ("tls: {certificate: p}\n", "`certificate` and `key` belong together"),
+        ("- user\n", "is not a mapping"),
+        ("{\n", "not YAML"),
+    ],
+)
+def test_a_file_that_cannot_be_used_says_why(tmp_path: Path, text: str, said: str) -> None:
+    written(tmp_path, SECRET, "p")
+    with pytest.raises(UserError) as raised:
+        load_access(written(tmp_path, text), "nats://127.0.0.1:4222")
+    assert said in str(raised.value)
+    assert SECRET not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["nats://me:s3cret@127.0.0.1:4222", "nats://t0ken@127.0.0.1", "me:s3cret@127.0.0.1:4222"]
+)
+def test_a_url_with_a_secret_is_refused_without_showing_it(url: str) -> None:
+    with pytest.raises(UserError, match="--nats-access") as raised:
+        load_access(None, url)
+    assert "s3cret" not in str(raised.value)
+    assert "t0ken" not in str(raised.value)
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:4222", "nats://", "nats://host:port"])
+def test_a_url_of_something_else_is_refused(url: str) -> None:
+    with pytest.raises(UserError, match="is no URL of a broker"):
+        load_access(None, url)
+
+
+@asynccontextmanager
+async def open_tls(directory: Path, name: str = "127.0.0.1") -> AsyncIterator[str]:
+    made = make_certificate(directory / "server", name)
+    tls = f'tls {{{{ cert_file: "{made.certificate}", key_file: "{made.key}" }}}}\n'
+    async with open_nats_process(directory / "server", SERVER + tls) as server:
+        yield server.url
+
+
+def new_nkey(nkeys: Any, prefix: int) -> tuple[str, str]:
+    """A seed, and the public key to it."""
+    seed = nkeys.encode_seed(os.urandom(32), prefix)
+    return seed.decode(), nkeys.from_seed(bytearray(seed)).public_key.decode()
+
+
+def jwt(nkeys: Any, seed: str, issuer: str, subject: str, nats: dict[str, Any]) -> str:
+    """What `nsc` signs."""
+    claims: dict[str, Any] = {"iat": int(time.time()), "iss": issuer, "sub": subject, "name": "test"}
+    claims["nats"] = {**nats, "version": 2}
+    claims["jti"] = base64.b32encode(hashlib.sha256(json.dumps(claims).encode()).digest()).decode().rstrip("=")
+    head, body = (encoded(json.dumps(part).encode()) for part in ({"typ": "JWT", "alg": "ed25519-nkey"}, claims))
+    signature = nkeys.from_seed(bytearray(seed.encode())).sign(f"{head}.{body}".encode())
+    return f"{head}.{body}.{encoded(signature)}"
+
+
+def encoded(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).decode().rstrip("=")
