@@ -78,6 +78,15 @@ def test_a_ledger_that_is_set_back_and_refilled_is_noticed_before_a_record_is_us
     assert sum(bool(outcome.noticed) for outcome in lost) > 0
 
 
+@pytest.mark.guarantee("I15")
+def test_a_ledger_that_is_set_back_behind_the_end_of_its_last_writer_is_noticed() -> None:
+    # A source commits its end, its ledger is set back, and it publishes the end: it would be gone, and readers wait.
+    outcome = simulate(390, adjust=with_set_backs)
+    assert outcome.removed
+    assert outcome.noticed
+    assert not outcome.violation
+
+
 def test_a_past_that_is_not_looked_at_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     # Readers compare sequences only. It takes a ledger and its OT store that are set back and refilled at the right
     # moment; where shapes or draws have changed, a later seed.

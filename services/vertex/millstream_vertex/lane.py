@@ -119,6 +119,8 @@ class LaneCore:
             await self.committer.commit([], watermark_us=END_OF_TIME_US, ended=True)
         self.publish(END_OF_TIME_US)
         await self._ot.flush()
+        # From here on nobody writes to this ledger who would notice that it lacks something.
+        await self.committer.confirm()
 
     def publish(self, watermark_us: int, *, idle: bool = False) -> None:
         """Tell the OT store where the lane stands. The watermark never goes back."""

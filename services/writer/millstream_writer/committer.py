@@ -16,10 +16,17 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from millstream.account import Account
-from millstream.errors import BufferFullError, RetryLaterError, StorageFullError, UserError
+from millstream.errors import (
+    BufferFullError,
+    DamageError,
+    FencedError,
+    RetryLaterError,
+    StorageFullError,
+    UserError,
+)
 from millstream.frame import Frame, join_frames
 from millstream.ledger.protocol import Commit, FrameWrite, Ledger, StoredMark, Witness
-from millstream.ledger.witness import merged, not_passed
+from millstream.ledger.witness import REPAIR, merged, not_passed
 from millstream.limits import COMMIT_BYTES_MAX, COMMIT_FRAMES_MAX, FRAME_BYTES_MAX, FRAME_RECORDS_MAX
 from millstream.record import BufferId, LaneId, Position
 from millstream.wire.ledger.v1 import mark_pb2
@@ -172,6 +179,34 @@ class Committer:
             self._sequences[buffer] = sequence
         self._stored = StoredMark(mark, receipt.mark_sequence)
         self._room.written(self._lane, mark.written)
+
+    async def confirm(self) -> None:
+        """Return when the ledger still has the last commit; wait for that while it does not answer.
+
+        A lane that goes on finds out at its next commit; one that has ended makes none, and those who read from it
+        would wait for what is gone. Raises `DamageError` when the ledger lost its end or was set back, `FencedError`
+        when the lane has another owner.
+        """
+        wait_s = REFUSED_WAIT_FIRST_S
+        while True:
+            try:
+                stored = await self._ledger.mark(self._lane)
+                break
+            except RetryLaterError:
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, REFUSED_WAIT_LAST_S)
+        own = self._stored.mark
+        if stored is not None and stored.mark.epoch > own.epoch:
+            raise FencedError(
+                f"lane {self._lane} was taken over (epoch {stored.mark.epoch}); this owner (epoch {own.epoch}) "
+                "must stop"
+            )
+        if stored is None or stored.sequence < self._stored.sequence:
+            raise DamageError(
+                f"the mark of lane {self._lane}, which was at sequence {self._stored.sequence}, "
+                f"{'is gone' if stored is None else f'is back at {stored.sequence}'}: the ledger of vertex "
+                f"{self._lane.vertex} has lost its end or was set back. {REPAIR}"
+            )
 
     async def _make_room(
         self, frames: Sequence[tuple[BufferId, Frame]], *, leave_out: bool

@@ -10,7 +10,7 @@ import pytest
 
 from millstream.account import OTHER_REASONS, REASONS_MAX, Account
 from millstream.clock import END_OF_TIME_US
-from millstream.errors import FencedError
+from millstream.errors import DamageError, FencedError
 from millstream.record import BufferId, LaneId, Position
 from millstream_writer.committer import Committer, Unit
 from millstream_writer.routing import Route, Router
@@ -46,6 +46,20 @@ async def test_a_lost_answer_changes_nothing(rig: Rig, landed: bool) -> None:
     assert await rig.values(A) == await rig.values(B) == [b"x", b"y"]
     assert (await rig.mark()).sequence == 2
     assert (await rig.account()).inputs == 2
+
+
+@pytest.mark.guarantee("I15")
+async def test_a_lane_that_has_ended_looks_whether_its_last_commit_is_still_there(rig: Rig) -> None:
+    committer = await rig.committer(LANE, ROUTER)
+    restore = rig.broker.save(LANE.vertex)
+    await commit_each(committer, unit(1, b"x"))
+    await committer.confirm()
+    restore()
+    with pytest.raises(DamageError, match=r"is back at \d+: the ledger of vertex map has lost its end"):
+        await committer.confirm()
+    await rig.committer(LANE, ROUTER)
+    with pytest.raises(FencedError, match="taken over"):
+        await committer.confirm()
 
 
 @pytest.mark.guarantee("I1")

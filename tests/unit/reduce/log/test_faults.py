@@ -274,5 +274,5 @@ def _takes(descriptor: int) -> bool:
 
 async def test_a_directory_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     (tmp_path / segment_name(1)).mkdir()
-    with pytest.raises(MillstreamError, match="cannot open the log in"):
+    with pytest.raises(MillstreamError, match="is no file: something else is in the place of a segment"):
         await read_back(tmp_path, 1)
