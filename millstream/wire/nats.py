@@ -354,8 +354,10 @@ class _AbortingTransport(TcpTransport):
         self._encrypts = True
         # The client makes the protocol itself, and so nothing has told it that it runs over TLS: at the end of each
         # connection the loop would warn of its answer.
-        if self._io_writer is not None:
-            vars(self._io_writer.transport.get_protocol())["_over_ssl"] = True
+        protocol = self._io_writer.transport.get_protocol() if self._io_writer is not None else None
+        # A server that refuses the client's certificate has closed the connection by now, and the transport has none.
+        if protocol is not None:
+            vars(protocol)["_over_ssl"] = True
 
     def write(self, payload: bytes) -> None:
         # The client encrypts when the server says so, and would tell its credentials to any that does not.

@@ -133,6 +133,17 @@ class TestTls:
             with pytest.raises(EnvironmentFault, match=r"no encrypted connection.*127\.0\.0\.1"):
                 await answers(load_access(written(tmp_path, "tls: {ca: server/server.pem}\n"), url))
 
+    async def test_a_client_shows_its_certificate(self, tmp_path: Path) -> None:
+        made = make_certificate(tmp_path / "client", "client")
+        async with open_tls(tmp_path, more=f'ca_file: "{made.certificate}", verify: true') as url:
+            own = "tls: {ca: server/server.pem, certificate: client/server.pem, key: client/server.key}\n"
+            assert await answers(load_access(written(tmp_path, own), url))
+            with pytest.raises(EnvironmentFault):
+                async with open_connection(
+                    load_access(written(tmp_path, "tls: {ca: server/server.pem}\n"), url), timeout_s=2.0
+                ):
+                    pass
+
     async def test_nothing_is_told_to_a_server_that_offers_no_encryption(self, tmp_path: Path) -> None:
         written(tmp_path, SECRET, "password")
         text = "user: me\npassword: {file: password}\ntls: {}\n"
@@ -184,9 +195,9 @@ def test_a_url_of_something_else_is_refused(url: str) -> None:
 
 
 @asynccontextmanager
-async def open_tls(directory: Path, name: str = "127.0.0.1") -> AsyncIterator[str]:
+async def open_tls(directory: Path, name: str = "127.0.0.1", more: str = "") -> AsyncIterator[str]:
     made = make_certificate(directory / "server", name)
-    tls = f'tls {{{{ cert_file: "{made.certificate}", key_file: "{made.key}" }}}}\n'
+    tls = f'tls {{{{ cert_file: "{made.certificate}", key_file: "{made.key}", {more} }}}}\n'
     async with open_nats_process(directory / "server", SERVER + tls) as server:
         yield server.url
 
