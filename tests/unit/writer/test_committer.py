@@ -11,6 +11,7 @@ import pytest
 from millstream.account import OTHER_REASONS, REASONS_MAX, Account
 from millstream.clock import END_OF_TIME_US
 from millstream.errors import DamageError, FencedError
+from millstream.ledger.memory import MemoryBroker
 from millstream.record import BufferId, LaneId, Position
 from millstream_writer.committer import Committer, Unit
 from millstream_writer.routing import Route, Router
@@ -51,6 +52,7 @@ async def test_a_lost_answer_changes_nothing(rig: Rig, landed: bool) -> None:
 @pytest.mark.guarantee("I15")
 async def test_a_lane_that_has_ended_looks_whether_its_last_commit_is_still_there(rig: Rig) -> None:
     committer = await rig.committer(LANE, ROUTER)
+    assert isinstance(rig.broker, MemoryBroker)
     restore = rig.broker.save(LANE.vertex)
     await commit_each(committer, unit(1, b"x"))
     await committer.confirm()
