@@ -14,7 +14,7 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -89,21 +89,8 @@ class _Job:
 class Executor:
     """Jobs of one session. `serve` is its one task; the others only wait."""
 
-    def __init__(
-        self,
-        session: Runs,
-        run_job: RunJob,
-        *,
-        prove: Callable[[], Awaitable[None]] | None = None,
-        stop_after_s: float = STOP_AFTER_S,
-    ) -> None:
-        """`prove` runs the simplest job; it raises `EnvironmentFault` where no job can run.
-
-        It is called before a request is told of a failure while nothing has ever run: where the simplest job does not
-        run, no window is at fault, and none may be given up. A request that goes well need not wait for it.
-        """
+    def __init__(self, session: Runs, run_job: RunJob, *, stop_after_s: float = STOP_AFTER_S) -> None:
         self._session = session
-        self._prove = prove
         self._stop_after_s = stop_after_s
         self._run_job = run_job
         self._waiting: Waiting[_Request] = Waiting()
@@ -173,7 +160,6 @@ class Executor:
             await self._session.check_alive()
             _fail(requests, error)
         except MillstreamError as error:
-            await self._prove_once()
             if len(requests) == 1:
                 _fail(requests, error)
                 return
@@ -186,9 +172,6 @@ class Executor:
             _log.exception("defect: a job failed in a way nobody expected")
             _fail(requests, MillstreamError(f"defect in a Spark job: {error!r}"))
         else:
-            if result.failures:
-                await self._prove_once()
-            self._prove = None
             self.jobs += 1
             job_s = time.monotonic() - begun_s
             for request, rows, failures in _shares(requests, result):
@@ -201,15 +184,6 @@ class Executor:
                 )
                 if not request.outcome.done():
                     request.outcome.set_result(Outcome(rows, summary))
-
-    async def _prove_once(self) -> None:
-        while self._prove is not None:
-            try:
-                await self._prove()
-                self._prove = None
-            except RetryLaterError:
-                # An executor may be lost at any time.
-                await self._session.check_alive()
 
 
 def _fail(requests: Sequence[_Request], error: MillstreamError) -> None:

@@ -41,9 +41,6 @@ STOP_TIMEOUT_S = 10.0
 _POLL_S = 0.01
 _LINES_KEPT = 12
 _LINE_BYTES_MAX = 64 * 1024
-_COMPILER = "C2 CompilerThre"
-"""Its thread, as the system shows it. Threads that it starts have its priority."""
-_COMPILER_NICENESS = 10
 _OUT_OF_MEMORY_EXIT = 3
 """Exit code that -XX:+ExitOnOutOfMemoryError gives."""
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -178,13 +175,11 @@ async def open_jvm(command: JvmCommand) -> AsyncIterator[tuple[Jvm, Gateway]]:
     async with open_tasks() as tasks:
         reading = tasks.create_task(_read_lines(process.stdout, jvm), name="output of the JVM")
         watching = tasks.create_task(jvm.end_when_hung(), name="watch over the JVM")
-        holding = tasks.create_task(_hold_back_compiler(process.pid), name="hold back the compiler")
         try:
             yield jvm, await _gateway(process, jvm, connection)
         finally:
             # One that ends answers nothing, and has a limit of its own.
             watching.cancel()
-            holding.cancel()
             # It ends when its standard input does; what it removes at its end is worth a moment.
             process.stdin.close()
             with suppress(TimeoutError):
@@ -290,21 +285,6 @@ async def _gateway(process: asyncio.subprocess.Process, jvm: Jvm, connection: Pa
     (port,) = _PORT.unpack_from(data, 0)
     (length,) = _PORT.unpack_from(data, _PORT.size)
     return Gateway(port, data[2 * _PORT.size :][:length].decode())
-
-
-async def _hold_back_compiler(pid: int) -> None:
-    """Let Java's optimizing compiler work in what the rest leaves of the processors, where the system allows that.
-
-    It takes half of the processor time of a start, for code that is no faster before the start is over.
-    """
-    while True:
-        for name in Path(f"/proc/{pid}/task").glob("*/comm"):
-            # A thread may end meanwhile.
-            with suppress(OSError):
-                if name.read_text().startswith(_COMPILER):
-                    os.setpriority(os.PRIO_PROCESS, int(name.parent.name), _COMPILER_NICENESS)
-                    return
-        await asyncio.sleep(_POLL_S)
 
 
 async def _read_lines(stream: asyncio.StreamReader, jvm: Jvm) -> None:

@@ -54,7 +54,7 @@ async def serve(
     async with open_tasks() as tasks:
         ending = tasks.create_task(_end_with(session), name="end of Spark")
         await _first_task(session)
-        executor = Executor(session, jobs.run, prove=lambda: session.run(warm_up.warm_up, windows))
+        executor = Executor(session, jobs.run)
         description = _described(session, time.monotonic() - begun_s)
         server = await _open_server(SparkDriverService(session, executor, jobs.check, description), address, token)
         try:
@@ -115,6 +115,8 @@ async def _say_when_long(session: Session) -> None:
 
 async def _run_jobs(session: Session, executor: Executor, windows: Sequence[JobWindow]) -> None:
     """Run what is asked for, and the warm-up in its gaps. Raises `EnvironmentFault` where no job can run."""
+    # Before anybody's: where Spark cannot run the simplest job, no window is at fault, and none may be given up.
+    await session.run(warm_up.warm_up, windows)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(executor.serve(), name="requests")
         tasks.create_task(_warm_up(session, executor, windows), name="warm-up")

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from millstream.errors import DamageError, EnvironmentFault, MillstreamError, RetryLaterError, UserError
+from millstream.errors import DamageError, MillstreamError, RetryLaterError
 from millstream.wire.reduce.v1 import spark_pb2, wal_pb2
 from millstream_reduce.spark.executor import Executor
 from millstream_reduce.spark.jobs import JobResult
@@ -240,39 +240,3 @@ async def test_when_spark_is_lost_everything_ends() -> None:
     with pytest.raises(ExceptionGroup) as caught:
         await both()
     assert caught.group_contains(SessionLostError, match="Spark is gone")
-
-
-@pytest.mark.parametrize("failure", [None, UserError("no such column")], ids=["window", "request"])
-async def test_a_failure_is_told_only_when_the_simplest_job_runs(failure: MillstreamError | None) -> None:
-    jobs = Jobs()
-    jobs.fails = lambda windows: failure
-    proofs: list[MillstreamError | None] = [RetryLaterError("an executor was lost"), EnvironmentFault("no module")]
-
-    async def prove() -> None:
-        if (trouble := proofs.pop(0)) is not None:
-            raise trouble
-
-    async def ask(executor: Executor) -> None:
-        async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
-            tasks.create_task(executor.serve())
-            tasks.create_task(executor.submit(request("a", 0)))
-
-    with pytest.raises(ExceptionGroup) as caught:
-        await ask(Executor(Threads(), jobs, prove=prove))
-    assert caught.group_contains(EnvironmentFault, match="no module")
-    assert not caught.group_contains(UserError)
-    assert not proofs
-
-
-async def test_what_runs_is_proof_enough() -> None:
-    async def prove() -> None:
-        raise AssertionError("a job has run")
-
-    jobs = Jobs()
-    executor = Executor(Threads(), jobs, prove=prove)
-    async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
-        serve = tasks.create_task(executor.serve())
-        await executor.submit(request("a", 1))
-        outcome = await executor.submit(request("a", 0))
-        assert len(outcome.summary.failures) == 1
-        serve.cancel()
