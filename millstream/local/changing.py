@@ -1,8 +1,12 @@
 """A pipeline that was changed between two runs: nothing may wait where it changed, and what it does not need goes.
 
-    shape.json, as it was ─► differences ─► the broker is up: what waits there? ─► shape.json, as it is ─► data goes
+    shape.json, as it was ─► differences ─► the broker is up: what waits there? ─► lanes of reduces: what is closed
+                                                                                                    │
+                    shape.json, complete ◄─ data goes ◄─ pipeline.json ◄─ shape.json, as it is ◄────┘
 
-Above it: the runner. Below it: the view of the broker. It runs before any vertex does, so what it reads stands still.
+A run that dies before the new shape is there has changed nothing that the pipeline as it was would see; behind it, the
+next run goes on with the change. Above it: the runner. Below it: the view of the broker. It runs before any vertex
+does, so what it reads stands still.
 """
 
 from __future__ import annotations
@@ -11,22 +15,27 @@ import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from uuid import uuid4
 
 from millstream.durable import step
 from millstream.errors import DamageError, EnvironmentFault, RetryLaterError, UserError
-from millstream.ledger.protocol import DurabilityLevel
+from millstream.ledger.jetstream import open_jetstream_broker
+from millstream.ledger.protocol import Commit, DurabilityLevel, Ledger
 from millstream.local.directory import DataDirectory, read_json, write_json
 from millstream.local.ledgers import KnownLedgers
 from millstream.local.shape import Changes, changes, shape_of, successor
 from millstream.local.view import PipelineView, open_view
+from millstream.record import LaneId
 from millstream.spec import resolved
 from millstream.spec.graph import Graph
-from millstream.spec.lanes import buffers_of
+from millstream.spec.lanes import buffers_of, lanes_of
 from millstream.spec.loading import Loaded
 from millstream.wire.access import BrokerAccess
+from millstream.wire.ledger.v1 import mark_pb2
 
+OWNER = "change"
 _LEAVING = "leaving"
-"""In the shape: vertices whose data is not removed yet."""
+"""In the shape as long as a change is not complete: vertices whose data is to be removed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,32 +50,56 @@ class Change:
     async def make(self, access: BrokerAccess, level: DurabilityLevel) -> None:
         """Raises `UserError`, with what waits, when the pipeline cannot change yet; then nothing was changed."""
         former = self._former()
-        async with open_view(former, access, level) as view:
-            waiting = [*await _waiting(self.changes, former, view), *await _open(self.changes, view)]
+        name = former.pipeline.name
+        async with (
+            open_view(former, access, level) as view,
+            open_jetstream_broker(access, name, require=level) as broker,
+        ):
+            waiting = [*await _waiting(self.changes, former, view), *await _open(self.changes, former, view)]
             if waiting:
                 raise UserError(
                     f"the pipeline was changed where something waits: {'; '.join(waiting)}. Run it as it was until "
                     "that is done (Ctrl-C drains it), then change it; or start over with --fresh, or with another "
                     "--data-dir"
                 )
+            for vertex in self.changes.grown:
+                ledger = await broker.existing_ledger(vertex)
+                if ledger is not None:
+                    await self._keep_closed(ledger, await view.marks(vertex), lanes_of(self.loaded.graph, vertex))
             leaving = sorted({*self.before.get(_LEAVING, ()), *self.changes.gone})
             after = successor(self.before, shape_of(self.loaded.graph))
-            write_json(self.directory.shape, {**after, _LEAVING: leaving} if leaving else after)
+            write_json(self.directory.shape, {**after, _LEAVING: leaving})
             self.directory.write_pipeline(resolved.dump(self.loaded.pipeline, self.loaded.base_dir))
             KnownLedgers(self.directory.ledgers).forget(leaving)
             for vertex in leaving:
                 await view.remove(vertex)
                 self._remove_windows(vertex)
-        if leaving:
-            write_json(self.directory.shape, after)
+        write_json(self.directory.shape, after)
+
+    async def _keep_closed(
+        self, ledger: Ledger, marks: Mapping[LaneId, mark_pb2.Mark], lanes: Sequence[LaneId]
+    ) -> None:
+        """Have all lanes of a reduce know up to where windows have had their results: keys move between them."""
+        closed_us = max((mark.reduce.closed_us for mark in marks.values() if mark.HasField("reduce")), default=None)
+        if closed_us is None:
+            return
+        for lane in lanes:
+            before = marks.get(lane)
+            if before is not None and before.HasField("reduce") and before.reduce.closed_us == closed_us:
+                continue
+            stored = await ledger.take_over(lane, OWNER)
+            mark = mark_pb2.Mark()
+            mark.CopyFrom(stored.mark)
+            mark.commit_id = uuid4().bytes
+            mark.reduce.closed_us = closed_us
+            await ledger.commit(Commit(lane, (), mark, stored.sequence))
 
     def _former(self) -> Graph:
-        """The pipeline as it ran last."""
-        try:
-            graph = resolved.load(self.directory.read_pipeline()).graph
-        except OSError as error:
-            raise EnvironmentFault(f"cannot read {self.directory.pipeline}: {error.strerror}") from error
-        if not set(self.changes.emptied) <= {edge.name for edge in graph.edges}:
+        """The pipeline as it ran last. Where a change was not complete, it may lack what the shape has: that has never
+        run."""
+        graph = resolved.load(self.directory.read_pipeline()).graph
+        is_whole = set(self.changes.emptied) <= {edge.name for edge in graph.edges}
+        if not is_whole and _LEAVING not in self.before:
             raise DamageError(
                 f"{self.directory.pipeline} is not the pipeline of {self.directory.shape}, so what waits cannot be "
                 "told: run the pipeline as it was once more, then change it"
@@ -98,13 +131,16 @@ def plan_change(directory: DataDirectory, loaded: Loaded, forget: Collection[str
             f"the data directory {directory.root} holds data of a different pipeline: {'; '.join(found.refused)}. "
             "Otherwise run with --fresh to remove that data and start over, or with --data-dir to use another directory"
         )
-    return Change(directory, loaded, before, found) if found.any or before.get(_LEAVING) else None
+    return Change(directory, loaded, before, found) if found.any or _LEAVING in before else None
 
 
 async def _waiting(asked: Changes, former: Graph, view: PipelineView) -> Sequence[str]:
     counted = await view.waiting() if asked.emptied else {}
     found = []
+    known = {edge.name for edge in former.edges}
     for edge, reason in asked.emptied.items():
+        if edge not in known:
+            continue
         records, beyond = 0, ""
         for buffer in buffers_of(former, former.edge(edge)):
             if buffer in counted:
@@ -120,10 +156,16 @@ async def _waiting(asked: Changes, former: Graph, view: PipelineView) -> Sequenc
     return found
 
 
-async def _open(asked: Changes, view: PipelineView) -> Sequence[str]:
+async def _open(asked: Changes, former: Graph, view: PipelineView) -> Sequence[str]:
     found = []
+    known = {vertex.name for vertex in former.vertices}
     for vertex, reason in asked.closed.items():
+        if vertex not in known:
+            continue
         records = sum(mark.account.open for mark in (await view.marks(vertex)).values())
         if records:
-            found.append(f"{reason}, and {records:,} record(s) are in its open windows")
+            found.append(
+                f"{reason}, and {records:,} record(s) are in its open windows, which close when newer records come or "
+                "the sources end"
+            )
     return found

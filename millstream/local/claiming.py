@@ -29,5 +29,6 @@ def claim(directory: DataDirectory, loaded: Loaded) -> None:
     """Make the directory this pipeline's."""
     before = read_json(directory.shape)
     now = shape_of(loaded.graph)
-    write_json(directory.shape, now if before is None else successor(before, now))
+    # The shape last: what it has, the pipeline has, so that a change can ask what waits there.
     directory.write_pipeline(resolved.dump(loaded.pipeline, loaded.base_dir))
+    write_json(directory.shape, now if before is None else successor(before, now))

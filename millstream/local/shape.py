@@ -48,6 +48,11 @@ class Changes:
     """Vertices whose data goes."""
 
     @property
+    def grown(self) -> Sequence[str]:
+        """Reduces that have more lanes now."""
+        return [vertex for vertex in self.closed if vertex not in self.gone]
+
+    @property
     def any(self) -> bool:
         return bool(self.texts or self.gone)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from millstream.durable import CRASH_AT
 from tests.mesh.running import command, start
 
 if TYPE_CHECKING:
@@ -32,7 +34,9 @@ async def drained(directory: Path, **sinks: int) -> None:
 
 
 @pytest.mark.guarantee("I1", "I2")
-async def test_a_drained_pipeline_changes_and_each_record_comes_once(files: PipelineFiles, tmp_path: Path) -> None:
+async def test_a_drained_pipeline_changes_and_each_record_comes_once(
+    files: PipelineFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files.write(
         SOURCE
         + files.function("identity")
@@ -52,6 +56,11 @@ async def test_a_drained_pipeline_changes_and_each_record_comes_once(files: Pipe
         ["in -> map", "in -> renamed", "map -> out", "renamed -> out"],
     )
     give(tmp_path, 300, 300)
+    # The first run of it is killed while it removes what is not needed any more.
+    with monkeypatch.context() as environment:
+        environment.setenv(CRASH_AT, "ledger.delete:after")
+        killed = await command(tmp_path, "run", "pipeline.yaml")
+    assert killed.exit_code == -signal.SIGKILL
     # `other` and its edge were counted before, and are no more.
     await drained(tmp_path, out=600 - 300 + 600)
     assert sorted(files.numbers("out")) == sorted([*range(600), *range(600)])

@@ -1,0 +1,115 @@
+"""The runner is killed in the middle of a change, at every durable step of it: the pipeline is the old one or the new
+one, and each record comes once."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from millstream.errors import UserError
+from millstream.local.directory import read_json
+from millstream.wire.nats import open_connection
+from tests.mesh.changing import Changing, open_changer, open_changing
+from tests.mesh.conftest import PipelineFiles
+from tests.mesh.reducing import assert_balanced, running, until
+
+RECORDS = 10
+"""That come between two changes."""
+SOURCE = "- name: in\n  source: {file: {paths: ['in*.jsonl'], format: jsonl, follow: true}, keys: [k]}\n"
+
+
+class Story:
+    """A pipeline with a map of another name after each change, and the records that it was given."""
+
+    def __init__(self, files: PipelineFiles, changing: Changing) -> None:
+        self.files = files
+        self.changing = changing
+        self.given = 0
+
+    def path(self, version: int) -> Path:
+        """The pipeline's file: the map has two lanes, the sink one more with every third change."""
+        sink = self.files.file_sink("out", more=f"  partitions: {1 + version // 3}\n")
+        text = SOURCE + f"- name: map{version}\n  udf: {{builtin: {{name: cat}}}}\n  partitions: 2\n" + sink
+        return self.files.write(text, [f"in -> map{version}", f"map{version} -> out"])
+
+    async def run(self, version: int) -> None:
+        """Change to it, give it records, wait for them at the sink, and drain."""
+        run = await self.changing.run_of(self.path(version))
+        rows = range(self.given, self.given + RECORDS)
+        with (self.files.directory / "in.jsonl").open("a") as file:
+            file.writelines(json.dumps({"number": n, "k": str(n)}) + "\n" for n in rows)
+        self.given = rows.stop
+        async with running(run) as task:
+
+            async def written() -> bool:
+                return len(self.files.numbers("out")) >= self.given
+
+            await until(written, task)
+        await assert_balanced(run)
+        assert sorted(self.files.numbers("out")) == list(range(self.given))
+        await self.changing.note(run)
+
+    async def check_kept(self, *versions: int) -> None:
+        """The broker keeps vertices of these versions and no others."""
+        async with open_connection(self.changing.server.access) as connection:
+            streams = await connection.api("STREAM.NAMES", {})
+        kept = {name.removeprefix("KV_").removeprefix("p-").removesuffix("-OT") for name in streams["streams"]}
+        assert kept == {"in", "out", *(f"map{version}" for version in versions)}
+        assert set(read_json(self.changing.directory.ledgers) or {}) <= kept
+
+
+def is_shape_of(changing: Changing, version: int) -> bool:
+    shape = read_json(changing.directory.shape)
+    assert shape is not None
+    return f"map{version}" in shape["vertices"]
+
+
+def points_of(reached: Iterable[tuple[str, int]]) -> list[str]:
+    return [f"{point}#{time}" for point, times in sorted(reached) for time in range(1, times + 1)]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.guarantee("I1", "I2", "I6", "I8")
+async def test_killed_anywhere_in_a_change_the_old_pipeline_or_the_new_one_goes_on(tmp_path: Path) -> None:
+    old_went_on = 0
+    async with open_changing(tmp_path) as changing, open_changer() as changer:
+        story = Story(PipelineFiles(tmp_path), changing)
+        await story.run(0)
+        first = await changer.change(changing, story.path(1))
+        assert first["ended"] == 0
+        points = points_of(first["reached"].items())
+        assert {point.partition(":")[0] for point in points} >= {"data.name", "watermark.delete", "ledger.delete"}
+        await story.run(1)
+        version = 1
+        for point in points:
+            killed = await changer.change(changing, story.path(version + 1), point)
+            assert killed["ended"] == -signal.SIGKILL, point
+            if is_shape_of(changing, version):
+                await story.run(version)
+                old_went_on += 1
+            else:
+                with pytest.raises(UserError, match=f"a vertex called map{version} was removed before"):
+                    await story.run(version)
+                # A third one may follow the second, which has never run.
+                version += points.index(point) % 2
+            await story.run(version + 1)
+            await story.check_kept(version + 1)
+            version += 1
+    # Up to where the new shape has its name.
+    assert old_went_on == 3
+
+
+@pytest.mark.guarantee("I8")
+async def test_a_pipeline_killed_before_its_first_run_may_be_another_one(tmp_path: Path) -> None:
+    async with open_changing(tmp_path) as changing, open_changer() as changer:
+        story = Story(PipelineFiles(tmp_path), changing)
+        first = await changer.change(changing, story.path(0))
+        for point in points_of(first["reached"].items()):
+            changing.directory.clear()
+            assert (await changer.change(changing, story.path(0), point))["ended"] == -signal.SIGKILL, point
+            assert (await changer.change(changing, story.path(1)))["ended"] == 0, point
+            assert is_shape_of(changing, 1)
