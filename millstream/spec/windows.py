@@ -195,7 +195,8 @@ class Early(SpecModel):
     every_s: PositiveDuration | None = Field(default=None, alias="every")
     """Period by the clock of the machine. Duration."""
     count: PositiveCount | None = None
-    """After at least this many new records of the lane; those that are read together are counted together."""
+    """Of each window that has got at least this many records since its last result; those that are read together are
+    counted together."""
 
     @classmethod
     def shape_faults(cls, data: Mapping[str, Any]) -> Iterator[ShapeFault]:

@@ -184,6 +184,38 @@ async def test_early_results_are_numbered_and_the_final_one_is_over_everything(
             assert all(set(a[1]) <= set(b[1]) for a, b in pairwise(results))
 
 
+@pytest.mark.guarantee("I3")
+async def test_early_results_by_count_are_those_of_the_window_that_has_got_so_many(
+    files: PipelineFiles, tmp_path: Path, spark: SparkDriver
+) -> None:
+    path = files.write(
+        FOLLOWED
+        + reduce(
+            "{fixed: {length: 100s, streaming: true}}",
+            query=EARLY,
+            group_by="allowedLateness: 1000s, early: {count: 20}",
+        )
+        + files.file_sink("out"),
+        ["in -> sum", "sum -> out"],
+    )
+    feed = Feed(tmp_path / "in.jsonl")
+    async with open_pipeline(path, tmp_path / "broker", spark=spark.address) as run:
+        async with running(run) as task:
+            # More than enough for one window, but they are of two.
+            await feed.give(run, task, *range(14), *range(100, 114))
+            await feed.give(run, task, *range(20, 26))
+            await written(files, task, out=2)
+        # What the other one had got before the restart counts.
+        async with running(run) as task:
+            await feed.give(run, task, *range(120, 126))
+            await written(files, task, out=4)
+            await feed.give(run, task, 10_000)
+            await written(files, task, out=8)
+        await assert_balanced(run, open_records=1)
+    results = [(seconds_of(row["window_start"]), row["window_early"], row["c"]) for row in files.rows("out")]
+    assert sorted(results) == [(start, early, 10) for start in (0, 100) for early in (0, 0, 1, 1)]
+
+
 async def test_early_results_are_counted_also_where_everything_comes_at_once(
     files: PipelineFiles, tmp_path: Path, spark: SparkDriver
 ) -> None:

@@ -50,6 +50,8 @@ def judge(
     _check_unique(where, results)
     finals = [result for result in results if not result.early]
     _check_early(where, results)
+    if group_by.early is not None and group_by.early.count is not None:
+        _check_early_counts(where, results, group_by.early.count)
     inputs = [replace(row, value=name_of(row.value)) for row in inputs]
     by_value = {row.value: row for row in inputs}
     holders: dict[bytes, list[Result]] = defaultdict(list)
@@ -132,6 +134,24 @@ def _check_early(where: str, results: Sequence[Result]) -> None:
         for before, after in pairwise(members):
             if not set(before.members) <= set(after.members):
                 raise Violation(f"I3: {where}: {after} does not hold all of {before}")
+
+
+def _check_early_counts(where: str, results: Sequence[Result], count: int) -> None:
+    """Each early result of a window is over so many records more than the one before, over all keys."""
+    windows: dict[tuple[int, int], Counter[int]] = defaultdict(Counter)
+    for result in results:
+        if result.early:
+            windows[result.start_us, result.end_us][result.early] += len(result.members)
+    for place, records in windows.items():
+        numbers = range(1, max(records) + 1)
+        before = 0
+        for number in numbers:
+            if records[number] < before + count:
+                raise Violation(
+                    f"I3: {where}: {place} has {records[number]} records at its early result {number}, "
+                    f"and had {before} at the one before: fewer than {count} more"
+                )
+            before = records[number]
 
 
 def _check_panes(

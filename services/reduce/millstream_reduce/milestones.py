@@ -50,18 +50,20 @@ class Milestones:
         moves = closed_us > self._closed_us and (depends or self._bytes >= BETWEEN_BYTES)
         if not moves and not joined:
             return None
-        milestone = self._note(positions, closed_us, early=False)
+        milestone = self._note(positions, closed_us)
         milestone.joined.extend(joined)
         return milestone
 
-    def early(self, positions: Mapping[str, int], closed_us: int) -> wal_pb2.Milestone:
-        """Where early results are made."""
-        return self._note(positions, closed_us, early=True)
+    def early(self, positions: Mapping[str, int], closed_us: int, rows_min: int) -> wal_pb2.Milestone:
+        """Where early results are made, of windows with so many new rows."""
+        milestone = self._note(positions, closed_us)
+        milestone.early, milestone.early_rows = True, rows_min
+        return milestone
 
-    def _note(self, positions: Mapping[str, int], closed_us: int, *, early: bool) -> wal_pb2.Milestone:
+    def _note(self, positions: Mapping[str, int], closed_us: int) -> wal_pb2.Milestone:
         self._closed_us, self._bytes = closed_us, 0
         inputs = [wal_pb2.InputPosition(edge=edge, sequence=number) for edge, number in sorted(positions.items())]
-        return wal_pb2.Milestone(inputs=inputs, closed_us=closed_us, early=early)
+        return wal_pb2.Milestone(inputs=inputs, closed_us=closed_us)
 
 
 class Joined:

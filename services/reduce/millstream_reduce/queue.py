@@ -22,7 +22,6 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -30,25 +29,18 @@ import numpy as np
 from millstream.errors import DamageError, FencedError, RetryLaterError, StorageFullError
 from millstream.ledger.protocol import Witness
 from millstream.ledger.witness import REPAIR, from_messages
-from millstream.limits import (
-    HAND_OVER_BYTES_MAX,
-    HAND_OVER_PIECES_MAX,
-    HAND_OVER_WINDOWS_MAX,
-    LOG_BYTES_MAX,
-    LOG_SEGMENT_BYTES,
-    LOG_UNSYNCED_BYTES_MAX,
-    MIB,
-)
+from millstream.limits import MIB
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce import batches
 from millstream_reduce.log.damage import time_text
 from millstream_reduce.log.files import Files, SystemFiles
-from millstream_reduce.log.log import Log, LogSizes, LogStatistics, open_log
+from millstream_reduce.log.log import Log, LogSizes, open_log
 from millstream_reduce.log.segments import LogIdentity
 from millstream_reduce.milestones import Joined, Milestones
 from millstream_reduce.origins import Origin
 from millstream_reduce.queue_contents import Appended, QueueContents
+from millstream_reduce.queue_limits import QueueLimits, QueueStatistics
 from millstream_reduce.queued_frames import QueuedFrame, joined_of, late_frames_of, positions_of
 from millstream_reduce.results import ResultFiles
 from millstream_reduce.values import WindowContents
@@ -64,47 +56,6 @@ _LEFT_BYTES_MAX = 4096
 _RETRY_FIRST_S = 0.05
 _RETRY_LAST_S = 1.0
 """A write that found no room is tried again after the first, then double, up to the last."""
-
-
-@dataclass(frozen=True, slots=True)
-class QueueLimits:
-    """Bounds of one queue."""
-
-    log_bytes_max: int = LOG_BYTES_MAX
-    """Bytes of all segments at which nothing more is admitted."""
-    unsynced_bytes_max: int = LOG_UNSYNCED_BYTES_MAX
-    """Bytes in memory that are not durable, at which nothing more is admitted."""
-    segment_bytes: int = LOG_SEGMENT_BYTES
-    hand_over_windows_max: int = HAND_OVER_WINDOWS_MAX
-    hand_over_bytes_max: int = HAND_OVER_BYTES_MAX
-    hand_over_pieces_max: int = HAND_OVER_PIECES_MAX
-
-    def __post_init__(self) -> None:
-        if self.log_bytes_max < 4 * self.segment_bytes:
-            # Segments go whole: with fewer of them, one open window could fill the log.
-            raise ValueError(f"a log of {self.log_bytes_max} bytes holds fewer than 4 segments of {self.segment_bytes}")
-
-
-@dataclass(frozen=True, slots=True)
-class QueueStatistics:
-    """One queue, now."""
-
-    open_windows: int
-    oldest_end_us: int | None
-    """End of the first open window."""
-    open_rows: int
-    """Records that open windows need."""
-    pending_hand_overs: int
-    """Handed over, not committed."""
-    pending_windows: int
-    pending_rows: int
-    last_hand_over: int
-    unacknowledged_records: int
-    """In the log, not in the lane's mark."""
-    log: LogStatistics
-    log_bytes_max: int
-    full: str
-    """What holds the queue up; empty while it has room."""
 
 
 class Queue:
@@ -188,9 +139,13 @@ class Queue:
         """Freeze the windows that the watermark has closed, in hand-overs of bounded size, numbered on."""
         return self._hand_over(self._closed_windows(watermark_us))
 
-    def early(self) -> list[wal_pb2.HandOver]:
-        """Freeze what open windows hold so far, where it has changed since their last early results."""
-        return self._hand_over(self._early_windows(), early=True)
+    def early(self, rows_min: int = 1) -> list[wal_pb2.HandOver]:
+        """Freeze what open windows hold so far, of those with so many new rows since their last early results."""
+        return self._hand_over(self._early_windows(rows_min), early_rows=rows_min)
+
+    def rows_to_early(self, rows_min: int) -> int:
+        """As `Windowing.rows_to_early`."""
+        return self._windowing.rows_to_early(rows_min)
 
     def recall(self, milestones: Iterable[wal_pb2.Milestone]) -> None:
         """What is committed of milestones: what they say was decided about records is not decided again while the
@@ -202,7 +157,7 @@ class Queue:
         committed, so nothing is handed over."""
         self._discard(self._closed_windows(milestone.closed_us))
         if milestone.early:
-            self._discard(self._early_windows())
+            self._discard(self._early_windows(max(milestone.early_rows, 1)))
         if self._log.removable_bytes() >= self._limits.segment_bytes // 2:
             self._begin_segment()
 
@@ -381,21 +336,21 @@ class Queue:
         while contents := self._windowing.close(watermark_us, self._limits.hand_over_windows_max):
             yield from self._groups(contents)
 
-    def _early_windows(self) -> Iterator[list[WindowContents]]:
-        while contents := self._windowing.early(self._limits.hand_over_windows_max):
+    def _early_windows(self, rows_min: int) -> Iterator[list[WindowContents]]:
+        while contents := self._windowing.early(self._limits.hand_over_windows_max, rows_min):
             yield from self._groups(contents)
 
-    def _hand_over(self, groups: Iterator[list[WindowContents]], *, early: bool = False) -> list[wal_pb2.HandOver]:
-        """Log a hand-over for each of the groups, which are of one moment."""
+    def _hand_over(self, groups: Iterator[list[WindowContents]], *, early_rows: int = 0) -> list[wal_pb2.HandOver]:
+        """Log a hand-over for each of the groups, which are of one moment. `early_rows`: as `early` was told."""
         hand_overs: list[wal_pb2.HandOver] = []
         group = next(groups, None)
         while group is not None:
             following = next(groups, None)
             hand_over = self._message(group)
             hand_over.more = following is not None
-            if early and not hand_overs and self._milestones is not None:
-                milestone = self._milestones.early(self._contents.sequences, self._windowing.closed_us)
-                hand_over.milestone.CopyFrom(milestone)
+            if early_rows and not hand_overs and self._milestones is not None:
+                at = self._contents.sequences, self._windowing.closed_us
+                hand_over.milestone.CopyFrom(self._milestones.early(*at, early_rows))
             self._contents.new_hand_over(hand_over, self._log.segment)
             self._log.append(wal_pb2.Entry(hand_over=hand_over), same_segment=True)
             hand_overs.append(hand_over)

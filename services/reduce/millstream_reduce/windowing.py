@@ -82,9 +82,14 @@ class Windowing(Protocol):
         keep their contents, whatever is added meanwhile. A global window's results come from here too, those that a
         count triggers with the next call after `add`."""
 
-    def early(self, windows_max: int | None = None) -> list[WindowContents]:
-        """The contents so far of the open windows that have new rows since their last early result, numbered on. At
-        most so many windows; the others with the next call. Global windows have none: their trigger says when."""
+    def early(self, windows_max: int | None = None, rows_min: int = 1) -> list[WindowContents]:
+        """The contents so far of the open windows that have at least so many new rows since their last early result,
+        numbered on. At most so many windows; the others with the next call. Global windows have none: their trigger
+        says when."""
+
+    def rows_to_early(self, rows_min: int) -> int:
+        """How many rows more, at least, until a window has so many new ones. After `early` has given all there were;
+        at least 1 then."""
 
     def closed(self, contents: Sequence[WindowContents], closed_us: int) -> None:
         """After a restart: these windows were handed over at this point of the log, early results among them. Also

@@ -29,7 +29,7 @@ from millstream_vertex.hand_over import HandOverJobs, ReduceUnit, ResultRouter, 
 from millstream_vertex.lane import LaneCore
 from millstream_vertex.reduce_input import ReduceInputs, Taken
 from millstream_vertex.reduce_milestones import Retracing, StoredMilestones
-from millstream_vertex.reduce_state import Computed, EarlyPolicy, Logged, Totals, check_whole, note_inputs, progress_of
+from millstream_vertex.reduce_state import Computed, EarlyResults, Logged, Totals, check_whole, note_inputs, progress_of
 from millstream_writer.committer import Unit
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class ReduceLane:
         late_to_edge: bool,
         milestones: StoredMilestones | None,
         retracing: Retracing | None,
-        early: EarlyPolicy | None,
+        early: EarlyResults | None,
     ) -> None:
         """`milestones`: where the input stays in its buffers until its windows are committed. `retracing`: where the
         log is made anew from it."""
@@ -86,8 +86,6 @@ class ReduceLane:
         self._closed_at_s: dict[int, float] = {}
         """When the watermark closed the windows of hand-overs that are not committed."""
         self._computed: dict[int, Computed] = {}
-        self._early_at_s = core.clock.monotonic_s()
-        self._early_rows = 0
         self._looked_s = 0.0
         """When `_gather` returned last."""
         self._totals = Totals()
@@ -216,7 +214,8 @@ class ReduceLane:
             for item in taken
         ]
         appended = self._queue.append(frames, watermark_us)
-        self._early_rows += appended.admitted
+        if self._early is not None:
+            self._early.admitted(appended.admitted)
         return appended
 
     def _hand_over(self) -> list[wal_pb2.HandOver]:
@@ -228,13 +227,12 @@ class ReduceLane:
                 self._due_s = self.core.clock.monotonic_s()
             return []
         # Records that come in one frame with the end of their window are counted before it closes.
-        early = self._early_results() if self._early and self._early.is_counted(self._early_rows) else []
+        early = self._early.counted() if self._early is not None else []
         hand_overs = self._queue.close(watermark_us)
         closed_at_s, self._due_s = self._due_s or self.core.clock.monotonic_s(), None
         self._closed_at_s.update((hand_over.number, closed_at_s) for hand_over in hand_overs)
-        if not hand_overs and self._early and self._early_rows:
-            elapsed = self._early.is_elapsed(self.core.clock.monotonic_s() - self._early_at_s)
-            early += self._early_results() if elapsed else []
+        if not hand_overs and self._early is not None:
+            early += self._early.elapsed(self.core.clock.monotonic_s())
         self._note_in_flight([*early, *hand_overs])
         return [*early, *hand_overs]
 
@@ -242,15 +240,12 @@ class ReduceLane:
         for hand_over in hand_overs:
             self._in_flight[hand_over.number] = min(window.end_us for window in hand_over.windows)
 
-    def _early_results(self) -> list[wal_pb2.HandOver]:
-        self._early_at_s, self._early_rows = self.core.clock.monotonic_s(), 0
-        return self._queue.early()
-
     def _pause_s(self) -> float | None:
         """How long nothing need be looked at when nothing happens."""
-        if self._early is None or self._early.every_s is None or self._early_rows == 0 or self._retracing is not None:
+        if self._early is None or self._retracing is not None:
             return None
-        return max(0.001, self._early_at_s + self._early.every_s - self.core.clock.monotonic_s())
+        pause_s = self._early.pause_s(self.core.clock.monotonic_s())
+        return None if pause_s is None else max(0.001, pause_s)
 
     async def _sync_all(self, work: asyncio.TaskGroup) -> None:
         """Make what is logged durable, all of it at a time; only then it has consequences."""

@@ -32,7 +32,7 @@ from millstream_vertex.reduce_config import log_bytes_max, program_of, window_co
 from millstream_vertex.reduce_input import ReduceInput, ReduceInputs
 from millstream_vertex.reduce_lane import ReduceLane
 from millstream_vertex.reduce_milestones import Retracing, open_milestones
-from millstream_vertex.reduce_state import EarlyPolicy, progress_of
+from millstream_vertex.reduce_state import EarlyResults, progress_of
 from millstream_vertex.settings import log_segment_bytes
 from millstream_vertex.surroundings import VertexPrograms
 from millstream_vertex.trimming import Trimmer
@@ -128,7 +128,7 @@ class ReduceOpening:
             replica=self.replica,
             rng=self.rng,
         )
-        early = group_by.early_results
+        early, now_s = group_by.early_results, self.core.clock.monotonic_s()
         return ReduceLane(
             self.core,
             ReduceInputs(inputs),
@@ -139,7 +139,7 @@ class ReduceOpening:
             late_to_edge=late_to_edge,
             milestones=milestones,
             retracing=retracing,
-            early=EarlyPolicy(early.every_s, early.count) if early is not None else None,
+            early=EarlyResults(queue, now_s, every_s=early.every_s, count=early.count) if early else None,
         )
 
     async def _open_input(

@@ -19,21 +19,46 @@ from millstream_reduce.queue import Appended, Queue
 from millstream_vertex.hand_over import Results
 
 
-@dataclass(frozen=True, slots=True)
-class EarlyPolicy:
-    """When early results are made: whichever comes first of those that are given."""
+class EarlyResults:
+    """When early results are made, and of which windows: by the clock, or by count."""
 
-    every_s: float | None = None
-    """Wall clock."""
-    rows: int | None = None
-    """Records of the lane since the last ones."""
+    def __init__(self, queue: Queue, now_s: float, *, every_s: float | None = None, count: int | None = None) -> None:
+        """`every_s`: of every window that has new records, so often by the clock. `count`: of each window that has so
+        many since its last one."""
+        self._queue = queue
+        self._every_s = every_s
+        self._count = count
+        self._last_s = now_s
+        # A window may have new records, or enough of them, from before a restart.
+        self._has_new = queue.open_windows > 0
+        self._rows_to_look = 0
+        """So many records more before a window can have enough."""
 
-    def is_counted(self, rows: int) -> bool:
-        """So many records are enough."""
-        return self.rows is not None and rows >= self.rows
+    def admitted(self, rows: int) -> None:
+        """So many records are in windows now."""
+        self._has_new |= rows > 0
+        self._rows_to_look -= rows
 
-    def is_elapsed(self, waited_s: float) -> bool:
-        return self.every_s is not None and waited_s >= self.every_s
+    def counted(self) -> list[wal_pb2.HandOver]:
+        """Of the windows that have got enough records."""
+        if self._count is None or self._rows_to_look > 0:
+            return []
+        hand_overs = self._queue.early(self._count)
+        self._rows_to_look = self._queue.rows_to_early(self._count)
+        return hand_overs
+
+    def elapsed(self, now_s: float) -> list[wal_pb2.HandOver]:
+        """Of the windows that have got any, when it is time."""
+        if self.pause_s(now_s) != 0:
+            return []
+        self._last_s, self._has_new = now_s, False
+        return self._queue.early()
+
+    def pause_s(self, now_s: float) -> float | None:
+        """How long until it is time; None while nothing new has come."""
+        if self._every_s is None or not self._has_new:
+            return None
+        return max(0.0, self._last_s + self._every_s - now_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,10 +94,10 @@ class Definition:
         self.frozen.clear()
         return results
 
-    def early(self) -> list[Shown]:
+    def early(self, rows_min: int) -> list[Shown]:
         results = []
         for one in self.open:
-            if len(one.values) > one.seen:
+            if len(one.values) - one.seen >= rows_min:
                 one.early, one.seen = one.early + 1, len(one.values)
                 results.append(one.shown(one.early))
         return sorted(results)
@@ -242,7 +242,8 @@ class Story:
             watermark = END_OF_TIME_US if ended else self.time - self.rng.randint(0, 60)
             self._handed_over(queue, queue.close(watermark), self.truth.close(watermark))
         elif kind == "early":
-            self._handed_over(queue, queue.early(), self.truth.early())
+            rows_min = self.rng.randint(1, 3)
+            self._handed_over(queue, queue.early(rows_min), self.truth.early(rows_min))
         elif kind == "sync":
             await queue.sync()
         elif kind == "tell":

@@ -222,7 +222,9 @@ async def test_early_results_are_numbered_on_after_the_log_was_lost(tmp_path: Pa
         # Between the two, the loss of the log would be refused.
         assert [hand_over.more for hand_over in hand_overs] == [True, False]
         milestone = hand_overs[0].milestone
-        assert milestone == wal_pb2.Milestone(inputs=[position(EDGE, 1)], closed_us=queue.closed_us, early=True)
+        assert milestone == wal_pb2.Milestone(
+            inputs=[position(EDGE, 1)], closed_us=queue.closed_us, early=True, early_rows=1
+        )
         assert not hand_overs[1].HasField("milestone")
         for hand_over in hand_overs:
             await lane.commit(queue, hand_over)
@@ -237,6 +239,36 @@ async def test_early_results_are_numbered_on_after_the_log_was_lost(tmp_path: Pa
         hand_overs = queue.early()
         assert early_numbers(hand_overs) == [(10, 2)]
         assert hand_overs[0].number == 3
+
+
+@pytest.mark.guarantee("I3")
+@pytest.mark.parametrize("window", [WindowConfig("fixed", length_us=10), WindowConfig("session", timeout_us=5)])
+async def test_early_results_by_count_are_those_of_the_same_windows_after_the_log_was_lost(
+    tmp_path: Path, window: WindowConfig
+) -> None:
+    lane = kept(tmp_path, window)
+    frames = [frame_of([1, 2, 11]), frame_of([3, 12])]
+    async with lane.opened() as queue:
+        read_again(lane, queue, frames[0])
+        assert early_numbers(queue.early(3)) == []
+        read_again(lane, queue, frames[1])
+        (first,) = queue.early(3)
+        assert early_numbers([first]) == [(first.windows[0].start_us, 1)]
+        await lane.commit(queue, first)
+        await lane.acknowledge(queue)
+    shutil.rmtree(lane.directory)
+    async with lane.opened() as queue:
+        for frame in frames:
+            read_again(lane, queue, frame)
+        queue.retrace(first.milestone)
+        lane.retrace(queue)
+        # The other window has got two, and its next one makes them three.
+        assert queue.rows_to_early(3) == 1
+        read_again(lane, queue, frame_of([13]))
+        (second,) = queue.early(3)
+        assert [(one.early, one.rows) for one in second.windows] == [(1, 3)]
+        assert second.windows[0].start_us != first.windows[0].start_us
+        assert second.number == 2
 
 
 async def test_the_bound_of_the_log_does_not_hold_up_what_is_read_again(tmp_path: Path) -> None:

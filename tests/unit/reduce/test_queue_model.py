@@ -85,7 +85,7 @@ class Model:
             ended = all(positions.get(edge, 0) == len(frames) for edge, frames in self.input.items())
             queue.close(END_OF_TIME_US if ended else self.time_us - self.rng.randint(20, 120))
         elif kind == "early":
-            queue.early()
+            queue.early(self.rng.randint(1, 4))
         elif kind == "sync":
             await queue.sync()
             for hand_over in queue.pending():

@@ -266,10 +266,13 @@ class Milestone(_message.Message):
     CLOSED_US_FIELD_NUMBER: _builtins.int
     EARLY_FIELD_NUMBER: _builtins.int
     JOINED_FIELD_NUMBER: _builtins.int
+    EARLY_ROWS_FIELD_NUMBER: _builtins.int
     closed_us: _builtins.int
     """Windows that ended up to here, lateness included, were closed; microseconds."""
     early: _builtins.bool
     """Early results were made of what was open."""
+    early_rows: _builtins.int
+    """Early results were made of windows that had got at least so many records since their last one; 0: any."""
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___InputPosition]:
         """How far each input had been read; without records and bytes."""
@@ -287,10 +290,11 @@ class Milestone(_message.Message):
         closed_us: _builtins.int = ...,
         early: _builtins.bool = ...,
         joined: _abc.Iterable[Global___Joined] | None = ...,
+        early_rows: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed_us", b"closed_us", "early", b"early", "inputs", b"inputs", "joined", b"joined"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed_us", b"closed_us", "early", b"early", "early_rows", b"early_rows", "inputs", b"inputs", "joined", b"joined"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

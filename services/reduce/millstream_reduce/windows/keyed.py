@@ -170,8 +170,11 @@ class KeyedWindows(ABC):
         for one in contents:
             self._note(one)
 
-    def early(self, windows_max: int | None = None) -> list[WindowContents]:
+    def early(self, windows_max: int | None = None, rows_min: int = 1) -> list[WindowContents]:
         return []
+
+    def rows_to_early(self, rows_min: int) -> int:
+        return rows_min
 
     def oldest_end_us(self) -> int | None:
         if not len(self._slots):

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import heapq
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from itertools import accumulate, chain
 
 import numpy as np
 
@@ -73,7 +74,7 @@ class PanedWindows:
         self._early: dict[int, tuple[int, int]] = {}
         """Number of the last early result of a window, and the rows it had."""
         self._grown: set[int] = set()
-        """Panes that got rows since the last early results."""
+        """Panes that got rows since the last early results, as far as one of their windows has not had its own."""
         self._open_rows = 0
 
     @property
@@ -179,24 +180,47 @@ class PanedWindows:
     def replayed(self) -> None:
         """`add` has refused what no window was for."""
 
-    def early(self, windows_max: int | None = None) -> list[WindowContents]:
+    def early(self, windows_max: int | None = None, rows_min: int = 1) -> list[WindowContents]:
+        results: list[WindowContents] = []
+        waiting: list[int] = []
+        for number, new in self._new_rows().items():
+            if new < rows_min:
+                waiting.append(number)
+                continue
+            if len(results) == windows_max:
+                return results
+            count, seen = self._early.get(number, (0, 0))
+            results.append(WindowContents(self._window(number, count + 1), self._pieces(number)))
+            self._early[number] = (count + 1, seen + new)
+        self._grown = {pane for pane in self._grown if self._is_in_one_of(pane, waiting)}
+        return results
+
+    def rows_to_early(self, rows_min: int) -> int:
+        return rows_min - max(self._new_rows().values(), default=0)
+
+    def _new_rows(self) -> dict[int, int]:
+        """Rows since the last early result of each open window that has any, in the order of the windows."""
         begin = max(self._handed, self._last_closed()) + 1
         numbers = {
             number
             for pane in self._grown
             for number in range(max(self._first_window(pane), begin), self._last_window(pane) + 1)
         }
-        results: list[WindowContents] = []
+        # A window may have many panes, and a pane be in many windows.
+        panes = sorted(self._panes)
+        rows_before = [0, *accumulate(self._panes[pane].rows for pane in panes)]
+        found: dict[int, int] = {}
         for number in sorted(numbers):
-            count, seen = self._early.get(number, (0, 0))
-            rows = self._rows(number)
-            if rows > seen:
-                if len(results) == windows_max:
-                    return results
-                results.append(WindowContents(self._window(number, count + 1), self._pieces(number)))
-                self._early[number] = (count + 1, rows)
-        self._grown.clear()
-        return results
+            first, end = self._bounds(number)
+            rows = rows_before[bisect_left(panes, end)] - rows_before[bisect_left(panes, first)]
+            if new := rows - self._early.get(number, (0, 0))[1]:
+                found[number] = new
+        return found
+
+    def _is_in_one_of(self, pane: int, numbers: Sequence[int]) -> bool:
+        """Whether one of these windows, which rise, has the pane."""
+        at = bisect_left(numbers, self._first_window(pane))
+        return at < len(numbers) and numbers[at] <= self._last_window(pane)
 
     def oldest_end_us(self) -> int | None:
         if not self._ascending:
@@ -261,11 +285,15 @@ class PanedWindows:
 
     def _panes_in(self, number: int) -> list[_Pane]:
         """The panes of a window that hold rows."""
-        begin = number * self._per_slide
-        end = (number + self._slides) * self._per_slide + (1 if self._rest else 0)
+        begin, end = self._bounds(number)
         if end - begin <= len(self._panes):
             return [self._panes[pane] for pane in range(begin, end) if pane in self._panes]
         return [self._panes[pane] for pane in self._panes if begin <= pane < end]
+
+    def _bounds(self, number: int) -> tuple[int, int]:
+        """The first pane of a window, and the one behind its last."""
+        first = number * self._per_slide
+        return first, first + self._slides * self._per_slide + (1 if self._rest else 0)
 
     def _rows(self, number: int) -> int:
         return sum(pane.rows for pane in self._panes_in(number))

@@ -75,9 +75,9 @@ class SessionWindows(SpanWindows):
         timeout = self._config.timeout_us
         return start, np.minimum(last, END_OF_TIME_US - timeout) + timeout, start
 
-    def early(self, windows_max: int | None = None) -> list[WindowContents]:
+    def early(self, windows_max: int | None = None, rows_min: int = 1) -> list[WindowContents]:
         columns, used = self._slots, self._slots.used
-        grown = np.flatnonzero(columns.open[:used] & (columns.rows[:used] > columns.seen[:used]))
+        grown = np.flatnonzero(columns.open[:used] & (columns.rows[:used] - columns.seen[:used] >= rows_min))
         if not len(grown):
             return []
         slots = self._in_order(grown)[:windows_max]
@@ -89,3 +89,7 @@ class SessionWindows(SpanWindows):
             WindowContents(Window(*window), pieces)
             for window, pieces in zip(windows, columns.contents(slots), strict=True)
         ]
+
+    def rows_to_early(self, rows_min: int) -> int:
+        # One row may bring together what two sessions have.
+        return 1

@@ -64,6 +64,10 @@ class Lane:
         """By the number of entries before them."""
         self.results: list[Result] = []
         """Everything that was handed over and is in the log."""
+        self.admitted = 0
+        """Rows."""
+        self.none_before: dict[int, int] = {}
+        """By number of new rows: how many rows must be admitted until a window can have so many."""
         self.exact_names = True
         """Names follow from times that the log still holds."""
 
@@ -82,6 +86,9 @@ class Lane:
             verdicts.append(self.naive.verdict(time, names[row]))
             if verdicts[-1] == "admitted":
                 self.naive.add(stored[row])
+        self.admitted += len(order)
+        for rows_min, admitted in self.none_before.items():
+            assert self.admitted >= admitted or not self.naive.grown(rows_min)
         assert sorted(order) == [row for row, verdict in enumerate(verdicts) if verdict == "admitted"]
         assert placed.late.tolist() == [row for row, verdict in enumerate(verdicts) if verdict == "late"]
         assert placed.outside.tolist() == [row for row, verdict in enumerate(verdicts) if verdict == "outside"]
@@ -115,13 +122,16 @@ class Lane:
         while self.close(watermark_us, 3):
             pass
 
-    def early(self, windows_max: int | None = None) -> None:
-        found = self.windowing.early(windows_max)
+    def early(self, windows_max: int | None = None, rows_min: int = 1) -> None:
+        found = self.windowing.early(windows_max, rows_min)
         if windows_max is not None:
-            while more := self.windowing.early(windows_max):
+            while more := self.windowing.early(windows_max, rows_min):
                 assert len(more) <= windows_max
                 found += more
-        assert [self.result(one) for one in found] == self.naive.early()
+        assert [self.result(one) for one in found] == self.naive.early(rows_min)
+        rows = self.windowing.rows_to_early(rows_min)
+        assert rows >= 1
+        self.none_before[rows_min] = self.admitted + rows
         if found:
             self._write(HandedOver(self.naive.closed_us, tuple(found)))
 
@@ -139,6 +149,7 @@ class Lane:
         self.checkpoints = {place: state for place, state in self.checkpoints.items() if place <= kept}
         self.results = [self.result(one) for one in self._handed_over() if not one.window.early]
         self.windowing = make_windowing(self.config)
+        self.none_before.clear()
         begin = 0
         if from_checkpoint and self.checkpoints:
             begin = max(self.checkpoints)

@@ -103,11 +103,14 @@ class Naive(ABC):
         for one in self.due()[: len(results)]:
             self.open.remove(one)
 
-    def early(self) -> list[Result]:
-        """Early results of the windows that take rows in."""
-        grown = [one for one in self.open if not self.is_closed(one.end) and len(one.rows) > one.seen]
+    def grown(self, rows_min: int) -> list[Open]:
+        """Windows that take rows in, with so many since their last early result."""
+        return [one for one in self.open if not self.is_closed(one.end) and len(one.rows) - one.seen >= rows_min]
+
+    def early(self, rows_min: int = 1) -> list[Result]:
+        """Early results of these windows."""
         results = []
-        for one in sorted(grown, key=lambda one: (one.end, one.start, one.key or b"")):
+        for one in sorted(self.grown(rows_min), key=lambda one: (one.end, one.start, one.key or b"")):
             one.early += 1
             one.seen = len(one.rows)
             results.append(Result(one.named(one.early), one.places()))
@@ -194,7 +197,7 @@ class NaiveGlobal(Naive):
     def verdict(self, time: int, key: Key) -> Literal["admitted", "late", "outside"]:
         return "late" if self.ended else "admitted"
 
-    def early(self) -> list[Result]:
+    def grown(self, rows_min: int) -> list[Open]:
         return []
 
     def needed(self) -> set[int]:

@@ -43,8 +43,8 @@ class Table:
     def close(self, watermark_us: int, windows_max: int | None = None) -> dict[tuple[int, int, str], list[Arrived]]:
         return self.read(self.windowing.close(watermark_us, windows_max))
 
-    def early(self) -> dict[tuple[int, int, int], list[Arrived]]:
-        contents = self.windowing.early()
+    def early(self, rows_min: int = 1) -> dict[tuple[int, int, int], list[Arrived]]:
+        contents = self.windowing.early(rows_min=rows_min)
         return {(one.window.start_us, one.window.end_us, one.window.early): self.rows(one) for one in contents}
 
     def read(self, contents: Sequence[WindowContents]) -> dict[tuple[int, int, str], list[Arrived]]:

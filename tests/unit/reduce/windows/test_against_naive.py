@@ -54,7 +54,7 @@ def steps(times: st.SearchStrategy[int]) -> st.SearchStrategy[list[tuple[object,
         st.tuples(st.just("append"), rows),
         st.tuples(st.just("append"), rows),
         st.tuples(st.just("close"), times, some),
-        st.tuples(st.just("early"), some),
+        st.tuples(st.just("early"), some, st.integers(1, 6)),
         st.tuples(st.just("checkpoint")),
         st.tuples(st.just("die"), st.integers(0, 3), st.sampled_from(["beginning", "checkpoint", "cut"])),
     )

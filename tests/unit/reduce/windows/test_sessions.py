@@ -195,6 +195,17 @@ def test_early_results_of_sessions_go_on_counting_when_they_merge() -> None:
     assert [one.released for one in table.windowing.close(26)] == [4]
 
 
+def test_sessions_that_join_have_the_new_rows_of_both() -> None:
+    table = Table(SHARED)
+    table.add(0, 1, 18, 19)
+    assert table.early(4) == {}
+    table.add(10)
+    assert table.early(4) == {(0, 29, 1): [0, 1, 18, 19, 10]}
+    table.add(2, 3)
+    assert table.early(4) == {}
+    assert table.early(2) == {(0, 29, 2): [0, 1, 18, 19, 10, 2, 3]}
+
+
 def test_windows_that_close_at_once_go_by_end_start_and_key() -> None:
     table = Table(KEYED)
     table.add((5, "c"), (5, "a"), (5, "b"), (0, "d"), (5, "d"), (4, "e"))

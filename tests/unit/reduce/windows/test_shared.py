@@ -185,6 +185,37 @@ def test_early_results_are_numbered_and_come_only_of_windows_that_have_new_rows(
     assert table.early() == {(10, 20, 2): [11, 12]}
 
 
+def test_early_results_may_wait_for_so_many_rows_of_each_window() -> None:
+    table = Table(TENS)
+    table.add(1, 2, 11)
+    assert table.early(3) == {}
+    assert table.windowing.rows_to_early(3) == 1
+    table.add(12, 21)
+    assert table.early(3) == {}
+    table.add(3)
+    assert table.early(3) == {(0, 10, 1): [1, 2, 3]}
+    # What the others have is not forgotten, nor in what a checkpoint says.
+    assert table.windowing.rows_to_early(3) == 1
+    table.windowing.restore(table.windowing.checkpoint())
+    assert table.windowing.rows_to_early(3) == 1
+    table.add(4, 5, 13)
+    assert table.early(3) == {(10, 20, 1): [11, 12, 13]}
+    assert table.early() == {(0, 10, 2): [1, 2, 3, 4, 5], (20, 30, 1): [21]}
+    assert table.windowing.rows_to_early(3) == 3
+
+
+def test_rows_in_many_windows_are_counted_for_each() -> None:
+    table = Table(sliding(10, 5))
+    table.add(4, 7, 8)
+    assert table.early(3) == {(0, 10, 1): [4, 7, 8]}
+    assert table.windowing.rows_to_early(3) == 1
+    table.add(12)
+    assert table.early(3) == {(5, 15, 1): [7, 8, 12]}
+    # Only what every window has had is forgotten.
+    assert table.early() == {(-5, 5, 1): [4], (10, 20, 1): [12]}
+    assert table.early() == {}
+
+
 def test_early_results_are_numbered_on_after_a_replay_and_not_repeated() -> None:
     table = Table(TENS)
     table.add(1, 11)
