@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from millstream.frame import partition_of
 from tests.mesh.conftest import PipelineFiles
 from tests.mesh.reducing import (
     BASE_S,
+    CONTENTS,
     Event,
     contents_of,
+    fixed_contents,
     reduce,
     seconds_of,
     session_contents,
@@ -131,10 +134,11 @@ def _feed_at_once(directory: Path) -> None:
     _feed_behind(directory, _FIRST, (*_LATE, *_SECOND))
 
 
-def _feed_behind(directory: Path, events: Sequence[Event], more: Iterable[Event]) -> None:
+def _feed_behind(directory: Path, events: Sequence[Event], more: Iterable[Event], *, name: str = "in") -> None:
     """Unless that has been done."""
-    if len((directory / "in.jsonl").read_text().splitlines()) == len(events):
-        write_events(directory / "in.jsonl", more)
+    file = directory / f"{name}.jsonl"
+    if len(file.read_text().splitlines()) == len(events):
+        write_events(file, more)
 
 
 # Sessions whose logs are lost with every kill: which session a record is in depends on which were closed when it came.
@@ -180,6 +184,84 @@ def _lost_sessions() -> CrashPipeline:
     )
 
 
+# Two sources that meet three times: at the windows, of which one comes to them through a map; at the sink of everything
+# that came, which has the late records too; and at the sink of the results, which has the windows of two reduces.
+
+
+_SIDES = ("in", "beside")
+
+
+def _side(event: Event) -> str:
+    """The source that reads it: each has records of every key."""
+    return _SIDES[event.n // len(KEYS) % 2]
+
+
+def _on_side(side: str, events: Iterable[Event]) -> list[Event]:
+    return [event for event in events if _side(event) == side]
+
+
+def _joined(*, group_by: str = "", **more: Any) -> CrashPipeline:
+    """Fixed windows of both sources, and those of the first source alone."""
+    length = 10
+    group_by = "keyed: true, onLate: edge" + (group_by and f", {group_by}")
+    closed_s = min(_on_side(side, _FIRST)[-1].s for side in _SIDES)
+    closed_at_last_s = _SECOND[-1].s
+    late = [event for event in _LATE if event.s // length * length + length <= closed_s]
+    in_time = [event for event in (*_FIRST, *_LATE, *_SECOND) if event not in late]
+
+    def expected_of(events: Sequence[Event], until_s: float) -> dict[tuple[str, float, float], Sequence[int]]:
+        return {name: ns for name, ns in fixed_contents(events, length).items() if name[2] <= until_s}
+
+    both, one = expected_of(in_time, closed_at_last_s), expected_of(_on_side("in", in_time), closed_at_last_s)
+    first = len(expected_of(_FIRST, closed_s)) + len(expected_of(_on_side("in", _FIRST), closed_s))
+    # Each reduce tells of what is late for it.
+    everything = Counter(event.n for event in (*_FIRST, *_LATE, *_SECOND, *late, *_on_side("in", late)))
+
+    async def feed(outputs: Outputs) -> None:
+        await until(lambda: len(outputs.rows("out")) >= first)
+        for side in _SIDES:
+            more = _on_side(side, (*_LATE, *_SECOND))
+            _feed_behind(outputs.directory, _on_side(side, _FIRST), more, name=side)
+        await until(lambda: len(outputs.rows("out")) >= len(both) + len(one))
+        await until(lambda: len(outputs.values("columns")) >= everything.total())
+
+    def prepare(directory: Path) -> None:
+        for side in _SIDES:
+            write_events(directory / f"{side}.jsonl", _on_side(side, _FIRST))
+
+    def check(outputs: Outputs) -> None:
+        rows = outputs.rows("out")
+        assert contents_of(row for row in rows if row["of"] == "both") == both
+        assert contents_of(row for row in rows if row["of"] == "one") == one
+        assert Counter(row["n"] for row in outputs.values("columns")) == everything
+
+    def windows_of(name: str, sources: str, lanes: str) -> str:
+        query = CONTENTS.replace(" FROM", f", '{sources}' AS of FROM")
+        return reduce(f"{{fixed: {{length: {length}s}}}}", name=name, query=query, group_by=group_by, lanes=lanes)
+
+    return CrashPipeline(
+        source(more=", follow: true")
+        + source("beside", more=", follow: true")
+        + "- name: map\n  udf: {builtin: {name: cat}}\n"
+        + windows_of("sum", "both", "partitions: 2")
+        + windows_of("single", "one", "partitions: 1")
+        + file_sink("out", len(KEYS))
+        + file_sink("columns", 24, "parquet"),
+        [
+            *("in -> map", "map -> sum", "beside -> sum", "in -> single"),
+            *("map -> columns", "beside -> columns", "sum -> out", "single -> out"),
+            *("{from: sum, to: columns, kind: late}", "{from: single, to: columns, kind: late}"),
+        ],
+        check,
+        open_records=sum(
+            event.s // length * length + length > closed_at_last_s for event in (*in_time, *_on_side("in", in_time))
+        ),
+        prepare=prepare,
+        feed=feed,
+        **more,
+    )
+
+
 # Early results, over a log of many short segments.
 
 _STEADY = 240
@@ -195,6 +277,22 @@ def _sql(query: str) -> str:
     return f'sql: {{query: "{query}", value: {_VALUE}}}'
 
 
+_EARLY_COUNT = 12
+_EARLY_LANES = 2
+
+
+def _check_counts(rows: Iterable[Mapping[str, Any]]) -> None:
+    """Each early result of a window is over so many records more than the one before, in its lane."""
+    records: dict[tuple[str, int], Counter[int]] = {}
+    for row in rows:
+        lane = partition_of([row["key"].encode()], _EARLY_LANES)
+        counted = records.setdefault((row["window_start"], lane), Counter())
+        counted[row["window_early"]] += row["c"]
+    for window, counted in records.items():
+        sizes = [0, *(counted[number] for number in sorted(counted) if number)]
+        assert all(after - before >= _EARLY_COUNT for before, after in pairwise(sizes)), (window, sizes)
+
+
 def _check_early(outputs: Outputs) -> None:
     rows = outputs.rows("out")
     final = contents_of(row for row in rows if row["window_early"] == 0)
@@ -207,6 +305,7 @@ def _check_early(outputs: Outputs) -> None:
     for row in rows:
         window = row["key"], seconds_of(row["window_start"]), seconds_of(row["window_end"])
         windows.setdefault(window, []).append((row["window_early"], row["ns"]))
+    _check_counts(rows)
     firsts: dict[tuple[float, float], set[int]] = {}
     for window, results in windows.items():
         early = sorted(result for result in results if result[0])
@@ -228,8 +327,8 @@ def _early(group_by: str = "", **more: Any) -> CrashPipeline:
         + reduce(
             "{fixed: {length: 10s, streaming: true}}",
             program=_sql(_EARLY),
-            group_by="keyed: true, early: {count: 12}" + group_by,
-            lanes="partitions: 2",
+            group_by=f"keyed: true, early: {{count: {_EARLY_COUNT}}}" + group_by,
+            lanes=f"partitions: {_EARLY_LANES}",
         )
         + file_sink("out", 20),
         ["in -> sum", "sum -> out"],
@@ -274,6 +373,8 @@ PIPELINES = {
     "lost_sliding": windows(20, 10, group_by="keepInput: true", between=_lose_logs),
     "lost_sessions": _lost_sessions(),
     "lost_early": _early(", keepInput: true", between=_lose_logs),
+    "joined": _joined(),
+    "lost_joined": _joined(group_by="keepInput: true", between=_lose_logs),
     "frozen": windows(10, 10, lateness=5, partitions=1, between=_feed_at_once),
 }
 SWEPT = tuple(name for name in PIPELINES if name != "frozen")

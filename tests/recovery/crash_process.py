@@ -49,7 +49,7 @@ from millstream_vertex.surroundings import OpenSurroundings, Outside, VertexConf
 from tests.recovery.crash_pipeline import CrashPipeline, Outputs
 from tests.recovery.crash_pipelines import PIPELINES, SHORT_SEGMENTS
 
-RUN_S = 30.0
+RUN_S = 60.0
 SEGMENT_BYTES = 4096
 
 
