@@ -16,7 +16,7 @@ import logging
 import re
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 from urllib.parse import ParseResult
 
@@ -160,11 +160,19 @@ class BrokerConnection:
     async def close(self) -> None:
         self._closing = True
         self._fail_answers()
+        # A cancellation that comes just when an attempt fails is lost in `asyncio.wait_for`, and the client goes on.
+        self._transport.forbid()
+        reconnecting = self._client._reconnection_task
         try:
-            await self._client.close()
+            # What cannot be sent any more is of a connection that is lost; uvloop has a word of its own for it.
+            with suppress(OSError, RuntimeError):
+                await self._client.close()
         finally:
             # Also when that was cancelled.
             self._transport.abort()
+            if reconnecting is not None:
+                reconnecting.cancel()
+                await asyncio.wait([reconnecting], timeout=_CLOSE_TIMEOUT_S)
 
     async def connected(self) -> None:
         """Wait until there is a connection, for ever."""
@@ -336,12 +344,16 @@ class _AbortingTransport(TcpTransport):
         super().__init__()  # type: ignore[no-untyped-call]  # as its base class is
         self._must_encrypt = encrypted
         self._encrypts = False
+        self._forbidden = False
 
     def __bool__(self) -> bool:
         # The client replaces a transport that is false, as one is that was never connected.
         return True
 
     async def connect(self, uri: ParseResult, buffer_size: int, connect_timeout: int) -> None:
+        if self._forbidden:
+            # The one thing that ends the client's attempts.
+            raise asyncio.CancelledError
         # The client forgets a connection that broke before the server had introduced itself.
         self.abort()
         self._encrypts = False
@@ -371,6 +383,10 @@ class _AbortingTransport(TcpTransport):
                 await super().wait_closed()  # type: ignore[no-untyped-call]  # as its base class is
         except TimeoutError:
             self.abort()
+
+    def forbid(self) -> None:
+        """Make no further connection."""
+        self._forbidden = True
 
     def abort(self) -> None:
         """Close the connection now, if there is one."""

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import json
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 
 from millstream.errors import EnvironmentFault, UserError
 from millstream.spec.access import load_access
 from millstream.testing.certificates import make_certificate
+from millstream.testing.nats_server import open_nats_server
 from millstream.wire.access import BrokerAccess
-from millstream.wire.nats import open_connection
+from millstream.wire.nats import BrokerConnection, open_connection
 from tests.nats_process import open_nats_process
 
 SECRET = "s3cret-of-the-broker"
@@ -220,3 +223,30 @@ def jwt(nkeys: Any, seed: str, issuer: str, subject: str, nats: dict[str, Any]) 
 
 def encoded(data: bytes) -> str:
     return base64.urlsafe_b64encode(data).decode().rstrip("=")
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_a_connection_that_is_closed_while_its_server_is_away_leaves_nothing_behind(
+    tmp_path: Path, run: Callable[[Coroutine[Any, Any, None]], None], encrypted: bool
+) -> None:
+    """What went on trying to reach the server would keep the process from its end."""
+
+    async def close(connection: BrokerConnection, looks: int) -> None:
+        while connection.is_up:  # noqa: ASYNC110  # it is looked at in any state
+            await asyncio.sleep(0)
+        for _ in range(looks):
+            await asyncio.sleep(0.001)
+        await connection.close()
+
+    async def main() -> None:
+        async with asyncio.timeout(60), open_nats_server(tmp_path / "broker", tls=encrypted) as server:
+            connections = [BrokerConnection(server.access, "test") for _ in range(12)]
+            for connection in connections:
+                await connection.open(30)
+            await server.kill()
+            await asyncio.gather(*(close(one, 8 * looks) for looks, one in enumerate(connections)))
+            left = [task for task in asyncio.all_tasks() if "_attempt_reconnect" in repr(task)]
+            assert not left
+
+    run(main())
