@@ -70,10 +70,16 @@ class Health:
     """Watches one process from its start; see `until_hung`."""
 
     def __init__(
-        self, pid: int, patience: Patience, *, report: Callable[[str], None], has_answered: bool = False
+        self,
+        pid: int,
+        patience: Patience,
+        *,
+        report: Callable[[str], None],
+        has_answered: bool = False,
+        waits: bool = False,
     ) -> None:
         """`report` gets what a person should know, in words that follow the name of the process. `has_answered`: its
-        start is over."""
+        start is over. `waits`: the process only waits for one that it has started, which is the one that answers."""
         self.hung = ""
         """What is wrong with a hung process, in words that follow its name; empty as long as it is not hung."""
         self._reported = False
@@ -82,6 +88,7 @@ class Health:
         self._patience = patience
         self._report = report
         self._answered = has_answered
+        self._waits = waits
         self._silence = Silence(time.monotonic())
 
     @property
@@ -120,7 +127,7 @@ class Health:
         since = "" if self._answered else " since its start"
         limit_s = patience.hung_s if self._answered else patience.start_s
         reported_s = patience.reported_s if self._answered else max(patience.reported_s, patience.start_s / 4)
-        if silent_s >= min(HUNG_AFTER_S, limit_s) and is_stopped(self._pid):
+        if silent_s >= min(HUNG_AFTER_S, limit_s) and is_stopped(self._pid, children=self._waits):
             self.hung = f"was stopped by a signal, and did not answer for {silent_s:.0f} s"
         elif silent_s >= limit_s:
             self.hung = f"did not answer for {silent_s:.0f} s{since}"
@@ -129,10 +136,13 @@ class Health:
             self._report(f"has not answered for {silent_s:.0f} s{since}; it is replaced after {limit_s:.0f} s")
 
 
-def is_stopped(pid: int) -> bool:
-    """Whether a signal has stopped the process (SIGSTOP, Ctrl-Z); one in a debugger's hands is not meant."""
+def is_stopped(pid: int, *, children: bool = False) -> bool:
+    """Whether a signal has stopped the process (SIGSTOP, Ctrl-Z), or one of its children where those are asked for; one
+    in a debugger's hands is not meant."""
     try:
-        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+        process = psutil.Process(pid)
+        looked_at = [process, *(process.children() if children else ())]
+        return any(one.status() == psutil.STATUS_STOPPED for one in looked_at)
     except psutil.Error:
         return False
 

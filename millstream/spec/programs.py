@@ -241,7 +241,7 @@ class ProgramLimits(SpecModel):
     memory: Quantity | None = None
     """Data that one process may have (RLIMIT_DATA: heap, stacks and private mappings, whether touched or not; more than
     what `top` shows as resident). What it asks for beyond that fails, in Python with MemoryError: the record goes the
-    way of `retryStrategy`. Size."""
+    way of `retryStrategy`. Of each process: the sum is bounded only by `processes` times this. Size."""
     processes: PositiveCount | None = None
     """Processes and threads together, of this program alone. Needs Linux 5.14, user namespaces, and another user than
     root."""

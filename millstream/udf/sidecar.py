@@ -217,6 +217,7 @@ class Sidecar(GrpcUdfClient):
             patience,
             report=lambda text: _log.warning("%s %s", spec.where, text),
             has_answered=True,
+            waits=spec.held.strict,
         )
         async with beside(process.wait(), "exit") as ended, beside(health.until_hung(self._is_well), "health") as hung:
             await asyncio.wait((ended, hung), return_when=asyncio.FIRST_COMPLETED)

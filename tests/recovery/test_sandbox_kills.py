@@ -1,13 +1,19 @@
-"""A function in a strict sandbox, its vertex and the broker are killed again and again: each record counts once."""
+"""A function in a strict sandbox, its vertex and the broker are killed again and again: each record counts once.
+
+One that a signal has stopped is replaced as soon as any other process, whichever of its two processes that was.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import psutil
 import pytest
 
-from millstream.sandbox import refusal
+from millstream import health
+from millstream.sandbox import Confinement, refusal
+from millstream.udf.sidecar import SidecarSpec, open_sidecar, python_command
 from tests.mesh.conftest import PipelineFiles
 from tests.mesh.running import Running, start, until_gone
 from tests.small_disk import give_up
@@ -69,3 +75,21 @@ async def test_kills_of_a_sandbox_and_of_what_is_around_it_lose_and_repeat_nothi
     assert "account: BALANCED" in ended.out
     assert len(set(killed)) == len(killed) == 10
     assert files.numbers("out") == list(range(RECORDS))
+
+
+@pytest.mark.guarantee("I9")
+async def test_a_function_that_is_stopped_in_its_sandbox_is_replaced_before_one_that_is_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(health, "HUNG_AFTER_S", 1.0)
+    (tmp_path / "functions.py").write_text("def identity(value):\n    return value\n")
+    command = python_command("functions.py:identity")
+    spec = SidecarSpec(command, "udf", "p", "map", cwd=tmp_path, held=Confinement(strict=True), hung_after_s=600)
+    async with asyncio.timeout(60), open_sidecar(spec, log=lambda *_: None) as sidecar:
+        outer = psutil.Process(sidecar.statistics().pid)
+        (function,) = outer.children()
+        function.suspend()
+        while not (sidecar.statistics().restarts and sidecar.statistics().running):  # noqa: ASYNC110  # a process
+            await asyncio.sleep(0.05)
+        assert sidecar.statistics().pid != outer.pid
+    assert "was stopped by a signal, and did not answer" in caplog.text
