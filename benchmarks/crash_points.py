@@ -1,7 +1,7 @@
 """Pipelines killed at every durable step, and at every pair of them, the second in the recovery from the first.
 
     python benchmarks/crash_points.py [--pipeline windows ...] [--pairs COUNT | --pairs all] [--minutes M] [--seed N]
-                                      [--journal FILE] [--json]
+                                      [--journal FILE] [--secured] [--json]
 
 First every point that a pipeline reaches, in every kind of vertex, then pairs: so many by chance, or all (hours), or
 those of them that can be begun in M minutes. What was done is written to the journal; with the same one a sweep that
@@ -212,7 +212,9 @@ async def run(options: argparse.Namespace) -> int:
         await driver.ready()
         async with (
             open_tasks() as tasks,
-            open_crash_runs(Path(name), spark=driver.address, at_a_time=options.at_a_time) as runs,
+            open_crash_runs(
+                Path(name), spark=driver.address, at_a_time=options.at_a_time, secured=options.secured
+            ) as runs,
         ):
             watching = tasks.create_task(start_again(driver), name="start Spark again")
             found = await sweep(runs, options)
@@ -230,6 +232,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--at-a-time", type=int, default=3, help="cases that run beside one another (default: 3)")
     parser.add_argument("--again", metavar="PIPELINE:POINTS", help="one case that failed")
+    parser.add_argument(
+        "--secured", action="store_true", help="TLS, a user of the broker for each vertex, functions in a sandbox"
+    )
     parser.add_argument("--json", action="store_true")
     return asyncio.run(run(parser.parse_args()))
 

@@ -1,6 +1,6 @@
 """Kills any process of a running pipeline at random, many times, and counts what came out.
 
-    python benchmarks/kills.py [--pipeline mesh|windows] [--records N] [--kills K] [--seed S] [--json]
+    python benchmarks/kills.py [--pipeline mesh|windows] [--records N] [--kills K] [--seed S] [--secured] [--json]
 
 `millstream chaos` with figures of its own. In the pipeline `mesh` a generator numbers the records, a function gives
 each a fresh random id, and two file sinks get all of them. Whatever is killed, both sinks must hold each number once,
@@ -33,7 +33,13 @@ COUNTS = ("lost", "repeated", "disagreeing")
 def measure(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
     """One run."""
     wanted = Options(
-        options.pipeline, directory, seed=options.seed, kills=options.kills, records=options.records, rate=options.rate
+        options.pipeline,
+        directory,
+        seed=options.seed,
+        kills=options.kills,
+        records=options.records,
+        rate=options.rate,
+        secured=options.secured,
     )
     told = as_json(uvloop.run(conduct(wanted, _show)))
     done = sum(told["faults"].values())
@@ -41,6 +47,7 @@ def measure(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
         "benchmark": "kills",
         "pipeline": options.pipeline,
         "records": options.records,
+        "secured": options.secured,
         "kills": {what.removeprefix("kill "): count for what, count in told["faults"].items()},
         "seconds": told["seconds"],
         **{name: told["counts"].get(name, 0) for name in COUNTS},
@@ -61,6 +68,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rate", type=int, help="records per second (default: they last for the kills)")
+    parser.add_argument("--secured", action="store_true", help="TLS to the broker, functions in a strict sandbox")
     parser.add_argument("--json", action="store_true", help="one object on the last line")
     options = parser.parse_args()
     logging.getLogger("millstream").setLevel(logging.ERROR)

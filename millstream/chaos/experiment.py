@@ -39,6 +39,7 @@ from millstream.spec.faults import SpecError
 from millstream.spec.graph import Graph
 from millstream.spec.guarantees import guarantees_of
 from millstream.spec.loading import load
+from millstream.testing.certificates import make_certificate
 from millstream.testing.lossy_path import open_lossy_path
 
 ORACLE_TIMEOUT_S = 600.0
@@ -69,6 +70,8 @@ class Options:
     rate: int | None = None
     """Records per second of a pipeline that ships. None: so that the records last for the faults."""
     id_field: str | None = None
+    secured: bool = False
+    """The broker takes encrypted connections alone, and functions of a pipeline that ships are in a strict sandbox."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +142,8 @@ async def conduct(options: Options, told: Callable[[Struck], None]) -> Experimen
     bounded = is_bounded(loaded.graph)
     plan = Plan(options.seed, options.kinds, options.kills, options.seconds, bounded)
     data = DataDirectory(directory / "state")
+    if options.secured:
+        make_certificate(data.broker)
     command = [sys.executable, "-m", "millstream.chaos.runner", "--data-dir", str(data.root)]
     command += ["--sinks", str(directory / "sinks"), str(file)]
     async with AsyncExitStack() as stack:
@@ -197,7 +202,7 @@ def _pipeline_file(options: Options, directory: Path, records: int, rate: int, p
         if options.records is not None or options.rate is not None:
             raise UserError(f"--records and --rate are for the pipelines that ship: {', '.join(SHIPPED)}")
         return Path(options.pipeline)
-    return write(shipped, directory / "pipeline", records, rate, ports)
+    return write(shipped, directory / "pipeline", records, rate, ports, sandboxed=options.secured)
 
 
 def is_bounded(graph: Graph) -> bool:

@@ -14,6 +14,7 @@ from itertools import pairwise
 import psutil
 
 from millstream.chaos.plan import Role
+from millstream.confine import START
 
 _VERTEX_MODULE = "millstream_vertex"
 _DRIVER_MODULE = "millstream_reduce.spark.driver"
@@ -60,7 +61,9 @@ def _below(parent: int, owner: str, below: Mapping[int, Sequence[psutil.Process]
         role, name = _role_of(command, owner)
         if role is not None:
             yield RunProcess(role, name, child, command)
-        yield from _below(child.pid, name, below)
+        # In front of a function in a sandbox waits a process that is as much a part of it.
+        waits = role is Role.SIDECAR and START in command
+        yield from _below(child.pid, owner if waits else name, below)
 
 
 def _role_of(command: Sequence[str], owner: str) -> tuple[Role | None, str]:

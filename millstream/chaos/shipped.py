@@ -28,7 +28,7 @@ spec:
     - name: numbers
       source: {{generator: {{records: {records}, rpu: {rate}, duration: 1s, msgSize: 60}}}}
     - name: brand
-      udf: {{python: "functions.py:brand"}}
+      udf: {{python: "functions.py:brand"{held}}}
     - name: left
       sink: {{file: {{path: left, format: jsonl, rolling: {{maxAge: 100ms}}}}}}
     - name: right
@@ -61,7 +61,7 @@ spec:
           start: "2024-01-01T00:00:00Z"
           eventTimeStep: {step_us}us
     - name: multiply
-      udf: {{python: "functions.py:multiply"}}
+      udf: {{python: "functions.py:multiply"{held}}}
     - name: sums
       partitions: 2
       udf:
@@ -101,7 +101,7 @@ spec:
         keys: [key]
     - name: stamp
       partitions: 2
-      udf: {{python: "functions.py:stamp"}}
+      udf: {{python: "functions.py:stamp"{held}}}
     - name: delivered
       sink:
         http: {{url: "http://127.0.0.1:{target_port}/", batch: {{maxRecords: 20}}, timeout: 3s}}
@@ -160,7 +160,7 @@ class Shipped:
     name: str
     """What the user calls it; also tells the oracle what to compute."""
     text: str
-    """With places for `records`, `rate` and ports."""
+    """With places for `records`, `rate`, ports, and how functions are held."""
     seconds_per_kill: float
     """So long its records last for each kill."""
     records: int = 20_000
@@ -174,13 +174,18 @@ SHIPPED = {
 }
 
 
-def write(shipped: Shipped, directory: Path, records: int, rate: int, ports: Ports) -> Path:
-    """Write the pipeline and its functions into `directory`; returns the pipeline file."""
+def write(shipped: Shipped, directory: Path, records: int, rate: int, ports: Ports, *, sandboxed: bool = False) -> Path:
+    """Write the pipeline and its functions, in a strict sandbox or not, into `directory`; returns the pipeline file."""
     make_private_directories(directory)
     file = directory / f"{shipped.name}.yaml"
     step_us = round(1_000_000 / rate) if rate else 1000
     text = shipped.text.format(
-        records=records, rate=rate, step_us=step_us, source_port=ports.source, target_port=ports.target
+        records=records,
+        rate=rate,
+        step_us=step_us,
+        source_port=ports.source,
+        target_port=ports.target,
+        held=", sandbox: strict" if sandboxed else "",
     )
     write_private(file, text)
     functions = directory / "functions.py"

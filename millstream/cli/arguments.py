@@ -452,4 +452,9 @@ def _add_chaos(commands: Commands) -> None:
         "--rate", type=int, metavar="N", help="records per second of one that ships (default: they last for the faults)"
     )
     command.add_argument("--id", metavar="FIELD", help="member of your sinks' rows that no two rows may share")
+    command.add_argument(
+        "--secured",
+        action="store_true",
+        help="encrypt connections to the broker, and hold the functions of one that ships in a strict sandbox",
+    )
     _add_json(command, "print one JSON object on the last line")

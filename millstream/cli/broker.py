@@ -28,7 +28,9 @@ def run(arguments: argparse.Namespace) -> int:
         return _config([load(file).graph for file in arguments.files], arguments.output, arguments.ca)
     graph = load(arguments.file).graph
     access = load_access(arguments.nats_access, arguments.nats, arguments.monitor)
-    return asyncio.run(_prepare(graph, access, DurabilityLevel(arguments.durability)))
+    asyncio.run(prepare(graph, access, DurabilityLevel(arguments.durability)))
+    print(f"pipeline {graph.pipeline.name}: {len(graph.vertices)} ledgers and watermark stores are there")
+    return 0
 
 
 def _config(graphs: Sequence[Graph], directory: Path, ca: Path | None) -> int:
@@ -84,7 +86,7 @@ def _access_text(user: BrokerUser, ca: Path | None) -> str:
     return "\n".join([*lines, ""])
 
 
-async def _prepare(graph: Graph, access: BrokerAccess, level: DurabilityLevel) -> int:
+async def prepare(graph: Graph, access: BrokerAccess, level: DurabilityLevel) -> None:
     """Make the ledgers and the OT stores of a pipeline, or see that they are as they must be."""
     name = graph.pipeline.name
     async with (
@@ -95,5 +97,3 @@ async def _prepare(graph: Graph, access: BrokerAccess, level: DurabilityLevel) -
         for vertex in graph.vertices:
             await broker.ledger(vertex.name, ledger_limits(graph, vertex.name))
             await stores.store(vertex.name)
-    print(f"pipeline {name}: {len(graph.vertices)} ledgers and watermark stores are there")
-    return 0

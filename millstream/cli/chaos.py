@@ -35,6 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
         records=arguments.records,
         rate=arguments.rate,
         id_field=arguments.id,
+        secured=arguments.secured,
     )
     keep = chosen is not None
     # Of connections that break there is enough to read in the table.

@@ -30,8 +30,9 @@ class BrokerAccess:
     nkey_seed: str | None = field(default=None, repr=False)
     credentials_file: Path | None = None
     """A user's JWT and seed, as `nsc` writes them; read again at every connection."""
-    tls: ssl.SSLContext | None = field(default=None, repr=False)
-    """None: no encryption, or that of the system's certificates where the URL begins with `tls://`."""
+    tls: ssl.SSLContext | None = field(default=None, repr=False, compare=False)
+    """None: no encryption, or that of the system's certificates where the URL begins with `tls://`. Not compared: what
+    is read from the same files twice is not the same."""
     tls_name: str | None = None
     """The name that the server's certificate is for, where that is not the one in the URL."""
     inbox: str = INBOX

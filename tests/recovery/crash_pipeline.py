@@ -19,6 +19,8 @@ PORT = "PORT"
 """In a pipeline's text: the port in the file of that name, in its directory."""
 TARGET = "TARGET"
 """In a pipeline's text: the URL of the receiver of what it sends."""
+CAT = "{builtin: {name: cat}}"
+SANDBOXED = "{python: 'functions.py:identity', sandbox: strict}"
 TAKEN = "taken"
 """Where files are that somebody took away from the directories of their sinks."""
 _POLL_S = 0.01
@@ -88,13 +90,16 @@ class CrashPipeline:
     between: Callable[[Path], None] | None = None
     """What else is lost with every kill."""
 
-    def write(self, directory: Path, name: str, target: str) -> Path:
-        """The pipeline's file and input; `name` is the pipeline's, `target` where it sends what it sends by HTTP."""
+    def write(self, directory: Path, name: str, target: str, *, sandboxed: bool = False) -> Path:
+        """The pipeline's file and input; `name` is the pipeline's, `target` where it sends what it sends by HTTP.
+        `sandboxed`: a map is a function in a strict sandbox, not a built-in."""
         if self.prepare is not None:
             self.prepare(directory)
         vertices = self.vertices.replace(TARGET, target)
         if PORT in vertices:
             vertices = vertices.replace(PORT, (directory / PORT).read_text())
+        if sandboxed:
+            vertices = vertices.replace(CAT, SANDBOXED)
         path = PipelineFiles(directory).write(vertices, self.edges)
         path.write_text(path.read_text().replace("metadata: {name: p}", f"metadata: {{name: {name}}}"))
         return path

@@ -31,12 +31,12 @@ import millstream_reduce.spark.client  # noqa: F401  # imported by a reduce lane
 import millstream_vertex.reduce_opening  # noqa: F401  # as above
 import millstream_writer.sinks.file_parquet  # noqa: F401  # imported by the Parquet sink when it is opened
 from millstream.account import Account
+from millstream.cli.broker import prepare
 from millstream.clock import SystemClock
 from millstream.durable import crash_at, listen
 from millstream.ledger.jetstream import open_jetstream_broker
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.spec import resolved
-from millstream.spec.access import load_access
 from millstream.spec.lanes import all_lanes
 from millstream.spec.loading import load
 from millstream.telemetry.logging import configure_logging
@@ -46,6 +46,7 @@ from millstream.wire.nats import open_connection
 from millstream_reduce.queue import QueueLimits
 from millstream_vertex.assembly import open_vertex
 from millstream_vertex.surroundings import OpenSurroundings, Outside, VertexConfig, open_outside
+from tests.recovery.crash_brokers import OPERATOR, BrokerPlace
 from tests.recovery.crash_pipeline import CrashPipeline, Outputs
 from tests.recovery.crash_pipelines import PIPELINES, SHORT_SEGMENTS
 
@@ -102,7 +103,7 @@ async def _run(run: dict[str, Any], pipeline: CrashPipeline) -> None:
                 resolved=spec,
                 vertex=vertex.name,
                 replica=0,
-                broker=_access(run),
+                broker=_access(run, spec.pipeline.name, vertex.name),
                 durability=DurabilityLevel.FSYNC,
                 metrics_port=0,
                 windows_dir=directory / "windows",
@@ -116,14 +117,15 @@ async def _run(run: dict[str, Any], pipeline: CrashPipeline) -> None:
     await _check_accounts(run, spec, pipeline)
 
 
-def _access(run: dict[str, Any]) -> BrokerAccess:
-    return load_access(Path(run["nats_access"]), run["nats"])
+def _access(run: dict[str, Any], pipeline: str, user: str = OPERATOR) -> BrokerAccess:
+    return BrokerPlace(**run["broker"]).access(pipeline, user)
 
 
 async def _check_accounts(run: dict[str, Any], spec: resolved.Resolved, pipeline: CrashPipeline) -> None:
     """Every vertex knows where everything went that it was sent."""
     accounts: dict[str, Account] = {}
-    async with open_jetstream_broker(_access(run), spec.pipeline.name) as broker:
+    name = spec.pipeline.name
+    async with open_jetstream_broker(_access(run, name), name) as broker:
         for lane in all_lanes(spec.graph):
             ledger = await broker.existing_ledger(lane.vertex)
             assert ledger is not None
@@ -135,16 +137,34 @@ async def _check_accounts(run: dict[str, Any], spec: resolved.Resolved, pipeline
     assert sum(account.open for account in accounts.values()) == pipeline.open_records, accounts
 
 
+async def _prepare(run: dict[str, Any]) -> None:
+    """Make what no vertex may make itself."""
+    graph = load(Path(run["directory"]) / "pipeline.yaml").graph
+    await prepare(graph, _access(run, graph.pipeline.name), DurabilityLevel.FSYNC)
+
+
 async def _delete(run: dict[str, Any]) -> None:
-    """What the broker keeps of the pipeline, also of one that failed: there are many on one broker."""
+    """What the broker keeps of the pipeline, also of one that failed."""
     name = load(Path(run["directory"]) / "pipeline.yaml").pipeline.name
     async with (
-        open_jetstream_broker(_access(run), name) as broker,
-        open_connection(_access(run)) as connection,
+        open_jetstream_broker(_access(run, name), name) as broker,
+        open_connection(_access(run, name)) as connection,
         open_jetstream_ot_stores(connection, name) as stores,
     ):
         await broker.delete()
         await stores.delete()
+
+
+def _run_to_the_end(run: dict[str, Any], points: Points) -> None:
+    pipeline = PIPELINES[run["pipeline"]]
+    listen(crash_at(run["crash_at"], signal.Signals(run["signal"])) if run["crash_at"] else points)
+    try:
+        asyncio.run(_run(run, pipeline))
+    finally:
+        listen(None)
+    outputs = Outputs(Path(run["directory"]))
+    pipeline.check(outputs)
+    assert outputs.left_over() == []
 
 
 def _process(run: dict[str, Any], answer: int) -> None:
@@ -154,23 +174,15 @@ def _process(run: dict[str, Any], answer: int) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     configure_logging("p", "all", 0, level="INFO")
-    pipeline = PIPELINES[run["pipeline"]]
     points = Points()
-    listen(crash_at(run["crash_at"], signal.Signals(run["signal"])) if run["crash_at"] else points)
     failed = ""
     try:
-        asyncio.run(_run(run, pipeline))
-        outputs = Outputs(directory)
-        pipeline.check(outputs)
-        assert outputs.left_over() == []
+        if "only" in run:
+            asyncio.run({"prepare": _prepare, "delete": _delete}[run["only"]](run))
+        else:
+            _run_to_the_end(run, points)
     except BaseException:  # noqa: BLE001  # whatever it is, it is the answer
         failed = traceback.format_exc()
-    listen(None)
-    try:
-        if run["delete"]:
-            asyncio.run(_delete(run))
-    except BaseException:  # noqa: BLE001  # as above
-        failed += traceback.format_exc()
     reached = [[point, vertex, count] for (point, vertex), count in sorted(points.reached.items())]
     os.write(answer, json.dumps({"failed": failed, "reached": reached}).encode())
     os._exit(0)

@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from millstream.sandbox import refusal
 from tests.recovery import crash_plan
 from tests.recovery.crash_pipelines import SWEPT
 from tests.recovery.crash_runs import Outcome, open_crash_runs
+from tests.small_disk import give_up
 from tests.spark_driver import SparkDriver
 from tools import durable_steps
 
@@ -133,3 +135,26 @@ async def test_of_owners_that_hand_the_same_windows_over_at_once_one_has_an_effe
         found = await asyncio.gather(*(runs.zombies("windows", point) for point in points))
     assert not report([last for _, last in found]), report([last for _, last in found])
     assert all("FencedError" in before for befores, _ in found for before in befores)
+
+
+SECURED = 6
+"""Points of each pipeline that is encrypted, with a user for each vertex and its map in a sandbox."""
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.guarantee("I1", "I2", "I3", "I8", "I9")
+async def test_killed_with_encryption_users_and_a_sandbox_the_outputs_are_the_same(
+    tmp_path: Path, spark: SparkDriver
+) -> None:
+    cannot = refusal(strict=True, network=False, limits=frozenset())
+    if cannot is not None:
+        give_up(f"there is no sandbox here: {cannot}")
+    rng = random.Random(SEED)
+    async with open_crash_runs(tmp_path, spark=spark.address, secured=True) as runs:
+        for pipeline in ("map", "windows"):
+            first = await runs.case(pipeline)
+            assert not report([first]), report([first])
+            places = crash_plan.one_of_each(first.reached, rng)
+            points = rng.sample(sorted(places.values()), SECURED)
+            outcomes = await asyncio.gather(*(runs.case(pipeline, point) for point in points))
+            assert not report(outcomes), report(outcomes)

@@ -1,7 +1,8 @@
 """Any process of a running pipeline is killed at random; nothing is lost, repeated or told differently to two sinks.
 
-30 kills: 23 over 20,000 records between a generator, a function with random answers and two file sinks, 7 over windows
-in Spark. What came out is judged by the oracle, which is then shown what it would have to find.
+36 kills: 23 over 20,000 records between a generator, a function with random answers and two file sinks, 7 over windows
+in Spark, 6 with encryption and a function in a sandbox. What came out is judged by the oracle, which is then shown what
+it would have to find.
 """
 
 from __future__ import annotations
@@ -15,10 +16,13 @@ from typing import Any
 
 import pytest
 
+from millstream.sandbox import refusal
+from tests.small_disk import give_up
 
-def chaos(pipeline: str, kills: int, records: int, directory: Path) -> dict[str, Any]:
+
+def chaos(pipeline: str, kills: int, records: int, directory: Path, *more: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "millstream", "chaos", pipeline, "--kills", str(kills), "--seed", "42"]
-    command += ["--records", str(records), "--dir", str(directory), "--json"]
+    command += ["--records", str(records), "--dir", str(directory), "--json", *more]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=580, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     told: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
@@ -66,3 +70,16 @@ def test_both_sinks_hold_every_record_once_and_agree(tmp_path: Path) -> None:
 def test_every_window_has_one_result_and_it_is_right(tmp_path: Path) -> None:
     told = chaos("windows", 7, 4_000, tmp_path / "one")
     assert {"kill spark", "kill jvm"} <= told["faults"].keys()
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.guarantee("I1", "I2", "I6", "I8", "I9")
+def test_with_encryption_and_a_sandbox_every_record_is_there_once(tmp_path: Path) -> None:
+    cannot = refusal(strict=True, network=False, limits=frozenset())
+    if cannot is not None:
+        give_up(f"there is no sandbox here: {cannot}")
+    chaos("mesh", 6, 4_000, tmp_path / "one", "--secured")
+
+    broker = tmp_path / "one/state/broker"
+    assert "tls" in json.loads((broker / "access.json").read_text())
+    assert "sandbox: strict" in (tmp_path / "one/pipeline/mesh.yaml").read_text()

@@ -1,0 +1,99 @@
+"""Users of a broker for pipelines with a cycle and with windows, over TLS: the rights of each vertex are enough."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from millstream.cli.broker import prepare
+from millstream.clock import SystemClock
+from millstream.ledger.protocol import DurabilityLevel
+from millstream.spec import resolved
+from millstream.spec.loading import load
+from millstream_vertex.assembly import open_vertex
+from millstream_vertex.surroundings import VertexConfig
+from tests.mesh.conftest import PipelineFiles
+from tests.mesh.reducing import Event, contents_of, reduce, sliding_contents, source, write_events
+from tests.recovery.crash_brokers import OPERATOR, BrokerPlace, open_secured_broker
+from tests.spark_driver import SparkDriver
+
+WAIT_S = 240.0
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> PipelineFiles:
+    return PipelineFiles(tmp_path)
+
+
+async def run(path: Path, *, spark: str | None = None) -> None:
+    """Run the pipeline to its end, each replica with the user of its vertex."""
+    graph = load(path).graph
+    async with asyncio.timeout(WAIT_S), open_secured_broker(path.parent / "server", [path]) as place:
+        await prepare(graph, place.access(graph.pipeline.name, OPERATOR), DurabilityLevel.FSYNC)
+        async with asyncio.TaskGroup() as group:
+            for vertex in graph.vertices:
+                for replica in range(vertex.replicas):
+                    group.create_task(run_replica(path, place, vertex.name, replica, spark))
+
+
+async def run_replica(path: Path, place: BrokerPlace, vertex: str, replica: int, spark: str | None) -> None:
+    loaded = load(path)
+    config = VertexConfig(
+        resolved=resolved.load(resolved.dump(loaded.pipeline, loaded.base_dir)),
+        vertex=vertex,
+        replica=replica,
+        broker=place.access(loaded.pipeline.name, vertex),
+        durability=DurabilityLevel.FSYNC,
+        metrics_port=0,
+        windows_dir=path.parent / "windows",
+        spark=spark,
+    )
+    async with open_vertex(config, SystemClock()) as process:
+        await process.run()
+
+
+CYCLES: Sequence[Sequence[str]] = (
+    ("in -> map", "{from: map, to: map, conditions: {tags: {values: [again]}}}"),
+    ("in -> turn", "turn -> map", "{from: map, to: turn, conditions: {tags: {values: [again]}}}"),
+)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("cycle", CYCLES, ids=["of one vertex", "of two vertices"])
+async def test_a_cycle_runs_and_ends_with_a_user_for_each_vertex(files: PipelineFiles, cycle: Sequence[str]) -> None:
+    turn = files.function("identity", vertex="turn") if any("turn" in edge for edge in cycle) else ""
+    path = files.write(
+        files.generator(200) + turn + files.function("countdown") + files.file_sink("out"),
+        [*cycle, "{from: map, to: out, conditions: {tags: {values: [done]}}}"],
+    )
+
+    await run(path)
+
+    assert sorted(files.numbers("out")) == list(range(200))
+
+
+@pytest.mark.timeout(300)
+async def test_windows_and_their_late_records_come_with_a_user_for_each_vertex(
+    files: PipelineFiles, spark: SparkDriver
+) -> None:
+    events = [Event(n, n / 2, f"k{n % 4}") for n in range(80)]
+    late = [Event(80 + n, n, "k0") for n in range(4)]
+    write_events(files.directory / "in.jsonl", [*events, *late])
+    path = files.write(
+        source()
+        + reduce("{fixed: {length: 10s}}", group_by="keyed: true, onLate: edge", lanes="partitions: 2, replicas: 2")
+        + files.file_sink("out")
+        + files.file_sink("late"),
+        ["in -> sum", "sum -> out", "{from: sum, to: late, kind: late}"],
+    )
+
+    await run(path, spark=spark.address)
+
+    found, expected = contents_of(files.rows("out")), sliding_contents(events, 10, 10)
+    taken = sorted(number for numbers in found.values() for number in numbers)
+    assert sorted([*taken, *(row["n"] for row in files.rows("late"))]) == list(range(84))
+    for window, numbers in expected.items():
+        assert set(numbers) <= set(found[window])
