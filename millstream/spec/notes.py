@@ -3,10 +3,13 @@
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from millstream.spec.faults import Path
 from millstream.spec.graph import Graph
 from millstream.spec.models import FallbackSink, GroupBy, Vertex
+from millstream.spec.programs import Program
+from millstream.spec.tls import stays_on_this_machine
 from millstream.spec.topology import reachable
 
 
@@ -16,6 +19,10 @@ def notes_of(value: Mapping[str, Any], graph: Graph) -> Iterator[tuple[Path, str
     for index, vertex in enumerate(graph.pipeline.spec.vertices):
         here: Path = ("spec", "vertices", index)
         yield from _secrets_in_the_file(vertex, here)
+        yield from _in_the_clear(vertex, here)
+        if vertex.udf is not None and vertex.udf.sql is not None and vertex.udf.sql.unsafe:
+            what = "`unsafe` lets the query do all that the runner's user may: call Java, read files and other tables"
+            yield (*here, "udf", "sql", "unsafe"), what
         yield from _idle_settings(spec["vertices"][index], vertex, here)
         if vertex.group_by is not None:
             yield from _grouping(spec["vertices"][index], vertex.group_by, (*here, "udf", "groupBy"))
@@ -30,15 +37,53 @@ _SECRET_HEADER = re.compile(r"(?i)authorization|cookie|.*(token|secret|password|
 
 def _secrets_in_the_file(vertex: Vertex, here: Path) -> Iterator[tuple[Path, str]]:
     """Headers that look like secrets, and stand where everybody who may read the file reads them."""
-    sinks: list[tuple[Path, FallbackSink | None]] = [((*here, "sink"), vertex.sink)]
-    if vertex.sink is not None:
-        sinks.append(((*here, "sink", "fallback"), vertex.sink.fallback))
-    for place, sink in sinks:
-        http = sink.http if sink is not None else None
-        for name, value in (http.headers if http is not None else {}).items():
+    for place, sink in _sinks_of(vertex, here):
+        for name, value in (sink.http.headers if sink.http is not None else {}).items():
             if isinstance(value, str) and _SECRET_HEADER.fullmatch(name):
                 what = f"`{name}` stands in the file; `{{env: NAME}}` or `{{file: PATH}}` keeps it out"
                 yield (*place, "http", "headers", name), what
+
+
+def _in_the_clear(vertex: Vertex, here: Path) -> Iterator[tuple[Path, str]]:
+    """Tokens and records that everybody reads who is between two machines."""
+    source = vertex.source
+    http = source.http if source is not None else None
+    if http is not None and http.auth is not None and http.tls is None and not stays_on_this_machine(http.host):
+        what = f"senders show their token in the clear to {http.host}; `tls` beside it, or a proxy, encrypts it"
+        yield (*here, "source", "http", "auth"), what
+    for place, sink in _sinks_of(vertex, here):
+        target = sink.http
+        if target is None or not isinstance(target.url, str):
+            continue
+        parts = urlsplit(target.url)
+        secret = any(_SECRET_HEADER.fullmatch(name) for name in target.headers)
+        if secret and parts.scheme == "http" and not stays_on_this_machine(parts.hostname or ""):
+            what = f"a secret of `headers` goes to {parts.hostname} in the clear; `https://` encrypts it"
+            yield (*place, "http", "url"), what
+    programs: list[tuple[Path, Program | None]] = [((*here, "udf"), vertex.udf)]
+    if source is not None:
+        programs += [
+            ((*here, "source", "udsource"), source.udsource),
+            ((*here, "source", "transformer"), source.transformer),
+        ]
+    programs += [((*place, "udsink"), sink.udsink) for place, sink in _sinks_of(vertex, here)]
+    for place, program in programs:
+        address = program.address if program is not None and program.tls is None else None
+        if address is None or address.startswith("unix:"):
+            continue
+        host = address.rpartition(":")[0].strip("[]")
+        if not stays_on_this_machine(host):
+            what = f"records go to {host} in the clear, and whoever answers there is taken for the function"
+            way = "; `tls` beside it encrypts them" if vertex.group_by is None else ""
+            yield (*place, "address"), what + way
+
+
+def _sinks_of(vertex: Vertex, here: Path) -> list[tuple[Path, FallbackSink]]:
+    if vertex.sink is None:
+        return []
+    both: list[tuple[Path, FallbackSink | None]] = [((*here, "sink"), vertex.sink)]
+    both.append(((*here, "sink", "fallback"), vertex.sink.fallback))
+    return [(place, sink) for place, sink in both if sink is not None]
 
 
 def _idle_settings(written: Mapping[str, Any], vertex: Vertex, here: Path) -> Iterator[tuple[Path, str]]:

@@ -15,6 +15,7 @@ from pydantic import AfterValidator, Field
 from millstream.limits import ANSWER_RECORDS_MAX_MAX
 from millstream.retry import ASKED_MAX
 from millstream.spec.references import TextOrReference
+from millstream.spec.tls import ProgramTls
 from millstream.spec.values import (
     Flag,
     PositiveCount,
@@ -273,6 +274,8 @@ class Program(SpecModel):
     address: Annotated[str, AfterValidator(_checked_address)] | None = None
     """Address of a program that is running already, `host:port` or `unix:/path`, as the vertex reaches it; with
     `groupBy`, as the Spark tasks reach it."""
+    tls: ProgramTls | None = None
+    """Encrypts the connection to an `address` of the form `host:port`. Default: it is in the clear."""
     env: tuple[EnvVar, ...] = ()
     """Environment variables added for `command` and `python`."""
     working_dir: Text | None = None
@@ -295,6 +298,7 @@ class Program(SpecModel):
         """One way to name the program; process settings only where we start the process."""
         yield from exactly_one(data, cls.kinds, cls.noun)
         yield from _idle_process_settings(data)
+        yield from _idle_tls(data)
 
     def relation_faults(self) -> Iterator[ShapeFault]:
         """Environment variables have one value each."""
@@ -305,6 +309,12 @@ class Program(SpecModel):
 
 _HELD = ("limits", "sandbox", "network", "readable")
 """Settings of a process that is held."""
+
+
+def _idle_tls(data: Mapping[str, Any]) -> Iterator[ShapeFault]:
+    address = data.get("address")
+    if data.get("tls") is not None and (address is None or str(address).startswith("unix:")):
+        yield ShapeFault(("tls",), "`tls` encrypts connections to another machine", "`address: host:port`, or no `tls`")
 
 
 def _idle_process_settings(data: Mapping[str, Any]) -> Iterator[ShapeFault]:
@@ -448,6 +458,9 @@ class Udf(Program):
                 yield ShapeFault(
                     ("outputsMax",), "a reduce gives its results in any number of answers", "no `outputsMax`"
                 )
+            if data.get("tls") is not None:
+                what = "Spark's tasks call the function of a reduce, and they do so in the clear"
+                yield ShapeFault(("tls",), what, "a function beside them, and no `tls`")
             if data.get("python") is not None and data.get("env"):
                 what = "the function runs inside Spark's Python workers"
                 yield ShapeFault(("env",), what, "`spark.executorEnv.NAME` in `spec.spark.conf`")
@@ -457,6 +470,8 @@ class Udf(Program):
                         what = "the function runs inside Spark's Python workers, which are not held"
                         yield ShapeFault((name,), what, "the function behind `command`")
         yield from _idle_process_settings(data)
+        if data.get("groupBy") is None:
+            yield from _idle_tls(data)
 
 
 class Transformer(Program):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -174,10 +175,28 @@ class _GrpcSinkStream:
         return await self._stream.call(encode, _records(frame), _first(id_prefix, first_index))
 
 
+@dataclass(frozen=True, slots=True)
+class ClientTls:
+    """How a connection to a function is encrypted; PEM."""
+
+    ca: bytes | None = None
+    """Authorities that the function's certificate may come from; None: those that gRPC comes with."""
+    certificate: bytes | None = None
+    """Our own, where the function asks for one."""
+    key: bytes | None = field(default=None, repr=False)
+    server_name: str | None = None
+    """The name that the function's certificate is for, where the address has another."""
+
+
 @asynccontextmanager
-async def open_channel(target: str) -> AsyncIterator[grpc.aio.Channel]:
+async def open_channel(target: str, tls: ClientTls | None = None) -> AsyncIterator[grpc.aio.Channel]:
     """A channel to `unix:/path` or `host:port`."""
-    channel = grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
+    if tls is None:
+        channel = grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
+    else:
+        credentials = grpc.ssl_channel_credentials(tls.ca, tls.key, tls.certificate)
+        name = [("grpc.ssl_target_name_override", tls.server_name)] if tls.server_name is not None else []
+        channel = grpc.aio.secure_channel(target, credentials, options=[*CHANNEL_OPTIONS, *name])
     try:
         yield channel
     finally:
@@ -205,18 +224,21 @@ async def describe(channel: grpc.aio.Channel, timeout_s: float, *, wait: bool = 
 
 
 @asynccontextmanager
-async def open_udf_client(target: str, *, timeout_s: float = 60.0) -> AsyncIterator[GrpcUdfClient]:
+async def open_udf_client(
+    target: str, *, tls: ClientTls | None = None, timeout_s: float = 60.0
+) -> AsyncIterator[GrpcUdfClient]:
     """A client of a function that somebody else runs (a container of the same pod), at `unix:/path` or `host:port`.
 
     Waits for it up to `timeout_s`; raises `UdfError` when it does not answer.
     """
-    async with open_channel(target) as channel:
+    async with open_channel(target, tls) as channel:
         try:
             description = await describe(channel, timeout_s)
         except grpc.aio.AioRpcError as error:
+            asked = "is it running?" if tls is None else "is it running, and do both take the other's certificate?"
             raise UdfError(
                 f"no function answered at {target} within {timeout_s:g} s ({error.code().name}: {error.details()}); "
-                f"is it running?"
+                f"{asked}"
             ) from error
         yield GrpcUdfClient(channel, description)
 

@@ -15,11 +15,12 @@ from millstream.errors import MillstreamError, UserError
 from millstream.limits import ANSWER_RECORDS_MAX
 from millstream.sandbox import DATA_DIRECTORIES, Confinement
 from millstream.spec.models import Program, Transformer, Udf, Vertex
-from millstream.spec.references import referenced_files, resolve
+from millstream.spec.references import Secret, referenced_files, resolve
 from millstream.spec.resolved import Resolved
+from millstream.spec.tls import ProgramTls
 from millstream.statistics import SidecarStatistics
 from millstream.udf.builtin import open_builtin
-from millstream.udf.client import GrpcUdfClient, open_udf_client
+from millstream.udf.client import ClientTls, GrpcUdfClient, open_udf_client
 from millstream.udf.program_lines import LEVEL_VARIABLE, parse_line
 from millstream.udf.protocol import MapStream, StreamName, UdfClient
 from millstream.udf.sidecar import LogLine, Sidecar, SidecarSpec, open_sidecar, python_command
@@ -105,13 +106,30 @@ async def open_programs(
         remote: dict[str, GrpcUdfClient] = {}
         for role, program in programs.items():
             if program.address is not None:
-                remote[role] = await stack.enter_async_context(open_udf_client(program.address))
+                tls = _tls(resolved, f"vertex {vertex}: `tls` of its {role}", program.tls)
+                remote[role] = await stack.enter_async_context(open_udf_client(program.address, tls=tls))
                 continue
             spec = _sidecar_spec(resolved, vertex, replica, role, program)
             if spec is not None:
                 spec = replace(spec, held=_held(resolved, program, hidden))
                 sidecars[role] = await stack.enter_async_context(open_sidecar(spec, log=program_logger(role)))
         yield Programs(programs, sidecars, remote)
+
+
+def _tls(resolved: Resolved, what: str, tls: ProgramTls | None) -> ClientTls | None:
+    """The certificates that the spec refers to, looked up."""
+    if tls is None:
+        return None
+
+    def pem(name: str, value: Secret | None) -> bytes | None:
+        return None if value is None else resolve(value, resolved.base_dir, f"{what}, {name}").encode()
+
+    return ClientTls(
+        ca=pem("ca", tls.ca),
+        certificate=pem("certificate", tls.certificate),
+        key=pem("key", tls.key),
+        server_name=tls.server_name,
+    )
 
 
 def _sidecar_spec(resolved: Resolved, vertex: str, replica: int, role: str, program: Program) -> SidecarSpec | None:

@@ -1,0 +1,40 @@
+"""How the connection to a program behind an address is encrypted, and which addresses stay on this machine. Pure."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from millstream.spec.references import Secret
+from millstream.spec.values import ShapeFault, SpecModel, Text
+
+
+class ProgramTls(SpecModel):
+    """TLS to a program behind an `address`. Certificates and keys are PEM, and are read when the vertex starts."""
+
+    noun = "tls"
+
+    ca: Secret | None = None
+    """Where the certificates of the authorities stand that the program's may come from: `{file: PATH}`, `{env: NAME}`,
+    or a key of a Kubernetes Secret. Default: those that gRPC comes with."""
+    certificate: Secret | None = None
+    """Where the vertex's own certificate stands, for a program that asks for one."""
+    key: Secret | None = None
+    """Where its private key stands, without a passphrase."""
+    server_name: Text | None = None
+    """The name that the program's certificate is for, where `address` has another."""
+
+    @classmethod
+    def shape_faults(cls, data: Mapping[str, Any]) -> Iterator[ShapeFault]:
+        """A certificate and its key."""
+        if (data.get("certificate") is None) != (data.get("key") is None):
+            yield ShapeFault((), "`certificate` and `key` belong together", "both of them, or neither")
+
+
+def stays_on_this_machine(host: str) -> bool:
+    """Whether what is sent to a host, a name or an address without brackets, leaves no machine."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
