@@ -18,7 +18,12 @@ from millstream.confine import START
 
 _VERTEX_MODULE = "millstream_vertex"
 _DRIVER_MODULE = "millstream_reduce.spark.driver"
-_WORKER_MODULES = ("millstream_reduce.spark.worker_daemon", "pyspark.daemon", "pyspark.worker")
+_WORKER_MODULES = (
+    "millstream_reduce.spark.worker_daemon",
+    "millstream_reduce.spark.function_daemon",
+    "pyspark.daemon",
+    "pyspark.worker",
+)
 
 
 @dataclass(frozen=True, slots=True)

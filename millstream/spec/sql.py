@@ -4,11 +4,16 @@ Its word is a doubt, not a fault: sqlglot reads nearly all of Spark's SQL and so
 only Spark knows.
 """
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from millstream.spec.faults import Path
-from millstream.spec.models import Pipeline
+
+if TYPE_CHECKING:
+    from millstream.spec.models import Pipeline
 
 _DIALECT = "spark"
 

@@ -13,6 +13,7 @@ import logging
 import signal
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import uvloop
@@ -99,12 +100,15 @@ async def _run(config: VertexConfig) -> int:
     loop.add_signal_handler(signal.SIGTERM, stopped.set)
     # Ctrl-C in a terminal reaches the whole group; the runner decides when a vertex stops.
     loop.add_signal_handler(signal.SIGINT, lambda: None)
-    log.info("starting vertex %s of pipeline %s", config.vertex, config.resolved.pipeline.name)
+    vertex = config.resolved.graph.vertex(config.vertex)
+    log.info("starting vertex %s of pipeline %s", vertex.name, config.resolved.pipeline.name)
+    if vertex.group_by is not None:
+        _forgo_pandas()
     async with open_vertex(config, SystemClock()) as process, asyncio.TaskGroup() as group:
         # Modules and all that was made for the whole run: a look at them would hold every record up for tens of
         # milliseconds, again and again, and find nothing.
         gc.freeze()
-        if config.resolved.graph.vertex(config.vertex).source is not None:
+        if vertex.source is not None:
             # Not before it can do its work: on a busy machine a start at a tenth of the processor time takes a minute.
             give_way(SOURCE_NICENESS)
         running = group.create_task(process.run(), name="lanes")
@@ -119,6 +123,15 @@ async def _run(config: VertexConfig) -> int:
                 running.cancel()
         watching.cancel()
     return 0
+
+
+def _forgo_pandas() -> None:
+    """A reduce uses Arrow, and no code of users' runs in its process."""
+    # What is not installed is told where it is needed.
+    with suppress(ModuleNotFoundError):
+        from millstream_reduce.without_pandas import forgo_pandas
+
+        forgo_pandas()
 
 
 def _report(group: BaseExceptionGroup[BaseException]) -> int:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from millstream.errors import DamageError, EnvironmentFault
@@ -114,6 +115,24 @@ async def test_a_request_that_is_taken_back_stops_its_job(client: SparkClient, t
         running.cancel()
         table, _ = await waiting
     assert [json.loads(row["value"])["n"] for row in table.to_pylist()] == [1]
+
+
+@pytest.mark.parametrize("functions", [True, False])
+async def test_only_workers_of_functions_have_pandas(functions: bool, tmp_path: Path) -> None:
+    """It takes each process half a second to import, when results are waited for."""
+    async with asyncio.timeout(LIMIT_S):
+        with open_spark_driver(functions=functions) as driver:
+            async with open_spark_client(driver.address) as client:
+                table, _ = await client.run(request(tmp_path, write_windows(tmp_path, [1, 2, 3])))
+            assert totals(table) == expected_totals([1, 2, 3])
+            workers = driver.jvm().children(recursive=True)
+            assert workers
+            assert {_has_pandas(worker) for worker in workers} == {functions}
+            assert not _has_pandas(psutil.Process(driver.pid))
+
+
+def _has_pandas(process: psutil.Process) -> bool:
+    return any("/pandas/_libs/" in mapped.path for mapped in process.memory_maps())
 
 
 async def test_a_python_that_is_not_there_is_named() -> None:

@@ -96,14 +96,24 @@ async def _open_and_serve(
 ) -> None:
     async with open_tasks() as tasks:
         # The JVM takes longest to start, so it is started first; what this process needs is imported meanwhile.
-        importing = tasks.create_task(asyncio.to_thread(_import_serving), name="imports")
-        async with open_session(settings) as session:
+        started = asyncio.Event()
+        importing = tasks.create_task(_import_serving(settings, started), name="imports")
+        async with open_session(settings, on_started=started.set) as session:
             serving = await importing
             await serving.serve(session, settings.directory, address, token, begun_s, ready, stopped)
 
 
-def _import_serving() -> ModuleType:
-    return importlib.import_module("millstream_reduce.spark.serving")
+async def _import_serving(settings: SparkSettings, after: asyncio.Event) -> ModuleType:
+    await after.wait()
+    return await asyncio.to_thread(_imported, with_pandas=settings.remote is not None)
+
+
+def _imported(*, with_pandas: bool) -> ModuleType:
+    """`with_pandas`: the client of Spark Connect needs it."""
+    serving = importlib.import_module("millstream_reduce.spark.serving")
+    if not with_pandas:
+        importlib.import_module("millstream_reduce.without_pandas").forgo_pandas()
+    return serving
 
 
 def _report(group: BaseExceptionGroup[BaseException]) -> int:

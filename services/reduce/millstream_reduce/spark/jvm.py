@@ -18,7 +18,7 @@ import re
 import signal
 import struct
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,8 +150,13 @@ class Jvm:
 
 
 @asynccontextmanager
-async def open_jvm(command: JvmCommand) -> AsyncIterator[tuple[Jvm, Gateway]]:
-    """Start one and wait until it can be spoken to. At the end of the block it has ended."""
+async def open_jvm(
+    command: JvmCommand, on_started: Callable[[], object] = lambda: None
+) -> AsyncIterator[tuple[Jvm, Gateway]]:
+    """Start one and wait until it can be spoken to. At the end of the block it has ended.
+
+    `on_started` is called in between.
+    """
     connection = command.directory / "gateway"
     environment = _environment(command, connection)
     try:
@@ -169,6 +174,7 @@ async def open_jvm(command: JvmCommand) -> AsyncIterator[tuple[Jvm, Gateway]]:
         )
     except OSError as error:
         raise EnvironmentFault(f"cannot start Spark: {error}") from error
+    on_started()
     jvm = Jvm(process, command.memory_bytes)
     assert process.stdin is not None, "it is a pipe"
     assert process.stdout is not None, "it is a pipe"

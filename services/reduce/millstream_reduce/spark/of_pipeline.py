@@ -25,4 +25,8 @@ def settings_of(pipeline: Pipeline, base_dir: Path, directory: Path) -> SparkSet
         driver_memory_bytes=int(spark.driver_memory) if spark is not None else DRIVER_MEMORY_BYTES,
         conf=conf,
         name=pipeline.name,
+        functions=any(
+            vertex.group_by is not None and vertex.udf is not None and vertex.udf.python is not None
+            for vertex in pipeline.spec.vertices
+        ),
     )

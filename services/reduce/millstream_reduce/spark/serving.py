@@ -10,6 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import grpc.aio
@@ -21,7 +22,7 @@ from millstream_reduce.spark import jobs, warm_up
 from millstream_reduce.spark.executor import Executor
 from millstream_reduce.spark.manifest import JobWindow
 from millstream_reduce.spark.service import SERVER_OPTIONS, SparkDriverService
-from millstream_reduce.spark.session import Session, probe
+from millstream_reduce.spark.session import Session, probe, start_worker
 from millstream_reduce.spark.tokens import TokenInterceptor
 
 _log = logging.getLogger(__name__)
@@ -52,16 +53,17 @@ async def serve(
     """
     windows = warm_up.write_windows(directory / "warm-up")
     async with open_tasks() as tasks:
-        ending = tasks.create_task(_end_with(session), name="end of Spark")
+        # A Python worker takes as long to start as the first task, and the machine may have a processor for each.
+        background = [
+            tasks.create_task(_end_with(session), name="end of Spark"),
+            tasks.create_task(_start_worker(session), name="first Python worker"),
+        ]
         await _first_task(session)
         executor = Executor(session, jobs.run)
         description = _described(session, time.monotonic() - begun_s)
         server = await _open_server(SparkDriverService(session, executor, jobs.check, description), address, token)
         try:
-            background = [
-                ending,
-                tasks.create_task(_run_jobs(session, executor, windows), name="jobs"),
-            ]
+            background.append(tasks.create_task(_run_jobs(session, executor, windows), name="jobs"))
             ready.set()
             _say_ready(session, description)
             await stopped.wait()
@@ -92,6 +94,13 @@ async def _first_task(session: Session) -> None:
             await session.run(probe)
         finally:
             waiting.cancel()
+
+
+async def _start_worker(session: Session) -> None:
+    """Where it is on this machine. What goes wrong here goes wrong in the first job as well, which tells it."""
+    if session.description.local:
+        with suppress(Exception):
+            await session.run(start_worker)
 
 
 async def _say_when_long(session: Session) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import logging
 import os
 import shutil
@@ -45,6 +44,7 @@ SESSION_TIMEOUT_S = 600.0
 PROBE_TIMEOUT_S = 60.0
 _CANCEL_REPEAT_S = 0.5
 _ENDING_S = 2.0
+_LOOK_AT_PANDAS = "require_minimum_pandas_version"
 
 Answer = TypeVar("Answer")
 
@@ -152,17 +152,26 @@ class Session:
 
 
 @asynccontextmanager
-async def open_session(settings: SparkSettings, *, record_to: Path | None = None) -> AsyncIterator[Session]:
+async def open_session(
+    settings: SparkSettings, *, record_to: Path | None = None, on_started: Callable[[], object] = lambda: None
+) -> AsyncIterator[Session]:
     """Start Spark, or reach it; at most once in a process. Raises `EnvironmentFault` and `UserError`.
 
     With `record_to` the JVM writes an ahead-of-time cache there when the block ends, which takes half a minute.
+    `on_started` is called when there is nothing left to do but wait.
     """
     _clear(settings.directory)
     _hush_py4j()
     calls = ThreadPoolExecutor(max_workers=JOBS_MAX + _OTHER_CALLS_MAX, thread_name_prefix="spark")
-    # Takes as long as a JVM needs to come up, and can be done meanwhile.
-    calls.submit(importlib.import_module, "pyspark.sql")
-    opening = _open_remote(settings, calls) if settings.remote else _open_driver(settings, calls, record_to)
+
+    def started() -> None:
+        # Takes as long as a JVM needs to come up, and can be done meanwhile; before, it would only be in the way.
+        calls.submit(_import_pyspark if settings.remote is None else _import_connect)
+        on_started()
+
+    opening = (
+        _open_remote(settings, calls, started) if settings.remote else _open_driver(settings, calls, record_to, started)
+    )
     try:
         async with opening as session:
             yield session
@@ -172,7 +181,10 @@ async def open_session(settings: SparkSettings, *, record_to: Path | None = None
 
 
 @asynccontextmanager
-async def _open_remote(settings: SparkSettings, calls: ThreadPoolExecutor) -> AsyncIterator[Session]:
+async def _open_remote(
+    settings: SparkSettings, calls: ThreadPoolExecutor, on_started: Callable[[], object]
+) -> AsyncIterator[Session]:
+    on_started()
     await await_server(settings.place)
     spark = await _in_time(calls, settings, _connect, settings)
     yield Session(spark, SessionDescription(spark.version, settings.place, "", cached=False), None, calls)
@@ -181,7 +193,7 @@ async def _open_remote(settings: SparkSettings, calls: ThreadPoolExecutor) -> As
 
 @asynccontextmanager
 async def _open_driver(
-    settings: SparkSettings, calls: ThreadPoolExecutor, record_to: Path | None
+    settings: SparkSettings, calls: ThreadPoolExecutor, record_to: Path | None, on_started: Callable[[], object]
 ) -> AsyncIterator[Session]:
     java = find_java()
     local = settings.local_tasks is not None
@@ -201,7 +213,7 @@ async def _open_driver(
             local=local,
             stop_timeout_s=STOP_TIMEOUT_S if record_to is None else aot.RECORD_TIMEOUT_S,
         )
-        async with open_jvm(command) as (jvm, gateway):
+        async with open_jvm(command, on_started) as (jvm, gateway):
             spark = await _unless_ended(jvm, _in_time(calls, settings, _attach, gateway, python))
             description = SessionDescription(
                 spark.version, settings.place, java.version, cached=cache is not None, local=local
@@ -269,6 +281,26 @@ def _start_fault(place: str, error: Exception) -> MillstreamError:
     return EnvironmentFault(f"Spark does not start on {place}: {text}")
 
 
+def _import_connect() -> None:
+    import pyspark.sql  # noqa: F401
+
+
+def _import_pyspark() -> None:
+    """All that a session on a JVM of ours will import."""
+    import pyspark.sql
+    from pyspark.sql.pandas import functions, utils
+
+    # Both would import pandas to look at its version, which takes half a second, and use nothing of it.
+    for module in (utils, functions):
+        setattr(module, _LOOK_AT_PANDAS, _known_version)
+    # What hands the first object to Java imports it.
+    import pyspark.testing.utils  # noqa: F401
+
+
+def _known_version() -> None:
+    """Of pandas: our own dependencies say it."""
+
+
 def _attach(gateway: Gateway, python: str) -> SparkSession:
     """A session of the JVM behind `gateway`."""
     os.environ["PYSPARK_GATEWAY_PORT"] = str(gateway.port)
@@ -276,6 +308,7 @@ def _attach(gateway: Gateway, python: str) -> SparkSession:
     os.environ["PYSPARK_PYTHON"] = python
     for name in [name for name in os.environ if name.startswith(("SPARK_REMOTE", "SPARK_CONNECT_MODE", "SPARK_API"))]:
         del os.environ[name]
+    _import_pyspark()
     from pyspark.sql import SparkSession
 
     _hush_queries()
@@ -335,6 +368,11 @@ def _answers(spark: SparkSession) -> None:
     """Have the JVM say something. Blocking."""
     java: Any = spark.sparkContext._jvm
     java.java.lang.System.nanoTime()
+
+
+def start_worker(spark: SparkSession) -> None:
+    """Have a Python worker on this machine started, and do nothing. Blocking."""
+    spark.range(0, 1, 1, 1).mapInArrow(lambda batches: batches, "id BIGINT").collect()
 
 
 def probe(spark: SparkSession) -> None:

@@ -42,6 +42,8 @@ class SparkSettings:
     """Spark's own settings. They come before ours."""
     name: str = "millstream"
     """How a cluster shows this driver."""
+    functions: bool = True
+    """Functions of the user's run in its Python workers; otherwise those read rows for queries and no more."""
 
     @property
     def local_tasks(self) -> int | None:

@@ -32,7 +32,7 @@ from millstream_reduce.spark.partials import Kept, Partials
 from millstream_reduce.spark.preaggregation import Place, Preaggregation, partial_name, preaggregated
 from millstream_reduce.spark.prepared import run_job
 from millstream_reduce.spark.rows import Columns, RowReader, field_column
-from millstream_reduce.spark.schema import arrow_type, parse_fields
+from millstream_reduce.spark.schema import arrow_type, empty_table, parse_fields
 from millstream_reduce.spark.spans import SPAN_COLUMNS
 from millstream_reduce.spark.statements import QUERY_LINE, ResultColumn, alone, as_results, quoted, text
 
@@ -103,7 +103,7 @@ def plan_sql(spark: SparkSession, program: spark_pb2.SqlProgram) -> SqlPlan:
     full = _table(program.value, declared, COLUMNS, fields)
     if not program.unsafe:
         _check_text(spark, query)
-    with _view(spark, spark.createDataFrame([], full.rows), full.window) as name:
+    with _view(spark, empty_table(spark, full.rows), full.window) as name:
         results = _analyse(spark, alone(query, name), query)
     _check_results(results)
     if not reads_table(query, TABLE):
@@ -111,7 +111,7 @@ def plan_sql(spark: SparkSession, program: spark_pb2.SqlProgram) -> SqlPlan:
     names, reads_value = needed_columns(query)
     fields = needed_fields(query, fields) if reads_value else ()
     pruned = _table(program.value, declared, names, fields, raw=reads_value)
-    with _view(spark, spark.createDataFrame([], pruned.rows), pruned.window) as name:
+    with _view(spark, empty_table(spark, pruned.rows), pruned.window) as name:
         together, one_by_one = "", ""
         try:
             together = _together(spark, query, name, results)
@@ -131,7 +131,7 @@ def _preaggregated(
     if of is None:
         return None
     table, partials = _partial_table(value, declared, of)
-    with _view(spark, spark.createDataFrame([], table.rows), table.window) as name:
+    with _view(spark, empty_table(spark, table.rows), table.window) as name:
         try:
             together = _together(spark, of.query, name, plan.results)
         except (OneByOneError, QueryFault):

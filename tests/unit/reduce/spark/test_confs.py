@@ -100,6 +100,20 @@ def test_more_tasks_have_the_jvm_choose_its_collector() -> None:
     assert "-XX:+Use" not in driver_conf(settings(master="local[8]"), PLACES, [])[OPTIONS]
 
 
+def test_two_tasks_have_the_jvm_optimize_later_unless_the_user_says_otherwise() -> None:
+    options = driver_conf(settings(master="local[2]", conf={OPTIONS: "-XX:Tier4InvocationThreshold=1"}), PLACES, [])
+    given = [option for option in options[OPTIONS].split() if "Tier4InvocationThreshold" in option]
+    # The last one counts.
+    assert given == ["-XX:Tier4InvocationThreshold=50000", "-XX:Tier4InvocationThreshold=1"]
+    assert "Tier4" not in driver_conf(settings(master="local[8]"), PLACES, [])[OPTIONS]
+
+
+def test_workers_of_queries_do_without_pandas() -> None:
+    name = "spark.python.daemon.module"
+    modules = [driver_conf(settings(functions=functions), PLACES, [])[name] for functions in (True, False)]
+    assert modules == ["millstream_reduce.spark.function_daemon", "millstream_reduce.spark.worker_daemon"]
+
+
 def test_a_path_with_spaces_and_quotes_stays_one_option() -> None:
     places = Places(Path('/a b/"c"'), Path("/sockets"))
     conf = driver_conf(settings(master="local[2]"), places, [])

@@ -1,0 +1,41 @@
+"""Keeps pyarrow from importing pandas, in processes that have no use for it.
+
+pyarrow looks for pandas when it makes its first array, so that it knows pandas' objects when it is given some. The
+import takes half a second of processor time, which a start with several processes pays several times.
+
+Above it: processes that run no code of users'. Below it: pyarrow.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+import pyarrow as pa
+
+
+class _Hidden(MetaPathFinder):
+    """Pandas, while pyarrow looks for it."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname == "pandas":
+            raise ModuleNotFoundError("hidden from pyarrow", name=fullname)
+        return None
+
+
+def forgo_pandas() -> None:
+    """From now on pyarrow knows no objects of pandas'. Does nothing where pandas has been imported already."""
+    if "pandas" in sys.modules:
+        return
+    hidden = _Hidden()
+    sys.meta_path.insert(0, hidden)
+    try:
+        # It looks once, with its first array.
+        pa.array([])
+    finally:
+        sys.meta_path.remove(hidden)
