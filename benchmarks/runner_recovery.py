@@ -7,7 +7,7 @@ measured is the time from the kill until the sink has written the result of a wi
 computed by the new run. The phases are moments after the kill: when each process was started, when Spark's JVM said its
 first line, and when Spark was ready. The processor time is that of all processes of the new run until then: on a busy
 machine it tells more than the clock does.
-Without Spark's start-up cache (`millstream spark prepare`) it takes half as long again, which is said first.
+Without Spark's start-up cache (`millstream spark prepare`) it takes longer, which is said first.
 Exit code 1 when the median takes longer than 15 s.
 """
 

@@ -9,8 +9,11 @@ import pytest
 
 from millstream.errors import UserError
 from millstream.limits import MIB
+from millstream.spec.loading import load_text
 from millstream_reduce.spark.confs import Places, driver_conf, session_conf
+from millstream_reduce.spark.of_pipeline import settings_of
 from millstream_reduce.spark.settings import LOCAL_TASKS_MAX, SparkSettings
+from tests.unit.spec.test_reduce import reduce_of
 
 PLACES = Places(Path("/scratch"), Path("/sockets"))
 OPTIONS = "spark.driver.extraJavaOptions"
@@ -112,6 +115,16 @@ def test_workers_of_queries_do_without_pandas() -> None:
     name = "spark.python.daemon.module"
     modules = [driver_conf(settings(functions=functions), PLACES, [])[name] for functions in (True, False)]
     assert modules == ["millstream_reduce.spark.function_daemon", "millstream_reduce.spark.worker_daemon"]
+
+
+@pytest.mark.parametrize(
+    ("program", "functions"), [("sql: {query: 'SELECT 1 FROM window'}", False), ("python: 'a:f'", True)]
+)
+def test_a_pipeline_says_whether_functions_run_in_the_workers(program: str, functions: bool) -> None:
+    text = reduce_of(program).replace("  vertices:\n", "  vertices:\n    - {name: m, udf: {python: 'a:f'}}\n")
+    text = text.replace("{from: in, to: sum}", "{from: in, to: m}, {from: m, to: sum}")
+    pipeline = load_text(text, "p.yaml").pipeline
+    assert settings_of(pipeline, Path("/base"), Path("/scratch")).functions is functions
 
 
 def test_a_path_with_spaces_and_quotes_stays_one_option() -> None:
