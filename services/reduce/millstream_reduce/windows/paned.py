@@ -200,17 +200,17 @@ class PanedWindows:
 
     def _new_rows(self) -> dict[int, int]:
         """Rows since the last early result of each open window that has any, in the order of the windows."""
-        begin = max(self._handed, self._last_closed()) + 1
-        numbers = {
-            number
-            for pane in self._grown
-            for number in range(max(self._first_window(pane), begin), self._last_window(pane) + 1)
-        }
+        numbers: list[int] = []
+        before = max(self._handed, self._last_closed())
         # A window may have many panes, and a pane be in many windows.
+        for pane in sorted(self._grown):
+            last = self._last_window(pane)
+            numbers.extend(range(max(self._first_window(pane), before + 1), last + 1))
+            before = max(before, last)
         panes = sorted(self._panes)
         rows_before = [0, *accumulate(self._panes[pane].rows for pane in panes)]
         found: dict[int, int] = {}
-        for number in sorted(numbers):
+        for number in numbers:
             first, end = self._bounds(number)
             rows = rows_before[bisect_left(panes, end)] - rows_before[bisect_left(panes, first)]
             if new := rows - self._early.get(number, (0, 0))[1]:
