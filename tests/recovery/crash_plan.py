@@ -12,9 +12,12 @@ Reached = Mapping[tuple[str, str], int]
 """By point and vertex: how often."""
 
 
+_KINDS = {"out": "sink", "late": "sink", "columns": "sink", "single": "sum", "beside": "in"}
+
+
 def kind_of(vertex: str) -> str:
     """Vertices of one kind do the same at a point."""
-    return "sink" if vertex in ("out", "late", "columns") else vertex
+    return _KINDS.get(vertex, vertex)
 
 
 def text_of(point: str, vertex: str, time: int) -> str:
