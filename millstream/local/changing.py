@@ -97,6 +97,11 @@ class Change:
     def _former(self) -> Graph:
         """The pipeline as it ran last. Where a change was not complete, it may lack what the shape has: that has never
         run."""
+        if not self.directory.pipeline.exists():
+            raise DamageError(
+                f"{self.directory.pipeline} is gone, so what waits where the pipeline was changed cannot be told: run "
+                "the pipeline as it was once more, then change it; or start over with --fresh"
+            )
         graph = resolved.load(self.directory.read_pipeline()).graph
         is_whole = set(self.changes.emptied) <= {edge.name for edge in graph.edges}
         if not is_whole and _LEAVING not in self.before:

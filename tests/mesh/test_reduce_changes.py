@@ -134,6 +134,22 @@ async def test_a_reduce_with_more_partitions_goes_on_and_closed_windows_stay_clo
     assert sorted(row["n"] for row in files.rows("late")) == [event.n for event in late]
 
 
+@pytest.mark.guarantee("I3")
+async def test_a_reduce_that_has_ended_ends_with_more_partitions_too(
+    files: PipelineFiles, tmp_path: Path, spark: SparkDriver
+) -> None:
+    events = [Event(n, s, KEYS[n % len(KEYS)]) for n, s in enumerate(times(0, 30))]
+    write_events(tmp_path / "in.jsonl", events)
+    async with open_changing(tmp_path, spark=spark.address) as changing:
+        for partitions in (1, 3):
+            sinks = files.file_sink("out") + files.file_sink("late")
+            path = files.write(source() + fixed(partitions=partitions) + sinks, ["in -> sum", *edges()[2:]])
+            run = await changing.run_of(path)
+            await run.run()
+            await assert_balanced(run)
+            assert contents_of(files.rows("out")) == fixed_contents(events, LENGTH_S)
+
+
 @pytest.mark.guarantee("I1", "I2", "I3")
 async def test_other_windows_take_another_name_and_each_record_is_in_one_of_both(
     files: PipelineFiles, tmp_path: Path, spark: SparkDriver

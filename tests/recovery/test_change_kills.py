@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream.errors import UserError
+from millstream.errors import DamageError, UserError
 from millstream.local.directory import read_json
 from millstream.wire.nats import open_connection
 from tests.mesh.changing import Changing, open_changer, open_changing
@@ -113,3 +113,8 @@ async def test_a_pipeline_killed_before_its_first_run_may_be_another_one(tmp_pat
             assert (await changer.change(changing, story.path(0), point))["ended"] == -signal.SIGKILL, point
             assert (await changer.change(changing, story.path(1)))["ended"] == 0, point
             assert is_shape_of(changing, 1)
+        # What a run with --fresh leaves that is killed while it removes the data of another one.
+        changing.directory.pipeline.unlink()
+        with pytest.raises(DamageError, match="run the pipeline as it was once more, then change it; or start over"):
+            await changing.run_of(story.path(2))
+        await story.run(1)
