@@ -144,8 +144,10 @@ async def kill_once(runs: CrashRuns, sweep: Sweep, pipelines: Sequence[str], rng
     everything: dict[tuple[str, ...], list[Case]] = {}
     singles = 0
     for pipeline in pipelines:
-        first = (await runs.case(pipeline)).reached
-        places = crash_plan.one_of_each(first, rng)
+        whole = await runs.case(pipeline)
+        if whole.failed:
+            raise SystemExit(f"nothing was killed, and yet: {whole}")
+        places = crash_plan.one_of_each(whole.reached, rng)
         outcomes = await sweep.cases([(pipeline, (point,)) for point in places.values()])
         recoveries = [(outcome.points, outcome.reached) for outcome in outcomes]
         for pair in crash_plan.pairs(recoveries):

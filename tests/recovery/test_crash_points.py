@@ -72,8 +72,9 @@ async def test_killed_at_every_durable_step_the_outputs_are_the_same(
     singles = doubles = 0
     async with open_crash_runs(tmp_path, spark=spark.address) as runs:
         for pipeline in SWEPT:
-            first = (await runs.case(pipeline)).reached
-            places = crash_plan.one_of_each(first, rng)
+            whole = await runs.case(pipeline)
+            assert not whole.failed, whole
+            places = crash_plan.one_of_each(whole.reached, rng)
             known = sorted(places.keys() & tried)
             again = set(rng.sample(known, min(AGAIN_JOINED if "joined" in pipeline else AGAIN, len(known))))
             points = [text for place, text in places.items() if place in again or place not in tried]
