@@ -338,7 +338,8 @@ class Story:
     def _release(self, queue: Queue) -> None:
         if self.kept:
             kept = queue.releasable()
-            self.trimmed.update(kept)
+            # A log that is made anew may stand before what is gone already, and has nothing left to read up to there.
+            self.trimmed = {edge: max(done, kept.get(edge, 0)) for edge, done in self.trimmed.items()}
             self.milestones.release(kept)
 
     # A log that is made anew
