@@ -1,4 +1,4 @@
-"""What a start of Spark does not wait for: a JVM that only puts a command together, and the broker."""
+"""What a start of Spark does not wait for: a JVM that only puts a command together, the broker, and pandas."""
 
 from __future__ import annotations
 
@@ -88,3 +88,19 @@ async def test_spark_starts_while_the_broker_is_not_there_yet(tmp_path: Path) ->
         broker.suspend()
         await run.until(lambda: "spark" in run.pids())
         broker.resume()
+
+
+async def test_a_pipeline_of_queries_has_results_without_pandas(tmp_path: Path) -> None:
+    """Each process would need half a second for it, while the first result is waited for."""
+    (tmp_path / "p.yaml").write_text(REDUCE.replace("length: 1h", "length: 1s").replace("rpu: 1", "rpu: 20"))
+    async with start(tmp_path, "run", "p.yaml", data=".millstream/starting") as run:
+        await run.until(lambda: run.records("out") > 0)
+        processes = psutil.Process(run.process.pid).children(recursive=True)
+        commands = [" ".join(process.cmdline()) for process in processes]
+        for part in ("millstream_reduce.spark.driver", "millstream_reduce.spark.worker_daemon", "--vertex sum"):
+            assert any(part in command for command in commands), commands
+        assert not [command for process, command in zip(processes, commands, strict=True) if _has_pandas(process)]
+
+
+def _has_pandas(process: psutil.Process) -> bool:
+    return any("/pandas/_libs/" in mapped.path for mapped in process.memory_maps())
