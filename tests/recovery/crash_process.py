@@ -50,7 +50,7 @@ from tests.recovery.crash_brokers import OPERATOR, BrokerPlace
 from tests.recovery.crash_pipeline import CrashPipeline, Outputs
 from tests.recovery.crash_pipelines import PIPELINES, SHORT_SEGMENTS
 
-RUN_S = 60.0
+RUN_S = 120.0
 SEGMENT_BYTES = 4096
 
 

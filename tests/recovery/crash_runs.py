@@ -30,7 +30,7 @@ from tests.recovery.crash_pipelines import PIPELINES
 from tests.recovery.crash_receiver import open_receiver
 from tools.style import REPOSITORY
 
-ANSWER_S = 120.0
+ANSWER_S = 150.0
 KILLED = -9
 
 
