@@ -1,7 +1,6 @@
 package udf
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"runtime/debug"
@@ -33,6 +32,28 @@ func guard(call func() error) (err error) {
 		}
 	}()
 	return call()
+}
+
+// each calls call for 0 to len(failures)-1 and notes what it gave. A panic is the failure of its own index.
+func each(failures []error, call func(i int) error) {
+	for next := 0; next < len(failures); {
+		next = some(failures, next, call)
+	}
+}
+
+// some goes on until the end or the first panic, and gives the index to go on from: to guard every call costs as much as
+// a short function takes.
+func some(failures []error, next int, call func(i int) error) (after int) {
+	defer func() {
+		if value := recover(); value != nil {
+			failures[next] = &panicked{value, string(debug.Stack())}
+			after = next + 1
+		}
+	}()
+	for ; next < len(failures); next++ {
+		failures[next] = call(next)
+	}
+	return next
 }
 
 // told gives what went wrong on one line, and all there is to say about it where that is more.
@@ -114,4 +135,11 @@ func (o *outcomes) add(index int, err error) {
 }
 
 // gone: the stream has ended, and nobody waits for what its records give.
-func gone(ctx context.Context) bool { return ctx.Err() != nil }
+func gone(done <-chan struct{}) bool {
+	select {
+	case <-done:
+		return true
+	default:
+		return false
+	}
+}

@@ -2,24 +2,29 @@ package udf
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/millstream/millstream/sdk/go/internal/columns"
 	"github.com/millstream/millstream/sdk/go/internal/wire/framev1"
 )
 
-// recordsOf reads a frame. Ids are prefix and the index from first on, unless the frame has its own.
-func recordsOf(frame *framev1.Frame, prefix string, first uint32) (records []Record, err error) {
+// recordsOf reads a frame. Ids are prefix and the index from first on, unless the frame has its own. The records are put
+// into `into` where it has room for them; what they refer to is the frame's memory, or new.
+func recordsOf(frame *framev1.Frame, prefix string, first uint32, into []Record) (records []Record, err error) {
 	defer func() {
 		if value := recover(); value != nil {
 			records, err = nil, fmt.Errorf("the frame cannot be read: %v", value)
 		}
 	}()
-	values, times := columns.Items(frame.GetValues()), frame.GetEventTimesUs()
-	records = make([]Record, len(values))
+	offsets, data, times := frame.GetValues().GetOffsets(), frame.GetValues().GetData(), frame.GetEventTimesUs()
+	records = slices.Grow(into[:0], max(0, len(offsets)-1))[:max(0, len(offsets)-1)]
 	for i := range records {
-		records[i].Value, records[i].EventTime = values[i], time.UnixMicro(times[i]).UTC()
+		// Appending to one value must not write into the next.
+		value := data[offsets[i]:offsets[i+1]:offsets[i+1]]
+		records[i] = Record{Value: value, EventTime: time.UnixMicro(times[i]).UTC()}
 	}
 	if frame.GetKeys() != nil {
 		for i, keys := range columns.Lists(frame.GetKeys()) {
@@ -32,8 +37,8 @@ func recordsOf(frame *framev1.Frame, prefix string, first uint32) (records []Rec
 		}
 	}
 	if frame.GetIds() != nil {
-		for i, id := range columns.Items(frame.GetIds()) {
-			records[i].ID = string(id)
+		for i, id := range columns.Texts(frame.GetIds()) {
+			records[i].ID = id
 		}
 	} else if prefix != "" {
 		number(records, prefix, first)
@@ -78,16 +83,16 @@ func frameOf(records []Record) *framev1.Frame {
 
 // number gives each record its place as id. They share one string: that is a tenth of the time.
 func number(records []Record, prefix string, first uint32) {
-	text := make([]byte, 0, len(records)*(len(prefix)+5))
-	ends := make([]int, len(records))
+	last := uint64(first) + uint64(len(records))
+	var text strings.Builder
+	text.Grow(len(records) * (len(prefix) + len(strconv.FormatUint(last, 10))))
+	digits := make([]byte, 0, 20)
 	for i := range records {
-		text = append(text, prefix...)
-		text = strconv.AppendUint(text, uint64(first)+uint64(i), 10)
-		ends[i] = len(text)
-	}
-	all, begin := string(text), 0
-	for i, end := range ends {
-		records[i].ID = all[begin:end]
-		begin = end
+		begin := text.Len()
+		digits = strconv.AppendUint(digits[:0], uint64(first)+uint64(i), 10)
+		text.WriteString(prefix)
+		text.Write(digits)
+		// What is written stays where it is: there is room for all.
+		records[i].ID = text.String()[begin:]
 	}
 }

@@ -38,6 +38,16 @@ func (l *lane) begin(records int, run func(index int), done func()) {
 	}
 }
 
+// each calls call for each record of a call, and notes what it gave in failures; then done. Where one record is worked on at
+// a time a call is one piece of work: the lock would cost more than a short function does.
+func (l *lane) each(failures []error, call func(index int) error, done func()) {
+	if l.most == 1 {
+		l.begin(1, func(int) { each(failures, call) }, done)
+		return
+	}
+	l.begin(len(failures), func(i int) { failures[i] = guard(func() error { return call(i) }) }, done)
+}
+
 // work takes one record after the other, of the oldest call first, until there is none.
 func (l *lane) work() {
 	for {

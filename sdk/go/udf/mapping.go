@@ -3,6 +3,8 @@ package udf
 import (
 	"context"
 	"fmt"
+	"slices"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc"
@@ -33,10 +35,38 @@ func (s *service) Map(stream mapStream) error {
 	})
 }
 
+// mapWork is what it takes to work on one call. It is used again, since making a megabyte for each frame keeps the garbage
+// collector busy. So nothing in it may be referred to by what a function is given: that gets copies of records, whose
+// values, keys and headers lie in the frame's own memory.
+type mapWork struct {
+	records  []Record
+	results  [][]Message
+	failures []error
+	out      []*Message
+}
+
+var mapWorks = sync.Pool{New: func() any { return &mapWork{} }}
+
+// sized gives a slice of n zeros, the given one where it has room. What is behind its end is zero.
+func sized[Item any](given []Item, n int) []Item {
+	return slices.Grow(given[:0], n)[:n]
+}
+
+// free lets go of what it refers to and gives it back.
+func (w *mapWork) free() {
+	clear(w.records)
+	clear(w.results)
+	clear(w.failures)
+	clear(w.out)
+	mapWorks.Put(w)
+}
+
 func (s *service) beginMap(
 	ctx context.Context, lane *lane, hello *udfv1.Hello, call *udfv1.MapCall, send func(*udfv1.MapAnswer),
 ) {
-	records, err := recordsOf(call.GetFrame(), call.GetIdPrefix(), call.GetFirstIndex())
+	work := mapWorks.Get().(*mapWork)
+	var err error
+	work.records, err = recordsOf(call.GetFrame(), call.GetIdPrefix(), call.GetFirstIndex(), work.records)
 	if err != nil {
 		send(&udfv1.MapAnswer{CallId: call.GetCallId(), Error: wholeCall(err)})
 		return
@@ -46,44 +76,52 @@ func (s *service) beginMap(
 		Watermark:   time.UnixMicro(call.GetWatermarkUs()).UTC(),
 		Traceparent: call.GetTraceparent(),
 	})
-	timesAllowed := hello.GetKind() == udfv1.Kind_KIND_SOURCE_TRANSFORM
-	results := make([][]Message, len(records))
-	failures := make([]error, len(records))
-	run := func(i int) {
-		if gone(ctx) {
-			return
+	done, timesAllowed := ctx.Done(), hello.GetKind() == udfv1.Kind_KIND_SOURCE_TRANSFORM
+	work.results, work.failures = sized(work.results, len(work.records)), sized(work.failures, len(work.records))
+	run := func(i int) (err error) {
+		if gone(done) {
+			return nil
 		}
-		failures[i] = guard(func() (err error) {
-			if results[i], err = s.function.mapping(ctx, records[i]); err != nil {
-				return err
-			}
-			return fault(results[i], timesAllowed)
-		})
+		if work.results[i], err = s.function.mapping(ctx, work.records[i]); err != nil {
+			return err
+		}
+		return fault(work.results[i], timesAllowed)
 	}
-	lane.begin(len(records), run, func() { send(mapAnswer(call.GetCallId(), records, results, failures)) })
+	lane.each(work.failures, run, func() {
+		send(work.answer(call.GetCallId()))
+		work.free()
+	})
 }
 
-func mapAnswer(id uint64, records []Record, results [][]Message, failures []error) *udfv1.MapAnswer {
+func (w *mapWork) answer(id uint64) *udfv1.MapAnswer {
 	var outcomes outcomes
-	out, parents := make([]*Message, 0, len(records)), make([]uint32, 0, len(records))
 	each := true
-	for i, messages := range results {
-		if failures[i] != nil {
-			outcomes.add(i, failures[i])
-			messages = nil
+	w.out = w.out[:0]
+	for i, messages := range w.results {
+		if w.failures[i] != nil {
+			outcomes.add(i, w.failures[i])
+			w.results[i], messages = nil, nil
 		}
 		each = each && len(messages) == 1
 		for at := range messages {
-			out, parents = append(out, &messages[at]), append(parents, uint32(i))
+			w.out = append(w.out, &messages[at])
 		}
 	}
-	packed := pack(out, func(i int) *Record { return &records[parents[i]] })
-	answer := &udfv1.MapAnswer{
-		CallId: id, Records: uint32(len(out)), Values: packed.values, Keys: packed.keys, Tags: packed.tags,
-		Headers: packed.headers, EventTimesUs: packed.eventTimesUs, Outcomes: outcomes.items,
-	}
+	var parents []uint32
+	parent := func(i int) *Record { return &w.records[i] }
 	if !each {
-		answer.Parents = parents
+		parents = make([]uint32, 0, len(w.out))
+		for i, messages := range w.results {
+			for range messages {
+				parents = append(parents, uint32(i))
+			}
+		}
+		parent = func(i int) *Record { return &w.records[parents[i]] }
+	}
+	packed := pack(w.out, parent)
+	answer := &udfv1.MapAnswer{
+		CallId: id, Records: uint32(len(w.out)), Values: packed.values, Keys: packed.keys, Tags: packed.tags,
+		Headers: packed.headers, EventTimesUs: packed.eventTimesUs, Parents: parents, Outcomes: outcomes.items,
 	}
 	// With room for the envelope.
 	if size := proto.Size(answer) + 64; size > messageBytesMax {

@@ -2,10 +2,13 @@ package udf
 
 import (
 	"context"
+	"fmt"
+	"slices"
 	"testing"
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/millstream/millstream/sdk/go/internal/columns"
 	"github.com/millstream/millstream/sdk/go/internal/wire/udfv1"
 )
 
@@ -36,6 +39,65 @@ func BenchmarkMap(b *testing.B) {
 		})
 		if _, err := proto.Marshal(<-answered); err != nil {
 			b.Fatal(err)
+		}
+	}
+}
+
+// What one call leaves behind is used for the next: nothing of it may show there, and what a function kept stays.
+func TestCallsThatUseTheSameRoomDoNotSeeEachOther(t *testing.T) {
+	var kept []Record
+	service := &service{function: NewMap(func(_ context.Context, record Record) ([]Message, error) {
+		kept = append(kept, record)
+		switch string(record.Value) {
+		case "panic":
+			panic("at this one")
+		case "two":
+			return []Message{{Value: record.Value}, {Value: record.Value, Keys: []string{"k"}}}, nil
+		case "none":
+			return nil, nil
+		}
+		return []Message{{Value: record.Value}}, nil
+	})}
+	lane, answers := &lane{most: 1}, make(chan *udfv1.MapAnswer)
+	calls := [][]string{{"a", "two", "panic", "b", "none", "panic"}, {"c"}, {"d", "e", "f", "two", "g", "h", "i"}, {}, {"j", "k"}}
+	for number, values := range calls {
+		records := make([]Record, len(values))
+		for i, value := range values {
+			records[i].Value = []byte(value)
+		}
+		call := &udfv1.MapCall{CallId: uint64(number), Frame: frameOf(records), IdPrefix: fmt.Sprintf("%d/", number), FirstIndex: 8}
+		service.beginMap(context.Background(), lane, &udfv1.Hello{Kind: udfv1.Kind_KIND_MAP}, call, func(answer *udfv1.MapAnswer) {
+			answers <- answer
+		})
+		answer := <-answers
+		var expected []string
+		var failed []uint32
+		for i, value := range values {
+			switch value {
+			case "panic":
+				failed = append(failed, uint32(i))
+			case "two":
+				expected = append(expected, value, value)
+			case "none":
+			default:
+				expected = append(expected, value)
+			}
+		}
+		var outcomes []uint32
+		for _, outcome := range answer.Outcomes {
+			outcomes = append(outcomes, outcome.Index)
+		}
+		if got := columns.Texts(answer.Values); !slices.Equal(got, expected) || !slices.Equal(outcomes, failed) {
+			t.Errorf("call %d: got %q and failures of %d, want %q and %d", number, got, outcomes, expected, failed)
+		}
+	}
+	at := 0
+	for number, values := range calls {
+		for i, value := range values {
+			if id := fmt.Sprintf("%d/%d", number, 8+i); string(kept[at].Value) != value || kept[at].ID != id {
+				t.Errorf("kept %q with id %q, want %q with %q", kept[at].Value, kept[at].ID, value, id)
+			}
+			at++
 		}
 	}
 }

@@ -20,15 +20,13 @@ type packed struct {
 // pack makes columns of messages; parent gives the record that message i inherits from.
 func pack(messages []*Message, parent func(i int) *Record) packed {
 	var some struct{ keys, tags, headers, times bool }
-	values := make([][]byte, len(messages))
-	for i, message := range messages {
-		values[i] = message.Value
+	for _, message := range messages {
 		some.keys = some.keys || message.Keys != nil
 		some.tags = some.tags || len(message.Tags) > 0
 		some.headers = some.headers || message.Headers != nil
 		some.times = some.times || !message.EventTime.IsZero()
 	}
-	out := packed{values: columns.PackItems(values)}
+	out := packed{values: columns.Pack(len(messages), func(i int) []byte { return messages[i].Value })}
 	if some.keys {
 		keys := make([][]string, len(messages))
 		for i, message := range messages {

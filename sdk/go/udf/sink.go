@@ -40,7 +40,7 @@ func (s *service) Sink(stream sinkStream) error {
 			answer.CallId = call.GetCallId()
 			send(&udfv1.SinkResponse{Message: &udfv1.SinkResponse_Answer{Answer: answer}})
 		}
-		records, err := recordsOf(call.GetFrame(), call.GetIdPrefix(), call.GetFirstIndex())
+		records, err := recordsOf(call.GetFrame(), call.GetIdPrefix(), call.GetFirstIndex(), nil)
 		if err != nil {
 			answer(&udfv1.SinkAnswer{Error: wholeCall(err)})
 			return
@@ -53,24 +53,23 @@ func (s *service) Sink(stream sinkStream) error {
 			return
 		}
 		failures := make([]error, len(records))
-		write := func(i int) {
-			if !gone(ctx) {
-				failures[i] = guard(func() error { return s.function.write(ctx, records[i]) })
+		write := func(i int) error {
+			if gone(ctx.Done()) {
+				return nil
 			}
+			return s.function.write(ctx, records[i])
 		}
-		lane.begin(len(records), write, func() { answer(sinkAnswer(failures)) })
+		lane.each(failures, write, func() { answer(sinkAnswer(failures)) })
 	})
 }
 
 // writeAll writes the records of a call, and flushes them.
 func writeAll(ctx context.Context, sink Sink, records []Record) *udfv1.SinkAnswer {
-	if gone(ctx) {
+	if gone(ctx.Done()) {
 		return &udfv1.SinkAnswer{}
 	}
 	failures := make([]error, len(records))
-	for i, record := range records {
-		failures[i] = guard(func() error { return sink.Write(ctx, record) })
-	}
+	each(failures, func(i int) error { return sink.Write(ctx, records[i]) })
 	if err := guard(func() error { return sink.Flush(ctx) }); err != nil {
 		return &udfv1.SinkAnswer{Error: wholeCall(err)}
 	}

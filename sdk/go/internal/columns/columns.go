@@ -17,46 +17,64 @@ func Items(column *framev1.BytesColumn) [][]byte {
 	return cut
 }
 
+// Texts is Items as strings, which share one.
+func Texts(column *framev1.BytesColumn) []string {
+	offsets := column.GetOffsets()
+	if len(offsets) == 0 {
+		return nil
+	}
+	all := string(column.GetData())
+	cut := make([]string, len(offsets)-1)
+	for i := range cut {
+		cut[i] = all[offsets[i]:offsets[i+1]]
+	}
+	return cut
+}
+
 // Lists gives the texts of each record.
 func Lists(column *framev1.ListColumn) [][]string {
-	all := Items(column.GetItems())
-	texts := make([]string, len(all))
-	for i, item := range all {
-		texts[i] = string(item)
-	}
-	n := len(all)
-	if starts := column.GetStarts(); len(starts) > 0 {
-		n = len(starts) - 1
-	}
-	out := make([][]string, n)
-	for i := range out {
-		first, last := uint32(i), uint32(i+1)
-		if starts := column.GetStarts(); len(starts) > 0 {
-			first, last = starts[i], starts[i+1]
+	texts, starts := Texts(column.GetItems()), column.GetStarts()
+	if len(starts) == 0 {
+		out := make([][]string, len(texts))
+		for i := range out {
+			out[i] = texts[i : i+1 : i+1]
 		}
-		out[i] = texts[first:last:last]
+		return out
+	}
+	out := make([][]string, len(starts)-1)
+	for i := range out {
+		out[i] = texts[starts[i]:starts[i+1]:starts[i+1]]
 	}
 	return out
 }
 
-// Headers are those of record i.
+// Headers are those of record i; nil where it has none.
 func Headers(column *framev1.HeadersColumn, i int) map[string][]byte {
-	headers := map[string][]byte{}
-	for at := column.GetStarts()[i]; at < column.GetStarts()[i+1]; at++ {
-		headers[column.GetNames()[at]] = column.GetValues()[at]
+	starts, names, values := column.GetStarts(), column.GetNames(), column.GetValues()
+	if starts[i] == starts[i+1] {
+		return nil
+	}
+	headers := make(map[string][]byte, starts[i+1]-starts[i])
+	for at := starts[i]; at < starts[i+1]; at++ {
+		headers[names[at]] = values[at]
 	}
 	return headers
 }
 
-// PackItems is the inverse of Items.
-func PackItems(all [][]byte) *framev1.BytesColumn {
+// PackItems is the inverse of Items and of Texts.
+func PackItems[Item []byte | string](all []Item) *framev1.BytesColumn {
+	return Pack(len(all), func(i int) Item { return all[i] })
+}
+
+// Pack is PackItems of what item gives for 0 to n-1.
+func Pack[Item []byte | string](n int, item func(i int) Item) *framev1.BytesColumn {
 	size := 0
-	for _, item := range all {
-		size += len(item)
+	for i := range n {
+		size += len(item(i))
 	}
-	column := &framev1.BytesColumn{Offsets: make([]uint32, 1, len(all)+1), Data: make([]byte, 0, size)}
-	for _, item := range all {
-		column.Data = append(column.Data, item...)
+	column := &framev1.BytesColumn{Offsets: make([]uint32, 1, n+1), Data: make([]byte, 0, size)}
+	for i := range n {
+		column.Data = append(column.Data, item(i)...)
 		column.Offsets = append(column.Offsets, uint32(len(column.Data)))
 	}
 	return column
@@ -64,12 +82,10 @@ func PackItems(all [][]byte) *framev1.BytesColumn {
 
 // PackLists is the inverse of Lists.
 func PackLists(all [][]string) *framev1.ListColumn {
-	var flat [][]byte
+	flat := make([]string, 0, len(all))
 	starts := make([]uint32, 1, len(all)+1)
 	for _, list := range all {
-		for _, item := range list {
-			flat = append(flat, []byte(item))
-		}
+		flat = append(flat, list...)
 		starts = append(starts, uint32(len(flat)))
 	}
 	return &framev1.ListColumn{Starts: starts, Items: PackItems(flat)}
@@ -77,7 +93,13 @@ func PackLists(all [][]string) *framev1.ListColumn {
 
 // PackHeaders packs the headers of each record.
 func PackHeaders(all []map[string][]byte) *framev1.HeadersColumn {
-	column := &framev1.HeadersColumn{Starts: make([]uint32, 1, len(all)+1)}
+	size := 0
+	for _, headers := range all {
+		size += len(headers)
+	}
+	column := &framev1.HeadersColumn{
+		Starts: make([]uint32, 1, len(all)+1), Names: make([]string, 0, size), Values: make([][]byte, 0, size),
+	}
 	for _, headers := range all {
 		for name, value := range headers {
 			column.Names = append(column.Names, name)
