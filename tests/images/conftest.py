@@ -21,7 +21,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 STORE = (REPOSITORY / ".cache" / "images").resolve()
 BASE = "docker.io/library/python:3.11-slim-bookworm"
 NEEDED = ("podman", "buildah", "runc", "debootstrap")
-BUILD_TIMEOUT_S = 1800
+BUILD_TIMEOUT_S = 5400
 COMMAND_TIMEOUT_S = 120
 
 

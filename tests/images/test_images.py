@@ -37,7 +37,7 @@ spec:
 FUNCTION = "def process(value):\n    return value.upper()\n"
 BROKER = ("--nats", "nats://127.0.0.1:4222")
 
-pytestmark = pytest.mark.timeout(3600)
+pytestmark = pytest.mark.timeout(7200)
 
 
 def prepared(pod: Pod) -> None:

@@ -22,7 +22,7 @@ rights = [int(status["CapEff"], 16), int(status["NoNewPrivs"])]
 print(json.dumps([os.getuid(), os.getgid(), os.getgroups(), written, *rights]))
 """
 
-pytestmark = pytest.mark.timeout(3600)
+pytestmark = pytest.mark.timeout(7200)
 
 
 @pytest.mark.parametrize("service", ["broker", "vertex", "udf-python"])
