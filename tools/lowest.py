@@ -20,7 +20,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 ENVIRONMENT = REPOSITORY / ".venv-lowest"
 LOCK = REPOSITORY / "requirements" / "dev.txt"
 OURS = ("pyproject.toml", "services/udf_sdk/pyproject.toml")
-EXTRAS = ("arrow", "reduce", "demo")
+EXTRAS = ("arrow", "nkeys", "reduce", "demo")
 _STUBS = re.compile(r"^types-|-stubs$|^mypy")
 """Fit the versions of the lock, and nothing is type-checked here."""
 SUITES = ("tests/unit", "tests/contract")
@@ -61,7 +61,8 @@ def _of_tests(declared: Sequence[str]) -> list[str]:
 def main(arguments: Sequence[str]) -> int:
     declared = [line for line in _declared() if line.strip()]
     wanted = REPOSITORY / ".venv-lowest.txt"
-    wanted.write_text("\n".join([*declared, *_of_tests(declared)]) + "\n", encoding="utf-8")
+    # A test builds wheels, and an environment that uv makes has no pip.
+    wanted.write_text("\n".join([*declared, *_of_tests(declared), "pip"]) + "\n", encoding="utf-8")
     _uv("venv", "--quiet", "--allow-existing", "--python", sys.executable, str(ENVIRONMENT))
     python = str(ENVIRONMENT / "bin" / "python")
     _uv("pip", "install", "--quiet", "--python", python, "--requirement", str(wanted))

@@ -66,6 +66,7 @@ from millstream.ledger.requests import (
     pause,
     until_answered,
 )
+from millstream.ledger.server import check_version
 from millstream.ledger.stored_ids import stored_ids
 from millstream.ledger.subjects import buffer_filter, ids_filter, lane_filter, stream_name
 from millstream.ledger.torn import ServerStart, TornEnds, time_of
@@ -423,7 +424,7 @@ class JetStreamBroker:
                 ) from error
             raise EnvironmentFault(
                 f"the broker at {self._connection.place} refuses the stream {stream}: {error}; "
-                "atomic batches need a NATS server 2.12.1 or later with JetStream"
+                "ledgers need a NATS server with JetStream"
             ) from error
 
     async def _opened(self, stream: str, vertex: str, info: Mapping[str, Any]) -> JetStreamLedger:
@@ -469,10 +470,11 @@ async def open_jetstream_broker(
     require: DurabilityLevel = DurabilityLevel.FSYNC,
     tolerate_lost: bool = False,
 ) -> AsyncIterator[Broker]:
-    """The pipeline's broker. Raises `EnvironmentFault` when it cannot be reached.
+    """The pipeline's broker. Raises `EnvironmentFault` when it cannot be reached or is too old.
 
     With `tolerate_lost`, ledgers are opened of which it says that it lost messages: for a repair, which looks what
     they were.
     """
     async with open_connection(access, name=f"millstream {pipeline}") as connection:
+        check_version(connection.server, access.place)
         yield JetStreamBroker(connection, pipeline, require, access.monitor_url, tolerate_lost=tolerate_lost)
