@@ -28,8 +28,6 @@ async def open_cluster(directory: Path, secret: str) -> AsyncIterator[str]:
     _, _, port = master.rpartition(":")
     classes = "org.apache.spark.deploy"
     conf = {"spark.authenticate": "true", "spark.authenticate.secret": secret, "spark.network.crypto.enabled": "true"}
-    # Spark 4.1 opens it unless it is told not to, and then refuses the secret.
-    conf["spark.master.rest.enabled"] = "false"
     protected = {"SPARK_DAEMON_JAVA_OPTS": " ".join(f"-D{name}={value}" for name, value in conf.items())}
     master_command = [f"{classes}.master.Master", "--host", "127.0.0.1", "--port", port, *web]
     worker_command = [
