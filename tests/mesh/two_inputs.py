@@ -232,6 +232,7 @@ class Experiment:
         try:
             for name in self.shape.reduces:
                 await until(partial(self._closed, run, name), task, limit_s=LIMIT_S)
+            self._given_too_late()
             with suppress(TimeoutError):
                 await until(self._is_as_it_has_to_be, task, limit_s=LIMIT_S / 2)
             run.stop()
@@ -255,6 +256,21 @@ class Experiment:
         """A record of each source that is so new that all other windows close."""
         for name in self.shape.sources:
             self._give(name, [{"id": f"{name}-{LAST}", "path": "", "k": "z", "t": END_MS, "chunk": CHUNKS}])
+
+    def _given_too_late(self) -> None:
+        """Records of windows that are closed by now. Whether others were late is up to the run."""
+        for name in self.shape.sources:
+            rows = [
+                {
+                    "id": f"{name}-late-{number}",
+                    "path": "",
+                    "k": "xyz"[number % 3],
+                    "t": BASE_MS + number,
+                    "chunk": CHUNKS,
+                }
+                for number in range(6)
+            ]
+            self._give(name, rows)
 
     async def _disturbed(self, run: PipelineRun, chunk: int) -> PipelineRun:
         """Run for a while, give the next chunk, and disturb it. All vertices are gone at the end."""

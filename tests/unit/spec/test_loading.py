@@ -399,7 +399,7 @@ def test_of_very_many_faults_the_first_are_printed() -> None:
 
 
 def test_a_secret_in_the_file_is_noted() -> None:
-    sink = "    - {name: out, sink: {http: {url: 'http://h/', headers: {X-Api-Key: abc, X-Team: t}}}}\n"
+    sink = "    - {name: out, sink: {http: {url: 'https://h/', headers: {X-Api-Key: abc, X-Team: t}}}}\n"
     assert [note.path for note in load_text(vertices(IN, sink), "p.yaml").notes] == [
         "spec.vertices[1].sink.http.headers.X-Api-Key"
     ]
