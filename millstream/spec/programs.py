@@ -427,7 +427,8 @@ class Udf(Program):
     sql: Sql | None = None
     """A query over each window; only with `groupBy`."""
     concurrency: PositiveCount | None = None
-    """Records of one lane that the UDF works on at once; not with `groupBy`. Default: `limits.concurrency`."""
+    """Records of one lane that the UDF works on at once; not with `groupBy`. Default: `limits.concurrency`. A function
+    that cannot (in Python, one that is neither async nor for threads) does not start with more than 1."""
     outputs_max: OutputsMax | None = None
     """The most outputs that one call may give, 1 to 3,964,928; a call that gives more has failed. Default: 500,000.
     Only for functions that make very many records of one; not with `groupBy`."""

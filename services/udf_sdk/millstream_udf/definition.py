@@ -41,6 +41,7 @@ DECORATORS = {
     REDUCE: "@udf.reduce",
 }
 
+CONCURRENCY_VARIABLE = "MILLSTREAM_UDF_CONCURRENCY"
 CONCURRENCY = 1000
 """Records of a stream that an async function works on at a time, unless it says otherwise."""
 
@@ -121,6 +122,30 @@ class Definition:
         if self.takes in (Takes.VALUE, Takes.RECORD):
             return (self.options.concurrency or CONCURRENCY) if self.is_async else max(1, self.options.threads)
         return self.options.concurrency or 1
+
+
+def as_told(definition: Definition, told: str | None) -> Definition:
+    """The definition with the pipeline's own setting of concurrency (`told`), which goes before the decorator's.
+
+    Raises `TypeError` that says what to change where the function cannot do so. A reduce has none.
+    """
+    if not told or definition.reduce is not None:
+        return definition
+    if not told.isdecimal() or int(told) < 1:
+        raise TypeError(f"{CONCURRENCY_VARIABLE} is {told!r}; it is a whole number, at least 1")
+    number = int(told)
+    if definition.is_async:
+        return replace(definition, options=replace(definition.options, concurrency=number))
+    if definition.options.threads:
+        return replace(definition, options=replace(definition.options, threads=number))
+    if number > 1:
+        one = "record" if definition.takes in (Takes.VALUE, Takes.RECORD) else "batch"
+        raise TypeError(
+            f"the pipeline has `concurrency: {number}`, and {definition.name} is not async: it works on one {one} at "
+            f"a time. Make it async, or, for single records, say that it may run in threads (threads={number} in its "
+            "decorator); or give its vertex `concurrency: 1`"
+        )
+    return definition
 
 
 def define(target: Any, name: str) -> Definition:

@@ -19,7 +19,6 @@ import sys
 import traceback
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 import grpc
@@ -30,6 +29,7 @@ from millstream_udf import labels, logs, spans
 from millstream_udf.answering import MESSAGE_BYTES_MAX, answer_map, answer_sink, context_of, encode_map
 from millstream_udf.context import Context
 from millstream_udf.definition import (
+    CONCURRENCY_VARIABLE,
     DECORATORS,
     KIND_NAMES,
     MAP,
@@ -38,6 +38,7 @@ from millstream_udf.definition import (
     SOURCE,
     SOURCE_TRANSFORM,
     Definition,
+    as_told,
     define,
 )
 from millstream_udf.failures import summary
@@ -51,7 +52,6 @@ from millstream_udf.wire.udf.v1 import udf_pb2
 
 SOCKET_VARIABLE = "MILLSTREAM_UDF_SOCKET"
 """Environment variable with the path of the unix socket to serve at."""
-CONCURRENCY_VARIABLE = "MILLSTREAM_UDF_CONCURRENCY"
 """Environment variable with the records of a stream that an async function is to work on at a time."""
 CALLS_MAX = 16
 """Calls held at a time, for functions that work on one record after the other: there is always a next one."""
@@ -328,7 +328,6 @@ async def serve_until_told(definition: Definition, socket: str) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, told.set)
-    definition = _as_told(definition)
     async with open_thread(definition, _context()) as thread, asyncio.TaskGroup() as tasks:
         server = Server(definition, thread, tasks)
         transport = grpc.aio.server(options=_OPTIONS)
@@ -369,6 +368,11 @@ def run(definition: Definition) -> None:
             file=sys.stderr,
         )
         sys.exit(2)
+    try:
+        definition = as_told(definition, os.environ.get(CONCURRENCY_VARIABLE))
+    except TypeError as error:
+        print(f"millstream_udf: {error}", file=sys.stderr)
+        sys.exit(2)
     # What a function prints is read by somebody line by line, and must not be lost when the process is killed.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -396,14 +400,6 @@ def _context() -> Context:
         vertex=os.environ.get("MILLSTREAM_VERTEX", ""),
         replica=int(os.environ.get("MILLSTREAM_REPLICA", "0")),
     )
-
-
-def _as_told(definition: Definition) -> Definition:
-    """The pipeline's own setting of concurrency goes before the decorator's."""
-    told = os.environ.get(CONCURRENCY_VARIABLE)
-    if not told or not definition.is_async:
-        return definition
-    return replace(definition, options=replace(definition.options, concurrency=max(1, int(told))))
 
 
 def _exit_code(error: BaseException | None) -> int:

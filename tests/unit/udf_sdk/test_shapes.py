@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import millstream_udf as udf
-from millstream_udf.definition import Flavour, Takes, define
+from millstream_udf.definition import Flavour, Takes, as_told, define
 from millstream_udf.testing import Outcome, run
 
 
@@ -115,6 +115,26 @@ def test_options_that_do_not_fit() -> None:
 
     with pytest.raises(TypeError, match="is async: concurrency=n"):
         define(udf.map(threads=5)(coroutine), "f")
+
+
+def test_what_the_pipeline_says_of_concurrency_goes_before_the_decorator() -> None:
+    async def waits(value: bytes) -> bytes:
+        return value
+
+    def blocks(value: bytes) -> bytes:
+        return value
+
+    assert as_told(define(waits, "f"), "7").concurrency == 7
+    assert as_told(define(udf.map(threads=2)(blocks), "f"), "7").options.threads == 7
+    for told in (None, "", "1"):
+        assert as_told(define(decorated, "f"), told).concurrency == 1
+    with pytest.raises(TypeError, match=r"`concurrency: 7`, and f is not async.* one record at a time.*\(threads=7 in"):
+        as_told(define(decorated, "f"), "7")
+    with pytest.raises(TypeError, match="one batch at a time"):
+        as_told(define(udf.map(batch=True)(lambda records: records), "f"), "7")
+    for told in ("many", "0", "-3"):
+        with pytest.raises(TypeError, match="it is a whole number, at least 1"):
+            as_told(define(waits, "f"), told)
 
 
 def test_a_context_tells_where_a_call_comes_from() -> None:
