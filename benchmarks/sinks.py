@@ -125,6 +125,10 @@ async def http_target(stack: AsyncExitStack) -> str:
     return f"http://127.0.0.1:{runner.addresses[0][1]}/"
 
 
+async def _held(sequence: int, name: str) -> str | None:
+    return None
+
+
 async def measure(kind: str, records: int, directory: Path) -> Measured:
     frame = make_frame()
     frames = max(1, records // FRAME_RECORDS // (HTTP_SHARE if kind == "http" else 1))
@@ -139,7 +143,7 @@ async def measure(kind: str, records: int, directory: Path) -> Measured:
         if kind == "log":
             stack.enter_context(redirect_stdout(Nowhere()))
         lane = LaneId("out", "in-out", 0)
-        owner = SinkOwner("bench", lane, 0, 1, Position(0), "bench", directory, SystemClock())
+        owner = SinkOwner("bench", lane, 0, 1, Position(0), "bench", directory, SystemClock(), _held)
         sink = await stack.enter_async_context(open_sink(FallbackSink.model_validate(written), owner))
         policy = RetryPolicy(Backoff(0.1), OnFailure.RETRY)
         limits = DeliveryLimits(1 << 40, 1 << 50)

@@ -32,7 +32,7 @@ from millstream.errors import (
 )
 from millstream.ledger import batch, durability
 from millstream.ledger.config import LAYOUT, LAYOUT_NOW, OWNER_PIPELINE, OWNER_VERTEX, stream_config
-from millstream.ledger.marks import taken_over
+from millstream.ledger.marks import fenced, lost_mark, taken_over
 from millstream.ledger.protocol import (
     Broker,
     Commit,
@@ -254,16 +254,8 @@ class JetStreamLedger:
         if (stored.sequence if stored is not None else 0) == commit.after:
             return None
         if stored is None or stored.sequence < commit.after:
-            found = "gone" if stored is None else f"back at {stored.sequence}"
-            raise DamageError(
-                f"the mark of lane {commit.lane} in {self._stream}, which was at sequence {commit.after}, is {found}: "
-                f"the stream was made anew or has lost its end. {REPAIR}"
-            )
-        raise FencedError(
-            f"lane {commit.lane} of {self._stream} was taken over by {stored.mark.owner!r} (epoch "
-            f"{stored.mark.epoch}, mark at sequence {stored.sequence}); this owner, {commit.mark.owner!r} (epoch "
-            f"{commit.mark.epoch}), had its last mark at {commit.after} and must stop"
-        )
+            raise lost_mark(commit.lane, commit.after, stored)
+        raise fenced(commit.lane, stored.mark.epoch, commit.mark.epoch, stored.mark.owner)
 
     async def _surely_mark(self, lane: LaneId) -> StoredMark | None:
         wait_s = RETRY_FIRST_S

@@ -18,7 +18,7 @@ from uuid import UUID, uuid5
 from millstream.clock import Clock, SystemClock
 from millstream.errors import BufferFullError, DamageError, DurabilityError, FencedError, StorageFullError
 from millstream.ledger.batch import Message, commit_messages, decode_ids, frame_sequences, stored_mark
-from millstream.ledger.marks import taken_over
+from millstream.ledger.marks import fenced, lost_mark, taken_over
 from millstream.ledger.protocol import (
     Broker,
     Commit,
@@ -334,16 +334,8 @@ class MemoryLedger:
                 self._statistics.answers_settled += 1
                 return stored
             if stored < commit.after:
-                raise DamageError(
-                    f"the mark of lane {commit.lane} in {self._id}, which was at sequence {commit.after}, is back at "
-                    f"{stored}: the stream has lost its end. {REPAIR}"
-                )
-            raise FencedError(
-                f"lane {commit.lane} of {self._id} was taken over by {mark.owner!r} (epoch {mark.epoch}, mark at "
-                f"sequence {stored}); "
-                f"this owner, {commit.mark.owner!r} (epoch {commit.mark.epoch}), had its last mark at "
-                f"{commit.after} and must stop"
-            )
+                raise lost_mark(commit.lane, commit.after, StoredMark(mark, stored) if stored else None)
+            raise fenced(commit.lane, mark.epoch, commit.mark.epoch, mark.owner)
         if fault is _Fault.LOST_BEFORE:
             return None
         self._check_room(commit, messages, fault)

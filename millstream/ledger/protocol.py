@@ -91,6 +91,11 @@ class Witness(NamedTuple):
     commit: int
     """Of the id of its commit, 64 bits."""
 
+    @property
+    def name(self) -> str:
+        """ "<lane> <number> <commit>", the last in hexadecimal: what the frame is called wherever it is stored."""
+        return f"{self.lane} {self.number} {self.commit:016x}"
+
 
 class GivenUp(NamedTuple):
     """Frames of a lane that a repair gave up: behind a stream sequence, they go on with another number."""

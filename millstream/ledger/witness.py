@@ -21,7 +21,7 @@ from millstream.ledger.protocol import GivenUp, Witness
 from millstream.wire.ledger.v1 import mark_pb2
 
 NAME = "Millstream-Frame"
-"""Header of a frame: "<lane> <number> <commit>", the last in hexadecimal."""
+"""Header of a frame: its `Witness.name`."""
 _NAME = re.compile(r"(\S+) ([1-9][0-9]{0,18}) ([0-9a-f]{16})")
 REPAIR = "Restore it, or see what `millstream repair` says; or start the pipeline over"
 """The way on from damage."""
@@ -29,7 +29,7 @@ REPAIR = "Restore it, or see what `millstream repair` says; or start the pipelin
 
 def name_of(lane: str, number: int, commit_id: bytes) -> str:
     """The header of a frame."""
-    return f"{lane} {number} {_short(commit_id):016x}"
+    return Witness(lane, 0, number, _short(commit_id)).name
 
 
 def witness_of(sequence: int, headers: Mapping[str, str]) -> Witness | None:

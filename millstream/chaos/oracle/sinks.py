@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 Row = dict[str, Any]
+_NOTE = re.compile(rb"(\S+ \d+ [0-9a-f]{16})?")
 
 
 def rows_of(directory: Path) -> Iterator[Row]:
@@ -38,14 +40,14 @@ def finished_files(directory: Path) -> list[Path]:
 def unfinished_files(directory: Path) -> list[Path]:
     """Files that are not results and not told apart from results by their place alone.
 
-    An empty one whose name has a `=` is a note of how far the sink was, and holds no record.
+    One whose name has a `=` is a note of how far the sink was: empty, or with the name of a frame, never a record.
     """
     return sorted(
         path
         for path in (directory / ".millstream").rglob("*")
         if path.is_file()
         and path.suffix in (".jsonl", ".csv", ".parquet")
-        and not ("=" in path.name and path.stat().st_size == 0)
+        and not ("=" in path.name and _NOTE.fullmatch(path.read_bytes()))
     )
 
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Protocol
 
 from millstream.clock import START_OF_TIME_US, Clock
-from millstream.errors import MillstreamError, UdfError, UserError
+from millstream.errors import FencedError, MillstreamError, UdfError, UserError
+from millstream.ledger.marks import fenced
 from millstream.ledger.witness import from_messages, given_up_of
 from millstream.limits import (
     BYTES_IN_FLIGHT_MAX,
@@ -25,6 +27,7 @@ from millstream.telemetry import Telemetry, open_telemetry
 from millstream.telemetry.logging import log_lane
 from millstream.udf.protocol import MapStream, StreamName
 from millstream.watermark.store import follow, newest
+from millstream.wire.ledger.v1 import mark_pb2
 from millstream_reader.buffer import open_buffer_reader
 from millstream_reader.sources.opening import open_source
 from millstream_reader.tracker import Tracker
@@ -36,8 +39,7 @@ from millstream_vertex.lane import LaneCore
 from millstream_vertex.lane_log import log_finished, log_opened
 from millstream_vertex.map_lane import MapLane
 from millstream_vertex.mapping import Mapper
-from millstream_vertex.ownership import fenced
-from millstream_vertex.past import check_not_older
+from millstream_vertex.past import check_not_older, held_instead
 from millstream_vertex.readiness import Readiness
 from millstream_vertex.remembered import open_seen_ids
 from millstream_vertex.settings import future_bound, source_watermark
@@ -47,6 +49,7 @@ from millstream_vertex.source_lane import SourceVertexLane
 from millstream_vertex.surroundings import OpenSurroundings, VertexConfig, open_outside
 from millstream_writer.committer import Committer
 from millstream_writer.delivery import Delivery, DeliveryLimits
+from millstream_writer.sinks.file import HeldInstead
 from millstream_writer.sinks.opening import SinkOwner, open_sink
 
 
@@ -163,6 +166,13 @@ class _LaneOpening:
 
     async def open(self) -> VertexLane:
         core = await self._core()
+        try:
+            return await self._open_kind(core)
+        except FencedError as told:
+            await self._shared.ownership.check_known(self._lane, await self._shared.ledger(self._lane.vertex), told)
+            raise
+
+    async def _open_kind(self, core: LaneCore) -> VertexLane:
         if self._shared.kind == "source":
             return await self._open_source(core)
         if self._shared.kind == "reduce":
@@ -341,6 +351,7 @@ class _LaneOpening:
             ledger_id=(await shared.ledger(lane.vertex)).ledger_id,
             base_dir=shared.config.resolved.base_dir,
             clock=shared.clock,
+            held_instead=await self._held_instead(mark),
             envelope=shared.graph.writes_envelopes(lane.input, spec),
         )
         primary = await self._stack.enter_async_context(
@@ -363,6 +374,11 @@ class _LaneOpening:
             naming=shared.naming,
         )
         return SinkVertexLane(base, delivery)
+
+    async def _held_instead(self, mark: mark_pb2.Mark) -> HeldInstead:
+        (buffer,) = inputs_of(self._shared.graph, self._lane)
+        upstream = await self._shared.ledger(self._shared.graph.edge(buffer.edge).from_)
+        return partial(held_instead, upstream, buffer, given_up_of(mark, buffer.edge))
 
 
 class _Statistics:

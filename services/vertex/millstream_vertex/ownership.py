@@ -12,6 +12,7 @@ import asyncio
 import logging
 
 from millstream.errors import DamageError, FencedError, RetryLaterError
+from millstream.ledger.marks import fenced
 from millstream.ledger.protocol import Ledger
 from millstream.record import LaneId
 from millstream.watermark.store import OtUpdate
@@ -57,9 +58,19 @@ class Ownership:
                 _log.warning("it is not known whether lane %s has another owner: %s", lane, error)
                 continue
             if stored is not None and stored.mark.epoch > epoch:
-                raise fenced(lane, stored.mark.epoch, epoch)
+                raise fenced(lane, stored.mark.epoch, epoch, stored.mark.owner)
 
+    async def check_known(self, lane: LaneId, ledger: Ledger, told: FencedError) -> None:
+        """Raise `DamageError` when something outside knows a newer owner of the lane, and its ledger does not.
 
-def fenced(lane: LaneId, newest: int, own: int) -> FencedError:
-    """What an owner is told that was replaced."""
-    return FencedError(f"lane {lane} was taken over (epoch {newest}); this owner (epoch {own}) must stop")
+        A takeover is in the ledger before it is anywhere else, so such a ledger is older than it was.
+        """
+        stored = await ledger.mark(lane)
+        _, epoch = self._epochs[lane.key]
+        if stored is None or stored.mark.epoch > epoch:
+            return
+        raise DamageError(
+            f"{told}. But the ledger of vertex {lane.vertex} knows no newer owner: it lost its end or was set back. "
+            "Restore it, or start the pipeline over; or, where that owner has left files of a file sink, move them all "
+            "away together with .millstream: then what lies behind the mark is written as it is now"
+        ) from told

@@ -1,20 +1,21 @@
-"""Whether a lane's mark is at least as new as what the lane has published. Pure.
+"""Whether the ledger is at least as new as what was published of it, and what was written of it into a target.
 
 An entry of the OT store speaks of a mark that had landed before it was made, and lies in another stream. Where it knows
-more than the ledger does, the ledger has lost its end, was set back, or lacks the message that held the mark.
+more than the ledger does, the ledger has lost its end, was set back, or lacks the message that held the mark. The same
+holds for a file that has records of frames behind the mark.
 
-Above it: the assembly, before it takes a lane over. Below it: the messages.
+Above it: the assembly, before a lane does anything. Below it: the ledgers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from millstream.account import consumed
 from millstream.errors import DamageError
-from millstream.ledger.protocol import StoredMark
+from millstream.ledger.protocol import GivenUp, Ledger, StoredMark
 from millstream.ledger.witness import REPAIR
-from millstream.record import LaneId
+from millstream.record import BufferId, LaneId
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream.wire.watermark.v1 import ot_pb2
 
@@ -29,6 +30,22 @@ def check_not_older(lane: LaneId, stored: StoredMark | None, entry: ot_pb2.OtEnt
         f"the mark of lane {lane} in the ledger of vertex {lane.vertex} {state}, and the lane had published more: "
         f"{'; '.join(lacking)}. The ledger has lost its end, was set back, or its mark is damaged. {REPAIR}"
     )
+
+
+async def held_instead(
+    upstream: Ledger, buffer: BufferId, given_up: Sequence[GivenUp], sequence: int, name: str
+) -> str | None:
+    """What the buffer holds at that sequence instead of the frame of that name, in words.
+
+    None when it is that frame, or when a repair has given that frame up.
+    """
+    lane, number, _ = name.split(" ")
+    if any(gap.lane == lane and gap.after < int(number) <= gap.through for gap in given_up):
+        return None
+    stored = next(iter(await upstream.peek(buffer, sequence - 1, 1)), None)
+    if stored is None or stored.sequence != sequence or stored.witness is None:
+        return "no frame"
+    return None if stored.witness.name == name else f"frame {stored.witness.name}"
 
 
 def _lacking(lane: LaneId, mark: mark_pb2.Mark, entry: ot_pb2.OtEntry) -> Iterator[str]:

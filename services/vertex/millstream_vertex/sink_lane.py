@@ -107,7 +107,10 @@ class SinkVertexLane:
     async def _deliver(self, batch: list[ReadFrame]) -> None:
         core = self.core
         frames = [
-            SinkFrame(read.frame, read.sequence, read.first_index, f"{self._id_prefix}{read.sequence}/")
+            SinkFrame(
+                *(read.frame, read.sequence, read.first_index, f"{self._id_prefix}{read.sequence}/"),
+                name=read.witness.name if read.witness is not None else "",
+            )
             for read in batch
         ]
         end = Position(batch[-1].sequence, 0)

@@ -18,15 +18,14 @@ from dataclasses import dataclass, field, replace
 from millstream.account import Account
 from millstream.errors import (
     BufferFullError,
-    DamageError,
-    FencedError,
     RetryLaterError,
     StorageFullError,
     UserError,
 )
 from millstream.frame import Frame, join_frames
+from millstream.ledger.marks import fenced, lost_mark
 from millstream.ledger.protocol import Commit, FrameWrite, Ledger, StoredMark, Witness
-from millstream.ledger.witness import REPAIR, merged, not_passed
+from millstream.ledger.witness import merged, not_passed
 from millstream.limits import COMMIT_BYTES_MAX, COMMIT_FRAMES_MAX, FRAME_BYTES_MAX, FRAME_RECORDS_MAX
 from millstream.record import BufferId, LaneId, Position
 from millstream.wire.ledger.v1 import mark_pb2
@@ -197,16 +196,9 @@ class Committer:
                 wait_s = min(2 * wait_s, REFUSED_WAIT_LAST_S)
         own = self._stored.mark
         if stored is not None and stored.mark.epoch > own.epoch:
-            raise FencedError(
-                f"lane {self._lane} was taken over (epoch {stored.mark.epoch}); this owner (epoch {own.epoch}) "
-                "must stop"
-            )
+            raise fenced(self._lane, stored.mark.epoch, own.epoch, stored.mark.owner)
         if stored is None or stored.sequence < self._stored.sequence:
-            raise DamageError(
-                f"the mark of lane {self._lane}, which was at sequence {self._stored.sequence}, "
-                f"{'is gone' if stored is None else f'is back at {stored.sequence}'}: the ledger of vertex "
-                f"{self._lane.vertex} has lost its end or was set back. {REPAIR}"
-            )
+            raise lost_mark(self._lane, self._stored.sequence, stored)
 
     async def _make_room(
         self, frames: Sequence[tuple[BufferId, Frame]], *, leave_out: bool

@@ -39,6 +39,8 @@ class SinkFrame:
     """Index in the stored frame of each record, rising; None when they follow `first_index` without a gap."""
     attempt: int = 0
     """0 when these records are offered for the first time."""
+    name: str = ""
+    """The stored frame's, by its writer: another frame at its sequence has another. Empty where it has none."""
 
     def indexes(self) -> Sequence[int]:
         """Index in the stored frame of each record."""
@@ -75,6 +77,11 @@ def exact_end(frames: Sequence[SinkFrame], end: Position) -> Position:
     if not frames or end.record_index == 0:
         return end
     return Position(frames[-1].sequence - 1, end.record_index)
+
+
+def frame_at(position: Position) -> int:
+    """Sequence of the frame that holds the last record before an exact position."""
+    return position.sequence + (position.record_index > 0)
 
 
 def exact_position(frame: SinkFrame, index: int) -> Position:

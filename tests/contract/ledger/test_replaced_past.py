@@ -8,9 +8,10 @@ from collections.abc import AsyncIterator
 import pytest
 
 from millstream.errors import DamageError, FencedError
-from millstream.ledger.protocol import Ledger, StoredFrame, Witness
+from millstream.ledger.protocol import GivenUp, Ledger, StoredFrame, Witness
 from millstream.record import BufferId, LaneId
 from millstream.testing.ledgers import Harness, LaneOwner
+from millstream_vertex.past import held_instead
 
 A = BufferId("v-a", 0)
 B = BufferId("v-b", 0)
@@ -163,3 +164,27 @@ async def test_an_owner_that_was_replaced_is_fenced_and_not_damaged(owner: LaneO
     await ledger.take_over(owner.lane, "second")
     with pytest.raises(FencedError):
         await owner.commit((A, b"1"))
+
+
+@pytest.mark.guarantee("I10", "I15")
+async def test_what_a_target_has_read_is_compared_with_what_the_buffer_holds_now(
+    owner: LaneOwner, ledger: Ledger, harness: Harness
+) -> None:
+    await owner.commit((A, b"0"))
+    await harness.save("v")
+    await owner.commit((A, b"1"))
+    await owner.commit((A, b"2"))
+    async with ledger.read(A, 0, []) as frames:
+        read = [frame.witness for frame in await take(frames, 3)]
+    last = read[-1]
+    assert last is not None
+    lost = GivenUp(last.lane, 1, last.number - 1, last.number)
+    assert await held_instead(ledger, A, [], last.sequence, last.name) is None
+    await harness.set_back("v")
+    assert await held_instead(ledger, A, [], last.sequence, last.name) == "no frame"
+    await write_again(owner, 5)
+    # The take-over has a sequence of its own, so another number lies there now.
+    assert await held_instead(ledger, A, [], last.sequence, last.name) not in (None, "no frame")
+    assert await held_instead(ledger, A, [lost], last.sequence, last.name) is None
+    other = [lost._replace(lane="another.0"), lost._replace(after=last.number, through=9)]
+    assert await held_instead(ledger, A, other, last.sequence, last.name) is not None

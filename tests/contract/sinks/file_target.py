@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 from millstream.clock import SystemClock
 from millstream.record import LaneId, Position
 from millstream.spec.models import FallbackSink
+from millstream_writer.sinks.file import HeldInstead
 from millstream_writer.sinks.file_names import FinishedName
 from millstream_writer.sinks.opening import SinkOwner
 
@@ -27,8 +28,19 @@ def file_spec(path: Path, file_format: str, **rolling: object) -> FallbackSink:
     return FallbackSink.model_validate({"file": options})
 
 
+async def held(sequence: int, name: str) -> str | None:
+    """A buffer that holds whatever a file says it held."""
+    return None
+
+
 def sink_owner(
-    epoch: int, *, start: Position = NOWHERE, partition: int = 0, ledger_id: str = "first", pipeline: str = "p"
+    epoch: int,
+    *,
+    start: Position = NOWHERE,
+    partition: int = 0,
+    ledger_id: str = "first",
+    pipeline: str = "p",
+    held_instead: HeldInstead = held,
 ) -> SinkOwner:
     return SinkOwner(
         pipeline=pipeline,
@@ -39,6 +51,7 @@ def sink_owner(
         ledger_id=ledger_id,
         base_dir=Path("."),
         clock=SystemClock(),
+        held_instead=held_instead,
     )
 
 

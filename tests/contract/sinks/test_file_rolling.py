@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from millstream.errors import UserError
+from millstream.errors import DamageError, UserError
 from millstream.record import Position
 from millstream_writer.sink import Guarantee
 from millstream_writer.sinks.opening import open_sink
@@ -114,6 +115,56 @@ async def test_what_is_in_a_finished_file_is_not_written_again_and_still_judged(
         await lane.flush()
         assert lane.durable == Position(4)
     assert numbers_in(tmp_path) == [number for number in range(10) if number != 3]
+
+
+@pytest.mark.guarantee("I10", "I15")
+@pytest.mark.parametrize("taken", ["none", "at once"])
+@pytest.mark.parametrize("end", [Position(2), Position(1, 3)])
+async def test_files_that_are_ahead_of_the_mark_by_frames_that_are_gone_stop_the_lane(
+    tmp_path: Path, end: Position, taken: str
+) -> None:
+    asked: list[tuple[int, str]] = []
+
+    async def another(sequence: int, name: str) -> str | None:
+        asked.append((sequence, name))
+        return "no frame"
+
+    spec = file_spec(tmp_path, "jsonl")
+    frames = [sink_frame(values(range(5)), 1, name="in.0 1 aa"), sink_frame(values(range(5, 8)), 2, name="in.0 2 bb")]
+    async with open_sink(spec, sink_owner(1)) as lane:
+        await lane.write(frames, end)
+        await lane.flush()
+    if taken == "at once":
+        finished_files(tmp_path)[0].unlink()
+    # Another owner has come and gone; what was noted is not lost with it.
+    async with open_sink(spec, sink_owner(2)):
+        pass
+    with pytest.raises(DamageError, match=r"ends with frame in\.0 2 bb at sequence 2, where the buffer holds no frame"):
+        async with open_sink(spec, sink_owner(3, held_instead=another)):
+            pass
+    assert asked == [(2, "in.0 2 bb")]
+    # Nothing is left out where the mark has come as far; and without the files all that follows the mark is written.
+    async with open_sink(spec, sink_owner(4, start=Position(2), held_instead=another)):
+        pass
+    for entry in tmp_path.iterdir():
+        shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+    async with open_sink(spec, sink_owner(5, held_instead=another)) as lane:
+        await lane.write(frames, end)
+        await lane.flush()
+    assert numbers_in(tmp_path) == list(range(8))
+    assert len(asked) == 1
+
+
+async def test_a_note_without_a_frame_is_taken_as_it_is(tmp_path: Path) -> None:
+    async def another(sequence: int, name: str) -> str | None:
+        return "no frame"
+
+    spec = file_spec(tmp_path, "jsonl")
+    async with open_sink(spec, sink_owner(1)) as lane:
+        await lane.write([sink_frame(values(range(5)), 1)], Position(1))
+        await lane.flush()
+    async with open_sink(spec, sink_owner(2, held_instead=another)) as lane:
+        assert lane.durable == Position(1)
 
 
 async def test_a_lane_whose_files_were_all_moved_away_goes_on_from_its_mark(tmp_path: Path) -> None:

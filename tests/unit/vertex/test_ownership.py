@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from millstream.errors import FencedError
+from millstream.errors import DamageError, FencedError
 from millstream.ledger.memory import open_memory_broker
 from millstream.ledger.protocol import LedgerLimits
 from millstream.record import LaneId
@@ -51,5 +51,18 @@ async def test_an_owner_asks_for_its_mark_whether_it_was_replaced() -> None:
         ownership.own(LANE, (await ledger.take_over(LANE, "first")).mark.epoch)
         await ownership.check(ledger)
         await ledger.take_over(LANE, "second")
-        with pytest.raises(FencedError, match=r"clean/in-clean\.0 was taken over \(epoch 2\)"):
+        with pytest.raises(FencedError, match=r"clean/in-clean\.0 was taken over by 'second' \(epoch 2\)"):
             await ownership.check(ledger)
+
+
+@pytest.mark.guarantee("I15")
+async def test_a_newer_owner_that_the_ledger_does_not_know_means_that_the_ledger_is_older() -> None:
+    told = FencedError("out/in-out.0: out is in use by a newer owner (epoch 3, ours is 1)")
+    async with open_memory_broker("p") as broker:
+        ledger = await broker.ledger("clean", LedgerLimits(frames_per_buffer_max=10))
+        ownership = Ownership()
+        ownership.own(LANE, (await ledger.take_over(LANE, "first")).mark.epoch)
+        with pytest.raises(DamageError, match=r"epoch 3, ours is 1\)\. But the ledger of vertex clean knows no newer"):
+            await ownership.check_known(LANE, ledger, told)
+        await ledger.take_over(LANE, "second")
+        await ownership.check_known(LANE, ledger, told)

@@ -16,6 +16,7 @@ def sink_frame(
     first_index: int = 0,
     ids: Sequence[str] | None = None,
     prefix: str = "out/in/0",
+    name: str = "",
 ) -> SinkFrame:
     frame = build_frame(
         values,
@@ -23,4 +24,4 @@ def sink_frame(
         ingest_time_us=1,
         ids=[name.encode() for name in ids] if ids is not None else None,
     )
-    return SinkFrame(frame, sequence, first_index, f"{prefix}/{sequence}/")
+    return SinkFrame(frame, sequence, first_index, f"{prefix}/{sequence}/", name=name)

@@ -17,7 +17,7 @@ import asyncio
 import sys
 from bisect import bisect_left
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -25,17 +25,19 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from millstream.clock import Clock
-from millstream.errors import RetryLaterError, UserError
+from millstream.errors import DamageError, RetryLaterError, UserError
 from millstream.limits import MIB
 from millstream.record import Position
 from millstream.spec.models import FileSink, Rolling
-from millstream_writer.sink import Guarantee, SinkFrame, SinkLane, WriteResult, exact_end, exact_position
-from millstream_writer.sinks.file_directory import DirectoryOwner, LaneDirectory, UnfinishedFile
+from millstream_writer.sink import Guarantee, SinkFrame, SinkLane, WriteResult, exact_end, exact_position, frame_at
+from millstream_writer.sinks.file_directory import HIDDEN, DirectoryOwner, LaneDirectory, UnfinishedFile
 from millstream_writer.sinks.file_formats import Body, Converted, Csv, FileFormat, JsonLines, Lines
 
 WRITE_BYTES = 1 * MIB
 """A growing file is written to disk in pieces of at least this size; only sealed files are written to the end."""
 
+HeldInstead = Callable[[int, str], Awaitable[str | None]]
+"""What the lane's buffer holds at a sequence instead of the frame of a name, in words; None when it is that frame."""
 _T = TypeVar("_T")
 
 
@@ -64,6 +66,8 @@ class _Sealed(NamedTuple):
 
     file: _File
     end: Position
+    frame: str
+    """Name of the frame with its last record."""
 
 
 class FileLane:
@@ -90,6 +94,7 @@ class FileLane:
         self._worker = worker
         self._durable = start if finished is None else max(start, finished)
         self._taken = self._durable
+        self._taken_frame = ""
         self._chain = self._durable
         self._sealed: deque[_Sealed] = deque()
         self._growing: _File | None = None
@@ -127,6 +132,7 @@ class FileLane:
             failures.append(converted.failures)
             self._take(item, converted)
         self._taken = max(self._taken, exact_end(frames, end))
+        self._taken_frame = frames[-1].name if frames else self._taken_frame
         # 3. Store it as far as it goes. A full disk is no failure of this write: it is reported by the next call.
         with suppress(RetryLaterError):
             self._tick()
@@ -152,26 +158,26 @@ class FileLane:
             file.size += int(record_size * (stop - start))
             start = stop
             if start < len(rows) or file.records >= self._records_max or file.size >= self._rolling.max_bytes:
-                self._seal(exact_position(item, indexes[rows[stop - 1]] + 1))
+                self._seal(exact_position(item, indexes[rows[stop - 1]] + 1), item.name)
 
-    def _seal(self, end: Position) -> None:
-        """Nothing will be added to the growing file; it holds everything up to `end`."""
+    def _seal(self, end: Position, frame: str) -> None:
+        """Nothing will be added to the growing file; it holds everything up to `end`, which lies in `frame`."""
         file = self._growing
         if file is None:
             return
         file.keep(file.body.finish())
         # Without names to go by (a fallback's), records may come again from before where the last file ended.
         self._chain = max(end, file.after)
-        self._sealed.append(_Sealed(file, self._chain))
+        self._sealed.append(_Sealed(file, self._chain, frame))
         self._growing = None
 
     def _tick(self) -> None:
         if self._is_old():
-            self._seal(self._taken)
+            self._seal(self._taken, self._taken_frame)
         self._store()
 
     def _flush(self) -> None:
-        self._seal(self._taken)
+        self._seal(self._taken, self._taken_frame)
         self._store()
 
     def _is_old(self) -> bool:
@@ -181,8 +187,8 @@ class FileLane:
     def _store(self) -> None:
         """Bring sealed files to their end and large growing ones to disk. Goes on where it failed when called again."""
         while self._sealed:
-            file, end = self._sealed[0]
-            self._directory.finish(self._write_out(file), file.after, end, self._format.extension)
+            file, end, frame = self._sealed[0]
+            self._directory.finish(self._write_out(file), file.after, end, self._format.extension, frame)
             self._sealed.popleft()
             self._durable = max(self._durable, end)
         if self._growing is None:
@@ -226,14 +232,44 @@ def _format_of(spec: FileSink, where: str) -> FileFormat[Any]:
     return Parquet(spec.columns)
 
 
+async def _check_past(
+    directory: LaneDirectory, start: Position, finished: Position, held_instead: HeldInstead, where: str
+) -> None:
+    """What the files hold beyond the mark is left out when it is offered again, so it must be what was stored then."""
+    noted = directory.noted()
+    # Files that were written before notes had names of frames are taken as they are.
+    if noted is None or not noted.frame or not start < finished == noted.file.end:
+        return
+    sequence = frame_at(finished)
+    held = await held_instead(sequence, noted.frame)
+    if held is None:
+        return
+    raise DamageError(
+        f"{where}: {noted.file} ends with frame {noted.frame} at sequence {sequence}, where the buffer holds {held} "
+        f"now, and the lane's mark is at {start.sequence}: what the pipeline keeps is older than this file, or was "
+        "written again since. No record was left out or written. Put back the data directory that was there when the "
+        f"file was written, or move all files away together with {HIDDEN}: then what lies behind the mark is written "
+        "as it is now"
+    )
+
+
 @asynccontextmanager
 async def open_file_sink(
-    spec: FileSink, owner: DirectoryOwner, *, base_dir: Path, start: Position, clock: Clock, trust_names: bool
+    spec: FileSink,
+    owner: DirectoryOwner,
+    *,
+    base_dir: Path,
+    start: Position,
+    clock: Clock,
+    trust_names: bool,
+    held_instead: HeldInstead,
 ) -> AsyncIterator[SinkLane]:
     """Open the directory for one lane and fence every earlier owner.
 
     `trust_names`: what finished files say of how far the lane is counts. Not so for a sink that is given some of a
     lane's records only, and maybe others when they are offered again: there, a record twice is better than one lost.
+
+    Raises `DamageError` when the files are ahead of the lane's mark by frames that its buffer does not hold.
     """
     worker = ThreadPoolExecutor(1, thread_name_prefix="file-sink")
     loop = asyncio.get_running_loop()
@@ -245,6 +281,7 @@ async def open_file_sink(
         finished = None
         if trust_names:
             finished = await loop.run_in_executor(worker, directory.finished) or start
+            await _check_past(directory, start, finished, held_instead, owner.where)
         lane = FileLane(
             directory, file_format, spec.rolling, start=start, finished=finished, clock=clock, worker=worker
         )

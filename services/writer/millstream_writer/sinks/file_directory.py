@@ -6,7 +6,7 @@
         <pipeline>.<vertex>.<checksum of ledger>/   one run of the pipeline; locked while one of its owners lives
           out.map-out.0.<epoch>/                    one owner of a lane
             0.jsonl                                 unfinished
-            0.jsonl=out.map-out.0-…-….jsonl         a note: the name this file gets next
+            0.jsonl=out.map-out.0-…-….jsonl         a note: the name this file gets next; in it, its last frame's name
           out.map-out.0.<epoch>.over/               an owner that was replaced
 
 A file becomes visible by an atomic rename out of its owner's directory. That directory is what fences: whoever takes
@@ -17,7 +17,8 @@ look. What is visible is read only after the fence stands, so it is final.
 
 Users may take a file away as soon as they see it, so its name alone does not say how far the lane is. A note is durable
 before the rename: where the file it speaks of is no longer beside it, that file was made visible. A new owner carries
-the last one over (`=<name>`) before it removes what its predecessors left.
+the last one over (`=<name>`) before it removes what its predecessors left. A position alone does not tell whether a
+file belongs to what the ledger holds now, so a note also has the name of the last frame in its file.
 
 Above it: the file sink, in its worker thread. Below it: a file system with atomic renames and working fsync.
 """
@@ -36,6 +37,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from millstream.durable import step
 from millstream.errors import EnvironmentFault, FencedError, RetryLaterError, UserError
@@ -67,6 +69,14 @@ class DirectoryOwner:
     """For messages."""
 
 
+class Noted(NamedTuple):
+    """What a note says of a file that was made visible."""
+
+    file: FinishedName
+    frame: str
+    """Name of the frame with its last record; empty when the note has none."""
+
+
 @dataclass(slots=True)
 class UnfinishedFile:
     """A file nobody sees yet."""
@@ -94,8 +104,8 @@ class LaneDirectory:
         self._lock: int | None = None
         self._note: Path | None = None
         """Of the file that was finished last."""
-        self._carried: Position | None = None
-        """How far the lane is by the notes of its former owners."""
+        self._carried: Noted | None = None
+        """The last file of the lane's former owners, by their notes."""
 
     def open(self) -> None:
         """Make this owner the only one that can add files of the lane; `close` must follow.
@@ -134,7 +144,12 @@ class LaneDirectory:
         position, odd = how_far(names, f"{self._owner.where} in {self._path}")
         for message in odd:
             _log.warning("%s", message)
-        return max((at for at in (position, self._carried) if at is not None), default=None)
+        carried = self._carried.file.end if self._carried is not None else None
+        return max((at for at in (position, carried) if at is not None), default=None)
+
+    def noted(self) -> Noted | None:
+        """The last file that former owners of the lane have noted; None without one."""
+        return self._carried
 
     def begin(self, extension: str) -> UnfinishedFile:
         """A new unfinished file. Raises `RetryLaterError` on a full disk."""
@@ -154,8 +169,11 @@ class LaneDirectory:
                 file.damaged = error.errno not in _NO_SPACE
                 raise
 
-    def finish(self, file: UnfinishedFile, after: Position, end: Position, extension: str) -> None:
-        """Make the file visible, whole and durable. After `RetryLaterError` it may be called again."""
+    def finish(self, file: UnfinishedFile, after: Position, end: Position, extension: str, frame: str = "") -> None:
+        """Make the file visible, whole and durable. After `RetryLaterError` it may be called again.
+
+        `frame` is the name of the frame with its last record.
+        """
         if file.damaged:
             raise EnvironmentFault(f"{self._owner.where}: {file.path} is damaged and cannot be finished")
         name = FinishedName(self._lane, after, end, self._owner.epoch, extension)
@@ -174,7 +192,7 @@ class LaneDirectory:
             file.damaged, file.synced = False, True
         with self._explained("cannot finish a file"):
             file.note = self._own / f"{file.path.name}{_NOTE}{name}"
-            self._write_note(file.note, file)
+            self._write_note(file.note, frame, file)
             with step("file_sink.name", self._owner.vertex):
                 os.rename(file.path, self._path / str(name))
         with self._given_up(file, self._path), step("file_sink.name.sync", self._owner.vertex):
@@ -198,10 +216,11 @@ class LaneDirectory:
             with step("file_sink.discard", self._owner.vertex):
                 file.path.unlink()
 
-    def _write_note(self, path: Path, file: UnfinishedFile | None = None) -> None:
+    def _write_note(self, path: Path, frame: str, file: UnfinishedFile | None = None) -> None:
         with step("file_sink.note", self._owner.vertex):
-            path.touch()
+            path.write_text(frame)
         with self._given_up(file, self._own), step("file_sink.note.sync", self._owner.vertex):
+            _sync_file(path)
             _sync_directory(self._own)
 
     @contextlib.contextmanager
@@ -222,7 +241,8 @@ class LaneDirectory:
     def _claim(self) -> None:
         """Fence every former owner of the lane, and go on from what they noted."""
         if self._own.exists():
-            _remove(self._own, self._owner.vertex)
+            # The ledger was set back to before that owner: its notes say what it has made visible.
+            self._fence(self._own)
         with step("file_sink.claim", self._owner.vertex):
             self._own.mkdir()
         owners = list(self._owners())
@@ -235,30 +255,34 @@ class LaneDirectory:
             )
         for epoch, path in owners:
             if epoch < self._owner.epoch:
-                with contextlib.suppress(FileNotFoundError), step("file_sink.fence", self._owner.vertex):
-                    path.rename(path.with_name(path.name + _OVER))
+                self._fence(path)
         # A name we rely on must not vanish in a power loss: its owner may have died before it made sure.
         with step("file_sink.finished.sync", self._owner.vertex):
             _sync_directory(self._path)
         noted = self._noted()
         if noted is not None:
-            self._carried = noted.end
-            self._note = self._own / f"{_NOTE}{noted}"
-            self._write_note(self._note)
+            self._carried = noted
+            self._note = self._own / f"{_NOTE}{noted.file}"
+            self._write_note(self._note, noted.frame)
         with step("file_sink.claim.sync", self._owner.vertex):
             _sync_directory(self._run)
         for path in self._replaced():
             _remove(path, self._owner.vertex)
 
-    def _noted(self) -> FinishedName | None:
+    def _fence(self, path: Path) -> None:
+        with contextlib.suppress(FileNotFoundError), step("file_sink.fence", self._owner.vertex):
+            path.rename(path.with_name(path.name + _OVER))
+
+    def _noted(self) -> Noted | None:
         """The last file that a replaced owner has surely made visible, whether it is still there or not."""
         while True:
             try:
-                names = [name for path in self._replaced() for name in _made_visible(path)]
+                notes = [note for path in self._replaced() for note in _made_visible(path)]
             except FileNotFoundError:
                 # Another owner has removed it, after it had noted what it found there.
                 continue
-            return max(names, key=lambda name: name.end, default=None)
+            # One that died while it carried a note over has left it twice, the second time maybe not whole.
+            return max(notes, key=lambda note: (note.file.end, len(note.frame)), default=None)
 
     def _other_runs(self) -> list[Path]:
         """Directories of other runs of this vertex, which have ended and left no file.
@@ -331,14 +355,14 @@ def _entries(path: Path) -> list[Path]:
         return []
 
 
-def _made_visible(owner: Path) -> list[FinishedName]:
+def _made_visible(owner: Path) -> list[Noted]:
     """Files of a replaced owner that were made visible, by its notes. Raises `FileNotFoundError` when it is gone."""
     found = []
     for entry in owner.iterdir():
         unfinished, is_note, name = entry.name.partition(_NOTE)
         finished = FinishedName.parse(name) if is_note else None
         if finished is not None and not (unfinished and (owner / unfinished).exists()):
-            found.append(finished)
+            found.append(Noted(finished, entry.read_text(errors="replace")))
     return found
 
 
@@ -401,7 +425,11 @@ def _remove(path: Path, vertex: str) -> None:
 
 
 def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    _sync_file(path, os.O_DIRECTORY)
+
+
+def _sync_file(path: Path, kind: int = 0) -> None:
+    descriptor = os.open(path, os.O_RDONLY | kind | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:

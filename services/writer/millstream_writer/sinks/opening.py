@@ -18,7 +18,7 @@ from millstream.udf.protocol import StreamName, UdfClient
 from millstream_writer.sink import SinkLane
 from millstream_writer.sinks.blackhole import open_blackhole_sink
 from millstream_writer.sinks.envelope import ENVELOPE_COLUMNS, EnvelopeLane
-from millstream_writer.sinks.file import open_file_sink
+from millstream_writer.sinks.file import HeldInstead, open_file_sink
 from millstream_writer.sinks.file_directory import DirectoryOwner
 from millstream_writer.sinks.log import open_log_sink
 from millstream_writer.sinks.udf import open_udf_sink
@@ -40,6 +40,7 @@ class SinkOwner:
     base_dir: Path
     """What relative paths in the spec are relative to."""
     clock: Clock
+    held_instead: HeldInstead
     fallback: bool = False
     """The sink is the lane's fallback: it gets some of the records only."""
     envelope: bool = False
@@ -110,5 +111,6 @@ def _open_kind(
             start=owner.start,
             clock=owner.clock,
             trust_names=not owner.fallback,
+            held_instead=owner.held_instead,
         )
     raise UserError(f"{owner.where}: a user-defined sink was opened without its function")
