@@ -166,6 +166,7 @@ def _add_status(commands: Commands) -> None:
         "show how far a run is",
         "Show how far a run is, vertex by vertex and lane by lane; of a run that is over, how far it got.",
     )
+    _add_file(command)
     _add_place(command)
     _add_broker(command)
     _add_json(command)
@@ -178,7 +179,8 @@ def _add_logs(commands: Commands) -> None:
         "show what the processes log",
         "Show what the processes of a run have logged, in order of time.",
     )
-    command.add_argument("vertex", nargs="?", metavar="VERTEX", help="only this vertex (or `broker`)")
+    _add_file(command)
+    command.add_argument("vertex", nargs="?", metavar="VERTEX", help="only this vertex (or `runner`, or `broker`)")
     command.add_argument("-f", "--follow", action="store_true", help="go on showing what is added, until Ctrl-C")
     command.add_argument(
         "--level",
@@ -202,6 +204,7 @@ def _add_peek(commands: Commands) -> None:
         "Show records that lie in the buffer of an edge, without consuming them. Works while the pipeline runs and\n"
         "when it does not. What has been read and committed is removed from a buffer soon after.",
     )
+    _add_file(command)
     command.add_argument("edge", metavar="EDGE", help="name of the edge (by default `<from>-<to>`)")
     command.add_argument("--partition", type=int, default=0, metavar="N", help="partition of the edge (default: 0)")
     command.add_argument("--count", type=int, default=10, metavar="N", help="records to show at most (default: 10)")
@@ -224,6 +227,7 @@ def _add_audit(commands: Commands) -> None:
         "show who did what to a pipeline",
         "Show who started, drained, stopped, looked into, replayed or repaired a pipeline, when, and with which spec.",
     )
+    _add_file(command)
     _add_place(command)
     _add_json(command, "print one JSON object per entry, with command line and digest of the spec")
 
@@ -247,7 +251,7 @@ def _add_deadletters(commands: Commands) -> None:
             nargs="*",
             type=Path,
             metavar="FILE",
-            help="files of envelopes, or directories (default: those of the pipeline's sinks)",
+            help="the pipeline, as YAML; then files of envelopes, or directories (default: those of its sinks)",
         )
         action.add_argument("--vertex", metavar="VERTEX", help="only those that this vertex gave up")
         action.add_argument("--reason", metavar="TEXT", help="only those whose reason has this text")
@@ -353,6 +357,12 @@ def _add_broker(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--nats-access", type=Path, metavar="FILE", help="file with the credentials and certificates")
     command.add_argument("--file", type=Path, metavar="FILE", help="that pipeline, as YAML; with --nats")
+
+
+def _add_file(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "of", nargs="?", type=Path, metavar="PIPELINE", help="pipeline file (default: the only one that was run here)"
+    )
 
 
 def _add_place(command: argparse.ArgumentParser) -> None:

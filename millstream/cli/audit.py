@@ -6,15 +6,15 @@ import argparse
 import json
 from typing import Any
 
+from millstream.cli.place import directory_of
 from millstream.local.audit import entries
-from millstream.local.directory import find_directory
 from millstream.printable import in_line
 
 _KNOWN = ("time", "action", "user", "process", "command", "pipeline", "spec")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    for entry in entries(find_directory(arguments.data_dir, arguments.pipeline)):
+    for entry in entries(directory_of(arguments)):
         print(json.dumps(entry) if arguments.json else in_line(_line(entry)))
     return 0
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from millstream.cli.place import directory_of, is_pipeline_file
 from millstream.clock import SystemClock
 from millstream.dead_letter import Envelope, read_envelope
 from millstream.errors import UserError
@@ -22,7 +23,7 @@ from millstream.frame import partition_of
 from millstream.ledger.jetstream import open_jetstream_broker
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.local import audit
-from millstream.local.directory import DataDirectory, find_directory
+from millstream.local.directory import DataDirectory
 from millstream.local.processes import is_alive
 from millstream.local.stored import open_stored
 from millstream.printable import in_line
@@ -48,9 +49,12 @@ class Found:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    arguments.of = None
+    if arguments.files and is_pipeline_file(arguments.files[0]):
+        arguments.of = arguments.files.pop(0)
     if arguments.action == "list" and arguments.files:
         return _list(arguments, _wanted(arguments, _read_all(arguments.files)))
-    directory = find_directory(arguments.data_dir, arguments.pipeline)
+    directory = directory_of(arguments)
     pipeline = resolved.load(directory.read_pipeline())
     files = arguments.files or stored_files(pipeline.graph, pipeline.base_dir)
     found = _wanted(arguments, _read_all(files))

@@ -20,11 +20,12 @@ def graph_elsewhere(arguments: argparse.Namespace) -> Graph | None:
         raise UserError("--nats-access says who connects to the broker at --nats: give that as well")
     if arguments.nats is None and arguments.file is None:
         return None
-    if arguments.nats is None or arguments.file is None:
+    file = arguments.file or arguments.of
+    if arguments.nats is None or file is None:
         raise UserError("--nats and --file belong together: the broker's address, and the pipeline that runs over it")
     if arguments.data_dir is not None or arguments.pipeline is not None:
         raise UserError("--data-dir and --pipeline name a run on this machine; leave them out with --nats")
-    return load(arguments.file).graph
+    return load(file).graph
 
 
 def access_elsewhere(arguments: argparse.Namespace) -> BrokerAccess:

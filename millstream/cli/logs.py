@@ -13,8 +13,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from millstream.cli.place import directory_of, is_pipeline_file
 from millstream.errors import UserError
-from millstream.local.directory import find_directory
 from millstream.local.logfiles import LineSplitter, format_entry, level_of, older, parse_line
 
 _FOLLOW_INTERVAL_S = 0.2
@@ -35,7 +35,9 @@ _Show = Callable[[dict[str, Any]], str]
 
 
 def run(arguments: argparse.Namespace) -> int:
-    directory = find_directory(arguments.data_dir, arguments.pipeline)
+    if arguments.vertex is None and arguments.of is not None and not is_pipeline_file(arguments.of):
+        arguments.of, arguments.vertex = None, str(arguments.of)
+    directory = directory_of(arguments)
     names = _processes(directory.logs, arguments.vertex)
     if arguments.tail is not None and arguments.tail < 0:
         raise UserError(f"--tail {arguments.tail}: a number of lines is needed")

@@ -15,10 +15,11 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 from millstream.cli.elsewhere import access_elsewhere, graph_elsewhere, open_elsewhere
+from millstream.cli.place import directory_of
 from millstream.errors import DamageError, UserError
 from millstream.ledger.frames import decoded
 from millstream.local import audit
-from millstream.local.directory import DataDirectory, find_directory
+from millstream.local.directory import DataDirectory
 from millstream.local.processes import is_alive
 from millstream.local.screen import time_text
 from millstream.local.stored import open_stored
@@ -37,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     elsewhere = graph_elsewhere(arguments)
     if elsewhere is not None:
         return _run(elsewhere, lambda: open_elsewhere(elsewhere, access_elsewhere(arguments)), arguments)
-    directory = find_directory(arguments.data_dir, arguments.pipeline)
+    directory = directory_of(arguments)
     graph = resolved.load(directory.read_pipeline()).graph
     _check(graph, BufferId(arguments.edge, arguments.partition))
     audit.note(directory, "peek", edge=arguments.edge, partition=arguments.partition, count=arguments.count)

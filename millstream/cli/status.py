@@ -11,9 +11,10 @@ from dataclasses import asdict
 from typing import Any
 
 from millstream.cli.elsewhere import access_elsewhere, graph_elsewhere, open_elsewhere
+from millstream.cli.place import directory_of
 from millstream.clock import MICROSECONDS, SystemClock
 from millstream.errors import DamageError, UserError
-from millstream.local.directory import DataDirectory, Runtime, find_directory
+from millstream.local.directory import DataDirectory, Runtime
 from millstream.local.processes import is_alive
 from millstream.local.progress import LaneProgress, PipelineProgress, VertexProgress, vertex_from_json
 from millstream.local.screen import Scene, aligned, duration_text, table, watermark_text
@@ -31,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             print("\n".join(aligned(_lane_rows(vertices), left={0, 1, 5})))
         return 0
-    directory = find_directory(arguments.data_dir, arguments.pipeline)
+    directory = directory_of(arguments)
     runtime = directory.read_runtime()
     shown = directory.read_status()
     if runtime is None or shown is None:

@@ -261,7 +261,9 @@ def find_directory(data_dir: Path | None, pipeline: str | None) -> DataDirectory
             f"no pipeline has run here: {HOME.absolute()} holds none; go to the directory it was started from, "
             "or give --data-dir"
         )
-    raise UserError(f"several pipelines have run here ({names}): give --pipeline NAME or --data-dir DIR")
+    raise UserError(
+        f"several pipelines have run here ({names}): give the pipeline's file, --pipeline NAME or --data-dir DIR"
+    )
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

@@ -228,3 +228,40 @@ def test_that_nothing_is_lost_is_said_only_where_it_is_known(
     summary = Summary([], [], differences)
     result = RunResult(exit_code, None, summary if exit_code != 130 else None, tmp_path, 1.0, had_ended=False)
     assert ("nothing is lost" in result_text(result)) == said
+
+
+def test_every_command_that_looks_at_a_run_takes_the_file_or_the_name_of_its_pipeline(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("one", "two"):
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(PIPELINE.replace("name: p}", f"name: {name}}}"))
+        data = tmp_path / ".millstream" / name
+        (data / "logs").mkdir(parents=True)
+        (data / "runtime.json").write_text("{}")
+        (data / "pipeline.json").write_text(resolved.dump(load(path).pipeline, tmp_path))
+        (data / "logs" / "in-0.jsonl").write_text(json.dumps({"time": "2026-01-01", "message": f"here is {name}"}))
+
+    def run(*words: str) -> tuple[int, str]:
+        code = main(list(words))
+        said = capsys.readouterr()
+        return code, said.out + said.err
+
+    for words in (["logs", "two.yaml"], ["logs", "--pipeline", "two"], ["logs", "two.yaml", "in"]):
+        code, text = run(*words)
+        assert code == 0
+        assert "here is two" in text
+        assert "here is one" not in text
+    assert "there is no log of 'nowhere'" in run("logs", "nowhere", "--pipeline", "two")[1]
+    assert "no edge 'nowhere'; it has: in-out" in run("peek", "two.yaml", "nowhere")[1]
+    assert "two/logs" in run("logs", "./two.yaml", "nowhere")[1]
+    assert ".millstream/two/runtime.json is not a runtime file" in run("status", "two.yaml")[1]
+    assert run("audit", "two.yaml")[0] == 0
+    assert "pipeline two has no" in run("deadletters", "list", "two.yaml")[1]
+    for words in (["logs"], ["status"], ["audit"], ["peek", "in-out"], ["deadletters", "list"]):
+        code, text = run(*words)
+        assert code == 2
+        assert "several pipelines have run here (one, two): give" in text
+    assert "both name a pipeline" in run("status", "two.yaml", "--pipeline", "one")[1]
+    assert "no run of pipeline 'three'" in run("status", "--pipeline", "three")[1]
