@@ -13,8 +13,9 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path, PurePosixPath
 
 if __name__ == "__main__":
@@ -184,11 +185,14 @@ def look(path: PurePosixPath, source: str) -> _Module:
     return _Module(visitor.steps, visitor.faults)
 
 
-def _looked_at() -> Iterator[_Module]:
-    for path in modules():
-        relative = PurePosixPath(path.relative_to(REPOSITORY).as_posix())
-        if relative.parts[0] in LOOKED_AT and not is_generated(relative):
-            yield look(relative, path.read_text(encoding="utf-8"))
+@cache
+def _looked_at() -> tuple[_Module, ...]:
+    relative = {PurePosixPath(path.relative_to(REPOSITORY).as_posix()): path for path in modules()}
+    return tuple(
+        look(name, path.read_text(encoding="utf-8"))
+        for name, path in relative.items()
+        if name.parts[0] in LOOKED_AT and not is_generated(name)
+    )
 
 
 def steps() -> list[Step]:
