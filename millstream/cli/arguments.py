@@ -237,8 +237,9 @@ def _add_deadletters(commands: Commands) -> None:
         commands,
         "deadletters",
         "list records that were given up, and put them back",
-        "List the dead letters that a pipeline's file sinks have stored, or put them back to the vertex that gave\n"
-        "them up, for the next run. Each is put back once, however often this is done and whenever it is broken off.",
+        "List the dead letters that a pipeline's file sinks have stored, or that wait in its buffers, or put them\n"
+        "back to the vertex that gave them up, for the next run. Each is put back once, however often this is done\n"
+        "and whenever it is broken off.",
     )
     actions = command.add_subparsers(dest="action", required=True, metavar="WHAT")
     listing = actions.add_parser("list", help="count them by vertex and reason")
@@ -253,6 +254,7 @@ def _add_deadletters(commands: Commands) -> None:
             metavar="FILE",
             help="the pipeline, as YAML; then files of envelopes, or directories (default: those of its sinks)",
         )
+        action.add_argument("--stored", action="store_true", help="those that wait in buffers, which no sink has taken")
         action.add_argument("--vertex", metavar="VERTEX", help="only those that this vertex gave up")
         action.add_argument("--reason", metavar="TEXT", help="only those whose reason has this text")
         action.add_argument("--id", action="append", metavar="ID", help="only this record; may be given several times")

@@ -1,7 +1,8 @@
 """`millstream deadletters`: what a pipeline gave up, and putting it back.
 
-Reads the envelopes that file sinks have stored. `list` starts nothing; `replay` starts the broker of a pipeline that
-does not run, and commits records into the buffers they came from (`millstream_vertex.replay`).
+Reads the envelopes that file sinks have stored, or, with `--stored`, what waits in the buffers before sinks. `replay`
+starts the broker of a pipeline that does not run, and commits records into the buffers they came from
+(`millstream_vertex.replay`).
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ import asyncio
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from millstream.cli.envelopes import Found, read_buffers, read_files
 from millstream.cli.place import directory_of, is_pipeline_file
 from millstream.clock import SystemClock
-from millstream.dead_letter import Envelope, read_envelope
+from millstream.dead_letter import Envelope
 from millstream.errors import UserError
 from millstream.frame import partition_of
 from millstream.ledger.jetstream import open_jetstream_broker
@@ -25,7 +26,7 @@ from millstream.ledger.protocol import DurabilityLevel
 from millstream.local import audit
 from millstream.local.directory import DataDirectory
 from millstream.local.processes import is_alive
-from millstream.local.stored import open_stored
+from millstream.local.stored import open_run, open_stored
 from millstream.printable import in_line
 from millstream.record import BufferId, Record
 from millstream.spec import resolved
@@ -34,30 +35,24 @@ from millstream.watermark.jetstream import open_jetstream_ot_stores
 from millstream.wire.nats import open_connection
 from millstream_vertex.replay import Replay, Replayed, Returned
 
-_SUFFIXES = (".jsonl", ".txt")
 _REASON_CHARACTERS_MAX = 100
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """One envelope in a file."""
-
-    place: str
-    """<file>:<line>"""
-    line: bytes
-    envelope: Envelope
 
 
 def run(arguments: argparse.Namespace) -> int:
     arguments.of = None
     if arguments.files and is_pipeline_file(arguments.files[0]):
         arguments.of = arguments.files.pop(0)
+    if arguments.stored and arguments.files:
+        raise UserError(f"--stored reads the pipeline's buffers, and {arguments.files[0]} is a file: give one of them")
     if arguments.action == "list" and arguments.files:
-        return _list(arguments, _wanted(arguments, _read_all(arguments.files)))
+        return _list(arguments, _wanted(arguments, read_files(arguments.files)))
     directory = directory_of(arguments)
     pipeline = resolved.load(directory.read_pipeline())
-    files = arguments.files or stored_files(pipeline.graph, pipeline.base_dir)
-    found = _wanted(arguments, _read_all(files))
+    if arguments.stored:
+        read: Iterable[Found] = asyncio.run(_waiting(directory, pipeline.graph))
+    else:
+        read = read_files(arguments.files or stored_files(pipeline.graph, pipeline.base_dir))
+    found = _wanted(arguments, read)
     if arguments.action == "list":
         return _list(arguments, found)
     return _replay(arguments, directory, pipeline.graph, list(found))
@@ -69,32 +64,25 @@ def stored_files(graph: Graph, base_dir: Path) -> list[Path]:
     for vertex in graph.sinks:
         for edge in graph.edges_in[vertex.name]:
             file = vertex.sink.file if vertex.sink is not None else None
-            if vertex.sink is None or file is None or file.format not in ("jsonl", "lines"):
+            if vertex.sink is None or file is None:
                 continue
             if edge.kind == "deadLetter" and graph.writes_envelopes(edge.name, vertex.sink):
                 directories.append(base_dir / file.path)
     if not directories:
         raise UserError(
-            f"pipeline {graph.pipeline.name} has no file sink that stores dead letters as lines; name files"
+            f"pipeline {graph.pipeline.name} has no file sink that stores dead letters: name files, or take --stored "
+            "for those that wait in buffers"
         )
     return sorted({path for path in directories if path.exists()})
 
 
-def _read_all(paths: Sequence[Path]) -> Iterator[Found]:
-    for path in paths:
-        if not path.exists():
-            raise UserError(f"there is no {path}")
-        files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.suffix in _SUFFIXES)
-        for file in files:
-            with file.open("rb") as lines:
-                for number, line in enumerate(lines, start=1):
-                    try:
-                        yield Found(f"{file}:{number}", line.rstrip(b"\n"), read_envelope(line))
-                    except ValueError as error:
-                        raise UserError(f"{file}:{number}: {error}") from None
+async def _waiting(directory: DataDirectory, graph: Graph) -> list[Found]:
+    audit.note(directory, "peek", edge="every dead-letter edge")
+    async with open_run(directory, graph) as view:
+        return [found async for found in read_buffers(view, graph)]
 
 
-def _wanted(arguments: argparse.Namespace, found: Iterator[Found]) -> Iterator[Found]:
+def _wanted(arguments: argparse.Namespace, found: Iterable[Found]) -> Iterator[Found]:
     """Dead letters that meet the filters."""
     for item in found:
         envelope = item.envelope

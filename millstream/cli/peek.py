@@ -10,8 +10,8 @@ import asyncio
 import base64
 import json
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from millstream.cli.elsewhere import access_elsewhere, graph_elsewhere, open_elsewhere
@@ -19,11 +19,9 @@ from millstream.cli.place import directory_of
 from millstream.errors import DamageError, UserError
 from millstream.ledger.frames import decoded
 from millstream.local import audit
-from millstream.local.directory import DataDirectory
-from millstream.local.processes import is_alive
 from millstream.local.screen import time_text
-from millstream.local.stored import open_stored
-from millstream.local.view import PipelineView, open_view
+from millstream.local.stored import open_run
+from millstream.local.view import PipelineView
 from millstream.printable import in_line
 from millstream.record import BufferId, Record
 from millstream.spec import resolved
@@ -42,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     graph = resolved.load(directory.read_pipeline()).graph
     _check(graph, BufferId(arguments.edge, arguments.partition))
     audit.note(directory, "peek", edge=arguments.edge, partition=arguments.partition, count=arguments.count)
-    return _run(graph, lambda: _view(directory, graph), arguments)
+    return _run(graph, lambda: open_run(directory, graph), arguments)
 
 
 def _run(graph: Graph, opening: _Opening, arguments: argparse.Namespace) -> int:
@@ -88,17 +86,6 @@ async def _peek(opening: _Opening, buffer: BufferId, arguments: argparse.Namespa
     if left == arguments.count:
         print(f"buffer {buffer} holds no records{'' if arguments.start is None else f' from {arguments.start} on'}")
     return 0
-
-
-@asynccontextmanager
-async def _view(directory: DataDirectory, graph: Graph) -> AsyncIterator[PipelineView]:
-    runtime = directory.read_runtime()
-    if runtime is not None and is_alive(runtime.runner):
-        async with open_view(graph, directory.access(runtime)) as view:
-            yield view
-        return
-    async with open_stored(directory) as broker, open_view(graph, broker.access) as view:
-        yield view
 
 
 def _line(sequence: int, index: int, record: Record, *, as_json: bool) -> str:

@@ -12,7 +12,9 @@ from contextlib import asynccontextmanager
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.local.broker import EmbeddedBroker
 from millstream.local.directory import DataDirectory, held
-from millstream.local.processes import end_stale
+from millstream.local.processes import end_stale, is_alive
+from millstream.local.view import PipelineView, open_view
+from millstream.spec.graph import Graph
 
 
 @asynccontextmanager
@@ -37,3 +39,15 @@ async def open_stored(directory: DataDirectory) -> AsyncIterator[EmbeddedBroker]
             await broker.ready.wait()
             yield broker
             broker.stop()
+
+
+@asynccontextmanager
+async def open_run(directory: DataDirectory, graph: Graph) -> AsyncIterator[PipelineView]:
+    """What a run has stored: asked of its broker while it lives, and of one over its store when it does not."""
+    runtime = directory.read_runtime()
+    if runtime is not None and is_alive(runtime.runner):
+        async with open_view(graph, directory.access(runtime)) as view:
+            yield view
+        return
+    async with open_stored(directory) as broker, open_view(graph, broker.access) as view:
+        yield view

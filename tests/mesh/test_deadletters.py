@@ -97,6 +97,30 @@ async def test_a_replay_that_dies_anywhere_and_is_made_again_puts_back_each_reco
         assert sorted(files.numbers("out")) == list(range(30)), point
 
 
+@pytest.mark.guarantee("I1")
+async def test_dead_letters_that_wait_for_their_sink_go_back_once(files: PipelineFiles, tmp_path: Path) -> None:
+    (tmp_path / "picky.py").write_text(PICKY, encoding="utf-8")
+    policy = "retryStrategy: {backoff: {interval: 1ms, steps: 1}}"
+    files.write(
+        files.generator(30)
+        + f"- name: map\n  udf: {{python: 'picky.py:picky', {policy}}}\n"
+        + files.file_sink("out")
+        # Nothing answers there, so what it should get stays in its buffer.
+        + "- name: stuck\n  sink: {http: {url: 'http://127.0.0.1:9/'}}\n",
+        ["in -> map", "map -> out", "{from: map, to: stuck, kind: deadLetter}"],
+    )
+    async with start(tmp_path, "run", "pipeline.yaml") as run:
+        await run.until(lambda: run.records("out") == 27)
+    listed = (await done(tmp_path, "deadletters", "list", "--json", "pipeline.yaml", "--stored")).out
+    letters = [json.loads(line) for line in listed.splitlines()]
+    assert [json.loads(letter["value"])["number"] for letter in letters] == [3, 13, 23]
+    assert letters[0]["place"].startswith("map-stuck-dead-letter.0:")
+    (tmp_path / "mended").touch()
+    assert "3 put back, 0 left out" in (await done(tmp_path, "deadletters", "replay", "--stored")).out
+    (tmp_path / "same.jsonl").write_text(listed, encoding="utf-8")
+    assert "0 put back, 3 left out" in (await done(tmp_path, "deadletters", "replay", "same.jsonl")).out
+
+
 async def test_a_replay_waits_for_the_end_of_the_run(files: PipelineFiles, tmp_path: Path) -> None:
     files.write(
         files.generator(10_000, rpu=50) + files.function("picky") + files.file_sink("out") + files.file_sink("dead"),
@@ -122,11 +146,18 @@ async def test_a_replay_waits_for_the_end_of_the_run(files: PipelineFiles, tmp_p
         (["list", "nowhere"], "there is no nowhere"),
         (["list", "text.jsonl"], "text.jsonl:1: not JSON"),
         (["list", "rows.jsonl"], "rows.jsonl:1: not an envelope"),
+        (["list", "rows.csv"], "rows.csv:2: not an envelope: a JSON object with `eventTime`"),
+        (["list", "keys.csv"], "keys.csv:2: Expecting value"),
+        (["list", "text.parquet"], "text.parquet:0: not a Parquet file"),
+        (["list", "rows.jsonl", "--stored"], "and rows.jsonl is a file"),
     ],
 )
 async def test_what_is_no_dead_letter_is_named(tmp_path: Path, arguments: list[str], said: str) -> None:
     (tmp_path / "text.jsonl").write_text("not json\n")
     (tmp_path / "rows.jsonl").write_text('{"n": 1}\n')
+    (tmp_path / "rows.csv").write_text("n,value\n1,a\n")
+    (tmp_path / "keys.csv").write_text("eventTime,value,keys\n5,a,b\n")
+    (tmp_path / "text.parquet").write_text("not json\n")
     ended = await command(tmp_path, "deadletters", *arguments)
     assert ended.exit_code == 2
     assert said in ended.err

@@ -11,6 +11,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from millstream.cli.envelopes import read_files
 from millstream.dead_letter import MEMBERS, Envelope, headers_of, read_envelope
 from millstream.frame import build_frame
 from millstream.record import Position
@@ -106,6 +107,18 @@ async def test_http_is_sent_envelopes(records: int) -> None:
     kind = "application/json" if records == 1 else "application/x-ndjson"
     assert {request.headers["Content-Type"] for request in target.requests} == {kind}
     assert not any(name.lower().startswith("x-millstream") for request in target.requests for name in request.headers)
+
+
+async def test_they_are_read_back_from_files_of_every_format_as_the_same(tmp_path: Path) -> None:
+    lines: dict[str, list[bytes]] = {}
+    for file_format in ("jsonl", "lines", "csv", "parquet"):
+        columns = [{"name": name, "type": "string"} for name in MEMBERS] if file_format == "csv" else []
+        path = tmp_path / file_format
+        await written({"file": {"path": str(path), "format": file_format, "columns": columns}})
+        found = list(read_files([path]))
+        assert [item.envelope for item in found] == LETTERS, file_format
+        lines[file_format] = [item.line for item in found]
+    assert all(found == lines["jsonl"] for found in lines.values())
 
 
 async def test_the_log_always_has_them(capsys: pytest.CaptureFixture[str]) -> None:
