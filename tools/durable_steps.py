@@ -72,7 +72,7 @@ EXEMPT: Mapping[tuple[str, str], str] = {
     ("millstream/local/logfiles.py", ""): "what processes say; not kept safe",
     ("millstream/files.py", ""): "whoever calls it is looked at",
     ("millstream/confine.py", ""): "a file system in memory, gone with its function",
-    ("millstream/local/audit.py", ""): "an account for people: nothing is decided by it",
+    ("millstream/audit.py", ""): "an account for people: nothing is decided by it",
     ("millstream/priority.py", ""): "a file of the kernel's about the process",
     ("millstream/health.py", ""): "a pipe between a process and its supervisor",
     ("millstream/wire/", ""): "the connection itself: whoever calls it is looked at",

@@ -228,6 +228,9 @@ def _add_audit(commands: Commands) -> None:
         "Show who started, drained, stopped, looked into, replayed or repaired a pipeline, when, and with which spec.",
     )
     _add_file(command)
+    command.add_argument(
+        "--elsewhere", action="store_true", help="what you did to pipelines over other brokers (`--nats`) instead"
+    )
     _add_place(command)
     _add_json(command, "print one JSON object per entry, with command line and digest of the spec")
 

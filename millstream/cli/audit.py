@@ -6,7 +6,9 @@ import argparse
 import json
 from typing import Any
 
+from millstream.audit import own_file, read_entries
 from millstream.cli.place import directory_of
+from millstream.errors import UserError
 from millstream.local.audit import entries
 from millstream.printable import in_line
 
@@ -14,7 +16,12 @@ _KNOWN = ("time", "action", "user", "process", "command", "pipeline", "spec")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    for entry in entries(directory_of(arguments)):
+    if arguments.elsewhere and (arguments.data_dir or arguments.pipeline or arguments.of):
+        raise UserError(
+            "a pipeline's file, --data-dir and --pipeline name a run on this machine; leave them out with --elsewhere"
+        )
+    found = read_entries(own_file()) if arguments.elsewhere else entries(directory_of(arguments))
+    for entry in found:
         print(json.dumps(entry) if arguments.json else in_line(_line(entry)))
     return 0
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from millstream.errors import UserError
 from millstream.ledger.jetstream import open_jetstream_broker
 from millstream.ledger.protocol import DurabilityLevel
+from millstream.local import audit
 from millstream.local.broker_config import BrokerUser, accounts_text, users_of
 from millstream.local.directory import make_private, write_text
 from millstream.spec.access import load_access
@@ -26,8 +27,9 @@ from millstream_vertex.settings import ledger_limits
 def run(arguments: argparse.Namespace) -> int:
     if arguments.action == "config":
         return _config([load(file).graph for file in arguments.files], arguments.output, arguments.ca)
-    graph = load(arguments.file).graph
-    access = load_access(arguments.nats_access, arguments.nats, arguments.monitor)
+    loaded = load(arguments.file)
+    graph, access = loaded.graph, load_access(arguments.nats_access, arguments.nats, arguments.monitor)
+    audit.note_elsewhere(loaded, "prepare", broker=access.place, access=access.identity)
     asyncio.run(prepare(graph, access, DurabilityLevel(arguments.durability)))
     print(f"pipeline {graph.pipeline.name}: {len(graph.vertices)} ledgers and watermark stores are there")
     return 0

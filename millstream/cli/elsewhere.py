@@ -10,12 +10,12 @@ from millstream.errors import UserError
 from millstream.local.view import PipelineView, open_view
 from millstream.spec.access import load_access
 from millstream.spec.graph import Graph
-from millstream.spec.loading import load
+from millstream.spec.loading import Loaded, load
 from millstream.wire.access import BrokerAccess
 
 
-def graph_elsewhere(arguments: argparse.Namespace) -> Graph | None:
-    """Of the pipeline that `--nats` and `--file` name; None when a local run is meant."""
+def pipeline_elsewhere(arguments: argparse.Namespace) -> Loaded | None:
+    """The pipeline that `--nats` and `--file` name; None when a local run is meant."""
     if arguments.nats is None and arguments.nats_access is not None:
         raise UserError("--nats-access says who connects to the broker at --nats: give that as well")
     if arguments.nats is None and arguments.file is None:
@@ -25,7 +25,7 @@ def graph_elsewhere(arguments: argparse.Namespace) -> Graph | None:
         raise UserError("--nats and --file belong together: the broker's address, and the pipeline that runs over it")
     if arguments.data_dir is not None or arguments.pipeline is not None:
         raise UserError("--data-dir and --pipeline name a run on this machine; leave them out with --nats")
-    return load(file).graph
+    return load(file)
 
 
 def access_elsewhere(arguments: argparse.Namespace) -> BrokerAccess:

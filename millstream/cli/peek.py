@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-from millstream.cli.elsewhere import access_elsewhere, graph_elsewhere, open_elsewhere
+from millstream.cli.elsewhere import access_elsewhere, open_elsewhere, pipeline_elsewhere
 from millstream.cli.place import directory_of
 from millstream.errors import DamageError, UserError
 from millstream.ledger.frames import decoded
@@ -33,19 +33,22 @@ _Opening = Callable[[], AbstractAsyncContextManager[PipelineView]]
 
 
 def run(arguments: argparse.Namespace) -> int:
-    elsewhere = graph_elsewhere(arguments)
+    of_buffer = {"edge": arguments.edge, "partition": arguments.partition, "count": arguments.count}
+    elsewhere = pipeline_elsewhere(arguments)
     if elsewhere is not None:
-        return _run(elsewhere, lambda: open_elsewhere(elsewhere, access_elsewhere(arguments)), arguments)
+        graph, access = elsewhere.graph, access_elsewhere(arguments)
+        _check(graph, BufferId(arguments.edge, arguments.partition))
+        audit.note_elsewhere(elsewhere, "peek", **of_buffer, broker=access.place, access=access.identity)
+        return _run(graph, lambda: open_elsewhere(graph, access), arguments)
     directory = directory_of(arguments)
     graph = resolved.load(directory.read_pipeline()).graph
     _check(graph, BufferId(arguments.edge, arguments.partition))
-    audit.note(directory, "peek", edge=arguments.edge, partition=arguments.partition, count=arguments.count)
+    audit.note(directory, "peek", **of_buffer)
     return _run(graph, lambda: open_run(directory, graph), arguments)
 
 
 def _run(graph: Graph, opening: _Opening, arguments: argparse.Namespace) -> int:
     buffer = BufferId(arguments.edge, arguments.partition)
-    _check(graph, buffer)
     if arguments.count < 1:
         raise UserError(f"--count {arguments.count}: at least 1 is needed")
     return asyncio.run(_peek(opening, buffer, arguments))

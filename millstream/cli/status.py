@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from millstream.cli.elsewhere import access_elsewhere, graph_elsewhere, open_elsewhere
+from millstream.cli.elsewhere import access_elsewhere, open_elsewhere, pipeline_elsewhere
 from millstream.cli.place import directory_of
 from millstream.clock import MICROSECONDS, SystemClock
 from millstream.errors import DamageError, UserError
@@ -23,9 +23,9 @@ from millstream.wire.access import BrokerAccess
 
 
 def run(arguments: argparse.Namespace) -> int:
-    elsewhere = graph_elsewhere(arguments)
+    elsewhere = pipeline_elsewhere(arguments)
     if elsewhere is not None:
-        vertices = asyncio.run(_look(elsewhere, access_elsewhere(arguments)))
+        vertices = asyncio.run(_look(elsewhere.graph, access_elsewhere(arguments)))
         if arguments.json:
             told = {"pipeline": elsewhere.pipeline.name, "vertices": [asdict(vertex) for vertex in vertices]}
             print(json.dumps(told))

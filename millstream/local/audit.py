@@ -5,59 +5,34 @@
 
 An action is in the file, durably, before it is done: one that cannot be written down is refused. What a run has begun
 already (to drain, to end) is not: it goes on with a warning. The file is its owner's alone, `--fresh` leaves it, and it
-is bounded by rotation. Above it: the runner, and the commands that look into a pipeline or change it. Below it: files.
+is bounded by rotation. What is done to a pipeline over another broker stands in a file of the user's own. Above it: the
+runner, and the commands that look into a pipeline or change it. Below it: `millstream.audit`.
 """
 
 from __future__ import annotations
 
-import errno
-import fcntl
-import hashlib
 import json
-import os
-import pwd
-import re
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from millstream.audit import own_file, read_entries, spec_digest, write_entry
 from millstream.errors import EnvironmentFault
-from millstream.files import open_private
 from millstream.local.directory import DataDirectory
 from millstream.spec import resolved
 from millstream.spec.loading import Loaded
 
-AUDIT_BYTES_MAX = 4 * 1024 * 1024
-"""Of the file. One older file is kept beside it."""
-_COMMAND_CHARACTERS_MAX = 4096
-_NO_LOGIN = 2**32 - 1
-"""What the kernel says of a process that no login has started."""
-_CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+@")
+__all__ = ["entries", "note", "note_elsewhere", "note_going", "pipeline_of", "spec_digest", "until_end"]
 
 
 def note(directory: DataDirectory, action: str, **more: Any) -> None:
     """Write down that this process is about to do something. Raises `EnvironmentFault` where that cannot be written."""
-    entry = {
-        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-        "action": action,
-        "user": _user(),
-        "process": os.getpid(),
-        "command": _command(sys.argv),
-        **_pipeline(directory),
-        **more,
-    }
-    line = json.dumps(entry, default=str).encode() + b"\n"
-    path = directory.audit
-    try:
-        _append(path, line)
-    except OSError as error:
-        raise EnvironmentFault(
-            f"the audit file {path} cannot be written ({error.strerror}), and without an entry nothing is done: free "
-            "some space, or see to its rights"
-        ) from error
+    write_entry(directory.audit, action, **{**_pipeline(directory), **more})
+
+
+def note_elsewhere(loaded: Loaded, action: str, **more: Any) -> None:
+    """The same of a pipeline that runs over another broker: in a file of the user's own."""
+    write_entry(own_file(), action, **pipeline_of(loaded), **more)
 
 
 def note_going(directory: DataDirectory, message: Callable[[str], None], action: str, **more: Any) -> None:
@@ -91,60 +66,7 @@ def pipeline_of(loaded: Loaded) -> dict[str, str]:
 
 def entries(directory: DataDirectory) -> Iterator[dict[str, Any]]:
     """What was written down, the oldest first; a line that a full disk has cut is left out."""
-    for path in (_older(directory.audit), directory.audit):
-        with suppress(FileNotFoundError), path.open(encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                with suppress(ValueError):
-                    entry = json.loads(line)
-                    if isinstance(entry, dict):
-                        yield entry
-
-
-def spec_digest(text: str) -> str:
-    """What tells a pipeline from another: of the resolved pipeline, as the data directory has it."""
-    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
-
-
-def _append(path: Path, line: bytes) -> None:
-    while True:
-        descriptor = open_private(path, os.O_WRONLY | os.O_APPEND)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            status = os.fstat(descriptor)
-            if not path.exists() or path.stat().st_ino != status.st_ino:
-                # Another process has rotated it meanwhile.
-                continue
-            if status.st_size + len(line) > AUDIT_BYTES_MAX:
-                path.replace(_older(path))
-                continue
-            if os.write(descriptor, line) < len(line):
-                # Half a line has found room; the next would become a part of it.
-                os.ftruncate(descriptor, status.st_size)
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            os.fsync(descriptor)
-            return
-        finally:
-            os.close(descriptor)
-
-
-def _older(path: Path) -> Path:
-    return path.with_name(path.name + ".1")
-
-
-def _user() -> dict[str, Any]:
-    identity = os.getuid()
-    name = login = None
-    with suppress(KeyError):
-        name = pwd.getpwuid(identity).pw_name
-    with suppress(OSError, ValueError):
-        login = int(Path("/proc/self/loginuid").read_text())
-    return {"id": identity, "name": name, "login": None if login == _NO_LOGIN else login}
-
-
-def _command(arguments: Sequence[str]) -> list[str]:
-    """The command line, without what stands before the host in an address."""
-    shown = [_CREDENTIALS.sub("***@", argument) for argument in arguments]
-    return [argument[:_COMMAND_CHARACTERS_MAX] for argument in shown[:100]]
+    yield from read_entries(directory.audit)
 
 
 def _pipeline(directory: DataDirectory) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from millstream.durable import step
 from millstream.errors import DamageError, EnvironmentFault, RetryLaterError, UserError
 from millstream.ledger.jetstream import open_jetstream_broker
 from millstream.ledger.protocol import Commit, DurabilityLevel, Ledger
+from millstream.local import audit
 from millstream.local.directory import DataDirectory, read_json, write_json
 from millstream.local.ledgers import KnownLedgers
 from millstream.local.shape import Changes, changes, shape_of, successor
@@ -62,6 +63,14 @@ class Change:
                     "that is done (Ctrl-C drains it), then change it; or start over with --fresh, or with another "
                     "--data-dir"
                 )
+            former_spec = audit.spec_digest(self.directory.read_pipeline())
+            audit.note(
+                self.directory,
+                "change",
+                **audit.pipeline_of(self.loaded),
+                former_spec=former_spec,
+                leaving=sorted(self.changes.gone),
+            )
             for vertex in self.changes.grown:
                 ledger = await broker.existing_ledger(vertex)
                 if ledger is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import pwd
@@ -13,9 +14,12 @@ from typing import Any
 
 import pytest
 
+from millstream import audit as audit_file
 from millstream.errors import EnvironmentFault
 from millstream.local import audit
 from millstream.local.directory import DataDirectory
+from millstream.spec.loading import load
+from millstream.testing.nats_server import open_nats_server
 from tests.mesh.conftest import PipelineFiles
 from tests.mesh.running import command, start
 from tests.security.conftest import Stranger
@@ -116,7 +120,7 @@ def test_a_full_disk_leaves_whole_entries(tmp_path: Path) -> None:
 
 
 def test_it_is_bounded_and_keeps_one_older_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audit, "AUDIT_BYTES_MAX", 4000)
+    monkeypatch.setattr(audit_file, "AUDIT_BYTES_MAX", 4000)
     directory = DataDirectory(tmp_path)
     for number in range(50):
         audit.note(directory, "peek", number=number)
@@ -130,8 +134,8 @@ def test_it_is_bounded_and_keeps_one_older_file(tmp_path: Path, monkeypatch: pyt
 
 def test_processes_write_at_once_without_losing_an_entry(tmp_path: Path) -> None:
     program = (
-        "import sys\nfrom pathlib import Path\nfrom millstream.local import audit\n"
-        "from millstream.local.directory import DataDirectory\naudit.AUDIT_BYTES_MAX = 60_000\n"
+        "import sys\nfrom pathlib import Path\nimport millstream.audit\nfrom millstream.local import audit\n"
+        "from millstream.local.directory import DataDirectory\nmillstream.audit.AUDIT_BYTES_MAX = 60_000\n"
         "for number in range(50):\n    audit.note(DataDirectory(Path(sys.argv[1])), 'peek', of=sys.argv[2])\n"
     )
     writers = [subprocess.Popen([sys.executable, "-c", program, tmp_path, str(number)]) for number in range(3)]
@@ -147,3 +151,63 @@ def test_no_password_of_an_address_is_written_down(tmp_path: Path, monkeypatch: 
     text = (tmp_path / "audit.jsonl").read_text()
     assert "secret" not in text
     assert "nats://***@host:4222" in text
+
+
+async def test_a_change_of_the_pipeline_is_written_down_with_both_specs(tmp_path: Path) -> None:
+    files = PipelineFiles(tmp_path)
+    two = files.generator(5) + files.file_sink("out")
+    files.write(two + files.file_sink("more"), ["in -> out", "in -> more"])
+    assert (await command(tmp_path, "run", "pipeline.yaml", "--quiet")).exit_code == 0
+    files.write(two, ["in -> out"])
+    ended = await command(tmp_path, "run", "pipeline.yaml", "--quiet")
+    assert ended.exit_code == 0, ended.err
+
+    found = noted(tmp_path / ".millstream" / "p")
+
+    assert [entry["action"] for entry in found] == ["start", "end", "start", "change", "end"]
+    first, change = found[0], found[3]
+    assert change["leaving"] == ["more"]
+    assert (change["former_spec"], change["spec"]) == (first["spec"], found[4]["spec"])
+    assert change["spec"] != first["spec"]
+
+
+async def test_what_is_done_over_another_broker_is_written_down_for_its_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    files = PipelineFiles(tmp_path)
+    file = files.write(files.generator(5) + files.file_sink("out"), ["in -> out"])
+    digest = audit.pipeline_of(load(file))["spec"]
+    async with open_nats_server(tmp_path / "broker") as server:
+        place = ("--nats", server.url, "--nats-access", str(server.access_file))
+        prepared = await command(tmp_path, "broker", "prepare", "pipeline.yaml", *place)
+        assert prepared.exit_code == 0, prepared.err
+        vertices = tmp_path / "vertices.jsonl"
+        compiled = await command(tmp_path, "compile", "pipeline.yaml", "-o", "pipeline.json")
+        assert compiled.exit_code == 0, compiled.err
+        by_hand = [sys.executable, "-m", "millstream_vertex", "--pipeline", "pipeline.json", "--vertex", "in", *place]
+        started = await asyncio.create_subprocess_exec(
+            *by_hand, cwd=tmp_path, env={**os.environ, "MILLSTREAM_AUDIT": str(vertices)}, stderr=subprocess.PIPE
+        )
+        _, told = await asyncio.wait_for(started.communicate(), 60)
+        assert started.returncode == 0, told
+        peeked = await command(tmp_path, "peek", "in-out", "--file", "pipeline.yaml", *place)
+        assert peeked.exit_code == 0, peeked.err
+        # What cannot be written down is not done.
+        monkeypatch.setenv("MILLSTREAM_AUDIT", str(tmp_path))
+        refused = await command(tmp_path, "peek", "in-out", "--file", "pipeline.yaml", *place)
+        assert (refused.exit_code, refused.out) == (4, "")
+        monkeypatch.delenv("MILLSTREAM_AUDIT")
+
+    own = tmp_path / "state" / "millstream" / "audit.jsonl"
+    found = list(audit_file.read_entries(own))
+    assert [entry["action"] for entry in found] == ["prepare", "peek"]
+    (vertex,) = audit_file.read_entries(vertices)
+    assert (vertex["action"], vertex["replica"]) == ("vertex", "in-0")
+    for entry in (*found, vertex):
+        assert (entry["pipeline"], entry["spec"], entry["user"]["id"]) == ("p", digest, os.getuid())
+        assert (entry["broker"], entry["access"]) == (server.url.removeprefix("nats://"), "user millstream")
+    assert f"spec {digest}".encode() in told
+    assert stat.S_IMODE(own.stat().st_mode) == 0o600
+    shown = await command(tmp_path, "audit", "--elsewhere")
+    assert [line.split()[1] for line in shown.out.splitlines()] == ["prepare", "peek"]

@@ -132,3 +132,14 @@ def test_what_leads_nowhere_is_found(tmp_path: Path) -> None:
     assert broken_links(page, text) == []
     for wrong in ("[x](none.md)", "[x](other.md#none)", "[x](#none)", "[x](other.md#same-2)", "[x]: none.md"):
         assert len(broken_links(page, f"{text}\n{wrong}\n")) == 1, wrong
+
+
+def test_every_line_of_the_page_on_security_names_tests_that_are_there() -> None:
+    page = (REPOSITORY / "docs" / "security.md").read_text(encoding="utf-8")
+    tables = [table for table in page.split("\n\n") if table.splitlines()[0].endswith("| held by |")]
+    assert len(tables) == 2
+    for line in [line for table in tables for line in table.splitlines()[2:]]:
+        held_by = line.rstrip(" |").rpartition(" | ")[2]
+        names = re.findall(r"`([\w/]+\.py)`", held_by)
+        assert names or held_by == "the command itself", line
+        assert not [name for name in names if not (REPOSITORY / "tests" / name).is_file()], line

@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import gc
 import logging
+import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -18,9 +19,10 @@ from pathlib import Path
 
 import uvloop
 
+from millstream.audit import named_file, spec_digest, write_entry
 from millstream.clock import SystemClock
 from millstream.errors import DamageError, FencedError, MillstreamError, UserError
-from millstream.health import start_heartbeat
+from millstream.health import HEARTBEAT_VARIABLE, start_heartbeat
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.limits import DRAIN_TIMEOUT_S
 from millstream.priority import SOURCE_NICENESS, give_way
@@ -43,6 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         config = _config(options)
         configure_logging(config.resolved.pipeline.name, options.vertex, options.replica, level=options.log_level)
+        if HEARTBEAT_VARIABLE not in os.environ:
+            _note(config, options.pipeline)
         return uvloop.run(_run(config))
     except MillstreamError as error:
         log.error("%s", error)
@@ -51,6 +55,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _report(group)
     except Exception as error:  # noqa: BLE001  # a failure is reported in the log, whatever it is
         return _report(BaseExceptionGroup("", [error]))
+
+
+def _note(config: VertexConfig, file: Path) -> None:
+    """Write down a start that no runner has written down: in the log, and in the audit file that the environment names.
+    A container has no other place that outlives it."""
+    pipeline, access = config.resolved.pipeline.name, config.broker
+    digest = spec_digest(file.read_text(encoding="utf-8"))
+    replica = f"{config.vertex}-{config.replica}"
+    log.info("%s of pipeline %s (spec %s) is started by user %d", replica, pipeline, digest, os.getuid())
+    audit = named_file()
+    if audit is not None:
+        of_it = {"pipeline": pipeline, "spec": digest, "replica": replica}
+        write_entry(audit, "vertex", **of_it, broker=access.place, access=access.identity)
 
 
 def _config(options: argparse.Namespace) -> VertexConfig:

@@ -1,0 +1,138 @@
+"""Writes down who does what: JSON lines in a file that is its owner's alone, each durable before its action is done.
+
+Above it: `millstream.local.audit`, for the data directory of a run, and vertices that were started by hand. Below it:
+files. It knows entries, not actions.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import pwd
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from millstream.errors import EnvironmentFault
+from millstream.files import make_private_directories, open_private
+
+AUDIT_BYTES_MAX = 4 * 1024 * 1024
+"""Of the file. One older file is kept beside it."""
+FILE_VARIABLE = "MILLSTREAM_AUDIT"
+"""Environment variable that names the file for actions of this user that belong to no data directory."""
+_COMMAND_CHARACTERS_MAX = 4096
+_NO_LOGIN = 2**32 - 1
+"""What the kernel says of a process that no login has started."""
+_CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+@")
+
+
+def write_entry(path: Path, action: str, **more: Any) -> None:
+    """Write down that this process is about to do something. Raises `EnvironmentFault` where that cannot be written."""
+    entry = {
+        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        "action": action,
+        "user": _user(),
+        "process": os.getpid(),
+        "command": _command(sys.argv),
+        **more,
+    }
+    line = json.dumps(entry, default=str).encode() + b"\n"
+    try:
+        _append(path, line)
+    except OSError as error:
+        raise EnvironmentFault(
+            f"the audit file {path} cannot be written ({error.strerror}), and without an entry nothing is done: free "
+            "some space, or see to its rights"
+        ) from error
+
+
+def read_entries(path: Path) -> Iterator[dict[str, Any]]:
+    """What was written down, the oldest first; a line that a full disk has cut is left out."""
+    for file in (_older(path), path):
+        with suppress(FileNotFoundError), file.open(encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                with suppress(ValueError):
+                    entry = json.loads(line)
+                    if isinstance(entry, dict):
+                        yield entry
+
+
+def named_file() -> Path | None:
+    """The file that the environment names; None where it names none."""
+    named = os.environ.get(FILE_VARIABLE)
+    return Path(named).absolute() if named else None
+
+
+def own_file() -> Path:
+    """Where this user's actions are written down that belong to no data directory: the file that the environment names,
+    else `millstream/audit.jsonl` where the user's programs keep their state. Its directory is made."""
+    named = named_file()
+    if named is not None:
+        return named
+    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    directory = Path(state).absolute() / "millstream"
+    try:
+        make_private_directories(directory)
+    except OSError as error:
+        raise EnvironmentFault(
+            f"{directory}, where your audit file lies, cannot be made ({error.strerror}), and without an entry nothing "
+            f"is done: name another file in {FILE_VARIABLE}"
+        ) from error
+    return directory / "audit.jsonl"
+
+
+def spec_digest(text: str) -> str:
+    """What tells a pipeline from another: of the resolved pipeline, as the data directory has it.
+
+    The line end of a file is no part of it.
+    """
+    return f"sha256:{hashlib.sha256(text.rstrip().encode()).hexdigest()}"
+
+
+def _append(path: Path, line: bytes) -> None:
+    while True:
+        descriptor = open_private(path, os.O_WRONLY | os.O_APPEND)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            status = os.fstat(descriptor)
+            if not path.exists() or path.stat().st_ino != status.st_ino:
+                # Another process has rotated it meanwhile.
+                continue
+            if status.st_size + len(line) > AUDIT_BYTES_MAX:
+                path.replace(_older(path))
+                continue
+            if os.write(descriptor, line) < len(line):
+                # Half a line has found room; the next would become a part of it.
+                os.ftruncate(descriptor, status.st_size)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(descriptor)
+            return
+        finally:
+            os.close(descriptor)
+
+
+def _older(path: Path) -> Path:
+    return path.with_name(path.name + ".1")
+
+
+def _user() -> dict[str, Any]:
+    identity = os.getuid()
+    name = login = None
+    with suppress(KeyError):
+        name = pwd.getpwuid(identity).pw_name
+    with suppress(OSError, ValueError):
+        login = int(Path("/proc/self/loginuid").read_text())
+    return {"id": identity, "name": name, "login": None if login == _NO_LOGIN else login}
+
+
+def _command(arguments: Sequence[str]) -> list[str]:
+    """The command line, without what stands before the host in an address."""
+    shown = [_CREDENTIALS.sub("***@", argument) for argument in arguments]
+    return [argument[:_COMMAND_CHARACTERS_MAX] for argument in shown[:100]]
