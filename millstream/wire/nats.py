@@ -380,7 +380,8 @@ class _AbortingTransport(TcpTransport):
     async def wait_closed(self) -> None:
         try:
             async with asyncio.timeout(_CLOSE_TIMEOUT_S):
-                await super().wait_closed()  # type: ignore[no-untyped-call]  # as its base class is
+                # Whoever waits for this end waits for one future: the cancellation of one must not reach the others.
+                await asyncio.shield(super().wait_closed())  # type: ignore[no-untyped-call]  # as its base class is
         except TimeoutError:
             self.abort()
 

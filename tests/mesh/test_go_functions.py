@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from millstream.sandbox import refusal
 from millstream.testing.pipelines import open_pipeline
+from tests.small_disk import give_up
 
 if TYPE_CHECKING:
     from tests.mesh.conftest import PipelineFiles
@@ -53,3 +55,20 @@ async def test_a_source_a_map_and_a_sink_in_go_carry_each_record_once(
     assert account.inputs == NUMBERS
     values = dict(line.split() for line in written.read_text().splitlines())
     assert sorted(map(int, values.values())) == list(range(NUMBERS))
+
+
+async def test_a_map_in_go_works_in_the_strict_sandbox(files: PipelineFiles, programs: Path, tmp_path: Path) -> None:
+    refused = refusal(strict=True, network=False, limits=frozenset())
+    if refused is not None:
+        give_up(f"there is no sandbox here: {refused}")
+    # A sandbox shows the directory of the pipeline, and none that lies elsewhere.
+    shutil.copy(programs / "identity", tmp_path / "identity")
+    path = files.write(
+        files.generator(NUMBERS)
+        + "- name: map\n  udf: {command: [./identity], sandbox: strict, limits: {files: 64}}\n"
+        + files.file_sink("out"),
+        ["in -> map", "map -> out"],
+    )
+    async with open_pipeline(path, tmp_path / "broker") as run:
+        await run.run()
+    assert sorted(files.numbers("out")) == list(range(NUMBERS))
