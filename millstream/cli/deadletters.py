@@ -104,7 +104,8 @@ def _list(arguments: argparse.Namespace, found: Iterator[Found]) -> int:
     for (vertex, reason), count in counts.most_common():
         short = reason if len(reason) <= _REASON_CHARACTERS_MAX else f"{reason[: _REASON_CHARACTERS_MAX - 3]}..."
         print(f"{count:>8}  {in_line(vertex):<16}  {in_line(short)}")
-    print(f"{counts.total()} dead letters")
+    total = counts.total()
+    print("1 dead letter" if total == 1 else f"{total} dead letters")
     return 0
 
 
