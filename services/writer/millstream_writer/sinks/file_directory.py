@@ -6,7 +6,7 @@
         <pipeline>.<vertex>.<checksum of ledger>/   one run of the pipeline; locked while one of its owners lives
           out.map-out.0.<epoch>/                    one owner of a lane
             0.jsonl                                 unfinished
-            0.jsonl=out.map-out.0-…-….jsonl         a note: the name this file gets next; in it, its last frame's name
+            0.jsonl=out.map-out.0-…-….jsonl.note    a note: the name this file gets next; in it, its last frame's name
           out.map-out.0.<epoch>.over/               an owner that was replaced
 
 A file becomes visible by an atomic rename out of its owner's directory. That directory is what fences: whoever takes
@@ -17,8 +17,8 @@ look. What is visible is read only after the fence stands, so it is final.
 
 Users may take a file away as soon as they see it, so its name alone does not say how far the lane is. A note is durable
 before the rename: where the file it speaks of is no longer beside it, that file was made visible. A new owner carries
-the last one over (`=<name>`) before it removes what its predecessors left. A position alone does not tell whether a
-file belongs to what the ledger holds now, so a note also has the name of the last frame in its file.
+the last one over (`=<name>.note`) before it removes what its predecessors left. A position alone does not tell whether
+a file belongs to what the ledger holds now, so a note also has the name of the last frame in its file.
 
 Above it: the file sink, in its worker thread. Below it: a file system with atomic renames and working fsync.
 """
@@ -50,6 +50,8 @@ HIDDEN = ".millstream"
 _REMOVED = "removed-"
 _OVER = ".over"
 _NOTE = "="
+_OF_NOTES = ".note"
+"""What looks for results in all directories must not take a note for one."""
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _USERS = (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP)
 """Errors that another path, or other rights, put right."""
@@ -191,7 +193,7 @@ class LaneDirectory:
                 ) from error
             file.damaged, file.synced = False, True
         with self._explained("cannot finish a file"):
-            file.note = self._own / f"{file.path.name}{_NOTE}{name}"
+            file.note = self._own / f"{file.path.name}{_NOTE}{name}{_OF_NOTES}"
             self._write_note(file.note, frame, file)
             with step("file_sink.name", self._owner.vertex):
                 os.rename(file.path, self._path / str(name))
@@ -262,7 +264,7 @@ class LaneDirectory:
         noted = self._noted()
         if noted is not None:
             self._carried = noted
-            self._note = self._own / f"{_NOTE}{noted.file}"
+            self._note = self._own / f"{_NOTE}{noted.file}{_OF_NOTES}"
             self._write_note(self._note, noted.frame)
         with step("file_sink.claim.sync", self._owner.vertex):
             _sync_directory(self._run)
@@ -360,7 +362,8 @@ def _made_visible(owner: Path) -> list[Noted]:
     found = []
     for entry in owner.iterdir():
         unfinished, is_note, name = entry.name.partition(_NOTE)
-        finished = FinishedName.parse(name) if is_note else None
+        # Notes of earlier versions have no end of their own.
+        finished = FinishedName.parse(name.removesuffix(_OF_NOTES)) if is_note else None
         if finished is not None and not (unfinished and (owner / unfinished).exists()):
             found.append(Noted(finished, entry.read_text(errors="replace")))
     return found
