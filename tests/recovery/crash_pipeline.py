@@ -55,7 +55,7 @@ class Outputs:
         """What nobody needs when every process has ended: unfinished files, former owners', segments outside of their
         log. And what a log should not have: faults, of which each is named."""
         sinks = self.directory.glob("*/.millstream/*/*/*")
-        unfinished = [path for path in sinks if path.is_file() and "=" not in path.name]
+        unfinished = [path for path in sinks if path.is_file() and path.suffix != ".note"]
         removed = list(self.directory.glob("*/.millstream/removed-*"))
         owners = [
             path

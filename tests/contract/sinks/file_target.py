@@ -77,7 +77,7 @@ def leftovers(path: Path) -> list[Path]:
     return [
         entry
         for entry in hidden.rglob("*")
-        if (entry.is_file() and "=" not in entry.name) or entry.name.startswith("removed-")
+        if (entry.is_file() and entry.suffix != ".note") or entry.name.startswith("removed-")
     ]
 
 
