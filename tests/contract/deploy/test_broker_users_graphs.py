@@ -84,7 +84,7 @@ async def test_windows_and_their_late_records_come_with_a_user_for_each_vertex(
     write_events(files.directory / "in.jsonl", [*events, *late])
     path = files.write(
         source()
-        + reduce("{fixed: {length: 10s}}", group_by="keyed: true, onLate: edge", lanes="partitions: 2, replicas: 2")
+        + reduce("{fixed: {length: 10s}}", group_by="keyed: true, onLate: edge", lanes="partitions: 2\n  replicas: 2")
         + files.file_sink("out")
         + files.file_sink("late"),
         ["in -> sum", "sum -> out", "{from: sum, to: late, kind: late}"],
