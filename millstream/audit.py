@@ -27,6 +27,8 @@ AUDIT_BYTES_MAX = 4 * 1024 * 1024
 """Of the file. One older file is kept beside it."""
 FILE_VARIABLE = "MILLSTREAM_AUDIT"
 """Environment variable that names the file for actions of this user that belong to no data directory."""
+TO_LOG = Path("-")
+"""Instead of a file: standard error, which a container's log keeps while nothing else of it is writable."""
 _COMMAND_CHARACTERS_MAX = 4096
 _NO_LOGIN = 2**32 - 1
 """What the kernel says of a process that no login has started."""
@@ -45,7 +47,10 @@ def write_entry(path: Path, action: str, **more: Any) -> None:
     }
     line = json.dumps(entry, default=str).encode() + b"\n"
     try:
-        _append(path, line)
+        if path == TO_LOG:
+            os.write(sys.stderr.fileno(), line)
+        else:
+            _append(path, line)
     except OSError as error:
         raise EnvironmentFault(
             f"the audit file {path} cannot be written ({error.strerror}), and without an entry nothing is done: free "
@@ -67,7 +72,9 @@ def read_entries(path: Path) -> Iterator[dict[str, Any]]:
 def named_file() -> Path | None:
     """The file that the environment names; None where it names none."""
     named = os.environ.get(FILE_VARIABLE)
-    return Path(named).absolute() if named else None
+    if not named:
+        return None
+    return TO_LOG if named == str(TO_LOG) else Path(named).absolute()
 
 
 def own_file() -> Path:

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from millstream.audit import own_file, read_entries
+from millstream.audit import FILE_VARIABLE, TO_LOG, own_file, read_entries
 from millstream.cli.place import directory_of
 from millstream.errors import UserError
 from millstream.local.audit import entries
@@ -20,6 +20,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(
             "a pipeline's file, --data-dir and --pipeline name a run on this machine; leave them out with --elsewhere"
         )
+    if arguments.elsewhere and own_file() == TO_LOG:
+        raise UserError(f"{FILE_VARIABLE} sends these entries to standard error: look where that is kept")
     found = read_entries(own_file()) if arguments.elsewhere else entries(directory_of(arguments))
     for entry in found:
         print(json.dumps(entry) if arguments.json else in_line(_line(entry)))

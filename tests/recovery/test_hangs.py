@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import sys
 import time
@@ -107,9 +108,10 @@ async def test_stopped_vertices_and_a_stopped_broker_are_replaced(tmp_path: Path
         await run.until(lambda: run.records("out") > done)
         ended = await run.ended()
     assert ended.exit_code == 0, ended.err
-    assert "warning: map-0: has not answered for 5 s; it is replaced after 12 s" in ended.err
+    # The runner, too, may have waited for a processor when it looked.
+    assert re.search(r"warning: map-0: has not answered for \d+ s; it is replaced after 12 s", ended.err)
     assert "warning: map-0: was stopped by a signal, and did not answer for 12 s: it was killed; it is" in ended.err
-    assert "warning: runner: the broker has not answered for 5 s; it is replaced after 12 s" in ended.err
+    assert re.search(r"warning: runner: the broker has not answered for \d+ s; it is replaced after 12 s", ended.err)
     assert "warning: runner: the broker was stopped by a signal, and did not answer for 12 s: it was" in ended.err
     # The others waited for the broker, and were well.
     assert not any(name in line for line in ended.err.splitlines() for name in ("in-0: has not", "out-0: has not"))

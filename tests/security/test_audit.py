@@ -211,3 +211,17 @@ async def test_what_is_done_over_another_broker_is_written_down_for_its_user(
     assert stat.S_IMODE(own.stat().st_mode) == 0o600
     shown = await command(tmp_path, "audit", "--elsewhere")
     assert [line.split()[1] for line in shown.out.splitlines()] == ["prepare", "peek"]
+
+
+def test_where_nothing_is_writable_entries_go_to_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MILLSTREAM_AUDIT", "-")
+    monkeypatch.setenv("HOME", "/proc")
+    files = PipelineFiles(tmp_path)
+    file = files.write(files.generator(5) + files.file_sink("out"), ["in -> out"])
+
+    audit.note_elsewhere(load(file), "prepare")
+
+    (line,) = capfd.readouterr().err.splitlines()
+    assert (json.loads(line)["action"], json.loads(line)["pipeline"]) == ("prepare", "p")
