@@ -131,8 +131,11 @@ class FileLane:
             converted = self._format.convert(item.frame)
             failures.append(converted.failures)
             self._take(item, converted)
-        self._taken = max(self._taken, exact_end(frames, end))
-        self._taken_frame = frames[-1].name if frames else self._taken_frame
+        taken = exact_end(frames, end)
+        if taken > self._taken:
+            # The lane may be further than the last frame that it gave records of, whose name would be a wrong one then.
+            is_last = bool(frames) and frames[-1].sequence == frame_at(taken)
+            self._taken, self._taken_frame = taken, frames[-1].name if is_last else ""
         # 3. Store it as far as it goes. A full disk is no failure of this write: it is reported by the next call.
         with suppress(RetryLaterError):
             self._tick()
