@@ -50,7 +50,17 @@ def checks_s(message: bytes) -> float:
 
 def pipeline_s(records: int, size: int) -> tuple[float, float]:
     """Processor seconds a record of `bench map`: of all processes, and of the map with its function."""
-    command = [sys.executable, "-m", "millstream", "bench", "map", "--records", str(records), "--size", str(size)]
+    command = [
+        sys.executable,
+        "-m",
+        "millstream_runner",
+        "bench",
+        "map",
+        "--records",
+        str(records),
+        "--size",
+        str(size),
+    ]
     ended = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True)
     result = json.loads(ended.stdout.splitlines()[-1])
     through = result["records_per_s"] * result["elapsed_s"]

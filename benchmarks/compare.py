@@ -1,6 +1,6 @@
 """Runs a command of this checkout and of another commit in turns, and compares wall time and processor time.
 
-    python benchmarks/compare.py --base REV -- -m millstream bench map --records 2000000 --json
+    python benchmarks/compare.py --base REV -- -m millstream_runner bench map --records 2000000 --json
     python benchmarks/compare.py --base REV --times 7 -- benchmarks/udf.py
 
 The other commit is checked out into a temporary directory and runs with this environment's packages. What a JSON object

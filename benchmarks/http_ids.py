@@ -30,8 +30,8 @@ from uuid import UUID
 import aiohttp
 
 from millstream.errors import MillstreamError
-from millstream.local.directory import DataDirectory
 from millstream.ports import free_ports
+from millstream_runner.local.directory import DataDirectory
 
 SENDERS = 6
 REPEATED = 0.2
@@ -123,7 +123,7 @@ class Senders:
 async def open_run(directory: Path, port: int) -> AsyncIterator[asyncio.subprocess.Process]:
     """`millstream run`, as a process."""
     (directory / "p.yaml").write_text(PIPELINE.format(port=port))
-    command = [sys.executable, "-m", "millstream", "run", "p.yaml", "--data-dir", "state"]
+    command = [sys.executable, "-m", "millstream_runner", "run", "p.yaml", "--data-dir", "state"]
     with (directory / "log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(*command, cwd=directory, stdout=log, stderr=log)
     try:

@@ -22,10 +22,10 @@ from typing import Any
 
 import uvloop
 
-from millstream.chaos.experiment import Options, conduct
-from millstream.chaos.report import as_json, fault_line
-from millstream.chaos.session import Struck
 from millstream.errors import MillstreamError
+from millstream_runner.chaos.experiment import Options, conduct
+from millstream_runner.chaos.report import as_json, fault_line
+from millstream_runner.chaos.session import Struck
 
 COUNTS = ("lost", "repeated", "disagreeing")
 

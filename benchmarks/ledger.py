@@ -28,8 +28,8 @@ from millstream import limits
 from millstream.ledger.jetstream import open_jetstream_broker
 from millstream.ledger.protocol import Ledger, LedgerLimits
 from millstream.record import BufferId, LaneId
-from millstream.testing.ledgers import LaneOwner
-from millstream.testing.nats_server import NatsServer, open_nats_server
+from millstream.wire.nats_server import NatsServer, open_nats_server
+from tests.support.ledgers import LaneOwner
 
 OUT = BufferId("out", 0)
 SMALL = BufferId("small", 0)

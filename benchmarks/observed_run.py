@@ -22,12 +22,12 @@ import psutil
 
 from millstream.clock import MICROSECONDS
 from millstream.errors import MillstreamError
-from millstream.local.directory import DataDirectory, Runtime
-from millstream.local.processes import is_alive
-from millstream.local.raw_limit import measure_raw_limit
 from millstream.watermark.jetstream import open_jetstream_ot_stores
 from millstream.watermark.store import OtStore
 from millstream.wire.nats import open_connection
+from millstream_runner.bench.raw_limit import measure_raw_limit
+from millstream_runner.local.directory import DataDirectory, Runtime
+from millstream_runner.local.processes import is_alive
 
 MIB = 1024 * 1024
 RAW_BYTES = 200 * MIB
@@ -227,7 +227,7 @@ async def open_run(directory: Path, files: Mapping[str, str]) -> AsyncIterator[O
         (directory / name).write_text(text, encoding="utf-8")
     with (directory / "runner.log").open("ab") as log:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "millstream", "run", "--data-dir", "state", "pipeline.yaml"),
+            *(sys.executable, "-m", "millstream_runner", "run", "--data-dir", "state", "pipeline.yaml"),
             cwd=directory,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=log,

@@ -22,7 +22,7 @@ from pathlib import Path
 import uvloop
 from observed_run import MIB, disk_bytes, machine, open_run
 
-from millstream.local.directory import DataDirectory
+from millstream_runner.local.directory import DataDirectory
 
 READS_AGAIN_MAX_S = 5.0
 RECORD_BYTES = 100

@@ -26,9 +26,9 @@ import psutil
 from millstream.frame import Frame, build_frame
 from millstream.ledger.protocol import DurabilityLevel, LedgerLimits
 from millstream.record import ID_DIGEST_BYTES, LaneId, id_digest
-from millstream.testing.ledgers import LaneOwner, SettableClock, open_jetstream_harness
 from millstream.wire.nats import open_connection
 from millstream_reader.ids import SeenIds
+from tests.support.ledgers import LaneOwner, SettableClock, open_jetstream_harness
 
 FRAME_RECORDS = 1000
 TTL_S = 86_400.0

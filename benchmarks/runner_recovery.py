@@ -32,8 +32,8 @@ import psutil
 from observed_run import machine
 
 from millstream.errors import MillstreamError
-from millstream.local.directory import DataDirectory
 from millstream_reduce.spark import aot
+from millstream_runner.local.directory import DataDirectory
 
 NEW_RESULT_MAX_S = 15.0
 _RESULT_TIMEOUT_S = 180.0
@@ -73,7 +73,7 @@ class Run:
         self._runs += 1
         with self._output.open("wb") as output, (self._directory / "messages").open("ab") as messages:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "millstream", "run", "--data-dir", "state", "pipeline.yaml"],
+                [sys.executable, "-m", "millstream_runner", "run", "--data-dir", "state", "pipeline.yaml"],
                 cwd=self._directory,
                 stdin=subprocess.DEVNULL,
                 stdout=output,

@@ -28,10 +28,10 @@ from pathlib import Path
 from millstream.clock import SystemClock
 from millstream.errors import DamageError
 from millstream.ledger.witness import newest
-from millstream.testing.pipelines import PipelineRun, open_pipeline
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream.wire.nats import open_connection
-from millstream_vertex.assembly import open_vertex
+from millstream_worker.assembly import open_vertex
+from tests.support.pipelines import PipelineRun, open_pipeline
 
 PIPELINE = """\
 apiVersion: millstream.io/v1alpha1

@@ -28,12 +28,12 @@ from typing import Any
 import psutil
 import uvloop
 
-from millstream.chaos.experiment import Options, conduct
-from millstream.chaos.plan import FaultKind
-from millstream.chaos.processes import processes_of
-from millstream.chaos.report import as_json, fault_line
 from millstream.errors import MillstreamError
-from millstream.local.directory import DataDirectory
+from millstream_runner.chaos.experiment import Options, conduct
+from millstream_runner.chaos.plan import FaultKind
+from millstream_runner.chaos.processes import processes_of
+from millstream_runner.chaos.report import as_json, fault_line
+from millstream_runner.local.directory import DataDirectory
 
 MIB = 1024 * 1024
 SAMPLE_S = 2.0

@@ -22,8 +22,8 @@ from pathlib import Path
 import uvloop
 
 from millstream.ledger.protocol import DurabilityLevel
-from millstream.local.bench import BUFFER_RECORDS, Load, Measured, Pipeline, measure
 from millstream.telemetry.metrics import LATENCY
+from millstream_runner.bench.running import BUFFER_RECORDS, Load, Measured, Pipeline, measure
 
 RECORD_BYTES = 100
 SHARE_WANTED = 0.9

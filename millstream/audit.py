@@ -1,6 +1,6 @@
 """Writes down who does what: JSON lines in a file that is its owner's alone, each durable before its action is done.
 
-Above it: `millstream.local.audit`, for the data directory of a run, and vertices that were started by hand. Below it:
+Above it: `millstream_runner.local.audit`, for the data directory of a run, and vertices that were started by hand. Below it:
 files. It knows entries, not actions.
 """
 

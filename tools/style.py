@@ -29,13 +29,19 @@ FUNCTION_LINES_MAX = 80
 
 VAGUE_NAMES = frozenset({"utils", "util", "common", "helpers", "helper", "misc"})
 
-MAY_PRINT = ("millstream/cli/", "millstream/local/", "examples/", "benchmarks/", "tools/")
+MAY_PRINT = (
+    "services/runner/millstream_runner/cli/",
+    "services/runner/millstream_runner/local/",
+    "examples/",
+    "benchmarks/",
+    "tools/",
+)
 """Standard output belongs to the command line and to scripts; everything else logs."""
 
 STARTS_UNOWNED_TASKS = frozenset({"create_task", "ensure_future"})
 MAY_START_UNOWNED_TASKS = frozenset({
     # The two directions of a connection end together, awaited by the function that started them.
-    "millstream/testing/lossy_path.py",
+    "services/runner/millstream_runner/chaos/lossy_path.py",
 })  # fmt: skip
 """Files that may start a task outside a TaskGroup, each with its reason. Tests may, if they keep it."""
 
@@ -43,15 +49,15 @@ _CREATES_FILES = frozenset({"write_text", "write_bytes", "touch", "mkdir", "make
 """Methods that create a file or a directory, or empty a file, with the rights that the umask leaves."""
 MAY_CREATE_FILES = {
     "millstream/files.py": "the one place",
-    "millstream/local/directory.py": "directories with a mode, each durable before the next",
+    "services/runner/millstream_runner/local/directory.py": "directories with a mode, each durable before the next",
     "millstream/udf/socket_directory.py": "a lock in a directory that it holds open",
     "millstream/confine.py": "mount points in a file system of its own",
     "millstream/priority.py": "writes to /proc",
-    "millstream/cli/init.py": "the user's new project, with the user's umask",
-    "millstream/cli/compile.py": "the file that the user has named",
-    "millstream/cli/bench.py": "inside a TemporaryDirectory",
-    "millstream/local/outputs.py": "directories of file sinks, with the user's umask",
-    "millstream/chaos/oracle": "shares no code with what it judges; inside the directory of an experiment",
+    "services/runner/millstream_runner/cli/init.py": "the user's new project, with the user's umask",
+    "services/runner/millstream_runner/cli/compile.py": "the file that the user has named",
+    "services/runner/millstream_runner/cli/bench.py": "inside a TemporaryDirectory",
+    "services/runner/millstream_runner/local/outputs.py": "directories of file sinks, with the user's umask",
+    "services/runner/millstream_runner/chaos/oracle": "shares no code with what it judges; inside the directory of an experiment",
     "services/writer/millstream_writer/sinks/file_directory.py": "results, with the user's umask, never over a file",
     "services/reduce/millstream_reduce/spark/java.py": "a cache for all users of an installation",
 }

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream.cli.main import main
+from millstream_runner.cli.main import main
 from tests.images.conftest import Pod, podman
 
 RECORDS = 20_000

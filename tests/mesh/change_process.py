@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from millstream.durable import crash_at, listen
-from millstream.local.directory import DataDirectory
 from millstream.spec.access import load_access
+from millstream_runner.local.directory import DataDirectory
 from tests.mesh.changing import change
 
 

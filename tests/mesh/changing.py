@@ -12,16 +12,16 @@ from typing import Any
 
 from millstream.clock import SystemClock
 from millstream.ledger.protocol import DurabilityLevel
-from millstream.local.changing import plan_change
-from millstream.local.claiming import claim
-from millstream.local.directory import DataDirectory
-from millstream.local.ledgers import KnownLedgers
-from millstream.local.view import open_view
 from millstream.spec.loading import load
-from millstream.testing.nats_server import NatsServer, open_nats_server
-from millstream.testing.pipelines import PipelineRun
 from millstream.tether import tethered
 from millstream.wire.access import BrokerAccess
+from millstream.wire.nats_server import NatsServer, open_nats_server
+from millstream_runner.local.changing import plan_change
+from millstream_runner.local.claiming import claim
+from millstream_runner.local.directory import DataDirectory
+from millstream_runner.local.ledgers import KnownLedgers
+from millstream_runner.local.view import open_view
+from tests.support.pipelines import PipelineRun
 from tools.style import REPOSITORY
 
 ANSWER_S = 60.0

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from millstream.testing.pipelines import PipelineRun
+from tests.support.pipelines import PipelineRun
 
 LIMIT_S = 60.0
 _POLL_S = 0.02

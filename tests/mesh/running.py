@@ -93,7 +93,7 @@ async def _start(directory: Path, prints: Path, arguments: Sequence[str], data: 
     out, err = prints / "out", prints / "err"
     with out.open("wb") as out_file, err.open("wb") as err_file:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "millstream", *arguments),
+            *(sys.executable, "-m", "millstream_runner", *arguments),
             cwd=directory,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=out_file,

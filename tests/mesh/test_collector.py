@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from millstream.ports import free_ports
-from millstream.testing.pipelines import open_pipeline
 from millstream.tether import tethered
+from tests.support.pipelines import open_pipeline
 from tests.unit.telemetry.collector import attributes, open_collector
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from millstream.testing.pipelines import open_pipeline
 from tests.mesh.reducing import Event, reduce, source, write_events
 from tests.mesh.running import command
+from tests.support.pipelines import open_pipeline
 
 if TYPE_CHECKING:
     from tests.mesh.conftest import PipelineFiles

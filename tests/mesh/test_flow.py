@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from aiohttp import web
 
-from millstream.testing.pipelines import PipelineRun, open_pipeline
+from tests.support.pipelines import PipelineRun, open_pipeline
 
 if TYPE_CHECKING:
     from tests.mesh.conftest import PipelineFiles

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from millstream.record import LaneId
-from millstream.testing.pipelines import open_pipeline
+from tests.support.pipelines import open_pipeline
 
 if TYPE_CHECKING:
     from tests.mesh.conftest import PipelineFiles

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from millstream.sandbox import refusal
-from millstream.testing.pipelines import open_pipeline
 from tests.small_disk import give_up
+from tests.support.pipelines import open_pipeline
 
 if TYPE_CHECKING:
     from tests.mesh.conftest import PipelineFiles

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from millstream.ports import free_ports
-from millstream.testing.pipelines import open_pipeline
+from tests.support.pipelines import open_pipeline
 
 if TYPE_CHECKING:
     from tests.mesh.conftest import PipelineFiles

@@ -16,7 +16,6 @@ import pyarrow.parquet
 import pytest
 
 from millstream.errors import FencedError
-from millstream.testing.pipelines import PipelineRun, open_pipeline
 from tests.contract.sinks.http_target import HttpTarget, open_http_target
 from tests.mesh.reducing import (
     Event,
@@ -29,6 +28,7 @@ from tests.mesh.reducing import (
     until,
     write_events,
 )
+from tests.support.pipelines import PipelineRun, open_pipeline
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

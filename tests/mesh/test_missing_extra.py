@@ -13,7 +13,7 @@ WITHOUT = """\
 import sys
 from importlib.machinery import PathFinder
 
-from millstream.cli.main import _OF_REDUCES, main
+from millstream_runner.cli.main import _OF_REDUCES, main
 
 
 class Without(PathFinder):

@@ -12,8 +12,8 @@ import pytest
 from millstream.clock import END_OF_TIME_US
 from millstream.errors import FencedError, UdfError
 from millstream.record import LaneId
-from millstream.testing.pipelines import open_pipeline
 from tests.mesh.reducing import Event, closed_past, running, source, taken_in, write_events
+from tests.support.pipelines import open_pipeline
 
 if TYPE_CHECKING:
     from tests.mesh.conftest import PipelineFiles

@@ -16,10 +16,10 @@ import pytest
 
 from millstream.clock import SystemClock
 from millstream.ports import free_ports
-from millstream.testing.pipelines import PipelineRun, open_pipeline
-from millstream_vertex.assembly import open_vertex
-from millstream_vertex.surroundings import Outside, VertexConfig, open_outside
+from millstream_worker.assembly import open_vertex
+from millstream_worker.surroundings import Outside, VertexConfig, open_outside
 from tests.mesh.running import command, start
+from tests.support.pipelines import PipelineRun, open_pipeline
 
 if TYPE_CHECKING:
     from tests.mesh.conftest import PipelineFiles

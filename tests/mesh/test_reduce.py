@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from millstream.testing.pipelines import open_pipeline
 from millstream.udf.sidecar import SidecarSpec, open_sidecar, python_command
 from tests.mesh.reducing import (
     BASE_S,
@@ -29,6 +28,7 @@ from tests.mesh.reducing import (
     time_ms,
     write_events,
 )
+from tests.support.pipelines import open_pipeline
 
 if TYPE_CHECKING:
     from tests.mesh.conftest import PipelineFiles

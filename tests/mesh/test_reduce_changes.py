@@ -28,10 +28,10 @@ from tests.mesh.reducing import (
 if TYPE_CHECKING:
     import asyncio
 
-    from millstream.testing.pipelines import PipelineRun
     from tests.mesh.changing import Changing
     from tests.mesh.conftest import PipelineFiles
     from tests.spark_driver import SparkDriver
+    from tests.support.pipelines import PipelineRun
 
 KEYS = ("a", "b", "c", "d", "e", "f")
 TICK = "tick"

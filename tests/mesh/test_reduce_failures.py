@@ -11,7 +11,6 @@ import pytest
 
 from millstream.errors import UdfError
 from millstream.record import LaneId
-from millstream.testing.pipelines import PipelineRun, open_pipeline
 from tests.mesh.reducing import (
     CONTENTS,
     FUNCTIONS,
@@ -26,6 +25,7 @@ from tests.mesh.reducing import (
     until,
     write_events,
 )
+from tests.support.pipelines import PipelineRun, open_pipeline
 
 if TYPE_CHECKING:
     from tests.mesh.conftest import PipelineFiles

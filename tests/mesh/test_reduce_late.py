@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from millstream.testing.pipelines import PipelineRun, open_pipeline
 from tests.mesh.reducing import (
     CONTENTS,
     Contents,
@@ -27,6 +26,7 @@ from tests.mesh.reducing import (
     until,
     write_events,
 )
+from tests.support.pipelines import PipelineRun, open_pipeline
 
 if TYPE_CHECKING:
     import asyncio

@@ -16,14 +16,12 @@ import pytest
 from millstream.durable import listen
 from millstream.errors import DamageError
 from millstream.ledger.jetstream import open_jetstream_broker
-from millstream.local.causes import first_cause
-from millstream.local.ledgers import KnownLedgers
-from millstream.local.repair.finding import Finding
-from millstream.local.repair.repair import Repair
 from millstream.record import BufferId, LaneId
-from millstream.testing.ledgers import LaneOwner
-from millstream.testing.pipelines import PipelineRun, open_pipeline
 from millstream.wire.nats import open_connection
+from millstream_runner.local.causes import first_cause
+from millstream_runner.local.ledgers import KnownLedgers
+from millstream_runner.local.repair.finding import Finding
+from millstream_runner.local.repair.repair import Repair
 from tests.mesh.reducing import (
     Event,
     assert_balanced,
@@ -33,6 +31,8 @@ from tests.mesh.reducing import (
     taken_in,
     write_events,
 )
+from tests.support.ledgers import LaneOwner
+from tests.support.pipelines import PipelineRun, open_pipeline
 
 if TYPE_CHECKING:
     from tests.mesh.conftest import PipelineFiles

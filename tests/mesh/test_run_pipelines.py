@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from millstream.testing.pipelines import open_pipeline
 from millstream.wire.nats_config import ACCOUNT
 from tests.mesh.running import command, start, until_gone
+from tests.support.pipelines import open_pipeline
 
 if TYPE_CHECKING:
     from tests.mesh.conftest import PipelineFiles

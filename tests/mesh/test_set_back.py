@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from millstream.errors import DamageError
-from millstream.testing.pipelines import open_pipeline
 from tests.mesh.reducing import running, taken_in
+from tests.support.pipelines import open_pipeline
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from millstream.clock import SystemClock
-from millstream.testing.pipelines import open_pipeline
 from tests.mesh.reducing import FUNCTIONS, Event, reduce, source, write_events
+from tests.support.pipelines import open_pipeline
 from tests.unit.telemetry.collector import Collector, attributes, open_collector
 
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from millstream.spec import resolved
 from millstream.spec.loading import load
-from millstream.testing.nats_server import open_nats_server
+from millstream.wire.nats_server import open_nats_server
 from tests.mesh.conftest import PipelineFiles
 
 LIMIT_S = 60
 NOWHERE = "nats://127.0.0.1:1"
-MAIN = "import sys; from millstream_vertex.__main__ import main; sys.exit(main(sys.argv[1:]))"
+MAIN = "import sys; from millstream_worker.__main__ import main; sys.exit(main(sys.argv[1:]))"
 NO_TEMPORARY_DIRECTORY = "import tempfile; tempfile._candidate_tempdir_list = lambda: ['/no-such-directory']; "
 NO_NUMPY = "import sys; sys.modules['numpy'] = None; "
 REDUCE = """\

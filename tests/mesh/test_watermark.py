@@ -11,10 +11,9 @@ import pytest
 from millstream import durable
 from millstream.durable import CRASH_AT
 from millstream.ledger.jetstream import open_jetstream_broker
-from millstream.local.setting_back import Watermarks
-from millstream.testing.pipelines import PipelineRun, open_pipeline
 from millstream.watermark.jetstream import open_jetstream_ot_stores
 from millstream.wire.nats import open_connection
+from millstream_runner.local.setting_back import Watermarks
 from tests.mesh.reducing import (
     Contents,
     Event,
@@ -33,6 +32,7 @@ from tests.mesh.reducing import (
     write_events,
 )
 from tests.mesh.running import command, start
+from tests.support.pipelines import PipelineRun, open_pipeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable

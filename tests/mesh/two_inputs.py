@@ -29,9 +29,9 @@ import psutil
 import pyarrow.parquet
 
 from millstream.errors import EnvironmentFault, FencedError, RetryLaterError
-from millstream.testing.pipelines import PipelineRun, open_pipeline
 from tests.contract.sinks.http_target import HttpTarget, open_http_target
 from tests.mesh.reducing import assert_balanced, until
+from tests.support.pipelines import PipelineRun, open_pipeline
 
 LIMIT_S = 400.0
 """For one pipeline, on a machine that is busy with others."""

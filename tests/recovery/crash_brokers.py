@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from millstream.spec.access import load_access
-from millstream.testing.certificates import make_certificate
-from millstream.testing.nats_server import open_nats_server
 from millstream.wire.access import BrokerAccess
+from millstream.wire.certificates import make_certificate
+from millstream.wire.nats_server import open_nats_server
 from tests.nats_process import open_nats_process
 
 OPERATOR = "_pipeline"
@@ -59,7 +59,7 @@ async def open_secured_broker(directory: Path, files: Iterable[Path]) -> AsyncIt
     users = directory / "users"
     command = ["broker", "config", *map(str, files), "-o", str(users), "--ca", str(certificate.certificate)]
     config = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "millstream", *command), stdout=asyncio.subprocess.DEVNULL
+        *(sys.executable, "-m", "millstream_runner", *command), stdout=asyncio.subprocess.DEVNULL
     )
     assert await config.wait() == 0
     async with open_nats_process(users, _SERVER % (certificate.certificate, certificate.key)) as server:

@@ -27,11 +27,10 @@ import pandas  # type: ignore[import-untyped]  # noqa: F401  # imported by pyarr
 import pyarrow.dataset  # imported by a table's first filter
 import pyarrow.parquet  # noqa: F401  # imported by the Parquet sink when it is opened
 
+import millstream_reduce.lane.opening  # noqa: F401  # as above
 import millstream_reduce.spark.client  # noqa: F401  # imported by a reduce lane when it is opened
-import millstream_vertex.reduce_opening  # noqa: F401  # as above
 import millstream_writer.sinks.file_parquet  # noqa: F401  # imported by the Parquet sink when it is opened
 from millstream.account import Account
-from millstream.cli.broker import prepare
 from millstream.clock import SystemClock
 from millstream.durable import crash_at, listen
 from millstream.ledger.jetstream import open_jetstream_broker
@@ -44,8 +43,9 @@ from millstream.watermark.jetstream import open_jetstream_ot_stores
 from millstream.wire.access import BrokerAccess
 from millstream.wire.nats import open_connection
 from millstream_reduce.queue import QueueLimits
-from millstream_vertex.assembly import open_vertex
-from millstream_vertex.surroundings import OpenSurroundings, Outside, VertexConfig, open_outside
+from millstream_runner.cli.broker import prepare
+from millstream_worker.assembly import open_vertex
+from millstream_worker.surroundings import OpenSurroundings, Outside, VertexConfig, open_outside
 from tests.recovery.crash_brokers import OPERATOR, BrokerPlace
 from tests.recovery.crash_pipeline import CrashPipeline, Outputs
 from tests.recovery.crash_pipelines import PIPELINES, SHORT_SEGMENTS

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from millstream.errors import DamageError, UserError
-from millstream.local.directory import read_json
 from millstream.wire.nats import open_connection
+from millstream_runner.local.directory import read_json
 from tests.mesh.changing import Changing, open_changer, open_changing
 from tests.mesh.conftest import PipelineFiles
 from tests.mesh.reducing import assert_balanced, running, until

@@ -31,7 +31,7 @@ spec:
 
 
 def chaos(directory: Path, *arguments: str, cwd: Path | None = None) -> dict[str, Any]:
-    command = [sys.executable, "-m", "millstream", "chaos", *arguments, "--dir", str(directory), "--json"]
+    command = [sys.executable, "-m", "millstream_runner", "chaos", *arguments, "--dir", str(directory), "--json"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=170, check=False, cwd=cwd)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     told: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
@@ -68,7 +68,17 @@ def test_a_pipeline_of_a_user_is_drained_and_held_to_what_its_sinks_state(tmp_pa
 @pytest.mark.timeout(180)
 def test_a_run_that_ends_before_all_faults_is_no_success(tmp_path: Path) -> None:
     (tmp_path / "own.yaml").write_text(OWN.replace("{rpu: 300,", "{rpu: 300, records: 600,"))
-    command = [sys.executable, "-m", "millstream", "chaos", "own.yaml", "--kills", "30", "--dir", str(tmp_path / "one")]
+    command = [
+        sys.executable,
+        "-m",
+        "millstream_runner",
+        "chaos",
+        "own.yaml",
+        "--kills",
+        "30",
+        "--dir",
+        str(tmp_path / "one"),
+    ]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=170, check=False, cwd=tmp_path)
     assert ended.returncode == 1, ended.stdout
     assert "of 30 faults could be injected before the run had ended; give it more to do" in ended.stdout
@@ -91,7 +101,7 @@ def test_nothing_is_done_without_being_told_how_much_or_on_a_large_disk(tmp_path
         (["mesh", "--kills", "1", "--faults", "fire"], "expected some of kill, pause, network, disk"),
         (["mesh", "--kills", "1", "--faults", "disk"], "file system"),
     ):
-        command = [sys.executable, "-m", "millstream", "chaos", *arguments, "--dir", str(tmp_path / "one")]
+        command = [sys.executable, "-m", "millstream_runner", "chaos", *arguments, "--dir", str(tmp_path / "one")]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert ended.returncode == 2
         assert said in ended.stderr
@@ -107,7 +117,17 @@ def test_a_pipeline_that_cannot_run_is_not_judged(tmp_path: Path) -> None:
     edges = "[{from: in, to: map}, {from: map, to: out}]"
     head = "apiVersion: millstream.io/v1alpha1, kind: Pipeline, metadata: {name: bad}"
     (tmp_path / "bad.yaml").write_text(f"{{{head}, spec: {{vertices: {vertices}, edges: {edges}}}}}")
-    command = [sys.executable, "-m", "millstream", "chaos", "bad.yaml", "--kills", "1", "--dir", str(tmp_path / "one")]
+    command = [
+        sys.executable,
+        "-m",
+        "millstream_runner",
+        "chaos",
+        "bad.yaml",
+        "--kills",
+        "1",
+        "--dir",
+        str(tmp_path / "one"),
+    ]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, cwd=tmp_path)
     assert ended.returncode == 3
     assert "the run ended before anything was done to it" in ended.stderr

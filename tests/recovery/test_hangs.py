@@ -18,7 +18,7 @@ import pytest
 from millstream.errors import FencedError
 from millstream.health import Health, Patience, open_heartbeat
 from millstream.limits import HUNG_AFTER_S
-from millstream.local.processes import Child, open_child
+from millstream_runner.local.processes import Child, open_child
 from tests.mesh.conftest import PipelineFiles
 from tests.mesh.running import start
 

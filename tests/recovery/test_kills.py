@@ -21,7 +21,7 @@ from tests.small_disk import give_up
 
 
 def chaos(pipeline: str, kills: int, records: int, directory: Path, *more: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "millstream", "chaos", pipeline, "--kills", str(kills), "--seed", "42"]
+    command = [sys.executable, "-m", "millstream_runner", "chaos", pipeline, "--kills", str(kills), "--seed", "42"]
     command += ["--records", str(records), "--dir", str(directory), "--json", *more]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=580, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -35,7 +35,7 @@ def chaos(pipeline: str, kills: int, records: int, directory: Path, *more: str) 
 
 def judged(directory: Path, expect: str) -> tuple[int, list[str]]:
     """What the oracle says of an experiment that is over: exit code, and what is violated."""
-    command = [sys.executable, "-m", "millstream.chaos.oracle", "--expect", expect]
+    command = [sys.executable, "-m", "millstream_runner.chaos.oracle", "--expect", expect]
     command += ["--data-dir", str(directory / "state"), "--sinks", str(directory / "sinks")]
     command += ["--guarantees", str(directory / "guarantees.json")]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

@@ -11,7 +11,7 @@ import pytest
 
 from millstream.ledger.protocol import Ledger, LedgerLimits, StoredFrame
 from millstream.record import BufferId, LaneId
-from millstream.testing.ledgers import JetStreamHarness, LaneOwner, open_jetstream_harness
+from tests.support.ledgers import JetStreamHarness, LaneOwner, open_jetstream_harness
 
 A = BufferId("v-a", 0)
 B = BufferId("v-b", 0)

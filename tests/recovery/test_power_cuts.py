@@ -22,16 +22,16 @@ from typing import Any
 import psutil
 import pytest
 
-from millstream.chaos.outside import INPUTS, RECEIVED, open_outside, outside_ports
-from millstream.chaos.shipped import SHIPPED, write
 from millstream.ledger.protocol import DurabilityLevel, Ledger, LedgerLimits, StoredFrame
 from millstream.limits import MIB
 from millstream.record import BufferId, LaneId
 from millstream.spec.guarantees import guarantees_of
 from millstream.spec.loading import load
-from millstream.testing.ledgers import LaneOwner, open_jetstream_harness
 from millstream.tether import tethered
+from millstream_runner.chaos.outside import INPUTS, RECEIVED, open_outside, outside_ports
+from millstream_runner.chaos.shipped import SHIPPED, write
 from tests.power_disk import PowerDisk, open_power_disk
+from tests.support.ledgers import LaneOwner, open_jetstream_harness
 
 DISK_BYTES = 8192 * MIB
 """So much the broker wants to be able to reserve; the file takes what is written to it."""
@@ -61,7 +61,7 @@ class Machine:
         file = self._write(ENDLESS)
         stated = {name: guarantee.id.value for name, guarantee in guarantees_of(load(file).graph).items()}
         (directory / "guarantees.json").write_text(json.dumps(stated))
-        self._command = [sys.executable, "-m", "millstream.chaos.runner", "--data-dir", str(disk.path / "state")]
+        self._command = [sys.executable, "-m", "millstream_runner.chaos.runner", "--data-dir", str(disk.path / "state")]
         self._command += ["--sinks", str(disk.path / "sinks"), str(file)]
 
     def _write(self, records: int) -> Path:
@@ -116,7 +116,7 @@ class Machine:
 
     async def violated(self, *options: str) -> list[dict[str, Any]]:
         """What the oracle found."""
-        command = [sys.executable, "-m", "millstream.chaos.oracle", "--data-dir", str(self._disk.path / "state")]
+        command = [sys.executable, "-m", "millstream_runner.chaos.oracle", "--data-dir", str(self._disk.path / "state")]
         command += ["--sinks", str(self._disk.path / "sinks")]
         command += ["--guarantees", str(self.directory / "guarantees.json"), *options]
         process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)

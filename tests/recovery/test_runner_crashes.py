@@ -15,16 +15,16 @@ import pytest
 from millstream.durable import CRASH_AT
 from millstream.ledger.jetstream import open_jetstream_broker
 from millstream.ledger.protocol import LedgerLimits
-from millstream.testing.nats_server import open_nats_server
 from millstream.watermark.jetstream import open_jetstream_ot_stores
 from millstream.wire.nats import open_connection
+from millstream.wire.nats_server import open_nats_server
 from tools import durable_steps
 
 LIMIT_S = 30.0
 KEEP = """\
 import sys
 from pathlib import Path
-from millstream.local.directory import held
+from millstream_runner.local.directory import held
 
 with held(Path(sys.argv[1])) as directory:
     for text in sys.argv[2:]:

@@ -16,10 +16,10 @@ import pytest
 
 from millstream import audit as audit_file
 from millstream.errors import EnvironmentFault
-from millstream.local import audit
-from millstream.local.directory import DataDirectory
 from millstream.spec.loading import load
-from millstream.testing.nats_server import open_nats_server
+from millstream.wire.nats_server import open_nats_server
+from millstream_runner.local import audit
+from millstream_runner.local.directory import DataDirectory
 from tests.mesh.conftest import PipelineFiles
 from tests.mesh.running import command, start
 from tests.security.conftest import Stranger
@@ -134,8 +134,8 @@ def test_it_is_bounded_and_keeps_one_older_file(tmp_path: Path, monkeypatch: pyt
 
 def test_processes_write_at_once_without_losing_an_entry(tmp_path: Path) -> None:
     program = (
-        "import sys\nfrom pathlib import Path\nimport millstream.audit\nfrom millstream.local import audit\n"
-        "from millstream.local.directory import DataDirectory\nmillstream.audit.AUDIT_BYTES_MAX = 60_000\n"
+        "import sys\nfrom pathlib import Path\nimport millstream.audit\nfrom millstream_runner.local import audit\n"
+        "from millstream_runner.local.directory import DataDirectory\nmillstream.audit.AUDIT_BYTES_MAX = 60_000\n"
         "for number in range(50):\n    audit.note(DataDirectory(Path(sys.argv[1])), 'peek', of=sys.argv[2])\n"
     )
     writers = [subprocess.Popen([sys.executable, "-c", program, tmp_path, str(number)]) for number in range(3)]
@@ -185,7 +185,7 @@ async def test_what_is_done_over_another_broker_is_written_down_for_its_user(
         vertices = tmp_path / "vertices.jsonl"
         compiled = await command(tmp_path, "compile", "pipeline.yaml", "-o", "pipeline.json")
         assert compiled.exit_code == 0, compiled.err
-        by_hand = [sys.executable, "-m", "millstream_vertex", "--pipeline", "pipeline.json", "--vertex", "in", *place]
+        by_hand = [sys.executable, "-m", "millstream_worker", "--pipeline", "pipeline.json", "--vertex", "in", *place]
         started = await asyncio.create_subprocess_exec(
             *by_hand, cwd=tmp_path, env={**os.environ, "MILLSTREAM_AUDIT": str(vertices)}, stderr=subprocess.PIPE
         )

@@ -12,14 +12,14 @@ import pytest
 from millstream.frame import build_frame
 from millstream.ledger.jetstream import open_jetstream_broker
 from millstream.ledger.protocol import DurabilityLevel
-from millstream.local.directory import DataDirectory
-from millstream.local.stored import open_stored
 from millstream.record import BufferId, LaneId
-from millstream.testing.ledgers import LaneOwner
+from millstream_runner.local.directory import DataDirectory
+from millstream_runner.local.stored import open_stored
 from millstream_udf import columns
 from millstream_udf.wire.frame.v1 import frame_pb2
 from tests.mesh.conftest import PipelineFiles
 from tests.mesh.running import command, start
+from tests.support.ledgers import LaneOwner
 
 RECORDS = 6000
 SOURCE = LaneId("in", "source", 0)

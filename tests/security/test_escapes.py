@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.cli.main import main
-from millstream.local.logfiles import format_entry, short_entry
 from millstream.printable import in_line, printable
+from millstream_runner.cli.main import main
+from millstream_runner.local.logfiles import format_entry, short_entry
 from tests.mesh.running import Ended, command
 
 TITLE = "\x1b]0;OWNED\x07"

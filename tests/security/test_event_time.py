@@ -14,8 +14,8 @@ from millstream.clock import MICROSECONDS
 from millstream.errors import UserError
 from millstream.limits import MAX_FUTURE_S
 from millstream.ports import free_ports
-from millstream.testing.pipelines import PipelineRun, open_pipeline
 from tests.mesh.conftest import PipelineFiles
+from tests.support.pipelines import PipelineRun, open_pipeline
 
 YEAR_9999_MS = 253_402_300_799_000
 DEAD = "{from: in, to: dead, kind: deadLetter}"

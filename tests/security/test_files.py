@@ -12,8 +12,8 @@ import pytest
 
 from millstream.errors import EnvironmentFault
 from millstream.files import append_private, own_directory, write_private
-from millstream.local.directory import DataDirectory, held
 from millstream.udf.socket_directory import open_socket_directory, remove_abandoned
+from millstream_runner.local.directory import DataDirectory, held
 from tests.mesh.conftest import PipelineFiles
 from tests.mesh.running import command
 from tests.security.conftest import NOBODY, Stranger

@@ -13,14 +13,14 @@ import pytest
 
 from millstream.errors import UdfError
 from millstream.spec.loading import load
-from millstream.testing.certificates import Certificate, make_certificate
-from millstream.testing.pipelines import open_pipeline
 from millstream.udf.client import ClientTls, open_udf_client
+from millstream.wire.certificates import Certificate, make_certificate
 from millstream_udf.context import Context
 from millstream_udf.loading import load as load_function
 from millstream_udf.server import Server
 from millstream_udf.thread import open_thread
 from tests.mesh.conftest import PipelineFiles
+from tests.support.pipelines import open_pipeline
 
 RECORDS = 500
 

@@ -55,7 +55,7 @@ def run_as_nobody(directory: Path, *arguments: str) -> subprocess.CompletedProce
     program = [
         *("setpriv", "--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups"),
         *("env", "-i", *(f"{name}={value}" for name, value in environment.items())),
-        *(sys.executable, "-m", "millstream", *arguments),
+        *(sys.executable, "-m", "millstream_runner", *arguments),
     ]
     lines += [f"cd {shlex.quote(str(directory / 'work'))}", f"exec {shlex.join(program)}"]
     return subprocess.run(

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from millstream_vertex import hand_over
+from millstream_reduce.lane import hand_over
 from tests.simulation.history import Violation
 from tests.simulation.shapes import SHAPES
 from tests.simulation.world import World

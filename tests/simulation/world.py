@@ -2,7 +2,7 @@
 
     seed ─► shape, records, weather, faults ─► processes over the shared broker ─► they end ─► `model` judges
 
-A process is the vertex's own assembly (`millstream_vertex.assembly`) over surroundings made here: all of reader, lanes,
+A process is the vertex's own assembly (`millstream_worker.assembly`) over surroundings made here: all of reader, lanes,
 writer, queue and log runs as shipped. A supervisor starts again what ends, as the runner does.
 """
 
@@ -25,10 +25,10 @@ from millstream.ledger.protocol import DurabilityLevel
 from millstream.spec.lanes import all_lanes, inputs_of
 from millstream.watermark.memory import OtMemory
 from millstream.wire.access import BrokerAccess
+from millstream_reduce.lane import hand_over
 from millstream_reduce.queue import QueueLimits
-from millstream_vertex import hand_over
-from millstream_vertex.assembly import VertexProcess, open_vertex
-from millstream_vertex.surroundings import VertexConfig
+from millstream_worker.assembly import VertexProcess, open_vertex
+from millstream_worker.surroundings import VertexConfig
 from tests.simulation import model
 from tests.simulation.disk import Died, Disk, SimFiles
 from tests.simulation.faults import ALL_LOG_FAULTS, LOG_FAULTS, PROCESS_FAULTS, Fault, Plan, draw

@@ -78,7 +78,7 @@ def test_a_broken_rule_is_seen(path: str, source: str, fault: str) -> None:
         ("millstream/a.py", '"""A."""\ntasks.create_task(run())\n'),
         ("millstream/a.py", '"""A."""\nprint("seen", file=sys.stderr)\n'),
         ("millstream/a.py", '"""A."""\ntry:\n    run()\nexcept Exception as error:\n    report(error)\n'),
-        ("millstream/cli/a.py", '"""A."""\nprint("seen")\n'),
+        ("services/runner/millstream_runner/cli/a.py", '"""A."""\nprint("seen")\n'),
         ("millstream/__init__.py", ""),
         ("tests/unit/test_a.py", "async def test_a():\n    await asyncio.sleep(0)\n"),
         ("tests/unit/test_a.py", "async def test_a():\n    while not done():\n        await asyncio.sleep(0.01)\n"),

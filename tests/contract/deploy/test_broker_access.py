@@ -18,10 +18,10 @@ import uvloop
 
 from millstream.errors import EnvironmentFault, UserError
 from millstream.spec.access import load_access
-from millstream.testing.certificates import make_certificate
-from millstream.testing.nats_server import open_nats_server
 from millstream.wire.access import BrokerAccess
+from millstream.wire.certificates import make_certificate
 from millstream.wire.nats import BrokerConnection, open_connection
+from millstream.wire.nats_server import open_nats_server
 from tests.nats_process import open_nats_process
 
 SECRET = "s3cret-of-the-broker"

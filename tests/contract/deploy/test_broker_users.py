@@ -12,7 +12,6 @@ import nats
 import pytest
 from nats.aio.client import Client
 
-from millstream.cli.main import main
 from millstream.clock import SystemClock
 from millstream.errors import EnvironmentFault
 from millstream.ledger.protocol import DurabilityLevel
@@ -20,8 +19,9 @@ from millstream.spec import resolved
 from millstream.spec.access import load_access
 from millstream.spec.loading import load
 from millstream.wire.access import BrokerAccess
-from millstream_vertex.assembly import open_vertex
-from millstream_vertex.surroundings import VertexConfig
+from millstream_runner.cli.main import main
+from millstream_worker.assembly import open_vertex
+from millstream_worker.surroundings import VertexConfig
 from tests.nats_process import open_nats_process
 
 WAIT_S = 60.0

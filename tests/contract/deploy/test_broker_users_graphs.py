@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from millstream.cli.broker import prepare
 from millstream.clock import SystemClock
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.spec import resolved
 from millstream.spec.loading import load
-from millstream_vertex.assembly import open_vertex
-from millstream_vertex.surroundings import VertexConfig
+from millstream_runner.cli.broker import prepare
+from millstream_worker.assembly import open_vertex
+from millstream_worker.surroundings import VertexConfig
 from tests.mesh.conftest import PipelineFiles
 from tests.mesh.reducing import Event, contents_of, reduce, sliding_contents, source, write_events
 from tests.recovery.crash_brokers import OPERATOR, BrokerPlace, open_secured_broker

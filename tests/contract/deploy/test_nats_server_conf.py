@@ -10,13 +10,13 @@ import psutil
 import pytest
 
 from millstream import limits
-from millstream.cli.main import main
 from millstream.errors import EnvironmentFault
 from millstream.ledger.durability import ask_server_settings
 from millstream.spec.access import load_access
-from millstream.testing.nats_server import find_nats_server, open_nats_server
 from millstream.wire.nats import open_connection
 from millstream.wire.nats_config import PENDING_BYTES_MAX
+from millstream.wire.nats_server import find_nats_server, open_nats_server
+from millstream_runner.cli.main import main
 from tests.nats_process import open_nats_process
 
 CONF = Path(__file__).resolve().parents[3] / "deploy" / "nats" / "nats-server.conf"

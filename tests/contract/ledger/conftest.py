@@ -9,7 +9,7 @@ import pytest
 
 from millstream.ledger.protocol import Ledger, LedgerLimits
 from millstream.record import LaneId
-from millstream.testing.ledgers import Harness, LaneOwner, open_jetstream_harness, open_memory_harness
+from tests.support.ledgers import Harness, LaneOwner, open_jetstream_harness, open_memory_harness
 
 
 @pytest.fixture(params=["memory", "jetstream"])

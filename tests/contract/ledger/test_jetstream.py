@@ -26,11 +26,11 @@ from millstream.ledger.jetstream import open_jetstream_broker
 from millstream.ledger.protocol import DurabilityLevel, Ledger, LedgerLimits
 from millstream.ledger.pull import PullReader
 from millstream.record import BufferId, LaneId
-from millstream.testing.ledgers import PIPELINE, JetStreamHarness, LaneOwner, open_jetstream_harness
-from millstream.testing.nats_server import open_nats_server
 from millstream.wire.access import BrokerAccess
 from millstream.wire.nats import open_connection
+from millstream.wire.nats_server import open_nats_server
 from tests.nats_process import open_nats_process
+from tests.support.ledgers import PIPELINE, JetStreamHarness, LaneOwner, open_jetstream_harness
 
 A = BufferId("v-a", 0)
 B = BufferId("v-b", 0)

@@ -12,7 +12,7 @@ from millstream import limits as all_limits
 from millstream.errors import BufferFullError, FencedError, MillstreamError, StorageFullError, UserError
 from millstream.ledger.protocol import Ledger, LedgerLimits, StoredFrame
 from millstream.record import ID_DIGEST_BYTES, BufferId, LaneId, id_digest
-from millstream.testing.ledgers import Harness, LaneOwner
+from tests.support.ledgers import Harness, LaneOwner
 
 A = BufferId("v-a", 0)
 B = BufferId("v-b", 1)

@@ -18,15 +18,15 @@ from millstream.frame import build_frame
 from millstream.ledger.frames import decoded
 from millstream.ledger.protocol import Ledger, LedgerLimits, StoredFrame
 from millstream.ledger.witness import from_messages, given_up_of, merged, not_passed
-from millstream.local.ledgers import KnownLedgers
-from millstream.local.repair.finding import Finding
-from millstream.local.repair.repair import Repair
 from millstream.record import BufferId, LaneId
 from millstream.spec.loading import load
-from millstream.testing.ledgers import JetStreamHarness, LaneOwner, open_jetstream_harness
 from millstream.wire.nats import open_connection
+from millstream_runner.local.ledgers import KnownLedgers
+from millstream_runner.local.repair.finding import Finding
+from millstream_runner.local.repair.repair import Repair
 from millstream_udf import columns
 from millstream_udf.wire.frame.v1 import frame_pb2
+from tests.support.ledgers import JetStreamHarness, LaneOwner, open_jetstream_harness
 from tests.unit.vertex.lane_rig import records_of
 
 PIPELINE = """\

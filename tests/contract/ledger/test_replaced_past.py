@@ -10,8 +10,8 @@ import pytest
 from millstream.errors import DamageError, FencedError
 from millstream.ledger.protocol import GivenUp, Ledger, StoredFrame, Witness
 from millstream.record import BufferId, LaneId
-from millstream.testing.ledgers import Harness, LaneOwner
 from millstream_vertex.past import held_instead
+from tests.support.ledgers import Harness, LaneOwner
 
 A = BufferId("v-a", 0)
 B = BufferId("v-b", 0)

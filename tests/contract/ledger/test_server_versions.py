@@ -11,8 +11,8 @@ import pytest
 from millstream.errors import EnvironmentFault
 from millstream.ledger.jetstream import open_jetstream_broker
 from millstream.ledger.server import VERSION_MIN, check_version
-from millstream.testing.nats_server import open_nats_server
 from millstream.wire.nats import open_connection
+from millstream.wire.nats_server import open_nats_server
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 WANTED = ".".join(map(str, VERSION_MIN))

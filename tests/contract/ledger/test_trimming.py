@@ -12,9 +12,9 @@ import pytest
 
 from millstream.ledger.protocol import Ledger, LedgerLimits
 from millstream.record import BufferId, LaneId
-from millstream.testing.ledgers import JetStreamHarness, LaneOwner, open_jetstream_harness
 from millstream.wire.nats import open_connection
 from millstream_vertex.trimming import Trimmer
+from tests.support.ledgers import JetStreamHarness, LaneOwner, open_jetstream_harness
 
 FRAMES = 3
 """Of each writer in each buffer."""

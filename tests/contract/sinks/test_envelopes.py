@@ -11,11 +11,11 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from millstream.cli.envelopes import read_files
 from millstream.dead_letter import MEMBERS, Envelope, headers_of, read_envelope
 from millstream.frame import build_frame
 from millstream.record import Position
 from millstream.spec.models import FallbackSink
+from millstream_runner.cli.envelopes import read_files
 from millstream_writer.sink import SinkFrame
 from millstream_writer.sinks.opening import open_sink
 from tests.contract.sinks.file_target import finished_files, sink_owner

@@ -18,7 +18,7 @@ from millstream.telemetry.logging import configure_logging
 from millstream.udf.program_lines import LEVEL_VARIABLE, parse_line
 from millstream.udf.sidecar import Sidecar, SidecarSpec, open_sidecar, python_command
 from millstream_udf.wire.udf.v1 import udf_pb2
-from millstream_vertex.programs import program_logger
+from millstream_worker.programs import program_logger
 from tests.contract.udf.conftest import HERE, NAME, frame_of
 from tests.unit.telemetry.collector import attributes, open_collector
 

@@ -12,9 +12,9 @@ import pytest
 from millstream import limits
 from millstream.errors import DamageError, EnvironmentFault
 from millstream.record import LaneId
-from millstream.testing.nats_server import NatsServer, open_nats_server
 from millstream.watermark.jetstream import open_jetstream_ot_stores
 from millstream.wire.nats import BrokerConnection, open_connection
+from millstream.wire.nats_server import NatsServer, open_nats_server
 from millstream.wire.watermark.v1.ot_pb2 import OtEntry
 
 pytestmark = pytest.mark.asyncio

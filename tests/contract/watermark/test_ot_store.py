@@ -14,11 +14,11 @@ import pytest_asyncio
 from millstream.clock import START_OF_TIME_US
 from millstream.errors import RetryLaterError
 from millstream.record import LaneId
-from millstream.testing.nats_server import NatsServer, open_nats_server
 from millstream.watermark.jetstream import bucket_name, open_jetstream_ot_stores
 from millstream.watermark.memory import OtMemory, open_memory_ot_stores
 from millstream.watermark.store import OtStore, OtStores, OtUpdate, follow
 from millstream.wire.nats import open_connection
+from millstream.wire.nats_server import NatsServer, open_nats_server
 from millstream.wire.watermark.v1.ot_pb2 import OtEntry
 
 pytestmark = pytest.mark.asyncio

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from millstream.chaos.faults import refuse_large_disk
 from millstream.errors import UserError
-from millstream.testing.lossy_path import LossyPath, open_lossy_path, with_answer_repeated
+from millstream_runner.chaos.faults import refuse_large_disk
+from millstream_runner.chaos.lossy_path import LossyPath, open_lossy_path, with_answer_repeated
 
 ANSWER = b'MSG _INBOX.1 1 28\r\n{"stream":"orders","seq":12}\r\n'
 OTHER = b"MSG orders.d 2 3\r\nabc\r\n"
@@ -82,7 +82,7 @@ def test_a_disk_that_others_need_is_not_filled(tmp_path: Path) -> None:
 
 
 def test_a_small_disk_that_others_need_is_not_filled_either(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("millstream.chaos.faults.SMALL_DISK_BYTES_MAX", 1 << 62)
+    monkeypatch.setattr("millstream_runner.chaos.faults.SMALL_DISK_BYTES_MAX", 1 << 62)
     assert tmp_path.stat().st_dev == Path(os.environ.get("TMPDIR", "/tmp")).stat().st_dev
     with pytest.raises(UserError, match="on the same file system as"):
         refuse_large_disk(tmp_path)

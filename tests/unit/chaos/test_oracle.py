@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from millstream.chaos.oracle.account import account_checks
-from millstream.chaos.oracle.checks import Check, Result, verdict
-from millstream.chaos.oracle.expected import Series, mesh_checks, window_sums, windows_checks
-from millstream.chaos.oracle.guarantees import ONCE, sink_checks
-from millstream.chaos.oracle.pipeline import Edge, Pipeline
-from millstream.chaos.oracle.sinks import Row
 from millstream.wire.ledger.v1 import mark_pb2
+from millstream_runner.chaos.oracle.account import account_checks
+from millstream_runner.chaos.oracle.checks import Check, Result, verdict
+from millstream_runner.chaos.oracle.expected import Series, mesh_checks, window_sums, windows_checks
+from millstream_runner.chaos.oracle.guarantees import ONCE, sink_checks
+from millstream_runner.chaos.oracle.pipeline import Edge, Pipeline
+from millstream_runner.chaos.oracle.sinks import Row
 
 Marks = dict[tuple[str, str], mark_pb2.Mark]
 SERIES = Series(records=10, keys=2, start_us=0, step_us=400_000.0)

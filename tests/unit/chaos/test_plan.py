@@ -7,8 +7,8 @@ from itertools import islice
 
 import pytest
 
-from millstream.chaos.plan import ROLES, SPARK_ROLES, FaultKind, NetworkFault, Role, strikes
 from millstream.limits import HUNG_AFTER_S
+from millstream_runner.chaos.plan import ROLES, SPARK_ROLES, FaultKind, NetworkFault, Role, strikes
 
 ALL = tuple(FaultKind)
 

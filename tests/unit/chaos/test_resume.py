@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from millstream.chaos.resume import Board, percentile
 from millstream.record import LaneId
 from millstream.watermark.store import OtUpdate
 from millstream.wire.watermark.v1.ot_pb2 import BufferState, OtEntry
+from millstream_runner.chaos.resume import Board, percentile
 
 ONE, OTHER = LaneId("map", "in-map", 0), LaneId("map", "in-map", 1)
 

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from millstream.cli.arguments import parser
-from millstream.cli.main import main
-from millstream.cli.run import result_text
 from millstream.errors import UserError
-from millstream.local.run import RunResult
-from millstream.local.summary import Summary
 from millstream.spec import resolved
 from millstream.spec.loading import load
+from millstream_runner.cli.arguments import parser
+from millstream_runner.cli.main import main
+from millstream_runner.cli.run import result_text
+from millstream_runner.local.run import RunResult
+from millstream_runner.local.summary import Summary
 
 DOCS = Path(__file__).parents[3] / "docs/cli.md"
 HEAVY = ("nats", "grpc", "aiohttp", "opentelemetry", "pyarrow", "numpy", "pyspark", "sqlglot")
@@ -33,7 +33,7 @@ def commands() -> dict[str, argparse.ArgumentParser]:
 def test_help_imports_nothing_that_takes_time() -> None:
     code = (
         "import sys\n"
-        "from millstream.cli.main import main\n"
+        "from millstream_runner.cli.main import main\n"
         "try:\n    main(['run', '--help'])\nexcept SystemExit:\n    pass\n"
         f"print([name for name in {SLOW!r} if name in sys.modules])\n"
     )
@@ -61,7 +61,7 @@ def test_a_pipeline_file_is_no_resolved_pipeline() -> None:
 
 
 def test_validate_imports_no_broker_and_no_grpc() -> None:
-    code = f"import sys\nimport millstream.cli.validate\nprint([name for name in {HEAVY!r} if name in sys.modules])\n"
+    code = f"import sys\nimport millstream_runner.cli.validate\nprint([name for name in {HEAVY!r} if name in sys.modules])\n"
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert printed.splitlines()[-1] == "[]"
 

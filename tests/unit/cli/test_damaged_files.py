@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from millstream.cli.main import main
 from millstream.errors import DamageError, EnvironmentFault, MillstreamError, UserError
+from millstream_runner.cli.main import main
 
 PIPELINE = """\
 apiVersion: millstream.io/v1alpha1

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from millstream.errors import DamageError, EnvironmentFault, UserError
-from millstream.local.directory import (
+from millstream_runner.local.directory import (
     DataDirectory,
     ProcessIdentity,
     RunningProcess,
@@ -18,7 +18,7 @@ from millstream.local.directory import (
     read_json,
     write_json,
 )
-from millstream.local.processes import end_stale, identify, is_alive
+from millstream_runner.local.processes import end_stale, identify, is_alive
 from tests.small_disk import open_small_disk
 
 RUNTIME = Runtime("small", ProcessIdentity(1, 2.5), 4222, (RunningProcess("map-0", ProcessIdentity(3, 4.5), 9000),))

@@ -2,8 +2,8 @@
 
 import pytest
 
-from millstream.local.latency import LatencyCounts, parse_latency
 from millstream.telemetry.metrics import LATENCY
+from millstream_runner.bench.latency import LatencyCounts, parse_latency
 
 PAGE = f"""\
 # HELP {LATENCY} how long

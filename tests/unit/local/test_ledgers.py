@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from millstream.errors import DamageError
-from millstream.local.ledgers import KnownLedgers
-from millstream.local.summary import Summary, check_stored
+from millstream_runner.local.ledgers import KnownLedgers
+from millstream_runner.local.summary import Summary, check_stored
 
 
 @pytest.mark.guarantee("I10")

@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.local.logfiles import (
+from millstream_runner.local.logfiles import (
     LINE_BYTES_MAX,
     LineSplitter,
     LogFile,

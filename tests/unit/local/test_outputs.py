@@ -8,10 +8,10 @@ import pytest
 
 from millstream.durable import listen
 from millstream.errors import UserError
-from millstream.local.outputs import former_outputs, move_outputs, refuse_former_outputs
 from millstream.record import Position
 from millstream.spec.graph import Graph
 from millstream.spec.loading import load
+from millstream_runner.local.outputs import former_outputs, move_outputs, refuse_former_outputs
 from millstream_writer.sinks.file_directory import DirectoryOwner, LaneDirectory
 
 NOW_US = 1_700_000_000_000_000

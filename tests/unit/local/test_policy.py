@@ -2,7 +2,7 @@
 
 import pytest
 
-from millstream.local.policy import (
+from millstream_runner.local.policy import (
     FAILURES_MAX,
     HANGS_MAX,
     KILLS_MAX,

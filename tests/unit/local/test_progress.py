@@ -4,9 +4,9 @@ import dataclasses
 import json
 
 from millstream.clock import END_OF_TIME_US, START_OF_TIME_US
-from millstream.local.progress import RATE_WINDOW_S, PipelineProgress, VertexProgress, vertex_from_json
-from millstream.local.screen import Scene, plain_line, table, watermark_text
 from millstream.wire.watermark.v1.ot_pb2 import BufferState, OtEntry
+from millstream_runner.local.progress import RATE_WINDOW_S, PipelineProgress, VertexProgress, vertex_from_json
+from millstream_runner.local.screen import Scene, plain_line, table, watermark_text
 from tests.unit.local.pipelines import small
 
 NOW_US = 1_800_000_000_000_000

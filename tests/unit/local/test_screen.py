@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from millstream.local.progress import VertexProgress
-from millstream.local.screen import (
+from millstream_runner.local.progress import VertexProgress
+from millstream_runner.local.screen import (
     PLAIN_INTERVAL_S,
     NoScreen,
     PlainScreen,

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from millstream.local.shape import changes, shape_of, successor
 from millstream.spec.graph import Graph
 from millstream.spec.models import Pipeline
+from millstream_runner.local.shape import changes, shape_of, successor
 from tests.unit.local.pipelines import small
 
 

@@ -3,9 +3,9 @@
 import pytest
 
 from millstream.account import Account
-from millstream.local.summary import Summary, summarize, summary_lines
 from millstream.record import BufferId, LaneId
 from millstream.wire.ledger.v1 import mark_pb2
+from millstream_runner.local.summary import Summary, summarize, summary_lines
 from tests.unit.local.pipelines import small
 
 Marks = dict[LaneId, mark_pb2.Mark]

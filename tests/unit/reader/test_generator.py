@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from millstream.clock import MICROSECONDS, SystemClock
 from millstream.record import Record
-from millstream.testing.ledgers import SettableClock
 from millstream_reader.source import SourceBatch
 from tests.contract.sources.lanes import open_lane, read_to_end, records_of
+from tests.support.ledgers import SettableClock
 
 START_US = 1_704_067_200 * MICROSECONDS
 

@@ -20,13 +20,13 @@ from millstream.frame import Frame
 from millstream.ledger.protocol import LedgerLimits
 from millstream.limits import BUFFER_FRAMES_MAX
 from millstream.record import BufferId
-from millstream.testing.ledgers import open_memory_harness
 from millstream.wire.reduce.v1 import wal_pb2
+from millstream_reduce.lane.milestones import Retracing, StoredMilestones
 from millstream_reduce.milestones import is_at_or_before
 from millstream_reduce.queue import Queue, QueuedFrame, QueueLimits
 from millstream_reduce.windows import WindowConfig
-from millstream_vertex.reduce_milestones import Retracing, StoredMilestones
 from millstream_vertex.trimming import Trimmer
+from tests.support.ledgers import open_memory_harness
 from tests.unit.reduce.queued import EDGE, OTHER_EDGE, Lane, frame_of, values_in
 
 EDGES = (EDGE, OTHER_EDGE)

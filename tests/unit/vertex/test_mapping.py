@@ -14,13 +14,13 @@ from millstream.frame import Frame, frame_of_records
 from millstream.naming import Naming, Origin
 from millstream.record import Record
 from millstream.retry import Backoff, OnFailure, RetryPolicy, Waiting
-from millstream.testing.ledgers import SettableClock
 from millstream.watermark.future import DROPPED, FutureBound
 from millstream_udf import Context, DeadLetter, Drop, Message, Retry, source_transform
 from millstream_udf import map as map_function
 from millstream_udf.values import Record as Input
 from millstream_udf.wire.udf.v1 import udf_pb2
 from millstream_vertex.mapping import Mapped
+from tests.support.ledgers import SettableClock
 from tests.unit.vertex.lane_rig import STOP, mapper_of, open_stream, records_of
 
 

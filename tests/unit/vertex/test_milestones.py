@@ -11,12 +11,12 @@ from millstream.errors import DamageError
 from millstream.ledger.protocol import Ledger, LedgerLimits
 from millstream.limits import BUFFER_FRAMES_MAX
 from millstream.record import LaneId
-from millstream.testing.ledgers import LaneOwner, open_memory_harness
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream.wire.reduce.v1 import wal_pb2
-from millstream_vertex.reduce_milestones import Retracing, StoredMilestones, open_milestones
-from millstream_vertex.reduce_state import check_whole
+from millstream_reduce.lane.milestones import Retracing, StoredMilestones, open_milestones
+from millstream_reduce.lane.state import check_whole
 from millstream_vertex.trimming import Trimmer
+from tests.support.ledgers import LaneOwner, open_memory_harness
 from tests.unit.reduce.queued import EDGE, frame_of
 from tests.unit.reduce.queued import Lane as QueueLane
 

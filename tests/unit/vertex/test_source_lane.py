@@ -16,7 +16,6 @@ from millstream.frame import Frame, frame_of_records
 from millstream.record import BufferId, Record
 from millstream.retry import OnFailure
 from millstream.telemetry import Telemetry
-from millstream.testing.ledgers import SettableClock
 from millstream.watermark.future import DROPPED, FutureBound
 from millstream.watermark.source import SourceWatermark
 from millstream_reader.ids import SeenIds
@@ -26,6 +25,7 @@ from millstream_vertex.lane import LaneCore
 from millstream_vertex.source_lane import SourceVertexLane
 from millstream_writer.room import Room
 from millstream_writer.routing import Route, Router
+from tests.support.ledgers import SettableClock
 from tests.unit.vertex.lane_rig import UPSTREAM, Rig, open_rig, open_room, records_of
 
 BUFFER = BufferId("in-map", 0)

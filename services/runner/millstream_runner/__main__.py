@@ -1,0 +1,8 @@
+"""`python -m millstream`: the command line, where the script is not on the PATH."""
+
+import sys
+
+from millstream_runner.cli.main import main
+
+if __name__ == "__main__":
+    sys.exit(main())

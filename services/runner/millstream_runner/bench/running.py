@@ -1,0 +1,296 @@
+"""Measures real pipelines on this machine, from a generator to a blackhole.
+
+Above it: `millstream bench`. Below it: the same runner that `millstream run` uses, looked at from outside: the OT
+stores for the rate, the sink's metrics for the latency, the operating system for CPU and memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from millstream.clock import MICROSECONDS
+from millstream.errors import EnvironmentFault, MillstreamError, RetryLaterError, UserError
+from millstream.files import write_private
+from millstream.ledger.protocol import DurabilityLevel
+from millstream.ports import free_ports
+from millstream.spec.loading import Loaded, load_text
+from millstream.telemetry.metrics import LATENCY
+from millstream.watermark.jetstream import open_jetstream_ot_stores
+from millstream.watermark.store import OtStore
+from millstream.wire.certificates import make_certificate
+from millstream.wire.nats import open_connection
+from millstream_runner.bench.latency import LatencyCounts, scrape_latency
+from millstream_runner.local.directory import DataDirectory, Runtime
+from millstream_runner.local.processes import is_alive
+from millstream_runner.local.run import RunOptions, RunResult, run
+from millstream_runner.local.screen import NoScreen
+
+BUFFER_RECORDS = 400_000
+"""Of each buffer: a second's worth. What piles up before all processes run is at most this."""
+_SAMPLE_INTERVAL_S = 1.0
+"""A look at the sink's metrics holds the sink up for some milliseconds: seldom enough not to be what is measured."""
+_LOOK_INTERVAL_S = 0.02
+_STRETCH_MIN_S = 0.1
+"""A rate that is measured for less says nothing."""
+_PIPELINE = """\
+apiVersion: millstream.io/v1alpha1
+kind: Pipeline
+metadata:
+  name: bench
+spec:
+  limits: {{bufferMaxLength: {buffer}}}
+  vertices:
+    - name: in
+      source:
+        generator: {{rpu: {rate}, records: {records}, msgSize: {size}}}
+    - name: map
+      udf:
+        python: "identity.py:process"
+    - name: out
+      sink:
+        blackhole: {{}}
+  edges:
+    - {{from: in, to: map}}
+    - {{from: map, to: out}}
+"""
+_FUNCTION = "def process(value):\n    return value\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """What runs, and where its latency is told."""
+
+    text: str
+    """YAML: source vertex `in`, sink vertex `out`, name `bench`."""
+    processes: tuple[str, ...]
+    """In the order of the file."""
+    told_by: str
+    """The process whose metrics have the latency."""
+    metric: str
+    """A histogram in seconds."""
+    passes_on: bool = True
+    """The sink gets as many records as the source makes, so its rate can be measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What goes through the pipeline."""
+
+    records: int
+    record_bytes: int
+    rate: int = 0
+    """Records per second; 0: as fast as possible."""
+    warm_up_s: float = 0.0
+    """Latencies of the first seconds are left out."""
+    warm_up_count: int = 0
+    """The first so many latencies are left out."""
+
+
+@dataclass(slots=True)
+class ProcessUse:
+    """What one process, with its functions' processes, took while records flowed."""
+
+    cpu_s: float = 0.0
+    rss_bytes_max: int = 0
+    first_cpu_s: float | None = None
+
+
+@dataclass(slots=True)
+class Measured:
+    """What came out."""
+
+    records: int = 0
+    records_per_s: float = 0.0
+    """While all vertices worked, see `_Clock`."""
+    elapsed_s: float = 0.0
+    latency: LatencyCounts = field(default_factory=LatencyCounts)
+    sampled_s: float = 0.0
+    """How long CPU was looked at."""
+    use: dict[str, ProcessUse] = field(default_factory=dict)
+    durability: str = ""
+
+
+async def measure_map(directory: Path, load: Load, durability: DurabilityLevel, *, tls: bool = False) -> Measured:
+    """Generator, a Python function that gives back what it gets, blackhole. `tls`: connections to the broker are
+    encrypted."""
+    if tls:
+        make_certificate(directory / "data" / "broker")
+    write_private(directory / "identity.py", _FUNCTION)
+    text = _PIPELINE.format(rate=load.rate, records=load.records, size=load.record_bytes, buffer=BUFFER_RECORDS)
+    pipeline = Pipeline(text, ("in-0", "map-0", "out-0"), "out-0", LATENCY)
+    measured = await measure(directory, pipeline, load, durability)
+    arrived = measured.records
+    if arrived != load.records:
+        raise MillstreamError(f"{load.records} records were made, {arrived} were seen to arrive")
+    if not measured.records_per_s:
+        raise UserError(
+            f"{load.records:,} records are too few to measure: when the last process was up, all of them, or nearly "
+            "all, had been made; try more"
+        )
+    return measured
+
+
+async def measure(directory: Path, pipeline: Pipeline, load: Load, durability: DurabilityLevel) -> Measured:
+    """Run the pipeline below `directory` to its end. Raises what ended it, when it did not end well."""
+    loaded = load_text(pipeline.text, directory / "pipeline.yaml")
+    base = free_ports(len(pipeline.processes))
+    options = RunOptions(data_dir=directory / "data", durability=durability, metrics_port_base=base)
+    measured = Measured()
+    async with asyncio.TaskGroup() as group:
+        watching = group.create_task(_watch(options, pipeline, load, measured), name="watch")
+        result = await _run(loaded, options)
+        watching.cancel()
+    status = DataDirectory(directory / "data").read_status() or {}
+    measured.durability = str(status.get("durability", durability.value))
+    _check(result, load)
+    return measured
+
+
+async def _run(loaded: Loaded, options: RunOptions) -> RunResult:
+    notes = io.StringIO()
+    result = await run(loaded, options, NoScreen(notes))
+    if result.failure is not None:
+        failure = result.failure
+        raise MillstreamError(f"{failure.process} {failure.reason}: {failure.message}\n{notes.getvalue()}")
+    return result
+
+
+def _check(result: RunResult, load: Load) -> None:
+    summary = result.summary
+    if summary is None or not summary.ended:
+        raise EnvironmentFault("the benchmark was stopped before its end")
+    if not summary.balanced:
+        raise MillstreamError(f"the account does not balance: {'; '.join(summary.differences)}")
+    processed = summary.vertices[1].account.processed
+    if processed != load.records:
+        raise MillstreamError(f"{load.records} records were made, and {processed} processed")
+
+
+async def _watch(options: RunOptions, pipeline: Pipeline, load: Load, measured: Measured) -> None:
+    """Look at the run until cancelled."""
+    assert options.data_dir is not None, "a benchmark has a directory of its own"
+    directory = DataDirectory(options.data_dir)
+    runtime = await _until_started(directory)
+    async with (
+        open_connection(directory.access(runtime), name="bench") as connection,
+        open_jetstream_ot_stores(connection, "bench") as stores,
+        asyncio.TaskGroup() as group,
+    ):
+        clock = _Clock(load, measured)
+        if pipeline.passes_on:
+            group.create_task(clock.follow_source(await stores.store("in")), name="source")
+            group.create_task(clock.follow_sink(await stores.store("out")), name="sink")
+        else:
+            clock.begun.set()
+        assert options.metrics_port_base is not None, "a benchmark has metrics"
+        port = options.metrics_port_base + pipeline.processes.index(pipeline.told_by)
+        group.create_task(_sample(directory, clock.begun, port, pipeline.metric, load, measured), name="use")
+
+
+async def _until_started(directory: DataDirectory) -> Runtime:
+    """The run's ports, once its broker is there."""
+    while True:
+        runtime = directory.read_runtime()
+        if runtime is not None and runtime.processes and runtime.nats_port > 0 and is_alive(runtime.runner):
+            return runtime
+        await asyncio.sleep(_LOOK_INTERVAL_S)
+
+
+class _Clock:
+    """Finds the stretch in which all vertices work.
+
+    It begins when the sink is through with what the source had made before the sink's first commit: so neither the
+    start of the processes nor what piled up meanwhile counts. It ends with the sink's last commit.
+    """
+
+    def __init__(self, load: Load, measured: Measured) -> None:
+        self.begun = asyncio.Event()
+        self._load = load
+        self._measured = measured
+        self._made = 0
+        self._piled_up: int | None = None
+        self._first: tuple[int, int] | None = None
+
+    async def follow_source(self, store: OtStore) -> None:
+        async with store.watch() as updates:
+            async for update in updates:
+                self._made = update.consumed_records
+
+    async def follow_sink(self, store: OtStore) -> None:
+        async with store.watch() as updates:
+            async for update in updates:
+                self._take(update.consumed_records, update.entry.published_us)
+
+    def _take(self, records: int, published_us: int) -> None:
+        measured = self._measured
+        if records == measured.records:
+            # Nothing new: a later word of the same commit.
+            return
+        measured.records = records
+        if records and self._piled_up is None:
+            self._piled_up = self._made
+        if self._piled_up is None or records < self._piled_up:
+            return
+        self.begun.set()
+        if self._first is None:
+            self._first = records, published_us
+        first, first_us = self._first
+        measured.elapsed_s = (published_us - first_us) / MICROSECONDS
+        if records == self._load.records and measured.elapsed_s >= _STRETCH_MIN_S:
+            measured.records_per_s = (records - first) / measured.elapsed_s
+
+
+async def _sample(
+    directory: DataDirectory,
+    begun: asyncio.Event,
+    port: int,
+    metric: str,
+    load: Load,
+    measured: Measured,
+) -> None:
+    """CPU and memory of all processes, and the latencies that one tells, again and again."""
+    await begun.wait()
+    before: LatencyCounts | None = None
+    loop = asyncio.get_running_loop()
+    begun_s = loop.time()
+    while True:
+        _sample_use(directory, measured)
+        measured.sampled_s = loop.time() - begun_s
+        with suppress(RetryLaterError):
+            counts = await scrape_latency(port, metric)
+            is_warm = loop.time() - begun_s >= load.warm_up_s and counts.total >= load.warm_up_count
+            if before is None and is_warm:
+                before = counts if load.warm_up_s or load.warm_up_count else LatencyCounts()
+            if before is not None:
+                measured.latency = counts.since(before)
+        await asyncio.sleep(_SAMPLE_INTERVAL_S)
+
+
+def _sample_use(directory: DataDirectory, measured: Measured) -> None:
+    runtime = directory.read_runtime()
+    if runtime is None:
+        return
+    for process in runtime.processes:
+        with suppress(psutil.Error):
+            cpu_s, rss = _use_of(psutil.Process(process.identity.pid))
+            use = measured.use.setdefault(process.name, ProcessUse())
+            if use.first_cpu_s is None:
+                use.first_cpu_s = cpu_s
+            use.cpu_s = max(use.cpu_s, cpu_s - use.first_cpu_s)
+            use.rss_bytes_max = max(use.rss_bytes_max, rss)
+
+
+def _use_of(process: psutil.Process) -> tuple[float, int]:
+    """CPU seconds and memory of a process and those it has started."""
+    cpu_s, rss = 0.0, 0
+    for one in [process, *process.children(recursive=True)]:
+        times = one.cpu_times()
+        cpu_s += times.user + times.system
+        rss += one.memory_info().rss
+    return cpu_s, rss

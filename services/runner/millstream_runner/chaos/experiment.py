@@ -1,0 +1,249 @@
+"""A whole experiment: its directory, the session, and the oracle's verdict on what is left.
+
+    <directory>/state/            the data directory of the run
+    <directory>/sinks/<vertex>/   what file sinks wrote
+    <directory>/pipeline/         the pipeline, when it is one that ships
+    <directory>/runner.log        what the runner said, over all its lives
+    <directory>/successors.log    what stand-ins for processes that slept said
+    <directory>/inputs.jsonl, received.jsonl      of `push`: what was sent to it, and what it sent
+    <directory>/guarantees.json   what each sink states
+    <directory>/verdict.json      what the oracle found
+
+Above it: the command line, benchmarks and tests. Below it: the session, and the oracle as a process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from millstream.errors import DamageError, EnvironmentFault, MillstreamError, UdfError, UserError
+from millstream.files import make_private_directories, write_private
+from millstream.spec.checks import local_faults
+from millstream.spec.faults import SpecError
+from millstream.spec.graph import Graph
+from millstream.spec.guarantees import guarantees_of
+from millstream.spec.loading import load
+from millstream.wire.certificates import make_certificate
+from millstream_runner.chaos.faults import Injector, refuse_large_disk
+from millstream_runner.chaos.lossy_path import open_lossy_path
+from millstream_runner.chaos.outside import INPUTS, RECEIVED, open_outside, outside_ports
+from millstream_runner.chaos.plan import FaultKind
+from millstream_runner.chaos.running import RunnerProcess
+from millstream_runner.chaos.session import Outcome, Plan, Session, Struck
+from millstream_runner.chaos.shipped import SHIPPED, Ports, write
+from millstream_runner.local.directory import DataDirectory
+
+ORACLE_TIMEOUT_S = 600.0
+_FAULTS: Mapping[int, type[MillstreamError]] = {
+    kind.exit_code: kind for kind in (UserError, UdfError, EnvironmentFault, DamageError)
+}
+_TAIL_BYTES = 2000
+_ENDLESS = 1 << 40
+"""Records of a pipeline that ships, until it is known how many there are to be."""
+_SETTLE_S = 3.0
+"""What the source makes in so long is left to make when it is told where to end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the user asked for."""
+
+    pipeline: str
+    """A file, or the name of one that ships."""
+    directory: Path
+    seed: int = 1
+    kills: int | None = None
+    """Faults to inject. None: as many as come in `seconds`."""
+    seconds: float | None = None
+    kinds: tuple[FaultKind, ...] = (FaultKind.KILL,)
+    records: int | None = None
+    """Of a pipeline that ships."""
+    rate: int | None = None
+    """Records per second of a pipeline that ships. None: so that the records last for the faults."""
+    id_field: str | None = None
+    secured: bool = False
+    """The broker takes encrypted connections alone, and functions of a pipeline that ships are in a strict sandbox."""
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """What came of it."""
+
+    outcome: Outcome
+    verdict: Mapping[str, Any]
+    """The oracle's."""
+    planned: int | None = None
+    """Faults that were asked for; None where they were not counted."""
+
+    @property
+    def shortfall(self) -> str:
+        """Why what held does not say much: fewer faults were injected than were asked for. Empty when all were."""
+        done = len(self.outcome.struck)
+        if self.planned is None or done >= self.planned:
+            return ""
+        return (
+            f"{done} of {self.planned} faults could be injected before the run had ended; give it more to do (more "
+            "input, a slower source), or ask for fewer"
+        )
+
+    @property
+    def faults(self) -> list[str]:
+        """What the session itself saw go wrong."""
+        found = []
+        if self.outcome.exit_code is None:
+            found.append("the run did not end")
+        elif self.outcome.exit_code != 0:
+            found.append(f"the run ended with exit code {self.outcome.exit_code}")
+        found += [
+            f"{', '.join(struck.absent)} did not come back after fault {struck.strike.number} ({struck.strike.what})"
+            for struck in self.outcome.struck
+            if struck.absent
+        ]
+        return found + [f"a process has outlived the run: {line}" for line in self.outcome.leftovers]
+
+    @property
+    def sound(self) -> bool:
+        return bool(self.verdict["sound"]) and not self.faults and not self.shortfall
+
+
+async def conduct(options: Options, told: Callable[[Struck], None]) -> Experiment:
+    """Run the experiment. Raises `SpecError` and other faults of before the start, and `MillstreamError` when there is
+    no verdict."""
+    if options.kills is None and options.seconds is None:
+        raise UserError("say how many faults (--kills) or for how long (--seconds)")
+    if any(
+        limit is not None and limit <= 0 for limit in (options.kills, options.seconds, options.records, options.rate)
+    ):
+        raise UserError("--kills, --seconds, --records and --rate are more than nothing")
+    directory = options.directory.absolute()
+    if (directory / "state").exists():
+        raise UserError(f"{directory} holds an experiment already; name another directory, or remove it")
+    make_private_directories(directory)
+    if FaultKind.DISK in options.kinds:
+        refuse_large_disk(directory)
+    ports = outside_ports()
+    records, rate = _load(options)
+    file = _pipeline_file(options, directory, _ENDLESS, rate, ports)
+    loaded = load(file)
+    faults = local_faults(loaded)
+    if faults:
+        raise SpecError(faults)
+    stated = {name: guarantee.id.value for name, guarantee in guarantees_of(loaded.graph).items()}
+    write_private(directory / "guarantees.json", json.dumps(stated))
+    bounded = is_bounded(loaded.graph)
+    plan = Plan(options.seed, options.kinds, options.kills, options.seconds, bounded)
+    data = DataDirectory(directory / "state")
+    if options.secured:
+        make_certificate(data.broker)
+    command = [sys.executable, "-m", "millstream_runner.chaos.runner", "--data-dir", str(data.root)]
+    command += ["--sinks", str(directory / "sinks"), str(file)]
+    async with AsyncExitStack() as stack:
+        path = None
+        if FaultKind.NETWORK in options.kinds:
+            path = await stack.enter_async_context(open_lossy_path(lambda: _broker_port(data)))
+            command += ["--broker-path", path.url]
+        small_disk = directory if FaultKind.DISK in options.kinds else None
+        runner = RunnerProcess(command, data, directory / "runner.log")
+        injector = Injector(directory / "successors.log", path, small_disk)
+        finish = None
+        if options.pipeline == "push":
+            finish = await stack.enter_async_context(open_outside(directory, ports, rate))
+        settle = None
+        if options.pipeline in SHIPPED and finish is None:
+            # The records must last as long as the faults do, however long the machine takes for them.
+            settle = partial(_settle, options, directory, records, rate, ports)
+        outcome = await Session(loaded.graph, runner, injector, plan, told, finish, settle).run()
+    if not outcome.struck and outcome.exit_code:
+        # Nothing was done to it: it is not for an oracle to say what is wrong.
+        kind = _FAULTS.get(outcome.exit_code, MillstreamError)
+        raise kind(f"the run ended before anything was done to it:\n{_tail(outcome.runner_log)}")
+    verdict = await _judged(options, directory, drained=outcome.drained)
+    write_private(directory / "verdict.json", json.dumps(verdict, indent=1))
+    return Experiment(outcome, verdict, options.kills)
+
+
+def _settle(options: Options, directory: Path, records: int, rate: int, ports: Ports, taken: int) -> None:
+    """Say where the source of a pipeline that ships ends, now that the faults are over and so many are made."""
+    _pipeline_file(options, directory, max(records, taken + round(rate * _SETTLE_S) + 1), rate, ports)
+
+
+def _tail(log: Path) -> str:
+    return log.read_text(encoding="utf-8", errors="replace")[-_TAIL_BYTES:].strip()
+
+
+def _broker_port(data: DataDirectory) -> int | None:
+    """Where the run's broker is; None as long as nobody has told."""
+    runtime = data.read_runtime()
+    return runtime.nats_port if runtime is not None and runtime.nats_port > 0 else None
+
+
+def _load(options: Options) -> tuple[int, int]:
+    """Records, and records per second, of a pipeline that ships."""
+    shipped = SHIPPED.get(options.pipeline)
+    if shipped is None:
+        return 0, 0
+    records = options.records or shipped.records
+    lasts_s = options.seconds or (options.kills or 0) * shipped.seconds_per_kill
+    return records, options.rate or max(1, round(records / lasts_s) if lasts_s else 0)
+
+
+def _pipeline_file(options: Options, directory: Path, records: int, rate: int, ports: Ports) -> Path:
+    shipped = SHIPPED.get(options.pipeline)
+    if shipped is None:
+        if options.records is not None or options.rate is not None:
+            raise UserError(f"--records and --rate are for the pipelines that ship: {', '.join(SHIPPED)}")
+        return Path(options.pipeline)
+    return write(shipped, directory / "pipeline", records, rate, ports, sandboxed=options.secured)
+
+
+def is_bounded(graph: Graph) -> bool:
+    """Whether every source comes to an end by itself, as far as the pipeline says."""
+    for vertex in graph.sources:
+        source = vertex.source
+        assert source is not None, "a source vertex has a source"
+        if source.generator is not None and source.generator.records is None:
+            return False
+        if source.file is not None and source.file.follow:
+            return False
+        if source.http is not None:
+            return False
+    return True
+
+
+async def _judged(options: Options, directory: Path, *, drained: bool) -> dict[str, Any]:
+    """The oracle's verdict. Raises `MillstreamError` when it cannot judge."""
+    command = [sys.executable, "-m", "millstream_runner.chaos.oracle"]
+    command += ["--data-dir", str(directory / "state"), "--sinks", str(directory / "sinks")]
+    command += ["--guarantees", str(directory / "guarantees.json")]
+    if options.pipeline == "push":
+        command += ["--inputs", str(directory / INPUTS), "--received", str(directory / RECEIVED)]
+    elif options.pipeline == "mesh" or (options.pipeline in SHIPPED and not drained):
+        # Records of windows that are open when a run is drained wait for the next one.
+        command += ["--expect", options.pipeline]
+    command += ["--id", options.id_field] if options.id_field is not None else []
+    command += ["--drained"] if drained else []
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        async with asyncio.timeout(ORACLE_TIMEOUT_S):
+            output, errors = await process.communicate()
+    except TimeoutError as error:
+        raise EnvironmentFault(f"the oracle has no verdict after {ORACLE_TIMEOUT_S:.0f} s") from error
+    finally:
+        if process.returncode is None:
+            os.kill(process.pid, 9)
+            await process.wait()
+    if process.returncode not in (0, 1):
+        raise MillstreamError(f"the oracle has no verdict: {errors.decode(errors='replace')[-2000:]}")
+    told: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return told

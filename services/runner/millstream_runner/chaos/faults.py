@@ -1,0 +1,192 @@
+"""Faults that are no kills: pauses, with or without a successor; a path to the broker; a full disk.
+
+Above it: the session. Below it: signals, a second process for a vertex whose owner sleeps, the lossy path between the
+vertices and their broker, and a file that takes up all the room there is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import shutil
+import signal
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from millstream.errors import UserError
+from millstream.files import append_private
+from millstream.limits import KIB, MIB
+from millstream.tether import tethered
+from millstream_runner.chaos.lossy_path import LossyPath
+from millstream_runner.chaos.plan import FaultKind, NetworkFault, Strike
+from millstream_runner.chaos.processes import RunProcess
+
+SMALL_DISK_BYTES_MAX = 4096 * MIB
+"""A file system that is larger is not filled: it is somebody's."""
+_SUCCESSOR_GRACE_S = 15.0
+"""From the waking of the owner before until the successor, fenced in turn, is ended."""
+_COMMIT_TIMEOUT_S = 5.0
+"""How long a commit is waited for that a fault can happen to."""
+_LATE_S = 1.0
+"""How late a late commit is: its sender has long found out that it did not arrive, and sent it again."""
+_POLL_S = 0.01
+_BALLAST = "ballast"
+
+
+class Injector:
+    """Injects what lasts a while. It returns when the fault is over."""
+
+    def __init__(self, log_file: Path, path: LossyPath | None, small_disk: Path | None) -> None:
+        """`path`: between the vertices and their broker, for faults of the network. `small_disk`: a directory on a file
+        system that may be filled, see `refuse_large_disk`."""
+        self.succeeded = 0
+        """Vertices whose lanes a successor took over while they slept, and that woke up."""
+        self.fenced = 0
+        """Those among them that ended when they woke up, because they were not the owner any more."""
+        self._log_file = log_file
+        self._path = path
+        self._small_disk = small_disk
+
+    async def disturb(self, strike: Strike, victim: RunProcess | None) -> bool:
+        """One fault, from its beginning to its end. False when there was nothing to disturb any more."""
+        if strike.kind is FaultKind.PAUSE:
+            assert victim is not None, "a pause is of a process"
+            return await self._pause(strike, victim)
+        if strike.kind is FaultKind.NETWORK:
+            assert self._path is not None, "the vertices reach their broker over it"
+            return await _break(self._path, strike)
+        assert self._small_disk is not None, "there is a disk to fill"
+        await _fill(self._small_disk / _BALLAST, strike.lasts_s)
+        return True
+
+    async def _pause(self, strike: Strike, victim: RunProcess) -> bool:
+        try:
+            victim.process.send_signal(signal.SIGSTOP)
+        except psutil.NoSuchProcess:
+            return False
+        try:
+            if strike.successor:
+                await self._succeed(strike, victim)
+            else:
+                await asyncio.sleep(strike.lasts_s)
+        finally:
+            # It may have been killed while it slept.
+            with suppress(psutil.NoSuchProcess):
+                victim.process.send_signal(signal.SIGCONT)
+        return True
+
+    async def _succeed(self, strike: Strike, victim: RunProcess) -> None:
+        """Another process does the work of the one that sleeps, until a while after that has woken up."""
+        with append_private(self._log_file) as log:
+            successor = await asyncio.create_subprocess_exec(
+                *tethered(list(victim.command)),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        try:
+            await asyncio.sleep(strike.lasts_s)
+            try:
+                victim.process.send_signal(signal.SIGCONT)
+            except psutil.NoSuchProcess:
+                # It slept for so long that the runner has replaced it.
+                return
+            self.succeeded += 1
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_SUCCESSOR_GRACE_S):
+                    await successor.wait()
+            # The runner starts the one before again only when it has ended, and then fences the successor.
+            self.fenced += not victim.process.is_running()
+        finally:
+            if successor.returncode is None:
+                with suppress(ProcessLookupError):
+                    successor.kill()
+                await successor.wait()
+
+
+async def _break(path: LossyPath, strike: Strike) -> bool:
+    """One fault of the network. False when no commit came by that it could happen to."""
+    match strike.network:
+        case NetworkFault.CUT:
+            path.cut()
+            return True
+        case NetworkFault.STALL:
+            path.stall()
+            try:
+                await asyncio.sleep(strike.lasts_s)
+            finally:
+                path.flow()
+            return True
+        case NetworkFault.LOSE_COMMIT:
+            path.lose_answer(landed=False)
+        case NetworkFault.LOSE_ANSWER:
+            path.lose_answer(landed=True)
+        case NetworkFault.REPEAT_ANSWER:
+            path.repeat_answer()
+        case _:
+            path.delay_commit()
+    if not await _met(path):
+        return False
+    if strike.network is NetworkFault.LATE_COMMIT:
+        with suppress(TimeoutError, OSError):
+            async with asyncio.timeout(_COMMIT_TIMEOUT_S):
+                await path.delayed()
+                await asyncio.sleep(_LATE_S)
+                await path.deliver_late()
+    return True
+
+
+async def _met(path: LossyPath) -> bool:
+    """Wait until a commit has met what was planned for it."""
+    for _ in range(round(_COMMIT_TIMEOUT_S / _POLL_S)):
+        if not path.planned:
+            return True
+        await asyncio.sleep(_POLL_S)
+    path.give_up_plans()
+    return False
+
+
+async def _fill(ballast: Path, seconds: float) -> None:
+    """Leave no room on the disk for so long."""
+    try:
+        await asyncio.to_thread(_take_all_room, ballast)
+        await asyncio.sleep(seconds)
+    finally:
+        ballast.unlink(missing_ok=True)
+
+
+def _take_all_room(ballast: Path) -> None:
+    with append_private(ballast) as file:
+        size = 0
+        for step in (64 * MIB, MIB, 4 * KIB):
+            while True:
+                try:
+                    os.posix_fallocate(file.fileno(), size, step)
+                except OSError as error:
+                    if error.errno != errno.ENOSPC:
+                        raise
+                    break
+                size += step
+
+
+def refuse_large_disk(directory: Path) -> None:
+    """Raise `UserError` unless the directory lies on a file system that is small and nobody else's, as far as can be
+    told: filling any other would hurt others."""
+    total = shutil.disk_usage(directory).total
+    if total > SMALL_DISK_BYTES_MAX:
+        raise UserError(
+            f"{directory} lies on a file system of {total // MIB:,} MiB; a disk is filled only when it is small (at "
+            f"most {SMALL_DISK_BYTES_MAX // MIB:,} MiB), for example one made with `mount -t tmpfs -o size=1g`"
+        )
+    device = directory.stat().st_dev
+    for other in (Path("/"), Path.home(), Path.cwd(), Path(tempfile.gettempdir())):
+        if other.exists() and other.stat().st_dev == device:
+            raise UserError(
+                f"{directory} lies on the same file system as {other}, and others need that; name a directory on a "
+                "small file system of its own"
+            )

@@ -1,0 +1,88 @@
+"""The conservation account: where every record went, lane by lane and buffer by buffer. Pure.
+
+every lane:    inputs = processed + filtered + dead-lettered + dropped + diverted + open
+every buffer:  written by all lanes that write to it = read by the lane that reads it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from millstream.wire.ledger.v1 import mark_pb2
+from millstream_runner.chaos.oracle.checks import Check, Result, checked
+from millstream_runner.chaos.oracle.pipeline import Pipeline
+
+Marks = Mapping[tuple[str, str], mark_pb2.Mark]
+
+
+def account_checks(pipeline: Pipeline, marks: Marks, *, ended: bool) -> list[Check]:
+    """`ended`: the pipeline came to its end, so nothing may wait or be open anywhere."""
+    checks = [_lanes(pipeline, marks, vertex, ended=ended) for vertex in pipeline.vertices]
+    return checks + [_edge(pipeline, marks, edge.name, ended=ended) for edge in pipeline.edges]
+
+
+def processed(marks: Marks, vertex: str) -> int:
+    """Records a vertex is done with and had outputs for; of a sink, that it wrote, the fallback's among them."""
+    return sum(mark.account.processed for (name, _), mark in marks.items() if name == vertex)
+
+
+def fallen_back(marks: Marks, vertex: str) -> int:
+    """Records a sink handed to its fallback."""
+    return sum(mark.account.fallback for (name, _), mark in marks.items() if name == vertex)
+
+
+def inputs(marks: Marks, vertex: str) -> int:
+    """Records a vertex has taken in."""
+    return sum(mark.account.inputs for (name, _), mark in marks.items() if name == vertex)
+
+
+def _lanes(pipeline: Pipeline, marks: Marks, vertex: str, *, ended: bool) -> Check:
+    faults: list[str] = []
+    total = late = 0
+    for lane in pipeline.lanes(vertex):
+        mark = marks.get((vertex, lane))
+        if mark is None:
+            faults += [f"lane {lane} has no mark, though the pipeline has ended"] if ended else []
+            continue
+        account = mark.account
+        gone = account.processed + account.filtered + account.dead_lettered + account.diverted
+        gone += sum(account.dropped.values())
+        if account.inputs != gone + account.open:
+            faults.append(f"lane {lane}: {account.inputs:,} inputs, {gone:,} accounted for and {account.open:,} open")
+        if ended and not mark.ended:
+            faults.append(f"lane {lane} has not ended")
+        if ended and account.open:
+            faults.append(f"lane {lane}: {account.open:,} records in open windows, though the pipeline has ended")
+        total, late = total + account.inputs, late + account.late
+    what = "every record it took in is accounted for"
+    return checked(vertex, what, faults, f"{total:,} records" + (f", {late:,} of them late" if late else ""))
+
+
+def _edge(pipeline: Pipeline, marks: Marks, name: str, *, ended: bool) -> Check:
+    edge = next(edge for edge in pipeline.edges if edge.name == name)
+    faults: list[str] = []
+    total = waiting = 0
+    for partition in range(edge.partitions):
+        written = sum(
+            state.records
+            for (vertex, _), mark in marks.items()
+            if vertex == edge.source
+            for state in mark.written
+            if (state.edge, state.partition) == (name, partition)
+        )
+        read = _read(pipeline, marks, edge.target, name, partition)
+        if read > written or (ended and read < written):
+            faults.append(f"buffer {name}/{partition}: {written:,} records written, {read:,} read")
+        total, waiting = total + written, waiting + written - read
+    what = "what was written is what was read"
+    if waiting and not faults:
+        return Check(name, what, Result.UNCHECKED, f"{waiting:,} of {total:,} records still wait in it")
+    return checked(name, what, faults, f"{total:,} records")
+
+
+def _read(pipeline: Pipeline, marks: Marks, vertex: str, edge: str, partition: int) -> int:
+    if pipeline.kind(vertex) == "reduce":
+        mark = marks.get((vertex, f"window.{partition}"))
+        return 0 if mark is None else sum(one.records for one in mark.reduce.inputs if one.edge == edge)
+    mark = marks.get((vertex, f"{edge}.{partition}"))
+    return 0 if mark is None else mark.account.inputs

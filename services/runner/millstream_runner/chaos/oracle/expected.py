@@ -1,0 +1,135 @@
+"""What the pipelines that ship must have put out, computed from what their sources are documented to make. Pure.
+
+Record n of a generator is number n, keyed `key-<n modulo keyCount>`, its event time n steps after the start.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from millstream_runner.chaos.oracle.checks import Check, checked
+from millstream_runner.chaos.oracle.sinks import Row
+
+_US = 1_000_000
+
+
+@dataclass(slots=True)
+class Numbers:
+    """Numbered rows of one sink."""
+
+    ids: dict[int, str] = field(default_factory=dict)
+    repeated: list[int] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, rows: Iterable[Row]) -> Numbers:
+        found = cls()
+        for row in rows:
+            number = int(row["number"])
+            if number in found.ids:
+                found.repeated.append(number)
+            found.ids[number] = row["id"]
+        return found
+
+
+def mesh_checks(records: int, sinks: Mapping[str, Iterable[Row]]) -> list[Check]:
+    """Each number once in each sink, and one id for it in all of them."""
+    checks: list[Check] = []
+    first: tuple[str, Numbers] | None = None
+    for name, rows in sinks.items():
+        found = Numbers.read(rows)
+        lost = [number for number in range(records) if number not in found.ids]
+        foreign = [number for number in found.ids if not 0 <= number < records]
+        faults = [f"{len(lost):,} numbers are missing, the first is {lost[0]}"] if lost else []
+        faults += [f"{len(foreign):,} numbers were never made, such as {foreign[0]}"] if foreign else []
+        faults += [f"number {number} is there again" for number in found.repeated]
+        counts = {"lost": len(lost), "repeated": len(found.repeated) + len(foreign)}
+        checks.append(checked(name, "each number once", faults, f"{len(found.ids):,} numbers", **counts))
+        if first is None:
+            first = name, found
+            continue
+        both = first[1].ids.keys() & found.ids.keys()
+        differing = sorted(number for number in both if first[1].ids[number] != found.ids[number])
+        faults = [f"number {number} has another id than in {first[0]}" for number in differing]
+        what = f"the same id for each number as in {first[0]}"
+        checks.append(checked(name, what, faults, f"{len(both):,} numbers", disagreeing=len(differing)))
+    return checks
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """What a generator with a start and a step makes."""
+
+    records: int
+    keys: int
+    start_us: int
+    step_us: float
+
+    @classmethod
+    def of(cls, generator: Mapping[str, Any]) -> Series:
+        start = datetime.fromisoformat(generator["start"])
+        step = generator["eventTimeStep"]
+        # The pipeline as it was written down has seconds, as a number or a text with a unit.
+        return cls(generator["records"], generator["keyCount"], round(start.timestamp() * _US), _duration_us(step))
+
+    def __iter__(self) -> Iterator[tuple[int, str, int]]:
+        """Number, key and event time of every record."""
+        for number in range(self.records):
+            yield number, f"key-{number % self.keys}", self.start_us + int(number * self.step_us)
+
+
+def _duration_us(text: object) -> float:
+    if isinstance(text, int | float):
+        return text * _US
+    units = {"us": 1.0, "ms": 1e3, "s": 1e6}
+    unit = next(unit for unit in units if str(text).endswith(unit))
+    return float(str(text).removesuffix(unit)) * units[unit]
+
+
+def window_sums(series: Series, length_us: int) -> dict[tuple[str, int], tuple[int, int]]:
+    """Of every key and window start: how many records, and the sum of their numbers, after the function between."""
+    counts: Counter[tuple[str, int]] = Counter()
+    totals: Counter[tuple[str, int]] = Counter()
+    for number, key, at_us in series:
+        group = key, at_us - at_us % length_us
+        copies = number % 3
+        if copies:
+            counts[group] += copies
+            totals[group] += copies * number
+    return {group: (counts[group], totals[group]) for group in counts}
+
+
+def windows_checks(series: Series, name: str, rows: Iterable[Row]) -> list[Check]:
+    """One result of each key and window, with the count and the sum that its records give."""
+    wanted = window_sums(series, _US)
+    found: dict[tuple[str, int], tuple[int, int]] = {}
+    repeated: list[str] = []
+    for row in rows:
+        group = row["key"], _start_us(row["start"])
+        if group in found:
+            repeated.append(f"key {group[0]} has another result of the window from {row['start']}")
+        found[group] = row["n"], row["total"]
+    lost = sorted(wanted.keys() - found.keys())
+    foreign = sorted(found.keys() - wanted.keys())
+    wrong = sorted(group for group in wanted.keys() & found.keys() if wanted[group] != found[group])
+    faults = [f"key {key} has no result of the window from {_text(at)}" for key, at in lost]
+    faults += repeated + [
+        f"key {key} has a result of a window without records, from {_text(at)}" for key, at in foreign
+    ]
+    faults += [f"key {key}, window from {_text(at)}: {found[key, at]}, expected {wanted[key, at]}" for key, at in wrong]
+    counts = {"lost": len(lost), "repeated": len(repeated) + len(foreign), "disagreeing": len(wrong)}
+    what = "one result of each key and window, over exactly its records"
+    return [checked(name, what, faults, f"{len(found):,} results", **counts)]
+
+
+def _start_us(at: datetime | str) -> int:
+    moment = datetime.fromisoformat(at) if isinstance(at, str) else at
+    moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    return round(moment.timestamp() * _US)
+
+
+def _text(at_us: int) -> str:
+    return datetime.fromtimestamp(at_us / _US, UTC).isoformat()

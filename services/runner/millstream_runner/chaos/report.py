@@ -1,0 +1,120 @@
+"""What came of an experiment: lines for people, an object for programs. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from millstream_runner.chaos.experiment import Experiment
+from millstream_runner.chaos.resume import percentile
+from millstream_runner.chaos.session import Struck
+from millstream_runner.local.screen import aligned
+
+
+def as_json(experiment: Experiment) -> dict[str, Any]:
+    """For programs."""
+    struck = experiment.outcome.struck
+    return {
+        "sound": experiment.sound,
+        "seconds": round(experiment.outcome.seconds, 1),
+        "faults": dict(Counter(one.strike.what for one in struck)),
+        "resume_s": {
+            "without_spark": _figures(one for one in struck if not one.spark_again),
+            "spark_again": _figures(one for one in struck if one.spark_again),
+        },
+        "counts": experiment.verdict["counts"],
+        "violations": [*experiment.faults, *_violated(experiment)],
+        "shortfall": experiment.shortfall or None,
+        "checks": experiment.verdict["checks"],
+        "zombies": {"woken": experiment.outcome.succeeded, "fenced": experiment.outcome.fenced},
+        "drained": experiment.outcome.drained,
+    }
+
+
+def lines(experiment: Experiment) -> list[str]:
+    """For people."""
+    struck = experiment.outcome.struck
+    rows: list[tuple[str, ...]] = [("FAULT", "TIMES", "MEASURED", "MEDIAN", "P99", "MAX")]
+    rows += [_row(what, [one for one in struck if one.strike.what == what]) for what in sorted(_whats(struck))]
+    rows.append(_row("all without Spark", [one for one in struck if not one.spark_again]))
+    if any(one.spark_again for one in struck):
+        rows.append(_row("all with Spark again", [one for one in struck if one.spark_again]))
+    found = [*aligned(rows, left={0}), ""]
+    checks: list[tuple[str, ...]] = [("CHECK", "OF", "RESULT", "")]
+    checks += [
+        (
+            check["what"],
+            check["subject"],
+            check["result"].upper() if check["result"] == "violated" else check["result"],
+            check["detail"],
+        )
+        for check in experiment.verdict["checks"]
+    ]
+    found += aligned(checks, left={0, 1, 2, 3})
+    if experiment.outcome.succeeded:
+        slept = f"{experiment.outcome.succeeded} vertices slept while a successor did their work"
+        fenced = f"{experiment.outcome.fenced} of them were fenced when they woke up, the others had nothing to do"
+        found += ["", f"{slept}; {fenced}"]
+    found += ["", *(f"VIOLATED: {fault}" for fault in experiment.faults)]
+    if experiment.shortfall:
+        found.append(f"INCOMPLETE: {experiment.shortfall}")
+    how = "drained" if experiment.outcome.drained else "ended"
+    found.append(
+        f"{_conclusion(experiment)}: {len(struck)} faults in {experiment.outcome.seconds:.0f} s, the run {how}"
+    )
+    return found
+
+
+def _conclusion(experiment: Experiment) -> str:
+    if experiment.sound:
+        return "SOUND"
+    violated = experiment.faults or not experiment.verdict["sound"]
+    return "VIOLATED" if violated else "INCOMPLETE"
+
+
+def fault_line(struck: Struck) -> str:
+    """One fault, when it is known how soon the run was back."""
+    if struck.resume_s is not None:
+        how = f"back after {struck.resume_s:.2f} s"
+    elif struck.absent:
+        how = f"NOT BACK: {', '.join(struck.absent)}"
+    else:
+        how = "the next fault came first" if not struck.measured else "nothing was left to do"
+    process = f" ({struck.process})" if struck.process else ""
+    return f"{struck.at_s:7.1f} s  {struck.strike.number}. {struck.strike.what}{process}: {how}"
+
+
+def _violated(experiment: Experiment) -> list[str]:
+    return [
+        f"{check['subject']}: {check['what']}: {check['detail']}"
+        for check in experiment.verdict["checks"]
+        if check["result"] == "violated"
+    ]
+
+
+def _whats(struck: Iterable[Struck]) -> set[str]:
+    return {one.strike.what for one in struck}
+
+
+def _row(what: str, struck: Sequence[Struck]) -> tuple[str, ...]:
+    figures = _figures(struck)
+    shown = (f"{figures[name]:.2f} s" if figures["measured"] else "" for name in ("median", "p99", "max"))
+    return (what, str(len(struck)), str(figures["measured"]), *shown)
+
+
+def _figures(struck: Iterable[Struck]) -> dict[str, Any]:
+    measured = [one.resume_s for one in struck if one.resume_s is not None]
+    if not measured:
+        return {"measured": 0}
+    return {
+        "measured": len(measured),
+        "median": _rounded(percentile(measured, 0.5)),
+        "p99": _rounded(percentile(measured, 0.99)),
+        "max": _rounded(max(measured)),
+    }
+
+
+def _rounded(seconds: float | None) -> float:
+    assert seconds is not None, "there are values"
+    return round(seconds, 3)

@@ -1,0 +1,81 @@
+"""`millstream run` under chaos, as a process: `python -m millstream_runner.chaos.runner --help`.
+
+It is the same runner over the same pipeline, but for two things: file sinks write below a directory of the experiment
+instead of where the user's results are, and the vertices may be told to reach the broker over a path with faults.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from millstream.errors import MillstreamError
+from millstream.printable import printable_output
+from millstream.spec.graph import Graph
+from millstream.spec.loading import Loaded, load
+from millstream.spec.models import Pipeline
+from millstream_runner.local.causes import first_cause
+from millstream_runner.local.run import RunOptions, run
+from millstream_runner.local.screen import choose_screen
+from millstream_runner.local.summary import summary_lines
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run until the pipeline has ended, is told to stop, or fails. Returns the exit code."""
+    with printable_output():
+        return _run(_parser().parse_args(arguments))
+
+
+def _run(options: argparse.Namespace) -> int:
+    screen = choose_screen(sys.stderr, quiet=False)
+    try:
+        loaded = redirected(load(options.file), options.sinks)
+        settings = RunOptions(data_dir=options.data_dir, broker_path=options.broker_path)
+        result = uvloop.run(run(loaded, settings, screen))
+    except MillstreamError as error:
+        screen.message(str(error))
+        return error.exit_code
+    except BaseExceptionGroup as group:
+        cause = first_cause(group)
+        if cause is None:
+            raise
+        screen.message(str(cause))
+        return cause.exit_code
+    if result.failure is not None:
+        screen.message(f"{result.failure.process} {result.failure.reason}: {result.failure.message}")
+    for line in summary_lines(result.summary) if result.summary is not None else ():
+        screen.message(line)
+    return result.exit_code
+
+
+def redirected(loaded: Loaded, directory: Path) -> Loaded:
+    """The same pipeline, its file sinks writing below `directory`, each under the name of its vertex."""
+    contents: dict[str, Any] = loaded.pipeline.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    for vertex in contents["spec"]["vertices"]:
+        sink = vertex.get("sink")
+        if sink is None:
+            continue
+        for part, name in ((sink, vertex["name"]), (sink.get("fallback") or {}, f"{vertex['name']}.fallback")):
+            if part.get("file") is not None:
+                part["file"]["path"] = str(directory.absolute() / name)
+    pipeline = Pipeline.model_validate(contents)
+    return dataclasses.replace(loaded, pipeline=pipeline, graph=Graph.of(pipeline))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m millstream_runner.chaos.runner", description=__doc__)
+    parser.add_argument("file", type=Path, metavar="FILE", help="the pipeline")
+    parser.add_argument("--data-dir", type=Path, required=True, metavar="DIR", help="as for `millstream run`")
+    parser.add_argument("--sinks", type=Path, required=True, metavar="DIR", help="below it file sinks write")
+    parser.add_argument("--broker-path", metavar="URL", help="where the vertices reach the broker (default: directly)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

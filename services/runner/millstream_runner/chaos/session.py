@@ -1,0 +1,310 @@
+"""One experiment: a run is started, struck by the plan, watched until it is back, and brought to its end.
+
+    start the runner ─► [ wait ─► strike ─► back? ] ... ─► ended, or drained ─► what happened
+                             run, watcher of the OT stores
+
+Above it: the command line, benchmarks and tests. Below it: the runner's process, the processes of the run, the OT
+stores of its broker. It judges nothing but how soon the run is back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from millstream.clock import MICROSECONDS, SystemClock
+from millstream.record import LaneId
+from millstream.spec.graph import Graph
+from millstream.spec.lanes import all_lanes, lanes_of, owned_lanes
+from millstream_runner.chaos.faults import Injector
+from millstream_runner.chaos.plan import ROLES, SPARK_ROLES, FaultKind, Role, Strike, strikes
+from millstream_runner.chaos.processes import RunProcess, processes_of, replica_of_process
+from millstream_runner.chaos.resume import Board, Waiting
+from millstream_runner.chaos.running import RunnerProcess
+from millstream_runner.chaos.watching import watch
+
+RESUME_TIMEOUT_S = 60.0
+"""A run that is not back after this is not waited for any longer, and the verdict says so."""
+SPARK_RESUME_TIMEOUT_S = 180.0
+"""The same where Spark has to start again: on a busy machine that alone takes most of a minute."""
+END_TIMEOUT_S = 600.0
+"""From the last strike until the run must have ended."""
+_FIND_TIMEOUT_S = 3.0
+"""How long a process of the planned role is looked for; it may be just being started."""
+_FIND_SPARK_TIMEOUT_S = 20.0
+"""The same for one of Spark's, which take longer."""
+_POLL_S = 0.03
+_FIRST_PROGRESS_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be done to a run."""
+
+    seed: int
+    kinds: tuple[FaultKind, ...]
+    strikes_max: int | None
+    """None: as many as come until `seconds` are over."""
+    seconds: float | None
+    """The run is drained after this. None: it ends by itself, or, when it never would, is drained after the strikes."""
+    bounded: bool
+    """It ends by itself."""
+
+
+@dataclass(slots=True)
+class Struck:
+    """One fault that was injected."""
+
+    strike: Strike
+    process: str
+    """Which process it met; empty when none."""
+    pid: int
+    """Of that; 0 when none."""
+    at_s: float
+    """Since the experiment began."""
+    spark_again: bool
+    """Spark has to be started again before there are results."""
+    measured: bool = True
+    """The next strike waited until the run was back."""
+    resume_s: float | None = None
+    """None: not measured, or never."""
+    absent: list[str] = field(default_factory=list)
+    """Lanes that did not come back in time."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How the experiment went, as far as it can be seen from the processes."""
+
+    struck: list[Struck] = field(default_factory=list)
+    exit_code: int | None = None
+    """Of the runner in the end; None when it did not end in time."""
+    drained: bool = False
+    seconds: float = 0.0
+    succeeded: int = 0
+    """Vertices whose lanes a successor took over while they slept."""
+    fenced: int = 0
+    """Those among them that were not let do anything when they woke up."""
+    leftovers: list[str] = field(default_factory=list)
+    """Processes of the run that outlived it."""
+    runner_log: Path = Path()
+
+
+class Session:
+    """One experiment. `run` is all of it."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        runner: RunnerProcess,
+        injector: Injector,
+        plan: Plan,
+        told: Callable[[Struck], None],
+        before_drain: Callable[[], Awaitable[None]] | None = None,
+        settle: Callable[[int], None] | None = None,
+    ) -> None:
+        """`told` is called for every fault, when it is known how soon the run was back; `before_drain` before the run
+        is asked to drain, if it is. `settle` is told how many records the sources have made when the faults are over,
+        and changes the pipeline so that it ends by itself."""
+        self._before_drain = before_drain
+        self._settle = settle
+        self._graph = graph
+        self._runner = runner
+        self._injector = injector
+        self._plan = plan
+        self._told = told
+        self._board = Board()
+        self._clock = SystemClock()
+        self._outcome = Outcome()
+        self._begun_s = time.monotonic()
+        self._pending: tuple[Struck, Waiting] | None = None
+
+    async def run(self) -> Outcome:
+        """Run the pipeline, and do to it what is planned."""
+        async with asyncio.TaskGroup() as tasks, self._runner.running():
+            watching = tasks.create_task(watch(self._graph, self._runner, self._board), name="watch")
+            try:
+                await self._first_progress()
+                await self._strike_all()
+                await self._end()
+            finally:
+                watching.cancel()
+        self._outcome.seconds = time.monotonic() - self._begun_s
+        self._outcome.succeeded, self._outcome.fenced = self._injector.succeeded, self._injector.fenced
+        self._outcome.leftovers = leftovers(self._runner.data.root)
+        self._outcome.runner_log = self._runner.log_file
+        return self._outcome
+
+    async def _first_progress(self) -> None:
+        """A pipeline whose records have not reached its sinks yet has nothing to come back to."""
+        sinks = [lanes_of(self._graph, vertex.name) for vertex in self._graph.sinks]
+        deadline_s = time.monotonic() + _FIRST_PROGRESS_TIMEOUT_S
+        while not self._over and time.monotonic() < deadline_s:
+            if all(self._board.records(lanes) for lanes in sinks):
+                return
+            await asyncio.sleep(_POLL_S)
+
+    async def _strike_all(self) -> None:
+        roles = roles_of(self._graph)
+        done = 0
+        for strike in strikes(self._plan.seed, self._plan.kinds, roles):
+            if not strike.into_recovery:
+                await self._until_back()
+            await self._runner.wait_over(self._left_s(strike.wait_s))
+            # A run that has processed everything has nothing left that a fault could harm.
+            ended = self._over or self._board.ended(all_lanes(self._graph))
+            if ended or done == self._plan.strikes_max or self._left_s(1.0) <= 0:
+                break
+            if await self._strike(strike):
+                done += 1
+        await self._until_back()
+
+    async def _strike(self, strike: Strike) -> bool:
+        """One fault. False when there is nothing it could strike."""
+        victim = None
+        if strike.role is not None:
+            victim = await self._find(strike)
+            if victim is None:
+                return False
+        self._abandon()
+        struck = Struck(
+            strike,
+            victim.name if victim is not None else "",
+            victim.process.pid if victim is not None else 0,
+            time.monotonic() - self._begun_s,
+            bool(self._graph.reduces) and strike.role in (Role.RUNNER, Role.SPARK, Role.JVM),
+        )
+        lanes = self._lanes_of(victim)
+        results = strike.role in SPARK_ROLES
+        if strike.kind is FaultKind.KILL:
+            assert victim is not None, "a kill is of a process"
+            struck_us = self._clock.now_us()
+            waiting = self._board.wait(
+                lanes,
+                struck_us,
+                since_us=struck_us if strike.role in (Role.RUNNER, Role.VERTEX, Role.WORKER) else None,
+                newer_epochs=strike.role in (Role.RUNNER, Role.VERTEX),
+                results=results,
+            )
+            if not await self._runner.kill(victim):
+                self._board.forget(waiting)
+                return False
+        else:
+            if not await self._injector.disturb(strike, victim):
+                return False
+            now_us = self._clock.now_us()
+            waiting = self._board.wait(lanes, now_us, since_us=now_us, results=results)
+        self._pending = struck, waiting
+        self._outcome.struck.append(struck)
+        return True
+
+    async def _until_back(self) -> None:
+        """Wait until the run is back from what struck it last, or has ended."""
+        if self._pending is None:
+            return
+        struck, waiting = self._pending
+        deadline_s = time.monotonic() + (SPARK_RESUME_TIMEOUT_S if struck.spark_again else RESUME_TIMEOUT_S)
+        while waiting.resumed_us() is None and not self._over:
+            if waiting.since_us is None:
+                waiting.since_us = self._replaced_us(struck)
+            if time.monotonic() > deadline_s or self._board.ended(list(waiting.lanes)):
+                break
+            await asyncio.sleep(_POLL_S)
+        resumed_us = waiting.resumed_us()
+        if resumed_us is not None:
+            struck.resume_s = (resumed_us - waiting.struck_us) / MICROSECONDS
+        elif not self._over and not self._board.ended(list(waiting.lanes)):
+            struck.absent = [str(lane) for lane in waiting.absent()]
+        self._release()
+
+    def _abandon(self) -> None:
+        """The next strike comes before the run is back from the last one."""
+        if self._pending is not None:
+            self._pending[0].measured = False
+            self._release()
+
+    def _release(self) -> None:
+        assert self._pending is not None, "something is waited for"
+        struck, waiting = self._pending
+        self._pending = None
+        self._board.forget(waiting)
+        self._told(struck)
+
+    def _replaced_us(self, struck: Struck) -> int | None:
+        """When the process was started that stands in for the one that was killed."""
+        for one in processes_of(self._runner.pid):
+            if (one.role, one.name) == (struck.strike.role, struck.process) and one.process.pid != struck.pid:
+                # When it was started is known to the second only; it is soon seen.
+                return self._clock.now_us()
+        return None
+
+    async def _find(self, strike: Strike) -> RunProcess | None:
+        patience_s = _FIND_SPARK_TIMEOUT_S if strike.role in SPARK_ROLES else _FIND_TIMEOUT_S
+        deadline_s = time.monotonic() + patience_s
+        while not self._over:
+            found = [one for one in processes_of(self._runner.pid) if one.role is strike.role]
+            if found:
+                return found[min(int(strike.pick * len(found)), len(found) - 1)]
+            if time.monotonic() > deadline_s:
+                return None
+            await asyncio.sleep(_POLL_S)
+        return None
+
+    def _lanes_of(self, victim: RunProcess | None) -> tuple[LaneId, ...]:
+        """The lanes that a process serves; of none in particular, all of them."""
+        if victim is not None and victim.role in (Role.VERTEX, Role.SIDECAR):
+            return owned_lanes(self._graph, *replica_of_process(victim))
+        if victim is not None and victim.role in SPARK_ROLES:
+            return tuple(lane for vertex in self._graph.reduces for lane in lanes_of(self._graph, vertex.name))
+        return all_lanes(self._graph)
+
+    async def _end(self) -> None:
+        """Bring the run to its end: by itself where it has one and no time is set, else by asking it to drain."""
+        if self._settle is not None and not self._over:
+            taken = sum(self._board.records(lanes_of(self._graph, vertex.name)) for vertex in self._graph.sources)
+            self._settle(taken)
+            await self._runner.restart()
+            await self._runner.wait_over(END_TIMEOUT_S)
+        elif self._plan.seconds is None and self._plan.bounded:
+            await self._runner.wait_over(END_TIMEOUT_S)
+        elif not self._over:
+            if self._before_drain is not None:
+                await self._before_drain()
+            self._outcome.drained = True
+            self._runner.ask_to_end()
+            await self._runner.wait_over(END_TIMEOUT_S)
+        self._outcome.exit_code = self._runner.exit_code
+        # It may have ended before it was asked.
+        self._outcome.drained = self._outcome.drained and not self._board.ended(all_lanes(self._graph))
+
+    @property
+    def _over(self) -> bool:
+        return self._runner.over
+
+    def _left_s(self, wanted_s: float) -> float:
+        """So much of a pause as is left of the time there is."""
+        if self._plan.seconds is None:
+            return wanted_s
+        return max(0.0, min(wanted_s, self._begun_s + self._plan.seconds - time.monotonic()))
+
+
+def roles_of(graph: Graph) -> tuple[Role, ...]:
+    """The roles that processes of this pipeline's run have."""
+    functions = any(vertex.kind == "map" for vertex in graph.vertices)
+    roles = tuple(role for role in ROLES if role is not Role.SIDECAR or functions)
+    return roles + (SPARK_ROLES if graph.reduces else ())
+
+
+def leftovers(data_dir: Path) -> list[str]:
+    """Processes that work on this data directory still, or that a run on it has left behind."""
+    found = []
+    for process in psutil.process_iter(["pid", "cmdline"]):
+        command = process.info["cmdline"] or []
+        if any(str(data_dir) in part for part in command):
+            found.append(f"{process.info['pid']} {' '.join(command)[:200]}")
+    return found

@@ -1,0 +1,77 @@
+"""Hears what the lanes of a run publish, over every restart of its broker and its runner.
+
+Above it: the session. Below it: the OT stores. It changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+from millstream.errors import EnvironmentFault, MillstreamError, RetryLaterError
+from millstream.record import LaneId
+from millstream.spec.graph import Graph
+from millstream.spec.lanes import lanes_of
+from millstream.watermark.jetstream import open_jetstream_ot_stores
+from millstream.watermark.store import OtStore
+from millstream.wire.access import BrokerAccess
+from millstream.wire.nats import open_connection
+from millstream_runner.chaos.resume import Board
+from millstream_runner.chaos.running import RunnerProcess
+
+_POLL_S = 0.05
+
+
+async def watch(graph: Graph, runner: RunnerProcess, board: Board) -> None:
+    """Hand everything that lanes publish to the board, until cancelled."""
+    while True:
+        access = _access(runner)
+        if access is None:
+            await asyncio.sleep(_POLL_S)
+            continue
+        with suppress(EnvironmentFault, RetryLaterError):
+            await _watch_broker(graph, runner, board, access)
+
+
+async def _watch_broker(graph: Graph, runner: RunnerProcess, board: Board, access: BrokerAccess) -> None:
+    """As long as the broker of the run has this port and this key."""
+    name = graph.pipeline.name
+    async with (
+        open_connection(access, name=f"{name} chaos") as connection,
+        open_jetstream_ot_stores(connection, name) as stores,
+    ):
+        opened = {vertex: await stores.store(vertex) for vertex in graph.order}
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                hearing = [
+                    tasks.create_task(_hear(graph, board, vertex, store), name=f"hear {vertex}")
+                    for vertex, store in opened.items()
+                ]
+                while _access(runner) in (None, access):  # noqa: ASYNC110  # a file tells
+                    await asyncio.sleep(_POLL_S)
+                for task in hearing:
+                    task.cancel()
+        except BaseExceptionGroup as group:
+            raise _one_of(group) from None
+
+
+async def _hear(graph: Graph, board: Board, vertex: str, store: OtStore) -> None:
+    lanes = {lane.key: lane for lane in lanes_of(graph, vertex)}
+    async with store.watch() as updates:
+        async for update in updates:
+            lane: LaneId | None = lanes.get(update.key)
+            if lane is not None:
+                board.observe(lane, update)
+
+
+def _access(runner: RunnerProcess) -> BrokerAccess | None:
+    runtime = runner.runtime()
+    return runner.data.access(runtime) if runtime is not None and runtime.nats_port > 0 else None
+
+
+def _one_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """One failure stands for all: they have one cause, the broker."""
+    one = group.exceptions[0]
+    while isinstance(one, BaseExceptionGroup):
+        one = one.exceptions[0]
+    return one if isinstance(one, MillstreamError) else group

@@ -1,0 +1,475 @@
+"""The command line's grammar: commands, options, help. Nothing is imported here that takes time."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+_EPILOG = """\
+exit codes:
+  0    done: the pipeline has ended, or was drained after Ctrl-C
+  1    chaos: something that is promised did not hold
+  2    something for you to change: the pipeline file, an option
+  3    a function of yours failed, or cannot be started
+  4    the machine or a server: a port taken, a disk full, no permission
+  5    stored data is damaged
+  70   a defect in Millstream
+  130  stopped at once (second Ctrl-C)
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    top = argparse.ArgumentParser(
+        prog="millstream",
+        description="Event-time streaming pipelines whose steps are functions in any language, exactly once.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_run(commands)
+    _add_validate(commands)
+    _add_graph(commands)
+    _add_compile(commands)
+    _add_status(commands)
+    _add_logs(commands)
+    _add_peek(commands)
+    _add_audit(commands)
+    _add_deadletters(commands)
+    _add_wal(commands)
+    _add_repair(commands)
+    _add_broker_users(commands)
+    _add_watermark(commands)
+    _add_init(commands)
+    _add_version(commands)
+    _add_bench(commands)
+    _add_spark(commands)
+    _add_chaos(commands)
+    return top
+
+
+def _command(commands: Commands, name: str, summary: str, description: str) -> argparse.ArgumentParser:
+    command = commands.add_parser(
+        name, help=summary, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    command.set_defaults(module=name)
+    command.add_argument("--debug", action="store_true", help="print stack traces with errors")
+    return command
+
+
+def _add_run(commands: Commands) -> None:
+    command = _command(
+        commands,
+        "run",
+        "run a pipeline on this machine",
+        "Run a pipeline on this machine: a broker of its own, one process per vertex replica, and your functions.\n"
+        "It ends by itself when every source has ended, with a summary. Ctrl-C finishes what is in flight and ends;\n"
+        "a second Ctrl-C ends at once. Nothing is lost either way: the next run with the same data directory goes on.",
+    )
+    command.add_argument("file", type=Path, metavar="FILE", help="the pipeline, as YAML")
+    command.add_argument(
+        "--data-dir", type=Path, metavar="DIR", help="where the run keeps everything (default: .millstream/<pipeline>)"
+    )
+    command.add_argument(
+        "--fresh",
+        action="store_true",
+        help="remove what earlier runs stored, and start over; refused where file sinks have files of earlier runs",
+    )
+    command.add_argument(
+        "--forget",
+        action="append",
+        default=[],
+        metavar="SOURCE",
+        help="let a source that is gone from the pipeline go with how far it had read; may be given several times",
+    )
+    command.add_argument(
+        "--move-outputs",
+        action="store_true",
+        help="when starting over, move files of earlier runs from DIR of a file sink to DIR.before-<time>",
+    )
+    command.add_argument("--quiet", action="store_true", help="no progress and no summary, only warnings and errors")
+    command.add_argument(
+        "--durability",
+        choices=("fsync", "process"),
+        default="fsync",
+        help="what a commit survives: power loss (fsync, the default) or the death of any process (process; faster)",
+    )
+    command.add_argument(
+        "--metrics-port-base",
+        type=int,
+        metavar="PORT",
+        help="serve metrics and probes of the vertex processes on this port and the ones after it (default: no ports); "
+        "`millstream status` says which is whose",
+    )
+    command.add_argument(
+        "--metrics-host",
+        metavar="ADDRESS",
+        default="127.0.0.1",
+        help="address that these ports listen on; 0.0.0.0 for all (default: 127.0.0.1)",
+    )
+    command.add_argument(
+        "--log-level",
+        choices=("debug", "info", "warning", "error"),
+        default="info",
+        help="of the vertex processes, in the logs (default: info)",
+    )
+
+
+def _add_validate(commands: Commands) -> None:
+    command = _command(
+        commands,
+        "validate",
+        "check a pipeline file",
+        "Check a pipeline file and what it refers to on this machine (programs, functions, files).\n"
+        "Reports every fault at once with file, line, path, what is wrong and what was expected; for a valid\n"
+        "file, what each sink guarantees. Queries of reduces are analysed by Spark, which takes some seconds.",
+    )
+    command.add_argument("file", type=Path, metavar="FILE", help="the pipeline, as YAML")
+    command.add_argument(
+        "--file-only", action="store_true", help="look at nothing but the file: no programs, no data, no Spark"
+    )
+    _add_json(command)
+
+
+def _add_graph(commands: Commands) -> None:
+    command = _command(commands, "graph", "draw a pipeline", "Draw a pipeline as text or as a Mermaid flow chart.")
+    command.add_argument("file", type=Path, metavar="FILE", help="the pipeline, as YAML")
+    command.add_argument("--format", choices=("text", "mermaid"), default="text", help="(default: text)")
+
+
+def _add_compile(commands: Commands) -> None:
+    command = _command(
+        commands,
+        "compile",
+        "write what a vertex process takes",
+        "Check a pipeline file and write it as the JSON that `python -m millstream_worker --pipeline` takes, to start\n"
+        "vertices by hand or by something of your own. It holds no value that the file only refers to.",
+    )
+    command.add_argument("file", type=Path, metavar="FILE", help="the pipeline, as YAML")
+    command.add_argument("-o", "--output", type=Path, metavar="FILE", help="where to (default: standard output)")
+    command.add_argument(
+        "--base-dir",
+        type=Path,
+        metavar="DIR",
+        help="absolute directory that relative paths start from, where the vertices run (default: that of the file)",
+    )
+
+
+def _add_status(commands: Commands) -> None:
+    command = _command(
+        commands,
+        "status",
+        "show how far a run is",
+        "Show how far a run is, vertex by vertex and lane by lane; of a run that is over, how far it got.",
+    )
+    _add_file(command)
+    _add_place(command)
+    _add_broker(command)
+    _add_json(command)
+
+
+def _add_logs(commands: Commands) -> None:
+    command = _command(
+        commands,
+        "logs",
+        "show what the processes log",
+        "Show what the processes of a run have logged, in order of time.",
+    )
+    _add_file(command)
+    command.add_argument("vertex", nargs="?", metavar="VERTEX", help="only this vertex (or `runner`, or `broker`)")
+    command.add_argument("-f", "--follow", action="store_true", help="go on showing what is added, until Ctrl-C")
+    command.add_argument(
+        "--level",
+        choices=("debug", "info", "warning", "error"),
+        default="debug",
+        help="only lines of this level or worse",
+    )
+    command.add_argument(
+        "--since", metavar="WHEN", help="only lines that are not older: 30s, 10m, 2h, 1d, or a time (RFC 3339)"
+    )
+    command.add_argument("--tail", type=int, metavar="N", help="only the last N lines")
+    _add_json(command, "print one JSON object per line")
+    _add_place(command)
+
+
+def _add_peek(commands: Commands) -> None:
+    command = _command(
+        commands,
+        "peek",
+        "show records of a buffer",
+        "Show records that lie in the buffer of an edge, without consuming them. Works while the pipeline runs and\n"
+        "when it does not. What has been read and committed is removed from a buffer soon after.",
+    )
+    _add_file(command)
+    command.add_argument("edge", metavar="EDGE", help="name of the edge (by default `<from>-<to>`)")
+    command.add_argument("--partition", type=int, default=0, metavar="N", help="partition of the edge (default: 0)")
+    command.add_argument("--count", type=int, default=10, metavar="N", help="records to show at most (default: 10)")
+    command.add_argument(
+        "--from",
+        dest="start",
+        type=int,
+        metavar="SEQUENCE",
+        help="begin with this frame (default: the first that is not read and committed)",
+    )
+    _add_place(command)
+    _add_broker(command)
+    _add_json(command, "print one JSON object per record")
+
+
+def _add_audit(commands: Commands) -> None:
+    command = _command(
+        commands,
+        "audit",
+        "show who did what to a pipeline",
+        "Show who started, drained, stopped, looked into, replayed or repaired a pipeline, when, and with which spec.",
+    )
+    _add_file(command)
+    command.add_argument(
+        "--elsewhere", action="store_true", help="what you did to pipelines over other brokers (`--nats`) instead"
+    )
+    _add_place(command)
+    _add_json(command, "print one JSON object per entry, with command line and digest of the spec")
+
+
+def _add_deadletters(commands: Commands) -> None:
+    command = _command(
+        commands,
+        "deadletters",
+        "list records that were given up, and put them back",
+        "List the dead letters that a pipeline's file sinks have stored, or that wait in its buffers, or put them\n"
+        "back to the vertex that gave them up, for the next run. Each is put back once, however often this is done\n"
+        "and whenever it is broken off.",
+    )
+    actions = command.add_subparsers(dest="action", required=True, metavar="WHAT")
+    listing = actions.add_parser("list", help="count them by vertex and reason")
+    _add_json(listing, "print one JSON object per dead letter, with its place")
+    replay = actions.add_parser("replay", help="put them back, while the pipeline does not run")
+    replay.add_argument("--to", metavar="VERTEX", help="give them to this vertex (default: the one that gave them up)")
+    for action in (listing, replay):
+        action.add_argument(
+            "files",
+            nargs="*",
+            type=Path,
+            metavar="FILE",
+            help="the pipeline, as YAML; then files of envelopes, or directories (default: those of its sinks)",
+        )
+        action.add_argument("--stored", action="store_true", help="those that wait in buffers, which no sink has taken")
+        action.add_argument("--vertex", metavar="VERTEX", help="only those that this vertex gave up")
+        action.add_argument("--reason", metavar="TEXT", help="only those whose reason has this text")
+        action.add_argument("--id", action="append", metavar="ID", help="only this record; may be given several times")
+        _add_place(action)
+
+
+def _add_wal(commands: Commands) -> None:
+    command = _command(
+        commands,
+        "wal",
+        "look at the logs of reduce lanes",
+        "Look at the write-ahead logs of reduce lanes: segments, how far each edge is read, windows that were handed\n"
+        "over. Names every fault there is, with exit code 5. Changes nothing; works while the pipeline runs, too.",
+    )
+    command.add_argument("directory", type=Path, metavar="DIRECTORY", help="a log, or a directory with logs below it")
+    command.add_argument("--verify", action="store_true", help="compute the checksum of every entry")
+    _add_json(command)
+
+
+def _add_repair(commands: Commands) -> None:
+    command = _command(
+        commands,
+        "repair",
+        "say what is damaged, and go on without it",
+        "Look for damage in what a pipeline that does not run has stored: ledgers that are gone, commits that are\n"
+        "stored in part, marks that went back, a past that was replaced, frames that cannot be used, logs. Says what\n"
+        "each affects, and changes nothing; exit code 5 when there is any. With --accept-loss it goes on without what\n"
+        "is lost, and says what that is.",
+    )
+    command.add_argument("file", type=Path, metavar="FILE", help="the pipeline, as YAML")
+    command.add_argument("--data-dir", type=Path, metavar="DIR", help="data directory of the run")
+    command.add_argument("--accept-loss", action="store_true", help="give up what cannot be had back")
+    _add_json(command)
+
+
+def _add_broker_users(commands: Commands) -> None:
+    command = _command(
+        commands,
+        "broker",
+        "set up the users of a broker that pipelines share",
+        "Write the accounts and users of a NATS server: an account for each pipeline, and in it a user for each\n"
+        "vertex, with the rights it needs and no others; or make what has to be there before a vertex starts.",
+    )
+    actions = command.add_subparsers(dest="action", required=True, metavar="WHAT")
+    config = actions.add_parser("config", help="write accounts.conf, and an access file for each user")
+    config.add_argument("files", nargs="+", type=Path, metavar="PIPELINE", help="pipeline files: all of the broker's")
+    config.add_argument(
+        "-o", "--output", type=Path, metavar="DIR", required=True, help="where to; passwords that lie there are kept"
+    )
+    config.add_argument("--ca", type=Path, metavar="FILE", help="the authority of the server's certificate, for TLS")
+    prepare = actions.add_parser("prepare", help="make the ledgers of a pipeline, which its vertices may not make")
+    prepare.add_argument("file", type=Path, metavar="PIPELINE", help="pipeline file")
+    prepare.add_argument("--nats", metavar="URL", required=True, help="the broker")
+    prepare.add_argument("--nats-access", type=Path, metavar="FILE", help="access file of the pipeline's own user")
+    prepare.add_argument(
+        "--monitor", metavar="URL", help="its monitoring endpoint, where it does not tell its settings"
+    )
+    prepare.add_argument(
+        "--durability",
+        choices=("fsync", "process", "unverified"),
+        default="fsync",
+        help="what a commit must survive (default: fsync)",
+    )
+
+
+def _add_watermark(commands: Commands) -> None:
+    command = _command(
+        commands,
+        "watermark",
+        "say where event time has come to, and set it back",
+        "Say where the event time of each lane of a pipeline that does not run has come to. With --set-back, say what\n"
+        "it costs to have it go on from an earlier time, where a record of a far future has driven it away; with\n"
+        "--accept-loss do so.",
+    )
+    command.add_argument("file", type=Path, metavar="FILE", help="the pipeline, as YAML")
+    command.add_argument("--data-dir", type=Path, metavar="DIR", help="data directory of the run")
+    command.add_argument("--set-back", metavar="TIME", help="to `now`, or a time such as 2024-01-31T08:00:00Z")
+    command.add_argument("--accept-loss", action="store_true", help="do it, at that cost")
+
+
+def _add_init(commands: Commands) -> None:
+    command = _command(
+        commands,
+        "init",
+        "make a pipeline to begin with",
+        "Make a directory with a working pipeline, its function, a test and some data.",
+    )
+    command.add_argument("directory", type=Path, metavar="DIR", help="where to; made when it does not exist")
+    command.add_argument(
+        "--template", choices=("map", "reduce"), default="map", help="what to begin with (default: map)"
+    )
+
+
+def _add_version(commands: Commands) -> None:
+    command = _command(commands, "version", "show versions", "Show the version of Millstream and what it works with.")
+    _add_json(command)
+
+
+def _add_broker(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--nats", metavar="URL", help="look into this broker instead, of a pipeline that runs elsewhere"
+    )
+    command.add_argument("--nats-access", type=Path, metavar="FILE", help="file with the credentials and certificates")
+    command.add_argument("--file", type=Path, metavar="FILE", help="that pipeline, as YAML; with --nats")
+
+
+def _add_file(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "of", nargs="?", type=Path, metavar="PIPELINE", help="pipeline file (default: the only one that was run here)"
+    )
+
+
+def _add_place(command: argparse.ArgumentParser) -> None:
+    place = command.add_mutually_exclusive_group()
+    place.add_argument("--data-dir", type=Path, metavar="DIR", help="data directory of the run")
+    place.add_argument(
+        "--pipeline", metavar="NAME", help="pipeline that was run from here (default: the only one there is)"
+    )
+
+
+def _add_json(command: argparse.ArgumentParser, text: str = "print one JSON object") -> None:
+    command.add_argument("--json", action="store_true", help=text)
+
+
+def _add_bench(commands: Commands) -> None:
+    command = _command(
+        commands,
+        "bench",
+        "measure this machine",
+        "Measure a real pipeline on this machine: generator, a Python function that returns what it gets, blackhole.\n"
+        "Everything is made in a temporary directory (TMPDIR) and removed. Beside it the limit of the broker alone.",
+    )
+    benches = command.add_subparsers(dest="bench", required=True, metavar="WHAT")
+    throughput = benches.add_parser("map", help="records per second, as fast as possible")
+    throughput.add_argument("--records", type=int, default=4_000_000, metavar="N", help="(default: 4000000)")
+    latency = benches.add_parser("latency", help="latency from source to sink at a given rate")
+    latency.add_argument("--rate", type=int, default=1000, metavar="N", help="records per second (default: 1000)")
+    latency.add_argument("--seconds", type=float, default=10.0, metavar="S", help="how long (default: 10)")
+    for bench in (throughput, latency):
+        bench.add_argument(
+            "--tls", action="store_true", help="a second time with encrypted connections to the broker, for comparison"
+        )
+    reduce = benches.add_parser("reduce", help="records into windows, and from the close of windows to their results")
+    for option, default, text in (
+        ("--ingest-records", 4_000_000, "for the rate of the queue"),
+        ("--records-per-window", 100_000, "in each window"),
+        ("--keys", 10_000, "in each window"),
+        ("--windows", 30, "windows to measure"),
+        ("--rate", 50_000, "records per second"),
+    ):
+        reduce.add_argument(option, type=int, default=default, metavar="N", help=f"{text} (default: {default})")
+    reduce.add_argument("--query", metavar="SQL", help="over a window (default: count, first and last time by key)")
+    for bench in (throughput, latency, reduce):
+        bench.add_argument("--size", type=int, default=100, metavar="BYTES", help="of each record (default: 100)")
+        bench.add_argument("--durability", choices=("fsync", "process"), default="fsync", help="(default: fsync)")
+        _add_json(bench, "print one JSON object on the last line")
+
+
+def _add_spark(commands: Commands) -> None:
+    command = _command(
+        commands,
+        "spark",
+        "look after the Spark of reduces",
+        "Look after the Spark that computes the windows of reduces.",
+    )
+    actions = command.add_subparsers(dest="action", required=True, metavar="WHAT")
+    prepare = actions.add_parser("prepare", help="make the cache from which Spark starts in half the time; once")
+    prepare.add_argument("--again", action="store_true", help="also when it is there")
+    check = actions.add_parser("check", help="start Spark, or reach it, and tell what it is and how long that took")
+    check.add_argument(
+        "file", type=Path, nargs="?", metavar="FILE", help="a pipeline, for its `spec.spark` (default: on this machine)"
+    )
+    _add_json(check)
+
+
+def _add_chaos(commands: Commands) -> None:
+    command = _command(
+        commands,
+        "chaos",
+        "disturb a running pipeline, and check what comes out",
+        "Run a pipeline as `run` does, disturb it, and have an independent verifier judge what came out: accounts,\n"
+        "sinks, and, for the pipelines that ship (mesh, push, windows), every single result. File sinks write below\n"
+        "the directory of the experiment; others write where the pipeline says. The same seed gives the same plan.",
+    )
+    command.add_argument(
+        "pipeline",
+        metavar="PIPELINE",
+        help="a pipeline file, or one that ships: `mesh`, `push`, or `windows` (with Spark)",
+    )
+    command.add_argument("--seed", type=int, default=1, metavar="N", help="of the plan (default: 1)")
+    command.add_argument("--kills", type=int, metavar="N", help="faults of all kinds to inject, then wait for the end")
+    command.add_argument("--seconds", type=float, metavar="S", help="inject faults for so long, then drain and end")
+    command.add_argument(
+        "--faults",
+        default="kill",
+        metavar="KINDS",
+        help="kill, pause, network, disk; several with commas (default: kill)",
+    )
+    command.add_argument(
+        "--dir",
+        type=Path,
+        metavar="DIR",
+        help="keep everything here (default: a temporary directory, kept on violations)",
+    )
+    command.add_argument("--records", type=int, metavar="N", help="of one that ships (default: 20000; `windows`: 8000)")
+    command.add_argument(
+        "--rate", type=int, metavar="N", help="records per second of one that ships (default: they last for the faults)"
+    )
+    command.add_argument("--id", metavar="FIELD", help="member of your sinks' rows that no two rows may share")
+    command.add_argument(
+        "--secured",
+        action="store_true",
+        help="encrypt connections to the broker, and hold the functions of one that ships in a strict sandbox",
+    )
+    _add_json(command, "print one JSON object on the last line")

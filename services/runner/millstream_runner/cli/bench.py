@@ -1,0 +1,185 @@
+"""`millstream bench`: how fast a real pipeline is on this machine, and which share of the broker's own limit."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from millstream.errors import UserError
+from millstream.ledger.protocol import DurabilityLevel
+from millstream_runner.bench.raw_limit import measure_raw_limit
+from millstream_runner.bench.running import Load, Measured, measure_map
+from millstream_runner.local.screen import aligned
+
+_MIB = 1024 * 1024
+_WARM_UP_S = 2.0
+_RAW_RECORD_BYTES_MAX = 400 * _MIB
+"""The raw limit is measured over as many bytes as the pipeline's, up to this."""
+_RAW_RECORD_BYTES_MIN = 100 * _MIB
+"""And over at least this, so that it takes long enough to mean something."""
+
+
+def run(arguments: argparse.Namespace) -> int:
+    with tempfile.TemporaryDirectory(prefix="millstream-bench-") as name:
+        directory = Path(name)
+        if arguments.bench == "reduce":
+            result = uvloop.run(_measure_reduce(directory, arguments))
+            lines = _reduce_lines(result)
+        else:
+            result = uvloop.run(_measure(arguments, directory, _load(arguments)))
+            lines = _lines(result)
+    if not arguments.json:
+        print("\n".join(lines))
+    else:
+        print(json.dumps(result))
+    return 0
+
+
+def _durability(arguments: argparse.Namespace) -> DurabilityLevel:
+    return DurabilityLevel(arguments.durability)
+
+
+def _check_positive(arguments: argparse.Namespace, *options: str) -> None:
+    for name in options:
+        if getattr(arguments, name.replace("-", "_")) < 1:
+            raise UserError(f"--{name} {getattr(arguments, name)}: at least 1 is needed")
+
+
+def _load(arguments: argparse.Namespace) -> Load:
+    _check_positive(arguments, *(("records", "size") if arguments.bench == "map" else ("rate", "seconds", "size")))
+    if arguments.bench == "map":
+        return Load(records=arguments.records, record_bytes=arguments.size)
+    records = round(arguments.rate * (arguments.seconds + _WARM_UP_S))
+    return Load(records=records, record_bytes=arguments.size, rate=arguments.rate, warm_up_s=_WARM_UP_S)
+
+
+async def _measure(arguments: argparse.Namespace, directory: Path, load: Load) -> dict[str, Any]:
+    durability = _durability(arguments)
+    (directory / "pipeline").mkdir()
+    measured = await measure_map(directory / "pipeline", load, durability)
+    encrypted = None
+    if arguments.tls:
+        (directory / "encrypted").mkdir()
+        encrypted = await measure_map(directory / "encrypted", load, durability, tls=True)
+    size = min(_RAW_RECORD_BYTES_MAX, max(_RAW_RECORD_BYTES_MIN, load.records * load.record_bytes))
+    raw_per_s = await measure_raw_limit(
+        directory / "raw",
+        records=-(-size // load.record_bytes),
+        record_bytes=load.record_bytes,
+        sync_always=durability is DurabilityLevel.FSYNC,
+    )
+    result = _result(arguments.bench, load, measured, raw_per_s)
+    return result if encrypted is None else {**result, "tls": _result(arguments.bench, load, encrypted, raw_per_s)}
+
+
+def _result(bench: str, load: Load, measured: Measured, raw_per_s: float) -> dict[str, Any]:
+    return {
+        "bench": bench,
+        "records": load.records,
+        "record_bytes": load.record_bytes,
+        "elapsed_s": round(measured.elapsed_s, 3),
+        "records_per_s": round(measured.records_per_s),
+        "raw_limit_records_per_s": round(raw_per_s),
+        "share_of_limit": round(measured.records_per_s / raw_per_s, 4),
+        "stored_times": 2,
+        "latency_ms": {"p50": _milliseconds(measured, 0.5), "p99": _milliseconds(measured, 0.99)},
+        "latency_frames": measured.latency.total,
+        "durability": measured.durability,
+        "processes": {
+            name: {
+                "cpu_s": round(use.cpu_s, 2),
+                "cpu_share": round(use.cpu_s / measured.elapsed_s, 3) if measured.elapsed_s else None,
+                "rss_mib_max": round(use.rss_bytes_max / _MIB, 1),
+            }
+            for name, use in sorted(measured.use.items())
+        },
+    }
+
+
+def _milliseconds(measured: Measured, share: float) -> float | None:
+    seconds = measured.latency.quantile_s(share)
+    return None if seconds is None else round(seconds * 1000, 2)
+
+
+def _lines(result: dict[str, Any]) -> list[str]:
+    rate, size = result["records_per_s"], result["record_bytes"]
+    latency = result["latency_ms"]
+    rows = [("PROCESS (with its functions)", "CPU s", "CPU", "RSS MiB")]
+    rows += [
+        (name, f"{use['cpu_s']:.2f}", f"{use['cpu_share'] or 0:.0%}", f"{use['rss_mib_max']:.0f}")
+        for name, use in result["processes"].items()
+    ]
+    limit, share = result["raw_limit_records_per_s"], result["share_of_limit"]
+    encrypted = [f"with TLS    {line}" for line in _lines(result["tls"])[1:4:2]] if "tls" in result else []
+    return [
+        f"generator -> map (Python, identity) -> blackhole: {result['records']:,} records of {size} bytes",
+        f"rate        {rate:,} records/s ({rate * size / _MIB:.1f} MiB/s of values), stored twice on their way",
+        f"limit       {limit:,} records/s into JetStream alone, stored once; the pipeline reaches {share:.0%} of it",
+        f"latency     p50 {latency['p50']} ms, p99 {latency['p99']} ms, end to end",
+        *encrypted,
+        f"durability  {result['durability']}",
+        *aligned(rows, left={0}),
+    ]
+
+
+async def _measure_reduce(directory: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    # Spark's packages are an extra of their own.
+    from millstream_runner.bench.reducing import QUERY, WindowLoad, measure_ingest, measure_spark, measure_windows
+
+    _check_positive(arguments, "ingest-records", "records-per-window", "keys", "rate", "windows", "size")
+    load = WindowLoad(
+        *(arguments.records_per_window, arguments.keys, arguments.rate, arguments.windows),
+        record_bytes=arguments.size,
+        query=arguments.query or QUERY,
+    )
+    (directory / "pipeline").mkdir()
+    measured = await measure_windows(directory / "pipeline", load, _durability(arguments))
+    (directory / "alone").mkdir()
+    alone_s = await measure_spark(directory / "alone", load)
+    ingest = await measure_ingest(directory, records=arguments.ingest_records, record_bytes=arguments.size)
+    return {
+        "bench": "reduce",
+        "record_bytes": arguments.size,
+        "ingest_records": arguments.ingest_records,
+        "ingest_records_per_s": round(ingest.records_per_s),
+        "append_limit_records_per_s": round(ingest.limit_records_per_s),
+        "share_of_append_limit": round(ingest.records_per_s / ingest.limit_records_per_s, 4),
+        "records_per_window": arguments.records_per_window,
+        "keys": arguments.keys,
+        "rate": arguments.rate,
+        "close_to_commit_ms": {"p50": _milliseconds(measured, 0.5), "p99": _milliseconds(measured, 0.99)},
+        "spark_alone_ms": round(alone_s * 1000, 2),
+        "query": load.query,
+        "hand_overs": measured.latency.total,
+        "durability": measured.durability,
+        "processes": {
+            name: {
+                "cpu_share": round(use.cpu_s / measured.sampled_s, 3) if measured.sampled_s else None,
+                "rss_mib_max": round(use.rss_bytes_max / _MIB, 1),
+            }
+            for name, use in sorted(measured.use.items())
+        },
+    }
+
+
+def _reduce_lines(result: dict[str, Any]) -> list[str]:
+    latency = result["close_to_commit_ms"]
+    rows = [("PROCESS (with its functions)", "CPU", "RSS MiB")]
+    rows += [
+        (name, f"{use['cpu_share'] or 0:.0%}", f"{use['rss_mib_max']:.0f}") for name, use in result["processes"].items()
+    ]
+    ingest = f"{result['ingest_records_per_s']:,} records/s of {result['record_bytes']} bytes, fsynced"
+    windows = f"{result['records_per_window']:,} records and {result['keys']:,} keys at {result['rate']:,} records/s"
+    alone = f"Spark alone takes {result['spark_alone_ms']} ms for one"
+    return [
+        f"ingest      {ingest}; {result['share_of_append_limit']:.0%} of appending the same bytes alone",
+        f"windows     {windows}: {result['query']}",
+        f"close       p50 {latency['p50']} ms, p99 {latency['p99']} ms, from their close to the commit; {alone}",
+        f"durability  {result['durability']}",
+        *aligned(rows, left={0}),
+    ]

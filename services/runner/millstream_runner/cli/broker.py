@@ -1,0 +1,101 @@
+"""`millstream broker`: the users of a broker that pipelines share, and the ledgers that their vertices find there."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from millstream.errors import UserError
+from millstream.ledger.jetstream import open_jetstream_broker
+from millstream.ledger.protocol import DurabilityLevel
+from millstream.spec.access import load_access
+from millstream.spec.graph import Graph
+from millstream.spec.loading import load
+from millstream.watermark.jetstream import open_jetstream_ot_stores
+from millstream.wire.access import BrokerAccess
+from millstream.wire.nats import open_connection
+from millstream.wire.nats_config import SYSTEM_ACCOUNT, new_password
+from millstream_runner.local import audit
+from millstream_runner.local.broker_config import BrokerUser, accounts_text, users_of
+from millstream_runner.local.directory import make_private, write_text
+from millstream_vertex.settings import ledger_limits
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.action == "config":
+        return _config([load(file).graph for file in arguments.files], arguments.output, arguments.ca)
+    loaded = load(arguments.file)
+    graph, access = loaded.graph, load_access(arguments.nats_access, arguments.nats, arguments.monitor)
+    audit.note_elsewhere(loaded, "prepare", broker=access.place, access=access.identity)
+    asyncio.run(prepare(graph, access, DurabilityLevel(arguments.durability)))
+    print(f"pipeline {graph.pipeline.name}: {len(graph.vertices)} ledgers and watermark stores are there")
+    return 0
+
+
+def _config(graphs: Sequence[Graph], directory: Path, ca: Path | None) -> int:
+    pipelines = {graph.pipeline.name: users_of(graph) for graph in graphs}
+    if len(pipelines) < len(graphs):
+        raise UserError("two of the files have a pipeline of the same name: each has an account of its own")
+    if SYSTEM_ACCOUNT in pipelines:
+        raise UserError(f"a pipeline cannot be called {SYSTEM_ACCOUNT}: that is the server's own account")
+    make_private(directory)
+    variables: dict[str, str] = {}
+    lines = ["# The passwords of the users in accounts.conf. For the server alone."]
+    for pipeline, users in pipelines.items():
+        place = directory / pipeline
+        make_private(place)
+        for user in users:
+            variables[user.name] = f"PASSWORD_{len(variables) + 1}"
+            password = _password(place / f"{user.file_name}.password")
+            lines += [f"# {user.name}", f"{variables[user.name]}: {json.dumps(password)}"]
+            write_text(place / f"{user.file_name}.yaml", _access_text(user, ca))
+    write_text(directory / "passwords.conf", "\n".join([*lines, ""]))
+    accounts = accounts_text(pipelines, variables)
+    write_text(directory / "accounts.conf", f'include "passwords.conf"\n{accounts}')
+    print(
+        f'{directory}/accounts.conf, for the server\'s configuration: `include "accounts.conf"` (with passwords.conf)'
+    )
+    for pipeline, users in pipelines.items():
+        print(f"{directory}/{pipeline}/_pipeline.yaml: who prepares pipeline {pipeline} and looks at it")
+        for user in users[1:]:
+            print(f"{directory}/{pipeline}/{user.file_name}.yaml: vertex {user.file_name}")
+    return 0
+
+
+def _password(path: Path) -> str:
+    """One that is there is kept, so that a pipeline can be added while others run."""
+    try:
+        known = path.read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        known = ""
+    if not known:
+        known = new_password()
+        write_text(path, f"{known}\n")
+    return known
+
+
+def _access_text(user: BrokerUser, ca: Path | None) -> str:
+    lines = [
+        f"user: {user.name}",
+        f"password: {{file: {user.file_name}.password}}",
+        f"inbox: {user.inbox}",
+    ]
+    if ca is not None:
+        lines.append(f"tls: {{ca: {json.dumps(str(ca.absolute()))}}}")
+    return "\n".join([*lines, ""])
+
+
+async def prepare(graph: Graph, access: BrokerAccess, level: DurabilityLevel) -> None:
+    """Make the ledgers and the OT stores of a pipeline, or see that they are as they must be."""
+    name = graph.pipeline.name
+    async with (
+        open_jetstream_broker(access, name, require=level) as broker,
+        open_connection(access, name=f"{name} prepare") as connection,
+        open_jetstream_ot_stores(connection, name) as stores,
+    ):
+        for vertex in graph.vertices:
+            await broker.ledger(vertex.name, ledger_limits(graph, vertex.name))
+            await stores.store(vertex.name)

@@ -1,0 +1,67 @@
+"""`millstream chaos`: runs a pipeline, disturbs it, says how soon it was back and whether anything was lost."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import uvloop
+
+from millstream.errors import UserError
+from millstream_runner.chaos.experiment import Experiment, Options, conduct
+from millstream_runner.chaos.plan import FaultKind
+from millstream_runner.chaos.report import as_json, fault_line, lines
+
+VIOLATED = 1
+"""Exit code when something that is promised did not hold, or fewer faults could be injected than were asked for."""
+
+
+def run(arguments: argparse.Namespace) -> int:
+    kinds = _kinds(arguments.faults)
+    chosen: Path | None = arguments.dir
+    directory = chosen or Path(tempfile.mkdtemp(prefix="millstream-chaos-"))
+    options = Options(
+        pipeline=arguments.pipeline,
+        directory=directory,
+        seed=arguments.seed,
+        kills=arguments.kills,
+        seconds=arguments.seconds,
+        kinds=kinds,
+        records=arguments.records,
+        rate=arguments.rate,
+        id_field=arguments.id,
+        secured=arguments.secured,
+    )
+    keep = chosen is not None
+    # Of connections that break there is enough to read in the table.
+    logging.getLogger("millstream").setLevel(logging.ERROR)
+    try:
+        experiment = uvloop.run(conduct(options, lambda struck: print(fault_line(struck), file=sys.stderr, flush=True)))
+        keep = keep or not experiment.sound
+        _show(experiment, directory if keep else None, arguments)
+        return 0 if experiment.sound else VIOLATED
+    finally:
+        if not keep:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def _show(experiment: Experiment, directory: Path | None, arguments: argparse.Namespace) -> None:
+    if arguments.json:
+        print(json.dumps({**as_json(experiment), "seed": arguments.seed}))
+        return
+    print("\n".join(lines(experiment)))
+    print(f"seed {arguments.seed}" + (f"; everything is kept in {directory}" if directory is not None else ""))
+
+
+def _kinds(text: str) -> tuple[FaultKind, ...]:
+    known = {kind.value: kind for kind in FaultKind}
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    unknown = [name for name in names if name not in known]
+    if unknown or not names:
+        raise UserError(f"--faults {text!r}: expected some of {', '.join(known)}, separated by commas")
+    return tuple(dict.fromkeys(known[name] for name in names))

@@ -1,0 +1,187 @@
+"""`millstream deadletters`: what a pipeline gave up, and putting it back.
+
+Reads the envelopes that file sinks have stored, or, with `--stored`, what waits in the buffers before sinks. `replay`
+starts the broker of a pipeline that does not run, and commits records into the buffers they came from
+(`millstream_vertex.replay`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from millstream.clock import SystemClock
+from millstream.dead_letter import Envelope
+from millstream.errors import UserError
+from millstream.frame import partition_of
+from millstream.ledger.jetstream import open_jetstream_broker
+from millstream.ledger.protocol import DurabilityLevel
+from millstream.printable import in_line
+from millstream.record import BufferId, Record
+from millstream.spec import resolved
+from millstream.spec.graph import Graph
+from millstream.watermark.jetstream import open_jetstream_ot_stores
+from millstream.wire.nats import open_connection
+from millstream_runner.cli.envelopes import Found, read_buffers, read_files
+from millstream_runner.cli.place import directory_of, is_pipeline_file
+from millstream_runner.local import audit
+from millstream_runner.local.directory import DataDirectory
+from millstream_runner.local.processes import is_alive
+from millstream_runner.local.stored import open_run, open_stored
+from millstream_vertex.replay import Replay, Replayed, Returned
+
+_REASON_CHARACTERS_MAX = 100
+
+
+def run(arguments: argparse.Namespace) -> int:
+    arguments.of = None
+    if arguments.files and is_pipeline_file(arguments.files[0]):
+        arguments.of = arguments.files.pop(0)
+    if arguments.stored and arguments.files:
+        raise UserError(f"--stored reads the pipeline's buffers, and {arguments.files[0]} is a file: give one of them")
+    if arguments.action == "list" and arguments.files:
+        return _list(arguments, _wanted(arguments, read_files(arguments.files)))
+    directory = directory_of(arguments)
+    pipeline = resolved.load(directory.read_pipeline())
+    if arguments.stored:
+        read: Iterable[Found] = asyncio.run(_waiting(directory, pipeline.graph))
+    else:
+        read = read_files(arguments.files or stored_files(pipeline.graph, pipeline.base_dir))
+    found = _wanted(arguments, read)
+    if arguments.action == "list":
+        return _list(arguments, found)
+    return _replay(arguments, directory, pipeline.graph, list(found))
+
+
+def stored_files(graph: Graph, base_dir: Path) -> list[Path]:
+    """The directories of file sinks that write dead letters in envelopes."""
+    directories = []
+    for vertex in graph.sinks:
+        for edge in graph.edges_in[vertex.name]:
+            file = vertex.sink.file if vertex.sink is not None else None
+            if vertex.sink is None or file is None:
+                continue
+            if edge.kind == "deadLetter" and graph.writes_envelopes(edge.name, vertex.sink):
+                directories.append(base_dir / file.path)
+    if not directories:
+        raise UserError(
+            f"pipeline {graph.pipeline.name} has no file sink that stores dead letters: name files, or take --stored "
+            "for those that wait in buffers"
+        )
+    return sorted({path for path in directories if path.exists()})
+
+
+async def _waiting(directory: DataDirectory, graph: Graph) -> list[Found]:
+    audit.note(directory, "peek", edge="every dead-letter edge")
+    async with open_run(directory, graph) as view:
+        return [found async for found in read_buffers(view, graph)]
+
+
+def _wanted(arguments: argparse.Namespace, found: Iterable[Found]) -> Iterator[Found]:
+    """Dead letters that meet the filters."""
+    for item in found:
+        envelope = item.envelope
+        if not envelope.vertex or (arguments.vertex and envelope.vertex != arguments.vertex):
+            continue
+        if arguments.reason and arguments.reason not in envelope.reason:
+            continue
+        if arguments.id and envelope.id not in arguments.id:
+            continue
+        yield item
+
+
+def _list(arguments: argparse.Namespace, found: Iterator[Found]) -> int:
+    if arguments.json:
+        for item in found:
+            print(json.dumps({**json.loads(item.line), "place": item.place}, ensure_ascii=False))
+        return 0
+    counts = Counter((item.envelope.vertex, item.envelope.reason) for item in found)
+    for (vertex, reason), count in counts.most_common():
+        short = reason if len(reason) <= _REASON_CHARACTERS_MAX else f"{reason[: _REASON_CHARACTERS_MAX - 3]}..."
+        print(f"{count:>8}  {in_line(vertex):<16}  {in_line(short)}")
+    total = counts.total()
+    print("1 dead letter" if total == 1 else f"{total} dead letters")
+    return 0
+
+
+def _replay(arguments: argparse.Namespace, directory: DataDirectory, graph: Graph, found: Sequence[Found]) -> int:
+    runtime = directory.read_runtime()
+    if runtime is not None and is_alive(runtime.runner):
+        raise UserError(
+            f"pipeline {graph.pipeline.name} is running (process {runtime.runner.pid}): end it with Ctrl-C, which "
+            "drains it, replay, and run it again"
+        )
+    returned: list[Returned] = []
+    refused: Counter[str] = Counter()
+    for item in found:
+        try:
+            buffer = target_of(graph, item.envelope, arguments.to)
+        except ValueError as error:
+            refused[str(error)] += 1
+            continue
+        returned.append(Returned(identity_of(item), buffer, _record_of(item)))
+    audit.note(directory, "replay", records=len(returned), to=arguments.to)
+    done = asyncio.run(_put_back(directory, graph, returned)) if returned else Replayed()
+    print(f"{done.records} put back, {done.repeated} left out because they were put back before")
+    for lane in done.reopened:
+        print(f"opened again: {lane}")
+    for reason, count in refused.most_common():
+        print(f"{count} not put back: {in_line(reason)}")
+    if done.records or done.reopened:
+        print("now run the pipeline: what was put back is read first of all that waits behind its place")
+    return UserError.exit_code if refused else 0
+
+
+async def _put_back(directory: DataDirectory, graph: Graph, returned: Sequence[Returned]) -> Replayed:
+    name = graph.pipeline.name
+    async with (
+        open_stored(directory) as server,
+        open_jetstream_broker(server.access, name, require=DurabilityLevel.FSYNC) as broker,
+        open_connection(server.access, name=f"{name} replay") as connection,
+        open_jetstream_ot_stores(connection, name) as stores,
+    ):
+        return await Replay(graph, broker, stores, SystemClock()).put_back(returned)
+
+
+def target_of(graph: Graph, envelope: Envelope, to: str | None) -> BufferId:
+    """Where a dead letter goes back to: the buffer it was read from, or one of the vertex `to`.
+
+    Raises `ValueError` that says why it cannot.
+    """
+    if to is not None:
+        edges = [edge for edge in graph.edges_in.get(to, ()) if edge.kind == "data"]
+        if not edges:
+            raise UserError(f"pipeline {graph.pipeline.name} has no vertex {to!r} that reads a data edge")
+        partitions = graph.vertex(to).partitions
+        keys = [part.encode() for part in envelope.keys]
+        return BufferId(edges[0].name, partition_of(keys, partitions) if keys else 0)
+    vertex, *rest = envelope.position.split("/")
+    kinds = {step.name: step.kind for step in graph.vertices}
+    if kinds.get(envelope.vertex) == "source":
+        raise ValueError(f"{envelope.vertex} is a source and reads no buffer; --to names a vertex to give it to")
+    if kinds.get(envelope.vertex) == "reduce":
+        raise ValueError(f"it describes a window of {envelope.vertex}, whose records are in no buffer any more")
+    names = {edge.name for edge in graph.edges_in.get(vertex, ())}
+    if len(rest) != 4 or rest[0] not in names or not 0 <= int(rest[1]) < graph.vertex(vertex).partitions:
+        raise ValueError(f"there is no buffer of {envelope.position!r} in this pipeline; --to names a vertex")
+    return BufferId(rest[0], int(rest[1]))
+
+
+def identity_of(item: Found) -> str:
+    """Of one failure, and of no other: runs have ids, and positions are used once in a run."""
+    envelope = item.envelope
+    if envelope.run and envelope.position:
+        return f"replay/{envelope.run}/{envelope.position}"
+    # A source knows no place of its own: the same input, failing for the same reason, counts once.
+    return f"replay/{hashlib.sha256(item.line).hexdigest()}"
+
+
+def _record_of(item: Found) -> Record:
+    envelope = item.envelope
+    record_id = envelope.id or identity_of(item)
+    return Record(envelope.value, envelope.event_time_us, envelope.keys, envelope.headers, record_id)

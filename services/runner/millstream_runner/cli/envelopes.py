@@ -1,0 +1,121 @@
+"""Where dead letters lie: in files of envelopes, in every format of file sinks, and in buffers before their sinks."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from millstream.dead_letter import MEMBERS, Envelope, envelope_line, envelope_of, read_envelope, time_text
+from millstream.errors import UserError
+from millstream.ledger.frames import decoded
+from millstream.limits import RECORD_BYTES_MAX
+from millstream.spec.graph import Graph
+from millstream.spec.lanes import buffers_of
+from millstream_runner.local.view import PipelineView
+
+_LINES = (".jsonl", ".txt")
+_TABLES = (".csv", ".parquet")
+_NESTED = ("keys", "headers", "headersBase64")
+"""Members that are JSON text in a column."""
+_ROWS_AT_ONCE = 1024
+_FRAMES_AT_ONCE = 50
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One envelope."""
+
+    place: str
+    """<file>:<line or row>, or <buffer>:<sequence>[<index>]"""
+    line: bytes
+    """As JSON, the same wherever it lies."""
+    envelope: Envelope
+
+
+def read_files(paths: Sequence[Path]) -> Iterator[Found]:
+    """Those in these files, and in the files of these directories. Raises `UserError` naming what is none."""
+    for path in paths:
+        if not path.exists():
+            raise UserError(f"there is no {path}")
+        known = (*_LINES, *_TABLES)
+        files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.suffix in known)
+        for file in files:
+            number = 0
+            try:
+                for number, row in _rows_of(file):
+                    line = row if isinstance(row, bytes) else _line_of(row)
+                    yield Found(f"{file}:{number}", line, read_envelope(line))
+            except (ValueError, TypeError, RecursionError, csv.Error) as error:
+                raise UserError(f"{file}:{number}: {error}") from None
+
+
+async def read_buffers(view: PipelineView, graph: Graph) -> AsyncIterator[Found]:
+    """Those that wait in the buffers of dead-letter edges: no sink has taken them yet."""
+    for edge in graph.edges:
+        if edge.kind != "deadLetter":
+            continue
+        for buffer in buffers_of(graph, edge):
+            ledger = await view.ledger_of(buffer)
+            after = await view.consumed(buffer)
+            while frames := await ledger.peek(buffer, after, _FRAMES_AT_ONCE):
+                after = frames[-1].sequence
+                for stored in frames:
+                    frame = decoded(ledger.vertex, buffer, stored)
+                    ids = frame.ids() or [""] * frame.records
+                    rows = zip(frame.values(), frame.event_times_us(), frame.keys(), frame.headers(), ids, strict=True)
+                    for index, row in enumerate(rows):
+                        line = envelope_line(envelope_of(*row)).encode()
+                        yield Found(f"{buffer}:{stored.sequence}[{index}]", line, read_envelope(line))
+
+
+def _rows_of(file: Path) -> Iterator[tuple[int, bytes | Mapping[str, Any]]]:
+    """Each line, or each row of a table, with its number."""
+    if file.suffix == ".csv":
+        csv.field_size_limit(2 * RECORD_BYTES_MAX)
+        with file.open(encoding="utf-8", newline="") as text:
+            reader = csv.DictReader(text)
+            for row in reader:
+                yield reader.line_num, row
+    elif file.suffix == ".parquet":
+        yield from enumerate(_parquet_rows(file), start=1)
+    else:
+        with file.open("rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                yield number, line.rstrip(b"\n")
+
+
+def _parquet_rows(file: Path) -> Iterator[dict[str, Any]]:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise UserError(
+            f"{file}: reading Parquet needs Arrow, which is not installed ({error}): pip install 'millstream[arrow]'"
+        ) from error
+    try:
+        with pq.ParquetFile(file) as table:
+            for batch in table.iter_batches(_ROWS_AT_ONCE):
+                yield from batch.to_pylist()
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"not a Parquet file: {error}") from None
+
+
+def _line_of(cells: Mapping[str, Any]) -> bytes:
+    """An envelope whose members are columns. An empty cell is an absent member, or the empty value."""
+    envelope: dict[str, Any] = {}
+    for name in MEMBERS:
+        cell = cells.get(name)
+        if isinstance(cell, datetime):
+            cell = cell if cell.tzinfo is not None else cell.replace(tzinfo=UTC)
+            cell = time_text((cell - _EPOCH) // timedelta(microseconds=1))
+        if cell:
+            envelope[name] = json.loads(cell) if name in _NESTED else cell
+    if "value" in cells and not {"value", "valueBase64"} & envelope.keys():
+        envelope["value"] = ""
+    return envelope_line(envelope).encode()

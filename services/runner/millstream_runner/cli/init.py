@@ -1,0 +1,43 @@
+"""`millstream init`: a working pipeline with a function, a test and some data, to begin with."""
+
+from __future__ import annotations
+
+import argparse
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+
+from millstream.errors import EnvironmentFault, UserError
+
+_SUFFIX = ".template"
+"""Template files carry it so that nothing mistakes them for modules and tests of Millstream itself."""
+
+
+def run(arguments: argparse.Namespace) -> int:
+    target: Path = arguments.directory
+    template = files("millstream_runner.cli") / "templates" / arguments.template
+    contents = list(_files_below(template, Path()))
+    taken = [name for name, _ in contents if (target / name).exists()]
+    if taken:
+        raise UserError(f"{target / taken[0]} exists already; nothing was written. Choose another directory")
+    try:
+        for name, text in contents:
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            # What has come meanwhile is not ours to write over.
+            with (target / name).open("x", encoding="utf-8") as file:
+                file.write(text)
+            print(f"wrote {target / name}")
+    except OSError as error:
+        raise EnvironmentFault(f"cannot write {error.filename}: {error.strerror}") from error
+    print(f"\nnext:\n  cd {target}\n  millstream run pipeline.yaml\n  python -m unittest")
+    return 0
+
+
+def _files_below(folder: Traversable, name: Path) -> list[tuple[Path, str]]:
+    found: list[tuple[Path, str]] = []
+    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
+        if entry.is_dir():
+            found += _files_below(entry, name / entry.name)
+        elif entry.name.endswith(_SUFFIX):
+            found.append((name / entry.name.removesuffix(_SUFFIX), entry.read_text(encoding="utf-8")))
+    return found

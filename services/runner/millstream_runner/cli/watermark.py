@@ -1,0 +1,102 @@
+"""`millstream watermark`: says where event time has come to, and what it costs to set it back to an earlier time."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+
+from millstream.clock import MICROSECONDS, SystemClock
+from millstream.dead_letter import time_text
+from millstream.errors import UserError
+from millstream.ledger.jetstream import open_jetstream_broker
+from millstream.ledger.protocol import DurabilityLevel
+from millstream.spec.graph import Graph
+from millstream.spec.loading import load
+from millstream.watermark.jetstream import open_jetstream_ot_stores
+from millstream.wire.nats import open_connection
+from millstream_runner.local import audit
+from millstream_runner.local.directory import HOME, DataDirectory, read_json
+from millstream_runner.local.setting_back import LaneTime, Target, Watermarks
+from millstream_runner.local.shape import changes, shape_of
+from millstream_runner.local.stored import open_stored
+
+
+def run(arguments: argparse.Namespace) -> int:
+    loaded = load(arguments.file)
+    directory = DataDirectory(arguments.data_dir or HOME / loaded.pipeline.name)
+    before = read_json(directory.shape)
+    if before is None or changes(before, shape_of(loaded.graph)).any:
+        raise UserError(f"{directory.root} is not the data directory of this pipeline, or it was changed since")
+    time_us = _time_us(arguments.set_back) if arguments.set_back is not None else None
+    if time_us is None and arguments.accept_loss:
+        raise UserError("--accept-loss goes with --set-back TIME")
+    return asyncio.run(_run(loaded.graph, directory, time_us, accept_loss=arguments.accept_loss))
+
+
+async def _run(graph: Graph, directory: DataDirectory, time_us: int | None, *, accept_loss: bool) -> int:
+    name = graph.pipeline.name
+    async with (
+        open_stored(directory) as stored,
+        open_connection(stored.access, name=f"{name} watermark") as connection,
+        open_jetstream_broker(stored.access, name, require=DurabilityLevel.MEMORY) as broker,
+        open_jetstream_ot_stores(connection, name) as stores,
+    ):
+        watermarks = Watermarks(graph, connection, broker, stores, directory.windows)
+        lanes = await watermarks.lanes()
+        for line in _told(lanes):
+            print(line)
+        if time_us is None:
+            return 0
+        targets = watermarks.targets(time_us)
+        beyond = [one for one in lanes if one.is_beyond(targets[one.lane.vertex])]
+        if not beyond:
+            print(f"nothing is beyond {time_text(time_us)}; nothing was changed")
+            return 0
+        for line in _costs(graph, time_us, targets, beyond):
+            print(line)
+        if not accept_loss:
+            print("nothing was changed; --accept-loss sets it back")
+            return 0
+        audit.note(directory, "set-back", to=time_text(time_us), lanes=[str(one.lane) for one in beyond])
+        for one in beyond:
+            await watermarks.set_back(one.lane, targets[one.lane.vertex])
+    print(f"{len(beyond)} lanes were set back; the next run goes on from there")
+    return 0
+
+
+def _told(lanes: Sequence[LaneTime]) -> Iterator[str]:
+    if not lanes:
+        yield "no lane has committed anything"
+    for one in lanes:
+        closed = f", windows closed up to {time_text(one.closed_us)}" if one.closed_us is not None else ""
+        yield f"{one.lane}: watermark {time_text(one.watermark_us)}{closed}{', ended' if one.ended else ''}"
+
+
+def _costs(graph: Graph, time_us: int, targets: Mapping[str, Target], beyond: Sequence[LaneTime]) -> Iterator[str]:
+    yield f"{len(beyond)} lanes would be set back to {time_text(time_us)}. What it costs:"
+    yield f"- records before {time_text(time_us)} are late, as they are now; those after it are in time again"
+    for vertex in graph.reduces:
+        lanes = [one for one in beyond if one.lane.vertex == vertex.name]
+        if not lanes:
+            continue
+        end = time_text(targets[vertex.name].end_us)
+        yield f"- {vertex.name}: windows that end by {end} stay closed for good: records for them are late"
+        yield (
+            f"- {vertex.name}: a window that ends later and had been closed, because of records from after "
+            f"{time_text(time_us)}, begins anew and has a second result"
+        )
+        records = sum(one.open_records for one in lanes)
+        if records:
+            yield f"- {vertex.name}: {records:,} records wait in open windows until event time has come to their ends"
+
+
+def _time_us(written: str) -> int:
+    if written == "now":
+        return SystemClock().now_us()
+    try:
+        time = datetime.fromisoformat(written)
+    except ValueError:
+        raise UserError(f"--set-back {written}: expected `now` or a time such as 2024-01-31T08:00:00Z") from None
+    return round((time if time.tzinfo is not None else time.replace(tzinfo=UTC)).timestamp() * MICROSECONDS)

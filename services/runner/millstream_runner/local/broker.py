@@ -1,0 +1,254 @@
+"""The embedded broker of a local run: a nats-server process over the store in the data directory.
+
+Above it: the runner. Below it: the `nats-server` program. It has a port of its own on the loopback, remembered from run
+to run, and keeps it when it is restarted, so that every client finds it again. It answers those alone who have the key
+of the run, which is made at its first start and lies in a file that only its user can read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import signal
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from millstream import limits
+from millstream.background import open_tasks
+from millstream.durable import step
+from millstream.errors import EnvironmentFault
+from millstream.files import make_private_directories
+from millstream.health import Health, Patience
+from millstream.ledger.protocol import DurabilityLevel
+from millstream.ports import free_ports, is_free
+from millstream.wire.access import BrokerAccess
+from millstream.wire.certificates import trusting
+from millstream.wire.nats_config import ACCOUNT, PASSWORD_VARIABLE, USER, new_password, server_config
+from millstream.wire.nats_ping import answers_ping
+from millstream.wire.nats_server import find_nats_server
+from millstream_runner.local.directory import ProcessIdentity, write_json, write_text
+from millstream_runner.local.policy import Ending, backoff_s
+from millstream_runner.local.processes import Child, open_child
+
+_log = logging.getLogger(__name__)
+
+NAME = "broker"
+"""Of the process, in logs and in `runtime.json`."""
+STARTS_MAX = 10
+"""In a row that may fail, of a broker that was ready before."""
+ACCESS_FILE = "access.json"
+_KEY_FILE = "key"
+CERTIFICATE_FILE, KEY_FILE = "server.pem", "server.key"
+_STOP_TIMEOUT_S = 10.0
+"""From SIGTERM to SIGKILL. Every acknowledged write is in the store either way."""
+_POLL_S = 0.005
+_DISK_FULL = (
+    b"no space left on device",
+    b"disk quota exceeded",
+    # It has given up storing, and answers nothing any more, also when there is room again.
+    b"resource limits exceeded for server",
+    b"will be DISABLED",
+)
+ROOM_BYTES_MIN = 32 * limits.MIB
+"""Free space from which a broker that met a full disk is started again: a few commits of the largest size."""
+_ROOM_POLL_S = 1.0
+_PROGRAM = "nats-server"
+
+
+class EmbeddedBroker:
+    """Runs the broker until told to stop; `serve` is its one task."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        durability: DurabilityLevel,
+        port: int | None,
+        on_line: Callable[[bytes], None],
+        on_started: Callable[[], None],
+    ) -> None:
+        """`port`: of the run before, taken again if it is free.
+
+        `on_started` is called after every start, with the port and the process known.
+        """
+        self._directory = directory
+        self._durability = durability
+        self._on_line = on_line
+        self._on_started = on_started
+        self._stop = asyncio.Event()
+        self._write_failed = asyncio.Event()
+        self._for_room = False
+        """The broker was ended to recover from a full disk."""
+        self._last_lines: deque[str] = deque(maxlen=5)
+        self._first = True
+        self.ready = asyncio.Event()
+        """Set while the broker takes connections."""
+        self.port = port if port is not None and is_free(port) else free_ports()
+        self._key = new_password()
+        files = directory / CERTIFICATE_FILE, directory / KEY_FILE
+        # Put there by benchmarks that measure encryption; on the loopback it keeps nothing from anybody.
+        self._certificate = files if all(file.exists() for file in files) else None
+        self._tls = None if self._certificate is None else trusting(files[0])
+        self.identity: ProcessIdentity | None = None
+
+    @property
+    def access(self) -> BrokerAccess:
+        """How to reach it."""
+        return BrokerAccess(f"nats://127.0.0.1:{self.port}", user=USER, password=self._key, tls=self._tls)
+
+    def stop(self) -> None:
+        """Ask `serve` to end the broker."""
+        self._stop.set()
+
+    async def serve(self) -> None:
+        """Start, start again whenever it dies, and return after `stop`.
+
+        Raises `EnvironmentFault` when it does not come up, again and again.
+        """
+        failures = 0
+        while not self._stop.is_set():
+            self._prepare()
+            command = [find_nats_server(), "-c", str(self._directory / "nats.conf")]
+            self._write_failed.clear()
+            async with open_child(
+                NAME,
+                command,
+                on_output=self._take_lines,
+                on_line=self._take_line,
+                environment={PASSWORD_VARIABLE: self._key},
+            ) as child:
+                self.identity = child.identity
+                health = Health(child.pid, Patience(), report=self._report_health)
+                async with open_tasks() as tasks:
+                    watching = tasks.create_task(self._end_when_hung(child, health), name="health of the broker")
+                    if await self._until_ready(child):
+                        failures = 0
+                        self._first = False
+                        self.ready.set()
+                        self._on_started()
+                        await self._until_over(child)
+                    watching.cancel()
+                self.ready.clear()
+                ending = Ending(await child.wait() if not child.running else 0, health.hung)
+            self._ports_file(child.pid).unlink(missing_ok=True)
+            if self._stop.is_set():
+                return
+            if self._for_room:
+                self._for_room = False
+                continue
+            failures += 1
+            if failures >= (2 if self._first else STARTS_MAX):
+                raise EnvironmentFault(f"the broker {ending.text} and does not come up: {self._tail()}")
+            _log.warning("the broker %s; it is started again in %.1f s", ending.text, backoff_s(failures))
+            if self._first:
+                # Somebody may have taken the port since it was tried.
+                self.port = free_ports()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(backoff_s(failures)):
+                    await self._stop.wait()
+
+    def _take_lines(self, lines: list[bytes]) -> None:
+        for line in lines:
+            self._take_line(line)
+
+    def _take_line(self, line: bytes) -> None:
+        self._on_line(line)
+        self._last_lines.append(line.decode(errors="replace"))
+        if any(sign in line for sign in _DISK_FULL):
+            self._write_failed.set()
+
+    def _prepare(self) -> None:
+        store = self._directory / "store"
+        try:
+            make_private_directories(store)
+            _adopt(store)
+        except OSError as error:
+            raise EnvironmentFault(
+                f"cannot prepare the broker's directory {self._directory}: {error.strerror}"
+            ) from error
+        config = server_config(
+            store_dir=store,
+            port=self.port,
+            sync_always=self._durability is DurabilityLevel.FSYNC,
+            ports_dir=self._directory,
+            tls=self._certificate,
+        )
+        write_text(self._directory / "nats.conf", config, durable=False)
+        # Not durable either: the next run has a key of its own.
+        write_text(self._directory / _KEY_FILE, f"{self._key}\n", durable=False)
+        access: dict[str, object] = {"user": USER, "password": {"file": _KEY_FILE}}
+        if self._certificate is not None:
+            access["tls"] = {"ca": str(self._certificate[0].absolute())}
+        write_json(self._directory / ACCESS_FILE, access, durable=False)
+
+    async def _until_ready(self, child: Child) -> bool:
+        """True when the broker takes connections; False when it has ended, or `stop` was called, before."""
+        path = self._ports_file(child.pid)
+        while child.running and not self._stop.is_set():
+            if path.exists():
+                return True
+            await asyncio.sleep(_POLL_S)
+        return False
+
+    async def _end_when_hung(self, child: Child, health: Health) -> None:
+        """Also when it does not come up in time."""
+        await health.until_hung(lambda: answers_ping(self.port, self.access))
+        # One that is stopped takes no other signal.
+        child.signal(signal.SIGKILL)
+
+    def _report_health(self, text: str) -> None:
+        _log.warning("the broker %s", text)
+
+    async def _until_over(self, child: Child) -> None:
+        """Returns when the child has ended, of itself or because of `stop`."""
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(self._end_when_told(child), name="end of the broker"),
+                group.create_task(self._end_when_there_is_room(child), name="room for the broker"),
+            ]
+            await child.wait()
+            for task in tasks:
+                task.cancel()
+
+    async def _end_when_told(self, child: Child) -> None:
+        await self._stop.wait()
+        await self._end(child)
+
+    async def _end_when_there_is_room(self, child: Child) -> None:
+        """A stream that has met a full disk takes nothing any more until the broker is started again."""
+        await self._write_failed.wait()
+        _log.error(
+            "the disk that holds %s is full: nothing is stored and nothing is lost; free some space and it goes on",
+            self._directory,
+        )
+        while shutil.disk_usage(self._directory).free < ROOM_BYTES_MIN:  # noqa: ASYNC110  # nobody tells
+            await asyncio.sleep(_ROOM_POLL_S)
+        await asyncio.sleep(_ROOM_POLL_S)
+        _log.warning(
+            "there is room again: the broker is started again, it does not recover from write errors by itself"
+        )
+        self._for_room = True
+        await self._end(child)
+
+    async def _end(self, child: Child) -> None:
+        child.signal(signal.SIGTERM)
+        await asyncio.sleep(_STOP_TIMEOUT_S)
+        child.signal(signal.SIGKILL)
+
+    def _ports_file(self, pid: int) -> Path:
+        return self._directory / f"{_PROGRAM}_{pid}.ports"
+
+    def _tail(self) -> str:
+        return "\n".join(self._last_lines) or "it wrote nothing"
+
+
+def _adopt(store: Path) -> None:
+    """Streams that an earlier version stored in the server's account of clients without names become those of the one
+    account there is."""
+    before, now = (store / "jetstream" / name for name in ("$G", ACCOUNT))
+    if before.is_dir() and not now.exists():
+        with step("broker.adopt"):
+            before.rename(now)

@@ -1,0 +1,185 @@
+"""A pipeline that was changed between two runs: nothing may wait where it changed, and what it does not need goes.
+
+    shape.json, as it was ─► differences ─► the broker is up: what waits there? ─► lanes of reduces: what is closed
+                                                                                                    │
+                    shape.json, complete ◄─ data goes ◄─ pipeline.json ◄─ shape.json, as it is ◄────┘
+
+A run that dies before the new shape is there has changed nothing that the pipeline as it was would see; behind it, the
+next run goes on with the change. Above it: the runner. Below it: the view of the broker. It runs before any vertex
+does, so what it reads stands still.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+from millstream.durable import step
+from millstream.errors import DamageError, EnvironmentFault, RetryLaterError, UserError
+from millstream.ledger.jetstream import open_jetstream_broker
+from millstream.ledger.protocol import Commit, DurabilityLevel, Ledger
+from millstream.record import LaneId
+from millstream.spec import resolved
+from millstream.spec.graph import Graph
+from millstream.spec.lanes import buffers_of, lanes_of
+from millstream.spec.loading import Loaded
+from millstream.wire.access import BrokerAccess
+from millstream.wire.ledger.v1 import mark_pb2
+from millstream_runner.local import audit
+from millstream_runner.local.directory import DataDirectory, read_json, write_json
+from millstream_runner.local.ledgers import KnownLedgers
+from millstream_runner.local.shape import Changes, changes, shape_of, successor
+from millstream_runner.local.view import PipelineView, open_view
+
+OWNER = "change"
+_LEAVING = "leaving"
+"""In the shape as long as a change is not complete: vertices whose data is to be removed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """From the pipeline that a data directory holds to the one that is to run."""
+
+    directory: DataDirectory
+    loaded: Loaded
+    before: Mapping[str, Any]
+    changes: Changes
+
+    async def make(self, access: BrokerAccess, level: DurabilityLevel) -> None:
+        """Raises `UserError`, with what waits, when the pipeline cannot change yet; then nothing was changed."""
+        former = self._former()
+        name = former.pipeline.name
+        async with (
+            open_view(former, access, level) as view,
+            open_jetstream_broker(access, name, require=level) as broker,
+        ):
+            waiting = [*await _waiting(self.changes, former, view), *await _open(self.changes, former, view)]
+            if waiting:
+                raise UserError(
+                    f"the pipeline was changed where something waits: {'; '.join(waiting)}. Run it as it was until "
+                    "that is done (Ctrl-C drains it), then change it; or start over with --fresh, or with another "
+                    "--data-dir"
+                )
+            former_spec = audit.spec_digest(self.directory.read_pipeline())
+            audit.note(
+                self.directory,
+                "change",
+                **audit.pipeline_of(self.loaded),
+                former_spec=former_spec,
+                leaving=sorted(self.changes.gone),
+            )
+            for vertex in self.changes.grown:
+                ledger = await broker.existing_ledger(vertex)
+                if ledger is not None:
+                    await self._keep_closed(ledger, await view.marks(vertex), lanes_of(self.loaded.graph, vertex))
+            leaving = sorted({*self.before.get(_LEAVING, ()), *self.changes.gone})
+            after = successor(self.before, shape_of(self.loaded.graph))
+            write_json(self.directory.shape, {**after, _LEAVING: leaving})
+            self.directory.write_pipeline(resolved.dump(self.loaded.pipeline, self.loaded.base_dir))
+            KnownLedgers(self.directory.ledgers).forget(leaving)
+            for vertex in leaving:
+                await view.remove(vertex)
+                self._remove_windows(vertex)
+        write_json(self.directory.shape, after)
+
+    async def _keep_closed(
+        self, ledger: Ledger, marks: Mapping[LaneId, mark_pb2.Mark], lanes: Sequence[LaneId]
+    ) -> None:
+        """Have all lanes of a reduce know up to where windows have had their results: keys move between them."""
+        closed_us = max((mark.reduce.closed_us for mark in marks.values() if mark.HasField("reduce")), default=None)
+        if closed_us is None:
+            return
+        for lane in lanes:
+            before = marks.get(lane)
+            if before is not None and before.HasField("reduce") and before.reduce.closed_us == closed_us:
+                continue
+            stored = await ledger.take_over(lane, OWNER)
+            mark = mark_pb2.Mark()
+            mark.CopyFrom(stored.mark)
+            mark.commit_id = uuid4().bytes
+            mark.reduce.closed_us = closed_us
+            await ledger.commit(Commit(lane, (), mark, stored.sequence))
+
+    def _former(self) -> Graph:
+        """The pipeline as it ran last. Where a change was not complete, it may lack what the shape has: that has never
+        run."""
+        if not self.directory.pipeline.exists():
+            raise DamageError(
+                f"{self.directory.pipeline} is gone, so what waits where the pipeline was changed cannot be told: run "
+                "the pipeline as it was once more, then change it; or start over with --fresh"
+            )
+        graph = resolved.load(self.directory.read_pipeline()).graph
+        is_whole = set(self.changes.emptied) <= {edge.name for edge in graph.edges}
+        if not is_whole and _LEAVING not in self.before:
+            raise DamageError(
+                f"{self.directory.pipeline} is not the pipeline of {self.directory.shape}, so what waits cannot be "
+                "told: run the pipeline as it was once more, then change it"
+            )
+        return graph
+
+    def _remove_windows(self, vertex: str) -> None:
+        path = self.directory.windows / vertex
+        try:
+            with step("data.leave"):
+                shutil.rmtree(path)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise EnvironmentFault(f"cannot remove {path}: {error.strerror}") from error
+
+
+def plan_change(directory: DataDirectory, loaded: Loaded, forget: Collection[str]) -> Change | None:
+    """What has to be done before the pipeline can run; None when it is as it was, or has never run.
+
+    Raises `UserError` for a change that no stored data would fit.
+    """
+    before = read_json(directory.shape)
+    if before is None:
+        return None
+    found = changes(before, shape_of(loaded.graph), forget=forget)
+    if found.refused:
+        raise UserError(
+            f"the data directory {directory.root} holds data of a different pipeline: {'; '.join(found.refused)}. "
+            "Otherwise run with --fresh to remove that data and start over, or with --data-dir to use another directory"
+        )
+    return Change(directory, loaded, before, found) if found.any or _LEAVING in before else None
+
+
+async def _waiting(asked: Changes, former: Graph, view: PipelineView) -> Sequence[str]:
+    counted = await view.waiting() if asked.emptied else {}
+    found = []
+    known = {edge.name for edge in former.edges}
+    for edge, reason in asked.emptied.items():
+        if edge not in known:
+            continue
+        records, beyond = 0, ""
+        for buffer in buffers_of(former, former.edge(edge)):
+            if buffer in counted:
+                records += counted[buffer]
+                continue
+            try:
+                await view.ledger_of(buffer)
+                beyond = "more than "
+            except RetryLaterError:
+                pass  # its vertex has never stored anything
+        if records or beyond:
+            found.append(f"{reason}, and {beyond}{records:,} record(s) wait in edge {edge}")
+    return found
+
+
+async def _open(asked: Changes, former: Graph, view: PipelineView) -> Sequence[str]:
+    found = []
+    known = {vertex.name for vertex in former.vertices}
+    for vertex, reason in asked.closed.items():
+        if vertex not in known:
+            continue
+        records = sum(mark.account.open for mark in (await view.marks(vertex)).values())
+        if records:
+            found.append(
+                f"{reason}, and {records:,} record(s) are in its open windows, which close when newer records come or "
+                "the sources end"
+            )
+    return found

@@ -1,0 +1,34 @@
+"""Whose a data directory is: looked at before a run changes anything in it, and written down when it may.
+
+Above it: the runner. Below it: the files of the data directory.
+"""
+
+from __future__ import annotations
+
+import os
+
+from millstream.errors import EnvironmentFault
+from millstream.spec import resolved
+from millstream.spec.loading import Loaded
+from millstream_runner.local.directory import DataDirectory, Runtime, read_json, write_json
+from millstream_runner.local.processes import is_alive
+from millstream_runner.local.shape import shape_of, successor
+
+
+def refuse_live_runner(directory: DataDirectory, previous: Runtime) -> None:
+    """The lock is only as good as its file: somebody may have removed it under a run."""
+    runner = previous.runner
+    if runner.pid != os.getpid() and is_alive(runner):
+        raise EnvironmentFault(
+            f"the data directory {directory.root} is in use by process {runner.pid}, whose lock file was removed; "
+            f"end that run first (`kill {runner.pid}`), or choose another directory with --data-dir"
+        )
+
+
+def claim(directory: DataDirectory, loaded: Loaded) -> None:
+    """Make the directory this pipeline's."""
+    before = read_json(directory.shape)
+    now = shape_of(loaded.graph)
+    # The shape last: what it has, the pipeline has, so that a change can ask what waits there.
+    directory.write_pipeline(resolved.dump(loaded.pipeline, loaded.base_dir))
+    write_json(directory.shape, now if before is None else successor(before, now))

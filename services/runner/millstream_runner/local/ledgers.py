@@ -1,0 +1,55 @@
+"""Which ledgers a data directory has: noted when they are made, and looked for before a run begins.
+
+A server that cannot read what it knows of a stream leaves the stream out, and a vertex makes a ledger where there is
+none: it would begin anew, as if nothing had been stored.
+
+Above it: the runner. Below it: one small file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from millstream.errors import DamageError
+from millstream_runner.local.directory import read_json, write_json
+
+
+class KnownLedgers:
+    """The ledgers of one data directory."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._known: dict[str, str] = read_json(path) or {}
+
+    def check(self, found: Mapping[str, str]) -> None:
+        """Raise `DamageError` when a ledger is gone, or was made anew. `found`: what there is, id by vertex."""
+        lost = [
+            f"that of vertex {vertex} " + ("is gone" if vertex not in found else "was made anew")
+            for vertex, ledger_id in sorted(self._known.items())
+            if found.get(vertex) != ledger_id
+        ]
+        if lost:
+            raise DamageError(
+                f"ledgers that {self._path} knows are not in the broker's store: {'; '.join(lost)}. What was in them "
+                "is not there; the broker's log says whether files of the store are damaged. Restore it, or start "
+                "the pipeline over with --fresh"
+            )
+
+    def forget(self, vertices: Collection[str]) -> None:
+        """These are to be removed. Durable at the return."""
+        known = {vertex: ledger_id for vertex, ledger_id in self._known.items() if vertex not in vertices}
+        if known != self._known:
+            self._known = known
+            write_json(self._path, self._known)
+
+    def note(self, found: Mapping[str, str]) -> None:
+        """These exist. Durable at the return."""
+        if any(self._known.get(vertex) != ledger_id for vertex, ledger_id in found.items()):
+            self._known.update(found)
+            write_json(self._path, self._known)
+
+    def replace(self, found: Mapping[str, str]) -> None:
+        """These are all there are; what was known of others is given up. Durable at the return."""
+        self._known = dict(found)
+        write_json(self._path, self._known)

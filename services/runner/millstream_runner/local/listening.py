@@ -1,0 +1,48 @@
+"""Ports that a run was told to listen on, tried before anything is started. Pure but for the trial.
+
+Above it: the runner. Below it: the system's sockets. A vertex that finds its port taken tries again, because a process
+that is ending may still have it; a run that begins has nothing to wait for, and says at once which option to change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from millstream.errors import UserError
+from millstream.ports import why_not
+from millstream.spec.graph import Graph
+from millstream_runner.local.replica import ReplicaPlan
+
+_PORT_LAST = 65_535
+
+
+def refuse_taken_ports(graph: Graph, plans: Iterable[ReplicaPlan], metrics_host: str) -> None:
+    """Raise `UserError` with every port that cannot be listened on, whose it was to be, and the option to change."""
+    taken = [*_taken_by_metrics(plans, metrics_host), *_taken_by_sources(graph)]
+    if taken:
+        raise UserError("; ".join(taken))
+
+
+def _taken_by_metrics(plans: Iterable[ReplicaPlan], host: str) -> Iterator[str]:
+    for plan in plans:
+        if plan.metrics_port is None:
+            continue
+        advice = "choose another --metrics-port-base: each vertex process takes the next port"
+        if not 0 < plan.metrics_port <= _PORT_LAST:
+            yield f"{plan.metrics_port}, for the metrics of {plan.name}, is no port; {advice}"
+        elif (reason := why_not(plan.metrics_port, host)) is not None:
+            yield f"the metrics of {plan.name} cannot be served on {host}:{plan.metrics_port}: {reason}; {advice}"
+
+
+def _taken_by_sources(graph: Graph) -> Iterator[str]:
+    for vertex in graph.sources:
+        http = vertex.source.http if vertex.source is not None else None
+        if http is None or http.port == 0:
+            continue
+        for partition in range(vertex.partitions):
+            port = http.port + partition
+            if (reason := why_not(port, http.host)) is not None:
+                yield (
+                    f"vertex {vertex.name}: the http source cannot listen on {http.host} port {port}: {reason}; stop "
+                    "what uses the port, or choose another `http.host` or `http.port` (0 takes a free port)"
+                )

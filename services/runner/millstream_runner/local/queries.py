@@ -1,0 +1,98 @@
+"""Has Spark look at the queries of a pipeline, before anything runs over them.
+
+Above it: `validate`, and whoever runs the pipeline's Spark driver. Below it: a Spark of its own for a moment, or one
+that is asked through its client. Only pipelines with SQL come here: what it imports then takes half a second.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path as FilePath
+from typing import TYPE_CHECKING
+
+from millstream.limits import MIB
+from millstream.spec.faults import Finding, Path
+from millstream.spec.models import Spark, Vertex
+from millstream.wire.reduce.v1 import spark_pb2
+
+if TYPE_CHECKING:
+    from millstream_reduce.spark.settings import SparkSettings
+
+Check = Callable[[spark_pb2.Program], Awaitable[spark_pb2.CheckResponse]]
+"""What answers whether a program can run."""
+
+_DRIVER_MEMORY_BYTES = 512 * MIB
+"""Enough to look at queries."""
+_OF_CLUSTERS = ("spark.submit.", "spark.executor.", "spark.kubernetes.", "spark.yarn.", "spark.dynamicAllocation.")
+"""Settings that decide where jobs run, not what queries mean."""
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What Spark says of all queries."""
+
+    faults: list[Finding] = field(default_factory=list)
+    notes: list[tuple[Path, str]] = field(default_factory=list)
+
+
+async def check_queries(vertices: Mapping[int, Vertex], spark: Spark | None) -> Verdict:
+    """Start a Spark on this machine, whatever the pipeline's own is, and ask it. Takes some seconds; once in a process.
+
+    Raises `EnvironmentFault` when it does not start, `UserError` when it does not take the pipeline's settings.
+    """
+    from pyspark.logger import PySparkLogger
+
+    from millstream_reduce.spark.jobs import check
+    from millstream_reduce.spark.session import open_session
+
+    # Prints pages of Java's stack for every query that is wrong.
+    PySparkLogger.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
+    with tempfile.TemporaryDirectory(prefix="millstream-queries-") as directory:
+        settings = _analysis_settings(spark, FilePath(directory) / "spark")
+        async with open_session(settings) as session:
+            return await verdict_of(vertices, lambda program: session.run(check, program))
+
+
+async def verdict_of(vertices: Mapping[int, Vertex], check: Check) -> Verdict:
+    """Ask about every query of the vertices, given by their places in the file."""
+    from millstream_reduce.config import sql_program
+
+    verdict = Verdict()
+    for index, vertex in vertices.items():
+        if vertex.group_by is None or vertex.udf is None or vertex.udf.sql is None:
+            continue
+        answer = await check(sql_program(vertex.udf.sql, keyed=vertex.group_by.keyed))
+        path = ("spec", "vertices", index, "udf", "sql")
+        verdict.faults += [_finding(path, fault) for fault in answer.faults]
+        if answer.one_by_one:
+            what = f"windows that close together are computed one by one, which is slower: {answer.one_by_one}"
+            verdict.notes.append(((*path, "query"), what))
+    return verdict
+
+
+def _finding(path: Path, fault: str) -> Finding:
+    """At the query, or at the part of the value's format that the fault begins with."""
+    for place, expected in _PLACES.items():
+        if fault.startswith(f"{'.'.join(place)}: "):
+            return Finding((*path, *place), fault.partition(": ")[2], expected)
+    return Finding((*path, "query"), fault, "a query that Spark can run over the table `window`")
+
+
+_PLACES: Mapping[tuple[str, ...], str] = {
+    ("value", "fields"): "columns such as 'delay DOUBLE, origin STRING'",
+    ("value",): "a format that can be decoded",
+}
+
+
+def _analysis_settings(spark: Spark | None, directory: FilePath) -> SparkSettings:
+    from millstream_reduce.spark.settings import SparkSettings
+
+    conf = spark.conf if spark is not None else {}
+    # What a setting refers to is a secret, which decides nothing about a query, and need not be here.
+    kept = {name: value for name, value in conf.items() if isinstance(value, str) and not name.startswith(_OF_CLUSTERS)}
+    return SparkSettings(
+        directory, master="local[1]", driver_memory_bytes=_DRIVER_MEMORY_BYTES, conf=kept, name="queries"
+    )

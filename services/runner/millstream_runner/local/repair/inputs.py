@@ -1,0 +1,326 @@
+"""The stages of a repair that look at logs of reduce lanes, and at buffers beside what their readers say.
+
+A reader keeps its sequence. What lies at or below it counts as read, what lies behind it is read, as far as it is there
+and can be used; which frames that leaves out goes into its mark, and how many records they were, so that the account
+says what was accepted and still balances.
+
+Above it: the repair. Below it: what is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from millstream.account import consumed
+from millstream.ledger.protocol import Commit, Ledger, StoredFrame, StoredMark, Witness
+from millstream.ledger.witness import from_messages, given_up_of
+from millstream.record import BufferId, LaneId
+from millstream.spec.lanes import all_lanes, inputs_of, lanes_of, upstream_lanes
+from millstream.wire.ledger.v1 import mark_pb2
+from millstream_runner.local.repair.finding import Finding, Lost, bare, records_text
+from millstream_runner.local.repair.reading import Look, Reading, ReadUpTo
+from millstream_runner.local.repair.stored import Stored
+
+if TYPE_CHECKING:
+    from millstream_runner.local.repair.logs import LogLook, ReduceLogs
+
+_OWNER = "repair"
+_FRAMES_AT_ONCE = 200
+_END = 2**63
+"""Behind every sequence."""
+
+
+class Inputs:
+    """Of one pipeline."""
+
+    def __init__(self, stored: Stored, windows: Path) -> None:
+        self._stored = stored
+        self._windows = windows
+
+    async def logs(self) -> AsyncIterator[Finding]:
+        lanes = [
+            lane for lane in all_lanes(self._stored.graph) if self._stored.graph.vertex(lane.vertex).kind == "reduce"
+        ]
+        for lane in self._stored.known(lanes):
+            ledger, mark = await self._stored.ledger_and_mark(lane)
+            look = self._reduce_logs().look(lane, ledger, mark)
+            if not look.faults and not look.is_behind:
+                continue
+            can_be_made = ledger is not None and await self._log_can_be_made_anew(lane, mark)
+            if look.faults and (ledger is None or can_be_made):
+                yield self._removable_log(look, mark, is_orphan=ledger is None)
+            elif look.faults or not can_be_made:
+                assert ledger is not None
+                yield self._lost_log(look, ledger, mark)
+
+    def _removable_log(self, look: LogLook, mark: mark_pb2.Mark, *, is_orphan: bool) -> Finding:
+        async def accept() -> str:
+            self._reduce_logs().remove(look)
+            if is_orphan:
+                return f"the log of lane {look.lane} is removed"
+            return f"the log of lane {look.lane} is removed; the next run makes it anew from the input it keeps"
+
+        return Finding(
+            "log",
+            f"the log of lane {look.lane} in {look.directory} is damaged: {'; '.join(map(bare, look.faults))}",
+            f"the windows of lane {look.lane}, which are lost with its ledger"
+            if is_orphan
+            else f"nothing that is lost: lane {look.lane} keeps its input, which is whole, and its "
+            f"{mark.account.open:,} open records are read from there again",
+            accept,
+            records=None if is_orphan else 0,
+        )
+
+    def _lost_log(self, look: LogLook, ledger: Ledger, mark: mark_pb2.Mark) -> Finding:
+        async def accept() -> str:
+            lost = await self._reduce_logs().begin_anew(look, ledger)
+            return f"lane {look.lane} begins its log anew behind what it has read; {records_text(lost)}"
+
+        faults = look.faults or ["it has lost what the lane's mark counts on, and so has the input it keeps"]
+        what = f"the log of lane {look.lane} in {look.directory} is damaged: {'; '.join(map(bare, faults))}"
+        of_windows = [Lost(look.windows_text)] if look.windows else []
+        return Finding(
+            "log",
+            what,
+            f"all windows of lane {look.lane} that are not committed: {mark.account.open:,} records. No window of them "
+            "has a result; records that are read from now on begin windows anew",
+            accept,
+            of_windows,
+            records=mark.account.open,
+        )
+
+    async def _log_can_be_made_anew(self, lane: LaneId, mark: mark_pb2.Mark) -> bool:
+        """From the input that the lane keeps."""
+        group_by = self._stored.graph.vertex(lane.vertex).group_by
+        if group_by is None or not group_by.keeps_input or mark.reduce.closing or mark.reduce.result_records:
+            return False
+        for buffer in inputs_of(self._stored.graph, lane):
+            upstream = await self._stored.ledger(self._stored.graph.edge(buffer.edge).from_)
+            if upstream is None:
+                return False
+            if (await self._kept(upstream, lane, buffer, mark)).is_incomplete:
+                return False
+        own = await self._stored.ledger(lane.vertex)
+        return own is not None and not (await self._milestones(own, lane, mark)).is_incomplete
+
+    async def _kept(self, upstream: Ledger, lane: LaneId, buffer: BufferId, mark: mark_pb2.Mark) -> Reading:
+        """What is wrong with the input that was read and is kept."""
+        up_to = ReadUpTo(lane, buffer, _position(mark, buffer), (), given_up_of(mark, buffer.edge))
+        look = Look(upstream.vertex, up_to, self._stored.naming)
+        return await look.before_position(_frames(upstream, buffer, 0, up_to.sequence))
+
+    async def _milestones(self, own: Ledger, lane: LaneId, mark: mark_pb2.Mark) -> Reading:
+        buffer = BufferId(lane.input, lane.partition)
+        look = Look(lane.vertex, ReadUpTo(lane, buffer, _END, (), given_up_of(mark, buffer.edge)), self._stored.naming)
+        return await look.before_position(_frames(own, buffer, 0, None))
+
+    async def buffers(self) -> AsyncIterator[Finding]:
+        for lane in self._stored.known(all_lanes(self._stored.graph)):
+            own, mark = await self._stored.ledger_and_mark(lane)
+            if own is None:
+                continue
+            look = self._reduce_logs().look(lane, own, mark) if mark.HasField("reduce") else None
+            group_by = self._stored.graph.vertex(lane.vertex).group_by
+            keeps_input = group_by is not None and group_by.keeps_input
+            for buffer in inputs_of(self._stored.graph, lane):
+                writers = upstream_lanes(self._stored.graph, buffer)
+                upstream = await self._stored.ledger(self._stored.graph.edge(buffer.edge).from_)
+                if upstream is None or self._stored.unknown.intersection(writers):
+                    continue
+                if keeps_input and (kept := await self._kept(upstream, lane, buffer, mark)).faults:
+                    yield self._kept_finding(upstream, own, lane, kept)
+                reading = await self._behind(upstream, lane, buffer, mark, look)
+                if reading.faults:
+                    yield await self._reading_finding(upstream, own, lane, mark, reading, look)
+            if keeps_input and (milestones := await self._milestones(own, lane, mark)).faults:
+                yield self._milestones_finding(own, lane, milestones)
+
+    async def _behind(
+        self, upstream: Ledger, lane: LaneId, buffer: BufferId, mark: mark_pb2.Mark, look: LogLook | None
+    ) -> Reading:
+        """What is wrong between the reader's position and the end of the buffer."""
+        sequence, read = _position(mark, buffer), _read(mark, buffer)
+        if look is not None and look.contents is not None and not look.is_behind:
+            # It has read on into its log.
+            sequence = look.contents.sequences.get(buffer.edge, 0)
+            read = from_messages(look.contents.read.get(buffer.edge, ()))
+        written = {}
+        for writer in upstream_lanes(self._stored.graph, buffer):
+            stored = await self._stored.mark(upstream, writer)
+            totals = stored.mark.written if stored is not None else ()
+            written[writer.key] = next((total.frames for total in totals if _is(total, buffer)), 0)
+        state = await self._stored.state(self._stored.stream(upstream.vertex))
+        newest_sequence = max((item.sequence for item in read), default=0)
+        there = await upstream.peek(buffer, newest_sequence - 1, 1) if newest_sequence else ()
+        up_to = ReadUpTo(lane, buffer, sequence, read, given_up_of(mark, buffer.edge))
+        return await Look(upstream.vertex, up_to, self._stored.naming).behind_position(
+            there[0] if there else None,
+            _frames(upstream, buffer, sequence, None),
+            written,
+            int(state["last_seq"]) if state is not None else 0,
+        )
+
+    async def _reading_finding(
+        self, upstream: Ledger, own: Ledger, lane: LaneId, mark: mark_pb2.Mark, reading: Reading, look: LogLook | None
+    ) -> Finding:
+        up_to = reading.up_to
+        records, _ = await self._missing(upstream, lane, mark, reading, look)
+        what = (
+            f"lane {lane} has read buffer {up_to.buffer} up to sequence {up_to.sequence}, and what is there does not "
+        )
+        affects = "records that were written to the buffer, and are not read any more" if records >= 0 else ""
+        affects = affects or "records that were read, and may be read again"
+        if not reading.last_is_there:
+            affects += "; what was read before may differ from what is stored now"
+        return Finding(
+            "buffer",
+            f"{what}follow: {'; '.join(reading.faults)}",
+            affects,
+            partial(self._go_on, upstream, own, lane, reading, look),
+            reading.lost,
+            records,
+        )
+
+    async def _go_on(self, upstream: Ledger, own: Ledger, lane: LaneId, reading: Reading, look: LogLook | None) -> str:
+        """Have the lane go on behind its sequence, and say in its mark what was accepted."""
+        buffer = reading.up_to.buffer
+        # What was published says what the lane had counted until now.
+        await self._stored.forget(lane)
+        stored = await own.take_over(lane, _OWNER)
+        # No sequence that was read is given again.
+        writer = next(iter(upstream_lanes(self._stored.graph, buffer)))
+        state = await self._stored.state(self._stored.stream(upstream.vertex))
+        last = int(state["last_seq"]) if state is not None else 0
+        while last < reading.up_to.sequence:
+            last = (await upstream.take_over(writer, _OWNER)).sequence
+        mark = mark_pb2.Mark()
+        mark.CopyFrom(stored.mark)
+        # There may be something to read again.
+        mark.ended = False
+        if not reading.last_is_there and not mark.HasField("reduce"):
+            # What was read in part is another frame now.
+            mark.record_index = 0
+            whole = [item for item in mark.read if item.sequence <= mark.sequence]
+            del mark.read[:]
+            mark.read.extend(whole)
+        if mark.HasField("reduce") and buffer.edge not in {done.edge for done in mark.reduce.inputs}:
+            mark.reduce.inputs.add(edge=buffer.edge)
+        records, size = await self._missing(upstream, lane, mark, reading, look)
+        accepted = next((item for item in mark.accepted if item.edge == buffer.edge), None)
+        accepted = accepted or mark.accepted.add(edge=buffer.edge)
+        accepted.records += records
+        accepted.bytes += size
+        await self._give_up(own, lane, StoredMark(mark, stored.sequence), reading)
+        await self._remove_unusable(upstream, buffer, reading)
+        return f"lane {lane} goes on behind sequence {reading.up_to.sequence}; {records_text(records)}"
+
+    async def _missing(
+        self, upstream: Ledger, lane: LaneId, mark: mark_pb2.Mark, reading: Reading, look: LogLook | None
+    ) -> tuple[int, int]:
+        """Records and stored bytes that were written to the buffer, less those that were read and those that wait."""
+        buffer = reading.up_to.buffer
+        records, size = -reading.waiting_records, -reading.waiting_bytes
+        for writer in upstream_lanes(self._stored.graph, buffer):
+            stored = await self._stored.mark(upstream, writer)
+            for total in stored.mark.written if stored is not None else ():
+                if _is(total, buffer):
+                    records, size = records + total.records, size + total.bytes
+        for done in consumed(lane, mark):
+            if done.buffer == buffer:
+                records, size = records - done.records, size - done.bytes
+        if reading.last_is_there:
+            records += mark.record_index
+        if look is not None and look.contents is not None and not look.is_behind:
+            for item in look.contents.unacknowledged:
+                for position in item.appended.inputs:
+                    if position.edge == buffer.edge:
+                        records, size = records - position.records, size - position.bytes
+        return records, size
+
+    async def _give_up(self, own: Ledger, lane: LaneId, stored: StoredMark, reading: Reading) -> None:
+        edge = reading.up_to.buffer.edge
+        stored.mark.commit_id = uuid4().bytes
+        stored.mark.given_up.extend(mark_pb2.GivenUp(edge=edge, **gap._asdict()) for gap in reading.gaps)
+        await own.commit(Commit(lane, (), stored.mark, stored.sequence))
+
+    async def _remove_unusable(self, ledger: Ledger, buffer: BufferId, reading: Reading) -> None:
+        """A reader that comes to where they were finds a gap that it knows of."""
+        stream = self._stored.stream(ledger.vertex)
+        for item in reading.unusable:
+            if await self._stored.is_mark(stream, item.stored.sequence):
+                writer = item.stored.witness.lane if item.stored.witness is not None else ""
+                lanes = lanes_of(self._stored.graph, ledger.vertex)
+                for lane in (lane for lane in lanes if lane.key == writer):
+                    await ledger.take_over(lane, _OWNER)
+            await self._stored.remove(stream, [item.stored.sequence])
+
+    def _kept_finding(self, upstream: Ledger, own: Ledger, lane: LaneId, reading: Reading) -> Finding:
+        async def accept() -> str:
+            await self._give_up_kept(upstream, own, lane, reading)
+            return f"lane {lane} relies on its log alone for what it read of these"
+
+        return Finding(
+            "kept-input",
+            f"the input that lane {lane} keeps in buffer {reading.up_to.buffer} is damaged: "
+            f"{'; '.join(reading.faults)}",
+            "nothing as long as the log of the lane is whole, which holds these records: should that be lost as well, "
+            "so are its open windows",
+            accept,
+            reading.lost,
+            records=0,
+        )
+
+    def _milestones_finding(self, own: Ledger, lane: LaneId, reading: Reading) -> Finding:
+        async def accept() -> str:
+            await self._give_up_kept(own, own, lane, reading)
+            return f"lane {lane} relies on its log alone"
+
+        return Finding(
+            "milestones",
+            f"milestones of lane {lane} are damaged: {'; '.join(reading.faults)}",
+            "nothing as long as the log of the lane is whole: without them it cannot be made anew",
+            accept,
+            records=0,
+        )
+
+    async def _give_up_kept(self, holder: Ledger, own: Ledger, lane: LaneId, reading: Reading) -> None:
+        stored = await own.take_over(lane, _OWNER)
+        mark = mark_pb2.Mark()
+        mark.CopyFrom(stored.mark)
+        await self._give_up(own, lane, StoredMark(mark, stored.sequence), reading)
+        await self._remove_unusable(holder, reading.up_to.buffer, reading)
+
+    def _reduce_logs(self) -> ReduceLogs:
+        # What reads logs takes half a second to import, and pipelines without a reduce do not need it.
+        from millstream_runner.local.repair.logs import ReduceLogs
+
+        return ReduceLogs(self._stored.graph, self._windows)
+
+
+async def _frames(ledger: Ledger, buffer: BufferId, after: int, through: int | None) -> AsyncIterator[StoredFrame]:
+    while frames := await ledger.peek(buffer, after, _FRAMES_AT_ONCE):
+        for frame in frames:
+            if through is not None and frame.sequence > through:
+                return
+            yield frame
+        after = frames[-1].sequence
+
+
+def _position(mark: mark_pb2.Mark, buffer: BufferId) -> int:
+    if mark.HasField("reduce"):
+        return next((done.sequence for done in mark.reduce.inputs if done.edge == buffer.edge), 0)
+    return mark.sequence
+
+
+def _read(mark: mark_pb2.Mark, buffer: BufferId) -> list[Witness]:
+    if mark.HasField("reduce"):
+        return from_messages(next((done.read for done in mark.reduce.inputs if done.edge == buffer.edge), ()))
+    return from_messages(mark.read)
+
+
+def _is(total: mark_pb2.Written, buffer: BufferId) -> bool:
+    return (total.edge, total.partition) == (buffer.edge, buffer.partition)

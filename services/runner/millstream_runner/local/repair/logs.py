@@ -1,0 +1,192 @@
+"""The logs of reduce lanes: whether they can be opened, and what becomes of one that cannot.
+
+    log unusable ─► input kept and whole?  ─► the log goes; the lane makes it anew from its input
+                    otherwise              ─► the mark counts its open windows as dropped ─► the log goes ─► a new one
+                                              that begins where the mark stands
+
+A log is looked at by the code that opens it, so what a run would refuse is found here.
+
+Used where a pipeline has a reduce, as what it imports is large. Above it: the repair. Below it: the reduce's queue.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from uuid import uuid4
+
+from millstream.account import Account
+from millstream.durable import step
+from millstream.errors import DamageError, FencedError, MillstreamError, UserError
+from millstream.ledger.protocol import Commit, Ledger, StoredMark
+from millstream.record import LaneId
+from millstream.spec.graph import Graph
+from millstream.wire.ledger.v1 import mark_pb2
+from millstream.wire.reduce.v1 import wal_pb2
+from millstream_reduce.config import window_config
+from millstream_reduce.lane.state import check_told, progress_of
+from millstream_reduce.log.damage import windows_text
+from millstream_reduce.log.files import SystemFiles
+from millstream_reduce.log.inspection import inspect_log
+from millstream_reduce.log.log import Summary, open_log
+from millstream_reduce.log.recovery import LogEnd, read_log
+from millstream_reduce.log.segments import LogIdentity, segment_numbers
+from millstream_reduce.queue_contents import QueueContents
+from millstream_reduce.results import ResultFiles
+from millstream_reduce.values import Location
+from millstream_reduce.windows import make_windowing
+
+LOST_REASON = "lost with a damaged log (millstream repair)"
+"""Why records are dropped that were in windows of a log that was given up."""
+OWNER = "repair"
+
+
+@dataclass(slots=True)
+class LogLook:
+    """What was found of one lane's log."""
+
+    lane: LaneId
+    directory: Path
+    exists: bool
+    contents: QueueContents | None = None
+    """As it would be opened; None where it cannot be."""
+    faults: list[str] = field(default_factory=list)
+    windows: Sequence[wal_pb2.Window] = ()
+    """That were handed over, and are not committed, as far as the log can be read."""
+
+    @property
+    def is_behind(self) -> bool:
+        """The lane will make it anew from its input."""
+        return self.contents is not None and self.contents.is_behind
+
+    @property
+    def windows_text(self) -> str:
+        return windows_text(list(self.windows)) if self.windows else ""
+
+
+class ReduceLogs:
+    """The logs of one pipeline, while nothing of it runs."""
+
+    def __init__(self, graph: Graph, windows: Path) -> None:
+        self._graph = graph
+        self._windows = windows
+
+    def look(self, lane: LaneId, ledger: Ledger | None, mark: mark_pb2.Mark) -> LogLook:
+        """How the log would be found by the next run. Blocking."""
+        directory = self._windows / lane.vertex / str(lane.partition)
+        found = LogLook(lane, directory, exists=directory.is_dir() and bool(segment_numbers(directory)))
+        if not found.exists and not mark.HasField("reduce"):
+            return found
+        if ledger is None:
+            if found.exists:
+                found.faults.append(f"{directory} holds a log of lane {lane}, whose ledger is gone")
+            return found
+        if found.exists:
+            log = inspect_log(directory, verify=True)
+            found.faults += log.faults
+            done = mark.reduce.hand_over
+            pending = (item for number, item in sorted(log.hand_overs.items()) if number > done)
+            found.windows = [window for item in pending for window in item.windows]
+        if not found.faults:
+            try:
+                found.contents = self._read_back(lane, directory, ledger, mark)
+            except (DamageError, FencedError, UserError) as error:
+                found.faults.append(str(error))
+        return found
+
+    def _read_back(self, lane: LaneId, directory: Path, ledger: Ledger, mark: mark_pb2.Mark) -> QueueContents:
+        group_by = self._graph.vertex(lane.vertex).group_by
+        if group_by is None:
+            raise MillstreamError(f"lane {lane} has no windows")
+        identity = self._identity(lane, mark.epoch + 1, ledger)
+        windowing = make_windowing(window_config(group_by))
+        contents = QueueContents(windowing, progress_of(mark), str(identity), group_by.keeps_input)
+        contents.reset()
+        end = read_log(directory, identity, contents) if directory.is_dir() else LogEnd(b"", 0, 1, 0)
+        contents.recovered(end)
+        if mark.reduce.result_records:
+            results = ResultFiles(directory, SystemFiles(), identity)
+            if results.read(mark.reduce.hand_over + 1) is None:
+                raise DamageError(
+                    f"{identity}: {mark.reduce.result_records} results of hand-over {mark.reduce.hand_over + 1} are "
+                    f"committed, and the others, which {directory} should hold, are gone"
+                )
+        if group_by.keeps_input and not contents.is_behind:
+            check_told(str(identity), directory, contents.records_told(), mark)
+        return contents
+
+    def _identity(self, lane: LaneId, epoch: int, ledger: Ledger) -> LogIdentity:
+        return LogIdentity(
+            pipeline=self._graph.pipeline.name,
+            vertex=lane.vertex,
+            partition=lane.partition,
+            epoch=epoch,
+            ledger_id=ledger.ledger_id,
+        )
+
+    def remove(self, look: LogLook) -> None:
+        """Remove the log. Blocking."""
+        with step("repair.log.remove", look.lane.vertex):
+            shutil.rmtree(look.directory, ignore_errors=False)
+
+    async def begin_anew(self, look: LogLook, ledger: Ledger) -> int:
+        """Go on without the log: what was in it and not committed is counted as dropped. The number of these records
+        that the mark knows; what came behind it is read again.
+
+        Broken off anywhere, it leaves a log that cannot be opened or one that has begun anew.
+        """
+        stored = await ledger.take_over(look.lane, OWNER)
+        mark = mark_pb2.Mark()
+        mark.CopyFrom(stored.mark)
+        account = Account.from_message(mark.account)
+        lost, account.open = account.open, 0
+        if lost:
+            account.drop(LOST_REASON, lost)
+        mark.account.CopyFrom(account.to_message())
+        mark.reduce.closing, mark.reduce.result_records, mark.ended = False, 0, False
+        mark.commit_id = uuid4().bytes
+        receipt = await ledger.commit(Commit(look.lane, (), mark, stored.sequence))
+        if look.directory.exists():
+            self.remove(look)
+        await self._make(look, ledger, StoredMark(mark, receipt.mark_sequence))
+        return lost
+
+    async def _make(self, look: LogLook, ledger: Ledger, stored: StoredMark) -> None:
+        identity = self._identity(look.lane, stored.mark.epoch, ledger)
+        async with open_log(look.directory, identity, _NewLog(progress_of(stored.mark))):
+            pass
+
+
+class _NewLog:
+    """Contents of a log that begins where a mark stands."""
+
+    def __init__(self, progress: mark_pb2.ReduceProgress) -> None:
+        self._progress = progress
+
+    def reset(self) -> None:
+        pass
+
+    def begin(self, header: wal_pb2.Segment) -> None:
+        pass
+
+    def replay(self, entry: wal_pb2.Entry, location: Location, body: memoryview) -> None:
+        pass
+
+    def recovered(self, end: LogEnd) -> None:
+        pass
+
+    def summary(self) -> Summary:
+        return Summary(
+            needed=frozenset(),
+            inputs=[
+                wal_pb2.InputPosition(edge=done.edge, sequence=done.sequence, read=done.read)
+                for done in self._progress.inputs
+            ],
+            closed_us=self._progress.closed_us,
+            last_hand_over=self._progress.hand_over,
+        )
+
+    def checkpoint(self) -> wal_pb2.Checkpoint:
+        return wal_pb2.Checkpoint()

@@ -1,0 +1,225 @@
+"""What a buffer holds, beside what its reader says it has read. Pure, but for the frames it is handed.
+
+    read before ─► frames behind it, in order ─► written in all
+                │                             │
+                └── whatever is missing, or was written again, or cannot be used, is a gap: of one lane, by number
+
+Above it: the repair. Below it: what marks and frames say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from millstream.dead_letter import time_text
+from millstream.frame import Frame
+from millstream.ledger.frames import name_for_people, readable
+from millstream.ledger.protocol import GivenUp, StoredFrame, Witness
+from millstream.naming import Naming, Origin
+from millstream.record import BufferId, LaneId
+from millstream_runner.local.repair.finding import Lost
+
+
+@dataclass(frozen=True, slots=True)
+class ReadUpTo:
+    """How far a lane has read one buffer."""
+
+    lane: LaneId
+    buffer: BufferId
+    sequence: int
+    """Of the last frame that was read completely."""
+    read: Sequence[Witness]
+    """The last frame of each lane upstream, one that was read in part included."""
+    given_up: Sequence[GivenUp]
+    """By former repairs."""
+
+
+@dataclass(slots=True)
+class Unusable:
+    """A frame that is there and cannot be used."""
+
+    stored: StoredFrame
+    why: str
+
+
+@dataclass(slots=True)
+class Reading:
+    """What is wrong between a reader and its buffer."""
+
+    up_to: ReadUpTo
+    faults: list[str] = field(default_factory=list)
+    gaps: list[GivenUp] = field(default_factory=list)
+    """New ones."""
+    lost: list[Lost] = field(default_factory=list)
+    unusable: list[Unusable] = field(default_factory=list)
+    waiting_records: int = 0
+    """In frames behind the position that can be used."""
+    waiting_bytes: int = 0
+    last_is_there: bool = True
+    """The newest frame that was read, completely or in part."""
+    first_sequence: int | None = None
+    """Of the frames that were looked at."""
+
+    @property
+    def is_incomplete(self) -> bool:
+        """Frames are missing, whether that is known from before or not."""
+        first = self.first_sequence
+        known = [gap for gap in self.up_to.given_up if gap.sequence <= self.up_to.sequence]
+        return bool(self.faults) or (first is not None and any(gap.sequence >= first for gap in known))
+
+
+class Look:
+    """Looks at one buffer."""
+
+    def __init__(self, writer: str, up_to: ReadUpTo, naming: Naming) -> None:
+        """`writer`: the vertex upstream."""
+        self._writer = writer
+        self._naming = naming
+        self._found = Reading(up_to)
+        self._up_to = up_to
+        self._numbers: dict[str, int] = {}
+        """Of the last frame of each lane, as far as that is known."""
+        self._last: dict[str, StoredFrame] = {}
+        self._seen: set[str] = set()
+        """Lanes of which a frame lies behind the position."""
+        self._gaps = sorted(up_to.given_up, key=lambda gap: gap.sequence)
+
+    async def behind_position(
+        self,
+        newest: StoredFrame | None,
+        frames: AsyncIterator[StoredFrame],
+        written: Mapping[str, int],
+        last_sequence: int,
+    ) -> Reading:
+        """`newest`: what lies at the place of the newest frame that was read. `written`: frames that each lane
+        upstream has written in all. `last_sequence`: of the stream."""
+        after = self._up_to.sequence
+        passed = {gap.lane: gap.sequence for gap in self._gaps if gap.sequence <= after}
+        self._numbers.update({gap.lane: gap.through for gap in self._gaps if gap.sequence <= after})
+        self._gaps = [gap for gap in self._gaps if gap.sequence > after]
+        for item in self._up_to.read:
+            if item.sequence > passed.get(item.lane, 0):
+                # One that was read in part is read again.
+                self._numbers[item.lane] = item.number - (item.sequence > after)
+        for lane in written:
+            self._numbers.setdefault(lane, 0)
+        self._check_newest(newest, passed)
+        await self._follow(frames)
+        for lane, frames_written in written.items():
+            self._pass_gaps(lane, last_sequence + 1)
+            self._go_on(lane, frames_written, max(after, last_sequence), None)
+        if not self._found.last_is_there:
+            self._void_newest()
+        return self._found
+
+    async def before_position(self, frames: AsyncIterator[StoredFrame]) -> Reading:
+        """Of input that is kept: what lies at or before the position, beginning anywhere."""
+        await self._follow(frames)
+        return self._found
+
+    async def _follow(self, frames: AsyncIterator[StoredFrame]) -> None:
+        async for stored in frames:
+            if self._found.first_sequence is None:
+                self._found.first_sequence = stored.sequence
+            try:
+                frame = readable(stored)
+            except ValueError as error:
+                self._note_unusable(stored, str(error))
+                continue
+            assert stored.witness is not None
+            lane, number = stored.witness.lane, stored.witness.number
+            self._pass_gaps(lane, stored.sequence)
+            place = stored.sequence - 1 if lane in self._seen else self._up_to.sequence
+            self._go_on(lane, number - 1, place, stored)
+            self._numbers[lane] = number
+            self._seen.add(lane)
+            self._last[lane] = stored
+            self._found.waiting_records += frame.records
+            self._found.waiting_bytes += len(stored.data)
+
+    def _pass_gaps(self, lane: str, sequence: int) -> None:
+        for gap in [gap for gap in self._gaps if gap.lane == lane and gap.sequence < sequence]:
+            self._gaps.remove(gap)
+            if self._numbers.get(lane) == gap.after:
+                self._numbers[lane] = gap.through
+
+    def _go_on(self, lane: str, through: int, place: int, before: StoredFrame | None) -> None:
+        """The frames of a lane go on behind number `through`."""
+        after = self._numbers.get(lane)
+        if after is None or after == through:
+            return
+        found = self._found
+        found.gaps.append(GivenUp(lane, place, after, through))
+        whose = f"of lane {self._writer}/{lane}"
+        if through > after:
+            what = f"{_frames_text(after + 1, through)} {whose} cannot be read"
+        else:
+            what = f"{_frames_text(through + 1, after)} {whose} were read, and are written again, perhaps with others"
+        found.faults.append(what)
+        behind = self._last.get(lane)
+        found.lost.append(
+            Lost(
+                what,
+                behind=self._record(behind, -1) if behind is not None else "",
+                before=self._record(before, 0) if before is not None else "",
+            )
+        )
+
+    def _check_newest(self, stored: StoredFrame | None, passed: Mapping[str, int]) -> None:
+        newest = max(self._up_to.read, key=lambda item: item.sequence, default=None)
+        if newest is None or newest.sequence <= passed.get(newest.lane, 0):
+            return
+        there = stored.witness if stored is not None and stored.sequence == newest.sequence else None
+        if there == newest:
+            assert stored is not None
+            if newest.sequence <= self._up_to.sequence:
+                self._last[newest.lane] = stored
+            return
+        self._found.last_is_there = False
+        self._found.faults.append(
+            f"frame {newest.number} of lane {self._writer}/{newest.lane} at sequence {newest.sequence}, the newest "
+            + (
+                "that was read, is gone"
+                if there is None
+                else f"that was read, is frame {there.number} of lane {there.lane} now, of another commit"
+            )
+        )
+
+    def _void_newest(self) -> None:
+        """The newest frame that was read need not be there any more, also where the numbers go on as they did."""
+        newest = max(self._up_to.read, key=lambda item: item.sequence)
+        if not any(gap.lane == newest.lane and gap.sequence <= self._up_to.sequence for gap in self._found.gaps):
+            number = newest.number - (newest.sequence > self._up_to.sequence)
+            self._found.gaps.append(GivenUp(newest.lane, self._up_to.sequence, number, number))
+
+    def _note_unusable(self, stored: StoredFrame, why: str) -> None:
+        which = f"{name_for_people(self._writer, stored)} at sequence {stored.sequence}"
+        self._found.unusable.append(Unusable(stored, why))
+        self._found.faults.append(f"{which} cannot be used: {why}")
+        self._found.lost.append(Lost(which, records=self._salvaged(stored)))
+
+    def _salvaged(self, stored: StoredFrame) -> list[str]:
+        """What can be told of the records of a frame that cannot be used."""
+        try:
+            frame = Frame.decode(stored.data)
+            ids, times = frame.ids(), frame.event_times_us()
+        except Exception:  # noqa: BLE001  # whatever its bytes are, they are not relied on
+            return []
+        names = ids if ids is not None and len(ids) == frame.records else range(frame.records)
+        prefix = "record" if ids is not None else "record at index"
+        return [f"{prefix} {name} (event time {time_text(time)})" for name, time in zip(names, times, strict=False)]
+
+    def _record(self, stored: StoredFrame, index: int) -> str:
+        """The first record of a frame, or its last."""
+        try:
+            frame = readable(stored)
+        except ValueError:
+            return ""
+        lane, buffer = self._up_to.lane, self._up_to.buffer
+        prefix = f"{lane.vertex}/{buffer.edge}/{buffer.partition}/{stored.sequence}/"
+        return self._naming.of(frame, index % frame.records, Origin(prefix))
+
+
+def _frames_text(first: int, last: int) -> str:
+    return f"frame {first}" if first == last else f"frames {first} to {last}"

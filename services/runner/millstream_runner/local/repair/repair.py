@@ -1,0 +1,51 @@
+"""Looks for damage in what a pipeline has stored, and gives up knowingly what cannot be had back.
+
+    ledgers that are gone ─► what the broker says it lost ─► torn batches ─► OT entries ─► marks that went back
+                                                    ─► logs of reduce lanes ─► buffers and their readers
+
+In this order: each stage reads what the ones before have mended, so one call does all there is to do. Without
+acceptance nothing is changed. Every step is durable by itself and may be made again: who is killed in between begins
+anew, and finds what is left.
+
+Above it: the command line. Below it: `marks` and `inputs`, the stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from millstream.ledger.protocol import Broker
+from millstream.spec.graph import Graph
+from millstream.wire.nats import BrokerConnection
+from millstream_runner.local.ledgers import KnownLedgers
+from millstream_runner.local.repair.finding import Finding
+from millstream_runner.local.repair.inputs import Inputs
+from millstream_runner.local.repair.marks import Marks
+from millstream_runner.local.repair.stored import Stored
+
+
+class Repair:
+    """Of one pipeline, which does not run."""
+
+    def __init__(
+        self, graph: Graph, connection: BrokerConnection, broker: Broker, ledgers: KnownLedgers, windows: Path
+    ) -> None:
+        stored = Stored(graph, connection, broker)
+        self._marks = Marks(stored, ledgers)
+        self._inputs = Inputs(stored, windows)
+
+    async def findings(self) -> AsyncIterator[Finding]:
+        """Every damage, in the order in which they are accepted. Accept each before the next is asked for."""
+        marks, inputs = self._marks, self._inputs
+        for stage in (
+            marks.lost_ledgers,
+            marks.lost_messages,
+            marks.torn,
+            marks.unreadable_entries,
+            marks.older,
+            inputs.logs,
+            inputs.buffers,
+        ):
+            async for finding in stage():
+                yield finding

@@ -1,0 +1,352 @@
+"""One process of a local run, started again when it dies: a vertex replica, or the Spark driver.
+
+Above it: the runner. Below it: the process, of which it knows the exit codes, the lines it logs, its heartbeat and how
+it is told to stop, and of a vertex process (`millstream_vertex`) also the command line; not what it does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import Enum
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+from millstream.errors import DamageError, EnvironmentFault, FencedError, MillstreamError, UdfError, UserError
+from millstream.health import Health, Heartbeat, Patience, open_heartbeat
+from millstream.ledger.protocol import DurabilityLevel
+from millstream.spec.graph import Graph
+from millstream_runner.local.directory import RunningProcess
+from millstream_runner.local.logfiles import LogFile, level_of, parse_line
+from millstream_runner.local.policy import Ending, Finished, RestartPolicy, StopRun
+from millstream_runner.local.processes import Child, open_child
+
+VERTEX_MODULE = "millstream_worker"
+ERROR_LEVELS = frozenset({"ERROR", "CRITICAL", "FATAL"})
+WARNING_LEVELS = ERROR_LEVELS | {"WARNING", "WARN"}
+
+
+class State(Enum):
+    """What a process is doing, in the words the screen shows."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    SILENT = "not answering"
+    RESTARTING = "restarting"
+    DRAINING = "draining"
+    STOPPED = "stopped"
+    ENDED = "ended"
+    FAILED = "failed"
+
+
+class Plan(Protocol):
+    """What is started."""
+
+    @property
+    def name(self) -> str:
+        """Of the process, and of its log."""
+
+    @property
+    def metrics_port(self) -> int | None: ...
+
+
+PlanT = TypeVar("PlanT", bound=Plan)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaPlan:
+    """A replica of a vertex."""
+
+    vertex: str
+    replica: int
+    metrics_port: int | None
+
+    @property
+    def name(self) -> str:
+        return f"{self.vertex}-{self.replica}"
+
+
+def plans_of(graph: Graph, metrics_port_base: int | None) -> Iterator[ReplicaPlan]:
+    """All replicas of all vertices. `metrics_port_base`: port of the first one's metrics; None for no metrics."""
+    port = metrics_port_base
+    for vertex in graph.vertices:
+        for replica in range(vertex.replicas):
+            yield ReplicaPlan(vertex.name, replica, port)
+            port = None if port is None else port + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What all vertex processes of a run are told."""
+
+    pipeline_file: Path
+    windows: Path
+    """Where reduce lanes keep the records of open windows."""
+    nats_url: str
+    nats_access: Path
+    """File that says who they are to the broker."""
+    durability: DurabilityLevel
+    log_level: str
+    spark: str | None
+    """gRPC address of the Spark driver; None in a pipeline without a reduce."""
+    metrics_host: str = "127.0.0.1"
+    """Address that metrics and probes listen on."""
+
+    def command(self, plan: ReplicaPlan) -> list[str]:
+        """The command line of a vertex process."""
+        metrics = []
+        if plan.metrics_port is not None:
+            metrics = ["--metrics-port", str(plan.metrics_port), "--metrics-host", self.metrics_host]
+        spark = [] if self.spark is None else ["--spark", self.spark]
+        return [
+            *(sys.executable, "-m", VERTEX_MODULE),
+            *("--pipeline", str(self.pipeline_file)),
+            *("--vertex", plan.vertex),
+            *("--replica", str(plan.replica)),
+            *("--nats", self.nats_url),
+            *("--nats-access", str(self.nats_access)),
+            *("--windows-dir", str(self.windows)),
+            *("--durability", self.durability.value),
+            *("--log-level", self.log_level.upper()),
+            *metrics,
+            *spark,
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why the run cannot go on."""
+
+    process: str
+    exit_code: int
+    reason: str
+    message: str
+    """The last error the process logged; empty when it logged none."""
+    detail: str = ""
+    """Its stack trace, for --debug."""
+    shown: bool = False
+    """The message has been on the screen."""
+
+
+class Supervisor(Generic[PlanT]):
+    """Keeps one process running until it has ended, is told to stop, or fails for good; `serve` is its one task."""
+
+    def __init__(
+        self,
+        plan: PlanT,
+        *,
+        log: LogFile,
+        progress: Callable[[], object],
+        lanes_ended: Callable[[], Awaitable[bool]],
+        on_output: Callable[[list[bytes]], None],
+        on_entry: Callable[[Mapping[str, Any]], bool],
+        on_health: Callable[[Mapping[str, Any]], None],
+        on_change: Callable[[], None],
+    ) -> None:
+        """`progress` gives a value that changes when the process's lanes get on; `lanes_ended` looks whether they have
+        nothing left to do. `on_output` gets what it prints, `on_entry` the warnings and worse that it logs, and returns
+        whether it has shown them; `on_health` gets a line about every restart and silence; `on_change` is called
+        whenever `state` or the process has changed.
+        """
+        self.plan = plan
+        self.state = State.WAITING
+        self.restarts = 0
+        self.failure: Failure | None = None
+        self.over = asyncio.Event()
+        """Set when nothing will be started any more."""
+        self._log = log
+        self._progress = progress
+        self._lanes_ended = lanes_ended
+        self._on_output = on_output
+        self._on_entry = on_entry
+        self._on_health = on_health
+        self._on_change = on_change
+        self._stop = asyncio.Event()
+        self._child: Child | None = None
+        self._last_error: Mapping[str, Any] = {}
+        self._error_shown = False
+        self._error_before = ""
+        """The last error of the process that this one was started in place of, unless that one had got on."""
+        self._last_lines: list[str] = []
+
+    @property
+    def process(self) -> RunningProcess | None:
+        """The process that runs now."""
+        if self._child is None:
+            return None
+        return RunningProcess(self.plan.name, self._child.identity, self.plan.metrics_port)
+
+    def stop(self, *, grace_s: float) -> None:
+        """Ask the process to drain and end; after `grace_s` it is killed. It is not started again.
+
+        The second time it only shortens the grace.
+        """
+        if self.over.is_set():
+            return
+        asyncio.get_running_loop().call_later(grace_s, self._kill)
+        if not self._stop.is_set():
+            self._set_state(State.DRAINING)
+        self._stop.set()
+
+    async def serve(self, command: Sequence[str]) -> None:
+        """Run `command` until over. Raises nothing of the process's: that is `failure`."""
+        policy = RestartPolicy()
+        try:
+            while not self._stop.is_set():
+                before = self._progress()
+                ending, well_s = await self._run_once(command)
+                if self._stop.is_set():
+                    break
+                verdict = policy.judge(
+                    ending,
+                    lanes_ended=ending.exit_code == 0 and await self._lanes_ended(),
+                    progressed=self._progress() != before,
+                    well_s=well_s,
+                )
+                if isinstance(verdict, Finished):
+                    self._set_state(State.ENDED)
+                    return
+                if isinstance(verdict, StopRun):
+                    self._fail(verdict)
+                    return
+                self.restarts += 1
+                if len(policy.failures) == 1:
+                    self._error_before = ""
+                self._report_restart(ending, verdict.delay_s)
+                await self._pause(verdict.delay_s)
+            self._set_state(State.STOPPED)
+        finally:
+            self.over.set()
+            self._on_change()
+
+    async def _run_once(self, command: Sequence[str]) -> tuple[Ending, float]:
+        """How the process ended, and how many seconds it was well."""
+        self._last_error, self._error_shown, self._last_lines = {}, False, []
+        begun_s = time.monotonic()
+        with open_heartbeat() as heartbeat:
+            async with (
+                open_child(
+                    self.plan.name,
+                    command,
+                    on_output=self._take_output,
+                    on_line=self._take_line,
+                    heartbeat=heartbeat,
+                ) as child,
+                asyncio.TaskGroup() as group,
+            ):
+                self._child = child
+                if not self._stop.is_set():
+                    self._set_state(State.RUNNING)
+                health = Health(child.pid, Patience(), report=self._report_health)
+                tasks = [
+                    group.create_task(self._end_when_told(child), name="end"),
+                    group.create_task(
+                        self._end_when_hung(child, health, heartbeat), name=f"health of {self.plan.name}"
+                    ),
+                ]
+                exit_code = await child.wait()
+                for task in tasks:
+                    task.cancel()
+        self._child = None
+        return Ending(exit_code, health.hung), time.monotonic() - begun_s - health.silent_s
+
+    async def _end_when_hung(self, child: Child, health: Health, heartbeat: Heartbeat) -> None:
+        await health.until_hung(heartbeat.beat)
+        # One that is stopped takes no other signal.
+        child.signal(signal.SIGKILL)
+
+    async def _end_when_told(self, child: Child) -> None:
+        await self._stop.wait()
+        child.signal(signal.SIGTERM)
+
+    def _kill(self) -> None:
+        if self._child is not None:
+            self._child.signal(signal.SIGKILL)
+
+    async def _pause(self, seconds: float) -> None:
+        self._set_state(State.RESTARTING)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._stop.wait()
+
+    def _fail(self, verdict: StopRun) -> None:
+        message = str(self._last_error.get("message", "")) or "\n".join(self._last_lines)
+        self.failure = Failure(
+            process=self.plan.name,
+            exit_code=verdict.exit_code,
+            reason=verdict.reason,
+            message=message,
+            detail=str(self._last_error.get("exception", "")),
+            shown=self._error_shown,
+        )
+        self._set_state(State.FAILED)
+
+    def _report_restart(self, ending: Ending, delay_s: float) -> None:
+        message = str(self._last_error.get("message", ""))
+        if message:
+            # It has been shown already, once for all processes that end with it one after another.
+            cause = "the same error again" if message == self._error_before else ""
+        else:
+            # Of one that died without a word the last line tells.
+            cause = "" if ending.hung else (self._last_lines or [""])[-1]
+        self._error_before = message
+        self._report(f"{ending.text}; it is started again in {delay_s:.1f} s" + (f" ({cause})" if cause else ""))
+
+    def _report_health(self, text: str) -> None:
+        self._report(text)
+        if self.state is State.RUNNING:
+            self._set_state(State.SILENT)
+        elif self.state is State.SILENT:
+            self._set_state(State.RUNNING)
+
+    def _report(self, text: str) -> None:
+        entry = {
+            "time": datetime.now(UTC).isoformat(timespec="microseconds"),
+            "level": "warning",
+            "process": self.plan.name,
+            "message": text,
+        }
+        self._log.write(json.dumps(entry).encode())
+        self._on_health(entry)
+
+    def _take_output(self, lines: list[bytes]) -> None:
+        self._log.write(b"\n".join(lines))
+        self._on_output(lines)
+
+    def _take_line(self, line: bytes) -> None:
+        self._log.write(line)
+        entry = parse_line(line, self.plan.name)
+        if "level" not in entry:
+            # No log line: what Python or the system prints when a process dies. The end of it tells the cause.
+            self._last_lines = [*self._last_lines[-2:], str(entry["message"])]
+            return
+        level = level_of(entry)
+        if level not in WARNING_LEVELS:
+            return
+        repeated = entry["message"] == self._error_before
+        shown = repeated or self._on_entry(entry)
+        # What a function logs is shown, but is not why the process ends.
+        if level in ERROR_LEVELS and "role" not in entry:
+            self._last_error, self._error_shown = entry, shown
+
+    def _set_state(self, state: State) -> None:
+        self.state = state
+        self._on_change()
+
+
+def worst(failures: list[Failure]) -> Failure | None:
+    """The failure a run is reported under: a user's fault before damage before the rest, the first of its kind."""
+    return min(failures, key=lambda failure: _ORDER.get(failure.exit_code, len(_ORDER)), default=None)
+
+
+_ORDER = {
+    error.exit_code: place
+    for place, error in enumerate((UserError, UdfError, DamageError, EnvironmentFault, FencedError, MillstreamError))
+}

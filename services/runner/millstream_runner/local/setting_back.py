@@ -1,0 +1,160 @@
+"""`millstream watermark`: where event time has come to, and its setting back where a record has driven it away.
+
+    each lane: taken over ─► a reduce's log: closed up to there only ─► its mark ─► its OT entry goes
+
+Every step is durable by itself and has no effect alone: what is not set back yet drives the rest away again when the
+pipeline runs, as before. So whoever is killed in between begins anew.
+
+Above it: the command line. Below it: ledgers, OT stores and logs of a pipeline that does not run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+from millstream.clock import END_OF_TIME_US
+from millstream.durable import step
+from millstream.errors import UserError
+from millstream.ledger.protocol import Broker, Commit, Ledger
+from millstream.ledger.requests import until_answered
+from millstream.record import LaneId
+from millstream.spec.graph import Graph
+from millstream.spec.lanes import all_lanes
+from millstream.spec.models import GroupBy
+from millstream.watermark.jetstream import bucket_name
+from millstream.watermark.store import OtStores, newest
+from millstream.wire.ledger.v1 import mark_pb2
+from millstream.wire.nats import BrokerConnection
+from millstream_vertex.settings import keeps_input
+
+OWNER = "watermark"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a lane is set back to."""
+
+    end_us: int
+    """Its watermark. A reduce's windows that end by then stay closed."""
+    closed_us: int
+    """The same, allowed lateness included."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaneTime:
+    """Where the event time of a lane stands."""
+
+    lane: LaneId
+    watermark_us: int
+    """What was promised: of its mark, or its entry in the OT store where that is later."""
+    closed_us: int | None
+    """Of a reduce's lane: windows that ended by then, lateness included, are closed."""
+    open_records: int
+    """Records in windows that are not committed."""
+    ended: bool
+
+    def is_beyond(self, target: Target) -> bool:
+        """Whether it has to be set back."""
+        if self.ended or END_OF_TIME_US in (self.watermark_us, self.closed_us):
+            return False
+        return self.watermark_us > target.end_us or (self.closed_us or target.closed_us) > target.closed_us
+
+
+class Watermarks:
+    """Of one pipeline, which does not run."""
+
+    def __init__(
+        self, graph: Graph, connection: BrokerConnection, broker: Broker, stores: OtStores, windows: Path
+    ) -> None:
+        self._graph = graph
+        self._broker = broker
+        self._stores = stores
+        self._connection = connection
+        self._windows = windows
+
+    async def lanes(self) -> Sequence[LaneTime]:
+        """Every lane that has committed something, from the sources on."""
+        found = []
+        published: dict[str, Mapping[str, int]] = {}
+        for lane in all_lanes(self._graph):
+            ledger = await self._broker.existing_ledger(lane.vertex)
+            stored = await ledger.mark(lane) if ledger is not None else None
+            if stored is None:
+                continue
+            if lane.vertex not in published:
+                updates = await newest(await self._stores.store(lane.vertex))
+                published[lane.vertex] = {key: one.entry.watermark_us for key, one in updates.items()}
+            mark = stored.mark
+            closed_us = mark.reduce.closed_us if mark.HasField("reduce") else None
+            watermark_us = max(mark.watermark_us, published[lane.vertex].get(lane.key, mark.watermark_us))
+            found.append(LaneTime(lane, watermark_us, closed_us, mark.account.open, mark.ended))
+        return found
+
+    def targets(self, time_us: int) -> Mapping[str, Target]:
+        """For each vertex up to where it may promise: that time, behind a reduce the end of the windows that hold it.
+
+        Raises `UserError` where lanes cannot be set back.
+        """
+        graph = self._graph
+        kept = [vertex.name for vertex in graph.reduces if keeps_input(graph, vertex.name)]
+        if kept:
+            raise UserError(
+                f"the watermark of a pipeline cannot be set back where a reduce has `keepInput` ({', '.join(kept)}): a "
+                "log that is lost later could not be made anew from the input. Start the pipeline over with --fresh"
+            )
+        targets: dict[str, Target] = {}
+        for vertex in graph.vertices:
+            before = [
+                targets[edge.from_].end_us
+                for edge in graph.edges_in[vertex.name]
+                if edge.name not in graph.back_edges and edge.from_ in targets
+            ]
+            at_us = max(before, default=time_us)
+            group_by = vertex.group_by
+            targets[vertex.name] = Target(at_us, at_us) if group_by is None else _behind_windows(at_us, group_by)
+        return targets
+
+    async def set_back(self, lane: LaneId, target: Target) -> None:
+        """Have the lane go on as if it had come so far only."""
+        ledger = await self._broker.existing_ledger(lane.vertex)
+        assert ledger is not None, "it has a mark there"
+        stored = await ledger.take_over(lane, OWNER)
+        mark = mark_pb2.Mark()
+        mark.CopyFrom(stored.mark)
+        if mark.HasField("reduce"):
+            await self._reopen(ledger, lane, stored.mark, target)
+            mark.reduce.closed_us = min(mark.reduce.closed_us, target.closed_us)
+        mark.commit_id = uuid4().bytes
+        mark.watermark_us = min(mark.watermark_us, target.end_us)
+        await ledger.commit(Commit(lane, (), mark, stored.sequence))
+        await self._forget(lane)
+
+    async def _forget(self, lane: LaneId) -> None:
+        """Remove what the lane has published."""
+        bucket = bucket_name(self._graph.pipeline.name, lane.vertex)
+        with step("watermark.forget", lane.vertex):
+            await until_answered(self._connection, f"STREAM.PURGE.KV_{bucket}", {"filter": f"$KV.{bucket}.{lane.key}"})
+
+    async def _reopen(self, ledger: Ledger, lane: LaneId, mark: mark_pb2.Mark, target: Target) -> None:
+        """Have the lane's log say up to where windows are closed, with everything else as it is."""
+        # What keeps windows takes a while to import, and a pipeline without any does not need it.
+        from millstream_reduce.config import window_config
+        from millstream_reduce.lane.state import progress_of
+        from millstream_reduce.log.segments import LogIdentity
+        from millstream_reduce.setting_back import set_log_back
+
+        group_by = self._graph.vertex(lane.vertex).group_by
+        assert group_by is not None, "its mark speaks of windows"
+        identity = LogIdentity(self._graph.pipeline.name, lane.vertex, lane.partition, mark.epoch, ledger.ledger_id)
+        directory = self._windows / lane.vertex / str(lane.partition)
+        await set_log_back(directory, identity, window_config(group_by), progress_of(mark), target.closed_us)
+
+
+def _behind_windows(time_us: int, group_by: GroupBy) -> Target:
+    from millstream_reduce.config import window_config
+    from millstream_reduce.setting_back import closed_by
+
+    return Target(*closed_by(time_us, window_config(group_by)))

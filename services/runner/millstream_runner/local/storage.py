@@ -1,0 +1,56 @@
+"""What a pipeline reserves of a broker's storage, and whether the disk of a data directory has it.
+
+The broker refuses a ledger for which it has no room, and takes what it granted as used from then on: so a full disk is
+met where nothing is stored yet, and not in the middle of a commit.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from millstream.errors import EnvironmentFault
+from millstream.limits import MIB
+from millstream.spec.graph import Graph
+from millstream_runner.local.directory import DataDirectory
+from millstream_vertex.settings import ledger_limits
+
+BROKER_SHARE = 0.75
+"""Of what is free on its disk when it starts: what a NATS server takes for its streams."""
+
+
+def reserved_bytes(graph: Graph) -> dict[str, int]:
+    """What the ledger of each vertex reserves."""
+    return {vertex.name: ledger_limits(graph, vertex.name).bytes_max for vertex in graph.pipeline.spec.vertices}
+
+
+def reservation_text(graph: Graph) -> str:
+    """For people: how much in all, and where most of it goes."""
+    reserved = reserved_bytes(graph)
+    largest = max(reserved, key=lambda name: reserved[name])
+    return f"{_shown(sum(reserved.values()))}, of which vertex {largest} {_shown(reserved[largest])}"
+
+
+def refuse_small_disk(graph: Graph, directory: DataDirectory) -> None:
+    """Raise `EnvironmentFault` where a pipeline that starts from nothing would not get what it reserves."""
+    place = _nearest(directory.root)
+    freed = sum(file.stat().st_size for file in directory.broker.rglob("*") if file.is_file())
+    free = shutil.disk_usage(place).free + freed
+    needed = sum(reserved_bytes(graph).values())
+    if needed > free * BROKER_SHARE:
+        raise EnvironmentFault(
+            f"the pipeline reserves {reservation_text(graph)}, for its buffers, and the disk that holds {place} has "
+            f"{_shown(free)} free, of which the broker takes three quarters. Lower `limits.bufferMaxBytes` (now "
+            f"{_shown(graph.pipeline.spec.limits.buffer_max_bytes)} for each buffer), or choose a larger disk with "
+            "--data-dir"
+        )
+
+
+def _nearest(path: Path) -> Path:
+    while not path.exists():
+        path = path.parent
+    return path
+
+
+def _shown(size: int) -> str:
+    return f"{-(-size // MIB):,} MiB"

@@ -1,0 +1,53 @@
+"""What a pipeline that is not running has stored: its broker, started for the moment.
+
+Above it: commands that look at a pipeline, or change it, between two runs. Below it: the data directory and the broker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from millstream.ledger.protocol import DurabilityLevel
+from millstream.spec.graph import Graph
+from millstream_runner.local.broker import EmbeddedBroker
+from millstream_runner.local.directory import DataDirectory, held
+from millstream_runner.local.processes import end_stale, is_alive
+from millstream_runner.local.view import PipelineView, open_view
+
+
+@asynccontextmanager
+async def open_stored(directory: DataDirectory) -> AsyncIterator[EmbeddedBroker]:
+    """Hold the directory, end what a killed run left behind, and have its broker run meanwhile.
+
+    Raises `EnvironmentFault` when a run has it.
+    """
+    with held(directory.root):
+        runtime = directory.read_runtime()
+        if runtime is not None:
+            end_stale(process.identity for process in runtime.processes)
+        async with asyncio.TaskGroup() as processes:
+            broker = EmbeddedBroker(
+                directory.broker,
+                durability=DurabilityLevel.FSYNC,
+                port=None,
+                on_line=lambda line: None,
+                on_started=lambda: None,
+            )
+            processes.create_task(broker.serve(), name="broker")
+            await broker.ready.wait()
+            yield broker
+            broker.stop()
+
+
+@asynccontextmanager
+async def open_run(directory: DataDirectory, graph: Graph) -> AsyncIterator[PipelineView]:
+    """What a run has stored: asked of its broker while it lives, and of one over its store when it does not."""
+    runtime = directory.read_runtime()
+    if runtime is not None and is_alive(runtime.runner):
+        async with open_view(graph, directory.access(runtime)) as view:
+            yield view
+        return
+    async with open_stored(directory) as broker, open_view(graph, broker.access) as view:
+        yield view

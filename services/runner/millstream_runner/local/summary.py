@@ -1,0 +1,196 @@
+"""The conservation account of a whole pipeline (I2): where every record went, vertex by vertex, edge by edge. Pure.
+
+Above it: the runner and `status`. Below it: the marks of all lanes. Two equations must hold exactly:
+
+    for every lane:    inputs = processed + filtered + dead-lettered + dropped + diverted (late) + open (in windows)
+    for every buffer:  written by all lanes upstream = read by the lane downstream + still waiting in it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from millstream.account import Account, consumed
+from millstream.errors import DamageError
+from millstream.ledger.witness import REPAIR
+from millstream.record import BufferId, LaneId
+from millstream.spec.graph import Graph
+from millstream.spec.lanes import buffers_of, lanes_of
+from millstream.wire.ledger.v1 import mark_pb2
+from millstream_runner.local.screen import aligned
+
+
+@dataclass(frozen=True, slots=True)
+class VertexAccount:
+    """All lanes of one vertex."""
+
+    vertex: str
+    kind: str
+    account: Account
+    written: int
+    """Records written to its buffers, each edge counted."""
+    ended: bool
+    """All its lanes have ended."""
+    accepted: int = 0
+    """Records that a repair gave up; negative: that it let come twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeAccount:
+    """All buffers of one edge."""
+
+    edge: str
+    written: int
+    read: int
+
+    @property
+    def waiting(self) -> int:
+        """Written and not read; negative when more was read than there was."""
+        return self.written - self.read
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The account of a pipeline."""
+
+    vertices: Sequence[VertexAccount]
+    edges: Sequence[EdgeAccount]
+    differences: Sequence[str]
+    """What does not balance, one sentence each."""
+    damage: Sequence[str] = ()
+    """Of stored data, where something does not balance and that is why."""
+
+    @property
+    def balanced(self) -> bool:
+        return not self.differences
+
+    @property
+    def ended(self) -> bool:
+        """Every lane has ended: there is nothing left to do."""
+        return all(vertex.ended for vertex in self.vertices)
+
+
+_HEAD = (
+    "VERTEX",
+    "TYPE",
+    "INPUT",
+    "PROCESSED",
+    "FILTERED",
+    "DEAD-LETTERED",
+    "DROPPED",
+    "WRITTEN",
+    "BELOW-WATERMARK",
+    "LATE",
+)
+
+
+def summarize(graph: Graph, marks: Mapping[LaneId, mark_pb2.Mark], waiting: Mapping[BufferId, int]) -> Summary:
+    """Add the marks up and check them. `waiting`: records counted in the buffers; those left out are not compared."""
+    written = _written(marks)
+    read = {done.buffer: done.records for lane, mark in marks.items() for done in consumed(lane, mark)}
+    found: list[str] = []
+    vertices = []
+    for vertex in graph.vertices:
+        total = Account()
+        lanes = lanes_of(graph, vertex.name)
+        for lane in lanes:
+            account = Account.from_message(marks[lane].account) if lane in marks else Account()
+            total.add(account)
+            if account.difference:
+                found.append(
+                    f"lane {lane}: {account.inputs:,} inputs, but {account.inputs - account.difference:,} accounted for"
+                )
+        own = [buffer for edge in graph.edges_out[vertex.name] for buffer in buffers_of(graph, edge)]
+        ended = all(lane in marks and marks[lane].ended for lane in lanes)
+        accepted = sum(item.records for lane in lanes if lane in marks for item in marks[lane].accepted)
+        sent = sum(written.get(buffer, 0) for buffer in own)
+        vertices.append(VertexAccount(vertex.name, vertex.kind, total, sent, ended, accepted))
+    edges = []
+    for edge in graph.edges:
+        buffers = buffers_of(graph, edge)
+        for buffer in buffers:
+            found += _buffer_differences(buffer, written.get(buffer, 0), read.get(buffer, 0), waiting.get(buffer))
+        sums = (sum(counts.get(buffer, 0) for buffer in buffers) for counts in (written, read))
+        edges.append(EdgeAccount(edge.name, *sums))
+    return Summary(vertices, edges, found)
+
+
+def check_stored(summary: Summary, where: Path) -> None:
+    """Raise `DamageError` when what is stored contradicts itself before anything has run."""
+    if not summary.balanced:
+        raise DamageError(
+            f"what is stored in {where} contradicts itself, so a part of it is not what was written: "
+            f"{'; '.join(summary.differences)}. {REPAIR}"
+        )
+
+
+def summary_lines(summary: Summary) -> list[str]:
+    """The summary for people."""
+    rows: list[tuple[str, ...]] = [_HEAD]
+    rows += [
+        (
+            vertex.vertex,
+            vertex.kind,
+            *(
+                f"{count:,}"
+                for count in (
+                    vertex.account.inputs,
+                    vertex.account.processed,
+                    vertex.account.filtered,
+                    vertex.account.dead_lettered,
+                    sum(vertex.account.dropped.values()),
+                )
+            ),
+            "" if vertex.kind == "sink" else f"{vertex.written:,}",
+            f"{vertex.account.late:,}",
+            f"{vertex.account.left_out_late:,}" if vertex.kind == "reduce" else "",
+        )
+        for vertex in summary.vertices
+    ]
+    lines = aligned(rows, left={0, 1})
+    lines += [remark for vertex in summary.vertices for remark in _remarks(vertex)]
+    lines += [f"edge {edge.edge}: {edge.waiting:,} records wait" for edge in summary.edges if edge.waiting > 0]
+    if summary.balanced:
+        lines.append("account: BALANCED (every record is accounted for, in every vertex and on every edge)")
+    else:
+        lines.append("account: NOT BALANCED")
+        lines += [f"  {difference}" for difference in summary.differences]
+        lines += [f"  damaged: {damage}" for damage in summary.damage]
+    return lines
+
+
+def _remarks(vertex: VertexAccount) -> list[str]:
+    account = vertex.account
+    counts = {
+        "repeated ids left out": account.repeated_ids,
+        "outputs no edge wanted": account.unrouted,
+        "outputs discarded at a full buffer": account.discarded,
+        "handed to the fallback sink": account.fallback,
+        "sent to a late edge": account.diverted,
+        "kept for windows that are still open": account.open,
+    }
+    found = [f"{vertex.vertex}: {count:,} {text}" for text, count in counts.items() if count]
+    if vertex.accepted > 0:
+        found.append(f"{vertex.vertex}: {vertex.accepted:,} accepted as lost by `millstream repair`")
+    if vertex.accepted < 0:
+        found.append(f"{vertex.vertex}: {-vertex.accepted:,} accepted as coming twice by `millstream repair`")
+    return found + [f"{vertex.vertex}: {count:,} dropped: {reason}" for reason, count in account.dropped.items()]
+
+
+def _written(marks: Mapping[LaneId, mark_pb2.Mark]) -> dict[BufferId, int]:
+    totals: dict[BufferId, int] = {}
+    for mark in marks.values():
+        for state in mark.written:
+            buffer = BufferId(state.edge, state.partition)
+            totals[buffer] = totals.get(buffer, 0) + state.records
+    return totals
+
+
+def _buffer_differences(buffer: BufferId, written: int, read: int, waiting: int | None) -> list[str]:
+    if read > written:
+        return [f"buffer {buffer}: {read:,} records read, but only {written:,} written"]
+    if waiting is not None and written != read + waiting:
+        return [f"buffer {buffer}: {written:,} records written, but {read:,} read and {waiting:,} waiting"]
+    return []

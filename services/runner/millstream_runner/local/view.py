@@ -1,0 +1,153 @@
+"""The broker's contents, looked at from outside: watermarks for the screen, marks for the summary, frames for `peek`.
+
+Above it: the runner and the command line. Below it: the ledgers and the OT stores. It owns no lane and
+commits nothing; it can remove what a vertex that is gone has kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+from millstream.account import consumed
+from millstream.errors import DamageError, RetryLaterError
+from millstream.ledger.frames import decoded
+from millstream.ledger.jetstream import open_jetstream_broker
+from millstream.ledger.protocol import Broker, Durability, DurabilityLevel, Ledger
+from millstream.record import BufferId, LaneId, Position
+from millstream.spec.graph import Graph
+from millstream.spec.lanes import all_lanes, buffers_of, lanes_of
+from millstream.watermark.jetstream import open_jetstream_ot_stores
+from millstream.watermark.store import OtStore, OtStores, newest
+from millstream.wire.access import BrokerAccess
+from millstream.wire.ledger.v1 import mark_pb2
+from millstream.wire.nats import open_connection
+from millstream_runner.local.progress import PipelineProgress
+from millstream_runner.local.summary import Summary, summarize
+from millstream_vertex.past import check_not_older
+
+COUNTED_FRAMES_MAX = 1000
+"""A buffer that holds more frames than this after a drain is not counted: it would take long."""
+
+
+class PipelineView:
+    """What can be seen of one pipeline. Made by `open_view`."""
+
+    def __init__(self, graph: Graph, broker: Broker, stores: OtStores) -> None:
+        self._graph = graph
+        self._broker = broker
+        self._stores = stores
+        self._open_stores: dict[str, OtStore] = {}
+        self._ledgers: dict[str, Ledger] = {}
+
+    async def update(self, progress: PipelineProgress) -> None:
+        """Hand in what all lanes last published. Raises `RetryLaterError` while the broker is away."""
+        for vertex in self._graph.order:
+            if vertex not in self._open_stores:
+                self._open_stores[vertex] = await self._stores.store(vertex)
+            for key, update in (await self._open_stores[vertex].get_all()).items():
+                progress.observe(vertex, key, update.entry)
+
+    async def durability(self) -> Durability | None:
+        """What the broker keeps; None as long as there is no ledger to ask about."""
+        for vertex in self._graph.order:
+            ledger = await self._ledger(vertex)
+            if ledger is not None:
+                return ledger.durability
+        return None
+
+    async def ledger_ids(self) -> dict[str, str]:
+        """The ledgers there are, by vertex."""
+        ledgers = {vertex: await self._ledger(vertex) for vertex in self._graph.order}
+        return {vertex: ledger.ledger_id for vertex, ledger in ledgers.items() if ledger is not None}
+
+    async def marks(self, vertex: str | None = None) -> dict[LaneId, mark_pb2.Mark]:
+        """The mark of every lane that has one, of one vertex or of all."""
+        found: dict[LaneId, mark_pb2.Mark] = {}
+        for lane in all_lanes(self._graph) if vertex is None else lanes_of(self._graph, vertex):
+            ledger = await self._ledger(lane.vertex)
+            stored = await ledger.mark(lane) if ledger is not None else None
+            if stored is not None:
+                found[lane] = stored.mark
+        return found
+
+    async def waiting(self) -> dict[BufferId, int]:
+        """Records that lie in each buffer and are not read yet, counted one by one; without those too long to count."""
+        found: dict[BufferId, int] = {}
+        read = _read(await self.marks())
+        for buffer in (buffer for edge in self._graph.edges for buffer in buffers_of(self._graph, edge)):
+            ledger = await self._ledger(self._graph.edge(buffer.edge).from_)
+            if ledger is None:
+                continue
+            position = read.get(buffer, Position(0))
+            frames = await ledger.peek(buffer, position.sequence, COUNTED_FRAMES_MAX)
+            if len(frames) < COUNTED_FRAMES_MAX:
+                records = sum(decoded(ledger.vertex, buffer, frame).records for frame in frames)
+                found[buffer] = records - (position.record_index if frames else 0)
+        return found
+
+    async def summary(self) -> Summary:
+        """The account of the pipeline; where it does not balance, with the damage that there is."""
+        found = summarize(self._graph, await self.marks(), await self.waiting())
+        return found if found.balanced else replace(found, damage=await self.damage())
+
+    async def damage(self) -> list[str]:
+        """What is damaged of ledgers and marks, as far as that can be told while nothing is written."""
+        found: list[str] = []
+        for vertex in self._graph.order:
+            published = await newest(await self._stores.store(vertex))
+            try:
+                ledger = await self._broker.existing_ledger(vertex)
+                for lane in lanes_of(self._graph, vertex):
+                    if lane.key in published:
+                        stored = await ledger.mark(lane) if ledger is not None else None
+                        check_not_older(lane, stored, published[lane.key].entry)
+            except DamageError as error:
+                found.append(str(error))
+        return found
+
+    async def consumed(self, buffer: BufferId) -> int:
+        """Sequence of the last frame of the buffer that its reader is done with; 0 when there is none."""
+        marks = await self.marks(self._graph.edge(buffer.edge).to)
+        return _read(marks).get(buffer, Position(0)).sequence
+
+    async def remove(self, vertex: str) -> None:
+        """Remove what a vertex keeps in the broker; it may be gone already."""
+        await self._stores.delete(vertex)
+        await self._broker.delete(vertex)
+
+    async def ledger_of(self, buffer: BufferId) -> Ledger:
+        """The ledger a buffer lies in. Raises `RetryLaterError` as long as it does not exist."""
+        upstream = self._graph.edge(buffer.edge).from_
+        ledger = await self._ledger(upstream)
+        if ledger is None:
+            raise RetryLaterError(f"vertex {upstream} has not stored anything yet, so buffer {buffer} does not exist")
+        return ledger
+
+    async def _ledger(self, vertex: str) -> Ledger | None:
+        if vertex not in self._ledgers:
+            ledger = await self._broker.existing_ledger(vertex)
+            if ledger is None:
+                return None
+            self._ledgers[vertex] = ledger
+        return self._ledgers[vertex]
+
+
+def _read(marks: Mapping[LaneId, mark_pb2.Mark]) -> dict[BufferId, Position]:
+    """How far each buffer is read and committed."""
+    return {done.buffer: done.position for lane, mark in marks.items() for done in consumed(lane, mark)}
+
+
+@asynccontextmanager
+async def open_view(
+    graph: Graph, access: BrokerAccess, require: DurabilityLevel = DurabilityLevel.MEMORY
+) -> AsyncIterator[PipelineView]:
+    """Look at a pipeline in a running broker."""
+    name = graph.pipeline.name
+    async with (
+        open_jetstream_broker(access, name, require=require) as broker,
+        open_connection(access, name=f"{name} view") as connection,
+        open_jetstream_ot_stores(connection, name) as stores,
+    ):
+        yield PipelineView(graph, broker, stores)

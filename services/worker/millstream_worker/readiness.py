@@ -1,0 +1,41 @@
+"""Whether a vertex process can do its work: what /readyz answers.
+
+    starting ─► lanes are opened ─► ready, unless something outside is away ─► stopping
+
+Above it: the assembly, which says how far the process is, and the probe, which asks. Below it: the surroundings.
+"""
+
+from __future__ import annotations
+
+from millstream_worker.surroundings import Surroundings
+
+_STARTING = "starting: the broker and the programs of the vertex are not all there yet"
+_OPENING = "starting: lanes are being opened"
+_STOPPING = "stopping: what is in flight is being finished"
+
+
+class Readiness:
+    """Of one process."""
+
+    def __init__(self) -> None:
+        self._outside: Surroundings | None = None
+        self._phase: str | None = _STARTING
+
+    def reached(self, outside: Surroundings) -> None:
+        """The surroundings are open; the lanes are not."""
+        self._outside = outside
+        self._phase = _OPENING
+
+    def opened(self) -> None:
+        """The lanes are open."""
+        self._phase = None
+
+    def stopping(self) -> None:
+        """Nothing new is taken in."""
+        self._phase = _STOPPING
+
+    def reason(self) -> str | None:
+        """Why the process is not ready; None when it is."""
+        if self._phase is not None or self._outside is None:
+            return self._phase
+        return self._outside.trouble()

@@ -1,0 +1,140 @@
+"""What the lanes of a process share: ledgers and their trimmers, OT stores and who listens to them, room, ownership.
+
+Above it: the assembly, which opens lanes with it. Below it: the boundaries. It knows no lane.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections import defaultdict
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+from millstream.clock import Clock
+from millstream.errors import DamageError
+from millstream.ledger.protocol import Ledger
+from millstream.naming import Naming
+from millstream.record import LaneId
+from millstream.spec.graph import Graph
+from millstream.spec.lanes import buffers_of, lanes_of
+from millstream.watermark.store import OtListener, OtStore, newest
+from millstream_vertex.cycle import Cycle
+from millstream_vertex.ownership import Ownership
+from millstream_vertex.settings import ledger_limits, room_limits, route
+from millstream_vertex.trimming import Trimmer
+from millstream_worker.surroundings import Surroundings, VertexConfig
+from millstream_writer.room import Room
+from millstream_writer.routing import Router
+
+
+class Shared:
+    """Of one process."""
+
+    def __init__(self, config: VertexConfig, clock: Clock, outside: Surroundings) -> None:
+        self.config = config
+        self.clock = clock
+        self.outside = outside
+        self.graph: Graph = config.resolved.graph
+        self.vertex = self.graph.vertex(config.vertex)
+        self.kind = self.vertex.kind
+        self.programs = outside.programs
+        self.pipeline = config.resolved.pipeline.name
+        self.naming = Naming(values=config.resolved.pipeline.spec.logging.values)
+        self.owner = f"{config.vertex}-{config.replica}/{os.getpid()}@{socket.gethostname()}"
+        self.rng = outside.rng
+        self._ledgers: dict[str, Ledger] = {}
+        self._trimmers: dict[str, Trimmer] = {}
+        self._listeners: dict[str, list[OtListener]] = defaultdict(list)
+        self._ot: dict[str, OtStore] = {}
+        self.ownership = Ownership()
+        self.room = Room(
+            {
+                buffer: room_limits(self.graph, edge)
+                for edge in self.graph.edges_out[config.vertex]
+                for buffer in buffers_of(self.graph, edge)
+            }
+        )
+
+    @classmethod
+    async def open(cls, config: VertexConfig, clock: Clock, outside: Surroundings) -> Shared:
+        shared = cls(config, clock, outside)
+        await shared.listen(config.vertex, shared.ownership)
+        for buffer, fill in shared.room.fills.items():
+            await shared.listen(shared.graph.edge(buffer.edge).to, fill.downstream)
+            if shared.vertex.replicas > 1:
+                await shared.listen(config.vertex, fill.upstream)
+        return shared
+
+    @asynccontextmanager
+    async def damage_judged(self) -> AsyncIterator[None]:
+        """Damage that is met inside is told as `FencedError` where lanes have another owner: what they lack, that one
+        has trimmed or deleted."""
+        try:
+            yield
+        except (DamageError, BaseExceptionGroup) as error:
+            if isinstance(error, DamageError) or error.subgroup(DamageError) is not None:
+                await self.ownership.check(await self.ledger(self.config.vertex))
+            raise
+
+    async def ledger(self, vertex: str) -> Ledger:
+        if vertex not in self._ledgers:
+            limits = ledger_limits(self.graph, vertex)
+            self._ledgers[vertex] = await self.outside.broker.ledger(vertex, limits)
+        return self._ledgers[vertex]
+
+    async def trimmer(self, vertex: str) -> Trimmer:
+        """That of the ledger of a vertex, for all lanes."""
+        ledger = await self.ledger(vertex)
+        return self._trimmers.setdefault(vertex, Trimmer(ledger.trim))
+
+    def trimmers(self) -> Sequence[tuple[str, Trimmer]]:
+        return tuple(self._trimmers.items())
+
+    async def ot(self, vertex: str) -> OtStore:
+        if vertex not in self._ot:
+            self._ot[vertex] = await self.outside.stores.store(vertex)
+        return self._ot[vertex]
+
+    async def listen(self, vertex: str, listener: OtListener) -> None:
+        """Have the updates of that vertex's OT store handed to `listener`."""
+        await self.ot(vertex)
+        self._listeners[vertex].append(listener)
+
+    async def catch_up(self) -> None:
+        """Tell the listeners what is stored, so that nothing is decided without it."""
+        for store, listeners in self.listeners():
+            for update in (await newest(store)).values():
+                for listener in listeners:
+                    listener.observe(update)
+
+    def listeners(self) -> list[tuple[OtStore, Sequence[OtListener]]]:
+        return [(self._ot[vertex], listeners) for vertex, listeners in self._listeners.items()]
+
+    def ledgers(self) -> Sequence[Ledger]:
+        return tuple(self._ledgers.values())
+
+    def router(self) -> Router:
+        name = self.config.vertex
+        data, dead, late = (
+            [route(self.graph, edge) for edge in edges]
+            for edges in (
+                self.graph.data_edges(name),
+                self.graph.dead_letter_edges(name),
+                self.graph.late_edges(name),
+            )
+        )
+        return Router(data, dead, late)
+
+    async def cycle(self) -> tuple[Cycle, Mapping[str, Ledger]]:
+        """The cycle this vertex is part of."""
+        members = next(group for group in self.graph.sccs if self.config.vertex in group)
+        entering: list[LaneId] = []
+        inside: list[tuple[LaneId, str]] = []
+        for lane in (lane for member in members for lane in lanes_of(self.graph, member)):
+            writer = self.graph.edge(lane.input).from_
+            if writer in members:
+                inside.append((lane, writer))
+            else:
+                entering.append(lane)
+        return Cycle(entering, inside), {member: await self.ledger(member) for member in members}

@@ -1,0 +1,157 @@
+"""What a vertex process reaches outside itself: its broker, its OT stores, the user's programs, Spark, its disk.
+
+Above it: the assembly, which asks for all of it here and opens nothing else outside. A simulation gives the assembly
+surroundings of its own, and runs everything above them as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from millstream.ledger.jetstream import open_jetstream_broker
+from millstream.ledger.protocol import Broker, DurabilityLevel
+from millstream.limits import LOG_BYTES_MAX
+from millstream.spec.resolved import Resolved
+from millstream.statistics import SidecarStatistics
+from millstream.udf.protocol import MapStream, StreamName, UdfClient
+from millstream.watermark.jetstream import open_jetstream_ot_stores
+from millstream.watermark.store import OtStores
+from millstream.wire.access import BrokerAccess
+from millstream.wire.nats import BrokerConnection, open_connection
+from millstream_udf.wire.udf.v1 import udf_pb2
+from millstream_worker.programs import open_programs
+
+if TYPE_CHECKING:
+    # What computes windows takes half a second to import, and vertices without windows do not need it.
+    from millstream_reduce.lane.hand_over import SparkRuns
+    from millstream_reduce.log.files import Files
+    from millstream_reduce.queue import QueueLimits
+
+
+@dataclass(frozen=True, slots=True)
+class VertexConfig:
+    """What a vertex process is told at its start."""
+
+    resolved: Resolved
+    vertex: str
+    replica: int
+    broker: BrokerAccess
+    durability: DurabilityLevel
+    """The weakest that is accepted."""
+    metrics_port: int
+    """Of the endpoint with metrics and probes; 0 for none."""
+    metrics_host: str = "127.0.0.1"
+    """Address that it listens on."""
+    windows_dir: Path | None = None
+    """Where reduce lanes keep their logs, <vertex>/<partition>."""
+    spark: str | None = None
+    """gRPC address of the pipeline's Spark driver."""
+    hidden: tuple[Path, ...] = ()
+    """Files and directories that no sandbox of a function shows."""
+
+
+class VertexPrograms(Protocol):
+    """The running programs of one vertex, by role: udf, transformer, sink, fallback, source."""
+
+    def client(self, role: str) -> UdfClient | None:
+        """The running program of that role; None where the vertex has none."""
+
+    def reduce_address(self, name: StreamName) -> str | None:
+        """Where Spark's tasks reach the reduce function beside this process; None where the vertex has none."""
+
+    def open_map(
+        self, role: str, kind: udf_pb2.Kind.ValueType, name: StreamName
+    ) -> AbstractAsyncContextManager[MapStream]:
+        """A stream of the map or source transform of that role."""
+
+    def statistics(self) -> Mapping[str, SidecarStatistics]: ...
+
+
+class Surroundings(Protocol):
+    """Everything outside, open."""
+
+    @property
+    def broker(self) -> Broker: ...
+
+    @property
+    def stores(self) -> OtStores: ...
+
+    @property
+    def programs(self) -> VertexPrograms: ...
+
+    @property
+    def rng(self) -> random.Random:
+        """For pauses between attempts."""
+
+    def trouble(self) -> str | None:
+        """What is away that a process cannot work without; None when everything is there."""
+
+    def spark(self, address: str) -> AbstractAsyncContextManager[SparkRuns]:
+        """A client of the Spark driver at that address; it need not be there yet."""
+
+    def files(self) -> Files:
+        """The file operations of the logs of reduce lanes."""
+
+    def queue_limits(self, log_bytes_max: int | None, segment_bytes: int) -> QueueLimits:
+        """Bounds of a reduce lane's queue. `log_bytes_max`: where the spec bounds its log."""
+
+
+class OpenSurroundings(Protocol):
+    """How a process comes to its surroundings."""
+
+    def __call__(self, config: VertexConfig) -> AbstractAsyncContextManager[Surroundings]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """The surroundings of a process that runs for its user."""
+
+    broker: Broker
+    stores: OtStores
+    programs: VertexPrograms
+    rng: random.Random
+    connection: BrokerConnection
+
+    def trouble(self) -> str | None:
+        if not self.connection.is_up:
+            return f"the connection to the NATS server at {self.connection.place} is lost"
+        down = [role for role, sidecar in self.programs.statistics().items() if not sidecar.running]
+        return f"the program of the {' and the '.join(down)} does not run" if down else None
+
+    def spark(self, address: str) -> AbstractAsyncContextManager[SparkRuns]:
+        from millstream_reduce.spark.client import open_spark_client
+        from millstream_reduce.spark.tokens import TOKEN_VARIABLE
+
+        return open_spark_client(address, os.environ.get(TOKEN_VARIABLE, ""))
+
+    def files(self) -> Files:
+        from millstream_reduce.log.files import SystemFiles
+
+        return SystemFiles()
+
+    def queue_limits(self, log_bytes_max: int | None, segment_bytes: int) -> QueueLimits:
+        from millstream_reduce.queue import QueueLimits
+
+        return QueueLimits(log_bytes_max or LOG_BYTES_MAX, segment_bytes=segment_bytes)
+
+
+@asynccontextmanager
+async def open_outside(config: VertexConfig) -> AsyncIterator[Outside]:
+    """Connect to the broker and start the user's programs."""
+    name = config.resolved.pipeline.name
+    async with AsyncExitStack() as stack:
+        broker = await stack.enter_async_context(open_jetstream_broker(config.broker, name, require=config.durability))
+        connection = await stack.enter_async_context(
+            open_connection(config.broker, name=f"{name}/{config.vertex} watermarks")
+        )
+        stores = await stack.enter_async_context(open_jetstream_ot_stores(connection, name))
+        programs = await stack.enter_async_context(
+            open_programs(config.resolved, config.vertex, config.replica, config.hidden)
+        )
+        yield Outside(broker, stores, programs, random.Random(), connection)

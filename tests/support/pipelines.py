@@ -1,0 +1,128 @@
+"""Runs a pipeline inside one process, on a real broker and with real sidecars: for tests of pipelines.
+
+Above it: tests, users' among them. Below it: the same lanes that `millstream run` starts, each vertex replica as a
+task instead of a process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from millstream.account import Account
+from millstream.clock import START_OF_TIME_US, Clock, SystemClock
+from millstream.ledger.jetstream import open_jetstream_broker
+from millstream.ledger.protocol import DurabilityLevel
+from millstream.record import LaneId
+from millstream.spec import resolved
+from millstream.spec.lanes import all_lanes, lanes_of
+from millstream.spec.loading import load
+from millstream.watermark.jetstream import open_jetstream_ot_stores
+from millstream.wire.ledger.v1 import mark_pb2
+from millstream.wire.nats import open_connection
+from millstream.wire.nats_server import NatsServer, open_nats_server
+from millstream_worker.assembly import open_vertex
+from millstream_worker.surroundings import VertexConfig
+
+
+class PipelineRun:
+    """A pipeline and its broker. Made by `open_pipeline`."""
+
+    def __init__(self, path: Path, server: NatsServer, clock: Clock, windows: Path, spark: str | None) -> None:
+        self._path = path
+        self.windows = windows
+        """Where reduce lanes keep their logs, <vertex>/<partition>."""
+        self._spark = spark
+        loaded = load(path)
+        self.resolved = resolved.load(resolved.dump(loaded.pipeline, path.parent))
+        self.graph = self.resolved.graph
+        self.server = server
+        self._clock = clock
+        self._stopping = asyncio.Event()
+
+    async def run(self, *, timeout_s: float = 60.0) -> None:
+        """Until every vertex has ended, or is finished after `stop`; goes on where an earlier run stopped.
+
+        Raises what ended a vertex (in an `ExceptionGroup`), and `TimeoutError`.
+        """
+        self._stopping.clear()
+        async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as group:
+            for vertex in self.graph.vertices:
+                for replica in range(vertex.replicas):
+                    group.create_task(self._run_vertex(vertex.name, replica), name=f"{vertex.name}-{replica}")
+
+    def stop(self) -> None:
+        """Have every vertex finish what is in flight, as SIGTERM does."""
+        self._stopping.set()
+
+    def again(self) -> PipelineRun:
+        """The same pipeline on the same broker once more: its lanes take those of this one over."""
+        return PipelineRun(self._path, self.server, self._clock, self.windows, self._spark)
+
+    def config(self, vertex: str, replica: int = 0) -> VertexConfig:
+        """What a process of that replica is told."""
+        return VertexConfig(
+            resolved=self.resolved,
+            vertex=vertex,
+            replica=replica,
+            broker=self.server.access,
+            durability=DurabilityLevel.FSYNC,
+            metrics_port=0,
+            windows_dir=self.windows,
+            spark=self._spark,
+        )
+
+    async def marks(self) -> Mapping[LaneId, mark_pb2.Mark]:
+        """The mark of every lane that has one, as the ledgers hold it now."""
+        marks: dict[LaneId, mark_pb2.Mark] = {}
+        async with open_jetstream_broker(self.server.access, self.resolved.pipeline.name) as broker:
+            for lane in all_lanes(self.graph):
+                ledger = await broker.existing_ledger(lane.vertex)
+                stored = await ledger.mark(lane) if ledger is not None else None
+                if stored is not None:
+                    marks[lane] = stored.mark
+        return marks
+
+    async def published(self, vertex: str) -> int:
+        """The watermark that the vertex's lanes have published, as its OT store holds it now; microseconds."""
+        async with (
+            open_connection(self.server.access) as connection,
+            open_jetstream_ot_stores(connection, self.resolved.pipeline.name) as stores,
+        ):
+            updates = await (await stores.store(vertex)).get_all()
+        lanes = lanes_of(self.graph, vertex)
+        return min(updates[lane.key].entry.watermark_us if lane.key in updates else START_OF_TIME_US for lane in lanes)
+
+    async def account(self, vertex: str) -> Account:
+        """The conservation account of a vertex, over all its lanes."""
+        total = Account()
+        for lane, mark in (await self.marks()).items():
+            if lane.vertex == vertex:
+                total.add(Account.from_message(mark.account))
+        return total
+
+    async def _run_vertex(self, vertex: str, replica: int) -> None:
+        async with open_vertex(self.config(vertex, replica), self._clock) as process, asyncio.TaskGroup() as group:
+            stopping = group.create_task(self._stop(process.stop))
+            await process.run()
+            stopping.cancel()
+
+    async def _stop(self, stop: Callable[[], None]) -> None:
+        await self._stopping.wait()
+        stop()
+
+
+@asynccontextmanager
+async def open_pipeline(
+    path: Path, directory: Path, *, clock: Clock | None = None, spark: str | None = None
+) -> AsyncIterator[PipelineRun]:
+    """The pipeline of the YAML file `path`, on a broker of its own; both keep their data below `directory`.
+
+    `spark`: gRPC address of a Spark driver; a pipeline with a reduce needs one.
+
+    Raises `SpecError` for a file that is not valid.
+    """
+    async with open_nats_server(directory) as server:
+        yield PipelineRun(path, server, clock or SystemClock(), directory / "windows", spark)
