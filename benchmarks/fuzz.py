@@ -36,7 +36,15 @@ def guided(name: str, arguments: Sequence[str]) -> None:
     """Inside the process of one target. Does not return."""
     atheris: Any = importlib.import_module("atheris")
     with atheris.instrument_imports(
-        include=["millstream", "millstream_udf", "millstream_reader", "millstream_vertex", "millstream_reduce", "json"]
+        include=[
+            "millstream",
+            "millstream_udf",
+            "millstream_reader",
+            "millstream_vertex",
+            "millstream_reduce",
+            "millstream_worker",
+            "json",
+        ]
     ):
         from tests.fuzzing import targets
 

@@ -2,6 +2,5 @@
 
 This package holds the words and mechanisms that every process of a pipeline shares: records and frames,
 the ledger between two vertices, watermarks, the pipeline specification, and the calling side of a user
-function. The services under `services/` are built from it; it knows none of them, except for the command
-line and the local runner, which start them.
+function. The packages under `services/` are built from it; it knows none of them.
 """

@@ -1,7 +1,7 @@
 """Writes down who does what: JSON lines in a file that is its owner's alone, each durable before its action is done.
 
-Above it: `millstream_runner.local.audit`, for the data directory of a run, and vertices that were started by hand. Below it:
-files. It knows entries, not actions.
+Above it: the runner's `local.audit`, for the data directory of a run, and vertices that were started by hand. Below
+it: files. It knows entries, not actions.
 """
 
 from __future__ import annotations

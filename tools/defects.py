@@ -41,7 +41,16 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 FOLDER = REPOSITORY / "tests" / "defects"
 PRODUCT = ("millstream/", "services/")
 COPIED = ("millstream", "services", "tests", "tools", "pyproject.toml")
-SOURCES = (".", "services/udf_sdk", "services/reader", "services/writer", "services/reduce", "services/vertex")
+SOURCES = (
+    ".",
+    "services/udf_sdk",
+    "services/reader",
+    "services/writer",
+    "services/reduce",
+    "services/vertex",
+    "services/worker",
+    "services/runner",
+)
 PACKAGES = (
     "millstream",
     "millstream_udf",
@@ -49,6 +58,8 @@ PACKAGES = (
     "millstream_writer",
     "millstream_reduce",
     "millstream_vertex",
+    "millstream_worker",
+    "millstream_runner",
 )
 AT_ONCE = 2
 SLOW = "tests/simulation/"

@@ -61,7 +61,6 @@ EXEMPT: Mapping[tuple[str, str], str] = {
     ("services/reduce/millstream_reduce/spark/jvm.py", ""): "how the driver finds its JVM: gone with both",
     ("services/reduce/millstream_reduce/spark/warm_up.py", ""): "windows to warm up with, in Spark's scratch space",
     ("millstream/udf/", ""): "sockets of sidecars: made anew at every start",
-    ("millstream/testing/", ""): "not part of a run",
     ("services/runner/millstream_runner/chaos/", ""): "not part of a run",
     ("services/runner/millstream_runner/cli/", ""): "what a command makes for its user once: new projects, benchmarks",
     ("services/runner/millstream_runner/bench/running.py", ""): "a benchmark's own files",

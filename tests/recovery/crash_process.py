@@ -27,7 +27,7 @@ import pandas  # type: ignore[import-untyped]  # noqa: F401  # imported by pyarr
 import pyarrow.dataset  # imported by a table's first filter
 import pyarrow.parquet  # noqa: F401  # imported by the Parquet sink when it is opened
 
-import millstream_reduce.lane.opening  # noqa: F401  # as above
+import millstream_reduce.lane.opening  # as above
 import millstream_reduce.spark.client  # noqa: F401  # imported by a reduce lane when it is opened
 import millstream_writer.sinks.file_parquet  # noqa: F401  # imported by the Parquet sink when it is opened
 from millstream.account import Account

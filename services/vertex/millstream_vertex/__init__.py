@@ -1,4 +1,5 @@
-"""The process of one vertex: it joins the reader, the function of the user and the writer.
+"""The lanes of a vertex: they join the reader, the function of the user and the writer.
 
-This is the only package that knows the services of a vertex together; they meet in bounded channels here.
+What all kinds of lanes share is here as well: their input watermark, their order, their commits, trimming. The lane of
+a reduce, with everything about windows, is in `millstream_reduce`; the process is in `millstream_worker`.
 """

@@ -287,7 +287,7 @@ class _LaneOpening:
             core=core,
             router=self._router,
             policy=policy,
-            programs=shared.programs,
+            function=shared.programs.reduce_address,
             replica=shared.config.replica,
             windows_dir=shared.config.windows_dir,
             spark=shared.config.spark,

@@ -61,7 +61,7 @@ def test_a_pipeline_file_is_no_resolved_pipeline() -> None:
 
 
 def test_validate_imports_no_broker_and_no_grpc() -> None:
-    code = f"import sys\nimport millstream_runner.cli.validate\nprint([name for name in {HEAVY!r} if name in sys.modules])\n"
+    code = f"import sys, millstream_runner.cli.validate\nprint([name for name in {HEAVY!r} if name in sys.modules])\n"
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert printed.splitlines()[-1] == "[]"
 

@@ -35,7 +35,6 @@ from millstream_vertex.input import LaneInput
 from millstream_vertex.lane import LaneCore
 from millstream_vertex.settings import log_segment_bytes
 from millstream_vertex.trimming import Trimmer
-from millstream_worker.surroundings import VertexPrograms
 from millstream_writer.routing import Router
 
 log = logging.getLogger(__name__)
@@ -49,7 +48,8 @@ class ReduceOpening:
     core: LaneCore
     router: Router
     policy: RetryPolicy
-    programs: VertexPrograms
+    function: Callable[[StreamName], str | None]
+    """Address of the reduce function beside this process; None where the vertex has none."""
     replica: int
     windows_dir: Path | None
     spark: str | None
@@ -117,7 +117,7 @@ class ReduceOpening:
             queue.recall(milestones.all())
             retracing = Retracing(milestones.way(progress_of(mark), positions), stored)
         name = StreamName(self.resolved.pipeline.name, lane.vertex, lane.key, self.replica)
-        program = program_of(self.resolved, lane, self.replica, self.programs.reduce_address(name))
+        program = program_of(self.resolved, lane, self.replica, self.function(name))
         jobs = HandOverJobs(
             spark,
             program,

@@ -1,7 +1,7 @@
 """One process of a local run, started again when it dies: a vertex replica, or the Spark driver.
 
 Above it: the runner. Below it: the process, of which it knows the exit codes, the lines it logs, its heartbeat and how
-it is told to stop, and of a vertex process (`millstream_vertex`) also the command line; not what it does.
+it is told to stop, and of a vertex process (`millstream_worker`) also the command line; not what it does.
 """
 
 from __future__ import annotations

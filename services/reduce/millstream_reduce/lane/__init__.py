@@ -1,0 +1,1 @@
+"""The lane of a reduce vertex: its intake, what it hands over, the results that come back, and its milestones."""
