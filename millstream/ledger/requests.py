@@ -45,6 +45,7 @@ async def until_answered(
         except ApiError as error:
             if error.code not in UNAVAILABLE:
                 raise
+            _log.info("%s: %s; asking again", subject, error)
         wait_s = await pause(wait_s)
 
 

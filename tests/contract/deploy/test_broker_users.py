@@ -23,6 +23,7 @@ from millstream_runner.cli.main import main
 from millstream_worker.assembly import open_vertex
 from millstream_worker.surroundings import VertexConfig
 from tests.nats_process import open_nats_process
+from tests.support.answers import taken
 
 WAIT_S = 60.0
 RECORDS = 200
@@ -138,9 +139,9 @@ async def test_pipelines_see_nothing_of_each_other(broker: Broker) -> None:
             heard.append(message.subject)  # type: ignore[attr-defined]
 
         await other.subscribe(">", cb=hear)
-        await other.flush()
+        await taken(other)
         await own.publish("p-in.source.0.p", b"x")
-        await own.flush()
+        await taken(own)
         streams = json.loads((await other.request("$JS.API.STREAM.NAMES", b"")).data)["streams"]
         assert streams
         assert all(name.startswith(("q-", "KV_q-")) for name in streams)
@@ -238,7 +239,7 @@ async def refused_publishing(access: BrokerAccess, subjects: Mapping[str, bool])
         for subject in subjects:
             await client.publish(subject, b"{}", reply=f"{access.inbox}.x")
             await client.flush()
-        await answered(client)
+        await taken(client)
     return {text.split('"')[1] for text in opened.violations if "publish" in text}
 
 
@@ -248,14 +249,8 @@ async def refused_listening(access: BrokerAccess, subjects: Mapping[str, bool]) 
         for subject in subjects:
             await client.subscribe(subject)
             await client.flush()
-        await answered(client)
+        await taken(client)
     return {text.split('"')[1] for text in opened.violations if "subscription" in text}
-
-
-async def answered(client: Client) -> None:
-    """Until the server has answered all: the client's question overtakes what it was told to send just before."""
-    for _ in range(3):
-        await client.flush()
 
 
 async def silent(_: Exception) -> None:

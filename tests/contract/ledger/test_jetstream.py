@@ -30,6 +30,7 @@ from millstream.wire.access import BrokerAccess
 from millstream.wire.nats import open_connection
 from millstream.wire.nats_server import open_nats_server
 from tests.nats_process import open_nats_process
+from tests.support.answers import taken
 from tests.support.ledgers import PIPELINE, JetStreamHarness, LaneOwner, open_jetstream_harness
 
 A = BufferId("v-a", 0)
@@ -170,7 +171,7 @@ async def test_too_many_batches_in_flight_are_waited_for(harness: JetStreamHarne
             await other.publish(
                 "p-v.in-v.9.d.v-x.0", b"", {"Nats-Batch-Id": f"other{number}", "Nats-Batch-Sequence": "1"}
             )
-        await other.client.flush()
+        await taken(other.client)
         committing = asyncio.ensure_future(owner.commit((A, b"a1"), (B, b"b1")))
         for number in range(50):
             await other.publish(

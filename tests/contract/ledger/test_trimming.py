@@ -32,8 +32,11 @@ async def counted(harness: JetStreamHarness) -> AsyncIterator[Counter[str]]:
     requests: Counter[str] = Counter()
     async with open_connection(harness.server.access) as connection:
         subscription = await connection.client.subscribe("$JS.API.STREAM.>")
-        # Whatever the broker answers after this, it has heard of the subscription.
-        await connection.client.flush()
+        # Until the subscription hears what its own connection asks.
+        while not subscription.pending_msgs:
+            await connection.api("STREAM.NAMES")
+        while subscription.pending_msgs:
+            await subscription.next_msg()
         yield requests
         await connection.client.flush()
         while subscription.pending_msgs:
