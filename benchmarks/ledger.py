@@ -25,10 +25,10 @@ import nats
 import uvloop
 
 from millstream import limits
-from millstream.ledger.jetstream import open_jetstream_broker
+from millstream.buffers.jetstream.ledger import open_jetstream_broker
+from millstream.buffers.jetstream.nats_server import NatsServer, open_nats_server
 from millstream.ledger.protocol import Ledger, LedgerLimits
 from millstream.record import BufferId, LaneId
-from millstream.wire.nats_server import NatsServer, open_nats_server
 from tests.support.ledgers import LaneOwner
 
 OUT = BufferId("out", 0)

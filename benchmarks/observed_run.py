@@ -20,12 +20,12 @@ from pathlib import Path
 
 import psutil
 
+from millstream.buffers.jetstream.connection import open_connection
+from millstream.buffers.jetstream.ot_store import open_jetstream_ot_stores
+from millstream.buffers.jetstream.raw_limit import measure_raw_limit
 from millstream.clock import MICROSECONDS
 from millstream.errors import MillstreamError
-from millstream.watermark.jetstream import open_jetstream_ot_stores
 from millstream.watermark.store import OtStore
-from millstream.wire.nats import open_connection
-from millstream_runner.bench.raw_limit import measure_raw_limit
 from millstream_runner.local.directory import DataDirectory, Runtime
 from millstream_runner.local.processes import is_alive
 

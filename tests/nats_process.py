@@ -1,4 +1,4 @@
-"""A NATS server with a configuration that a test writes itself; `millstream.wire.nats_server` has the usual one."""
+"""A NATS server with a configuration that a test writes itself; `jetstream.nats_server` has the usual one."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from millstream.buffers.jetstream.nats_server import find_nats_server
 from millstream.tether import tethered
-from millstream.wire.nats_server import find_nats_server
 
 START_TIMEOUT_S = 10
 

@@ -1,7 +1,6 @@
-"""A commit as messages: what is written, in which order, and what the server's answers mean.
+"""A commit as messages of a stream: what is written, and in which order. Pure.
 
-Above it: the two ledgers. Below it: the connection. The first half is pure and shared by both implementations; the
-second sends one attempt of a commit to JetStream and does not decide what to do when it fails.
+Above it: ledgers that are streams of messages, in JetStream or in memory. Below it: the names of subjects.
 
     <lane>.d.<edge>.<partition>   frames, in order
     <lane>.i.<n>                  ids of records, with a time to live
@@ -16,26 +15,19 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
-from uuid import uuid4
 
 from google.protobuf.message import DecodeError
 
 from millstream import limits
-from millstream.durable import step
 from millstream.errors import MillstreamError, UserError
 from millstream.ledger import witness
 from millstream.ledger.protocol import Commit
 from millstream.ledger.subjects import frame_subject, ids_subject, is_mark_subject, lane_filter, mark_subject
 from millstream.record import ID_DIGEST_BYTES, BufferId, id_digest
 from millstream.wire.ledger.v1 import mark_pb2
-from millstream.wire.nats import ApiError, BrokerConnection
-from millstream.wire.nats_client import nats_errors
 
-BATCH_ID = "Nats-Batch-Id"
-BATCH_SEQUENCE = "Nats-Batch-Sequence"
-BATCH_COMMIT = "Nats-Batch-Commit"
 _ROLLUP = "Nats-Rollup"
 _GUARD = "Nats-Expected-Last-Subject-Sequence"
 GUARD_SUBJECT = "Nats-Expected-Last-Subject-Sequence-Subject"
@@ -166,49 +158,3 @@ def frame_sequences(mark_sequence: int, messages: int, frames: int) -> tuple[int
     """
     first = mark_sequence - messages + 1
     return tuple(range(first, first + frames))
-
-
-def new_batch_id() -> str:
-    return uuid4().hex
-
-
-async def send_commit(
-    connection: BrokerConnection, messages: Sequence[Message], batch_id: str, timeout_s: float
-) -> int:
-    """One attempt; returns the sequence of the last message.
-
-    Raises `ApiError` when the server refused, and `AnswerLostError` when it is not known whether the batch landed. A
-    batch that reaches the server in part, or in two parts with a gap, is dropped by it. One message alone is whole by
-    itself and goes as a plain message.
-    """
-    last = len(messages)
-    reply, answer = connection.expect_answer()
-    try:
-        for number, (subject, data, headers) in enumerate(messages, 1):
-            if last == 1:
-                await connection.publish(subject, data, headers, reply)
-                break
-            batch_headers = {BATCH_ID: batch_id, BATCH_SEQUENCE: str(number), **headers}
-            if number < last:
-                with step("ledger.stage"):
-                    await connection.publish(subject, data, batch_headers)
-            else:
-                batch_headers[BATCH_COMMIT] = "1"
-                await connection.publish(subject, data, batch_headers, reply)
-    except nats_errors.MaxPayloadError as error:
-        answer.cancel()
-        raise UserError(
-            f"the broker at {connection.place} takes messages of at most {connection.client.max_payload} bytes; "
-            f"set its max_payload to {limits.MESSAGE_BYTES_MAX}"
-        ) from error
-    except BaseException:
-        answer.cancel()
-        raise
-    message = await connection.answer_of(answer, timeout_s)
-    told = json.loads(message.data)
-    refusal = told.get("error")
-    if refusal is not None:
-        raise ApiError(refusal.get("err_code", 0), refusal.get("description", ""))
-    if told.get("count", 1) != last:
-        raise MillstreamError(f"the broker acknowledged {told.get('count')} messages of a batch of {last}: {told}")
-    return int(told["seq"])

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
+from millstream.buffers.jetstream.requests import message_headers
 from millstream.errors import DamageError, UserError
 from millstream.frame import Frame, build_frame
 from millstream.ledger.batch import MARK, decode_ids, encode_ids, stored_mark
-from millstream.ledger.requests import message_headers
 from millstream.ledger.witness import NAME, merged, name_of, witness_of
 from millstream.record import LaneId
 from millstream.watermark.store import decode_update

@@ -14,8 +14,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from millstream.buffers.jetstream.access_file import load_access
 from millstream.durable import crash_at, listen
-from millstream.spec.access import load_access
 from millstream_runner.local.directory import DataDirectory
 from tests.mesh.changing import change
 

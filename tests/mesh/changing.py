@@ -10,12 +10,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from millstream.buffers.jetstream.access import BrokerAccess
+from millstream.buffers.jetstream.nats_server import NatsServer, open_nats_server
 from millstream.clock import SystemClock
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.spec.loading import load
 from millstream.tether import tethered
-from millstream.wire.access import BrokerAccess
-from millstream.wire.nats_server import NatsServer, open_nats_server
 from millstream_runner.local.changing import plan_change
 from millstream_runner.local.claiming import claim
 from millstream_runner.local.directory import DataDirectory

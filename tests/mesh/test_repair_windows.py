@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from millstream.buffers.jetstream.connection import open_connection
+from millstream.buffers.jetstream.ledger import open_jetstream_broker
 from millstream.durable import listen
 from millstream.errors import DamageError
-from millstream.ledger.jetstream import open_jetstream_broker
 from millstream.record import BufferId, LaneId
-from millstream.wire.nats import open_connection
 from millstream_runner.local.causes import first_cause
 from millstream_runner.local.ledgers import KnownLedgers
 from millstream_runner.local.repair.finding import Finding

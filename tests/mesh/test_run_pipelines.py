@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from millstream.wire.nats_config import ACCOUNT
+from millstream.buffers.jetstream.server_config import ACCOUNT
 from tests.mesh.running import command, start, until_gone
 from tests.support.pipelines import open_pipeline
 

@@ -7,9 +7,9 @@ import json
 import sys
 from pathlib import Path
 
+from millstream.buffers.jetstream.nats_server import open_nats_server
 from millstream.spec import resolved
 from millstream.spec.loading import load
-from millstream.wire.nats_server import open_nats_server
 from tests.mesh.conftest import PipelineFiles
 
 LIMIT_S = 60

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from millstream import durable
+from millstream.buffers.jetstream.connection import open_connection
+from millstream.buffers.jetstream.ledger import open_jetstream_broker
+from millstream.buffers.jetstream.ot_store import open_jetstream_ot_stores
 from millstream.durable import CRASH_AT
-from millstream.ledger.jetstream import open_jetstream_broker
-from millstream.watermark.jetstream import open_jetstream_ot_stores
-from millstream.wire.nats import open_connection
 from millstream_runner.local.setting_back import Watermarks
 from tests.mesh.reducing import (
     Contents,

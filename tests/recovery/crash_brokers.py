@@ -12,10 +12,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from millstream.spec.access import load_access
-from millstream.wire.access import BrokerAccess
+from millstream.buffers.jetstream.access import BrokerAccess
+from millstream.buffers.jetstream.access_file import load_access
+from millstream.buffers.jetstream.nats_server import open_nats_server
 from millstream.wire.certificates import make_certificate
-from millstream.wire.nats_server import open_nats_server
 from tests.nats_process import open_nats_process
 
 OPERATOR = "_pipeline"

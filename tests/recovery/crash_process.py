@@ -31,17 +31,17 @@ import millstream_reduce.lane.opening  # as above
 import millstream_reduce.spark.client  # noqa: F401  # imported by a reduce lane when it is opened
 import millstream_writer.sinks.file_parquet  # noqa: F401  # imported by the Parquet sink when it is opened
 from millstream.account import Account
+from millstream.buffers.jetstream.access import BrokerAccess
+from millstream.buffers.jetstream.connection import open_connection
+from millstream.buffers.jetstream.ledger import open_jetstream_broker
+from millstream.buffers.jetstream.ot_store import open_jetstream_ot_stores
 from millstream.clock import SystemClock
 from millstream.durable import crash_at, listen
-from millstream.ledger.jetstream import open_jetstream_broker
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.spec import resolved
 from millstream.spec.lanes import all_lanes
 from millstream.spec.loading import load
 from millstream.telemetry.logging import configure_logging
-from millstream.watermark.jetstream import open_jetstream_ot_stores
-from millstream.wire.access import BrokerAccess
-from millstream.wire.nats import open_connection
 from millstream_reduce.queue import QueueLimits
 from millstream_runner.cli.broker import prepare
 from millstream_worker.assembly import open_vertex

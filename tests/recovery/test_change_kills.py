@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from millstream.buffers.jetstream.connection import open_connection
 from millstream.errors import DamageError, UserError
-from millstream.wire.nats import open_connection
 from millstream_runner.local.directory import read_json
 from tests.mesh.changing import Changing, open_changer, open_changing
 from tests.mesh.conftest import PipelineFiles

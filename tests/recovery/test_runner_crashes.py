@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from millstream.buffers.jetstream.connection import open_connection
+from millstream.buffers.jetstream.ledger import open_jetstream_broker
+from millstream.buffers.jetstream.nats_server import open_nats_server
+from millstream.buffers.jetstream.ot_store import open_jetstream_ot_stores
 from millstream.durable import CRASH_AT
-from millstream.ledger.jetstream import open_jetstream_broker
 from millstream.ledger.protocol import LedgerLimits
-from millstream.watermark.jetstream import open_jetstream_ot_stores
-from millstream.wire.nats import open_connection
-from millstream.wire.nats_server import open_nats_server
 from tools import durable_steps
 
 LIMIT_S = 30.0
@@ -35,10 +35,10 @@ with held(Path(sys.argv[1])) as directory:
 START_OVER = """\
 import asyncio, sys
 from pathlib import Path
-from millstream.ledger.jetstream import open_jetstream_broker
-from millstream.spec.access import load_access
-from millstream.watermark.jetstream import open_jetstream_ot_stores
-from millstream.wire.nats import open_connection
+from millstream.buffers.jetstream.ledger import open_jetstream_broker
+from millstream.buffers.jetstream.access_file import load_access
+from millstream.buffers.jetstream.ot_store import open_jetstream_ot_stores
+from millstream.buffers.jetstream.connection import open_connection
 
 
 async def main():

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from millstream import audit as audit_file
+from millstream.buffers.jetstream.nats_server import open_nats_server
 from millstream.errors import EnvironmentFault
 from millstream.spec.loading import load
-from millstream.wire.nats_server import open_nats_server
 from millstream_runner.local import audit
 from millstream_runner.local.directory import DataDirectory
 from tests.mesh.conftest import PipelineFiles

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from millstream.buffers.jetstream.ledger import open_jetstream_broker
 from millstream.frame import build_frame
-from millstream.ledger.jetstream import open_jetstream_broker
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.record import BufferId, LaneId
 from millstream_runner.local.directory import DataDirectory

@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from millstream.background import open_tasks
+from millstream.buffers.jetstream.access import BrokerAccess
 from millstream.errors import DamageError, EnvironmentFault, FencedError, RetryLaterError
 from millstream.ledger.memory import Faults, MemoryBroker
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.spec.lanes import all_lanes, inputs_of
 from millstream.watermark.memory import OtMemory
-from millstream.wire.access import BrokerAccess
 from millstream_reduce.lane import hand_over
 from millstream_reduce.queue import QueueLimits
 from millstream_worker.assembly import VertexProcess, open_vertex

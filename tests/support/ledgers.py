@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Protocol
 from uuid import uuid4
 
-from millstream.ledger.jetstream import open_jetstream_broker
+from millstream.buffers.jetstream.ledger import open_jetstream_broker
+from millstream.buffers.jetstream.nats_server import NatsServer, open_nats_server
+from millstream.buffers.jetstream.server_config import ACCOUNT
 from millstream.ledger.memory import Faults, MemoryBroker, open_memory_broker
 from millstream.ledger.protocol import Broker, Commit, DurabilityLevel, FrameWrite, Ledger, Receipt, StoredMark
 from millstream.ledger.subjects import stream_name
 from millstream.record import BufferId, LaneId, id_digest
 from millstream.wire.ledger.v1 import mark_pb2
-from millstream.wire.nats_config import ACCOUNT
-from millstream.wire.nats_server import NatsServer, open_nats_server
 from millstream_runner.chaos.lossy_path import LossyPath, open_lossy_path
 
 PIPELINE = "p"

@@ -12,17 +12,17 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from millstream.account import Account
+from millstream.buffers.jetstream.connection import open_connection
+from millstream.buffers.jetstream.ledger import open_jetstream_broker
+from millstream.buffers.jetstream.nats_server import NatsServer, open_nats_server
+from millstream.buffers.jetstream.ot_store import open_jetstream_ot_stores
 from millstream.clock import START_OF_TIME_US, Clock, SystemClock
-from millstream.ledger.jetstream import open_jetstream_broker
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.record import LaneId
 from millstream.spec import resolved
 from millstream.spec.lanes import all_lanes, lanes_of
 from millstream.spec.loading import load
-from millstream.watermark.jetstream import open_jetstream_ot_stores
 from millstream.wire.ledger.v1 import mark_pb2
-from millstream.wire.nats import open_connection
-from millstream.wire.nats_server import NatsServer, open_nats_server
 from millstream_worker.assembly import open_vertex
 from millstream_worker.surroundings import VertexConfig
 

@@ -20,6 +20,7 @@ from pathlib import Path
 import uvloop
 
 from millstream.audit import named_file, spec_digest, write_entry
+from millstream.buffers.jetstream.access_file import files_of, load_access
 from millstream.clock import SystemClock
 from millstream.errors import DamageError, FencedError, MillstreamError, UserError
 from millstream.health import HEARTBEAT_VARIABLE, start_heartbeat
@@ -27,7 +28,6 @@ from millstream.ledger.protocol import DurabilityLevel
 from millstream.limits import DRAIN_TIMEOUT_S
 from millstream.priority import SOURCE_NICENESS, give_way
 from millstream.spec import resolved
-from millstream.spec.access import files_of, load_access
 from millstream.telemetry.logging import configure_logging
 from millstream_worker.assembly import open_vertex
 from millstream_worker.surroundings import VertexConfig

@@ -14,16 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from millstream.ledger.jetstream import open_jetstream_broker
+from millstream.buffers.jetstream.access import BrokerAccess
+from millstream.buffers.jetstream.connection import BrokerConnection, open_connection
+from millstream.buffers.jetstream.ledger import open_jetstream_broker
+from millstream.buffers.jetstream.ot_store import open_jetstream_ot_stores
 from millstream.ledger.protocol import Broker, DurabilityLevel
 from millstream.limits import LOG_BYTES_MAX
 from millstream.spec.resolved import Resolved
 from millstream.statistics import SidecarStatistics
 from millstream.udf.protocol import MapStream, StreamName, UdfClient
-from millstream.watermark.jetstream import open_jetstream_ot_stores
 from millstream.watermark.store import OtStores
-from millstream.wire.access import BrokerAccess
-from millstream.wire.nats import BrokerConnection, open_connection
 from millstream_udf.wire.udf.v1 import udf_pb2
 from millstream_worker.programs import open_programs
 

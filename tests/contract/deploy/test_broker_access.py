@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 import uvloop
 
+from millstream.buffers.jetstream.access import BrokerAccess
+from millstream.buffers.jetstream.access_file import load_access
+from millstream.buffers.jetstream.connection import BrokerConnection, open_connection
+from millstream.buffers.jetstream.nats_server import open_nats_server
 from millstream.errors import EnvironmentFault, UserError
-from millstream.spec.access import load_access
-from millstream.wire.access import BrokerAccess
 from millstream.wire.certificates import make_certificate
-from millstream.wire.nats import BrokerConnection, open_connection
-from millstream.wire.nats_server import open_nats_server
 from tests.nats_process import open_nats_process
 
 SECRET = "s3cret-of-the-broker"

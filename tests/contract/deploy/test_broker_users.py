@@ -12,13 +12,13 @@ import nats
 import pytest
 from nats.aio.client import Client
 
+from millstream.buffers.jetstream.access import BrokerAccess
+from millstream.buffers.jetstream.access_file import load_access
 from millstream.clock import SystemClock
 from millstream.errors import EnvironmentFault
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.spec import resolved
-from millstream.spec.access import load_access
 from millstream.spec.loading import load
-from millstream.wire.access import BrokerAccess
 from millstream_runner.cli.main import main
 from millstream_worker.assembly import open_vertex
 from millstream_worker.surroundings import VertexConfig

@@ -11,6 +11,13 @@ from pathlib import Path
 import pytest
 
 from millstream import limits
+from millstream.buffers.jetstream import durability
+from millstream.buffers.jetstream import ledger as jetstream
+from millstream.buffers.jetstream.access import BrokerAccess
+from millstream.buffers.jetstream.connection import open_connection
+from millstream.buffers.jetstream.ledger import open_jetstream_broker
+from millstream.buffers.jetstream.nats_server import open_nats_server
+from millstream.buffers.jetstream.pull import PullReader
 from millstream.errors import (
     BufferFullError,
     DamageError,
@@ -21,14 +28,8 @@ from millstream.errors import (
     StorageFullError,
     UserError,
 )
-from millstream.ledger import durability, jetstream
-from millstream.ledger.jetstream import open_jetstream_broker
 from millstream.ledger.protocol import DurabilityLevel, Ledger, LedgerLimits
-from millstream.ledger.pull import PullReader
 from millstream.record import BufferId, LaneId
-from millstream.wire.access import BrokerAccess
-from millstream.wire.nats import open_connection
-from millstream.wire.nats_server import open_nats_server
 from tests.nats_process import open_nats_process
 from tests.support.answers import taken
 from tests.support.ledgers import PIPELINE, JetStreamHarness, LaneOwner, open_jetstream_harness

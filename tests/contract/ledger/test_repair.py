@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from millstream.account import consumed
+from millstream.buffers.jetstream.connection import open_connection
 from millstream.durable import listen
 from millstream.errors import DamageError
 from millstream.frame import build_frame
@@ -20,7 +21,6 @@ from millstream.ledger.protocol import Ledger, LedgerLimits, StoredFrame
 from millstream.ledger.witness import from_messages, given_up_of, merged, not_passed
 from millstream.record import BufferId, LaneId
 from millstream.spec.loading import load
-from millstream.wire.nats import open_connection
 from millstream_runner.local.ledgers import KnownLedgers
 from millstream_runner.local.repair.finding import Finding
 from millstream_runner.local.repair.repair import Repair

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from millstream.buffers.jetstream.connection import open_connection
+from millstream.buffers.jetstream.ledger import open_jetstream_broker
+from millstream.buffers.jetstream.nats_server import open_nats_server
+from millstream.buffers.jetstream.versions import VERSION_MIN, check_version
 from millstream.errors import EnvironmentFault
-from millstream.ledger.jetstream import open_jetstream_broker
-from millstream.ledger.server import VERSION_MIN, check_version
-from millstream.wire.nats import open_connection
-from millstream.wire.nats_server import open_nats_server
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 WANTED = ".".join(map(str, VERSION_MIN))
@@ -36,7 +36,7 @@ async def test_the_installed_one_says_what_it_is_and_is_looked_at(
         async with open_connection(server.access, name="asks") as connection:
             said = str(connection.server["version"])
         assert re.match(r"\d+\.\d+\.\d+", said)
-        monkeypatch.setattr("millstream.ledger.server.VERSION_MIN", (999, 0, 0))
+        monkeypatch.setattr("millstream.buffers.jetstream.versions.VERSION_MIN", (999, 0, 0))
         with pytest.raises(EnvironmentFault, match=f"is NATS {said}; Millstream needs 999"):
             async with open_jetstream_broker(server.access, "p"):
                 pass

@@ -9,10 +9,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from nats.aio.subscription import Subscription
 
+from millstream.buffers.jetstream.connection import open_connection
 from millstream.ledger.protocol import Ledger, LedgerLimits
 from millstream.record import BufferId, LaneId
-from millstream.wire.nats import open_connection
 from millstream_vertex.trimming import Trimmer
 from tests.support.ledgers import JetStreamHarness, LaneOwner, open_jetstream_harness
 
@@ -33,14 +34,18 @@ async def counted(harness: JetStreamHarness) -> AsyncIterator[Counter[str]]:
     async with open_connection(harness.server.access) as connection:
         subscription = await connection.client.subscribe("$JS.API.STREAM.>")
         # Until the subscription hears what its own connection asks.
-        while not subscription.pending_msgs:
+        while not waiting(subscription):
             await connection.api("STREAM.NAMES")
-        while subscription.pending_msgs:
+        while waiting(subscription):
             await subscription.next_msg()
         yield requests
         await connection.client.flush()
-        while subscription.pending_msgs:
+        while waiting(subscription):
             requests[".".join((await subscription.next_msg()).subject.split(".")[2:-1])] += 1
+
+
+def waiting(subscription: Subscription) -> int:
+    return subscription.pending_msgs
 
 
 async def written(ledger: Ledger, lanes: int) -> tuple[list[BufferId], list[LaneOwner]]:

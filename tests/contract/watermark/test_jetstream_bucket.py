@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from millstream import limits
+from millstream.buffers.jetstream.connection import BrokerConnection, open_connection
+from millstream.buffers.jetstream.nats_server import NatsServer, open_nats_server
+from millstream.buffers.jetstream.ot_store import open_jetstream_ot_stores
 from millstream.errors import DamageError, EnvironmentFault
 from millstream.record import LaneId
-from millstream.watermark.jetstream import open_jetstream_ot_stores
-from millstream.wire.nats import BrokerConnection, open_connection
-from millstream.wire.nats_server import NatsServer, open_nats_server
 from millstream.wire.watermark.v1.ot_pb2 import OtEntry
 
 pytestmark = pytest.mark.asyncio

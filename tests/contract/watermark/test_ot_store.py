@@ -11,14 +11,14 @@ from typing import Protocol
 import pytest
 import pytest_asyncio
 
+from millstream.buffers.jetstream.connection import open_connection
+from millstream.buffers.jetstream.nats_server import NatsServer, open_nats_server
+from millstream.buffers.jetstream.ot_store import bucket_name, open_jetstream_ot_stores
 from millstream.clock import START_OF_TIME_US
 from millstream.errors import RetryLaterError
 from millstream.record import LaneId
-from millstream.watermark.jetstream import bucket_name, open_jetstream_ot_stores
 from millstream.watermark.memory import OtMemory, open_memory_ot_stores
 from millstream.watermark.store import OtStore, OtStores, OtUpdate, follow
-from millstream.wire.nats import open_connection
-from millstream.wire.nats_server import NatsServer, open_nats_server
 from millstream.wire.watermark.v1.ot_pb2 import OtEntry
 
 pytestmark = pytest.mark.asyncio

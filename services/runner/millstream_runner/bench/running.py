@@ -14,6 +14,8 @@ from pathlib import Path
 
 import psutil
 
+from millstream.buffers.jetstream.connection import open_connection
+from millstream.buffers.jetstream.ot_store import open_jetstream_ot_stores
 from millstream.clock import MICROSECONDS
 from millstream.errors import EnvironmentFault, MillstreamError, RetryLaterError, UserError
 from millstream.files import write_private
@@ -21,10 +23,8 @@ from millstream.ledger.protocol import DurabilityLevel
 from millstream.ports import free_ports
 from millstream.spec.loading import Loaded, load_text
 from millstream.telemetry.metrics import LATENCY
-from millstream.watermark.jetstream import open_jetstream_ot_stores
 from millstream.watermark.store import OtStore
 from millstream.wire.certificates import make_certificate
-from millstream.wire.nats import open_connection
 from millstream_runner.bench.latency import LatencyCounts, scrape_latency
 from millstream_runner.local.directory import DataDirectory, Runtime
 from millstream_runner.local.processes import is_alive

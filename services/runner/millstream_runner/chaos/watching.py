@@ -8,14 +8,14 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
+from millstream.buffers.jetstream.access import BrokerAccess
+from millstream.buffers.jetstream.connection import open_connection
+from millstream.buffers.jetstream.ot_store import open_jetstream_ot_stores
 from millstream.errors import EnvironmentFault, MillstreamError, RetryLaterError
 from millstream.record import LaneId
 from millstream.spec.graph import Graph
 from millstream.spec.lanes import lanes_of
-from millstream.watermark.jetstream import open_jetstream_ot_stores
 from millstream.watermark.store import OtStore
-from millstream.wire.access import BrokerAccess
-from millstream.wire.nats import open_connection
 from millstream_runner.chaos.resume import Board
 from millstream_runner.chaos.running import RunnerProcess
 

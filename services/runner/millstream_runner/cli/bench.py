@@ -10,9 +10,9 @@ from typing import Any
 
 import uvloop
 
+from millstream.buffers.jetstream.raw_limit import measure_raw_limit
 from millstream.errors import UserError
 from millstream.ledger.protocol import DurabilityLevel
-from millstream_runner.bench.raw_limit import measure_raw_limit
 from millstream_runner.bench.running import Load, Measured, measure_map
 from millstream_runner.local.screen import aligned
 

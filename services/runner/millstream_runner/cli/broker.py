@@ -8,18 +8,18 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from millstream.buffers.jetstream.access import BrokerAccess
+from millstream.buffers.jetstream.access_file import load_access
+from millstream.buffers.jetstream.connection import open_connection
+from millstream.buffers.jetstream.ledger import open_jetstream_broker
+from millstream.buffers.jetstream.ot_store import open_jetstream_ot_stores
+from millstream.buffers.jetstream.server_config import SYSTEM_ACCOUNT, new_password
+from millstream.buffers.jetstream.users import BrokerUser, accounts_text, users_of
 from millstream.errors import UserError
-from millstream.ledger.jetstream import open_jetstream_broker
 from millstream.ledger.protocol import DurabilityLevel
-from millstream.spec.access import load_access
 from millstream.spec.graph import Graph
 from millstream.spec.loading import load
-from millstream.watermark.jetstream import open_jetstream_ot_stores
-from millstream.wire.access import BrokerAccess
-from millstream.wire.nats import open_connection
-from millstream.wire.nats_config import SYSTEM_ACCOUNT, new_password
 from millstream_runner.local import audit
-from millstream_runner.local.broker_config import BrokerUser, accounts_text, users_of
 from millstream_runner.local.directory import make_private, write_text
 from millstream_vertex.settings import ledger_limits
 

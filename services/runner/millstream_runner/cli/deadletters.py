@@ -15,18 +15,18 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from millstream.buffers.jetstream.connection import open_connection
+from millstream.buffers.jetstream.ledger import open_jetstream_broker
+from millstream.buffers.jetstream.ot_store import open_jetstream_ot_stores
 from millstream.clock import SystemClock
 from millstream.dead_letter import Envelope
 from millstream.errors import UserError
 from millstream.frame import partition_of
-from millstream.ledger.jetstream import open_jetstream_broker
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.printable import in_line
 from millstream.record import BufferId, Record
 from millstream.spec import resolved
 from millstream.spec.graph import Graph
-from millstream.watermark.jetstream import open_jetstream_ot_stores
-from millstream.wire.nats import open_connection
 from millstream_runner.cli.envelopes import Found, read_buffers, read_files
 from millstream_runner.cli.place import directory_of, is_pipeline_file
 from millstream_runner.local import audit

@@ -6,11 +6,11 @@ import argparse
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from millstream.buffers.jetstream.access import BrokerAccess
+from millstream.buffers.jetstream.access_file import load_access
 from millstream.errors import UserError
-from millstream.spec.access import load_access
 from millstream.spec.graph import Graph
 from millstream.spec.loading import Loaded, load
-from millstream.wire.access import BrokerAccess
 from millstream_runner.local.view import PipelineView, open_view
 
 

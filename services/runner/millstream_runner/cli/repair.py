@@ -7,12 +7,12 @@ import asyncio
 import json
 from typing import Any
 
+from millstream.buffers.jetstream.connection import open_connection
+from millstream.buffers.jetstream.ledger import open_jetstream_broker
 from millstream.errors import DamageError, UserError
-from millstream.ledger.jetstream import open_jetstream_broker
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.spec.graph import Graph
 from millstream.spec.loading import load
-from millstream.wire.nats import open_connection
 from millstream_runner.local import audit
 from millstream_runner.local.causes import first_cause
 from millstream_runner.local.directory import HOME, DataDirectory, read_json

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from millstream.buffers.jetstream.access import BrokerAccess
 from millstream.clock import MICROSECONDS, SystemClock
 from millstream.errors import DamageError, UserError
 from millstream.spec.graph import Graph
-from millstream.wire.access import BrokerAccess
 from millstream_runner.cli.elsewhere import access_elsewhere, open_elsewhere, pipeline_elsewhere
 from millstream_runner.cli.place import directory_of
 from millstream_runner.local.directory import DataDirectory, Runtime

@@ -7,15 +7,15 @@ import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
+from millstream.buffers.jetstream.connection import open_connection
+from millstream.buffers.jetstream.ledger import open_jetstream_broker
+from millstream.buffers.jetstream.ot_store import open_jetstream_ot_stores
 from millstream.clock import MICROSECONDS, SystemClock
 from millstream.dead_letter import time_text
 from millstream.errors import UserError
-from millstream.ledger.jetstream import open_jetstream_broker
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.spec.graph import Graph
 from millstream.spec.loading import load
-from millstream.watermark.jetstream import open_jetstream_ot_stores
-from millstream.wire.nats import open_connection
 from millstream_runner.local import audit
 from millstream_runner.local.directory import HOME, DataDirectory, read_json
 from millstream_runner.local.setting_back import LaneTime, Target, Watermarks

@@ -18,17 +18,17 @@ from pathlib import Path
 
 from millstream import limits
 from millstream.background import open_tasks
+from millstream.buffers.jetstream.access import BrokerAccess
+from millstream.buffers.jetstream.nats_server import find_nats_server
+from millstream.buffers.jetstream.ping import answers_ping
+from millstream.buffers.jetstream.server_config import ACCOUNT, PASSWORD_VARIABLE, USER, new_password, server_config
 from millstream.durable import step
 from millstream.errors import EnvironmentFault
 from millstream.files import make_private_directories
 from millstream.health import Health, Patience
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.ports import free_ports, is_free
-from millstream.wire.access import BrokerAccess
 from millstream.wire.certificates import trusting
-from millstream.wire.nats_config import ACCOUNT, PASSWORD_VARIABLE, USER, new_password, server_config
-from millstream.wire.nats_ping import answers_ping
-from millstream.wire.nats_server import find_nats_server
 from millstream_runner.local.directory import ProcessIdentity, write_json, write_text
 from millstream_runner.local.policy import Ending, backoff_s
 from millstream_runner.local.processes import Child, open_child

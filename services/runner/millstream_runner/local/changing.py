@@ -17,16 +17,16 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
+from millstream.buffers.jetstream.access import BrokerAccess
+from millstream.buffers.jetstream.ledger import open_jetstream_broker
 from millstream.durable import step
 from millstream.errors import DamageError, EnvironmentFault, RetryLaterError, UserError
-from millstream.ledger.jetstream import open_jetstream_broker
 from millstream.ledger.protocol import Commit, DurabilityLevel, Ledger
 from millstream.record import LaneId
 from millstream.spec import resolved
 from millstream.spec.graph import Graph
 from millstream.spec.lanes import buffers_of, lanes_of
 from millstream.spec.loading import Loaded
-from millstream.wire.access import BrokerAccess
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream_runner.local import audit
 from millstream_runner.local.directory import DataDirectory, read_json, write_json

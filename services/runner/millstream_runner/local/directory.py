@@ -32,12 +32,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from millstream.buffers.jetstream.access import BrokerAccess
+from millstream.buffers.jetstream.access_file import load_access
 from millstream.durable import step
 from millstream.errors import DamageError, EnvironmentFault, UserError
 from millstream.files import PRIVATE_DIRECTORY, create_private, open_private, own_directory
 from millstream.sandbox import DATA_DIRECTORIES
-from millstream.spec.access import load_access
-from millstream.wire.access import BrokerAccess
 
 HOME = Path(DATA_DIRECTORIES)
 """Data directories lie here, below the current directory, unless the user names another place."""

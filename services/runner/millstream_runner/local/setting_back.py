@@ -15,19 +15,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
+from millstream.buffers.jetstream.connection import BrokerConnection
+from millstream.buffers.jetstream.ot_store import bucket_name
+from millstream.buffers.jetstream.requests import until_answered
 from millstream.clock import END_OF_TIME_US
 from millstream.durable import step
 from millstream.errors import UserError
 from millstream.ledger.protocol import Broker, Commit, Ledger
-from millstream.ledger.requests import until_answered
 from millstream.record import LaneId
 from millstream.spec.graph import Graph
 from millstream.spec.lanes import all_lanes
 from millstream.spec.models import GroupBy
-from millstream.watermark.jetstream import bucket_name
 from millstream.watermark.store import OtStores, newest
 from millstream.wire.ledger.v1 import mark_pb2
-from millstream.wire.nats import BrokerConnection
 from millstream_vertex.settings import keeps_input
 
 OWNER = "watermark"

@@ -11,18 +11,18 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from millstream.account import consumed
+from millstream.buffers.jetstream.access import BrokerAccess
+from millstream.buffers.jetstream.connection import open_connection
+from millstream.buffers.jetstream.ledger import open_jetstream_broker
+from millstream.buffers.jetstream.ot_store import open_jetstream_ot_stores
 from millstream.errors import DamageError, RetryLaterError
 from millstream.ledger.frames import decoded
-from millstream.ledger.jetstream import open_jetstream_broker
 from millstream.ledger.protocol import Broker, Durability, DurabilityLevel, Ledger
 from millstream.record import BufferId, LaneId, Position
 from millstream.spec.graph import Graph
 from millstream.spec.lanes import all_lanes, buffers_of, lanes_of
-from millstream.watermark.jetstream import open_jetstream_ot_stores
 from millstream.watermark.store import OtStore, OtStores, newest
-from millstream.wire.access import BrokerAccess
 from millstream.wire.ledger.v1 import mark_pb2
-from millstream.wire.nats import open_connection
 from millstream_runner.local.progress import PipelineProgress
 from millstream_runner.local.summary import Summary, summarize
 from millstream_vertex.past import check_not_older

@@ -9,13 +9,13 @@ from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
 
+from millstream.buffers.jetstream.requests import message_data, message_headers
+from millstream.buffers.jetstream.torn import torn_batch
 from millstream.errors import DamageError
 from millstream.ledger.batch import stored_mark
 from millstream.ledger.frames import readable
 from millstream.ledger.protocol import StoredFrame
-from millstream.ledger.requests import message_data, message_headers
 from millstream.ledger.subjects import lane_filter
-from millstream.ledger.torn import torn_batch
 from millstream.ledger.witness import witness_of
 from millstream.naming import Origin
 from millstream.record import LaneId

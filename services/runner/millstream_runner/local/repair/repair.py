@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from millstream.buffers.jetstream.connection import BrokerConnection
 from millstream.ledger.protocol import Broker
 from millstream.spec.graph import Graph
-from millstream.wire.nats import BrokerConnection
 from millstream_runner.local.ledgers import KnownLedgers
 from millstream_runner.local.repair.finding import Finding
 from millstream_runner.local.repair.inputs import Inputs

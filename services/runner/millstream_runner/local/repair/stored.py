@@ -8,18 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from millstream.buffers.jetstream.connection import ApiError, BrokerConnection
+from millstream.buffers.jetstream.ot_store import bucket_name
+from millstream.buffers.jetstream.requests import NO_MESSAGE, NO_STREAM, message_data, message_headers, until_answered
 from millstream.durable import step
 from millstream.ledger.batch import holds_mark
 from millstream.ledger.protocol import Broker, Ledger, StoredMark
-from millstream.ledger.requests import NO_MESSAGE, NO_STREAM, message_data, message_headers, until_answered
 from millstream.ledger.subjects import lane_filter_of, stream_name
 from millstream.naming import Naming
 from millstream.record import LaneId
 from millstream.spec.graph import Graph
-from millstream.watermark.jetstream import bucket_name
 from millstream.watermark.store import OtUpdate, decode_update
 from millstream.wire.ledger.v1 import mark_pb2
-from millstream.wire.nats import ApiError, BrokerConnection
 
 
 class Stored:

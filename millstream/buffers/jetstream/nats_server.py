@@ -16,13 +16,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
+from millstream.buffers.jetstream.access import BrokerAccess
+from millstream.buffers.jetstream.server_config import PASSWORD_VARIABLE, USER, new_password, server_config
 from millstream.errors import EnvironmentFault
 from millstream.files import append_private, make_private_directories, write_private
 from millstream.ports import free_ports
 from millstream.tether import tethered
-from millstream.wire.access import BrokerAccess
 from millstream.wire.certificates import make_certificate, trusting
-from millstream.wire.nats_config import PASSWORD_VARIABLE, USER, new_password, server_config
 
 _START_TIMEOUT_S = 10.0
 _STOP_TIMEOUT_S = 10.0

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
+from millstream.buffers.jetstream.requests import message_headers
 from millstream.ledger import batch
-from millstream.ledger.requests import message_headers
 from millstream.ledger.subjects import buffer_filter, buffer_of, frames_filter, lane_filter_of
 from millstream.record import BufferId
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from uuid import uuid4
 
 from millstream import limits
+from millstream.buffers.jetstream.connection import BrokerConnection, open_connection
+from millstream.buffers.jetstream.nats_server import open_nats_server
 from millstream.frame import build_frame
-from millstream.wire.nats import BrokerConnection, open_connection
-from millstream.wire.nats_server import open_nats_server
 
 _STREAM = "raw"
 _IN_FLIGHT = 2

@@ -22,15 +22,15 @@ from typing import Any
 
 from millstream import limits
 from millstream.background import open_tasks
+from millstream.buffers.jetstream.connection import AnswerLostError, ApiError, BrokerConnection
+from millstream.buffers.jetstream.nats_client import Msg
+from millstream.buffers.jetstream.pages import PageMessage, read_page
 from millstream.durable import step
 from millstream.errors import DamageError, EnvironmentFault, FencedError, RetryLaterError
 from millstream.record import LaneId
 from millstream.watermark.publish import CoalescingPublisher
 from millstream.watermark.store import OtStatistics, OtUpdate, decode_update, raise_epoch
 from millstream.watermark.updates import UpdateQueue
-from millstream.wire.nats import AnswerLostError, ApiError, BrokerConnection
-from millstream.wire.nats_client import Msg
-from millstream.wire.pages import PageMessage, read_page
 from millstream.wire.watermark.v1.ot_pb2 import OtEntry
 
 _log = logging.getLogger(__name__)

@@ -10,13 +10,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from datetime import datetime
 from typing import Any
 
+from millstream.buffers.jetstream.connection import AnswerLostError, BrokerConnection
+from millstream.buffers.jetstream.pages import PageMessage, read_page
+from millstream.buffers.jetstream.requests import RETRY_FIRST_S, pause
 from millstream.errors import DamageError
 from millstream.ledger import batch
 from millstream.ledger.protocol import StoredIds
-from millstream.ledger.requests import RETRY_FIRST_S, pause
 from millstream.ledger.witness import REPAIR
-from millstream.wire.nats import AnswerLostError, BrokerConnection
-from millstream.wire.pages import PageMessage, read_page
 
 _log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from millstream.wire.nats import AnswerLostError, ApiError, BrokerConnection
+from millstream.buffers.jetstream.connection import AnswerLostError, ApiError, BrokerConnection
 
 _log = logging.getLogger(__name__)
 

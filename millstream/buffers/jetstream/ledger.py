@@ -21,35 +21,11 @@ from typing import Any
 from uuid import uuid4
 
 from millstream import limits
-from millstream.durable import step
-from millstream.errors import (
-    BufferFullError,
-    DamageError,
-    EnvironmentFault,
-    FencedError,
-    RetryLaterError,
-    StorageFullError,
-)
-from millstream.ledger import batch, durability
-from millstream.ledger.config import LAYOUT, LAYOUT_NOW, OWNER_PIPELINE, OWNER_VERTEX, stream_config
-from millstream.ledger.marks import fenced, lost_mark, taken_over
-from millstream.ledger.protocol import (
-    Broker,
-    Commit,
-    Durability,
-    DurabilityLevel,
-    GivenUp,
-    Ledger,
-    LedgerLimits,
-    LedgerStatistics,
-    Receipt,
-    StoredFrame,
-    StoredIds,
-    StoredMark,
-    Witness,
-)
-from millstream.ledger.pull import PullReader, opened
-from millstream.ledger.requests import (
+from millstream.buffers.jetstream import durability
+from millstream.buffers.jetstream.access import BrokerAccess
+from millstream.buffers.jetstream.connection import AnswerLostError, ApiError, BrokerConnection, open_connection
+from millstream.buffers.jetstream.pull import PullReader, opened
+from millstream.buffers.jetstream.requests import (
     BATCH_INCOMPLETE,
     BATCHES_IN_FLIGHT,
     NAME_IN_USE,
@@ -66,15 +42,41 @@ from millstream.ledger.requests import (
     pause,
     until_answered,
 )
-from millstream.ledger.server import check_version
-from millstream.ledger.stored_ids import stored_ids
+from millstream.buffers.jetstream.sending import new_batch_id, send_commit
+from millstream.buffers.jetstream.stored_ids import stored_ids
+from millstream.buffers.jetstream.stream_config import LAYOUT, LAYOUT_NOW, OWNER_PIPELINE, OWNER_VERTEX, stream_config
+from millstream.buffers.jetstream.torn import ServerStart, TornEnds, time_of
+from millstream.buffers.jetstream.trims import purges
+from millstream.buffers.jetstream.versions import check_version
+from millstream.durable import step
+from millstream.errors import (
+    BufferFullError,
+    DamageError,
+    EnvironmentFault,
+    FencedError,
+    RetryLaterError,
+    StorageFullError,
+)
+from millstream.ledger import batch
+from millstream.ledger.marks import fenced, lost_mark, taken_over
+from millstream.ledger.protocol import (
+    Broker,
+    Commit,
+    Durability,
+    DurabilityLevel,
+    GivenUp,
+    Ledger,
+    LedgerLimits,
+    LedgerStatistics,
+    Receipt,
+    StoredFrame,
+    StoredIds,
+    StoredMark,
+    Witness,
+)
 from millstream.ledger.subjects import buffer_filter, ids_filter, lane_filter, stream_name
-from millstream.ledger.torn import ServerStart, TornEnds, time_of
-from millstream.ledger.trims import purges
 from millstream.ledger.witness import REPAIR, ReadCheck, witness_of
 from millstream.record import BufferId, LaneId
-from millstream.wire.access import BrokerAccess
-from millstream.wire.nats import AnswerLostError, ApiError, BrokerConnection, open_connection
 
 _log = logging.getLogger(__name__)
 
@@ -220,9 +222,7 @@ class JetStreamLedger:
             await self._connection.connected()
             refusal: ApiError | None = None
             try:
-                return await batch.send_commit(
-                    self._connection, messages, batch.new_batch_id(), limits.COMMIT_TIMEOUT_S
-                )
+                return await send_commit(self._connection, messages, new_batch_id(), limits.COMMIT_TIMEOUT_S)
             except AnswerLostError as error:
                 _log.info("answer to a commit of lane %s lost (%s); reading its mark", commit.lane, error)
             except ApiError as error:

@@ -12,10 +12,15 @@ import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
+from millstream.buffers.jetstream.connection import (
+    AnswerLostError,
+    BrokerConnection,
+    NotPermittedError,
+    UnansweredError,
+)
+from millstream.buffers.jetstream.server_config import SETTINGS_SUBJECT
 from millstream.errors import DurabilityError
 from millstream.ledger.protocol import Durability, DurabilityLevel
-from millstream.wire.nats import AnswerLostError, BrokerConnection, NotPermittedError, UnansweredError
-from millstream.wire.nats_config import SETTINGS_SUBJECT
 
 _TIMEOUT_S = 5.0
 _STRENGTH = {DurabilityLevel.MEMORY: 0, DurabilityLevel.PROCESS: 1, DurabilityLevel.FSYNC: 2}

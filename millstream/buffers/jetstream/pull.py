@@ -25,12 +25,12 @@ from typing import NamedTuple
 from uuid import uuid4
 
 from millstream import limits
+from millstream.buffers.jetstream.connection import AnswerLostError, ApiError, BrokerConnection
+from millstream.buffers.jetstream.nats_client import Msg, nats_errors
+from millstream.buffers.jetstream.requests import NO_MESSAGE, message_headers
 from millstream.errors import DamageError
 from millstream.ledger.protocol import LedgerStatistics, StoredFrame, Witness
-from millstream.ledger.requests import NO_MESSAGE, message_headers
 from millstream.ledger.witness import REPAIR, ReadCheck, witness_of
-from millstream.wire.nats import AnswerLostError, ApiError, BrokerConnection
-from millstream.wire.nats_client import Msg, nats_errors
 
 _log = logging.getLogger(__name__)
 

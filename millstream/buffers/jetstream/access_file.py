@@ -18,13 +18,13 @@ from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
+from millstream.buffers.jetstream.access import INBOX, BrokerAccess
 from millstream.errors import UserError
 from millstream.spec import yaml_text
 from millstream.spec.faults import Finding, path_text
 from millstream.spec.references import Reference, TextOrReference, placeholders, referenced_files, resolve
 from millstream.spec.values import ShapeFault, SpecModel, Text
 from millstream.spec.wording import findings_of
-from millstream.wire.access import INBOX, BrokerAccess
 
 FILE_BYTES_MAX = 64 * 1024
 """Largest file."""

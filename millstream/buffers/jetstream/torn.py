@@ -18,9 +18,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from millstream.buffers.jetstream.requests import RETRY_FIRST_S, message_headers, pause
+from millstream.buffers.jetstream.sending import BATCH_COMMIT, BATCH_ID, BATCH_SEQUENCE
 from millstream.errors import DamageError
-from millstream.ledger import batch
-from millstream.ledger.requests import RETRY_FIRST_S, message_headers, pause
 from millstream.ledger.subjects import lane_filter_of
 
 _log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class TornEnds:
         if message is None:
             return None
         headers = message_headers(message)
-        if batch.BATCH_ID not in headers or batch.BATCH_COMMIT in headers:
+        if BATCH_ID not in headers or BATCH_COMMIT in headers:
             return None
         # The server does not answer for a message while a batch is being applied; what follows now was not torn.
         if await self._last_stored() != last:
@@ -117,7 +117,7 @@ class TornEnds:
 def torn_batch(message: Mapping[str, Any]) -> TornBatch:
     """The batch whose last stored message this is. Pure."""
     last, headers = int(message["seq"]), message_headers(message)
-    number = int(headers.get(batch.BATCH_SEQUENCE, "1"))
+    number = int(headers.get(BATCH_SEQUENCE, "1"))
     _, lane_input, partition, *_ = message["subject"].split(".")
     return TornBatch(f"{lane_input}.{partition}", last - number + 1, last, time_of(message["time"]))
 

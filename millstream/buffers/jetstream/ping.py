@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 
-from millstream.wire.access import BrokerAccess
+from millstream.buffers.jetstream.access import BrokerAccess
 
 _PONG = b"PONG\r\n"
 

@@ -14,11 +14,11 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from millstream.buffers.jetstream.access import INBOX
+from millstream.buffers.jetstream.ot_store import bucket_name
+from millstream.buffers.jetstream.server_config import SETTINGS_SUBJECT, SYSTEM_ACCOUNT
 from millstream.ledger.subjects import stream_name
 from millstream.spec.graph import Graph
-from millstream.watermark.jetstream import bucket_name
-from millstream.wire.access import INBOX
-from millstream.wire.nats_config import SETTINGS_SUBJECT, SYSTEM_ACCOUNT
 
 _READ = ("STREAM.INFO", "STREAM.MSG.GET", "DIRECT.GET")
 """Requests about one stream that change nothing."""

@@ -1,0 +1,67 @@
+"""Sends a commit to a stream: as an atomic batch, or as one plain message.
+
+Above it: `ledger.py`. Below it: the connection, and the messages of a commit.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from uuid import uuid4
+
+from millstream import limits
+from millstream.buffers.jetstream.connection import ApiError, BrokerConnection
+from millstream.buffers.jetstream.nats_client import nats_errors
+from millstream.durable import step
+from millstream.errors import MillstreamError, UserError
+from millstream.ledger.batch import Message
+
+BATCH_ID = "Nats-Batch-Id"
+BATCH_SEQUENCE = "Nats-Batch-Sequence"
+BATCH_COMMIT = "Nats-Batch-Commit"
+
+
+def new_batch_id() -> str:
+    return uuid4().hex
+
+
+async def send_commit(
+    connection: BrokerConnection, messages: Sequence[Message], batch_id: str, timeout_s: float
+) -> int:
+    """One attempt; returns the sequence of the last message.
+
+    Raises `ApiError` when the server refused, and `AnswerLostError` when it is not known whether the batch landed. A
+    batch that reaches the server in part, or in two parts with a gap, is dropped by it. One message alone is whole by
+    itself and goes as a plain message.
+    """
+    last = len(messages)
+    reply, answer = connection.expect_answer()
+    try:
+        for number, (subject, data, headers) in enumerate(messages, 1):
+            if last == 1:
+                await connection.publish(subject, data, headers, reply)
+                break
+            batch_headers = {BATCH_ID: batch_id, BATCH_SEQUENCE: str(number), **headers}
+            if number < last:
+                with step("ledger.stage"):
+                    await connection.publish(subject, data, batch_headers)
+            else:
+                batch_headers[BATCH_COMMIT] = "1"
+                await connection.publish(subject, data, batch_headers, reply)
+    except nats_errors.MaxPayloadError as error:
+        answer.cancel()
+        raise UserError(
+            f"the broker at {connection.place} takes messages of at most {connection.client.max_payload} bytes; "
+            f"set its max_payload to {limits.MESSAGE_BYTES_MAX}"
+        ) from error
+    except BaseException:
+        answer.cancel()
+        raise
+    message = await connection.answer_of(answer, timeout_s)
+    told = json.loads(message.data)
+    refusal = told.get("error")
+    if refusal is not None:
+        raise ApiError(refusal.get("err_code", 0), refusal.get("description", ""))
+    if told.get("count", 1) != last:
+        raise MillstreamError(f"the broker acknowledged {told.get('count')} messages of a batch of {last}: {told}")
+    return int(told["seq"])
