@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 
 from millstream.retry import Backoff, OnFailure, RetryPolicy
 from millstream.udf import checks, client
-from millstream_reader.sources.user_defined import frame_of_batch
+from millstream_reader.sources.udsource.lane import frame_of_batch
 from millstream_reduce import udf_parts
 from millstream_udf import columns
 from millstream_udf.groups import Group
@@ -18,7 +18,7 @@ from millstream_udf.values import Window
 from millstream_udf.wire.udf.v1 import udf_pb2
 from millstream_vertex.mapping import Mapper
 from millstream_writer.routing import Route, Router
-from millstream_writer.sinks.udf import failures_of
+from millstream_writer.sinks.udsink.lane import failures_of
 from tests.fuzzing.using import INPUTS, Target, use
 
 _OUTCOME = udf_pb2.Outcome

@@ -13,7 +13,7 @@ from millstream.dead_letter import envelope_line, envelope_of, read_envelope
 from millstream.errors import DamageError
 from millstream.extract import Extraction
 from millstream.frame import build_frame
-from millstream_reader.sources.http_records import RequestRefused, read_records
+from millstream_reader.sources.http.records import RequestRefused, read_records
 from tests.fuzzing.using import Target, use
 
 

@@ -26,8 +26,8 @@ from millstream.limits import HTTP_HEAD_TIMEOUT_S, HTTP_IDLE_TIMEOUT_S
 from millstream.record import SOURCE_INPUT, LaneId
 from millstream.spec.models import HttpSource, Source
 from millstream.wire.connections import TOO_MANY, TOO_MANY_OF_CLIENT, ConnectionLimits, Connections, client_of
-from millstream_reader.sources import http as http_source
-from millstream_reader.sources.http import HttpLane, open_http
+from millstream_reader.sources.http import lane as http_source
+from millstream_reader.sources.http.lane import HttpLane, open_http
 from millstream_reader.sources.opening import extraction_of, http_plan
 
 LIMIT_S = 30.0

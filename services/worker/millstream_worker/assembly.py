@@ -49,7 +49,7 @@ from millstream_worker.shared import Shared
 from millstream_worker.surroundings import OpenSurroundings, VertexConfig, open_outside
 from millstream_writer.committer import Committer
 from millstream_writer.delivery import Delivery, DeliveryLimits
-from millstream_writer.sinks.file import HeldInstead
+from millstream_writer.sinks.file.lane import HeldInstead
 from millstream_writer.sinks.opening import SinkOwner, open_sink
 
 

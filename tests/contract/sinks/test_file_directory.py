@@ -13,8 +13,8 @@ import pytest
 
 from millstream.errors import DamageError, EnvironmentFault, FencedError, UserError
 from millstream.record import Position
-from millstream_writer.sinks.file_directory import DirectoryOwner, LaneDirectory, UnfinishedFile
-from millstream_writer.sinks.file_names import FinishedName
+from millstream_writer.sinks.file.directory import DirectoryOwner, LaneDirectory, UnfinishedFile
+from millstream_writer.sinks.file.names import FinishedName
 from millstream_writer.sinks.opening import open_sink
 from tests.contract.sinks.file_target import (
     file_spec,

@@ -22,7 +22,7 @@ from millstream.record import Position
 from millstream.retry import Backoff, OnFailure, RetryPolicy
 from millstream_writer.delivery import Delivery, DeliveryLimits
 from millstream_writer.sink import SinkFrame
-from millstream_writer.sinks.file_directory import HIDDEN
+from millstream_writer.sinks.file.directory import HIDDEN
 from millstream_writer.sinks.opening import open_sink
 from tests.contract.sinks.file_target import (
     file_spec,

@@ -212,7 +212,7 @@ async def test_a_sink_and_its_fallback_may_share_a_directory(tmp_path: Path) -> 
 
 
 async def test_parquet_without_arrow_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "millstream_writer.sinks.file_parquet", raising=False)
+    monkeypatch.delitem(sys.modules, "millstream_writer.sinks.file.parquet", raising=False)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(UserError, match=r"pip install 'millstream\[arrow\]'"):
         async with open_sink(file_spec(tmp_path, "parquet"), sink_owner(1)):

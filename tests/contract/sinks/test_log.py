@@ -14,8 +14,8 @@ from millstream.errors import EnvironmentFault
 from millstream.frame import build_frame
 from millstream.record import Position
 from millstream_writer.sink import Guarantee, SinkFrame
-from millstream_writer.sinks.blackhole import open_blackhole_sink
-from millstream_writer.sinks.log import open_log_sink
+from millstream_writer.sinks.blackhole.lane import open_blackhole_sink
+from millstream_writer.sinks.log.lane import open_log_sink
 from tests.unit.writer.sink_frames import sink_frame
 
 

@@ -14,7 +14,7 @@ from millstream.record import SOURCE_INPUT, LaneId, Record
 from millstream.spec.models import Source
 from millstream_reader.ids import SeenIds
 from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane
-from millstream_reader.sources import open_source
+from millstream_reader.sources.opening import open_source
 
 WAIT_S = 10.0
 """How long a test waits for what must happen."""

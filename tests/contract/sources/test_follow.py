@@ -11,7 +11,7 @@ import pytest
 
 from millstream.errors import UserError
 from millstream_reader.source import SourceBatch
-from millstream_reader.sources.follow import FOLLOWED_FILES_MAX, ROTATED_WAIT_S, SCAN_INTERVAL_S
+from millstream_reader.sources.file.follow import FOLLOWED_FILES_MAX, ROTATED_WAIT_S, SCAN_INTERVAL_S
 from tests.contract.sources.lanes import open_lane, read_until, records_of, values
 from tests.support.ledgers import SettableClock
 

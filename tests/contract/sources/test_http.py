@@ -20,7 +20,7 @@ from millstream.errors import EnvironmentFault, UserError
 from millstream.ports import free_ports
 from millstream_reader.ids import SeenIds
 from millstream_reader.source import SourceBatch
-from millstream_reader.sources.http import BODY_BYTES_MAX, HttpLane
+from millstream_reader.sources.http.lane import BODY_BYTES_MAX, HttpLane
 from tests.contract.sources.lanes import WAIT_S, check_limits, open_lane, records_of, values
 
 NDJSON = {"Content-Type": "application/x-ndjson"}

@@ -11,7 +11,7 @@ from millstream.spec.models import Source
 from millstream.udf.protocol import StreamName
 from millstream.udf.sidecar import SidecarSpec, open_sidecar, python_command
 from millstream_reader.source import SourceLane
-from millstream_reader.sources import open_source
+from millstream_reader.sources.opening import open_source
 from tests.contract.sources.lanes import lane_id, read_to_end
 
 COUNTING = Path(__file__).parent / "counting_source.py"

@@ -20,8 +20,8 @@ from millstream.extract import Extraction
 from millstream.limits import RECORD_BYTES_MAX
 from millstream.record import Record
 from millstream_reader.source import InvalidRecord
-from millstream_reader.sources.csv_parsing import CsvFormat
-from millstream_reader.sources.text_file import FileMark, TextFile, TextFormat, open_text_file
+from millstream_reader.sources.file.csv_parsing import CsvFormat
+from millstream_reader.sources.file.text_file import FileMark, TextFile, TextFormat, open_text_file
 
 FIELDS = st.text(st.sampled_from('ab ,"\n\r\\é\t%'), max_size=6)
 LINES = st.text(st.characters(codec="utf-8", exclude_characters="\n"), max_size=9)

@@ -18,8 +18,9 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from millstream.spec.sources import Column
-from millstream_writer.sinks import file_formats, file_parquet
-from millstream_writer.sinks.file_formats import (
+from millstream_writer.sinks.file import formats as file_formats
+from millstream_writer.sinks.file import parquet as file_parquet
+from millstream_writer.sinks.file.formats import (
     NOT_A_LINE,
     NOT_AN_OBJECT,
     NOT_JSON,
@@ -29,7 +30,7 @@ from millstream_writer.sinks.file_formats import (
     JsonLines,
     Lines,
 )
-from millstream_writer.sinks.file_parquet import Parquet
+from millstream_writer.sinks.file.parquet import Parquet
 from tests.unit.writer.sink_frames import sink_frame
 from tools.style import REPOSITORY
 
@@ -269,7 +270,7 @@ def test_the_fast_way_does_not_bring_pandas_in() -> None:
     code = """
 import sys
 from millstream.spec.sources import Column
-from millstream_writer.sinks.file_parquet import Parquet
+from millstream_writer.sinks.file.parquet import Parquet
 from tests.unit.writer.sink_frames import sink_frame
 columns = [Column.model_validate({"name": name, "type": kind}) for name, kind in (("t", "timestamp"), ("f", "float"))]
 frame = sink_frame([b'{"t": "2013-01-01T00:00:00", "f": 1}', b'{"t": null}'], 1).frame

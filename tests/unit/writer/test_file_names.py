@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from millstream.errors import DamageError
 from millstream.record import Position
-from millstream_writer.sinks.file_names import FinishedName, how_far, lane_text
+from millstream_writer.sinks.file.names import FinishedName, how_far, lane_text
 
 positions = st.builds(Position, st.integers(0, 10**20), st.integers(0, 10**9))
 lanes = st.from_regex(r"[a-z0-9][a-z0-9.-]{0,40}", fullmatch=True)

@@ -1,5 +1,1 @@
-"""Where records come from: one module per kind of source, and `open_source` for all of them."""
-
-from millstream_reader.sources.opening import open_source
-
-__all__ = ["open_source"]
+"""Where records come from: a folder for each kind of source; `opening.open_source` opens the one that a spec names."""

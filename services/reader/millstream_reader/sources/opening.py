@@ -22,17 +22,17 @@ from millstream.spec.references import resolve
 from millstream.udf.protocol import StreamName, UdfClient
 from millstream_reader.ids import SeenIds
 from millstream_reader.source import SourceLane
-from millstream_reader.sources.csv_parsing import CsvFormat
-from millstream_reader.sources.disk import FilePatterns
 from millstream_reader.sources.extracting import ExtractingLane
-from millstream_reader.sources.file import open_files
-from millstream_reader.sources.follow import open_followed
-from millstream_reader.sources.generator import GeneratorPlan, open_generator
-from millstream_reader.sources.text_file import TextFormat
-from millstream_reader.sources.user_defined import open_user_defined
+from millstream_reader.sources.file.csv_parsing import CsvFormat
+from millstream_reader.sources.file.disk import FilePatterns
+from millstream_reader.sources.file.follow import open_followed
+from millstream_reader.sources.file.lane import open_files
+from millstream_reader.sources.file.text_file import TextFormat
+from millstream_reader.sources.generator.lane import GeneratorPlan, open_generator
+from millstream_reader.sources.udsource.lane import open_user_defined
 
 if TYPE_CHECKING:
-    from millstream_reader.sources.http import HttpPlan
+    from millstream_reader.sources.http.lane import HttpPlan
 
 
 @asynccontextmanager
@@ -64,7 +64,7 @@ async def open_source(
             return
         if source.http is not None:
             # A web server takes a while to import, and every process that is started again would wait for it.
-            from millstream_reader.sources.http import open_http
+            from millstream_reader.sources.http.lane import open_http
 
             http = http_plan(source.http, base_dir, lane, clock)
             yield await stack.enter_async_context(
@@ -106,7 +106,7 @@ def http_plan(source: HttpSource, base_dir: Path, lane: LaneId, clock: Clock) ->
     """What the fields of an `http` mean. Errors: `UserError` when the token or the certificates cannot be had."""
     from millstream.wire.connections import ConnectionLimits
     from millstream.wire.replaced import Replaced, Tokens, server_context
-    from millstream_reader.sources.http import HttpPlan
+    from millstream_reader.sources.http.lane import HttpPlan
 
     auth, tls = source.auth, source.tls
     tokens = contexts = None

@@ -16,8 +16,8 @@ from millstream.clock import MICROSECONDS
 from millstream.durable import step
 from millstream.errors import EnvironmentFault, UserError
 from millstream.spec.graph import Graph
-from millstream_writer.sinks.file_directory import HIDDEN, is_free, runs_of
-from millstream_writer.sinks.file_names import FinishedName
+from millstream_writer.sinks.file.directory import HIDDEN, is_free, runs_of
+from millstream_writer.sinks.file.names import FinishedName
 
 
 @dataclass(frozen=True, slots=True)

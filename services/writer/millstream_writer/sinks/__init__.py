@@ -1,1 +1,1 @@
-"""The kinds of sink, one module each. `opening.open_sink` opens the one a spec names."""
+"""The kinds of sink, a folder each. `opening.open_sink` opens the one that a spec names."""

@@ -16,12 +16,12 @@ from millstream.record import LaneId, Position
 from millstream.spec.models import FallbackSink
 from millstream.udf.protocol import StreamName, UdfClient
 from millstream_writer.sink import SinkLane
-from millstream_writer.sinks.blackhole import open_blackhole_sink
+from millstream_writer.sinks.blackhole.lane import open_blackhole_sink
 from millstream_writer.sinks.envelope import ENVELOPE_COLUMNS, EnvelopeLane
-from millstream_writer.sinks.file import HeldInstead, open_file_sink
-from millstream_writer.sinks.file_directory import DirectoryOwner
-from millstream_writer.sinks.log import open_log_sink
-from millstream_writer.sinks.udf import open_udf_sink
+from millstream_writer.sinks.file.directory import DirectoryOwner
+from millstream_writer.sinks.file.lane import HeldInstead, open_file_sink
+from millstream_writer.sinks.log.lane import open_log_sink
+from millstream_writer.sinks.udsink.lane import open_udf_sink
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def _open_kind(
         return open_udf_sink(udf_client, owner.stream_name)
     if spec.http is not None:
         # An HTTP client takes a while to import, and every process that is started again would wait for it.
-        from millstream_writer.sinks.http import open_http_sink
+        from millstream_writer.sinks.http.lane import open_http_sink
 
         return open_http_sink(spec.http, owner.base_dir, owner.where, envelope=owner.envelope)
     if spec.file is not None:

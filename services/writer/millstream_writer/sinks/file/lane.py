@@ -30,8 +30,8 @@ from millstream.limits import MIB
 from millstream.record import Position
 from millstream.spec.models import FileSink, Rolling
 from millstream_writer.sink import Guarantee, SinkFrame, SinkLane, WriteResult, exact_end, exact_position, frame_at
-from millstream_writer.sinks.file_directory import HIDDEN, DirectoryOwner, LaneDirectory, UnfinishedFile
-from millstream_writer.sinks.file_formats import Body, Converted, Csv, FileFormat, JsonLines, Lines
+from millstream_writer.sinks.file.directory import HIDDEN, DirectoryOwner, LaneDirectory, UnfinishedFile
+from millstream_writer.sinks.file.formats import Body, Converted, Csv, FileFormat, JsonLines, Lines
 
 WRITE_BYTES = 1 * MIB
 """A growing file is written to disk in pieces of at least this size; only sealed files are written to the end."""
@@ -227,7 +227,7 @@ def _format_of(spec: FileSink, where: str) -> FileFormat[Any]:
     if spec.format == "csv":
         return Csv(spec.columns)
     try:
-        from millstream_writer.sinks.file_parquet import Parquet
+        from millstream_writer.sinks.file.parquet import Parquet
     except ImportError as error:
         raise UserError(
             f"{where}: Parquet needs Arrow, which is not installed ({error}): pip install 'millstream[arrow]'"

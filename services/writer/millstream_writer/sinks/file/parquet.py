@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from millstream.frame import Frame
 from millstream.limits import MIB
 from millstream.spec.sources import Column
-from millstream_writer.sinks.file_formats import Converted, convert_cells
+from millstream_writer.sinks.file.formats import Converted, convert_cells
 
 ROW_GROUP_RECORDS = 64 * 1024
 """Rows kept in memory until they are encoded. Readers like larger groups; a lane's memory does not."""

@@ -18,9 +18,9 @@ from millstream.clock import Clock
 from millstream.errors import DamageError, UserError
 from millstream.record import LaneId
 from millstream_reader.source import SourceBatch
-from millstream_reader.sources.disk import FilePatterns, Worker, open_worker
+from millstream_reader.sources.file.disk import FilePatterns, Worker, open_worker
+from millstream_reader.sources.file.text_file import FileMark, TextFile, TextFormat, open_text_file
 from millstream_reader.sources.positions import pack_position, unpack_position
-from millstream_reader.sources.text_file import FileMark, TextFile, TextFormat, open_text_file
 
 KIND = "file"
 

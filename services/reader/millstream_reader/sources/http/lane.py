@@ -47,7 +47,7 @@ from millstream.wire.http_server import HttpServer, open_http_server
 from millstream.wire.replaced import Tokens
 from millstream_reader.ids import FULL_TOLD_EVERY_S, SeenIds, full
 from millstream_reader.source import SourceBatch
-from millstream_reader.sources.http_records import HttpRecord, RequestRefused, Unpacker, read_records
+from millstream_reader.sources.http.records import HttpRecord, RequestRefused, Unpacker, read_records
 from millstream_reader.sources.positions import pack_position, unpack_position
 
 KIND = "http"

@@ -24,7 +24,7 @@ from millstream.extract import Extraction
 from millstream.frame import Frame, build_frame
 from millstream.limits import KIB, MIB, RECORD_BYTES_MAX
 from millstream_reader.source import InvalidRecord
-from millstream_reader.sources.csv_parsing import CsvFormat, CsvParser, check_columns, read_header
+from millstream_reader.sources.file.csv_parsing import CsvFormat, CsvParser, check_columns, read_header
 from millstream_reader.sources.parsing import UTF_8, InvalidLine, LineParser, Parsed, Parser, normal_encoding
 
 BLOCK_BYTES = 1 * MIB

@@ -31,7 +31,7 @@ from millstream.spec.models import HttpBatch, HttpSink
 from millstream.spec.references import resolve
 from millstream.spec.sinks import is_http_url
 from millstream_writer.sink import Guarantee, SinkFailure, SinkFrame, SinkLane, WriteResult
-from millstream_writer.sinks.file_formats import one_line, parse_json
+from millstream_writer.sinks.file.formats import one_line, parse_json
 
 RETRIED_STATUSES = frozenset({408, 409, 425, 429})
 """Below 500. 409 is what a target says that is still busy with a request of the same key."""

@@ -42,7 +42,7 @@ from typing import NamedTuple
 from millstream.durable import step
 from millstream.errors import EnvironmentFault, FencedError, RetryLaterError, UserError
 from millstream.record import Position
-from millstream_writer.sinks.file_names import FinishedName, how_far, lane_text
+from millstream_writer.sinks.file.names import FinishedName, how_far, lane_text
 
 _log = logging.getLogger(__name__)
 

@@ -1,0 +1,1 @@
+"""The source that a user wrote: `udsource`."""
