@@ -8,13 +8,14 @@ import glob
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path as FilePath
 
 from millstream.sandbox import holds_home, refusal
+from millstream.spec.connectors import Connector, Place, lacks
 from millstream.spec.faults import Fault, Finding, Path
 from millstream.spec.loading import Loaded, Partial
 from millstream.spec.models import FallbackSink, FileSource, Program, Vertex
@@ -25,7 +26,7 @@ from millstream.spec.values import SpecModel
 def local_faults(loaded: Loaded | Partial) -> list[Fault]:
     """Everything that a run of the pipeline on this machine would lack, as far as the file can be understood."""
     findings: list[Finding] = []
-    directories: dict[FilePath, Path] = {}
+    taken: dict[Hashable, Path] = {}
     if isinstance(loaded, Loaded) and loaded.pipeline.spec.spark is not None:
         findings += _reference_findings(loaded.pipeline.spec.spark, ("spec", "spark"), loaded.base_dir)
     for index, vertex in loaded.sound.items():
@@ -36,7 +37,9 @@ def local_faults(loaded: Loaded | Partial) -> list[Fault]:
         findings += _reduce_findings(vertex, path)
         findings += _source_findings(vertex, path, loaded.base_dir)
         for place, sink in _sinks(vertex, path):
-            findings += _sink_findings(sink, place, loaded.base_dir, directories)
+            settings = (*place, sink.kind)
+            on_it = Place(settings, path, loaded.base_dir, vertex.replicas, taken)
+            findings += _connector_findings(sink.kind, sink.connector, sink.settings, on_it)
     faults = [loaded.fault(finding) for finding in findings]
     return sorted(faults, key=lambda fault: (fault.line, fault.column, fault.path))
 
@@ -62,8 +65,8 @@ def _programs(vertex: Vertex, path: Path) -> Iterator[tuple[Path, Program]]:
     if vertex.source is not None and vertex.source.transformer is not None:
         yield (*path, "source", "transformer"), vertex.source.transformer
     for place, sink in _sinks(vertex, path):
-        if sink.udsink is not None:
-            yield (*place, "udsink"), sink.udsink
+        if sink.program is not None:
+            yield (*place, sink.kind), sink.program
 
 
 def _sinks(vertex: Vertex, path: Path) -> Iterator[tuple[Path, FallbackSink]]:
@@ -246,8 +249,8 @@ def _reference_findings(value: object, path: Path, base_dir: FilePath) -> Iterat
         if why is not None:
             yield Finding(path, why, "the value there, before the pipeline is started")
     elif isinstance(value, SpecModel):
-        for name, field in type(value).model_fields.items():
-            yield from _reference_findings(getattr(value, name), (*path, field.alias or name), base_dir)
+        for name, member in value.members():
+            yield from _reference_findings(member, (*path, name), base_dir)
     elif isinstance(value, Mapping):
         for key, entry in value.items():
             yield from _reference_findings(entry, (*path, str(key)), base_dir)
@@ -256,23 +259,9 @@ def _reference_findings(value: object, path: Path, base_dir: FilePath) -> Iterat
             yield from _reference_findings(entry, (*path, index), base_dir)
 
 
-def _sink_findings(
-    sink: FallbackSink, path: Path, base_dir: FilePath, directories: dict[FilePath, Path]
+def _connector_findings(
+    kind: str, connector: Connector[SpecModel], settings: SpecModel, place: Place
 ) -> Iterator[Finding]:
-    """Faults of a file sink; `directories` collects the ones that are taken."""
-    if sink.file is None:
-        return
-    here = (*path, "file", "path")
-    directory = FilePath(os.path.normpath(base_dir / sink.file.path))
-    if directories.setdefault(directory, here) != here:
-        yield Finding(here, f"another sink writes into {directory}", "a directory for each file sink")
-    nearest = directory
-    while not nearest.exists() and nearest != nearest.parent:
-        nearest = nearest.parent
-    if not nearest.is_dir():
-        yield Finding(here, f"{nearest} is not a directory", "a directory, or a name for a new one")
-    elif not os.access(nearest, os.W_OK | os.X_OK):
-        yield Finding(here, f"nothing may be written in {nearest}", "a directory you may write to")
-    if sink.file.format == "parquet" and find_spec("pyarrow") is None:
-        what = "Parquet needs the package pyarrow, which is not installed"
-        yield Finding((*path, "file", "format"), what, "`pip install 'millstream[arrow]'`")
+    for what, remedy in lacks(connector):
+        yield Finding(place.path, f"`{kind}` {what}", remedy)
+    yield from connector.local_findings(settings, place)

@@ -11,19 +11,27 @@ import inspect
 import textwrap
 from functools import cache
 
+_WITHOUT = frozenset(("abc", "builtins", "pydantic", "typing"))
+"""Packages whose classes are no models."""
+
 
 @cache
 def meanings_of(model: type) -> dict[str, str]:
     """By field; those of base classes too."""
     found: dict[str, str] = {}
     for owner in reversed(model.__mro__):
-        if owner.__module__.partition(".")[0] == __name__.partition(".")[0]:
+        if owner.__module__.partition(".")[0] not in _WITHOUT:
             found |= _own(owner)
     return found
 
 
 def _own(model: type) -> dict[str, str]:
-    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(model))).body
+    try:
+        source = inspect.getsource(model)
+    except OSError:
+        # A model that was made while running has none.
+        return {}
+    (definition,) = ast.parse(textwrap.dedent(source)).body
     assert isinstance(definition, ast.ClassDef), "the source of a class defines it"
     found = {}
     for statement, after in zip(definition.body, definition.body[1:], strict=False):

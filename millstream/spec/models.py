@@ -32,22 +32,8 @@ from millstream.spec.programs import (
     ValueFormat,
 )
 from millstream.spec.references import Reference, SecretKey, TextOrReference
-from millstream.spec.sinks import (
-    BlackholeSink,
-    FallbackSink,
-    FileSink,
-    HttpBatch,
-    HttpSink,
-    LogSink,
-    OnSinkFailure,
-    Rolling,
-    Sink,
-    SinkRetryStrategy,
-    UserSink,
-    envelope_faults,
-)
+from millstream.spec.sinks import FallbackSink, OnSinkFailure, Sink, SinkRetryStrategy
 from millstream.spec.sources import (
-    Column,
     CsvOptions,
     FileSource,
     GeneratorSource,
@@ -316,25 +302,12 @@ class PipelineSpec(SpecModel):
         if self.watermark.disabled and any(vertex.kind == "reduce" for vertex in self.vertices):
             what = "without watermarks the windows of a reduce never close"
             yield ShapeFault(("watermark", "disabled"), what, "`disabled: false`, or no `groupBy`")
-        yield from self._file_faults()
         for index, vertex in enumerate(self.vertices):
             if vertex.sink is not None:
-                kinds = {edge.kind for edge in self.edges if edge.to == vertex.name}
-                yield from envelope_faults(vertex.sink, ("vertices", index, "sink"), by_default="deadLetter" in kinds)
-
-    def _file_faults(self) -> Iterator[ShapeFault]:
-        """A file that could never fill up would hold the buffer full for ever."""
-        for index, vertex in enumerate(self.vertices):
-            limit = (vertex.limits or VertexLimits()).over(self.limits).usable_length
-            for field in ("sink", "fallback"):
-                sink: FallbackSink | None = vertex.sink
-                loc: tuple[str | int, ...] = ("vertices", index, "sink")
-                if field == "fallback":
-                    sink, loc = vertex.sink.fallback if vertex.sink else None, (*loc, field)
-                if sink is None or sink.file is None or (sink.file.rolling.max_records or 0) <= limit:
-                    continue
-                what = f"a file takes more records than the buffer ({limit} records) hands out"
-                yield ShapeFault((*loc, "file", "rolling", "maxRecords"), what, f"at most {limit}")
+                limits = (vertex.limits or VertexLimits()).over(self.limits)
+                dead_letters = any(edge.to == vertex.name and edge.kind == "deadLetter" for edge in self.edges)
+                for fault in vertex.sink.use_faults(limits.usable_length, dead_letters=dead_letters):
+                    yield fault._replace(loc=("vertices", index, "sink", *fault.loc))
 
 
 class Pipeline(SpecModel):
@@ -368,10 +341,6 @@ class Pipeline(SpecModel):
         base = self.spec.limits
         return base if vertex.limits is None else vertex.limits.over(base)
 
-    def rolling_records_of(self, vertex: Vertex, sink: FileSink) -> int:
-        """Records after which a file sink of a vertex finishes a file."""
-        return sink.rolling.max_records or max(1, self.limits_of(vertex).usable_length // 2)
-
     def concurrency_of(self, vertex: Vertex) -> int | None:
         """Records of one lane that the vertex's UDF works on at once; None leaves it to the function."""
         own = vertex.udf.concurrency if vertex.udf is not None else None
@@ -384,9 +353,7 @@ __all__ = [
     "NUMAFLOW_API_VERSION",
     "PARTITIONS_MAX",
     "Backoff",
-    "BlackholeSink",
     "CatBuiltin",
-    "Column",
     "Conditions",
     "Container",
     "CsvOptions",
@@ -398,7 +365,6 @@ __all__ = [
     "EventTime",
     "EventTimeBuiltin",
     "FallbackSink",
-    "FileSink",
     "FileSource",
     "FilterArguments",
     "FilterBuiltin",
@@ -407,12 +373,9 @@ __all__ = [
     "GlobalWindow",
     "GroupBy",
     "HttpAuth",
-    "HttpBatch",
-    "HttpSink",
     "HttpSource",
     "IdleSource",
     "Limits",
-    "LogSink",
     "Metadata",
     "NoArguments",
     "NoStore",
@@ -428,7 +391,6 @@ __all__ = [
     "Program",
     "Reference",
     "RetryStrategy",
-    "Rolling",
     "SecretKey",
     "SessionWindow",
     "Sink",
@@ -443,7 +405,6 @@ __all__ = [
     "Transformer",
     "Trigger",
     "Udf",
-    "UserSink",
     "UserSource",
     "ValueFormat",
     "Vertex",

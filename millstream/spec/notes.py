@@ -1,9 +1,7 @@
 """What to know about a valid pipeline: settings that decide nothing beside others, and what some cost. Pure."""
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
 from millstream.spec.faults import Path
 from millstream.spec.graph import Graph
@@ -18,7 +16,8 @@ def notes_of(value: Mapping[str, Any], graph: Graph) -> Iterator[tuple[Path, str
     spec = value["spec"]
     for index, vertex in enumerate(graph.pipeline.spec.vertices):
         here: Path = ("spec", "vertices", index)
-        yield from _secrets_in_the_file(vertex, here)
+        for place, sink in _sinks_of(vertex, here):
+            yield from sink.connector.notes(sink.settings, (*place, sink.kind))
         yield from _in_the_clear(vertex, here)
         if vertex.udf is not None and vertex.udf.sql is not None and vertex.udf.sql.unsafe:
             what = "`unsafe` lets the query do all that the runner's user may: call Java, read files and other tables"
@@ -32,18 +31,6 @@ def notes_of(value: Mapping[str, Any], graph: Graph) -> Iterator[tuple[Path, str
         yield ("spec", "spark"), "`spark` has no effect in a pipeline without a reduce"
 
 
-_SECRET_HEADER = re.compile(r"(?i)authorization|cookie|.*(token|secret|password|api-?key).*")
-
-
-def _secrets_in_the_file(vertex: Vertex, here: Path) -> Iterator[tuple[Path, str]]:
-    """Headers that look like secrets, and stand where everybody who may read the file reads them."""
-    for place, sink in _sinks_of(vertex, here):
-        for name, value in (sink.http.headers if sink.http is not None else {}).items():
-            if isinstance(value, str) and _SECRET_HEADER.fullmatch(name):
-                what = f"`{name}` stands in the file; `{{env: NAME}}` or `{{file: PATH}}` keeps it out"
-                yield (*place, "http", "headers", name), what
-
-
 def _in_the_clear(vertex: Vertex, here: Path) -> Iterator[tuple[Path, str]]:
     """Tokens and records that everybody reads who is between two machines."""
     source = vertex.source
@@ -51,22 +38,13 @@ def _in_the_clear(vertex: Vertex, here: Path) -> Iterator[tuple[Path, str]]:
     if http is not None and http.auth is not None and http.tls is None and not stays_on_this_machine(http.host):
         what = f"senders show their token in the clear to {http.host}; `tls` beside it, or a proxy, encrypts it"
         yield (*here, "source", "http", "auth"), what
-    for place, sink in _sinks_of(vertex, here):
-        target = sink.http
-        if target is None or not isinstance(target.url, str):
-            continue
-        parts = urlsplit(target.url)
-        secret = any(_SECRET_HEADER.fullmatch(name) for name in target.headers)
-        if secret and parts.scheme == "http" and not stays_on_this_machine(parts.hostname or ""):
-            what = f"a secret of `headers` goes to {parts.hostname} in the clear; `https://` encrypts it"
-            yield (*place, "http", "url"), what
     programs: list[tuple[Path, Program | None]] = [((*here, "udf"), vertex.udf)]
     if source is not None:
         programs += [
             ((*here, "source", "udsource"), source.udsource),
             ((*here, "source", "transformer"), source.transformer),
         ]
-    programs += [((*place, "udsink"), sink.udsink) for place, sink in _sinks_of(vertex, here)]
+    programs += [((*place, sink.kind), sink.program) for place, sink in _sinks_of(vertex, here)]
     for place, program in programs:
         address = program.address if program is not None and program.tls is None else None
         if address is None or address.startswith("unix:"):

@@ -106,8 +106,8 @@ def referenced_files(value: object, base_dir: FilePath) -> Iterator[FilePath]:
         if value.file is not None:
             yield base_dir / value.file
     elif isinstance(value, SpecModel):
-        for name in type(value).model_fields:
-            yield from referenced_files(getattr(value, name), base_dir)
+        for _, member in value.members():
+            yield from referenced_files(member, base_dir)
     elif isinstance(value, Mapping | tuple):
         for entry in value.values() if isinstance(value, Mapping) else value:
             yield from referenced_files(entry, base_dir)

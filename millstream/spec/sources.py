@@ -17,6 +17,7 @@ from millstream.limits import (
     IDS_MAX,
     RECORD_BYTES_MAX,
 )
+from millstream.spec.columns import Column, repeated_columns
 from millstream.spec.programs import EventTime, Program, Transformer
 from millstream.spec.references import Secret
 from millstream.spec.values import (
@@ -35,7 +36,6 @@ from millstream.spec.values import (
 )
 
 FileFormat = Literal["lines", "jsonl", "csv"]
-ColumnType = Literal["string", "int", "float", "bool", "timestamp"]
 OnInvalid = Literal["deadLetter", "drop", "stop"]
 Port = Annotated[int, Field(strict=True, ge=0, le=65535)]
 
@@ -140,27 +140,6 @@ class GeneratorSource(SpecModel):
         if self.start is not None and self.rpu == 0 and self.event_time_step_s is None:
             what = "`start` with `rpu: 0` leaves event time without a step"
             yield ShapeFault(("start",), what, "`eventTimeStep` as well")
-
-
-class Column(SpecModel):
-    """A column of a CSV or Parquet file."""
-
-    noun = "a column"
-
-    name: Text
-    """Name of the column and of the member in the record's JSON value."""
-    type: ColumnType = "string"
-    """`string`, `int`, `float`, `bool` or `timestamp` (RFC 3339 in JSON)."""
-
-
-def repeated_columns(columns: tuple[Column, ...]) -> Iterator[ShapeFault]:
-    """A fault for each column name that was there before."""
-    seen: set[str] = set()
-    for index, column in enumerate(columns):
-        if column.name in seen:
-            what = f"column `{column.name}` is there twice"
-            yield ShapeFault(("columns", index, "name"), what, "each column once")
-        seen.add(column.name)
 
 
 class CsvOptions(SpecModel):

@@ -277,23 +277,38 @@ class SpecModel(BaseModel):
     @classmethod
     def _every_fault(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         faults = list(cls.shape_faults(data)) if isinstance(data, Mapping) else []
-        details = [_shape_detail(item) for item in faults]
-        try:
-            model = handler(data)
-        except ValidationError as failure:
-            details.extend(_field_detail(dict(error)) for error in failure.errors())
-            raise ValidationError.from_exception_data(cls.__name__, details) from None
-        details.extend(_shape_detail(item) for item in model.relation_faults())
-        if details:
+        details = [shape_detail(item) for item in faults]
+        model = cls.validated(data, handler, details)
+        if model is not None:
+            details.extend(shape_detail(item) for item in model.relation_faults())
+        if model is None or details:
             raise ValidationError.from_exception_data(cls.__name__, details)
         return model
 
+    @classmethod
+    def validated(
+        cls, data: Any, handler: ModelWrapValidatorHandler[Self], details: list[InitErrorDetails]
+    ) -> Self | None:
+        """The model with valid fields. None when it has none; `details` then say why."""
+        try:
+            return handler(data)
+        except ValidationError as failure:
+            details.extend(field_detail(dict(error)) for error in failure.errors())
+            return None
 
-def _shape_detail(item: ShapeFault) -> InitErrorDetails:
+    def members(self) -> Iterator[tuple[str, Any]]:
+        """What it holds, by the names in the file."""
+        for name, field in type(self).model_fields.items():
+            yield field.alias or name, getattr(self, name)
+
+
+def shape_detail(item: ShapeFault) -> InitErrorDetails:
+    """A fault for pydantic."""
     return InitErrorDetails(type=fault(item.what, item.expected, item.code), loc=item.loc, input=None)
 
 
-def _field_detail(error: dict[str, Any]) -> InitErrorDetails:
+def field_detail(error: dict[str, Any]) -> InitErrorDetails:
+    """An error of pydantic's, to be reported with others."""
     context = {key: value for key, value in error.get("ctx", {}).items() if key != "error"}
     kind = PydanticCustomError(error["type"], error["msg"], context)
     return InitErrorDetails(type=kind, loc=error["loc"], input=error["input"])

@@ -48,9 +48,9 @@ from millstream_worker.readiness import Readiness
 from millstream_worker.shared import Shared
 from millstream_worker.surroundings import OpenSurroundings, VertexConfig, open_outside
 from millstream_writer.committer import Committer
+from millstream_writer.connector import HeldInstead, SinkOwner
 from millstream_writer.delivery import Delivery, DeliveryLimits
-from millstream_writer.sinks.file.lane import HeldInstead
-from millstream_writer.sinks.opening import SinkOwner, open_sink
+from millstream_writer.sinks.opening import open_sink
 
 
 class VertexLane(Protocol):
@@ -353,19 +353,19 @@ class _LaneOpening:
             clock=shared.clock,
             held_instead=await self._held_instead(mark),
             envelope=shared.graph.writes_envelopes(lane.input, spec),
+            client=shared.programs.client("sink"),
         )
-        primary = await self._stack.enter_async_context(
-            open_sink(spec, owner, udf_client=shared.programs.client("sink"))
-        )
+        primary = await self._stack.enter_async_context(open_sink(spec, owner))
         fallback = None
         if spec.fallback is not None:
-            aside = owner.as_fallback(envelope=shared.graph.writes_envelopes(lane.input, spec.fallback))
-            fallback = await self._stack.enter_async_context(
-                open_sink(spec.fallback, aside, udf_client=shared.programs.client("fallback"))
+            aside = owner.as_fallback(
+                envelope=shared.graph.writes_envelopes(lane.input, spec.fallback),
+                client=shared.programs.client("fallback"),
             )
+            fallback = await self._stack.enter_async_context(open_sink(spec.fallback, aside))
         limits = shared.graph.limits_of(lane.vertex)
         half = DeliveryLimits(max(1, limits.usable_length // 2), max(1, limits.usable_bytes // 2))
-        error = UdfError if spec.udsink is not None else UserError
+        error = UdfError if spec.program is not None else UserError
         delivery = Delivery(
             *(primary, fallback, policy, half),
             where=self._where,

@@ -87,8 +87,8 @@ def programs_of(vertex: Vertex) -> dict[str, Program]:
         programs["source"] = vertex.source.udsource
         programs["transformer"] = vertex.source.transformer
     if vertex.sink is not None:
-        programs["sink"] = vertex.sink.udsink
-        programs["fallback"] = vertex.sink.fallback.udsink if vertex.sink.fallback is not None else None
+        programs["sink"] = vertex.sink.program
+        programs["fallback"] = vertex.sink.fallback.program if vertex.sink.fallback is not None else None
     return {role: program for role, program in programs.items() if program is not None}
 
 

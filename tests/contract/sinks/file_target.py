@@ -12,9 +12,8 @@ import pyarrow.parquet as pq
 from millstream.clock import SystemClock
 from millstream.record import LaneId, Position
 from millstream.spec.models import FallbackSink
-from millstream_writer.sinks.file.lane import HeldInstead
+from millstream_writer.connector import HeldInstead, SinkOwner
 from millstream_writer.sinks.file.names import FinishedName
-from millstream_writer.sinks.opening import SinkOwner
 
 COLUMNS = [{"name": "n", "type": "int"}, {"name": "text", "type": "string"}]
 

@@ -41,9 +41,9 @@ class SinkTarget:
 
     def numbers(self) -> list[int]:
         """What has arrived, in the order of its coming; repeated records as the target itself takes them."""
-        if self.spec.file is not None:
+        if self.spec.kind == "file":
             return numbers_in(self.directory / "out")
-        if self.spec.http is not None:
+        if self.spec.kind == "http":
             return [json.loads(line)["n"] for body in self.http.accepted().values() for line in body.splitlines()]
         written = self.directory / "written"
         return [json.loads(line)["n"] for line in written.read_text().splitlines()] if written.exists() else []

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,7 @@ async def target(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
 async def delivering(target: SinkTarget, epoch: int = 1, start: Position = NOWHERE) -> AsyncIterator[Delivery]:
     policy = RetryPolicy(Backoff(0.001), OnFailure.RETRY)
     limits = DeliveryLimits(10**9, 10**12)
-    async with open_sink(target.spec, sink_owner(epoch, start=start), udf_client=target.udf_client) as lane:
+    async with open_sink(target.spec, replace(sink_owner(epoch, start=start), client=target.udf_client)) as lane:
         assert lane.guarantee is target.guarantee
         yield Delivery(lane, None, policy, limits, where="p/out/in-out.0", rng=random.Random(1))
 
@@ -84,12 +85,12 @@ async def test_opening_and_closing_has_no_effect(target: SinkTarget) -> None:
         await delivery.tick()
         assert delivery.take_settled() is None
     assert target.numbers() == []
-    if target.spec.file is not None:
+    if target.spec.kind == "file":
         assert leftovers(target.directory / "out") == []
 
 
 async def test_a_write_of_which_nothing_is_for_this_sink_moves_it_on(target: SinkTarget) -> None:
-    async with open_sink(target.spec, sink_owner(1), udf_client=target.udf_client) as lane:
+    async with open_sink(target.spec, replace(sink_owner(1), client=target.udf_client)) as lane:
         assert not (await lane.write([], Position(7))).failures
         assert lane.durable in (None, Position(7))
     assert target.numbers() == []
@@ -100,7 +101,7 @@ async def test_closing_in_the_middle_of_a_write_leaves_nothing_running(target: S
     with pytest.raises(TimeoutError):
         await _deliver_until_timeout(target)
     target.http.held.set()
-    if target.spec.file is not None:
+    if target.spec.kind == "file":
         assert leftovers(target.directory / "out") == []
     async with delivering(target, 2) as delivery:
         await delivery.write([frame(1)], Position(2))

@@ -129,7 +129,7 @@ async def test_the_log_always_has_them(capsys: pytest.CaptureFixture[str]) -> No
 async def test_a_users_sink_gets_them_as_values(tmp_path: Path) -> None:
     async with open_target("udsink", tmp_path) as target:
         owner = replace(sink_owner(1), envelope=True)
-        async with open_sink(target.spec, owner, udf_client=target.udf_client) as lane:
+        async with open_sink(target.spec, replace(owner, client=target.udf_client)) as lane:
             result = await lane.write([dead_letters()], Position(7))
     # The function reads a member `n` that an envelope does not have: it has seen the envelope and not the value.
     (failures,) = result.failures

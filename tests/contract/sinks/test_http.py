@@ -16,8 +16,8 @@ from aiohttp import web
 from millstream.errors import UserError
 from millstream.frame import build_frame
 from millstream.record import Position
-from millstream.spec.models import HttpSink
 from millstream_writer.sink import Guarantee, SinkFailure, SinkFrame, SinkLane
+from millstream_writer.sinks.http.connector import HttpSink
 from millstream_writer.sinks.http.lane import open_http_sink, retry_after_s
 from tests.contract.sinks.http_target import HttpTarget, open_http_target
 from tests.unit.writer.sink_frames import sink_frame

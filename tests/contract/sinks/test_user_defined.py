@@ -7,6 +7,7 @@ import json
 import random
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,9 @@ async def delivering(directory: Path, on_failure: OnFailure) -> AsyncIterator[tu
     """With files as the fallback."""
     async with asyncio.timeout(60), AsyncExitStack() as stack:
         target = await stack.enter_async_context(open_target("udsink", directory))
-        primary = await stack.enter_async_context(open_sink(target.spec, sink_owner(1), udf_client=target.udf_client))
+        primary = await stack.enter_async_context(
+            open_sink(target.spec, replace(sink_owner(1), client=target.udf_client))
+        )
         fallback_spec = file_spec(directory / "fallback", "jsonl")
         fallback = await stack.enter_async_context(open_sink(fallback_spec, sink_owner(1).as_fallback()))
         policy, limits = RetryPolicy(Backoff(0.001, steps=3), on_failure), DeliveryLimits(10**9, 10**12)

@@ -10,6 +10,7 @@ from ruamel.yaml import YAML
 
 from millstream.spec import checks
 from millstream.spec.loading import Loaded, load
+from millstream_writer.sinks.file import connector
 
 
 @pytest.fixture
@@ -164,7 +165,7 @@ def test_outputs(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_parquet_needs_a_package(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline = loaded(base, sink={"file": {"path": "out", "format": "parquet"}})
-    monkeypatch.setattr(checks, "find_spec", lambda _: None)
+    monkeypatch.setattr(connector, "find_spec", lambda _: None)
     assert found(pipeline) == [("[2].sink.file.format", "Parquet needs the package pyarrow, which is not installed")]
 
 

@@ -7,6 +7,7 @@ import pytest
 from millstream.errors import UserError
 from millstream.spec.faults import FAULTS_SHOWN_MAX, SpecError
 from millstream.spec.loading import FILE_BYTES_MAX, load, load_text
+from millstream_writer.sinks.file.connector import FileSink
 
 PIPELINES = Path(__file__).parent / "pipelines"
 
@@ -87,8 +88,8 @@ def test_values_mean_what_the_file_says() -> None:
     assert enrich.udf.retry_strategy.backoff.cap_s == 2.0
     all_sink = pipeline.vertex("all").sink
     assert all_sink is not None
-    assert all_sink.file is not None
-    assert all_sink.file.rolling.max_age_s == 60
+    assert isinstance(all_sink.settings, FileSink)
+    assert all_sink.settings.rolling.max_age_s == 60
 
 
 def test_notes_tell_file_line_and_column() -> None:

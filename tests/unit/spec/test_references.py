@@ -11,6 +11,7 @@ from millstream.spec import resolved
 from millstream.spec.faults import SpecError
 from millstream.spec.loading import load_text
 from millstream.spec.references import VALUE_BYTES_MAX, Reference, resolve
+from millstream_writer.sinks.http.connector import HttpSink
 
 PIPELINE = """
 apiVersion: millstream.io/v1alpha1
@@ -42,8 +43,8 @@ def test_a_reference_stays_one_in_what_is_stored(monkeypatch: pytest.MonkeyPatch
     again = resolved.load(stored).pipeline
     sink = again.spec.vertices[1].sink
     assert sink is not None
-    assert sink.http is not None
-    value = sink.http.headers["Authorization"]
+    assert isinstance(sink.settings, HttpSink)
+    value = sink.settings.headers["Authorization"]
     assert value == Reference(env="TOKEN", prefix="Bearer ")
     assert resolve(value, tmp_path, "a header") == "Bearer s3cret"
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from millstream.spec.guarantees import GuaranteeId, guarantees_of
+from millstream.spec.connectors import GuaranteeId
+from millstream.spec.guarantees import guarantees_of
 from millstream.spec.loading import load
 from millstream.spec.models import Pipeline
 from millstream.spec.render import to_mermaid, to_text

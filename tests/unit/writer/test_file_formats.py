@@ -17,7 +17,7 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from millstream.spec.sources import Column
+from millstream.spec.columns import Column
 from millstream_writer.sinks.file import formats as file_formats
 from millstream_writer.sinks.file import parquet as file_parquet
 from millstream_writer.sinks.file.formats import (
@@ -269,7 +269,7 @@ def test_the_fast_way_does_not_bring_pandas_in() -> None:
     """Half a second, and more memory than all the rest of a sink's process."""
     code = """
 import sys
-from millstream.spec.sources import Column
+from millstream.spec.columns import Column
 from millstream_writer.sinks.file.parquet import Parquet
 from tests.unit.writer.sink_frames import sink_frame
 columns = [Column.model_validate({"name": name, "type": kind}) for name, kind in (("t", "timestamp"), ("f", "float"))]

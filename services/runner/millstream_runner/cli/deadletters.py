@@ -34,6 +34,7 @@ from millstream_runner.local.directory import DataDirectory
 from millstream_runner.local.processes import is_alive
 from millstream_runner.local.stored import open_run, open_stored
 from millstream_vertex.replay import Replay, Replayed, Returned
+from millstream_writer.sinks.file.connector import FileSink
 
 _REASON_CHARACTERS_MAX = 100
 
@@ -63,11 +64,10 @@ def stored_files(graph: Graph, base_dir: Path) -> list[Path]:
     directories = []
     for vertex in graph.sinks:
         for edge in graph.edges_in[vertex.name]:
-            file = vertex.sink.file if vertex.sink is not None else None
-            if vertex.sink is None or file is None:
+            if vertex.sink is None or not isinstance(vertex.sink.settings, FileSink):
                 continue
             if edge.kind == "deadLetter" and graph.writes_envelopes(edge.name, vertex.sink):
-                directories.append(base_dir / file.path)
+                directories.append(base_dir / vertex.sink.settings.path)
     if not directories:
         raise UserError(
             f"pipeline {graph.pipeline.name} has no file sink that stores dead letters: name files, or take --stored "

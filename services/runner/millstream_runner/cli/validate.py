@@ -13,8 +13,9 @@ from typing import Any
 
 from millstream.errors import MillstreamError, UserError
 from millstream.spec.checks import local_faults
+from millstream.spec.connectors import Guarantee
 from millstream.spec.faults import Fault, Finding, Note, fault_lines
-from millstream.spec.guarantees import Guarantee, guarantees_of
+from millstream.spec.guarantees import guarantees_of
 from millstream.spec.loading import FileError, Loaded, Partial, load
 from millstream.spec.sql import doubts_of
 from millstream_runner.local.storage import reservation_text, reserved_bytes

@@ -16,6 +16,7 @@ from millstream.clock import MICROSECONDS
 from millstream.durable import step
 from millstream.errors import EnvironmentFault, UserError
 from millstream.spec.graph import Graph
+from millstream_writer.sinks.file.connector import FileSink
 from millstream_writer.sinks.file.directory import HIDDEN, is_free, runs_of
 from millstream_writer.sinks.file.names import FinishedName
 
@@ -97,8 +98,8 @@ def _file_sinks(graph: Graph) -> Iterator[tuple[str, str]]:
     for vertex in graph.vertices:
         if vertex.sink is not None:
             for sink in (vertex.sink, vertex.sink.fallback):
-                if sink is not None and sink.file is not None:
-                    yield vertex.name, sink.file.path
+                if sink is not None and isinstance(sink.settings, FileSink):
+                    yield vertex.name, sink.settings.path
 
 
 def _aside(directory: Path, now_us: int) -> Path:

@@ -12,7 +12,7 @@ from typing import Any
 
 from millstream.dead_letter import MEMBERS, envelope_line, envelope_of
 from millstream.record import Position
-from millstream.spec.models import Column
+from millstream.spec.columns import Column
 from millstream_udf import columns
 from millstream_writer.sink import Guarantee, SinkFrame, SinkLane, WriteResult
 

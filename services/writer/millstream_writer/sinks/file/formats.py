@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Generic, NoReturn, Protocol, TypeVar
 
 from millstream.frame import Frame
-from millstream.spec.sources import Column
+from millstream.spec.columns import Column
 from millstream_writer.sink import SinkFailure
 
 NOT_JSON = "value is not JSON"

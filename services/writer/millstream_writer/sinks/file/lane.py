@@ -17,7 +17,7 @@ import asyncio
 import sys
 from bisect import bisect_left
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -28,16 +28,15 @@ from millstream.clock import Clock
 from millstream.errors import DamageError, RetryLaterError, UserError
 from millstream.limits import MIB
 from millstream.record import Position
-from millstream.spec.models import FileSink, Rolling
+from millstream_writer.connector import HeldInstead
 from millstream_writer.sink import Guarantee, SinkFrame, SinkLane, WriteResult, exact_end, exact_position, frame_at
+from millstream_writer.sinks.file.connector import FileSink, Rolling
 from millstream_writer.sinks.file.directory import HIDDEN, DirectoryOwner, LaneDirectory, UnfinishedFile
 from millstream_writer.sinks.file.formats import Body, Converted, Csv, FileFormat, JsonLines, Lines
 
 WRITE_BYTES = 1 * MIB
 """A growing file is written to disk in pieces of at least this size; only sealed files are written to the end."""
 
-HeldInstead = Callable[[int, str], Awaitable[str | None]]
-"""What the lane's buffer holds at a sequence instead of the frame of a name, in words; None when it is that frame."""
 _T = TypeVar("_T")
 
 

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from millstream.frame import Frame
 from millstream.limits import MIB
-from millstream.spec.sources import Column
+from millstream.spec.columns import Column
 from millstream_writer.sinks.file.formats import Converted, convert_cells
 
 ROW_GROUP_RECORDS = 64 * 1024

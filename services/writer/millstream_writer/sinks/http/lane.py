@@ -27,11 +27,10 @@ from millstream.errors import UserError
 from millstream.limits import KIB
 from millstream.record import Position
 from millstream.retry import DELAY_MAX_S
-from millstream.spec.models import HttpBatch, HttpSink
 from millstream.spec.references import resolve
-from millstream.spec.sinks import is_http_url
 from millstream_writer.sink import Guarantee, SinkFailure, SinkFrame, SinkLane, WriteResult
 from millstream_writer.sinks.file.formats import one_line, parse_json
+from millstream_writer.sinks.http.connector import HttpBatch, HttpSink, is_http_url
 
 RETRIED_STATUSES = frozenset({408, 409, 425, 429})
 """Below 500. 409 is what a target says that is still busy with a request of the same key."""

@@ -1,0 +1,29 @@
+"""Columns of the files that sources read and sinks write."""
+
+from collections.abc import Iterator
+from typing import Literal
+
+from millstream.spec.values import ShapeFault, SpecModel, Text
+
+ColumnType = Literal["string", "int", "float", "bool", "timestamp"]
+
+
+class Column(SpecModel):
+    """A column of a CSV or Parquet file."""
+
+    noun = "a column"
+
+    name: Text
+    """Name of the column and of the member in the record's JSON value."""
+    type: ColumnType = "string"
+    """`string`, `int`, `float`, `bool` or `timestamp` (RFC 3339 in JSON)."""
+
+
+def repeated_columns(columns: tuple[Column, ...]) -> Iterator[ShapeFault]:
+    """A fault for each column name that was there before."""
+    seen: set[str] = set()
+    for index, column in enumerate(columns):
+        if column.name in seen:
+            what = f"column `{column.name}` is there twice"
+            yield ShapeFault(("columns", index, "name"), what, "each column once")
+        seen.add(column.name)

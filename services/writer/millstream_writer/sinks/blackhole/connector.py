@@ -1,0 +1,36 @@
+"""The `blackhole` sink, as pipeline files name it."""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING
+
+from millstream.spec.connectors import Guarantee, GuaranteeId
+from millstream.spec.values import SpecModel
+from millstream_writer.connector import EnvelopeForm, SinkConnector, SinkOwner
+
+if TYPE_CHECKING:
+    from millstream_writer.sink import SinkLane
+
+
+class BlackholeSink(SpecModel):
+    """Counts records and forgets them."""
+
+
+class _Blackhole(SinkConnector[BlackholeSink]):
+    model = BlackholeSink
+    meaning = "Nowhere."
+
+    def guarantee(self, settings: BlackholeSink, *, fallback: bool) -> Guarantee:
+        return Guarantee(GuaranteeId.NO_TARGET, "nothing is written; each record is counted exactly once")
+
+    def envelope_form(self, settings: BlackholeSink) -> EnvelopeForm:
+        return EnvelopeForm.NONE
+
+    def open(self, settings: BlackholeSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
+        from millstream_writer.sinks.blackhole.lane import open_blackhole_sink
+
+        return open_blackhole_sink()
+
+
+BLACKHOLE = _Blackhole()

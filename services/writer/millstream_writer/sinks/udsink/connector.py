@@ -1,0 +1,40 @@
+"""The `udsink`, as pipeline files name it."""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING
+
+from millstream.errors import UserError
+from millstream.spec.connectors import Guarantee, GuaranteeId
+from millstream.spec.programs import Program
+from millstream_writer.connector import SinkConnector, SinkOwner
+
+if TYPE_CHECKING:
+    from millstream_writer.sink import SinkLane
+
+
+class UserSink(Program):
+    """A sink that the user wrote."""
+
+    noun = "a udsink"
+
+
+class _Udsink(SinkConnector[UserSink]):
+    model = UserSink
+    meaning = "To a program of the user's."
+    asks_for_fallback = True
+
+    def guarantee(self, settings: UserSink, *, fallback: bool) -> Guarantee:
+        what = "at least once: after a crash the program gets records again, with the same ids, by which it can tell"
+        return Guarantee(GuaranteeId.AT_LEAST_ONCE, what)
+
+    def open(self, settings: UserSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
+        from millstream_writer.sinks.udsink.lane import open_udf_sink
+
+        if owner.client is None:
+            raise UserError(f"{owner.where}: a user-defined sink was opened without its function")
+        return open_udf_sink(owner.client, owner.stream_name)
+
+
+UDSINK = _Udsink()
