@@ -1,9 +1,10 @@
 """Runs a command of this checkout and of another commit in turns, and compares wall time and processor time.
 
-    python benchmarks/compare.py --base REV -- -m millstream_runner bench map --records 2000000 --json
+    python benchmarks/compare.py --base REV -- millstream bench map --records 2000000 --json
     python benchmarks/compare.py --base REV --times 7 -- benchmarks/udf.py
 
-The other commit is checked out into a temporary directory and runs with this environment's packages. What a JSON object
+The command is `millstream` with its arguments, or the arguments of Python. The other commit is checked out into a
+temporary directory and runs with this environment's packages. What a JSON object
 on the last line of the output says is compared number by number as well. A ratio above 1 means that this checkout
 has more of it.
 """
@@ -19,6 +20,7 @@ import subprocess
 import sysconfig
 import tempfile
 import time
+import tomllib
 import venv
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -55,8 +57,18 @@ def interpreter(directory: Path) -> Path:
     return home / "bin" / "python"
 
 
-def run(python: Path, directory: Path, arguments: Sequence[str]) -> Figures:
+def python_arguments(directory: Path, command: Sequence[str]) -> list[str]:
+    """`millstream` is what the checkout itself says it is: the module has had several names."""
+    if command[0] != "millstream":
+        return list(command)
+    project = tomllib.loads((directory / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    module, _, function = project["scripts"]["millstream"].partition(":")
+    return ["-c", f"import sys; from {module} import {function}; sys.exit({function}())", *command[1:]]
+
+
+def run(python: Path, directory: Path, command: Sequence[str]) -> Figures:
     """What one run of the command took. Raises `SystemExit` with its output when it fails."""
+    arguments = python_arguments(directory, command)
     before, begun = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     ended = subprocess.run(
@@ -90,7 +102,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--base", required=True, help="the commit to compare with")
     parser.add_argument("--times", type=int, default=5, help="pairs of runs (default: 5)")
-    parser.add_argument("command", nargs="+", help="arguments of Python")
+    parser.add_argument("command", nargs="+", help="`millstream` with arguments, or the arguments of Python")
     options = parser.parse_args()
     print(f"load before: {os.getloadavg()[0]:.1f}, {os.cpu_count()} processors", flush=True)
     with checkout(options.base) as base, checkout("HEAD") as here:
