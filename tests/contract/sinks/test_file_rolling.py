@@ -155,6 +155,29 @@ async def test_files_that_are_ahead_of_the_mark_by_frames_that_are_gone_stop_the
     assert len(asked) == 1
 
 
+@pytest.mark.guarantee("I10", "I15")
+@pytest.mark.parametrize("again", ["further than its frames", "an earlier frame again"])
+async def test_a_files_end_never_has_the_name_of_a_frame_it_does_not_lie_in(tmp_path: Path, again: str) -> None:
+    stored = {1: "in.0 1 aa", 2: "in.0 2 bb"}
+
+    async def another(sequence: int, name: str) -> str | None:
+        return None if stored.get(sequence) == name else "another frame"
+
+    spec = file_spec(tmp_path, "jsonl")
+    first, second = sink_frame(values(range(4)), 1, name=stored[1]), sink_frame(values(range(5, 8)), 2, name=stored[2])
+    async with open_sink(spec, sink_owner(1)) as lane:
+        if again == "further than its frames":
+            # What lies between has no record for this sink.
+            await lane.write([first], Position(2))
+        else:
+            await lane.write([first, second], Position(2))
+            rest = replace(sink_frame(values(range(4, 5)), 1, first_index=4, name=stored[1]), attempt=1)
+            await lane.write([rest], Position(2))
+        await lane.flush()
+    async with open_sink(spec, sink_owner(2, held_instead=another)) as lane:
+        assert lane.durable == Position(2)
+
+
 async def test_a_note_without_a_frame_is_taken_as_it_is(tmp_path: Path) -> None:
     async def another(sequence: int, name: str) -> str | None:
         return "no frame"
