@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
+import os
 import signal
 from collections import deque
 from collections.abc import Callable
@@ -52,6 +52,8 @@ _DISK_FULL = (
     b"resource limits exceeded for server",
     b"will be DISABLED",
 )
+_FULL_BYTES = limits.MIB
+"""Less than this is free on a disk that is full: one message may be as large."""
 ROOM_BYTES_MIN = 32 * limits.MIB
 """Free space from which a broker that met a full disk is started again: a few commits of the largest size."""
 _ROOM_POLL_S = 1.0
@@ -207,7 +209,7 @@ class EmbeddedBroker:
         async with asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(self._end_when_told(child), name="end of the broker"),
-                group.create_task(self._end_when_there_is_room(child), name="room for the broker"),
+                group.create_task(self._watch_disk(child), name="disk of the broker"),
             ]
             await child.wait()
             for task in tasks:
@@ -217,21 +219,38 @@ class EmbeddedBroker:
         await self._stop.wait()
         await self._end(child)
 
-    async def _end_when_there_is_room(self, child: Child) -> None:
-        """A stream that has met a full disk takes nothing any more until the broker is started again."""
-        await self._write_failed.wait()
-        _log.error(
-            "the disk that holds %s is full: nothing is stored and nothing is lost; free some space and it goes on",
-            self._directory,
-        )
-        while shutil.disk_usage(self._directory).free < ROOM_BYTES_MIN:  # noqa: ASYNC110  # nobody tells
+    async def _watch_disk(self, child: Child) -> None:
+        """Reports a full disk, and room on it.
+
+        A stream that could not write what it had taken takes nothing any more until the broker is started again. What
+        the broker refused because it could not stage it is offered again, and needs nothing but room.
+        """
+        while True:
+            await self._until(lambda: self._write_failed.is_set() or self._free_bytes() < _FULL_BYTES)
+            _log.error(
+                "the disk that holds %s is full: what cannot be stored waits, and nothing is lost; free some space and "
+                "it goes on",
+                self._directory,
+            )
+            await self._until(lambda: self._write_failed.is_set() or self._free_bytes() >= ROOM_BYTES_MIN)
+            if self._write_failed.is_set():
+                _log.warning("a write of the broker has failed: it stores nothing, and is started again on room")
+                await self._until(lambda: self._free_bytes() >= ROOM_BYTES_MIN)
+                _log.warning("there is room again: the broker is started again")
+                self._for_room = True
+                await self._end(child)
+                return
+            _log.warning("there is room again")
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        """Looks once a second: a file system reports no change."""
+        while not condition():  # noqa: ASYNC110  # nobody tells
             await asyncio.sleep(_ROOM_POLL_S)
-        await asyncio.sleep(_ROOM_POLL_S)
-        _log.warning(
-            "there is room again: the broker is started again, it does not recover from write errors by itself"
-        )
-        self._for_room = True
-        await self._end(child)
+
+    def _free_bytes(self) -> int:
+        """On the disk, for this user: some file systems keep a part for root."""
+        disk = os.statvfs(self._directory)
+        return (disk.f_bfree if os.geteuid() == 0 else disk.f_bavail) * disk.f_frsize
 
     async def _end(self, child: Child) -> None:
         child.signal(signal.SIGTERM)
