@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"log"
+	"log/slog"
 	"os"
 	"strings"
 	"time"
@@ -14,7 +15,7 @@ import (
 	"github.com/millstream/millstream/sdk/go/udf"
 )
 
-func obey(_ context.Context, record udf.Record) ([]udf.Message, error) {
+func obey(ctx context.Context, record udf.Record) ([]udf.Message, error) {
 	value := string(record.Value)
 	verb, rest, _ := strings.Cut(value, ":")
 	switch verb {
@@ -39,6 +40,10 @@ func obey(_ context.Context, record udf.Record) ([]udf.Message, error) {
 		panic("panicked: " + rest)
 	case "lines":
 		return nil, errors.New("what happened\n\tat main.go:12\n\tat main.go:7")
+	case "log":
+		slog.WarnContext(ctx, rest, "order", 7)
+		slog.Debug("for those who want to know")
+		log.Print("by package log")
 	case "retry":
 		return nil, udf.Retry{Delay: 250 * time.Millisecond}
 	case "dead":

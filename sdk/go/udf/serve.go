@@ -86,6 +86,7 @@ func Serve(ctx context.Context, function *Function) error {
 		return err
 	}
 	raiseHeapFloor()
+	logInLines()
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	return ServeListener(ctx, listener, function)

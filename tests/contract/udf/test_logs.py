@@ -109,6 +109,21 @@ async def test_a_program_in_any_language_writes_such_lines(log: Log) -> None:
     assert (entries[other]["level"], entries[other]["stream"]) == ("info", "stderr")
 
 
+@pytest.mark.parametrize("level", ["info", "debug"])
+async def test_a_go_function_logs_level_fields_and_its_call(log: Log, go_command: list[str], level: str) -> None:
+    logging.getLogger().setLevel(logging.DEBUG)
+    async with running(go_command, level) as sidecar, sidecar.open_map(udf_pb2.KIND_MAP, NAME) as stream:
+        answer = await stream.call(frame_of([b"log:7 is late"]), watermark_us=0, attempt=2, traceparent=PARENT)
+        assert not answer.error
+    late, *others = log.entries()
+    of_call = {"lane": NAME.lane, "attempt": 2, "trace_id": "ab" * 16}
+    assert (late["level"], late["message"], late["order"]) == ("warning", "7 is late", 7)
+    assert {name: late[name] for name in of_call} == of_call
+    said = [(entry["level"], entry["message"]) for entry in others]
+    debug = [("debug", "for those who want to know")] if level == "debug" else []
+    assert said == [*debug, ("info", "by package log")]
+
+
 async def test_last_words_in_this_form_are_readable_in_the_message_about_the_death(log: Log) -> None:
     line = json.dumps({"millstream_log": 1, "message": "no model", "exception": "Traceback\n  ValueError: x"})
     with pytest.raises(UdfError) as caught:
