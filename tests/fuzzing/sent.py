@@ -145,7 +145,7 @@ def _value_seeds() -> Sequence[bytes]:
 
 def hand_over_results(data: bytes) -> None:
     """Arrow from the engine, as it is kept in a file."""
-    from millstream_reduce.lane.hand_over import Results
+    from millstream_reduce.lane.jobs import Results
 
     with contextlib.suppress(DamageError):
         Results.decode(data)
@@ -154,7 +154,7 @@ def hand_over_results(data: bytes) -> None:
 def _results_seeds() -> Sequence[bytes]:
     import pyarrow as pa
 
-    from millstream_reduce.lane.hand_over import Results
+    from millstream_reduce.lane.jobs import Results
 
     return (Results(pa.table({"window": pa.array([0, 1], pa.uint32()), "value": [b"a", b"b"]})).encode(),)
 

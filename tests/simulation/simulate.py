@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from millstream_reduce.lane import hand_over
+from millstream_reduce.lane import units
 from tests.simulation.history import Violation
 from tests.simulation.shapes import SHAPES
 from tests.simulation.world import World
@@ -45,7 +45,7 @@ def simulate(seed: int, *, tracing: bool = False, adjust: Callable[[World], None
     if adjust is not None:
         adjust(world)
     violation = ""
-    unit_rows, hand_over.UNIT_ROWS = hand_over.UNIT_ROWS, world.unit_rows
+    unit_rows, units.UNIT_ROWS = units.UNIT_ROWS, world.unit_rows
     try:
         world.run()
     except Violation as error:
@@ -53,7 +53,7 @@ def simulate(seed: int, *, tracing: bool = False, adjust: Callable[[World], None
         world.history.say(f"VIOLATION {violation}")
     finally:
         logging.disable(logging.NOTSET)
-        hand_over.UNIT_ROWS = unit_rows
+        units.UNIT_ROWS = unit_rows
         world.close()
         shutil.rmtree(directory)
     return Outcome(

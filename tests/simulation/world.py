@@ -25,7 +25,7 @@ from millstream.ledger.memory import Faults, MemoryBroker
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.spec.lanes import all_lanes, inputs_of
 from millstream.watermark.memory import OtMemory
-from millstream_reduce.lane import hand_over
+from millstream_reduce.lane import units
 from millstream_reduce.queue import QueueLimits
 from millstream_worker.assembly import VertexProcess, open_vertex
 from millstream_worker.surroundings import VertexConfig
@@ -134,12 +134,12 @@ class World:
             hand_over_windows_max=self.rng.choice((1, 3, 10_000)),
             hand_over_bytes_max=self.rng.choice((500, 1 << 20)),
         )
-        self.unit_rows = self.rng.choice((1, 2, hand_over.UNIT_ROWS))
+        self.unit_rows = self.rng.choice((1, 2, units.UNIT_ROWS))
         """Results in one commit."""
         if shape.loses_logs:
             # In the middle of what is committed in parts, the loss of a log is refused.
             self.limits = QueueLimits(log_bytes_max=4 << 20, segment_bytes=self.limits.segment_bytes)
-            self.unit_rows = hand_over.UNIT_ROWS
+            self.unit_rows = units.UNIT_ROWS
         self.loop = SimLoop(self.rng, self._thread_delay_s)  # type: ignore[abstract]  # what nobody asks for is left out
         self.clock = SimClock(self.loop)
         self.history = History(self.loop.time, self.clock.now_us, tracing=tracing)

@@ -29,7 +29,7 @@ from millstream_worker.programs import open_programs
 
 if TYPE_CHECKING:
     # What computes windows takes half a second to import, and vertices without windows do not need it.
-    from millstream_reduce.lane.hand_over import SparkRuns
+    from millstream_reduce.lane.jobs import SparkRuns
     from millstream_reduce.log.files import Files
     from millstream_reduce.queue import QueueLimits
 

@@ -12,7 +12,7 @@ from millstream.telemetry import Telemetry
 from millstream.watermark.store import follow
 from millstream_reader.buffer import open_buffer_reader
 from millstream_reader.tracker import Tracker
-from millstream_reduce.lane.intake import ReduceInput, ReduceInputs
+from millstream_reduce.lane.inputs import ReduceInput, ReduceInputs
 from millstream_vertex.input import LaneInput
 from millstream_vertex.lane import LaneCore
 from millstream_vertex.trimming import Trimmer

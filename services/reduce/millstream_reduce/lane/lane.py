@@ -24,10 +24,11 @@ from millstream.limits import MIB
 from millstream.statistics import LaneStatistics, ReduceStatistics
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream.wire.reduce.v1 import wal_pb2
-from millstream_reduce.lane.hand_over import HandOverJobs, ReduceUnit, ResultRouter, Results
-from millstream_reduce.lane.intake import ReduceInputs, Taken
+from millstream_reduce.lane.inputs import ReduceInputs, Taken
+from millstream_reduce.lane.jobs import HandOverJobs, Results
 from millstream_reduce.lane.milestones import Retracing, StoredMilestones
 from millstream_reduce.lane.state import Computed, EarlyResults, Logged, Totals, check_whole, note_inputs, progress_of
+from millstream_reduce.lane.units import ReduceUnit, ResultRouter
 from millstream_reduce.queue import Appended, Queue, QueuedFrame
 from millstream_vertex.lane import LaneCore
 from millstream_writer.committer import Unit

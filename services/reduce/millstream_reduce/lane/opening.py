@@ -22,11 +22,12 @@ from millstream.spec.resolved import Resolved
 from millstream.udf.protocol import StreamName
 from millstream_reader.buffer import open_buffer_reader
 from millstream_reduce.config import log_bytes_max, program_of, window_config
-from millstream_reduce.lane.hand_over import HandOverJobs, ResultRouter, SparkRuns
-from millstream_reduce.lane.intake import ReduceInput, ReduceInputs
+from millstream_reduce.lane.inputs import ReduceInput, ReduceInputs
+from millstream_reduce.lane.jobs import HandOverJobs, SparkRuns
 from millstream_reduce.lane.lane import ReduceLane
 from millstream_reduce.lane.milestones import Retracing, open_milestones
 from millstream_reduce.lane.state import EarlyResults, progress_of
+from millstream_reduce.lane.units import ResultRouter
 from millstream_reduce.log.files import Files
 from millstream_reduce.log.segments import LogIdentity
 from millstream_reduce.queue import QueueLimits, open_queue

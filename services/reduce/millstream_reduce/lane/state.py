@@ -14,7 +14,7 @@ from millstream.errors import DamageError
 from millstream.ledger.witness import REPAIR, from_messages, merged
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream.wire.reduce.v1 import wal_pb2
-from millstream_reduce.lane.hand_over import Results
+from millstream_reduce.lane.jobs import Results
 from millstream_reduce.origins import Origin
 from millstream_reduce.queue import Appended, Queue
 
