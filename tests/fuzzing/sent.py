@@ -145,18 +145,18 @@ def _value_seeds() -> Sequence[bytes]:
 
 def hand_over_results(data: bytes) -> None:
     """Arrow from the engine, as it is kept in a file."""
-    from millstream_reduce.lane.jobs import Results
+    from millstream_reduce.lane.jobs import Computed
 
     with contextlib.suppress(DamageError):
-        Results.decode(data)
+        Computed.decode(data)
 
 
 def _results_seeds() -> Sequence[bytes]:
     import pyarrow as pa
 
-    from millstream_reduce.lane.jobs import Results
+    from millstream_reduce.lane.jobs import Computed
 
-    return (Results(pa.table({"window": pa.array([0, 1], pa.uint32()), "value": [b"a", b"b"]})).encode(),)
+    return (Computed(pa.table({"window": pa.array([0, 1], pa.uint32()), "value": [b"a", b"b"]})).encode(),)
 
 
 TARGETS = {

@@ -14,7 +14,7 @@ from millstream.record import LaneId
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.lane.milestones import Retracing, StoredMilestones, open_milestones
-from millstream_reduce.lane.state import check_whole
+from millstream_reduce.lane.progress import check_whole
 from millstream_vertex.trimming import Trimmer
 from tests.support.ledgers import LaneOwner, open_memory_harness
 from tests.unit.reduce.queued import EDGE, frame_of

@@ -68,7 +68,8 @@ class ReduceInputs:
         self._bytes = 0
         self._room = asyncio.Event()
         self._gate: Mapping[str, int] | None = None
-        self._stopped = False
+        self.stopped = False
+        """Nothing new is taken in."""
         self._news = asyncio.Event()
         self._reading = len(self.inputs)
 
@@ -88,7 +89,7 @@ class ReduceInputs:
 
     def stop(self) -> None:
         """Take no new frames in; those already read are dropped, the next start reads them again."""
-        self._stopped = True
+        self.stopped = True
         for item in self.inputs:
             item.reader.stop()
         self._taken.clear()
@@ -137,7 +138,7 @@ class ReduceInputs:
         at the watermark that holds once they are; that is asked again after every `wake`."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + seconds
-        while self._bytes < bytes_max and not self._stopped and (rest_s := until_s - loop.time()) > 0:
+        while self._bytes < bytes_max and not self.stopped and (rest_s := until_s - loop.time()) > 0:
             if due(min(item.lane_input.watermark_at(item.read_sequence) for item in self.inputs)):
                 return
             self._news.clear()
@@ -167,11 +168,11 @@ class ReduceInputs:
         while (read := await item.reader.next()) is not None:
             item.waiting_sequence = read.sequence
             self._news.set()
-            while not self._stopped and (self._bytes >= AHEAD_BYTES or self._is_behind_gate(item, read.sequence)):
+            while not self.stopped and (self._bytes >= AHEAD_BYTES or self._is_behind_gate(item, read.sequence)):
                 self._room.clear()
                 await self._room.wait()
             item.waiting_sequence = None
-            if self._stopped:
+            if self.stopped:
                 break
             self._bytes += read.size
             item.read_sequence = read.sequence

@@ -35,7 +35,7 @@ class SparkRuns(Protocol):
 
 
 @dataclass(slots=True)
-class Results:
+class Computed:
     """What became of the windows of one hand-over."""
 
     rows: pa.Table
@@ -57,7 +57,7 @@ class Results:
         return bytes(sink.getvalue())
 
     @classmethod
-    def decode(cls, data: bytes) -> Results:
+    def decode(cls, data: bytes) -> Computed:
         """Inverse of `encode`. Raises `DamageError` for bytes that are no such file."""
         try:
             table = pa.ipc.open_stream(data).read_all()
@@ -100,11 +100,11 @@ class HandOverJobs:
         if answer.faults:
             raise UserError("\n".join([f"{self._where}: the windows cannot be computed", *answer.faults]))
 
-    async def compute(self, hand_over: wal_pb2.HandOver, traceparent: str) -> Results:
+    async def compute(self, hand_over: wal_pb2.HandOver, traceparent: str) -> Computed:
         """The results of every window; those that fail are tried again alone. Raises `UdfError` when one fails for good
         and the policy says stop."""
         tables: list[pa.Table] = []
-        results = Results(pa.table({}))
+        results = Computed(pa.table({}))
         waiting, attempt = list(range(len(hand_over.windows))), 0
         while waiting:
             request = spark_pb2.RunRequest(

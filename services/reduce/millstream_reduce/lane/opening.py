@@ -22,12 +22,13 @@ from millstream.spec.resolved import Resolved
 from millstream.udf.protocol import StreamName
 from millstream_reader.buffer import open_buffer_reader
 from millstream_reduce.config import log_bytes_max, program_of, window_config
+from millstream_reduce.lane.closing import EarlyResults
 from millstream_reduce.lane.inputs import ReduceInput, ReduceInputs
 from millstream_reduce.lane.jobs import HandOverJobs, SparkRuns
 from millstream_reduce.lane.lane import ReduceLane
 from millstream_reduce.lane.milestones import Retracing, open_milestones
-from millstream_reduce.lane.state import EarlyResults, progress_of
-from millstream_reduce.lane.units import ResultRouter
+from millstream_reduce.lane.progress import progress_of
+from millstream_reduce.lane.units import UnitMaker
 from millstream_reduce.log.files import Files
 from millstream_reduce.log.segments import LogIdentity
 from millstream_reduce.queue import QueueLimits, open_queue
@@ -135,10 +136,8 @@ class ReduceOpening:
             ReduceInputs(inputs),
             queue,
             jobs,
-            ResultRouter(self.router, self.policy, where),
+            UnitMaker(self.router, self.policy, where, late_to_edge=late_to_edge, milestones=milestones),
             lateness_us=config.lateness_us,
-            late_to_edge=late_to_edge,
-            milestones=milestones,
             retracing=retracing,
             early=EarlyResults(queue, now_s, every_s=early.every_s, count=early.count) if early else None,
         )

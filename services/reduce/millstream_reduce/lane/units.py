@@ -1,6 +1,6 @@
-"""The units that a reduce lane commits, made from results of windows.
+"""The units that a reduce lane commits, made from records that are durable in its log, and from results of windows.
 
-Above it: the reduce lane. Below it: the router.
+Above it: the reduce lane. Below it: the router. It knows no order: `progress` does.
 """
 
 from __future__ import annotations
@@ -13,16 +13,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from millstream.account import Account
+from millstream.account import LATE_REASON, Account
 from millstream.dead_letter import headers_of
 from millstream.frame import Frame, frame_of_records
 from millstream.limits import COMMIT_BYTES_MAX, COMMIT_FRAMES_MAX, RESULT_FRAME_BYTES_MAX, RESULT_FRAME_RECORDS_MAX
-from millstream.record import BufferId, Record
+from millstream.record import Record
 from millstream.retry import OnFailure, RetryPolicy
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.batches import HEADERS, frame_of_columns
-from millstream_reduce.lane.jobs import Results, describe, time_text
+from millstream_reduce.lane.jobs import Computed, describe, time_text
+from millstream_reduce.lane.milestones import StoredMilestones
 from millstream_reduce.origins import Origin
+from millstream_reduce.queue import Appended
 from millstream_writer.committer import Unit
 from millstream_writer.routing import FrameLimits, Router, Tags
 
@@ -49,15 +51,56 @@ class ReduceUnit(Unit):
         return len(self.frames) <= COMMIT_FRAMES_MAX // 2 and self.size <= COMMIT_BYTES_MAX
 
 
-class ResultRouter:
-    """Turns results into frames for the vertex's buffers."""
+def watermark_after(units: Sequence[Unit]) -> int:
+    """The lane's watermark once these are committed."""
+    last = units[-1]
+    assert isinstance(last, ReduceUnit)
+    return last.watermark_us
 
-    def __init__(self, router: Router, policy: RetryPolicy, where: str) -> None:
+
+class UnitMaker:
+    """Turns what has become of records and windows into frames for the vertex's buffers, and accounts for it."""
+
+    def __init__(
+        self,
+        router: Router,
+        policy: RetryPolicy,
+        where: str,
+        *,
+        late_to_edge: bool,
+        milestones: StoredMilestones | None,
+    ) -> None:
+        """`late_to_edge`: late records go to the late edges, and are dropped otherwise. `milestones`: where the input
+        stays in its buffers until its windows are committed."""
         self._router = router
         self._policy = policy
         self._where = where
+        self._late_to_edge = late_to_edge
+        self.milestones = milestones
 
-    def units(self, hand_over: wal_pb2.HandOver, results: Results, skip: int, origin: Origin) -> list[ReduceUnit]:
+    def of_records(self, appended: Appended, now_us: int) -> ReduceUnit:
+        """Records that are durable in the log, with those that came too late."""
+        account = Account(
+            inputs=appended.records,
+            input_bytes=appended.bytes,
+            filtered=appended.outside,
+            late=appended.late + appended.late_admitted,
+            open=appended.admitted,
+        )
+        if self._late_to_edge:
+            account.diverted = appended.late
+        elif appended.late:
+            account.drop(LATE_REASON, appended.late)
+        unit = ReduceUnit(pieces=0, account=account)
+        unit.frames = [pair for frame in appended.late_frames for pair in self._router.route_late(frame).frames]
+        if appended.milestone is not None:
+            self._add_milestone(unit, appended.milestone, now_us)
+        unit.size = sum(frame.size for _, frame in unit.frames)
+        return unit
+
+    def of_results(
+        self, hand_over: wal_pb2.HandOver, results: Computed, skip: int, origin: Origin, now_us: int
+    ) -> list[ReduceUnit]:
         """The results behind the first `skip` rows, in pieces that each fit into a commit; at least one.
 
         What became of the inputs is in the account of the last one.
@@ -74,11 +117,14 @@ class ResultRouter:
         if traceparent := origin.first_traceparent:
             for unit in units:
                 unit.frames = [(buffer, frame.traced(traceparent)) for buffer, frame in unit.frames]
+        if hand_over.HasField("milestone"):
+            self._add_milestone(units[-1], hand_over.milestone, now_us)
         return units
 
-    def route_late(self, frame: Frame) -> list[tuple[BufferId, Frame]]:
-        """Send records that came too late to the late edges, as they are."""
-        return self._router.route_late(frame).frames
+    def _add_milestone(self, unit: ReduceUnit, milestone: wal_pb2.Milestone, now_us: int) -> None:
+        if self.milestones is not None:
+            unit.milestone = milestone
+            unit.frames.append(self.milestones.frame(milestone, now_us))
 
     def _unit(self, hand_over: wal_pb2.HandOver, table: pa.Table, start: int, ingest: int) -> tuple[ReduceUnit, int]:
         rows = min(UNIT_ROWS, table.num_rows - start)
@@ -99,7 +145,7 @@ class ResultRouter:
                 return unit, rows
             rows //= 2
 
-    def _settle(self, hand_over: wal_pb2.HandOver, results: Results, unit: ReduceUnit, ingest_time_us: int) -> None:
+    def _settle(self, hand_over: wal_pb2.HandOver, results: Computed, unit: ReduceUnit, ingest_time_us: int) -> None:
         account = unit.account
         failed = {failure.window: failure for failure in results.failures}
         dead: list[Record] = []

@@ -142,7 +142,7 @@ class Watermarks:
         """Have the lane's log say up to where windows are closed, with everything else as it is."""
         # What keeps windows takes a while to import, and a pipeline without any does not need it.
         from millstream_reduce.config import window_config
-        from millstream_reduce.lane.state import progress_of
+        from millstream_reduce.lane.progress import progress_of
         from millstream_reduce.log.segments import LogIdentity
         from millstream_reduce.setting_back import set_log_back
 

@@ -26,7 +26,7 @@ from millstream.spec.graph import Graph
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.config import window_config
-from millstream_reduce.lane.state import check_told, progress_of
+from millstream_reduce.lane.progress import check_told, progress_of
 from millstream_reduce.log.damage import windows_text
 from millstream_reduce.log.files import SystemFiles
 from millstream_reduce.log.inspection import inspect_log

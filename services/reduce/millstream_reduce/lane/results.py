@@ -1,0 +1,156 @@
+"""The results of a reduce lane: hand-overs are computed side by side, and committed in their order.
+
+Above it: the reduce lane. Below it: the jobs, the queue, which keeps results, and the progress, which sends them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from millstream.durable import step
+from millstream.statistics import ReduceStatistics
+from millstream.wire.reduce.v1 import wal_pb2
+from millstream_reduce.lane.jobs import Computed, HandOverJobs
+from millstream_reduce.lane.progress import LaneProgress
+from millstream_reduce.lane.units import UnitMaker
+from millstream_reduce.origins import Origin
+from millstream_reduce.queue import Queue
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Results that wait for those of an earlier hand-over."""
+
+    hand_over: wal_pb2.HandOver
+    computed: Computed
+    committed_rows: int
+    """Of them, before the lane's last restart."""
+    origin: Origin
+    """Of the records in them; the first trace is the one that the results are part of."""
+
+
+@dataclass(slots=True)
+class Totals:
+    """What was computed since this process started."""
+
+    hand_overs: int = 0
+    windows: int = 0
+    records: int = 0
+    job_s: float = 0.0
+
+    def add(self, windows: int, records: int, job_s: float) -> None:
+        self.hand_overs += 1
+        self.windows += windows
+        self.records += records
+        self.job_s += job_s
+
+
+class Results:
+    """What becomes of a hand-over that is durable in the log:
+
+        HANDED OVER ──► computed ──► WAITING ──► its turn ──► kept, if it needs several commits ──► sent ──► COMMITTED
+             kept before a restart ────┘
+
+    A hand-over may be computed again at will until its first commit; what is kept is never computed again.
+    """
+
+    def __init__(
+        self, jobs: HandOverJobs, queue: Queue, maker: UnitMaker, progress: LaneProgress, wake: Callable[[], None]
+    ) -> None:
+        """`wake`: called when results were sent or committed."""
+        self._jobs = jobs
+        self._queue = queue
+        self._maker = maker
+        self._progress = progress
+        self._wake = wake
+        self._waiting: dict[int, Waiting] = {}
+        """By number of the hand-over."""
+        self._totals = Totals()
+
+    async def check(self) -> None:
+        """As `HandOverJobs.check`."""
+        await self._jobs.check()
+
+    async def take_up(self, hand_over: wal_pb2.HandOver) -> bool:
+        """Whether results of a hand-over were kept before the restart, and wait for `release` now."""
+        rows = self._progress.stands.result_records
+        if not rows or hand_over.number != self._progress.next_number:
+            return False
+        data = await self._queue.read_result(hand_over.number)
+        if data is None:
+            return False
+        origin = self._queue.origin_of(hand_over, self._progress.core.clock.now_us())
+        self._waiting[hand_over.number] = Waiting(hand_over, Computed.decode(data), rows, origin)
+        return True
+
+    async def compute(self, hand_over: wal_pb2.HandOver) -> None:
+        """Have its windows computed, and send the results in their turn."""
+        core = self._progress.core
+        rows = sum(window.rows for window in hand_over.windows)
+        started = core.clock.monotonic_s()
+        origin = self._queue.origin_of(hand_over, core.clock.now_us())
+        with (
+            core.telemetry.span(
+                "millstream.reduce.hand_over",
+                parent=origin.first_traceparent,
+                links=origin.traceparents[1:],
+                lane=core.lane.key,
+                records=rows,
+                sequence=hand_over.number,
+            ) as span,
+            step("reduce.compute", core.lane.vertex),
+        ):
+            computed = await self._jobs.compute(hand_over, span.traceparent)
+            span.tell("millstream.spark.job_tags", computed.job_tags)
+        core.telemetry.observe_processing("reduce", core.clock.monotonic_s() - started)
+        self._totals.add(len(hand_over.windows), rows, computed.job_s)
+        core.counters.retries += computed.retries
+        core.counters.udf_errors += computed.errors
+        self._waiting[hand_over.number] = Waiting(hand_over, computed, 0, origin.within(span.traceparent))
+        await self.release()
+
+    async def release(self) -> None:
+        """Send the results whose turn it is."""
+        while (waiting := self._waiting.pop(self._progress.next_number, None)) is not None:
+            hand_over, computed, committed_rows = waiting.hand_over, waiting.computed, waiting.committed_rows
+            now_us = self._progress.core.clock.now_us()
+            units = self._maker.of_results(hand_over, computed, committed_rows, waiting.origin, now_us)
+            if len(units) > 1 and not committed_rows:
+                # More than one commit: what is begun must be finished with the same results.
+                await self._queue.write_result(hand_over.number, computed.encode())
+            self._progress.add_results(hand_over, units, committed_rows)
+            self._wake()
+
+    async def committed(self) -> None:
+        """The lane's mark has moved on: let go of the hand-overs that it counts."""
+        core, uncommitted = self._progress.core, self._progress.uncommitted
+        mark = core.committer.mark.reduce
+        committed = [number for number in uncommitted if number <= mark.hand_over]
+        for number in committed:
+            if (closed_at_s := uncommitted[number].closed_at_s) is not None:
+                core.telemetry.observe_processing("close", core.clock.monotonic_s() - closed_at_s)
+        await self._queue.committed(mark)  # It deletes files, which takes a while where windows are large.
+        for number in committed:
+            del uncommitted[number]
+
+    def statistics(self) -> ReduceStatistics:
+        """Of the lane's windows, from the log to their commit."""
+        queue = self._queue.statistics()
+        return ReduceStatistics(
+            open_windows=queue.open_windows,
+            oldest_end_us=queue.oldest_end_us,
+            open_records=queue.open_rows,
+            pending_hand_overs=queue.pending_hand_overs,
+            pending_records=queue.pending_rows,
+            log_bytes=queue.log.bytes,
+            log_bytes_max=queue.log_bytes_max,
+            log_segments=queue.log.segments,
+            log_written_bytes=queue.log.written_bytes,
+            syncs=queue.log.syncs,
+            sync_seconds=queue.log.sync_s,
+            hand_overs=self._totals.hand_overs,
+            hand_over_windows=self._totals.windows,
+            hand_over_records=self._totals.records,
+            job_seconds=self._totals.job_s,
+        )
