@@ -25,7 +25,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from millstream.udf.sidecar import SidecarSpec, open_sidecar, python_command
-from millstream.wire.reduce.v1 import spark_pb2
+from millstream.wire.reduce.v1 import engine_pb2
 from millstream_reduce.udf_client import reduce_over_grpc
 from millstream_reduce.udf_parts import PartEncoder
 from millstream_udf.groups import Group, Part
@@ -88,7 +88,7 @@ async def behind(command: list[str], name: str, records: int) -> dict[str, float
     figures = {}
     spec = SidecarSpec(command, "udf", "benchmark", "reduce")
     async with open_sidecar(spec, log=lambda _, line: print(line, file=sys.stderr)) as sidecar:
-        program = spark_pb2.UdfProgram(address=sidecar.address, pipeline="benchmark", vertex="reduce")
+        program = engine_pb2.UdfProgram(address=sidecar.address, pipeline="benchmark", vertex="reduce")
 
         def reduce(parts: Iterable[Part]) -> Iterable[Answer]:
             return reduce_over_grpc(program, parts)

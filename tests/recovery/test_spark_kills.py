@@ -14,7 +14,7 @@ import pytest
 
 from millstream.errors import EnvironmentFault
 from millstream.limits import MIB
-from millstream.wire.reduce.v1 import spark_pb2
+from millstream.wire.reduce.v1 import engine_pb2
 from millstream_reduce.spark.client import open_spark_client
 from tests.contract.reduce.spark_requests import request, sql, write_windows
 from tests.spark_driver import open_spark_driver
@@ -74,7 +74,7 @@ async def test_a_request_is_answered_although_driver_and_jvm_are_killed_in_the_m
     tmp_path: Path,
 ) -> None:
     (tmp_path / "held.py").write_text(FUNCTION)
-    program = spark_pb2.Program(python=spark_pb2.PythonProgram(target="held.py:held", directory=str(tmp_path)))
+    program = engine_pb2.Program(python=engine_pb2.PythonProgram(target="held.py:held", directory=str(tmp_path)))
     message = request(tmp_path / "log", write_windows(tmp_path / "log", [1, 2, 3]), program)
     with open_spark_driver() as driver:
         async with asyncio.timeout(LIMIT_S), open_spark_client(driver.address) as client, asyncio.TaskGroup() as tasks:
@@ -115,7 +115,7 @@ async def jvm_of(driver: SparkDriver) -> psutil.Process:
 @pytest.mark.guarantee("I9")
 async def test_a_jvm_that_hangs_is_noticed_in_its_start_and_under_a_job(tmp_path: Path) -> None:
     (tmp_path / "held.py").write_text(FUNCTION)
-    program = spark_pb2.Program(python=spark_pb2.PythonProgram(target="held.py:held", directory=str(tmp_path)))
+    program = engine_pb2.Program(python=engine_pb2.PythonProgram(target="held.py:held", directory=str(tmp_path)))
     message = request(tmp_path / "log", write_windows(tmp_path / "log", [1, 2, 3]), program)
     with open_spark_driver() as driver:
         async with asyncio.timeout(LIMIT_S), open_spark_client(driver.address) as client, asyncio.TaskGroup() as tasks:

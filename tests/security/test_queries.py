@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from millstream.spec.sql import unsafe_part
-from millstream.wire.reduce.v1 import spark_pb2
+from millstream.wire.reduce.v1 import engine_pb2
 from millstream_reduce.spark.client import open_spark_client
 from tests.spark_driver import open_spark_driver
 
@@ -71,9 +71,9 @@ HARMLESS = (
 )
 
 
-def program(query: str, *, unsafe: bool = False) -> spark_pb2.Program:
-    value = spark_pb2.ValueSchema(format="raw")
-    return spark_pb2.Program(sql=spark_pb2.SqlProgram(query=query, value=value, unsafe=unsafe), keyed=True)
+def program(query: str, *, unsafe: bool = False) -> engine_pb2.Program:
+    value = engine_pb2.ValueSchema(format="raw")
+    return engine_pb2.Program(sql=engine_pb2.SqlProgram(query=query, value=value, unsafe=unsafe), keyed=True)
 
 
 @pytest.mark.timeout(300)

@@ -12,7 +12,7 @@ import pytest
 
 from millstream.errors import UserError
 from millstream.ports import free_ports
-from millstream.wire.reduce.v1 import spark_pb2, spark_pb2_grpc
+from millstream.wire.reduce.v1 import engine_pb2, spark_pb2, spark_pb2_grpc
 from millstream_reduce.spark.client import open_spark_client
 from millstream_reduce.spark.tokens import TOKEN_VARIABLE
 from tests.contract.reduce.spark_requests import request, sql, write_windows
@@ -106,7 +106,7 @@ async def check_service(address: str) -> None:
                 await stub.Describe(spark_pb2.DescribeRequest(), metadata=metadata)
             assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                async for _ in stub.Run(spark_pb2.RunRequest(), metadata=metadata):
+                async for _ in stub.Run(engine_pb2.RunRequest(), metadata=metadata):
                     pass
             assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
     async with asyncio.timeout(LIMIT_S), open_spark_client(address, "another") as client:

@@ -18,10 +18,10 @@ from typing import Any
 import pyarrow as pa
 
 from millstream.errors import DamageError
-from millstream.wire.reduce.v1 import spark_pb2, wal_pb2
+from millstream.wire.reduce.v1 import engine_pb2, wal_pb2
 from millstream_reduce.batches import decoded
+from millstream_reduce.engine import RESULT_SCHEMA
 from millstream_reduce.log.entries import read_entry, segment_name
-from millstream_reduce.spark.results import RESULT_SCHEMA
 from millstream_reduce.values import Location, WindowContents
 from tests.simulation.history import Violation
 
@@ -33,7 +33,7 @@ Held = tuple[bytes, tuple[str, ...]]
 
 
 class SimSpark:
-    """`SparkRuns` of one process."""
+    """`Engine` of one process."""
 
     def __init__(self, rng: random.Random, pause_s: Callable[[], float], failing: float) -> None:
         """`failing`: share of requests of which one window fails."""
@@ -41,11 +41,11 @@ class SimSpark:
         self._pause_s = pause_s
         self._failing = failing
 
-    async def check(self, program: spark_pb2.Program) -> spark_pb2.CheckResponse:
+    async def check(self, program: engine_pb2.Program) -> engine_pb2.CheckResponse:
         await asyncio.sleep(self._pause_s())
-        return spark_pb2.CheckResponse()
+        return engine_pb2.CheckResponse()
 
-    async def run(self, request: spark_pb2.RunRequest) -> tuple[pa.Table, spark_pb2.RunSummary]:
+    async def run(self, request: engine_pb2.RunRequest) -> tuple[pa.Table, engine_pb2.RunSummary]:
         await asyncio.sleep(self._pause_s())
         while self._rng.random() < 0.1:
             # The driver dies before its answer is told whole, and is asked again.
@@ -55,8 +55,8 @@ class SimSpark:
         await asyncio.sleep(self._pause_s())
         return table, summary
 
-    def _compute(self, request: spark_pb2.RunRequest) -> tuple[pa.Table, spark_pb2.RunSummary]:
-        summary = spark_pb2.RunSummary(job_s=0.0)
+    def _compute(self, request: engine_pb2.RunRequest) -> tuple[pa.Table, engine_pb2.RunSummary]:
+        summary = engine_pb2.RunSummary(job_s=0.0)
         fails = self._rng.randrange(len(request.windows)) if self._rng.random() < self._failing else None
         rows = []
         for index, window in enumerate(request.windows):

@@ -102,7 +102,7 @@ class SimSurroundings:
         return None
 
     @asynccontextmanager
-    async def spark(self, address: str) -> AsyncIterator[SimSpark]:
+    async def engine(self, address: str) -> AsyncIterator[SimSpark]:
         outside = self.world.outside
         yield SimSpark(self.rng, outside.pause_s, outside.temper.failing)
 

@@ -1,4 +1,4 @@
-"""Everything about windows: their lane, their assignment, the persistent bounded queue and its write-ahead log, Spark.
+"""Everything about windows: their lane, their assignment, the persistent bounded queue and its log, their engine.
 
 A reduce lane keeps the records of every open window durable until the watermark closes the window, then
 hands exactly those records over for aggregation.

@@ -162,7 +162,7 @@ def _keys(frame: Frame) -> pa.Array[Any]:
     if frame.keys_column:
         message = frame_pb2.SealedListColumn.FromString(frame.keys_column)
         if message.items.offsets:
-            # The cast checks that the parts are UTF-8, which Arrow and Spark rely on.
+            # The cast checks that the parts are UTF-8, which Arrow and engines rely on.
             items = _binary(message.items).cast(pa.string())
         one_each = np.arange(len(items) + 1, dtype=np.int32)
         starts = _offsets(message.starts, len(items)) if message.starts else one_each

@@ -1,4 +1,4 @@
-"""What the pipeline file says of a reduce, in the words of the reduce service and of its Spark driver. Pure.
+"""What the pipeline file says of a reduce, in the words of windows and of the engine that computes them. Pure.
 
 Above it: the assembly. Below it: the spec's models. It opens nothing.
 """
@@ -12,7 +12,7 @@ from millstream.errors import MillstreamError
 from millstream.record import LaneId
 from millstream.spec.models import GroupBy, Sql, Udf, Vertex
 from millstream.spec.resolved import Resolved
-from millstream.wire.reduce.v1 import spark_pb2
+from millstream.wire.reduce.v1 import engine_pb2
 from millstream_reduce.windows import WindowConfig
 
 
@@ -52,18 +52,18 @@ def log_bytes_max(vertex: Vertex) -> int | None:
     return vertex.group_by.log_bytes_max(vertex.partitions, vertex.replicas) if vertex.group_by is not None else None
 
 
-def program_of(resolved: Resolved, lane: LaneId, replica: int, sidecar_address: str | None) -> spark_pb2.Program:
+def program_of(resolved: Resolved, lane: LaneId, replica: int, sidecar_address: str | None) -> engine_pb2.Program:
     """How the lane's windows are computed. `sidecar_address`: of the UDF that the vertex has started itself, if any."""
     udf = resolved.graph.vertex(lane.vertex).udf
     if udf is None or udf.group_by is None:
         raise MillstreamError(f"vertex {lane.vertex} is no reduce")
     if udf.sql is not None:
         return sql_program(udf.sql, keyed=udf.group_by.keyed)
-    program = spark_pb2.Program(keyed=udf.group_by.keyed)
+    program = engine_pb2.Program(keyed=udf.group_by.keyed)
     if udf.python is not None:
         directory = os.path.abspath(resolved.base_dir / (udf.working_dir or "."))
         program.python.CopyFrom(
-            spark_pb2.PythonProgram(
+            engine_pb2.PythonProgram(
                 target=udf.python, directory=directory, pipeline=resolved.pipeline.name, vertex=lane.vertex
             )
         )
@@ -72,29 +72,29 @@ def program_of(resolved: Resolved, lane: LaneId, replica: int, sidecar_address: 
     return program
 
 
-def sql_program(sql: Sql, *, keyed: bool) -> spark_pb2.Program:
+def sql_program(sql: Sql, *, keyed: bool) -> engine_pb2.Program:
     """A query over windows."""
-    return spark_pb2.Program(keyed=keyed, sql=_sql(sql))
+    return engine_pb2.Program(keyed=keyed, sql=_sql(sql))
 
 
-def _sql(sql: Sql) -> spark_pb2.SqlProgram:
+def _sql(sql: Sql) -> engine_pb2.SqlProgram:
     value = sql.value
     if value is None:
-        return spark_pb2.SqlProgram(query=sql.query, value=spark_pb2.ValueSchema(format="raw"), unsafe=sql.unsafe)
-    schema = spark_pb2.ValueSchema(
+        return engine_pb2.SqlProgram(query=sql.query, value=engine_pb2.ValueSchema(format="raw"), unsafe=sql.unsafe)
+    schema = engine_pb2.ValueSchema(
         format=value.format,
         fields=value.fields or "",
         avro_schema=value.avro_schema or "",
         delimiter=value.delimiter or "",
     )
-    return spark_pb2.SqlProgram(query=sql.query, value=schema, unsafe=sql.unsafe)
+    return engine_pb2.SqlProgram(query=sql.query, value=schema, unsafe=sql.unsafe)
 
 
-def _udf(pipeline: str, udf: Udf, lane: LaneId, replica: int, sidecar_address: str | None) -> spark_pb2.UdfProgram:
+def _udf(pipeline: str, udf: Udf, lane: LaneId, replica: int, sidecar_address: str | None) -> engine_pb2.UdfProgram:
     address = udf.address or sidecar_address
     if address is None:
         raise MillstreamError(f"vertex {lane.vertex}: its program runs nowhere")
-    return spark_pb2.UdfProgram(address=address, pipeline=pipeline, vertex=lane.vertex, lane=lane.key, replica=replica)
+    return engine_pb2.UdfProgram(address=address, pipeline=pipeline, vertex=lane.vertex, lane=lane.key, replica=replica)
 
 
 def _us(seconds: float) -> int:

@@ -27,7 +27,7 @@ from google.protobuf.message import DecodeError
 from millstream.errors import UdfError
 from millstream.udf.checks import check_parts, check_reduce_answer, check_reduce_groups
 from millstream.udf.stream import FATAL
-from millstream.wire.reduce.v1 import spark_pb2
+from millstream.wire.reduce.v1 import engine_pb2
 from millstream_reduce.udf_parts import PartEncoder, PartMessage, decode_answer, one_by_one
 from millstream_reduce.udf_stream import FunctionLostError, Stream, open_stream
 from millstream_udf.groups import Group, Part
@@ -62,7 +62,7 @@ class UdfClientStatistics:
 class UdfReduction:
     """Groups on their way through a function. `run` may be called once; see `reduce_over_grpc`."""
 
-    def __init__(self, program: spark_pb2.UdfProgram) -> None:
+    def __init__(self, program: engine_pb2.UdfProgram) -> None:
         self._program = program
         self._where = f"{program.pipeline}/{program.vertex}: the function at {program.address}"
         self._encoder = PartEncoder()
@@ -228,7 +228,7 @@ class UdfReduction:
             self._kept_bytes -= len(self._kept.popleft().data)
 
 
-def reduce_over_grpc(program: spark_pb2.UdfProgram, parts: Iterable[Part]) -> Iterator[Answer]:
+def reduce_over_grpc(program: engine_pb2.UdfProgram, parts: Iterable[Part]) -> Iterator[Answer]:
     """Reduce the groups of `parts` by the function at an address; answers come in the order of the groups.
 
     Groups without records are not sent and have no answer. The results of a failed group do not count, also those in

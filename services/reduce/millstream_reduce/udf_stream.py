@@ -22,7 +22,7 @@ from google.protobuf.message import DecodeError
 from millstream.errors import RetryLaterError, UdfError
 from millstream.udf.client import CHANNEL_OPTIONS, SERVICE
 from millstream.udf.stream import FATAL, PROTOCOL_VERSION
-from millstream.wire.reduce.v1 import spark_pb2
+from millstream.wire.reduce.v1 import engine_pb2
 from millstream_udf.wire.udf.v1 import udf_pb2
 
 CONNECT_TIMEOUT_S = 60.0
@@ -155,7 +155,7 @@ class Stream:
                 self._changed.notify_all()
 
 
-def open_stream(program: spark_pb2.UdfProgram, where: str, first: int) -> Stream:
+def open_stream(program: engine_pb2.UdfProgram, where: str, first: int) -> Stream:
     """A stream of the function at an address, waiting for it up to CONNECT_TIMEOUT_S.
 
     `first`: number of the first group that it will see. Raises `FunctionLostError` when nothing answers, `UdfError`

@@ -29,7 +29,7 @@ from millstream_worker.programs import open_programs
 
 if TYPE_CHECKING:
     # What computes windows takes half a second to import, and vertices without windows do not need it.
-    from millstream_reduce.lane.jobs import SparkRuns
+    from millstream_reduce.engine import Engine
     from millstream_reduce.log.files import Files
     from millstream_reduce.queue import QueueLimits
 
@@ -92,8 +92,8 @@ class Surroundings(Protocol):
     def trouble(self) -> str | None:
         """What is away that a process cannot work without; None when everything is there."""
 
-    def spark(self, address: str) -> AbstractAsyncContextManager[SparkRuns]:
-        """A client of the Spark driver at that address; it need not be there yet."""
+    def engine(self, address: str) -> AbstractAsyncContextManager[Engine]:
+        """What computes the windows of reduces, at that address; it need not be there yet."""
 
     def files(self) -> Files:
         """The file operations of the logs of reduce lanes."""
@@ -124,7 +124,7 @@ class Outside:
         down = [role for role, sidecar in self.programs.statistics().items() if not sidecar.running]
         return f"the program of the {' and the '.join(down)} does not run" if down else None
 
-    def spark(self, address: str) -> AbstractAsyncContextManager[SparkRuns]:
+    def engine(self, address: str) -> AbstractAsyncContextManager[Engine]:
         from millstream_reduce.spark.client import open_spark_client
         from millstream_reduce.spark.tokens import TOKEN_VARIABLE
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from millstream.wire.reduce.v1 import spark_pb2, wal_pb2
+from millstream.wire.reduce.v1 import engine_pb2, wal_pb2
 from millstream_reduce.batches import encoded
 from millstream_reduce.log.entries import entry_buffers, segment_name, total_length
 from millstream_reduce.spark.client import SparkClient
@@ -18,9 +18,9 @@ from millstream_reduce.spark.client import SparkClient
 QUERY = "SELECT key, count(*) AS n, sum(value.n) AS total, window_start FROM window GROUP BY key, window_start"
 
 
-def sql(query: str = QUERY, *, unsafe: bool = False) -> spark_pb2.Program:
-    value = spark_pb2.ValueSchema(format="json", fields="n BIGINT")
-    return spark_pb2.Program(sql=spark_pb2.SqlProgram(query=query, value=value, unsafe=unsafe), keyed=True)
+def sql(query: str = QUERY, *, unsafe: bool = False) -> engine_pb2.Program:
+    value = engine_pb2.ValueSchema(format="json", fields="n BIGINT")
+    return engine_pb2.Program(sql=engine_pb2.SqlProgram(query=query, value=value, unsafe=unsafe), keyed=True)
 
 
 def write_windows(directory: Path, *numbers: Sequence[int]) -> list[wal_pb2.Window]:
@@ -49,9 +49,9 @@ def write_windows(directory: Path, *numbers: Sequence[int]) -> list[wal_pb2.Wind
 
 
 def request(
-    directory: Path, windows: Sequence[wal_pb2.Window], program: spark_pb2.Program | None = None
-) -> spark_pb2.RunRequest:
-    return spark_pb2.RunRequest(program=program or sql(), directory=str(directory), windows=windows)
+    directory: Path, windows: Sequence[wal_pb2.Window], program: engine_pb2.Program | None = None
+) -> engine_pb2.RunRequest:
+    return engine_pb2.RunRequest(program=program or sql(), directory=str(directory), windows=windows)
 
 
 def totals(table: pa.Table) -> dict[tuple[int, str], tuple[int, int]]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from millstream.wire.reduce.v1 import spark_pb2
+from millstream.wire.reduce.v1 import engine_pb2
 from millstream_reduce.spark.client import SparkClient, open_spark_client
 from millstream_reduce.spark.jobs import LOSSES_MAX
 from tests.contract.reduce.spark_requests import request, sql, write_windows
@@ -66,13 +66,13 @@ async def client(spark: SparkDriver) -> AsyncIterator[SparkClient]:
         yield client
 
 
-def python(directory: Path, function: str) -> spark_pb2.Program:
+def python(directory: Path, function: str) -> engine_pb2.Program:
     (directory / "functions.py").write_text(FUNCTIONS)
-    program = spark_pb2.PythonProgram(target=f"functions.py:{function}", directory=str(directory))
-    return spark_pb2.Program(python=program)
+    program = engine_pb2.PythonProgram(target=f"functions.py:{function}", directory=str(directory))
+    return engine_pb2.Program(python=program)
 
 
-async def failure_of(client: SparkClient, directory: Path, program: spark_pb2.Program) -> spark_pb2.WindowFailure:
+async def failure_of(client: SparkClient, directory: Path, program: engine_pb2.Program) -> engine_pb2.WindowFailure:
     """Of the second of two windows, the only one."""
     message = request(directory / "log", write_windows(directory / "log", [1, 2], [13]), program)
     table, summary = await client.run(message)

@@ -15,7 +15,7 @@ import pytest_asyncio
 
 from millstream.errors import UdfError
 from millstream.udf.sidecar import Sidecar, python_command
-from millstream.wire.reduce.v1 import spark_pb2
+from millstream.wire.reduce.v1 import engine_pb2
 from millstream_reduce import udf_client
 from millstream_reduce.udf_client import FunctionLostError, UdfReduction, reduce_over_grpc
 from millstream_udf.groups import FrameRows, Group, Part
@@ -81,8 +81,8 @@ async def sidecar(reduce_command: list[str], open_function: Open) -> AsyncIterat
         yield running
 
 
-def program(sidecar: Sidecar) -> spark_pb2.UdfProgram:
-    return spark_pb2.UdfProgram(
+def program(sidecar: Sidecar) -> engine_pb2.UdfProgram:
+    return engine_pb2.UdfProgram(
         address=sidecar.address, pipeline=NAME.pipeline, vertex=NAME.vertex, lane="window.0", replica=0
     )
 
@@ -175,7 +175,7 @@ async def test_a_group_without_records_is_never_sent(sidecar: Sidecar) -> None:
 
 
 async def test_nothing_is_opened_for_nothing(sidecar: Sidecar) -> None:
-    reduction = UdfReduction(spark_pb2.UdfProgram(address="unix:/nowhere/at/all"))
+    reduction = UdfReduction(engine_pb2.UdfProgram(address="unix:/nowhere/at/all"))
     assert list(reduction.run([part({group("empty"): []})])) == []
     assert reduction.statistics().groups_sent == 0
 
@@ -367,6 +367,6 @@ async def test_lines_of_a_function_name_window_and_key(open_function: Open, line
 
 def test_nothing_answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("millstream_reduce.udf_stream.CONNECT_TIMEOUT_S", 0.2)
-    nowhere = spark_pb2.UdfProgram(address=f"unix:{tmp_path / 'none'}", pipeline="p", vertex="v")
+    nowhere = engine_pb2.UdfProgram(address=f"unix:{tmp_path / 'none'}", pipeline="p", vertex="v")
     with pytest.raises(FunctionLostError, match=r"p/v: the function at unix:.* has not answered for 0.2 s"):
         list(reduce_over_grpc(nowhere, [part({group("a"): [b"1"]})]))

@@ -14,7 +14,7 @@ import pytest
 
 from millstream.errors import UdfError
 from millstream.udf.checks import check_reduce_answer
-from millstream.wire.reduce.v1 import spark_pb2
+from millstream.wire.reduce.v1 import engine_pb2
 from millstream_reduce import udf_stream
 from millstream_reduce.udf_client import FunctionLostError, reduce_over_grpc
 from millstream_udf import columns
@@ -38,7 +38,7 @@ def answer(counts: list[int], values: list[bytes], *, unfinished: bool = False) 
 
 
 @asynccontextmanager
-async def serving(directory: Path, serve: Serve) -> AsyncIterator[spark_pb2.UdfProgram]:
+async def serving(directory: Path, serve: Serve) -> AsyncIterator[engine_pb2.UdfProgram]:
     """A server whose reduce streams are handled by `serve`."""
 
     async def handle(_: Any, context: Any) -> None:
@@ -51,12 +51,12 @@ async def serving(directory: Path, serve: Serve) -> AsyncIterator[spark_pb2.UdfP
     await server.start()
     try:
         async with asyncio.timeout(30):
-            yield spark_pb2.UdfProgram(address=f"unix:{directory}/s", pipeline="p", vertex="v")
+            yield engine_pb2.UdfProgram(address=f"unix:{directory}/s", pipeline="p", vertex="v")
     finally:
         await server.stop(None)
 
 
-async def answers(program: spark_pb2.UdfProgram) -> list[Answer]:
+async def answers(program: engine_pb2.UdfProgram) -> list[Answer]:
     return await asyncio.to_thread(lambda: list(reduce_over_grpc(program, [PART])))
 
 

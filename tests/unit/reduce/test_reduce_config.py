@@ -10,7 +10,7 @@ from millstream.record import LaneId
 from millstream.spec.loading import load
 from millstream.spec.models import GroupBy
 from millstream.spec.resolved import Resolved
-from millstream.wire.reduce.v1 import spark_pb2
+from millstream.wire.reduce.v1 import engine_pb2
 from millstream_reduce.config import log_bytes_max, program_of, window_config
 from millstream_reduce.windows import WindowConfig, make_windowing
 
@@ -67,11 +67,11 @@ def lane(vertex: str, partition: int = 0) -> LaneId:
 
 def test_sql(resolved: Resolved) -> None:
     program = program_of(resolved, lane("carrier-hours"), 0, None)
-    assert program == spark_pb2.Program(
+    assert program == engine_pb2.Program(
         keyed=True,
-        sql=spark_pb2.SqlProgram(
+        sql=engine_pb2.SqlProgram(
             query="SELECT key, count(*) AS n, avg(value.delay) AS mean FROM window GROUP BY key",
-            value=spark_pb2.ValueSchema(format="json", fields="delay DOUBLE, origin STRING"),
+            value=engine_pb2.ValueSchema(format="json", fields="delay DOUBLE, origin STRING"),
         ),
     )
 
@@ -81,12 +81,12 @@ def test_sql_over_bytes(resolved: Resolved) -> None:
     del pipeline["spec"]["vertices"][1]["udf"]["sql"]["value"]
     plain = type(resolved.pipeline).model_validate(pipeline)
     changed = Resolved(plain, resolved.graph.of(plain), resolved.base_dir)
-    assert program_of(changed, lane("carrier-hours"), 0, None).sql.value == spark_pb2.ValueSchema(format="raw")
+    assert program_of(changed, lane("carrier-hours"), 0, None).sql.value == engine_pb2.ValueSchema(format="raw")
 
 
 def test_functions_are_found_from_the_file(resolved: Resolved) -> None:
     program = program_of(resolved, lane("planes"), 0, None)
-    assert program.python == spark_pb2.PythonProgram(
+    assert program.python == engine_pb2.PythonProgram(
         target="planes.py:Day",
         directory=str(FLIGHTS.parent / "functions"),
         pipeline="flights-hourly",
@@ -97,7 +97,7 @@ def test_functions_are_found_from_the_file(resolved: Resolved) -> None:
 def test_programs_are_called_where_they_run(resolved: Resolved) -> None:
     program = program_of(resolved, lane("moving"), 0, None)
     assert not program.keyed
-    assert program.udf == spark_pb2.UdfProgram(
+    assert program.udf == engine_pb2.UdfProgram(
         address="unix:/run/moving.sock", pipeline="flights-hourly", vertex="moving", lane="window.0"
     )
     assert program_of(resolved, lane("totals"), 1, "unix:/own.sock").udf.address == "unix:/own.sock"

@@ -22,42 +22,24 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
-from millstream.wire.reduce.v1 import wal_pb2 as millstream_dot_reduce_dot_v1_dot_wal__pb2
+from millstream.wire.reduce.v1 import engine_pb2 as millstream_dot_reduce_dot_v1_dot_engine__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n millstream/reduce/v1/spark.proto\x12\x14millstream.reduce.v1\x1a\x1emillstream/reduce/v1/wal.proto\"\x11\n\x0f\x44\x65scribeRequest\"\x8c\x01\n\x10\x44\x65scribeResponse\x12\x15\n\rspark_version\x18\x01 \x01(\t\x12\x0e\n\x06master\x18\x02 \x01(\t\x12\x14\n\x0cjava_version\x18\x03 \x01(\t\x12\x0f\n\x07start_s\x18\x04 \x01(\x01\x12\x0b\n\x03pid\x18\x05 \x01(\r\x12\x0c\n\x04jobs\x18\x06 \x01(\x04\x12\x0f\n\x07running\x18\x07 \x01(\r\"\xb9\x01\n\x07Program\x12/\n\x03sql\x18\x01 \x01(\x0b\x32 .millstream.reduce.v1.SqlProgramH\x00\x12\x35\n\x06python\x18\x02 \x01(\x0b\x32#.millstream.reduce.v1.PythonProgramH\x00\x12/\n\x03udf\x18\x03 \x01(\x0b\x32 .millstream.reduce.v1.UdfProgramH\x00\x12\r\n\x05keyed\x18\x04 \x01(\x08\x42\x06\n\x04kind\"]\n\nSqlProgram\x12\r\n\x05query\x18\x01 \x01(\t\x12\x30\n\x05value\x18\x02 \x01(\x0b\x32!.millstream.reduce.v1.ValueSchema\x12\x0e\n\x06unsafe\x18\x03 \x01(\x08\"U\n\x0bValueSchema\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\t\x12\x0e\n\x06\x66ields\x18\x02 \x01(\t\x12\x13\n\x0b\x61vro_schema\x18\x03 \x01(\t\x12\x11\n\tdelimiter\x18\x04 \x01(\t\"T\n\rPythonProgram\x12\x0e\n\x06target\x18\x01 \x01(\t\x12\x11\n\tdirectory\x18\x02 \x01(\t\x12\x10\n\x08pipeline\x18\x03 \x01(\t\x12\x0e\n\x06vertex\x18\x04 \x01(\t\"^\n\nUdfProgram\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x10\n\x08pipeline\x18\x02 \x01(\t\x12\x0e\n\x06vertex\x18\x03 \x01(\t\x12\x0c\n\x04lane\x18\x04 \x01(\t\x12\x0f\n\x07replica\x18\x05 \x01(\r\">\n\x0c\x43heckRequest\x12.\n\x07program\x18\x01 \x01(\x0b\x32\x1d.millstream.reduce.v1.Program\"D\n\rCheckResponse\x12\x0e\n\x06\x66\x61ults\x18\x01 \x03(\t\x12\x0f\n\x07\x63olumns\x18\x02 \x01(\t\x12\x12\n\none_by_one\x18\x03 \x01(\t\"\xe9\x01\n\nRunRequest\x12.\n\x07program\x18\x01 \x01(\x0b\x32\x1d.millstream.reduce.v1.Program\x12\x11\n\tdirectory\x18\x02 \x01(\t\x12-\n\x07windows\x18\x03 \x03(\x0b\x32\x1c.millstream.reduce.v1.Window\x12\x0e\n\x06vertex\x18\x04 \x01(\t\x12\x13\n\x0btraceparent\x18\x05 \x01(\t\x12\x0c\n\x04lane\x18\x06 \x01(\t\x12\x0f\n\x07replica\x18\x07 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x08 \x01(\r\x12\x14\n\x0cwatermark_us\x18\t \x01(\x10\"Z\n\x0bRunResponse\x12\x0e\n\x04rows\x18\x01 \x01(\x0cH\x00\x12\x33\n\x07summary\x18\x02 \x01(\x0b\x32 .millstream.reduce.v1.RunSummaryH\x00\x42\x06\n\x04part\"\x8e\x01\n\nRunSummary\x12\x35\n\x08\x66\x61ilures\x18\x01 \x03(\x0b\x32#.millstream.reduce.v1.WindowFailure\x12\r\n\x05job_s\x18\x02 \x01(\x01\x12\x13\n\x0bjob_windows\x18\x03 \x01(\r\x12\x14\n\x0cjob_requests\x18\x04 \x01(\r\x12\x0f\n\x07job_tag\x18\x05 \x01(\t\"Y\n\rWindowFailure\x12\x0e\n\x06window\x18\x01 \x01(\r\x12\x10\n\x03key\x18\x02 \x01(\x0cH\x00\x88\x01\x01\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\tB\x06\n\x04_key2\x88\x02\n\x0bSparkDriver\x12Y\n\x08\x44\x65scribe\x12%.millstream.reduce.v1.DescribeRequest\x1a&.millstream.reduce.v1.DescribeResponse\x12P\n\x05\x43heck\x12\".millstream.reduce.v1.CheckRequest\x1a#.millstream.reduce.v1.CheckResponse\x12L\n\x03Run\x12 .millstream.reduce.v1.RunRequest\x1a!.millstream.reduce.v1.RunResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n millstream/reduce/v1/spark.proto\x12\x14millstream.reduce.v1\x1a!millstream/reduce/v1/engine.proto\"\x11\n\x0f\x44\x65scribeRequest\"\x8c\x01\n\x10\x44\x65scribeResponse\x12\x15\n\rspark_version\x18\x01 \x01(\t\x12\x0e\n\x06master\x18\x02 \x01(\t\x12\x14\n\x0cjava_version\x18\x03 \x01(\t\x12\x0f\n\x07start_s\x18\x04 \x01(\x01\x12\x0b\n\x03pid\x18\x05 \x01(\r\x12\x0c\n\x04jobs\x18\x06 \x01(\x04\x12\x0f\n\x07running\x18\x07 \x01(\r\">\n\x0c\x43heckRequest\x12.\n\x07program\x18\x01 \x01(\x0b\x32\x1d.millstream.reduce.v1.Program\"Z\n\x0bRunResponse\x12\x0e\n\x04rows\x18\x01 \x01(\x0cH\x00\x12\x33\n\x07summary\x18\x02 \x01(\x0b\x32 .millstream.reduce.v1.RunSummaryH\x00\x42\x06\n\x04part2\x88\x02\n\x0bSparkDriver\x12Y\n\x08\x44\x65scribe\x12%.millstream.reduce.v1.DescribeRequest\x1a&.millstream.reduce.v1.DescribeResponse\x12P\n\x05\x43heck\x12\".millstream.reduce.v1.CheckRequest\x1a#.millstream.reduce.v1.CheckResponse\x12L\n\x03Run\x12 .millstream.reduce.v1.RunRequest\x1a!.millstream.reduce.v1.RunResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'millstream.wire.reduce.v1.spark_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DESCRIBEREQUEST']._serialized_start=90
-  _globals['_DESCRIBEREQUEST']._serialized_end=107
-  _globals['_DESCRIBERESPONSE']._serialized_start=110
-  _globals['_DESCRIBERESPONSE']._serialized_end=250
-  _globals['_PROGRAM']._serialized_start=253
-  _globals['_PROGRAM']._serialized_end=438
-  _globals['_SQLPROGRAM']._serialized_start=440
-  _globals['_SQLPROGRAM']._serialized_end=533
-  _globals['_VALUESCHEMA']._serialized_start=535
-  _globals['_VALUESCHEMA']._serialized_end=620
-  _globals['_PYTHONPROGRAM']._serialized_start=622
-  _globals['_PYTHONPROGRAM']._serialized_end=706
-  _globals['_UDFPROGRAM']._serialized_start=708
-  _globals['_UDFPROGRAM']._serialized_end=802
-  _globals['_CHECKREQUEST']._serialized_start=804
-  _globals['_CHECKREQUEST']._serialized_end=866
-  _globals['_CHECKRESPONSE']._serialized_start=868
-  _globals['_CHECKRESPONSE']._serialized_end=936
-  _globals['_RUNREQUEST']._serialized_start=939
-  _globals['_RUNREQUEST']._serialized_end=1172
-  _globals['_RUNRESPONSE']._serialized_start=1174
-  _globals['_RUNRESPONSE']._serialized_end=1264
-  _globals['_RUNSUMMARY']._serialized_start=1267
-  _globals['_RUNSUMMARY']._serialized_end=1409
-  _globals['_WINDOWFAILURE']._serialized_start=1411
-  _globals['_WINDOWFAILURE']._serialized_end=1500
-  _globals['_SPARKDRIVER']._serialized_start=1503
-  _globals['_SPARKDRIVER']._serialized_end=1767
+  _globals['_DESCRIBEREQUEST']._serialized_start=93
+  _globals['_DESCRIBEREQUEST']._serialized_end=110
+  _globals['_DESCRIBERESPONSE']._serialized_start=113
+  _globals['_DESCRIBERESPONSE']._serialized_end=253
+  _globals['_CHECKREQUEST']._serialized_start=255
+  _globals['_CHECKREQUEST']._serialized_end=317
+  _globals['_RUNRESPONSE']._serialized_start=319
+  _globals['_RUNRESPONSE']._serialized_end=409
+  _globals['_SPARKDRIVER']._serialized_start=412
+  _globals['_SPARKDRIVER']._serialized_end=676
 # @@protoc_insertion_point(module_scope)

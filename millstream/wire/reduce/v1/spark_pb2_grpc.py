@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from millstream.wire.reduce.v1 import engine_pb2 as millstream_dot_reduce_dot_v1_dot_engine__pb2
 from millstream.wire.reduce.v1 import spark_pb2 as millstream_dot_reduce_dot_v1_dot_spark__pb2
 
 GRPC_GENERATED_VERSION = '1.74.0'
@@ -42,11 +43,11 @@ class SparkDriverStub(object):
         self.Check = channel.unary_unary(
                 '/millstream.reduce.v1.SparkDriver/Check',
                 request_serializer=millstream_dot_reduce_dot_v1_dot_spark__pb2.CheckRequest.SerializeToString,
-                response_deserializer=millstream_dot_reduce_dot_v1_dot_spark__pb2.CheckResponse.FromString,
+                response_deserializer=millstream_dot_reduce_dot_v1_dot_engine__pb2.CheckResponse.FromString,
                 _registered_method=True)
         self.Run = channel.unary_stream(
                 '/millstream.reduce.v1.SparkDriver/Run',
-                request_serializer=millstream_dot_reduce_dot_v1_dot_spark__pb2.RunRequest.SerializeToString,
+                request_serializer=millstream_dot_reduce_dot_v1_dot_engine__pb2.RunRequest.SerializeToString,
                 response_deserializer=millstream_dot_reduce_dot_v1_dot_spark__pb2.RunResponse.FromString,
                 _registered_method=True)
 
@@ -86,11 +87,11 @@ def add_SparkDriverServicer_to_server(servicer, server):
             'Check': grpc.unary_unary_rpc_method_handler(
                     servicer.Check,
                     request_deserializer=millstream_dot_reduce_dot_v1_dot_spark__pb2.CheckRequest.FromString,
-                    response_serializer=millstream_dot_reduce_dot_v1_dot_spark__pb2.CheckResponse.SerializeToString,
+                    response_serializer=millstream_dot_reduce_dot_v1_dot_engine__pb2.CheckResponse.SerializeToString,
             ),
             'Run': grpc.unary_stream_rpc_method_handler(
                     servicer.Run,
-                    request_deserializer=millstream_dot_reduce_dot_v1_dot_spark__pb2.RunRequest.FromString,
+                    request_deserializer=millstream_dot_reduce_dot_v1_dot_engine__pb2.RunRequest.FromString,
                     response_serializer=millstream_dot_reduce_dot_v1_dot_spark__pb2.RunResponse.SerializeToString,
             ),
     }
@@ -147,7 +148,7 @@ class SparkDriver(object):
             target,
             '/millstream.reduce.v1.SparkDriver/Check',
             millstream_dot_reduce_dot_v1_dot_spark__pb2.CheckRequest.SerializeToString,
-            millstream_dot_reduce_dot_v1_dot_spark__pb2.CheckResponse.FromString,
+            millstream_dot_reduce_dot_v1_dot_engine__pb2.CheckResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -173,7 +174,7 @@ class SparkDriver(object):
             request,
             target,
             '/millstream.reduce.v1.SparkDriver/Run',
-            millstream_dot_reduce_dot_v1_dot_spark__pb2.RunRequest.SerializeToString,
+            millstream_dot_reduce_dot_v1_dot_engine__pb2.RunRequest.SerializeToString,
             millstream_dot_reduce_dot_v1_dot_spark__pb2.RunResponse.FromString,
             options,
             channel_credentials,

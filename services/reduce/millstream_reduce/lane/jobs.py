@@ -1,6 +1,6 @@
 """The computing of hand-overs for a reduce lane: runs of the engine, and what becomes of windows that fail.
 
-Above it: the reduce lane. Below it: the pipeline's Spark driver. It knows rows of results and the retry policy; it does
+Above it: the reduce lane. Below it: an engine. It knows rows of results and the retry policy; it does
 not know where the windows came from.
 """
 
@@ -12,7 +12,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 from google.protobuf.message import DecodeError
@@ -21,17 +21,8 @@ from millstream.errors import DamageError, UdfError, UserError
 from millstream.frame import KEY_SEPARATOR
 from millstream.record import LaneId
 from millstream.retry import OnFailure, RetryPolicy
-from millstream.wire.reduce.v1 import spark_pb2, wal_pb2
-
-
-class SparkRuns(Protocol):
-    """What is asked of the Spark driver's client."""
-
-    async def check(self, program: spark_pb2.Program) -> spark_pb2.CheckResponse:
-        """Whether the program can run."""
-
-    async def run(self, request: spark_pb2.RunRequest) -> tuple[pa.Table, spark_pb2.RunSummary]:
-        """Compute the windows; waits for the driver however long it is away. Rows as `RunResponse.rows` says."""
+from millstream.wire.reduce.v1 import engine_pb2, wal_pb2
+from millstream_reduce.engine import Engine
 
 
 @dataclass(slots=True)
@@ -39,13 +30,13 @@ class Computed:
     """What became of the windows of one hand-over."""
 
     rows: pa.Table
-    failures: list[spark_pb2.WindowFailure] = field(default_factory=list)
+    failures: list[engine_pb2.WindowFailure] = field(default_factory=list)
     """Windows that no attempt could compute, for the dead-letter edge or the count of what is dropped."""
     retries: int = 0
     errors: int = 0
     job_s: float = 0.0
     job_tags: list[str] = field(default_factory=list)
-    """Of the Spark jobs."""
+    """What the engine calls its jobs."""
 
     def encode(self) -> bytes:
         """For the result file, from which a commit in parts goes on after a restart."""
@@ -63,7 +54,7 @@ class Computed:
             table = pa.ipc.open_stream(data).read_all()
             table.validate(full=True)
             failures = json.loads((table.schema.metadata or {})[b"failures"])
-            messages = [spark_pb2.WindowFailure.FromString(bytes.fromhex(text)) for text in failures]
+            messages = [engine_pb2.WindowFailure.FromString(bytes.fromhex(text)) for text in failures]
         except (pa.ArrowException, OSError, KeyError, TypeError, ValueError, RecursionError, DecodeError) as error:
             raise DamageError(f"kept results of windows cannot be read ({len(data)} bytes: {error})") from error
         return cls(table, messages)
@@ -74,8 +65,8 @@ class HandOverJobs:
 
     def __init__(
         self,
-        spark: SparkRuns,
-        program: spark_pb2.Program,
+        engine: Engine,
+        program: engine_pb2.Program,
         policy: RetryPolicy,
         *,
         directory: str,
@@ -85,7 +76,7 @@ class HandOverJobs:
         rng: random.Random,
     ) -> None:
         """`where` names pipeline, vertex and lane in messages; `lane` and `replica` are for functions' context."""
-        self._spark = spark
+        self._engine = engine
         self._program = program
         self._policy = policy
         self._directory = directory
@@ -96,7 +87,7 @@ class HandOverJobs:
 
     async def check(self) -> None:
         """Raises `UserError` when the program cannot run at all, long before the first window closes."""
-        answer = await self._spark.check(self._program)
+        answer = await self._engine.check(self._program)
         if answer.faults:
             raise UserError("\n".join([f"{self._where}: the windows cannot be computed", *answer.faults]))
 
@@ -107,7 +98,7 @@ class HandOverJobs:
         results = Computed(pa.table({}))
         waiting, attempt = list(range(len(hand_over.windows))), 0
         while waiting:
-            request = spark_pb2.RunRequest(
+            request = engine_pb2.RunRequest(
                 program=self._program,
                 directory=self._directory,
                 windows=[hand_over.windows[index] for index in waiting],
@@ -118,7 +109,7 @@ class HandOverJobs:
                 watermark_us=hand_over.closed_us,
                 traceparent=traceparent,
             )
-            table, summary = await self._spark.run(request)
+            table, summary = await self._engine.run(request)
             tables.append(_with_windows(table, waiting) if attempt else table)
             results.job_s += summary.job_s
             results.job_tags.append(summary.job_tag)
@@ -137,8 +128,8 @@ class HandOverJobs:
         return results
 
     def _give_up(
-        self, hand_over: wal_pb2.HandOver, failures: Mapping[int, spark_pb2.WindowFailure]
-    ) -> list[spark_pb2.WindowFailure]:
+        self, hand_over: wal_pb2.HandOver, failures: Mapping[int, engine_pb2.WindowFailure]
+    ) -> list[engine_pb2.WindowFailure]:
         given_up = []
         for index, failure in sorted(failures.items()):
             failure.window = index
@@ -156,7 +147,7 @@ class HandOverJobs:
         return given_up
 
 
-def describe(window: wal_pb2.Window, failure: spark_pb2.WindowFailure) -> dict[str, Any]:
+def describe(window: wal_pb2.Window, failure: engine_pb2.WindowFailure) -> dict[str, Any]:
     """A window that failed, for people and for dead letters."""
     description: dict[str, Any] = {"start": time_text(window.start_us), "end": time_text(window.end_us)}
     if window.HasField("key"):

@@ -1,4 +1,4 @@
-"""Opens a lane of a reduce vertex: its log, its readers, its way to Spark.
+"""Opens a lane of a reduce vertex: its log, its readers, its way to the engine.
 
 Used by the assembly for reduce vertices only, as what it imports is large. Decides nothing while records flow.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,9 +22,10 @@ from millstream.spec.resolved import Resolved
 from millstream.udf.protocol import StreamName
 from millstream_reader.buffer import open_buffer_reader
 from millstream_reduce.config import log_bytes_max, program_of, window_config
+from millstream_reduce.engine import OpenEngine
 from millstream_reduce.lane.closing import EarlyResults
 from millstream_reduce.lane.inputs import ReduceInput, ReduceInputs
-from millstream_reduce.lane.jobs import HandOverJobs, SparkRuns
+from millstream_reduce.lane.jobs import HandOverJobs
 from millstream_reduce.lane.lane import ReduceLane
 from millstream_reduce.lane.milestones import Retracing, open_milestones
 from millstream_reduce.lane.progress import progress_of
@@ -54,15 +55,15 @@ class ReduceOpening:
     """Address of the reduce function beside this process; None where the vertex has none."""
     replica: int
     windows_dir: Path | None
-    spark: str | None
+    engine: str | None
+    """Address of the engine."""
     ledger: Callable[[str], Awaitable[Ledger]]
     """The ledger of a vertex."""
     trimmer: Callable[[str], Awaitable[Trimmer]]
     """That of the ledger of a vertex."""
     listen: Callable[[str, LaneInput], Awaitable[None]]
     """Have the updates of that vertex's OT store handed to an input."""
-    open_spark: Callable[[str], AbstractAsyncContextManager[SparkRuns]]
-    """A client of the Spark driver at that address."""
+    open_engine: OpenEngine
     files: Files
     """The file operations of the log."""
     queue_limits: Callable[[int | None, int], QueueLimits]
@@ -76,7 +77,7 @@ class ReduceOpening:
         vertex = graph.vertex(lane.vertex)
         if vertex.group_by is None:
             raise MillstreamError(f"{where}: a lane of a {vertex.kind} vertex has no windows")
-        if self.windows_dir is None or self.spark is None:
+        if self.windows_dir is None or self.engine is None:
             raise UserError(f"{where}: a reduce needs --windows-dir and --spark")
         group_by, mark = vertex.group_by, self.core.committer.mark
         config = window_config(group_by)
@@ -102,7 +103,7 @@ class ReduceOpening:
                 files=self.files,
             )
         )
-        spark = await stack.enter_async_context(self.open_spark(self.spark))
+        engine = await stack.enter_async_context(self.open_engine(self.engine))
         positions = queue.positions()
         inputs = [
             await self._open_input(buffer, positions.get(buffer.edge, 0), queue.witnesses(buffer.edge), stack)
@@ -121,7 +122,7 @@ class ReduceOpening:
         name = StreamName(self.resolved.pipeline.name, lane.vertex, lane.key, self.replica)
         program = program_of(self.resolved, lane, self.replica, self.function(name))
         jobs = HandOverJobs(
-            spark,
+            engine,
             program,
             self.policy,
             directory=str(directory),

@@ -1,6 +1,6 @@
 """The write-ahead log of a reduce lane: entries in segments, durable in groups, read back after a crash.
 
-entries     the format: encoding and reading one entry; what the Spark tasks use
+entries     the format: encoding and reading one entry; what the engine's tasks use
 segments    the files, their headers, and who may write
 recovery    reading a log back, and where it ends
 damage      what a damaged place affects

@@ -1,7 +1,7 @@
 """Entries of the log: encoding, reading, finding. Pure; the format stands in `proto/millstream/reduce/v1/wal.proto`.
 
-Above it: the log, and the Spark tasks, which map a segment and read the entries they were given. Light on purpose: it
-imports nothing that a task would not load anyway.
+Above it: the log, and the engine's tasks, which map a segment and read the entries they were given. Light on purpose:
+it imports nothing that a task would not load anyway.
 
     pieces = entry_buffers(sequence, meta, body)        # what one writev writes, and nothing is copied
     entry = read_entry(memoryview(segment), offset)     # checked; meta and body are views

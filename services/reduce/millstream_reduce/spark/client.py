@@ -22,8 +22,8 @@ import pyarrow as pa
 from millstream.errors import MillstreamError, RetryLaterError, UserError
 from millstream.limits import GRPC_MESSAGE_BYTES_MAX
 from millstream.retry import Backoff
-from millstream.wire.reduce.v1 import spark_pb2, spark_pb2_grpc
-from millstream_reduce.spark.results import RESULT_SCHEMA
+from millstream.wire.reduce.v1 import engine_pb2, spark_pb2, spark_pb2_grpc
+from millstream_reduce.engine import RESULT_SCHEMA
 from millstream_reduce.spark.tokens import call_metadata
 from millstream_reduce.spark.transfer import decoded_rows, error_of
 
@@ -70,19 +70,19 @@ class SparkClient:
         """What runs there. Waits until Spark is ready."""
         return await self._ask(lambda: self._call(self._stub.Describe, spark_pb2.DescribeRequest()))
 
-    async def check(self, program: spark_pb2.Program) -> spark_pb2.CheckResponse:
+    async def check(self, program: engine_pb2.Program) -> engine_pb2.CheckResponse:
         """Whether a program can run."""
         request = spark_pb2.CheckRequest(program=program)
         return await self._ask(lambda: self._call(self._stub.Check, request))
 
-    async def run(self, request: spark_pb2.RunRequest) -> tuple[pa.Table, spark_pb2.RunSummary]:
+    async def run(self, request: engine_pb2.RunRequest) -> tuple[pa.Table, engine_pb2.RunSummary]:
         """Compute windows. The rows are as `RunResponse.rows` says; they are all there when the summary is.
 
         Raises what will not be better next time: `DamageError` (the log), `UdfError`, `UserError`, `EnvironmentFault`.
         """
         return await self._ask(lambda: self._run_once(request))
 
-    async def _run_once(self, request: spark_pb2.RunRequest) -> tuple[pa.Table, spark_pb2.RunSummary]:
+    async def _run_once(self, request: engine_pb2.RunRequest) -> tuple[pa.Table, engine_pb2.RunSummary]:
         parts: list[bytes] = []
         async for message in self._call(self._stub.Run, request):
             if message.WhichOneof("part") == "summary":

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millstream.errors import MillstreamError, RetryLaterError
-from millstream.wire.reduce.v1 import spark_pb2
+from millstream.wire.reduce.v1 import engine_pb2
 from millstream_reduce.spark.manifest import JobWindow, Origin
 from millstream_reduce.spark.waiting import Batch, Lane, Waiter, Waiting, bytes_of
 
@@ -52,7 +52,7 @@ class Runs(Protocol):
         """Raise `SessionLostError` unless Spark still does what it is asked."""
 
 
-RunJob = Callable[["SparkSession", spark_pb2.Program, Sequence[JobWindow]], "JobResult"]
+RunJob = Callable[["SparkSession", engine_pb2.Program, Sequence[JobWindow]], "JobResult"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +60,14 @@ class Outcome:
     """What a request gets."""
 
     rows: pa.Table
-    summary: spark_pb2.RunSummary
+    summary: engine_pb2.RunSummary
 
 
 @dataclass(eq=False, slots=True)
 class _Request:
     """A request between its coming and its outcome."""
 
-    message: spark_pb2.RunRequest
+    message: engine_pb2.RunRequest
     outcome: asyncio.Future[Outcome]
 
     def windows(self) -> list[JobWindow]:
@@ -110,7 +110,7 @@ class Executor:
         """Jobs that run now."""
         return len(self._running)
 
-    async def submit(self, message: spark_pb2.RunRequest) -> Outcome:
+    async def submit(self, message: engine_pb2.RunRequest) -> Outcome:
         """Wait for the result of a request. Cancelling takes it back; a job that nobody waits for stops in a while."""
         request = _Request(message, asyncio.get_running_loop().create_future())
         program = message.program.SerializeToString(deterministic=True)
@@ -175,7 +175,7 @@ class Executor:
             self.jobs += 1
             job_s = time.monotonic() - begun_s
             for request, rows, failures in _shares(requests, result):
-                summary = spark_pb2.RunSummary(
+                summary = engine_pb2.RunSummary(
                     failures=failures,
                     job_s=job_s,
                     job_windows=len(windows),
@@ -194,7 +194,7 @@ def _fail(requests: Sequence[_Request], error: MillstreamError) -> None:
 
 def _shares(
     requests: Sequence[_Request], result: JobResult
-) -> list[tuple[_Request, pa.Table, list[spark_pb2.WindowFailure]]]:
+) -> list[tuple[_Request, pa.Table, list[engine_pb2.WindowFailure]]]:
     """Rows and failures of each request, with indexes of its own windows."""
     shares = []
     first = 0
@@ -203,7 +203,7 @@ def _shares(
         failures = []
         for failure in result.failures:
             if first <= failure.window < end:
-                own = spark_pb2.WindowFailure()
+                own = engine_pb2.WindowFailure()
                 own.CopyFrom(failure)
                 own.window -= first
                 failures.append(own)

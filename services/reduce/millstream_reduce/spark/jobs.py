@@ -23,11 +23,12 @@ from weakref import WeakKeyDictionary
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from millstream.wire.reduce.v1 import spark_pb2
+from millstream.wire.reduce.v1 import engine_pb2
+from millstream_reduce.engine import RESULT_SCHEMA
 from millstream_reduce.spark.faults import WindowFault, WorkerLostError, meaning
 from millstream_reduce.spark.manifest import JobWindow
 from millstream_reduce.spark.reducing import check_function, compute_groups
-from millstream_reduce.spark.results import RESULT_SCHEMA, completed
+from millstream_reduce.spark.results import completed
 from millstream_reduce.spark.sql import QueryFault, SqlPlan, compute_sql, plan_sql
 
 __all__ = ["JobResult", "JobWindow", "check", "run"]
@@ -43,7 +44,7 @@ _PLANS_MAX = 256
 _plans: WeakKeyDictionary[SparkSession, dict[bytes, SqlPlan]] = WeakKeyDictionary()
 """Queries that a session has understood: looking at one again costs as much as a small job."""
 
-Compute = Callable[[Sequence[JobWindow]], tuple[pa.Table, list[spark_pb2.WindowFailure]]]
+Compute = Callable[[Sequence[JobWindow]], tuple[pa.Table, list[engine_pb2.WindowFailure]]]
 """Of windows: result rows, and windows that are known to have failed."""
 
 
@@ -53,34 +54,34 @@ class JobResult:
 
     table: pa.Table
     """window: int32, keys: list<string>, value: binary, tags: list<string>, headers: map<string, binary>."""
-    failures: list[spark_pb2.WindowFailure]
+    failures: list[engine_pb2.WindowFailure]
     """Windows that have no rows in the table, and why."""
 
 
-def check(spark: SparkSession, program: spark_pb2.Program) -> spark_pb2.CheckResponse:
+def check(spark: SparkSession, program: engine_pb2.Program) -> engine_pb2.CheckResponse:
     """Whether a program can run."""
     kind = program.WhichOneof("kind")
     if kind == "python":
         fault = check_function(spark, program.python)
-        return spark_pb2.CheckResponse(faults=[fault] if fault else [])
+        return engine_pb2.CheckResponse(faults=[fault] if fault else [])
     if kind == "udf":
         # It may not have been started yet, and says what it serves when it is called.
-        return spark_pb2.CheckResponse()
+        return engine_pb2.CheckResponse()
     try:
         plan = _planned(spark, program.sql)
     except QueryFault as fault:
-        return spark_pb2.CheckResponse(faults=[str(fault)])
-    return spark_pb2.CheckResponse(columns=plan.result_columns, one_by_one=plan.one_by_one)
+        return engine_pb2.CheckResponse(faults=[str(fault)])
+    return engine_pb2.CheckResponse(columns=plan.result_columns, one_by_one=plan.one_by_one)
 
 
-def run(spark: SparkSession, program: spark_pb2.Program, windows: Sequence[JobWindow]) -> JobResult:
+def run(spark: SparkSession, program: engine_pb2.Program, windows: Sequence[JobWindow]) -> JobResult:
     """Compute windows. Raises `MillstreamError` for what is not the fault of any window."""
     compute = _computation(spark, program)
     tables, failures = _isolated(compute, windows, 0, program.sql.query)
     return JobResult(completed(pa.concat_tables(tables or [RESULT_SCHEMA.empty_table()]), windows), failures)
 
 
-def _computation(spark: SparkSession, program: spark_pb2.Program) -> Compute:
+def _computation(spark: SparkSession, program: engine_pb2.Program) -> Compute:
     parallelism = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
     if program.WhichOneof("kind") != "sql":
         return lambda windows: compute_groups(spark, program, windows, parallelism)
@@ -88,7 +89,7 @@ def _computation(spark: SparkSession, program: spark_pb2.Program) -> Compute:
     return lambda windows: (compute_sql(spark, plan, windows, parallelism), [])
 
 
-def _planned(spark: SparkSession, program: spark_pb2.SqlProgram) -> SqlPlan:
+def _planned(spark: SparkSession, program: engine_pb2.SqlProgram) -> SqlPlan:
     plans = _plans.setdefault(spark, {})
     name = program.SerializeToString(deterministic=True)
     if (plan := plans.get(name)) is None:
@@ -101,7 +102,7 @@ def _planned(spark: SparkSession, program: spark_pb2.SqlProgram) -> SqlPlan:
 
 def _isolated(
     compute: Compute, windows: Sequence[JobWindow], first: int, query: str
-) -> tuple[list[pa.Table], list[spark_pb2.WindowFailure]]:
+) -> tuple[list[pa.Table], list[engine_pb2.WindowFailure]]:
     """Compute `windows`, the first of which has the index `first`; those that fail, alone."""
     if not windows:
         return [], []
@@ -112,7 +113,7 @@ def _isolated(
         return [_shifted(table, first)], failures
     except WindowFault as fault:
         if len(windows) == 1:
-            return [], [spark_pb2.WindowFailure(window=first, reason=fault.reason, detail=fault.detail)]
+            return [], [engine_pb2.WindowFailure(window=first, reason=fault.reason, detail=fault.detail)]
     middle = len(windows) // 2
     tables, failures = _isolated(compute, windows[:middle], first, query)
     more_tables, more_failures = _isolated(compute, windows[middle:], first + middle, query)
@@ -121,7 +122,7 @@ def _isolated(
 
 def _computed(
     compute: Compute, windows: Sequence[JobWindow], query: str
-) -> tuple[pa.Table, list[spark_pb2.WindowFailure]]:
+) -> tuple[pa.Table, list[engine_pb2.WindowFailure]]:
     """Raises `WindowFault` when some of the windows is at fault, or may be."""
     for losses in range(1, LOSSES_MAX + 1):
         try:

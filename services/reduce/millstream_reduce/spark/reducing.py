@@ -21,12 +21,12 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 
 from millstream.errors import MillstreamError, UdfError
-from millstream.wire.reduce.v1 import spark_pb2
+from millstream.wire.reduce.v1 import engine_pb2
+from millstream_reduce.engine import RESULT_SCHEMA
 from millstream_reduce.spark.faults import error_class, error_name, meaning
 from millstream_reduce.spark.groups import GroupReader, GroupsPart
 from millstream_reduce.spark.manifest import KEY_SEPARATOR, JobWindow, Manifest, manifest_of
 from millstream_reduce.spark.prepared import manifest_of_run, run_job
-from millstream_reduce.spark.results import RESULT_SCHEMA
 from millstream_reduce.spark.rows import Log
 from millstream_reduce.udf_client import reduce_over_grpc
 from millstream_udf.context import Context
@@ -63,7 +63,7 @@ class GroupReducer:
     def __call__(self, tasks: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         log = Log()
         rows = _Rows()
-        program = spark_pb2.Program.FromString(self._program)
+        program = engine_pb2.Program.FromString(self._program)
         within = context_of(program.python)
         reader = GroupReader(self._manifest or manifest_of_run(), keyed=program.keyed, within=within)
         try:
@@ -98,8 +98,8 @@ class _Rows:
 
 
 def compute_groups(
-    spark: SparkSession, program: spark_pb2.Program, windows: Sequence[JobWindow], parallelism: int
-) -> tuple[pa.Table, list[spark_pb2.WindowFailure]]:
+    spark: SparkSession, program: engine_pb2.Program, windows: Sequence[JobWindow], parallelism: int
+) -> tuple[pa.Table, list[engine_pb2.WindowFailure]]:
     """The results of all windows, and those that have none. Raises what Spark raises."""
     rows = sum(item.window.rows for item in windows)
     tasks = min(parallelism, len(windows)) if rows > SMALL_JOB_ROWS else 1
@@ -114,7 +114,7 @@ def compute_groups(
     return _without_failures(run_job(spark, (encoded, manifest.tasks), open_frame, manifest))
 
 
-def check_function(spark: SparkSession, program: spark_pb2.PythonProgram) -> str:
+def check_function(spark: SparkSession, program: engine_pb2.PythonProgram) -> str:
     """Why a function cannot be used by the tasks; empty when it can."""
     checker = _FunctionChecker(program)
     try:
@@ -128,21 +128,21 @@ def check_function(spark: SparkSession, program: spark_pb2.PythonProgram) -> str
 
 
 class _FunctionChecker:
-    def __init__(self, program: spark_pb2.PythonProgram) -> None:
+    def __init__(self, program: engine_pb2.PythonProgram) -> None:
         self._program = program.SerializeToString()
 
     def __call__(self, tasks: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in tasks:
-            load(spark_pb2.PythonProgram.FromString(self._program))
+            load(engine_pb2.PythonProgram.FromString(self._program))
         return iter(())
 
 
-def context_of(program: spark_pb2.PythonProgram) -> Context:
+def context_of(program: engine_pb2.PythonProgram) -> Context:
     """What all calls of a function share, and its `setup` is told."""
     return Context(pipeline=program.pipeline, vertex=program.vertex)
 
 
-def load(program: spark_pb2.PythonProgram) -> Reducer:
+def load(program: engine_pb2.PythonProgram) -> Reducer:
     """A function of the user's. Raises `UdfError` with what to change."""
     from millstream_udf import reducing
 
@@ -161,7 +161,7 @@ def load(program: spark_pb2.PythonProgram) -> Reducer:
     return reducer
 
 
-def _reduce(program: spark_pb2.Program) -> Reduce:
+def _reduce(program: engine_pb2.Program) -> Reduce:
     if program.HasField("udf"):
         return lambda parts: reduce_over_grpc(program.udf, parts)
     reducer = load(program.python)
@@ -215,13 +215,13 @@ def _add(rows: _Rows, answer: Answer, windows: deque[int]) -> None:
             rows.add(window, None, None, None, None, key, failure.error, failure.detail)
 
 
-def _without_failures(table: pa.Table) -> tuple[pa.Table, list[spark_pb2.WindowFailure]]:
+def _without_failures(table: pa.Table) -> tuple[pa.Table, list[engine_pb2.WindowFailure]]:
     """Failed windows have no rows; of several groups that failed the first is told."""
     results = table.select(RESULT_SCHEMA.names)
     failed = table.filter(pc.is_valid(table["reason"]))
     if failed.num_rows == 0:
         return results, []
-    failures: dict[int, spark_pb2.WindowFailure] = {}
+    failures: dict[int, engine_pb2.WindowFailure] = {}
     others: dict[int, int] = {}
     for row in failed.select(["window", "key", "reason", "detail"]).to_pylist():
         window = row["window"]
@@ -230,7 +230,7 @@ def _without_failures(table: pa.Table) -> tuple[pa.Table, list[spark_pb2.WindowF
         if window in failures:
             others[window] = others.get(window, 0) + 1
             continue
-        failures[window] = spark_pb2.WindowFailure(window=window, reason=row["reason"], detail=row["detail"])
+        failures[window] = engine_pb2.WindowFailure(window=window, reason=row["reason"], detail=row["detail"])
         if row["key"]:
             failures[window].key = row["key"]
     for window, more in others.items():

@@ -8,15 +8,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from millstream_reduce.engine import RESULT_SCHEMA
 from millstream_reduce.spark.manifest import JobWindow
 
-RESULT_SCHEMA = pa.schema([
-    ("window", pa.int32()),
-    ("keys", pa.list_(pa.string())),
-    ("value", pa.binary()),
-    ("tags", pa.list_(pa.string())),
-    ("headers", pa.map_(pa.string(), pa.binary())),
-])  # fmt: skip
 _KEY_SEPARATOR = b"\x1f"
 
 

@@ -14,7 +14,7 @@ import grpc.aio
 
 from millstream.errors import MillstreamError, RetryLaterError
 from millstream.limits import GRPC_MESSAGE_BYTES_MAX
-from millstream.wire.reduce.v1 import spark_pb2, spark_pb2_grpc
+from millstream.wire.reduce.v1 import engine_pb2, spark_pb2, spark_pb2_grpc
 from millstream_reduce.spark.executor import Executor
 from millstream_reduce.spark.session import Session
 from millstream_reduce.spark.transfer import encoded_rows, error_parts
@@ -31,7 +31,7 @@ SERVER_OPTIONS = (
     ("grpc.so_reuseport", 0),
 )
 
-CheckProgram = Callable[["SparkSession", spark_pb2.Program], spark_pb2.CheckResponse]
+CheckProgram = Callable[["SparkSession", engine_pb2.Program], engine_pb2.CheckResponse]
 
 
 class SparkDriverService(spark_pb2_grpc.SparkDriverServicer):
@@ -57,7 +57,7 @@ class SparkDriverService(spark_pb2_grpc.SparkDriverServicer):
 
     async def Check(
         self, request: spark_pb2.CheckRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> spark_pb2.CheckResponse:
+    ) -> engine_pb2.CheckResponse:
         try:
             async with self._checking:
                 return await self._session.run(self._check, request.program)
@@ -65,7 +65,7 @@ class SparkDriverService(spark_pb2_grpc.SparkDriverServicer):
             await _abort(context, error)
 
     async def Run(
-        self, request: spark_pb2.RunRequest, context: grpc.aio.ServicerContext[Any, Any]
+        self, request: engine_pb2.RunRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[spark_pb2.RunResponse]:
         try:
             outcome = await self._executor.submit(request)

@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as spark_types
 
 from millstream.errors import UserError
-from millstream.wire.reduce.v1 import spark_pb2
+from millstream.wire.reduce.v1 import engine_pb2
 from millstream_reduce.spark import faults, safety
 from millstream_reduce.spark.avro import fields_of_avro
 from millstream_reduce.spark.batching import TABLE, batched
@@ -95,7 +95,7 @@ class QueryFault(UserError):
     """The query cannot run. The message says where and why."""
 
 
-def plan_sql(spark: SparkSession, program: spark_pb2.SqlProgram) -> SqlPlan:
+def plan_sql(spark: SparkSession, program: engine_pb2.SqlProgram) -> SqlPlan:
     """Let Spark look at a query. Raises `QueryFault`."""
     query = program.query.strip().rstrip(";")
     declared = _declared(spark, program.value)
@@ -123,7 +123,7 @@ def plan_sql(spark: SparkSession, program: spark_pb2.SqlProgram) -> SqlPlan:
 
 
 def _preaggregated(
-    spark: SparkSession, value: spark_pb2.ValueSchema, declared: spark_types.StructType, plan: SqlPlan
+    spark: SparkSession, value: engine_pb2.ValueSchema, declared: spark_types.StructType, plan: SqlPlan
 ) -> SqlPlan | None:
     """The same, with most of the work done before Spark sees the rows; None where that cannot be."""
     kinds = {field.name: arrow_type(field.dataType) for field in declared}
@@ -283,7 +283,7 @@ class _Table:
     window: tuple[str, ...]
 
 
-def _declared(spark: SparkSession, value: spark_pb2.ValueSchema) -> spark_types.StructType:
+def _declared(spark: SparkSession, value: engine_pb2.ValueSchema) -> spark_types.StructType:
     try:
         if value.format == "avro":
             return fields_of_avro(json.loads(value.avro_schema))
@@ -295,7 +295,7 @@ def _declared(spark: SparkSession, value: spark_pb2.ValueSchema) -> spark_types.
 
 
 def _table(
-    value: spark_pb2.ValueSchema,
+    value: engine_pb2.ValueSchema,
     declared: spark_types.StructType,
     names: Sequence[str],
     fields: Sequence[str],
@@ -324,7 +324,7 @@ def _table(
 
 
 def _partial_table(
-    value: spark_pb2.ValueSchema, declared: spark_types.StructType, of: Preaggregation
+    value: engine_pb2.ValueSchema, declared: spark_types.StructType, of: Preaggregation
 ) -> tuple[_Table, Partials]:
     """The table `window` that a rewritten query reads, and what fills it."""
     places = of.places()
@@ -359,7 +359,7 @@ def _partial_table(
     return _Table(columns, rows, tuple(window)), Partials((WINDOW, *(column_of[p] for p in by)), tuple(kept), spans)
 
 
-def _decoder(value: spark_pb2.ValueSchema, declared: spark_types.StructType, names: Sequence[str]) -> Decoder:
+def _decoder(value: engine_pb2.ValueSchema, declared: spark_types.StructType, names: Sequence[str]) -> Decoder:
     fields = tuple(Field(field.name, arrow_type(field.dataType)) for field in declared)
     needed = tuple(field for field in fields if field.name in names)
     match value.format:

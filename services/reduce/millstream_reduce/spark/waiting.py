@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 from millstream.limits import MIB
-from millstream.wire.reduce.v1 import spark_pb2
+from millstream.wire.reduce.v1 import engine_pb2
 
 JOBS_MAX = 2
 """On two cores a second job at a time brings half as much again, a third nothing."""
@@ -108,7 +108,7 @@ class Waiting(Generic[Item]):
         return taken
 
 
-def bytes_of(request: spark_pb2.RunRequest) -> int:
+def bytes_of(request: engine_pb2.RunRequest) -> int:
     """How much of the log the windows lie in; an entry that several share counts once."""
     entries: dict[tuple[int, int], int] = {}
     for window in request.windows:

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from millstream.errors import EnvironmentFault
 from millstream.files import append_private, make_private_directories
-from millstream.wire.reduce.v1 import spark_pb2, wal_pb2
+from millstream.wire.reduce.v1 import engine_pb2, wal_pb2
 from millstream_reduce.batches import encoded
 from millstream_reduce.log.entries import entry_buffers, segment_name, total_length
 from millstream_reduce.spark.manifest import JobWindow
@@ -29,10 +29,10 @@ JOBS = 300
 _ROWS = 8
 _SEGMENT = 1
 
-PROGRAM = spark_pb2.Program(
-    sql=spark_pb2.SqlProgram(
+PROGRAM = engine_pb2.Program(
+    sql=engine_pb2.SqlProgram(
         query="SELECT key, count(*) AS n, avg(value.number) AS mean FROM window GROUP BY key",
-        value=spark_pb2.ValueSchema(format="json", fields="number DOUBLE"),
+        value=engine_pb2.ValueSchema(format="json", fields="number DOUBLE"),
     ),
     keyed=True,
 )

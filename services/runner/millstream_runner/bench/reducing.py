@@ -25,7 +25,7 @@ from millstream.ledger.protocol import DurabilityLevel
 from millstream.limits import FRAME_RECORDS_MAX, MIB
 from millstream.telemetry.metrics import CLOSE_TIME
 from millstream.wire.ledger.v1 import mark_pb2
-from millstream.wire.reduce.v1 import spark_pb2
+from millstream.wire.reduce.v1 import engine_pb2
 from millstream_reduce.log.segments import LogIdentity
 from millstream_reduce.queue import QueuedFrame, QueueLimits, open_queue
 from millstream_reduce.spark import jobs
@@ -191,8 +191,8 @@ async def measure_windows(directory: Path, load: WindowLoad, durability: Durabil
 async def measure_spark(directory: Path, load: WindowLoad) -> float:
     """Seconds of a job over one such window when nothing else runs, warmed up: the median."""
     windows = await _window_in_log(directory / "log", load)
-    program = spark_pb2.Program(
-        sql=spark_pb2.SqlProgram(query=load.query, value=spark_pb2.ValueSchema(format="raw")), keyed=True
+    program = engine_pb2.Program(
+        sql=engine_pb2.SqlProgram(query=load.query, value=engine_pb2.ValueSchema(format="raw")), keyed=True
     )
     times_s = []
     async with open_session(SparkSettings(directory / "spark")) as session:

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 from millstream.limits import MIB
 from millstream.spec.faults import Finding, Path
 from millstream.spec.models import Spark, Vertex
-from millstream.wire.reduce.v1 import spark_pb2
+from millstream.wire.reduce.v1 import engine_pb2
 
 if TYPE_CHECKING:
     from millstream_reduce.spark.settings import SparkSettings
 
-Check = Callable[[spark_pb2.Program], Awaitable[spark_pb2.CheckResponse]]
+Check = Callable[[engine_pb2.Program], Awaitable[engine_pb2.CheckResponse]]
 """What answers whether a program can run."""
 
 _DRIVER_MEMORY_BYTES = 512 * MIB

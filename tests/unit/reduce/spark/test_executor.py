@@ -13,16 +13,16 @@ import pyarrow as pa
 import pytest
 
 from millstream.errors import DamageError, MillstreamError, RetryLaterError
-from millstream.wire.reduce.v1 import spark_pb2, wal_pb2
+from millstream.wire.reduce.v1 import engine_pb2, wal_pb2
+from millstream_reduce.engine import RESULT_SCHEMA
 from millstream_reduce.spark.executor import Executor
 from millstream_reduce.spark.jobs import JobResult
 from millstream_reduce.spark.manifest import JobWindow
-from millstream_reduce.spark.results import RESULT_SCHEMA
 from millstream_reduce.spark.session import SessionLostError
 
 LIMIT_S = 20.0
-PROGRAM = spark_pb2.Program(sql=spark_pb2.SqlProgram(query="a"))
-OTHER = spark_pb2.Program(sql=spark_pb2.SqlProgram(query="b"))
+PROGRAM = engine_pb2.Program(sql=engine_pb2.SqlProgram(query="a"))
+OTHER = engine_pb2.Program(sql=engine_pb2.SqlProgram(query="b"))
 
 
 @dataclass
@@ -57,7 +57,7 @@ class Jobs:
         self.begun = threading.Semaphore(0)
         self.fails: Callable[[Sequence[JobWindow]], Exception | None] = lambda windows: None
 
-    def __call__(self, _: object, program: spark_pb2.Program, windows: Sequence[JobWindow]) -> JobResult:
+    def __call__(self, _: object, program: engine_pb2.Program, windows: Sequence[JobWindow]) -> JobResult:
         self.jobs.append(list(windows))
         self.begun.release()
         if (held := self.held.get(windows[0].directory if windows else "")) is not None:
@@ -71,17 +71,17 @@ class Jobs:
         }
         nothing = {name: pa.nulls(len(indexes), RESULT_SCHEMA.field(name).type) for name in ("keys", "tags", "headers")}
         failures = [
-            spark_pb2.WindowFailure(window=index, reason=str(item.window.start_us))
+            engine_pb2.WindowFailure(window=index, reason=str(item.window.start_us))
             for index, item in enumerate(windows)
             if item.window.rows == 0
         ]
         return JobResult(pa.table(columns | nothing).select(RESULT_SCHEMA.names), failures)
 
 
-def request(directory: str, *rows: int, program: spark_pb2.Program = PROGRAM) -> spark_pb2.RunRequest:
+def request(directory: str, *rows: int, program: engine_pb2.Program = PROGRAM) -> engine_pb2.RunRequest:
     """Windows with so many rows each; without rows one fails."""
     windows = [wal_pb2.Window(start_us=index, rows=count) for index, count in enumerate(rows)]
-    return spark_pb2.RunRequest(program=program, directory=directory, windows=windows)
+    return engine_pb2.RunRequest(program=program, directory=directory, windows=windows)
 
 
 def expected(directory: str, *rows: int) -> list[tuple[int, bytes]]:

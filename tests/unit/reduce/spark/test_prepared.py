@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from millstream.wire.reduce.v1 import spark_pb2
+from millstream.wire.reduce.v1 import engine_pb2
 from millstream_reduce.spark import prepared
 from millstream_reduce.spark.manifest import JobWindow
 from millstream_reduce.spark.prepared import PreparedJob, is_repeatable
@@ -58,8 +58,8 @@ def nothing_prepared() -> Iterator[None]:
 
 
 def computed(session: SparkSession, query: str, window: JobWindow) -> list[str]:
-    value = spark_pb2.ValueSchema(format="json", fields="n INT")
-    plan = plan_sql(session, spark_pb2.SqlProgram(query=query, value=value))
+    value = engine_pb2.ValueSchema(format="json", fields="n INT")
+    plan = plan_sql(session, engine_pb2.SqlProgram(query=query, value=value))
     # The plan is another object each time; its job is to be the same.
     plan = _plans.setdefault(query, plan)
     table: pa.Table = compute_sql(session, plan, [window], parallelism=1)

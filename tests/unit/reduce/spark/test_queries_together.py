@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from millstream.wire.reduce.v1 import spark_pb2
+from millstream.wire.reduce.v1 import engine_pb2
 from millstream_reduce.spark.batching import batched
 from millstream_reduce.spark.manifest import WINDOW, JobWindow, manifest_of
 from millstream_reduce.spark.rows import RowReader
@@ -247,8 +247,8 @@ def _by_window(rows: list[tuple[object, ...]]) -> dict[object, list[tuple[object
     return {window: [row for row in rows if row[0] == window] for window in {row[0] for row in rows}}
 
 
-def program(query: str) -> spark_pb2.SqlProgram:
-    return spark_pb2.SqlProgram(query=query, value=spark_pb2.ValueSchema(format="json", fields=FIELDS))
+def program(query: str) -> engine_pb2.SqlProgram:
+    return engine_pb2.SqlProgram(query=query, value=engine_pb2.ValueSchema(format="json", fields=FIELDS))
 
 
 @pytest.mark.guarantee("I3")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.wire.reduce.v1 import spark_pb2, wal_pb2
+from millstream.wire.reduce.v1 import engine_pb2, wal_pb2
 from millstream_reduce.spark.waiting import (
     JOB_BYTES_MAX,
     JOB_WINDOWS_MAX,
@@ -116,6 +116,6 @@ def test_every_request_is_in_one_job_in_its_order_and_within_the_bounds(
 def test_an_entry_that_windows_share_counts_once() -> None:
     shared = wal_pb2.Pieces(segments=[1, 1], offsets=[0, 640], lengths=[640, 64], first_rows=[0, 0], rows=[5, 1])
     other = wal_pb2.Pieces(segments=[1, 2], offsets=[0, 0], lengths=[640, 128], first_rows=[5, 0], rows=[5, 1])
-    request = spark_pb2.RunRequest(windows=[wal_pb2.Window(pieces=shared), wal_pb2.Window(pieces=other)])
+    request = engine_pb2.RunRequest(windows=[wal_pb2.Window(pieces=shared), wal_pb2.Window(pieces=other)])
     assert bytes_of(request) == 640 + 64 + 128
-    assert bytes_of(spark_pb2.RunRequest()) == 0
+    assert bytes_of(engine_pb2.RunRequest()) == 0

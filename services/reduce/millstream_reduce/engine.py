@@ -1,0 +1,56 @@
+"""The boundary between windows and what computes them: rows of closed windows in, tables of results out.
+
+    lane ─► Program + windows, by reference ─► ENGINE ─► rows, windows that failed ─► lane ─► commit
+                        │                         ▲
+                     the log ─── segments, read ──┘
+
+Above it: the lanes of reduces, which decide when windows are computed and commit what comes of it. Below it: an engine.
+`millstream_reduce.spark` is the one of pipelines; `millstream_worker` opens its client for the lanes of a process.
+Nothing above the boundary imports an engine (`make lint` checks it).
+
+What an engine computes has no effect: it writes nothing, and its input is frozen. So a run may be asked for again, by
+anyone, at any time, also while the first one is under way, and its answer may be another one each time: only the fenced
+commit decides whose results count. An engine that dies leaves nothing that would have to be cleaned up or known; what
+it has computed but not answered whole does not exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+import pyarrow as pa
+
+from millstream.wire.reduce.v1 import engine_pb2
+
+RESULT_SCHEMA = pa.schema([
+    ("window", pa.int32()),
+    ("keys", pa.list_(pa.string())),
+    ("value", pa.binary()),
+    ("tags", pa.list_(pa.string())),
+    ("headers", pa.map_(pa.string(), pa.binary())),
+])  # fmt: skip
+"""One row for each result. `window`: index of its window in the request; nulls of the others: none."""
+
+
+class Engine(Protocol):
+    """Computes closed windows. Any number of calls may be under way at once."""
+
+    async def check(self, program: engine_pb2.Program) -> engine_pb2.CheckResponse:
+        """Whether a program can run, found out without a window. Waits until the engine can be reached."""
+
+    async def run(self, request: engine_pb2.RunRequest) -> tuple[pa.Table, engine_pb2.RunSummary]:
+        """Compute the windows of a request: each is a list of row ranges in the segments of `request.directory`.
+
+        Rows have `RESULT_SCHEMA`; windows, and the groups of a window, come in any order. A window that its program
+        failed on is in `summary.failures` with its index, and has no rows; the others are not affected.
+
+        Waits for an engine that is away or has died, however long, and asks it again. Raises what would be the same the
+        next time: `DamageError` (a segment that is gone or does not have its checksum), `UserError` (a program that
+        cannot run), `UdfError`, `EnvironmentFault`. Cancelling gives the request up; the engine may go on for a while.
+        """
+
+
+OpenEngine = Callable[[str], AbstractAsyncContextManager[Engine]]
+"""Opens the way to the engine at an address, which need not be there yet."""
