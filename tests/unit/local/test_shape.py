@@ -141,3 +141,14 @@ def test_new_vertices_and_edges_fit() -> None:
     data["spec"]["vertices"].append({"name": "more", "sink": {"blackhole": {}}})
     data["spec"]["edges"].append({"from": "in", "to": "more"})
     assert not changes(shape_of(graph), shape_of(Graph.of(Pipeline.model_validate(data)))).any
+
+
+def test_of_two_changes_the_one_that_never_fits_is_named() -> None:
+    def keyed(length: str, partitions: int) -> dict[str, Any]:
+        group_by = {"window": {"fixed": {"length": length}}, "keyed": True}
+        return changed(map={"udf": {"python": "functions.py:f", "groupBy": group_by}, "partitions": partitions})
+
+    assert changes(keyed("1h", 1), keyed("2h", 3)).refused == [
+        "vertex map had fixed 1h windows and now has fixed 2h windows: give it another name, as which it starts with "
+        "nothing"
+    ]

@@ -126,12 +126,13 @@ def successor(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, An
 
 
 def _difference(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """The first, where several are: what never fits before what fits where nothing waits."""
     if (old["kind"], old["of"]) != (new["kind"], new["of"]):
         return f"vertex {name} was a {_kind_text(old)} and is now a {_kind_text(new)}"
-    if old["partitions"] != new["partitions"]:
-        return f"vertex {name} had {old['partitions']} partition(s) and now has {new['partitions']}"
     if old.get("windows") != new.get("windows"):
         return f"vertex {name} had {old.get('windows')} windows and now has {new.get('windows')} windows"
+    if old["partitions"] != new["partitions"]:
+        return f"vertex {name} had {old['partitions']} partition(s) and now has {new['partitions']}"
     return ""
 
 
