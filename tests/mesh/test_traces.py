@@ -59,6 +59,42 @@ async def test_a_trace_and_the_latency_go_through_a_reduce_to_the_sink(
     assert job_ns / 1e9 <= point.max <= took_s
 
 
+SECRET = "4929-1337"
+REFUSING = """
+def refuse(value: bytes) -> bytes:
+    if value.endswith(b"7"):
+        raise ValueError("I do not take it")
+    return value
+"""
+
+
+async def test_spans_and_metrics_hold_nothing_of_a_record(
+    files: PipelineFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "refusing.py").write_text(REFUSING)
+    (tmp_path / "in.txt").write_text("".join(f"{SECRET}-{number}\n" for number in range(20)))
+    path = files.write(
+        """
+- name: in
+  source: {file: {paths: [in.txt]}}
+- name: map
+  udf: {python: "refusing.py:refuse", retryStrategy: {onFailure: deadLetter, backoff: {steps: 1}}}
+"""
+        + files.file_sink("out").replace("jsonl", "lines")
+        + files.file_sink("bad"),
+        ["in -> map", "map -> out", "{from: map, to: bad, kind: deadLetter}"],
+    )
+    async with open_collector() as collector:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint)
+        monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_on")
+        async with open_pipeline(path, tmp_path / "broker") as run:
+            await run.run()
+    assert SECRET in str(files.envelopes("bad")[0])
+    assert {"millstream.sink.write", "millstream.source.read"} <= set(collector.names())
+    exported = [message.SerializeToString() for message in (*collector.spans, *collector.all_metrics)]
+    assert not [message for message in exported if SECRET.encode() in message]
+
+
 def hand_over_tags(span: trace_pb2.Span) -> list[str]:
     (tags,) = [pair.value.array_value.values for pair in span.attributes if pair.key == "millstream.spark.job_tags"]
     return [tag.string_value for tag in tags]
