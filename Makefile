@@ -16,7 +16,7 @@ CHECKED := millstream services tests tools examples benchmarks
 PRESENT := $(foreach folder,$(CHECKED),$(if $(wildcard $(folder)/*.py $(folder)/*/*.py $(folder)/*/*/*.py),$(folder)))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-images test-collector test-lowest lint types format proto lock dist audit clean
+.PHONY: help setup demo check test test-images test-collector test-lowest lint types format proto lock dist audit clean
 
 help:  ## Show this list.
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -41,6 +41,10 @@ $(STAMP): $(LOCK) $(PROJECTS)
 
 demo: $(STAMP)  ## Replay the flights of 2013 through examples/flights and check every result.
 	$(BIN)/python examples/flights/demo.py
+
+check: $(STAMP) lint types  ## Format, lint, types and the quick unit tests: under a minute.
+	$(BIN)/python -m pytest -q --numprocesses $(WORKERS) --hypothesis-profile quick \
+		-m "not process and not slow" tests/unit
 
 test: $(STAMP) lint types  ## All checks and all tests, the files of tests on WORKERS processes.
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 # How long an example takes says how busy the machine is.
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
+# For `make check`, which looks at everything a little.
+hypothesis.settings.register_profile("quick", deadline=None, max_examples=10)
 
 
 @pytest.fixture(scope="session")

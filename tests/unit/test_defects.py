@@ -46,6 +46,7 @@ def test_each_fits_the_code_and_names_a_test(defect: defects.Defect) -> None:
     assert f"{path}::{name.partition('[')[0]}" in tests
 
 
+@pytest.mark.process
 @pytest.mark.timeout(300)
 def test_tests_notice_them() -> None:
     command = [sys.executable, "tools/defects.py", "--json", "--sample", str(CAUGHT_HERE)]

@@ -61,6 +61,7 @@ def test_steps_of_other_threads_are_told_too(heard: list[tuple[str, str]]) -> No
     assert [point for point, _ in heard] == ["a.write:before", "a.write:after"]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("point", "done"),
     [

@@ -12,6 +12,7 @@ from tools.style import REPOSITORY
 MODULE = PurePosixPath("millstream/a.py")
 
 
+@pytest.mark.slow
 def test_everything_durable_is_a_step_with_a_name_of_its_own() -> None:
     assert len(durable_steps.steps()) > 40
     assert not durable_steps.faults(), "\n".join(durable_steps.faults())

@@ -5,8 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 NICENESS = """\
 import os, subprocess, threading
+
 from millstream.priority import give_way
 
 begun, over = threading.Event(), threading.Event()
@@ -27,6 +30,7 @@ over.set()
 """
 
 
+@pytest.mark.process
 def test_a_process_gives_way_with_its_threads_and_its_children() -> None:
     told = subprocess.run([sys.executable, "-c", NICENESS], capture_output=True, text=True, check=True, timeout=60)
     assert told.stdout.strip() == "3 3 3"

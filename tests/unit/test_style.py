@@ -151,6 +151,7 @@ def test_the_sdk_needs_grpcio_and_protobuf_only() -> None:
     assert not faults, "\n".join(faults)
 
 
+@pytest.mark.process
 def test_the_wire_modules_are_what_the_proto_files_generate() -> None:
     command = [sys.executable, str(style.REPOSITORY / "tools/generate_protos.py"), "--check"]
     check = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

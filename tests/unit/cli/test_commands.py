@@ -30,6 +30,7 @@ def commands() -> dict[str, argparse.ArgumentParser]:
     return dict(action.choices)
 
 
+@pytest.mark.process
 def test_help_imports_nothing_that_takes_time() -> None:
     code = (
         "import sys\n"
@@ -60,6 +61,7 @@ def test_a_pipeline_file_is_no_resolved_pipeline() -> None:
         resolved.load("apiVersion: millstream.io/v1alpha1")
 
 
+@pytest.mark.process
 def test_validate_imports_no_broker_and_no_grpc() -> None:
     code = f"import sys, millstream_runner.cli.validate\nprint([name for name in {HEAVY!r} if name in sys.modules])\n"
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

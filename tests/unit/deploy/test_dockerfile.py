@@ -155,6 +155,7 @@ def test_an_image_runs_without_rights(dockerfile: Dockerfile, service: str) -> N
     assert "--uid 10001 " in creates
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("service", SERVICES)
 def test_an_image_starts_a_program_that_exists(dockerfile: Dockerfile, service: str, tmp_path: Path) -> None:
     (entry,) = dockerfile.stages[service].values("ENTRYPOINT")
@@ -211,6 +212,7 @@ def wheels(dockerfile: Dockerfile, tmp_path_factory: pytest.TempPathFactory) -> 
     return context / "build" / "wheels"
 
 
+@pytest.mark.process
 def test_the_wheels_hold_every_package(wheels: Path) -> None:
     held = {}
     for path in wheels.glob("*.whl"):
@@ -223,6 +225,7 @@ def test_the_wheels_hold_every_package(wheels: Path) -> None:
     assert held == {"millstream": {"millstream", *services}, "millstream_udf": {"millstream_udf"}}
 
 
+@pytest.mark.process
 def test_the_sdk_runs_from_its_wheel_alone(wheels: Path, tmp_path: Path) -> None:
     (wheel,) = wheels.glob("millstream_udf-*.whl")
     (tmp_path / "shout.py").write_text("def process(value):\n    return value.upper()\n")

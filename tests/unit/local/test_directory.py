@@ -118,6 +118,7 @@ def test_a_damaged_runtime_file_is_named(tmp_path: Path, text: str) -> None:
         DataDirectory(tmp_path).read_runtime()
 
 
+@pytest.mark.process
 def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
     with open_small_disk(tmp_path / "disk", 64 * 1024) as disk:
         path = disk / "status.json"

@@ -122,6 +122,7 @@ def test_what_is_forgotten_is_freed_and_never_taken_for_known() -> None:
     assert held <= (ID_DIGEST_BYTES + 1) * (len(seen) + module._SWEPT_AT_ONCE)
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("I8")
 def test_ids_take_little_memory() -> None:
     count = 200_000

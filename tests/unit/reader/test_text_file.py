@@ -88,6 +88,7 @@ def test_lines_are_what_is_between_newlines(lines: list[str], block_bytes: int, 
     assert (marks[-1][2].offset, marks[-1][2].line) == (len(data), len(wanted))
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(
     st.lists(st.lists(FIELDS, min_size=2, max_size=2), max_size=12),

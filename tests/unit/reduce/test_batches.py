@@ -46,6 +46,7 @@ def kept(frame: Frame) -> list[Record]:
     return [replace(record, id=None) for record in frame.to_records()]
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(frames, min_size=1, max_size=4))
 def test_records_are_the_same_in_a_batch_in_the_log_and_in_a_frame_again(parts: list[Frame]) -> None:
@@ -59,6 +60,7 @@ def test_records_are_the_same_in_a_batch_in_the_log_and_in_a_frame_again(parts: 
     assert batches.event_times(again).tolist() == list(whole.event_times_us())
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(frames, min_size=1, max_size=3), st.randoms())
 def test_taken_rows_keep_their_order(parts: list[Frame], rng: object) -> None:
@@ -100,6 +102,7 @@ def test_a_part_of_columns_with_nulls_is_a_frame(
     assert kept(frame) == records
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(frames, min_size=1, max_size=3))
 def test_key_codes_name_the_joined_keys_and_each_once(parts: list[Frame]) -> None:

@@ -151,6 +151,7 @@ def values_of(frames: Sequence[Frame]) -> list[bytes]:
     return [value for frame in frames for value in frame.values()]
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("I1", "I3", "I6")
 @pytest.mark.parametrize("kind", CONFIGS)
 @pytest.mark.parametrize("seed", range(3))

@@ -14,6 +14,7 @@ from tests.unit.reduce.merged_first import Tally, live
 SEEDS = range(12)
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("I1", "I3", "I5", "I6")
 async def test_a_record_is_late_only_where_the_session_it_would_be_in_has_ended(tmp_path: Path) -> None:
     tallies: list[Tally] = []

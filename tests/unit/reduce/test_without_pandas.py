@@ -5,8 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import sys
+
 from millstream_reduce.without_pandas import forgo_pandas
 forgo_pandas()
 import pyarrow as pa
@@ -18,6 +21,7 @@ assert pa.Table.from_pandas(pandas.DataFrame({"n": [1, 2]})).num_rows == 2
 """
 
 
+@pytest.mark.process
 def test_pyarrow_works_without_pandas_and_who_needs_it_still_has_it() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr

@@ -5,6 +5,7 @@ import io
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
@@ -50,6 +51,7 @@ def damaged(draw: st.DrawFn) -> str:
     return text.getvalue()
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(damaged())
 def test_a_damaged_file_loads_or_says_why(text: str) -> None:

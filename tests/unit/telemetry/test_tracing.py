@@ -175,6 +175,7 @@ def _time_of(span: Callable[..., AbstractContextManager[object]]) -> float:
     return time.perf_counter() - started
 
 
+@pytest.mark.process
 def test_a_process_that_exports_nothing_does_not_import_opentelemetry() -> None:
     program = """
 import asyncio, sys

@@ -249,6 +249,7 @@ def test_a_module_that_fails_raises_what_it_raises(functions: str) -> None:
         load("users_reduce:process", functions)
 
 
+@pytest.mark.process
 def test_a_worker_needs_neither_grpc_nor_arrow_to_find_it() -> None:
     code = (
         "import sys, millstream_udf.reducing\n"

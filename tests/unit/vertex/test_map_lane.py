@@ -40,6 +40,7 @@ async def test_a_lane_passes_everything_on_and_ends_with_its_input(rig: Rig) -> 
     assert (account.inputs, account.processed, account.outputs, account.difference) == (3, 3, 3, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("I1", "I4")
 async def test_outputs_that_do_not_fit_one_commit_are_committed_in_pieces_of_their_input(rig: Rig) -> None:
     def explode(value: bytes) -> list[bytes]:
@@ -71,6 +72,7 @@ async def test_more_frames_than_a_commit_holds_are_committed_in_pieces(rig: Rig)
         assert all(part == sorted(part) for part in stored)
 
 
+@pytest.mark.slow
 async def test_a_record_that_becomes_more_than_a_commit_holds_stops_the_lane_with_the_reason(rig: Rig) -> None:
     def explode(value: bytes) -> list[Message]:
         return [Message(value, keys=[str(number)]) for number in range(5_000)]

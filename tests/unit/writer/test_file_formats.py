@@ -225,6 +225,7 @@ def objects(draw: st.DrawFn) -> bytes:
     return json.dumps(item, ensure_ascii=draw(st.booleans())).encode()
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=300)
 @given(st.lists(objects(), min_size=1, max_size=5))
 def test_parsing_all_at_once_gives_what_parsing_one_by_one_gives(values: list[bytes]) -> None:
@@ -265,6 +266,7 @@ def test_the_fast_way_is_taken_for_plain_objects() -> None:
     assert table.num_rows == 100
 
 
+@pytest.mark.process
 def test_the_fast_way_does_not_bring_pandas_in() -> None:
     """Half a second, and more memory than all the rest of a sink's process."""
     code = """

@@ -73,6 +73,7 @@ async def test_what_is_written_behind_a_torn_tail_follows_the_last_whole_entry(t
     assert (await read_back(tmp_path, 3)).prefix == 5
 
 
+@pytest.mark.slow
 async def test_any_flipped_byte_is_named_or_ends_what_was_never_called_durable(tmp_path: Path) -> None:
     """Each entry was synced, so each but the last is shown to have been durable by one behind it."""
     written = await make_log(tmp_path, 8)

@@ -37,6 +37,7 @@ async def write_rounds(directory: Path, kept: KeptEntries, files: DyingFiles) ->
     return acknowledged
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("I6", "I9")
 @pytest.mark.parametrize("half", [False, True])
 async def test_what_was_acknowledged_is_there_whatever_step_was_the_last(tmp_path: Path, half: bool) -> None:
@@ -96,6 +97,7 @@ async def test_what_a_new_owner_read_survives_the_loss_of_power(tmp_path: Path, 
     assert (await read_back(tmp_path / "after", 3)).prefix == 6
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("I1")
 async def test_a_segment_goes_only_when_the_log_does_without_it(tmp_path: Path) -> None:
     steps, died = 0, True
@@ -193,6 +195,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield path
 
 
+@pytest.mark.process
 async def test_a_full_disk_loses_nothing_and_the_log_goes_on_when_there_is_room(small_disk: Path) -> None:
     hog = small_disk / "hog"
     directory = small_disk / "log"
@@ -215,6 +218,7 @@ async def test_a_full_disk_loses_nothing_and_the_log_goes_on_when_there_is_room(
     assert (await read_back(directory, 2)).prefix == before + 200
 
 
+@pytest.mark.process
 async def test_a_full_disk_does_not_keep_a_log_from_deleting(small_disk: Path) -> None:
     """What nobody needs any more is deleted with what the reserve had kept free, and then there is room."""
     kept = KeptEntries()
@@ -236,6 +240,7 @@ async def test_a_full_disk_does_not_keep_a_log_from_deleting(small_disk: Path) -
         await written.sync()
 
 
+@pytest.mark.process
 async def test_an_opening_on_a_full_disk_uses_the_reserve_of_the_owner_before(small_disk: Path) -> None:
     directory = small_disk / "log"
     sizes = LogSizes(segment_bytes=16384, reserve_bytes=32768)

@@ -42,6 +42,7 @@ def test_java_home_comes_first(tmp_path: Path) -> None:
     assert (java.home, java.executable, java.version, java.major) == (home, home / "bin" / "java", "17.0.9", 17)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("says", "version", "major"),
     [
@@ -54,6 +55,7 @@ def test_a_java_without_a_release_file_is_asked(tmp_path: Path, says: str, versi
     assert (java.version, java.major) == (version, major)
 
 
+@pytest.mark.process
 def test_a_java_that_does_not_tell_its_version_is_a_fault_of_the_machine(tmp_path: Path) -> None:
     home = make_java(tmp_path / "java", None, says="who knows")
     with pytest.raises(EnvironmentFault, match="does not tell its version; it said: who knows"):
@@ -72,6 +74,7 @@ def test_a_java_home_without_java_is_refused(tmp_path: Path) -> None:
         find_java({"JAVA_HOME": str(tmp_path)})
 
 
+@pytest.mark.process
 def test_the_java_of_the_packages_runs_although_it_lacks_what_sparks_launcher_asks_for() -> None:
     java = find_java({"PATH": ""})
     assert java.major >= 25

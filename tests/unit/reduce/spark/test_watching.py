@@ -8,6 +8,8 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
+
 from millstream_reduce.spark.watching import START_IDLE_S, WORKING_S, SignsOfLife
 
 LIMIT_S = 40.0
@@ -59,6 +61,7 @@ def at_once() -> asyncio.Future[None]:
     return answer
 
 
+@pytest.mark.process
 async def test_one_that_starts_has_as_long_as_it_works_and_some_time_to_wait() -> None:
     clock = Clock()
     async with process(BUSY) as busy, process(IDLE) as idle:
@@ -74,6 +77,7 @@ async def test_one_that_starts_has_as_long_as_it_works_and_some_time_to_wait() -
         assert not await signs.look()
 
 
+@pytest.mark.process
 async def test_one_that_a_signal_stops_shows_none_also_while_it_starts() -> None:
     async with process(BUSY) as busy:
         signs = SignsOfLife(busy.pid)
@@ -87,6 +91,7 @@ async def test_one_that_a_signal_stops_shows_none_also_while_it_starts() -> None
             await asyncio.sleep(0.05)
 
 
+@pytest.mark.process
 async def test_one_that_does_not_answer_is_alive_while_it_works_up_to_a_limit() -> None:
     clock = Clock()
     async with process(BUSY) as busy, process(IDLE) as idle:
@@ -100,6 +105,7 @@ async def test_one_that_does_not_answer_is_alive_while_it_works_up_to_a_limit() 
         assert not await working.look()
 
 
+@pytest.mark.process
 async def test_one_that_answers_is_alive_whatever_it_does() -> None:
     async with process(IDLE) as idle:
         signs = SignsOfLife(idle.pid)
@@ -108,6 +114,7 @@ async def test_one_that_answers_is_alive_whatever_it_does() -> None:
         assert await signs.look()
 
 
+@pytest.mark.process
 async def test_one_that_cannot_be_asked_is_not_taken_for_alive() -> None:
     def broken() -> asyncio.Future[None]:
         answer = never()
@@ -120,6 +127,7 @@ async def test_one_that_cannot_be_asked_is_not_taken_for_alive() -> None:
         assert not await signs.look()
 
 
+@pytest.mark.process
 async def test_one_that_is_about_to_be_stopped_is_asked_no_more() -> None:
     def shut() -> asyncio.Future[None]:
         raise RuntimeError("cannot schedule new futures after shutdown")

@@ -10,6 +10,8 @@ from millstream.clock import END_OF_TIME_US, START_OF_TIME_US
 from millstream_reduce.windows import WindowConfig
 from tests.unit.reduce.windows.lane import Lane
 
+pytestmark = pytest.mark.slow
+
 KEYS = st.sampled_from([b"", b"a", b"b\x1fc", b"\x00", b"a\x00", b"\xff"])
 NEAR = st.integers(-30, 50)
 """Times around the epoch: windows are a few microseconds long."""

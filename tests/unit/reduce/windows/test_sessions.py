@@ -292,6 +292,7 @@ def test_many_open_sessions_take_little_memory_and_give_it_back_to_later_ones() 
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 def test_a_million_keys() -> None:
     total, rows = 1_000_000, 4000
     windowing = make_windowing(WindowConfig("session", timeout_us=10, keyed=True))
