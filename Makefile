@@ -85,7 +85,7 @@ dist: $(STAMP)  ## Build wheels, sdists, a bill of materials and checksums into 
 	$(BIN)/python tools/dist.py
 
 audit: $(STAMP)  ## Ask the advisory databases about everything in the locks (needs the network).
-	$(BIN)/uvx --from pip-audit==$(PIP_AUDIT) pip-audit --disable-pip --require-hashes \
+	$(BIN)/uvx --from pip-audit==$(PIP_AUDIT) pip-audit --strict --disable-pip --require-hashes \
 		$(foreach lock,run reduce udf build dev,--requirement requirements/$(lock).txt)
 	@command -v go >/dev/null || echo "make: without Go the modules of sdk/go are not looked at" >&2
 	@! command -v go >/dev/null || (cd sdk/go && go run golang.org/x/vuln/cmd/govulncheck@$(GOVULNCHECK) ./...)
