@@ -4,7 +4,6 @@ Above: `validate` and `run`. User code is never imported; functions are looked u
 """
 
 import ast
-import glob
 import os
 import shutil
 import sys
@@ -15,10 +14,10 @@ from importlib.util import find_spec
 from pathlib import Path as FilePath
 
 from millstream.sandbox import holds_home, refusal
-from millstream.spec.connectors import Connector, Place, lacks
+from millstream.spec.connectors import Place, lacks
 from millstream.spec.faults import Fault, Finding, Path
 from millstream.spec.loading import Loaded, Partial
-from millstream.spec.models import FallbackSink, FileSource, Program, Vertex
+from millstream.spec.models import FallbackSink, Program, Source, Vertex
 from millstream.spec.references import Reference, SecretKey, missing, resolve
 from millstream.spec.values import SpecModel
 
@@ -35,11 +34,11 @@ def local_faults(loaded: Loaded | Partial) -> list[Fault]:
         for place, program in _programs(vertex, path):
             findings += _program_findings(_Program(program, place, loaded.base_dir))
         findings += _reduce_findings(vertex, path)
-        findings += _source_findings(vertex, path, loaded.base_dir)
-        for place, sink in _sinks(vertex, path):
-            settings = (*place, sink.kind)
-            on_it = Place(settings, path, loaded.base_dir, vertex.replicas, taken)
-            findings += _connector_findings(sink.kind, sink.connector, sink.settings, on_it)
+        for where, end in _ends(vertex, path):
+            used = Place((*where, end.kind), path, loaded.base_dir, vertex.replicas, taken)
+            for what, remedy in lacks(end.connector):
+                findings.append(Finding(used.path, f"`{end.kind}` {what}", remedy))
+            findings += end.connector.local_findings(end.settings, used)
     faults = [loaded.fault(finding) for finding in findings]
     return sorted(faults, key=lambda fault: (fault.line, fault.column, fault.path))
 
@@ -60,16 +59,17 @@ class _Program:
 def _programs(vertex: Vertex, path: Path) -> Iterator[tuple[Path, Program]]:
     if vertex.udf is not None:
         yield (*path, "udf"), vertex.udf
-    if vertex.source is not None and vertex.source.udsource is not None:
-        yield (*path, "source", "udsource"), vertex.source.udsource
     if vertex.source is not None and vertex.source.transformer is not None:
         yield (*path, "source", "transformer"), vertex.source.transformer
-    for place, sink in _sinks(vertex, path):
-        if sink.program is not None:
-            yield (*place, sink.kind), sink.program
+    for place, end in _ends(vertex, path):
+        if end.program is not None:
+            yield (*place, end.kind), end.program
 
 
-def _sinks(vertex: Vertex, path: Path) -> Iterator[tuple[Path, FallbackSink]]:
+def _ends(vertex: Vertex, path: Path) -> Iterator[tuple[Path, Source | FallbackSink]]:
+    """The sources and sinks of a vertex."""
+    if vertex.source is not None:
+        yield (*path, "source"), vertex.source
     if vertex.sink is not None:
         yield (*path, "sink"), vertex.sink
         if vertex.sink.fallback is not None:
@@ -217,31 +217,6 @@ def _reduce_findings(vertex: Vertex, path: Path) -> Iterator[Finding]:
         yield Finding((*path, "udf", "groupBy"), what, "`pip install 'millstream[reduce]'`")
 
 
-def _source_findings(vertex: Vertex, path: Path, base_dir: FilePath) -> Iterator[Finding]:
-    if vertex.source is None:
-        return
-    if vertex.source.file is not None:
-        yield from _input_findings(vertex.source.file, (*path, "source", "file"), base_dir)
-    http = vertex.source.http
-    if http is not None and vertex.replicas > 1 and http.port != 0:
-        what = f"{vertex.replicas} processes cannot listen on one port of this machine"
-        yield Finding((*path, "replicas"), what, "`replicas: 1` or `port: 0`")
-
-
-def _input_findings(source: FileSource, path: Path, base_dir: FilePath) -> Iterator[Finding]:
-    for index, pattern in enumerate(source.paths):
-        here = (*path, "paths", index)
-        matches = glob.glob(str(base_dir / pattern), recursive=True)
-        files = [match for match in matches if os.path.isfile(match)]
-        if not files and not source.follow:
-            only = "directories" if all(map(os.path.isdir, matches)) else "directories and devices"
-            what = f"{pattern!r} matches {only} only" if matches else f"{pattern!r} matches no file"
-            yield Finding(here, what, f"a file, relative to {base_dir}, or `follow: true` to wait for it")
-        for file in files:
-            if not os.access(file, os.R_OK):
-                yield Finding(here, f"{file} cannot be read", "a file you may read")
-
-
 def _reference_findings(value: object, path: Path, base_dir: FilePath) -> Iterator[Finding]:
     """A fault for every value, however deep, that stands elsewhere and cannot be had."""
     if isinstance(value, Reference | SecretKey):
@@ -257,11 +232,3 @@ def _reference_findings(value: object, path: Path, base_dir: FilePath) -> Iterat
     elif isinstance(value, tuple):
         for index, entry in enumerate(value):
             yield from _reference_findings(entry, (*path, index), base_dir)
-
-
-def _connector_findings(
-    kind: str, connector: Connector[SpecModel], settings: SpecModel, place: Place
-) -> Iterator[Finding]:
-    for what, remedy in lacks(connector):
-        yield Finding(place.path, f"`{kind}` {what}", remedy)
-    yield from connector.local_findings(settings, place)

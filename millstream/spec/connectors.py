@@ -13,8 +13,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from importlib.util import find_spec
 from pathlib import Path as FilePath
-from typing import Generic, TypeVar
+from typing import Annotated, ClassVar, Generic, TypeVar
 
+from pydantic import Field
+
+from millstream.limits import FRAME_RECORDS_MAX
 from millstream.spec.faults import Finding, Path
 from millstream.spec.registry import Registry
 from millstream.spec.values import ShapeFault, SpecModel
@@ -50,7 +53,7 @@ class Connector(Generic[S]):
     user's."""
     meaning: str
     """A line for the reference of the pipeline file."""
-    packages: Mapping[str, str] = {}
+    packages: ClassVar[Mapping[str, str]] = {}
     """Modules that it imports when it is opened and that may be absent, each with what `pip install` takes."""
 
     def local_findings(self, settings: S, place: Place) -> Iterator[Finding]:
@@ -60,6 +63,41 @@ class Connector(Generic[S]):
     def notes(self, settings: S, path: Path) -> Iterator[tuple[Path, str]]:
         """What to know about valid settings, each with its place; `path` is that of the settings."""
         yield from ()
+
+
+IdsCount = Annotated[int, Field(strict=True, ge=FRAME_RECORDS_MAX)]
+"""One read of a source has ids for at most that many records."""
+
+
+@dataclass(frozen=True, slots=True)
+class IdBounds:
+    """What of the ids of a source's records is remembered."""
+
+    ttl_s: float
+    """For how long."""
+    ids_max: int
+    """How many at most, all partitions together."""
+
+
+class SourceKind(Connector[S]):
+    """A kind of source."""
+
+    has_headers = True
+    """Whether its records may have headers."""
+    strangers = False
+    """Whether somebody outside chooses event times: one far ahead of the clock is then held back."""
+
+    def bounded(self, settings: S) -> bool | None:
+        """Whether it ends by itself; None where that shows only while it runs."""
+        return None
+
+    def id_bounds(self, settings: S) -> IdBounds | None:
+        """Of a source that may give a record again, and tells so by its id; None of one that gives no ids."""
+        return None
+
+    def address(self, settings: S, partition: int) -> tuple[str, int] | None:
+        """Host and port on which the lane of a partition listens, where that is fixed."""
+        return None
 
 
 class GuaranteeId(Enum):
@@ -106,6 +144,18 @@ class SinkKind(Connector[S]):
         """What is wrong with settings, each valid by itself, where the sink is used like that."""
         yield from ()
 
+
+SOURCES: Registry[SourceKind[SpecModel]] = Registry(
+    "millstream.sources",
+    "source",
+    SourceKind,
+    {
+        "generator": "millstream_reader.sources.generator.connector:GENERATOR",
+        "file": "millstream_reader.sources.file.connector:FILE",
+        "http": "millstream_reader.sources.http.connector:HTTP",
+        "udsource": "millstream_reader.sources.udsource.connector:UDSOURCE",
+    },
+)
 
 SINKS: Registry[SinkKind[SpecModel]] = Registry(
     "millstream.sinks",

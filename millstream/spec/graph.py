@@ -141,7 +141,7 @@ class Graph:
         spec, source = self.pipeline.spec.watermark, self._vertices[vertex].source
         if source is None or spec.max_future_s is not None or spec.disabled:
             return spec.max_future_s if source is not None else None
-        return MAX_FUTURE_S if source.kind in ("http", "udsource") else None
+        return MAX_FUTURE_S if source.connector.strangers else None
 
     def on_future(self, vertex: str) -> retry.OnFailure:
         """What happens to a record whose event time is further ahead: dead letter, drop or stop."""

@@ -33,16 +33,7 @@ from millstream.spec.programs import (
 )
 from millstream.spec.references import Reference, SecretKey, TextOrReference
 from millstream.spec.sinks import FallbackSink, OnSinkFailure, Sink, SinkRetryStrategy
-from millstream.spec.sources import (
-    CsvOptions,
-    FileSource,
-    GeneratorSource,
-    HttpAuth,
-    HttpSource,
-    OnInvalid,
-    Source,
-    UserSource,
-)
+from millstream.spec.sources import OnInvalid, Source
 from millstream.spec.spark import Spark
 from millstream.spec.values import (
     EdgeName,
@@ -356,7 +347,6 @@ __all__ = [
     "CatBuiltin",
     "Conditions",
     "Container",
-    "CsvOptions",
     "Early",
     "Edge",
     "EdgeKind",
@@ -365,15 +355,11 @@ __all__ = [
     "EventTime",
     "EventTimeBuiltin",
     "FallbackSink",
-    "FileSource",
     "FilterArguments",
     "FilterBuiltin",
     "FixedWindow",
-    "GeneratorSource",
     "GlobalWindow",
     "GroupBy",
-    "HttpAuth",
-    "HttpSource",
     "IdleSource",
     "Limits",
     "Metadata",
@@ -405,7 +391,6 @@ __all__ = [
     "Transformer",
     "Trigger",
     "Udf",
-    "UserSource",
     "ValueFormat",
     "Vertex",
     "VertexKind",

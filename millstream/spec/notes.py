@@ -5,7 +5,7 @@ from typing import Any
 
 from millstream.spec.faults import Path
 from millstream.spec.graph import Graph
-from millstream.spec.models import FallbackSink, GroupBy, Vertex
+from millstream.spec.models import FallbackSink, GroupBy, Source, Vertex
 from millstream.spec.programs import Program
 from millstream.spec.tls import stays_on_this_machine
 from millstream.spec.topology import reachable
@@ -16,8 +16,8 @@ def notes_of(value: Mapping[str, Any], graph: Graph) -> Iterator[tuple[Path, str
     spec = value["spec"]
     for index, vertex in enumerate(graph.pipeline.spec.vertices):
         here: Path = ("spec", "vertices", index)
-        for place, sink in _sinks_of(vertex, here):
-            yield from sink.connector.notes(sink.settings, (*place, sink.kind))
+        for place, end in _ends(vertex, here):
+            yield from end.connector.notes(end.settings, (*place, end.kind))
         yield from _in_the_clear(vertex, here)
         if vertex.udf is not None and vertex.udf.sql is not None and vertex.udf.sql.unsafe:
             what = "`unsafe` lets the query do all that the runner's user may: call Java, read files and other tables"
@@ -32,19 +32,11 @@ def notes_of(value: Mapping[str, Any], graph: Graph) -> Iterator[tuple[Path, str
 
 
 def _in_the_clear(vertex: Vertex, here: Path) -> Iterator[tuple[Path, str]]:
-    """Tokens and records that everybody reads who is between two machines."""
-    source = vertex.source
-    http = source.http if source is not None else None
-    if http is not None and http.auth is not None and http.tls is None and not stays_on_this_machine(http.host):
-        what = f"senders show their token in the clear to {http.host}; `tls` beside it, or a proxy, encrypts it"
-        yield (*here, "source", "http", "auth"), what
+    """Records that everybody reads who is between two machines."""
     programs: list[tuple[Path, Program | None]] = [((*here, "udf"), vertex.udf)]
-    if source is not None:
-        programs += [
-            ((*here, "source", "udsource"), source.udsource),
-            ((*here, "source", "transformer"), source.transformer),
-        ]
-    programs += [((*place, sink.kind), sink.program) for place, sink in _sinks_of(vertex, here)]
+    if vertex.source is not None:
+        programs.append(((*here, "source", "transformer"), vertex.source.transformer))
+    programs += [((*place, end.kind), end.program) for place, end in _ends(vertex, here)]
     for place, program in programs:
         address = program.address if program is not None and program.tls is None else None
         if address is None or address.startswith("unix:"):
@@ -56,12 +48,14 @@ def _in_the_clear(vertex: Vertex, here: Path) -> Iterator[tuple[Path, str]]:
             yield (*place, "address"), what + way
 
 
-def _sinks_of(vertex: Vertex, here: Path) -> list[tuple[Path, FallbackSink]]:
-    if vertex.sink is None:
-        return []
-    both: list[tuple[Path, FallbackSink | None]] = [((*here, "sink"), vertex.sink)]
-    both.append(((*here, "sink", "fallback"), vertex.sink.fallback))
-    return [(place, sink) for place, sink in both if sink is not None]
+def _ends(vertex: Vertex, here: Path) -> Iterator[tuple[Path, Source | FallbackSink]]:
+    """The sources and sinks of a vertex."""
+    if vertex.source is not None:
+        yield (*here, "source"), vertex.source
+    if vertex.sink is not None:
+        yield (*here, "sink"), vertex.sink
+        if vertex.sink.fallback is not None:
+            yield (*here, "sink", "fallback"), vertex.sink.fallback
 
 
 def _idle_settings(written: Mapping[str, Any], vertex: Vertex, here: Path) -> Iterator[tuple[Path, str]]:
@@ -71,10 +65,6 @@ def _idle_settings(written: Mapping[str, Any], vertex: Vertex, here: Path) -> It
         if forever and "steps" in (strategy.get("backoff") or {}):
             path = (*here, kind, "retryStrategy", "backoff", "steps")
             yield path, "`steps` has no effect with `onFailure: retry`, which never gives up"
-    generator = (written.get("source") or {}).get("generator") or {}
-    if "msgSize" in generator and generator.get("valueBlob") is not None:
-        path = (*here, "source", "generator", "msgSize")
-        yield path, "`msgSize` has no effect with `valueBlob`"
     if vertex.udf is not None and vertex.udf.builtin is not None and vertex.udf.concurrency:
         yield (*here, "udf", "concurrency"), "`concurrency` has no effect on a built-in"
 

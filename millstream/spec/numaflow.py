@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from millstream.spec.connectors import SINKS, SOURCES
 from millstream.spec.faults import Finding, Path
+from millstream.spec.registry import Registry
 
 NO_EFFECT = "has no effect on `millstream run`"
 API_VERSION = "numaflow.numaproj.io/v1alpha1"
@@ -91,21 +93,18 @@ _UNSUPPORTED: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "vertex": {"sideInputs": ("side inputs are not supported yet", "no `sideInputs`")},
     "window": {"accumulator": ("accumulator windows are not supported", "fixed, sliding, session or global")},
     "builtin": {"args": ("arguments of built-ins have names here", "`kwargs`")},
-    "source": {
-        name: (f"the {name} source is not supported yet", "generator, file, http or udsource")
-        for name in ["kafka", "nats", "jetstream", "pulsar", "sqs", "serving", "redisStreams"]
-    },
-    "sink": {
-        **{
-            name: (f"the {name} sink is not supported yet", "log, blackhole, file, http or udsink")
-            for name in ["kafka", "pulsar", "sqs", "serve"]
-        },
-        "onSuccess": ("onSuccess sinks are not supported yet", "no `onSuccess`"),
-    },
+    "sink": {"onSuccess": ("onSuccess sinks are not supported yet", "no `onSuccess`")},
     "http source": {"ports": ("HTTPS and several ports are not supported yet", "`port`")},
     "container": {"envFrom": ("whole sets of variables are not supported yet", "`env` with `value`")},
     "env": {"valueFrom": ("values from other objects are not supported yet", "`value`")},
 }
+
+_CONNECTORS = {
+    "source": ["kafka", "nats", "jetstream", "pulsar", "sqs", "serving", "redisStreams"],
+    "sink": ["kafka", "pulsar", "sqs", "serve"],
+}
+"""Numaflow's sources and sinks that are not Millstream's; an installed package may have one."""
+_REGISTRIES: Mapping[str, Registry[Any]] = {"source": SOURCES, "sink": SINKS}
 
 
 @dataclass(slots=True)
@@ -131,7 +130,7 @@ def sift(value: Any) -> Sifted:
 def field_names(path: Path) -> tuple[str, ...]:
     """Names of the fields that are known at a place beyond those of the models."""
     place = place_name(path)
-    return (*_WITHOUT_EFFECT.get(place, {}), *_UNSUPPORTED.get(place, {}))
+    return (*_WITHOUT_EFFECT.get(place, {}), *_UNSUPPORTED.get(place, {}), *_CONNECTORS.get(place, ()))
 
 
 def place_name(path: Path) -> str:
@@ -177,6 +176,10 @@ def _sift(value: Any, path: Path, sifted: Sifted) -> Any:
             sifted.notes.append((here, f"`{name}` {_WITHOUT_EFFECT[place][name]}"))
         elif name in _UNSUPPORTED.get(place, {}):
             sifted.faults.append(Finding(here, *_UNSUPPORTED[place][name]))
+        elif name in _CONNECTORS.get(place, ()) and name not in _REGISTRIES[place]:
+            *others, last = _REGISTRIES[place].names
+            expected = f"{', '.join(others)} or {last}"
+            sifted.faults.append(Finding(here, f"the {name} {place} is not supported yet", expected))
         else:
             rest[name] = _sift(member, here, sifted)
     return rest

@@ -11,7 +11,7 @@ from typing import Any
 
 from millstream.spec import topology
 from millstream.spec.faults import Finding, Path
-from millstream.spec.models import EdgeKind, VertexKind, default_edge_name
+from millstream.spec.models import EdgeKind, Source, VertexKind, default_edge_name
 
 _KINDS: Mapping[str, VertexKind] = {"source": "source", "udf": "map", "sink": "sink"}
 """The kinds of vertices by their field; a udf with `groupBy` is a reduce."""
@@ -246,8 +246,7 @@ def _never_dead_letters(vertex: VertexOutline, outline: Outline) -> bool:
     if vertex.kind == "source":
         transformer = vertex.settings.get("transformer")
         may = transformer is not None and _policy(vertex.settings, "transformer") in possible
-        written_to = (vertex.settings.get("http") or vertex.settings.get("udsource")) is not None
-        if written_to or outline.watermark.get("maxFuture") is not None:
+        if Source.is_open_to_strangers(vertex.settings) or outline.watermark.get("maxFuture") is not None:
             may = may or (outline.watermark.get("onFuture") or "") in possible
         return not may and (vertex.settings.get("onInvalid") or "") not in possible
     return False

@@ -174,6 +174,11 @@ class Choice(SpecModel):
         ((model._kind, model._settings),) = chosen.items()
         return model
 
+    def members(self) -> Iterator[tuple[str, Any]]:
+        """The settings too."""
+        yield self.kind, self.settings
+        yield from super().members()
+
     @model_serializer(mode="wrap")
     def _with_settings(self, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
         settings = self.settings.model_dump(

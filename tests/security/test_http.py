@@ -24,11 +24,13 @@ from millstream.clock import SystemClock
 from millstream.errors import UserError
 from millstream.limits import HTTP_HEAD_TIMEOUT_S, HTTP_IDLE_TIMEOUT_S
 from millstream.record import SOURCE_INPUT, LaneId
-from millstream.spec.models import HttpSource, Source
+from millstream.spec.models import Source
 from millstream.wire.connections import TOO_MANY, TOO_MANY_OF_CLIENT, ConnectionLimits, Connections, client_of
 from millstream_reader.sources.http import lane as http_source
+from millstream_reader.sources.http.connector import HttpSource
 from millstream_reader.sources.http.lane import HttpLane, open_http
-from millstream_reader.sources.opening import extraction_of, http_plan
+from millstream_reader.sources.http.plan import http_plan
+from millstream_reader.sources.opening import extraction_of
 
 LIMIT_S = 30.0
 STRANGER = "127.0.0.2"
@@ -45,8 +47,8 @@ async def serving(
 ) -> AsyncIterator[HttpLane]:
     """A lane that commits at once what it is sent."""
     source = Source.model_validate({"http": {"port": 0, **(spec or {})}})
-    assert source.http is not None
-    plan = http_plan(source.http, base_dir, LANE, SystemClock())
+    assert isinstance(source.settings, HttpSource)
+    plan = http_plan(source.settings, base_dir, LANE, SystemClock())
     plan = replace(plan, limits=replace(plan.limits, head_timeout_s=head_timeout_s, idle_timeout_s=idle_timeout_s))
     opening = open_http(plan, extraction_of(source), LANE, 1, b"", clock=SystemClock())
     async with asyncio.timeout(LIMIT_S), opening as lane:

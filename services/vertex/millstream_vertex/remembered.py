@@ -19,12 +19,11 @@ async def open_seen_ids(
 ) -> SeenIds | None:
     """Those of a lane whose source may repeat itself, as `committer` stores them; None where none ever does."""
     source = graph.vertex(lane.vertex).source
-    # A user's source shows only by its first records whether it gives ids.
-    bounds = (source.http or source.udsource) if source is not None else None
+    bounds = source.id_bounds if source is not None else None
     if bounds is None:
         return None
-    committer.ids_ttl_s = bounds.id_ttl_s
-    seen = SeenIds(ttl_s=bounds.id_ttl_s, ids_max=ids_max(graph, lane.vertex), clock=clock)
+    committer.ids_ttl_s = bounds.ttl_s
+    seen = SeenIds(ttl_s=bounds.ttl_s, ids_max=ids_max(graph, lane.vertex), clock=clock)
     async for stored in ledger.ids(lane):
         seen.restore(stored.digests, stored.age_s)
     return seen

@@ -17,6 +17,7 @@ from millstream.limits import (
     LOG_SEGMENT_BYTES,
     LOG_SEGMENT_BYTES_MIN,
 )
+from millstream.spec.connectors import IdBounds
 from millstream.spec.graph import Graph
 from millstream.spec.lanes import buffers_of, lanes_of
 from millstream.spec.models import Edge, Pipeline
@@ -49,8 +50,7 @@ def route(graph: Graph, edge: Edge) -> Route:
 
 def ledger_limits(graph: Graph, vertex: str) -> LedgerLimits:
     """What the vertex's ledger may hold: the same for every process that opens it."""
-    source = graph.vertex(vertex).source
-    ids = (source.http or source.udsource) if source is not None else None
+    ids = _id_bounds(graph, vertex)
     buffers_bytes = sum(
         graph.limits_of(edge.to).buffer_max_bytes * len(buffers_of(graph, edge)) for edge in graph.edges_out[vertex]
     )
@@ -66,15 +66,19 @@ def ledger_limits(graph: Graph, vertex: str) -> LedgerLimits:
     return LedgerLimits(
         frames_per_buffer_max=max(frames, default=BUFFER_FRAMES_MAX),
         bytes_max=buffers_bytes + overshoot_bytes + ids_bytes + LEDGER_MARKS_BYTES * (1 + lanes),
-        ids_ttl_s=ids.id_ttl_s if ids is not None else 0.0,
+        ids_ttl_s=ids.ttl_s if ids is not None else 0.0,
     )
 
 
 def ids_max(graph: Graph, vertex: str) -> int:
     """Record ids that each lane of a vertex may remember; 0 where none are given."""
-    source = graph.vertex(vertex).source
-    ids = (source.http or source.udsource) if source is not None else None
+    ids = _id_bounds(graph, vertex)
     return max(FRAME_RECORDS_MAX, ids.ids_max // len(lanes_of(graph, vertex))) if ids is not None else 0
+
+
+def _id_bounds(graph: Graph, vertex: str) -> IdBounds | None:
+    source = graph.vertex(vertex).source
+    return source.id_bounds if source is not None else None
 
 
 def source_watermark(pipeline: Pipeline, restored_us: int) -> SourceWatermark:

@@ -84,7 +84,7 @@ def programs_of(vertex: Vertex) -> dict[str, Program]:
     runs_here = vertex.udf is not None and (vertex.group_by is None or vertex.udf.command or vertex.udf.container)
     programs: dict[str, Program | None] = {"udf": vertex.udf if runs_here else None}
     if vertex.source is not None:
-        programs["source"] = vertex.source.udsource
+        programs["source"] = vertex.source.program
         programs["transformer"] = vertex.source.transformer
     if vertex.sink is not None:
         programs["sink"] = vertex.sink.program

@@ -10,7 +10,8 @@ from pydantic import ValidationError
 
 from millstream.errors import MillstreamError
 from millstream.spec import resolved
-from millstream.spec.models import GeneratorSource, Pipeline, Source
+from millstream.spec.models import Pipeline, Source
+from millstream_reader.sources.generator.connector import GeneratorSource
 from tests.unit.spec.strategies import pipelines
 
 

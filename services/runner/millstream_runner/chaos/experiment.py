@@ -207,16 +207,7 @@ def _pipeline_file(options: Options, directory: Path, records: int, rate: int, p
 
 def is_bounded(graph: Graph) -> bool:
     """Whether every source comes to an end by itself, as far as the pipeline says."""
-    for vertex in graph.sources:
-        source = vertex.source
-        assert source is not None, "a source vertex has a source"
-        if source.generator is not None and source.generator.records is None:
-            return False
-        if source.file is not None and source.file.follow:
-            return False
-        if source.http is not None:
-            return False
-    return True
+    return all(vertex.source is None or vertex.source.bounded is not False for vertex in graph.sources)
 
 
 async def _judged(options: Options, directory: Path, *, drained: bool) -> dict[str, Any]:

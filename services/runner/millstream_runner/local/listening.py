@@ -36,13 +36,14 @@ def _taken_by_metrics(plans: Iterable[ReplicaPlan], host: str) -> Iterator[str]:
 
 def _taken_by_sources(graph: Graph) -> Iterator[str]:
     for vertex in graph.sources:
-        http = vertex.source.http if vertex.source is not None else None
-        if http is None or http.port == 0:
+        source = vertex.source
+        if source is None:
             continue
-        for partition in range(vertex.partitions):
-            port = http.port + partition
-            if (reason := why_not(port, http.host)) is not None:
+        kind = source.kind
+        addresses = (source.connector.address(source.settings, partition) for partition in range(vertex.partitions))
+        for host, port in filter(None, addresses):
+            if (reason := why_not(port, host)) is not None:
                 yield (
-                    f"vertex {vertex.name}: the http source cannot listen on {http.host} port {port}: {reason}; stop "
-                    "what uses the port, or choose another `http.host` or `http.port` (0 takes a free port)"
+                    f"vertex {vertex.name}: the {kind} source cannot listen on {host} port {port}: {reason}; stop what "
+                    f"uses the port, or choose another `{kind}.host` or `{kind}.port` (0 takes a free port)"
                 )

@@ -1,0 +1,64 @@
+"""What a kind of source is to whoever writes one: one object, which says all that Millstream wants to know of it.
+
+Above it: the pipeline file's models, which find it by its name, and `sources.opening`, which opens it. Below it: the
+kinds of source, each in a folder of its own. It is imported by whatever reads a pipeline, so what a source works with
+is imported in its `open`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from millstream.extract import Extraction
+from millstream.record import LaneId
+from millstream.spec.connectors import SourceKind
+from millstream.spec.values import SpecModel
+
+if TYPE_CHECKING:
+    from millstream.clock import Clock
+    from millstream.udf.protocol import StreamName, UdfClient
+    from millstream_reader.ids import SeenIds
+    from millstream_reader.source import SourceLane
+
+S = TypeVar("S", bound=SpecModel)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOwner:
+    """Who opens a source: one owner of one lane."""
+
+    lane: LaneId
+    partitions: int
+    """Lanes that share the source; this one is `lane.partition`."""
+    position: bytes
+    """Where it goes on, as a batch of this lane gave it; empty: at the very start."""
+    base_dir: Path
+    """What relative paths in the spec are relative to."""
+    clock: Clock
+    extraction: Extraction
+    """What the pipeline reads off each record: event time and keys."""
+    client: UdfClient | None = None
+    """The running program of a source whose settings are a `Program`."""
+    stream_name: StreamName | None = None
+    """Names the lane to that program."""
+    seen: SeenIds | None = None
+    """The ids that the lane remembers, where the source gives ids."""
+
+
+class SourceConnector(SourceKind[S]):
+    """A kind of source that can be opened."""
+
+    extracts = False
+    """Whether its lanes apply `owner.extraction` themselves; else that is done to each batch they give."""
+
+    @abstractmethod
+    def open(self, settings: S, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
+        """The lane at `owner.position`, open from entering to leaving.
+
+        Raises what `SourceLane.read` raises, for what shows at once, and `DamageError` for a position that is not one
+        of its own.
+        """

@@ -1,0 +1,128 @@
+"""The `file` source, as pipeline files name it."""
+
+from __future__ import annotations
+
+import codecs
+import glob
+import os
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import AfterValidator, Field
+
+from millstream.spec.columns import Column, repeated_columns
+from millstream.spec.connectors import Place
+from millstream.spec.faults import Finding
+from millstream.spec.values import Flag, ShapeFault, SpecModel, Text, fault
+from millstream_reader.connector import SourceConnector, SourceOwner
+
+if TYPE_CHECKING:
+    from millstream_reader.source import SourceLane
+
+
+FileFormat = Literal["lines", "jsonl", "csv"]
+
+
+def _checked_encoding(written: str) -> str:
+    try:
+        name = codecs.lookup(written).name
+        newline_bytes = 1 if name == "utf-8-sig" else len("\n".encode(name))
+    except (LookupError, UnicodeError):
+        raise fault(f"{written!r} is not a text encoding", "a name such as utf-8") from None
+    if newline_bytes != 1:
+        what = f"a newline is {newline_bytes} bytes in {written!r}, so files cannot be cut into lines"
+        raise fault(what, "a name such as utf-8; convert the files first")
+    return written
+
+
+def _checked_delimiter(written: str) -> str:
+    if len(written) != 1 or written in '\r\n"':
+        raise fault(f"{written!r} cannot part columns", "one character, such as ',' or a tab")
+    return written
+
+
+class CsvOptions(SpecModel):
+    """How CSV text is read. A row becomes a JSON object with a member per column; an empty field of
+    a column that is not a string becomes null."""
+
+    noun = "csv"
+
+    header: Flag = True
+    """Whether the first line of each file names the columns."""
+    delimiter: Annotated[str, AfterValidator(_checked_delimiter)] = ","
+    """The character between two fields."""
+    columns: tuple[Column, ...] = ()
+    """Types of columns; with `header: false` also their names and order. Columns that are not
+    listed are strings."""
+
+    def relation_faults(self) -> Iterator[ShapeFault]:
+        """Names come from the header or from here."""
+        yield from repeated_columns(self.columns)
+        if not self.header and not self.columns:
+            yield ShapeFault((), "the columns have no names", "`columns`, or `header: true`")
+
+
+class FileSource(SpecModel):
+    """Reads files; each file is read by one lane, in order."""
+
+    noun = "a file source"
+
+    paths: Annotated[tuple[Text, ...], Field(min_length=1)]
+    """Files or glob patterns (`data/*.csv`, `**` for any depth), relative to the pipeline file."""
+    format: FileFormat = "lines"
+    """`lines` (a record per line, without its end), `jsonl` (a JSON value per line) or `csv`. Names
+    that end in `.gz` are decompressed; `follow` leaves them out."""
+    csv: CsvOptions | None = None
+    """How CSV is read; only with `format: csv`."""
+    follow: Flag = False
+    """Go on reading as files grow, are rotated or appear; the source then has no end."""
+    encoding: Annotated[str, AfterValidator(_checked_encoding)] = "utf-8"
+    """Encoding of the files, one in which a newline is one byte; record values are UTF-8."""
+
+    def relation_faults(self) -> Iterator[ShapeFault]:
+        """CSV options only for CSV."""
+        if self.csv is not None and self.format != "csv":
+            what = f"`csv` has no effect with `format: {self.format}`"
+            yield ShapeFault(("csv",), what, "`format: csv`, or no `csv`")
+
+
+class _File(SourceConnector[FileSource]):
+    model = FileSource
+    meaning = "Records read from files."
+    has_headers = False
+    extracts = True
+
+    def bounded(self, settings: FileSource) -> bool | None:
+        return not settings.follow
+
+    def local_findings(self, settings: FileSource, place: Place) -> Iterator[Finding]:
+        for index, pattern in enumerate(settings.paths):
+            here = (*place.path, "paths", index)
+            matches = glob.glob(str(place.base_dir / pattern), recursive=True)
+            files = [match for match in matches if os.path.isfile(match)]
+            if not files and not settings.follow:
+                only = "directories" if all(map(os.path.isdir, matches)) else "directories and devices"
+                what = f"{pattern!r} matches {only} only" if matches else f"{pattern!r} matches no file"
+                yield Finding(here, what, f"a file, relative to {place.base_dir}, or `follow: true` to wait for it")
+            for file in files:
+                if not os.access(file, os.R_OK):
+                    yield Finding(here, f"{file} cannot be read", "a file you may read")
+
+    def open(self, settings: FileSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
+        from millstream_reader.sources.file.csv_parsing import CsvFormat
+        from millstream_reader.sources.file.disk import FilePatterns
+        from millstream_reader.sources.file.follow import open_followed
+        from millstream_reader.sources.file.lane import open_files
+        from millstream_reader.sources.file.text_file import TextFormat
+
+        options = settings.csv or CsvOptions()
+        types = tuple((column.name, column.type) for column in options.columns)
+        rows = CsvFormat(options.delimiter, options.header, types)
+        text = TextFormat(settings.format, settings.encoding, rows, owner.extraction)
+        opener = open_followed if settings.follow else open_files
+        patterns = FilePatterns(settings.paths, owner.base_dir)
+        return opener(patterns, text, owner.lane, owner.partitions, owner.position, clock=owner.clock)
+
+
+FILE = _File()

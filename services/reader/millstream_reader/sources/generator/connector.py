@@ -1,0 +1,126 @@
+"""The `generator` source, as pipeline files name it."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractAsyncContextManager
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import AfterValidator, Field
+
+from millstream.limits import RECORD_BYTES_MAX
+from millstream.spec.faults import Path
+from millstream.spec.values import (
+    Count,
+    Duration,
+    PositiveDuration,
+    ShapeFault,
+    Share,
+    SpecModel,
+    at_most_one,
+    fault,
+)
+from millstream_reader.connector import SourceConnector, SourceOwner
+
+if TYPE_CHECKING:
+    from millstream_reader.source import SourceLane
+
+
+def _checked_base64(written: str) -> str:
+    try:
+        base64.b64decode(written, validate=True)
+    except binascii.Error:
+        raise fault("the text is not base64", "bytes in standard base64") from None
+    return written
+
+
+def _checked_start(written: str) -> str:
+    try:
+        datetime.fromisoformat(written)
+    except ValueError:
+        raise fault(f"{written!r} is not a time", "an RFC 3339 time such as 2024-01-01T00:00:00Z") from None
+    return written
+
+
+class GeneratorSource(SpecModel):
+    """Makes records by itself; the same settings and `seed` give the same records."""
+
+    noun = "a generator"
+
+    rpu: Count = 5
+    """Records per `duration` over all lanes of the vertex; 0 means as fast as possible."""
+    duration_s: PositiveDuration = Field(default=1.0, alias="duration")
+    """The time unit of `rpu`. Duration, default 1s."""
+    records: Count | None = None
+    """Records in all, over every lane of the vertex. Absent: without end."""
+    msg_size: Annotated[int, Field(strict=True, ge=1, le=RECORD_BYTES_MAX)] = 8
+    """Bytes of each record's value, a JSON object with the record's `lane` and `number`, padded with spaces
+    where it would be shorter; at most 7 MiB. Not used with `valueBlob`."""
+    key_count: Count = 0
+    """Number of different keys, dealt out in turn; 0 means records without a key."""
+    value: Annotated[int, Field(strict=True, ge=0, lt=1 << 64)] | None = None
+    """A number that every record carries as `value`, beside its own `number` within the vertex."""
+    value_blob: Annotated[str, AfterValidator(_checked_base64)] | None = None
+    """Base64 of the bytes that are the value of every record."""
+    jitter_s: Duration = Field(default=0.0, alias="jitter")
+    """Each record's event time is moved back by a random time up to this. Duration, default 0s."""
+    out_of_order_share: Share = 0.0
+    """Share of the records whose event time is moved back by `outOfOrderBy`. Default 0."""
+    out_of_order_by_s: Duration = Field(default=0.0, alias="outOfOrderBy")
+    """How far back out-of-order records lie; keep `watermark.maxDelay` at least this long if they
+    shall not be late. Duration, default 0s."""
+    late_share: Share = 0.0
+    """Share of the records whose event time is moved back by `lateBy`. Default 0."""
+    late_by_s: Duration = Field(default=0.0, alias="lateBy")
+    """How far back late records lie; longer than `watermark.maxDelay` to be late. Duration,
+    default 0s."""
+    start: Annotated[str, AfterValidator(_checked_start)] | None = None
+    """Event time of the first record (RFC 3339; without an offset, UTC). Default: the time at which the source was
+    first opened."""
+    event_time_step_s: PositiveDuration | None = Field(default=None, alias="eventTimeStep")
+    """Event time between one record of the vertex and the next. Default: event time is the time at
+    which the record is made; with `start`, `duration` / `rpu`."""
+    seed: Count = 0
+    """Start value of everything random in this source."""
+
+    @classmethod
+    def shape_faults(cls, data: Mapping[str, Any]) -> Iterator[ShapeFault]:
+        """One kind of value; shares and how far back come in pairs."""
+        yield from at_most_one(data, ("value", "valueBlob"), cls.noun)
+        for share, by in (("lateShare", "lateBy"), ("outOfOrderShare", "outOfOrderBy")):
+            if bool(data.get(share)) != bool(data.get(by)):
+                given, absent = (share, by) if data.get(share) else (by, share)
+                what = f"`{given}` has no effect without `{absent}`"
+                yield ShapeFault((given,), what, f"`{share}` and `{by}` together")
+
+    def relation_faults(self) -> Iterator[ShapeFault]:
+        """With a start but no rate, event time needs a step."""
+        if self.start is not None and self.rpu == 0 and self.event_time_step_s is None:
+            what = "`start` with `rpu: 0` leaves event time without a step"
+            yield ShapeFault(("start",), what, "`eventTimeStep` as well")
+
+
+class _Generator(SourceConnector[GeneratorSource]):
+    model = GeneratorSource
+    meaning = "Records made here."
+    has_headers = False
+
+    def bounded(self, settings: GeneratorSource) -> bool | None:
+        return settings.records is not None
+
+    def notes(self, settings: GeneratorSource, path: Path) -> Iterator[tuple[Path, str]]:
+        if "msg_size" in settings.model_fields_set and settings.value_blob is not None:
+            yield (*path, "msgSize"), "`msgSize` has no effect with `valueBlob`"
+
+    def open(self, settings: GeneratorSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
+        from millstream_reader.sources.generator.lane import open_generator
+        from millstream_reader.sources.generator.plan import generator_plan
+
+        plan = generator_plan(settings)
+        return open_generator(plan, owner.lane, owner.partitions, owner.position, clock=owner.clock)
+
+
+GENERATOR = _Generator()

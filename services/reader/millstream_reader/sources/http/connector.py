@@ -1,0 +1,143 @@
+"""The `http` source, as pipeline files name it."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+
+from millstream.limits import HTTP_CLIENT_CONNECTIONS_MAX, HTTP_CONNECTIONS_MAX, IDS_MAX
+from millstream.spec.connectors import IdBounds, IdsCount, Place
+from millstream.spec.faults import Finding, Path
+from millstream.spec.references import Secret
+from millstream.spec.tls import stays_on_this_machine
+from millstream.spec.values import Flag, PositiveCount, PositiveDuration, ShapeFault, SpecModel, Text
+from millstream_reader.connector import SourceConnector, SourceOwner
+
+if TYPE_CHECKING:
+    from millstream_reader.source import SourceLane
+
+
+HTTP_PORT = 8090
+
+Port = Annotated[int, Field(strict=True, ge=0, le=65535)]
+
+
+def _is_reached_from_outside(host: str) -> bool:
+    """Whether an address is none of this machine's own; of a name that shows when it is looked up."""
+    try:
+        return not ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class HttpAuth(SpecModel):
+    """The bearer token that callers must send."""
+
+    noun = "auth"
+
+    token: Secret
+    """Where the token stands: `{env: NAME}`, `{file: PATH}`, or a key of a Kubernetes Secret. Several tokens may stand
+    there, one a line, and each is valid; a file is read again when it has changed."""
+
+
+class HttpTls(SpecModel):
+    """Certificates of a server, as PEM; files are read again when they have changed."""
+
+    noun = "tls"
+
+    certificate: Secret
+    """Where the certificate stands, with those between it and its authority behind it: `{file: PATH}`, `{env: NAME}`,
+    or a key of a Kubernetes Secret."""
+    key: Secret
+    """Where its private key stands, without a passphrase."""
+    client_ca: Secret | None = None
+    """Where the certificates of the authorities stand from which clients' certificates must come. Default: clients
+    need none."""
+
+
+class HttpSource(SpecModel):
+    """Takes records by POST; answers 200 once they are committed."""
+
+    noun = "an http source"
+
+    host: Text = "127.0.0.1"
+    """Address to listen on."""
+    port: Port = HTTP_PORT
+    """Port that lane 0 listens on, lane n on the n-th after it; 0 takes a free one for each."""
+    auth: HttpAuth | None = None
+    """Bearer token. Default: none is asked for."""
+    tls: HttpTls | None = None
+    """HTTPS, with these certificates. Default: HTTP."""
+    allow_unauthenticated: Flag = False
+    """Listen on an address that other machines reach though neither `auth` nor `tls.clientCa` asks who sends."""
+    connections_max: Annotated[int, Field(strict=True, ge=2)] = Field(
+        default=HTTP_CONNECTIONS_MAX, alias="connectionsMax"
+    )
+    """Connections to one lane at most; more are answered 503. At most half of the files that the process may open."""
+    client_connections_max: PositiveCount = Field(default=HTTP_CLIENT_CONNECTIONS_MAX, alias="clientConnectionsMax")
+    """Connections from one address at most, of IPv6 from one network of 64 bits, and at most half of
+    `connectionsMax`; more are answered 429. Raise it where senders come through a proxy."""
+    id_ttl_s: Annotated[PositiveDuration, Field(ge=1)] = Field(default=24 * 3600.0, alias="idTtl")
+    """How long the id of a record is remembered, so that sending it again has no effect. Duration
+    of at least 1s, default 24h."""
+    ids_max: IdsCount = Field(default=IDS_MAX, alias="idsMax")
+    """Record ids that are remembered at most, all partitions together; beyond it records with new ids are answered 503.
+    The broker reserves 48 bytes for each; one that is remembered takes 30 bytes of memory."""
+    buffer: PositiveCount = 500
+    """Records of unanswered requests at most; beyond it the answer is 429."""
+
+    @property
+    def asks_who(self) -> bool:
+        """Whether senders have to show who they are."""
+        return self.auth is not None or (self.tls is not None and self.tls.client_ca is not None)
+
+    def relation_faults(self) -> Iterator[ShapeFault]:
+        """Nobody listens to the network by accident."""
+        if self.asks_who and self.allow_unauthenticated:
+            what = "`allowUnauthenticated` has no effect where senders show who they are"
+            yield ShapeFault(("allowUnauthenticated",), what, "one of the two")
+        if not self.asks_who and not self.allow_unauthenticated and _is_reached_from_outside(self.host):
+            what = f"other machines reach {self.host}, and nothing asks senders who they are"
+            yield ShapeFault(("host",), what, "`auth`, `tls.clientCa`, or `allowUnauthenticated: true`")
+
+
+class _Http(SourceConnector[HttpSource]):
+    model = HttpSource
+    meaning = "Records sent by HTTP."
+    strangers = True
+    extracts = True
+
+    def bounded(self, settings: HttpSource) -> bool | None:
+        return False
+
+    def id_bounds(self, settings: HttpSource) -> IdBounds | None:
+        return IdBounds(settings.id_ttl_s, settings.ids_max)
+
+    def address(self, settings: HttpSource, partition: int) -> tuple[str, int] | None:
+        return (settings.host, settings.port + partition) if settings.port else None
+
+    def local_findings(self, settings: HttpSource, place: Place) -> Iterator[Finding]:
+        if place.replicas > 1 and settings.port != 0:
+            what = f"{place.replicas} processes cannot listen on one port of this machine"
+            yield Finding((*place.vertex_path, "replicas"), what, "`replicas: 1` or `port: 0`")
+
+    def notes(self, settings: HttpSource, path: Path) -> Iterator[tuple[Path, str]]:
+        """Tokens that everybody reads who is between two machines."""
+        if settings.auth is not None and settings.tls is None and not stays_on_this_machine(settings.host):
+            what = f"senders show their token in the clear to {settings.host}; `tls` beside it, or a proxy, encrypts it"
+            yield (*path, "auth"), what
+
+    def open(self, settings: HttpSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
+        from millstream_reader.sources.http.lane import open_http
+        from millstream_reader.sources.http.plan import http_plan
+
+        plan = http_plan(settings, owner.base_dir, owner.lane, owner.clock)
+        where = (owner.lane, owner.partitions, owner.position)
+        return open_http(plan, owner.extraction, *where, clock=owner.clock, seen=owner.seen)
+
+
+HTTP = _Http()

@@ -1,0 +1,41 @@
+"""From the settings of an `http` source to what its lanes work with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from millstream.clock import Clock
+from millstream.record import LaneId
+from millstream.spec.references import resolve
+from millstream.wire.connections import ConnectionLimits
+from millstream.wire.replaced import Replaced, Tokens, server_context
+from millstream_reader.sources.http.connector import HttpSource
+from millstream_reader.sources.http.lane import HttpPlan
+
+
+def http_plan(source: HttpSource, base_dir: Path, lane: LaneId, clock: Clock) -> HttpPlan:
+    """What the fields of an `http` mean. Errors: `UserError` when the token or the certificates cannot be had."""
+    auth, tls = source.auth, source.tls
+    tokens = contexts = None
+    if auth is not None:
+        what = f"lane {lane}: the token of `auth`"
+        tokens = Replaced(lambda: [resolve(auth.token, base_dir, what)], Tokens, what, clock)
+    if tls is not None:
+        certificates = f"lane {lane}: `tls`"
+        named = {"certificate": tls.certificate, "key": tls.key, "clientCa": tls.client_ca}
+        given = {f"{certificates}, its `{name}`": value for name, value in named.items() if value is not None}
+        contexts = Replaced(
+            lambda: [resolve(value, base_dir, name) for name, value in given.items()],
+            lambda texts: server_context(texts, certificates),
+            certificates,
+            clock,
+        )
+    return HttpPlan(
+        host=source.host,
+        port=source.port,
+        buffer_records=source.buffer,
+        tokens=tokens.newest if tokens is not None else None,
+        tls=contexts.newest if contexts is not None else None,
+        limits=ConnectionLimits(source.connections_max, source.client_connections_max),
+        anybody=source.asks_who or source.allow_unauthenticated,
+    )

@@ -1,0 +1,51 @@
+"""The `udsource`, as pipeline files name it."""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+
+from millstream.errors import MillstreamError
+from millstream.limits import IDS_MAX
+from millstream.spec.connectors import IdBounds, IdsCount
+from millstream.spec.programs import Program
+from millstream.spec.values import PositiveDuration
+from millstream_reader.connector import SourceConnector, SourceOwner
+
+if TYPE_CHECKING:
+    from millstream_reader.source import SourceLane
+
+
+class UserSource(Program):
+    """A source that the user wrote."""
+
+    noun = "a udsource"
+
+    id_ttl_s: Annotated[PositiveDuration, Field(ge=1)] = Field(default=24 * 3600.0, alias="idTtl")
+    """How long the id of a record is remembered, where the source gives ids. Duration of at least 1s, default 24h."""
+    ids_max: IdsCount = Field(default=IDS_MAX, alias="idsMax")
+    """Record ids that are remembered at most, all partitions together; beyond it a lane waits until its oldest are
+    forgotten."""
+
+
+class _Udsource(SourceConnector[UserSource]):
+    model = UserSource
+    meaning = "Records from a program of the user's."
+    strangers = True
+
+    def id_bounds(self, settings: UserSource) -> IdBounds | None:
+        # Whether it gives ids shows only by its first records.
+        return IdBounds(settings.id_ttl_s, settings.ids_max)
+
+    def open(self, settings: UserSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
+        from millstream_reader.sources.udsource.lane import open_user_defined
+
+        if owner.client is None or owner.stream_name is None:
+            raise MillstreamError(f"lane {owner.lane}: a user-defined source was opened without its function")
+        where = (owner.lane, owner.partitions, owner.position)
+        return open_user_defined(owner.client, owner.stream_name, *where, clock=owner.clock)
+
+
+UDSOURCE = _Udsource()
