@@ -141,6 +141,8 @@ OT_TIMELINE_POINTS_MAX = 1024
 """Steps of one lane's timeline: 20 s of publishing at full rate; thinned beyond, which makes it coarser, not wrong."""
 DRAIN_TIMEOUT_S = 30.0
 """From the request to stop until a process gives up finishing what is in flight."""
+WORKER_END_GRACE_S = 5.0
+"""From the failure of one replica until the others of its worker are ended that have not finished what is in flight."""
 TELEMETRY_FLUSH_TIMEOUT_S = 5.0
 """How long a process that ends waits for a collector to take its last traces and metrics."""
 SPAN_LINKS_MAX = 32

@@ -53,6 +53,22 @@ class LaneId:
         return f"{self.vertex}/{self.key}"
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class ReplicaId:
+    """One replica of a vertex: the lanes with `partition mod replicas == number`."""
+
+    vertex: str
+    number: int
+
+    @property
+    def name(self) -> str:
+        """Unique in the pipeline; what a worker is told to run."""
+        return f"{self.vertex}-{self.number}"
+
+    def __str__(self) -> str:
+        return self.name
+
+
 ID_DIGEST_BYTES = 16
 
 

@@ -1,6 +1,6 @@
 """What a process tells about itself: traces, metrics, logs."""
 
-from millstream.telemetry.opening import open_telemetry
+from millstream.telemetry.opening import Identity, ProcessTelemetry, open_telemetry
 from millstream.telemetry.telemetry import Telemetry
 
-__all__ = ["Telemetry", "open_telemetry"]
+__all__ = ["Identity", "ProcessTelemetry", "Telemetry", "open_telemetry"]

@@ -13,7 +13,7 @@ from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from opentelemetry.sdk.metrics.export import MetricReader, MetricsData
 from prometheus_client import CollectorRegistry, generate_latest
 
-from millstream.telemetry.metrics import VertexMetrics
+from millstream.telemetry.metrics import Metrics
 
 
 class PrometheusText:
@@ -25,7 +25,7 @@ class PrometheusText:
             disable_target_info=True, scope_info_enabled=False, registry=self._registry
         )
 
-    def text(self, metrics: VertexMetrics) -> bytes:
+    def text(self, metrics: Metrics) -> bytes:
         """What they are now."""
         metrics.refresh()
         return generate_latest(self._registry)
@@ -42,7 +42,7 @@ class OtlpReader(MetricReader):
         self._exporter = exporter
         self._collected: MetricsData | None = None
 
-    def take(self, metrics: VertexMetrics) -> MetricsData | None:
+    def take(self, metrics: Metrics) -> MetricsData | None:
         """What they are now; None when there is nothing to tell."""
         metrics.refresh()
         self.collect()

@@ -16,7 +16,9 @@ from datetime import UTC, datetime
 from typing import Any, TextIO
 
 from millstream.printable import printable
+from millstream.record import ReplicaId
 
+_replica: ContextVar[ReplicaId | None] = ContextVar("millstream_replica", default=None)
 _lane: ContextVar[str] = ContextVar("millstream_lane", default="")
 _trace_id: ContextVar[str] = ContextVar("millstream_trace_id", default="")
 
@@ -35,7 +37,8 @@ def configure_logging(
 ) -> None:
     """Send the process's logs to `stream` (stderr); a second call replaces the first.
 
-    `pipeline` and `vertex` may be empty where there is none (yet). `human`: plain lines; None: when it is a terminal.
+    `pipeline` and `vertex` may be empty where there is none (yet); a process with several replicas tells them apart by
+    `log_replica`. `human`: plain lines; None: when it is a terminal.
     """
     target = stream or sys.stderr
     handler = _Handler(target)
@@ -46,6 +49,16 @@ def configure_logging(
         root.removeHandler(other)
     root.addHandler(handler)
     root.setLevel(level.upper())
+
+
+@contextlib.contextmanager
+def log_replica(replica: ReplicaId) -> Iterator[None]:
+    """What this task, and the tasks it starts, log carries the vertex and the replica."""
+    token = _replica.set(replica)
+    try:
+        yield
+    finally:
+        _replica.reset(token)
 
 
 @contextlib.contextmanager
@@ -69,8 +82,10 @@ def log_trace(trace_id: str) -> Iterator[None]:
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, Any]:
-    """What a record says beside its message: lane and trace of the task that logs it, and its extras."""
+    """What a record says beside its message: replica, lane and trace of the task that logs it, and its extras."""
     fields: dict[str, Any] = {}
+    if (replica := _replica.get()) is not None:
+        fields["vertex"], fields["replica"] = replica.vertex, replica.number
     for name, variable in (("lane", _lane), ("trace_id", _trace_id)):
         if value := variable.get():
             fields[name] = value
@@ -84,7 +99,9 @@ class _Handler(logging.StreamHandler[TextIO]):
 class _JsonFormatter(logging.Formatter):
     def __init__(self, pipeline: str, vertex: str, replica: int) -> None:
         super().__init__()
-        self._fixed: dict[str, Any] = {"pipeline": pipeline, "vertex": vertex, "replica": replica} if vertex else {}
+        self._fixed: dict[str, Any] = {"pipeline": pipeline} if pipeline else {}
+        if vertex:
+            self._fixed |= {"pipeline": pipeline, "vertex": vertex, "replica": replica}
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -109,8 +126,10 @@ class _PlainFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         time = _time_of(record).astimezone().strftime("%H:%M:%S.%f")[:-3]
+        told = _replica.get()
+        place = self._place if told is None else f" {told.vertex}/{told.number}"
         lane = f" {_lane.get()}" if _lane.get() else ""
-        line = f"{time} {record.levelname:<7}{self._place}{lane} {record.getMessage()}"
+        line = f"{time} {record.levelname:<7}{place}{lane} {record.getMessage()}"
         line += "".join(f" {name}={value}" for name, value in _extras(record).items())
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)

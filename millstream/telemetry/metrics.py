@@ -8,10 +8,11 @@ histograms are in microseconds. It does not know how metrics leave the process.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 
-from opentelemetry.metrics import CallbackOptions, Meter, Observation
+from opentelemetry.metrics import CallbackOptions, Histogram, Meter, Observation
 
 from millstream.clock import END_OF_TIME_US, MICROSECONDS, START_OF_TIME_US, Clock
 from millstream.statistics import (
@@ -417,18 +418,61 @@ _STAGE_TIME = {"udf": UDF_TIME, "transformer": TRANSFORMER_TIME, "sink": WRITE_T
 
 
 class VertexMetrics:
-    """The instruments of one vertex process."""
+    """The numbers of one replica. Made by `Metrics`."""
 
-    def __init__(self, meter: Meter, statistics: Callable[[], VertexStatistics], labels: Labels, clock: Clock) -> None:
+    def __init__(
+        self, statistics: Callable[[], VertexStatistics], labels: Labels, times: Mapping[str, Histogram]
+    ) -> None:
         """`labels`: the values of `COMMON_LABELS`."""
-        self._meter = meter
+        self.labels = dict(labels)
+        self.newest: VertexStatistics | None = None
+        """What the next collection reports."""
+        self.record_seconds = 0.0
+        self.records = 0
         self._statistics = statistics
-        self._labels = dict(labels)
-        self._clock = clock
-        self._newest: VertexStatistics | None = None
+        self._times = times
         self._is_sink = labels["vertex_type"] == "sink"
-        self._record_seconds = 0.0
-        self._records = 0
+        self._ended = False
+
+    def refresh(self) -> None:
+        """Take the statistics that the next collection reports."""
+        if not self._ended:
+            self.newest = self._statistics()
+
+    def end(self) -> None:
+        """The replica ends: what it comes to now stays."""
+        self.refresh()
+        self._ended = True
+
+    def observe_processing(self, stage: str, seconds: float) -> None:
+        """How long a stage took for one frame (or slice, or batch)."""
+        micros = seconds * MICROSECONDS
+        if stage == "commit":
+            self._times[COMMIT_TIME].record(seconds, self.labels)
+            if not self._is_sink:
+                self._times[WRITE_TIME].record(micros, self.labels)
+        elif stage == "close":
+            self._times[CLOSE_TIME].record(seconds, self.labels)
+        elif (name := _STAGE_TIME.get(stage)) is not None:
+            self._times[name].record(micros, self.labels)
+
+    def observe_latency(self, seconds: float, records: int) -> None:
+        """A frame whose oldest record entered the pipeline `seconds` ago has been written by a sink."""
+        # Clocks of several machines may differ by more than a fast pipeline takes.
+        seconds = max(0.0, seconds)
+        self._times[LATENCY].record(seconds, self.labels)
+        self.record_seconds += seconds * records
+        self.records += records
+
+
+class Metrics:
+    """The instruments of one process, over all its replicas."""
+
+    def __init__(self, meter: Meter, clock: Clock) -> None:
+        self._meter = meter
+        self._clock = clock
+        self._replicas: list[VertexMetrics] = []
+        self._times: dict[str, Histogram] = {}
 
     def register(self) -> None:
         """Make the instruments."""
@@ -442,58 +486,55 @@ class VertexMetrics:
             )
             make(metric.name, callbacks=[self._callback(metric.read)], description=metric.description)
         described = {metric.name: metric.description for metric in METRICS}
-        self._times = {
-            name: self._meter.create_histogram(
+        for name, bounds in (
+            (UDF_TIME, PROCESSING_BOUNDS_US),
+            (TRANSFORMER_TIME, PROCESSING_BOUNDS_US),
+            (WRITE_TIME, PROCESSING_BOUNDS_US),
+            (REDUCE_TIME, PROCESSING_BOUNDS_US),
+            (COMMIT_TIME, LATENCY_BOUNDS_S),
+            (CLOSE_TIME, CLOSE_BOUNDS_S),
+            (LATENCY, LATENCY_BOUNDS_S),
+        ):
+            self._times[name] = self._meter.create_histogram(
                 name, description=described[name], explicit_bucket_boundaries_advisory=list(bounds)
             )
-            for name, bounds in (
-                (UDF_TIME, PROCESSING_BOUNDS_US),
-                (TRANSFORMER_TIME, PROCESSING_BOUNDS_US),
-                (WRITE_TIME, PROCESSING_BOUNDS_US),
-                (REDUCE_TIME, PROCESSING_BOUNDS_US),
-                (COMMIT_TIME, LATENCY_BOUNDS_S),
-                (CLOSE_TIME, CLOSE_BOUNDS_S),
-                (LATENCY, LATENCY_BOUNDS_S),
-            )
-        }
         # A counter that is read costs a frame an addition; one that is told costs as much as the histogram.
-        for name, total in (
-            (LATENCY_SUM, lambda _: [Observation(self._record_seconds, self._labels)]),
-            (LATENCY_COUNT, lambda _: [Observation(self._records, self._labels)]),
-        ):
-            self._meter.create_observable_counter(name, callbacks=[total], description=described[name])
+        totals: tuple[tuple[str, Callable[[VertexMetrics], float]], ...] = (
+            (LATENCY_SUM, lambda replica: replica.record_seconds),
+            (LATENCY_COUNT, lambda replica: replica.records),
+        )
+        for name, total in totals:
+            self._meter.create_observable_counter(name, callbacks=[self._of_each(total)], description=described[name])
+
+    @contextmanager
+    def replica(self, statistics: Callable[[], VertexStatistics], labels: Labels) -> Iterator[VertexMetrics]:
+        """The metrics of a replica. When the context has ended, its last numbers are told as long as the process lives:
+        also by the export at the end."""
+        replica = VertexMetrics(statistics, labels, self._times)
+        self._replicas.append(replica)
+        try:
+            yield replica
+        finally:
+            replica.end()
 
     def refresh(self) -> None:
         """Take the statistics that the next collection reports: once for all instruments, on the event loop."""
-        self._newest = self._statistics()
+        for replica in self._replicas:
+            replica.refresh()
 
-    def observe_processing(self, stage: str, seconds: float) -> None:
-        """How long a stage took for one frame (or slice, or batch)."""
-        micros = seconds * MICROSECONDS
-        if stage == "commit":
-            self._times[COMMIT_TIME].record(seconds, self._labels)
-            if not self._is_sink:
-                self._times[WRITE_TIME].record(micros, self._labels)
-        elif stage == "close":
-            self._times[CLOSE_TIME].record(seconds, self._labels)
-        elif (name := _STAGE_TIME.get(stage)) is not None:
-            self._times[name].record(micros, self._labels)
-
-    def observe_latency(self, seconds: float, records: int) -> None:
-        """A frame whose oldest record entered the pipeline `seconds` ago has been written by a sink."""
-        # Clocks of several machines may differ by more than a fast pipeline takes.
-        seconds = max(0.0, seconds)
-        self._times[LATENCY].record(seconds, self._labels)
-        self._record_seconds += seconds * records
-        self._records += records
+    def _of_each(self, read: Callable[[VertexMetrics], float]) -> Callable[[CallbackOptions], Iterable[Observation]]:
+        return lambda _: [Observation(read(replica), replica.labels) for replica in self._replicas]
 
     def _callback(
         self, read: Callable[[VertexStatistics, int], Reading]
     ) -> Callable[[CallbackOptions], Iterable[Observation]]:
         def observe(_: CallbackOptions) -> Iterable[Observation]:
-            if self._newest is None:
-                return []
             now_us = self._clock.now_us()
-            return [Observation(value, {**self._labels, **own}) for value, own in read(self._newest, now_us)]
+            return [
+                Observation(value, {**replica.labels, **own})
+                for replica in self._replicas
+                if replica.newest is not None
+                for value, own in read(replica.newest, now_us)
+            ]
 
         return observe

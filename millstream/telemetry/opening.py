@@ -1,8 +1,9 @@
-"""Opens a process's telemetry as its environment says, and flushes it at the end.
+"""Opens a worker's telemetry as its environment says, and flushes it at the end.
 
     OTEL_EXPORTER_OTLP_ENDPOINT (or ..._TRACES_..., ..._METRICS_...)   switches the export over OTLP/gRPC on
     --metrics-port                                                     switches the Prometheus endpoint on
 
+One endpoint, one export of each signal, for all replicas of the process; each replica has labels and spans of its own.
 All other standard OTEL_* variables (headers, certificates, sampler, intervals, resource attributes) are OpenTelemetry's
 own. Providers belong to the context that opened them; nothing global is set.
 """
@@ -13,8 +14,8 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -29,10 +30,10 @@ from millstream.telemetry.telemetry import Telemetry
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import MetricReader
     from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
     from millstream.telemetry.export import OtlpReader
-    from millstream.telemetry.metrics import VertexMetrics
-    from millstream.telemetry.tracing import Tracing
+    from millstream.telemetry.metrics import Metrics
 
 _log = logging.getLogger(__name__)
 
@@ -41,13 +42,17 @@ _METRIC_INTERVAL_MS = 60_000.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Identity:
-    """Whose telemetry it is: labels of every metric, attributes of every span."""
+class Identity:
+    """Whose telemetry it is, of one replica: labels of its metrics, attributes of its spans."""
 
     pipeline: str
     vertex: str
     vertex_type: str
     replica: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.vertex}-{self.replica}"
 
     def labels(self) -> dict[str, str]:
         return {
@@ -60,13 +65,45 @@ class _Identity:
     def attributes(self) -> dict[str, str]:
         return {f"millstream.{name}": value for name, value in self.labels().items()}
 
-    def resource(self, environment: Mapping[str, str]) -> Resource:
-        from opentelemetry.sdk.resources import Resource
 
-        own = {"service.namespace": self.pipeline, "service.instance.id": f"{self.vertex}-{self.replica}"}
-        if "OTEL_SERVICE_NAME" not in environment:
-            own["service.name"] = f"{self.pipeline}-{self.vertex}"
-        return Resource.create({**own, **self.attributes()})
+def _resource(identities: Sequence[Identity], environment: Mapping[str, str]) -> Resource:
+    """Of what these replicas export: named after the vertex where there is one replica, else after the pipeline."""
+    from opentelemetry.sdk.resources import Resource
+
+    first = identities[0]
+    alone = len(identities) == 1
+    own = {
+        "service.namespace": first.pipeline,
+        "service.instance.id": ",".join(identity.name for identity in identities),
+    }
+    if "OTEL_SERVICE_NAME" not in environment:
+        own["service.name"] = f"{first.pipeline}-{first.vertex}" if alone else first.pipeline
+    return Resource.create({**own, **(first.attributes() if alone else {"millstream.pipeline": first.pipeline})})
+
+
+class ProcessTelemetry:
+    """That of one process. Made by `open_telemetry`."""
+
+    def __init__(self, spans: BatchSpanProcessor | None, metrics: Metrics | None) -> None:
+        self._spans = spans
+        self._metrics = metrics
+
+    @contextmanager
+    def replica(self, identity: Identity, statistics: Callable[[], VertexStatistics]) -> Iterator[Telemetry]:
+        """Telemetry of a replica as long as the context lasts. `statistics` is called on the event loop, once per
+        collection."""
+        tracing = None
+        if self._spans is not None:
+            from millstream.telemetry.tracing import make_tracing
+
+            # A provider for each replica: its spans are those of a service named after the vertex.
+            resource = _resource([identity], os.environ)
+            tracing = make_tracing(self._spans, resource, identity.attributes(), os.environ)
+        if self._metrics is None:
+            yield Telemetry(tracing, None)
+            return
+        with self._metrics.replica(statistics, identity.labels()) as metrics:
+            yield Telemetry(tracing, metrics)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,44 +117,39 @@ class _Endpoint:
 
 @asynccontextmanager
 async def open_telemetry(
-    pipeline: str,
-    vertex: str,
-    vertex_type: str,
-    replica: int,
-    statistics: Callable[[], VertexStatistics],
+    identities: Sequence[Identity],
     *,
     metrics_port: int = 0,
     metrics_host: str = "127.0.0.1",
     not_ready: Callable[[], str | None] = lambda: None,
     clock: Clock | None = None,
-) -> AsyncIterator[Telemetry]:
-    """Telemetry of a vertex process until the context ends; then what is left is sent, for a few seconds at most.
+) -> AsyncIterator[ProcessTelemetry]:
+    """Telemetry of a worker until the context ends; then what is left is sent, for a few seconds at most.
 
-    `statistics` is called on the event loop, once per collection. `metrics_port` 0: no endpoint. `not_ready`: what
-    /readyz answers 503 with; None when ready. Raises `UserError` for an export that cannot be done and
-    `EnvironmentFault` for a port that is taken.
+    `identities`: the replicas it runs, at least one. `metrics_port` 0: no endpoint. `not_ready`: what /readyz answers
+    503 with; None when ready. Raises `UserError` for an export that cannot be done and `EnvironmentFault` for a port
+    that is taken.
     """
     environment = os.environ
-    identity = _Identity(pipeline, vertex, vertex_type, replica)
     async with AsyncExitStack() as stack:
-        tracing = None
+        spans = None
         if _exports("TRACES", environment):
-            tracing = await stack.enter_async_context(_open_tracing(identity, environment))
+            spans = await stack.enter_async_context(_open_spans(environment))
         if _exports("LOGS", environment):
-            await stack.enter_async_context(_open_logs(identity, environment))
+            await stack.enter_async_context(_open_logs(_resource(identities, environment), environment))
         metrics = None
         if metrics_port or _exports("METRICS", environment):
             endpoint = _Endpoint(metrics_host, metrics_port, not_ready)
-            opening = _open_metrics(identity, statistics, environment, endpoint, clock or SystemClock())
+            opening = _open_metrics(identities, environment, endpoint, clock or SystemClock())
             metrics = await stack.enter_async_context(opening)
-        yield Telemetry(tracing, metrics)
+        yield ProcessTelemetry(spans, metrics)
 
 
 @asynccontextmanager
-async def _open_logs(identity: _Identity, environment: Mapping[str, str]) -> AsyncIterator[None]:
+async def _open_logs(resource: Resource, environment: Mapping[str, str]) -> AsyncIterator[None]:
     from millstream.telemetry.log_export import LogExport
 
-    export = LogExport(identity.resource(environment), _timeout_s("LOGS", environment))
+    export = LogExport(resource, _timeout_s("LOGS", environment))
     root = logging.getLogger()
     root.addHandler(export)
     try:
@@ -128,31 +160,26 @@ async def _open_logs(identity: _Identity, environment: Mapping[str, str]) -> Asy
 
 
 @asynccontextmanager
-async def _open_tracing(identity: _Identity, environment: Mapping[str, str]) -> AsyncIterator[Tracing]:
+async def _open_spans(environment: Mapping[str, str]) -> AsyncIterator[BatchSpanProcessor]:
+    """What sends the spans of all replicas."""
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    from millstream.telemetry.tracing import make_tracing
-
-    exporter = OTLPSpanExporter(timeout=_timeout_s("TRACES", environment))
-    tracing = make_tracing(exporter, identity.resource(environment), identity.attributes(), environment)
+    spans = BatchSpanProcessor(OTLPSpanExporter(timeout=_timeout_s("TRACES", environment)))
     try:
-        yield tracing
+        yield spans
     finally:
-        await run_bounded(tracing.shutdown, limits.TELEMETRY_FLUSH_TIMEOUT_S)
+        await run_bounded(spans.shutdown, limits.TELEMETRY_FLUSH_TIMEOUT_S)
 
 
 @asynccontextmanager
 async def _open_metrics(
-    identity: _Identity,
-    statistics: Callable[[], VertexStatistics],
-    environment: Mapping[str, str],
-    endpoint: _Endpoint,
-    clock: Clock,
-) -> AsyncIterator[VertexMetrics]:
+    identities: Sequence[Identity], environment: Mapping[str, str], endpoint: _Endpoint, clock: Clock
+) -> AsyncIterator[Metrics]:
     from opentelemetry.sdk.metrics import AlwaysOffExemplarFilter, MeterProvider
 
     from millstream.telemetry.export import PrometheusText, make_otlp_reader
-    from millstream.telemetry.metrics import VertexMetrics
+    from millstream.telemetry.metrics import Metrics
 
     prometheus = PrometheusText() if endpoint.port else None
     otlp: OtlpReader | None = None
@@ -161,12 +188,12 @@ async def _open_metrics(
     readers: list[MetricReader] = [] if prometheus is None else [prometheus.reader]
     provider = MeterProvider(
         readers if otlp is None else [*readers, otlp],
-        identity.resource(environment),
+        _resource(identities, environment),
         # Exemplars would take as long as all the rest of an observation.
         exemplar_filter=AlwaysOffExemplarFilter(),
         shutdown_on_exit=False,
     )
-    metrics = VertexMetrics(provider.get_meter("millstream"), statistics, identity.labels(), clock)
+    metrics = Metrics(provider.get_meter("millstream"), clock)
     metrics.register()
     async with AsyncExitStack() as stack:
         stack.callback(provider.shutdown)
@@ -182,7 +209,7 @@ async def _open_metrics(
 
 
 @asynccontextmanager
-async def _open_export(otlp: OtlpReader, metrics: VertexMetrics, interval_s: float) -> AsyncIterator[None]:
+async def _open_export(otlp: OtlpReader, metrics: Metrics, interval_s: float) -> AsyncIterator[None]:
     """Send the metrics every interval, and once more at the end."""
 
     async def export() -> None:

@@ -21,7 +21,7 @@ _UNTRACED = UntracedSpan()
 
 
 class Telemetry:
-    """One per process. Made by `open_telemetry`."""
+    """One per replica. Made by `ProcessTelemetry`; one that was made without anything says nothing."""
 
     def __init__(self, tracing: Tracing | None = None, metrics: VertexMetrics | None = None) -> None:
         self._tracing = tracing

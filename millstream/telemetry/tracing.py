@@ -17,8 +17,7 @@ from types import TracebackType
 
 from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.sampling import Decision, ParentBased, Sampler, SamplingResult, TraceIdRatioBased
 from opentelemetry.trace import (
     Link,
@@ -50,10 +49,9 @@ _RATIO = 0.001
 
 
 class Tracing:
-    """The tracer of one process. Made by `make_tracing`."""
+    """The tracer of one replica. Made by `make_tracing`."""
 
     def __init__(self, provider: TracerProvider, fixed: Mapping[str, AttributeValue]) -> None:
-        self._provider = provider
         self._tracer = provider.get_tracer("millstream")
         self._fixed = dict(fixed)
 
@@ -74,10 +72,6 @@ class Tracing:
         """The first span of a frame's trace, linked to the contexts its records carry; sampled if one of them is."""
         links = [Link(context) for context in contexts_of(frame)]
         return self._start(name, Context(), attributes, links, SpanKind.CONSUMER)
-
-    def shutdown(self) -> None:
-        """Send what is left and end; blocks, at most as long as the exporter takes for a batch."""
-        self._provider.shutdown()
 
     def _start(
         self,
@@ -151,13 +145,14 @@ class LinkedSampler(Sampler):
 
 
 def make_tracing(
-    exporter: SpanExporter, resource: Resource, fixed: Mapping[str, AttributeValue], environment: Mapping[str, str]
+    spans: SpanProcessor, resource: Resource, fixed: Mapping[str, AttributeValue], environment: Mapping[str, str]
 ) -> Tracing:
-    """Tracing into an exporter. `fixed`: attributes of every span. The sampler follows `environment`."""
+    """Tracing into what sends the spans of the process, which outlives it. `fixed`: attributes of every span. The
+    sampler follows `environment`."""
     sampler = None if _SAMPLER_VARIABLE in environment else ParentBased(TraceIdRatioBased(_ratio(environment)))
     provider = TracerProvider(sampler=sampler, resource=resource, shutdown_on_exit=False)
     provider.sampler = LinkedSampler(provider.sampler)
-    provider.add_span_processor(BatchSpanProcessor(exporter))
+    provider.add_span_processor(spans)
     return Tracing(provider, fixed)
 
 

@@ -5,19 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
+import psutil
 import pytest
 
 from millstream.clock import SystemClock
 from millstream.ports import free_ports
-from millstream_worker.assembly import open_vertex
-from millstream_worker.surroundings import Outside, VertexConfig, open_outside
+from millstream_worker.worker import open_worker
 from tests.mesh.running import command, start
 from tests.support.pipelines import PipelineRun, open_pipeline
 
@@ -39,14 +36,14 @@ async def probe(port: int, path: str = "/readyz", host: str = "127.0.0.1") -> tu
         return answer.status, await answer.text()
 
 
-async def until(port: int, status: int, text: str, running: asyncio.Future[None]) -> None:
+async def until(port: int, status: int, text: str, running: asyncio.Future[Any], host: str = "127.0.0.1") -> None:
     """Wait for this answer of /readyz."""
     async with asyncio.timeout(30):
         while True:
             if running.done():
                 await running
             try:
-                found = await probe(port)
+                found = await probe(port, host=host)
             except aiohttp.ClientConnectionError:
                 found = (0, "")
             if found[0] == status and text in found[1]:
@@ -65,14 +62,13 @@ async def test_ready_means_that_lanes_are_open_and_broker_and_program_are_there(
     port = free_ports()
     async with open_pipeline(path, tmp_path / "run") as run, asyncio.TaskGroup() as group:
         stopping = asyncio.Event()
-        pids: list[int] = []
-        serving = group.create_task(serve(run, port, stopping, pids))
+        serving = group.create_task(serve(run, port, stopping))
         await until(port, 503, "starting: the broker and the programs", serving)
         assert await probe(port, "/livez") == (200, "ok\n")
         (tmp_path / "go").touch()
         await until(port, 200, "ok", serving)
         (tmp_path / "go").unlink()
-        os.kill(pids[0], signal.SIGKILL)
+        os.kill(function_of_this_process(), signal.SIGKILL)
         await until(port, 503, "the program of the udf does not run", serving)
         (tmp_path / "go").touch()
         await until(port, 200, "ok", serving)
@@ -83,23 +79,23 @@ async def test_ready_means_that_lanes_are_open_and_broker_and_program_are_there(
         stopping.set()
 
 
-async def serve(run: PipelineRun, port: int, stopping: asyncio.Event, pids: list[int]) -> None:
-    """The process of vertex `map`; `pids` gets that of its function."""
-
-    @asynccontextmanager
-    async def watched(config: VertexConfig) -> AsyncIterator[Outside]:
-        async with open_outside(config) as outside:
-            pids.extend(sidecar.pid for sidecar in outside.programs.statistics().values() if sidecar.pid is not None)
-            yield outside
-
-    config = replace(run.config("map"), metrics_port=port)
-    opening = open_vertex(config, SystemClock(), surroundings=watched)
-    async with opening as process, asyncio.TaskGroup() as group:
-        working = group.create_task(process.run())
+async def serve(run: PipelineRun, port: int, stopping: asyncio.Event) -> None:
+    """A worker with vertex `map` alone."""
+    async with (
+        open_worker(run.worker("map-0", metrics_port=port), SystemClock()) as worker,
+        asyncio.TaskGroup() as group,
+    ):
+        working = group.create_task(worker.run())
         await stopping.wait()
-        process.stop()
-        assert await probe(port) == (503, "stopping: what is in flight is being finished\n")
-        await working
+        worker.stop()
+        await until(port, 503, "stopping: what is in flight is being finished", working)
+        assert await working == 0
+
+
+def function_of_this_process() -> int:
+    """The process id of the function that a worker in this process has started."""
+    (pid,) = (child.pid for child in psutil.Process().children(recursive=True) if "waits.py:process" in child.cmdline())
+    return pid
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2"])
@@ -107,12 +103,15 @@ async def test_probes_and_metrics_listen_where_they_are_told(files: PipelineFile
     path = files.write(files.generator(1) + files.file_sink("out"), ["in -> out"])
     port = free_ports()
     async with open_pipeline(path, tmp_path / "run") as run:
-        config = replace(run.config("out"), metrics_port=port, metrics_host=host)
-        async with open_vertex(config, SystemClock()):
-            assert await probe(port, host=host) == (200, "ok\n")
+        config = run.worker("out-0", metrics_port=port, metrics_host=host)
+        async with open_worker(config, SystemClock()) as worker, asyncio.TaskGroup() as group:
+            working = group.create_task(worker.run())
+            await until(port, 200, "ok", working, host)
             assert (await probe(port, "/metrics", host=host))[0] == 200
             with pytest.raises(aiohttp.ClientConnectionError):
                 await probe(port, host="127.0.0.1" if host == "127.0.0.2" else "127.0.0.2")
+            worker.stop()
+            assert await working == 0
 
 
 async def test_a_run_listens_where_it_is_told_and_the_status_says_which_port_is_whose(

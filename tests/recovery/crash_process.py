@@ -19,6 +19,7 @@ import traceback
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import fields
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -76,7 +77,7 @@ class _ShortSegments(Outside):
 @asynccontextmanager
 async def _open_short_segments(config: VertexConfig) -> AsyncIterator[Outside]:
     async with open_outside(config) as outside:
-        yield _ShortSegments(outside.broker, outside.stores, outside.programs, outside.rng, outside.connection)
+        yield _ShortSegments(**{field.name: getattr(outside, field.name) for field in fields(Outside)})
 
 
 async def _run_vertex(config: VertexConfig, surroundings: OpenSurroundings, stopping: asyncio.Event) -> None:
@@ -105,7 +106,6 @@ async def _run(run: dict[str, Any], pipeline: CrashPipeline) -> None:
                 replica=0,
                 broker=_access(run, spec.pipeline.name, vertex.name),
                 durability=DurabilityLevel.FSYNC,
-                metrics_port=0,
                 windows_dir=directory / "windows",
                 spark=run["spark"],
             )

@@ -29,6 +29,7 @@ from millstream_reduce.lane import units
 from millstream_reduce.queue import QueueLimits
 from millstream_worker.assembly import VertexProcess, open_vertex
 from millstream_worker.surroundings import VertexConfig
+from millstream_worker.watches import Watches, open_watches
 from tests.simulation import model
 from tests.simulation.disk import Died, Disk, SimFiles
 from tests.simulation.faults import ALL_LOG_FAULTS, LOG_FAULTS, PROCESS_FAULTS, Fault, Plan, draw
@@ -95,6 +96,7 @@ class SimSurroundings:
     life: Incarnation
     broker: SimBroker
     stores: SimOtStores
+    watches: Watches
     programs: SimPrograms
     rng: random.Random
 
@@ -235,7 +237,6 @@ class World:
             life.replica,
             broker=BrokerAccess(""),
             durability=DurabilityLevel.MEMORY,
-            metrics_port=0,
             windows_dir=self.directory,
             spark="simulated",
         )
@@ -246,11 +247,13 @@ class World:
                 tasks = await stack.enter_async_context(open_tasks())
                 stores = SimOtStores(self.ot, self.shape.name, tasks, life.link, self.history)
                 stack.callback(stores.close)
+                watches = await stack.enter_async_context(open_watches(stores))
                 yield SimSurroundings(
                     self,
                     life,
                     SimBroker(self.broker, life.link, self.history),
                     stores,
+                    watches,
                     SimPrograms(self.outside, life.vertex, self.shape.behaviours.get(life.vertex, "")),
                     self.rng,
                 )

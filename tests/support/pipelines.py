@@ -18,13 +18,15 @@ from millstream.buffers.jetstream.nats_server import NatsServer, open_nats_serve
 from millstream.buffers.jetstream.ot_store import open_jetstream_ot_stores
 from millstream.clock import START_OF_TIME_US, Clock, SystemClock
 from millstream.ledger.protocol import DurabilityLevel
-from millstream.record import LaneId
+from millstream.record import LaneId, ReplicaId
 from millstream.spec import resolved
 from millstream.spec.lanes import all_lanes, lanes_of
 from millstream.spec.loading import load
+from millstream.telemetry import open_telemetry
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream_worker.assembly import open_vertex
 from millstream_worker.surroundings import VertexConfig
+from millstream_worker.worker import WorkerConfig
 
 
 class PipelineRun:
@@ -69,7 +71,19 @@ class PipelineRun:
             replica=replica,
             broker=self.server.access,
             durability=DurabilityLevel.FSYNC,
-            metrics_port=0,
+            windows_dir=self.windows,
+            spark=self._spark,
+        )
+
+    def worker(self, *names: str, metrics_port: int = 0, metrics_host: str = "127.0.0.1") -> WorkerConfig:
+        """What a worker is told that runs these replicas, called as `ReplicaId.name`; all without names."""
+        replicas = [ReplicaId(vertex.name, one) for vertex in self.graph.vertices for one in range(vertex.replicas)]
+        return WorkerConfig(
+            resolved=self.resolved,
+            access={one: self.server.access for one in replicas if not names or one.name in names},
+            durability=DurabilityLevel.FSYNC,
+            metrics_port=metrics_port,
+            metrics_host=metrics_host,
             windows_dir=self.windows,
             spark=self._spark,
         )
@@ -104,10 +118,12 @@ class PipelineRun:
         return total
 
     async def _run_vertex(self, vertex: str, replica: int) -> None:
-        async with open_vertex(self.config(vertex, replica), self._clock) as process, asyncio.TaskGroup() as group:
-            stopping = group.create_task(self._stop(process.stop))
-            await process.run()
-            stopping.cancel()
+        async with open_telemetry(self.worker(f"{vertex}-{replica}").identities) as telemetry:
+            opening = open_vertex(self.config(vertex, replica), self._clock, process=telemetry)
+            async with opening as process, asyncio.TaskGroup() as group:
+                stopping = group.create_task(self._stop(process.stop))
+                await process.run()
+                stopping.cancel()
 
     async def _stop(self, stop: Callable[[], None]) -> None:
         await self._stopping.wait()

@@ -454,6 +454,20 @@ class JetStreamBroker:
             return None, f"{where} is of another server, {settings.get('server_name')}, than the broker"
 
 
+def jetstream_broker(
+    connection: BrokerConnection,
+    access: BrokerAccess,
+    pipeline: str,
+    *,
+    require: DurabilityLevel = DurabilityLevel.FSYNC,
+    tolerate_lost: bool = False,
+) -> Broker:
+    """The pipeline's broker over an open connection, made with this access, which has to outlive it. Raises
+    `EnvironmentFault` when the server is too old."""
+    check_version(connection.server, access.place)
+    return JetStreamBroker(connection, pipeline, require, access.monitor_url, tolerate_lost=tolerate_lost)
+
+
 @asynccontextmanager
 async def open_jetstream_broker(
     access: BrokerAccess,
@@ -468,5 +482,4 @@ async def open_jetstream_broker(
     they were.
     """
     async with open_connection(access, name=f"millstream {pipeline}") as connection:
-        check_version(connection.server, access.place)
-        yield JetStreamBroker(connection, pipeline, require, access.monitor_url, tolerate_lost=tolerate_lost)
+        yield jetstream_broker(connection, access, pipeline, require=require, tolerate_lost=tolerate_lost)

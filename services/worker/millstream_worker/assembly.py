@@ -1,4 +1,4 @@
-"""Puts a vertex process together from the pipeline's spec: ledgers, OT stores, sidecars, lanes.
+"""Puts a replica of a vertex together from the pipeline's spec: ledgers, OT stores, sidecars, lanes.
 
 The only place that knows every part. It decides nothing while records flow.
 """
@@ -23,10 +23,10 @@ from millstream.limits import (
 from millstream.record import BufferId, LaneId, Position
 from millstream.spec.lanes import buffers_of, inputs_of, owned_lanes, upstream_lanes
 from millstream.statistics import LaneStatistics, VertexStatistics
-from millstream.telemetry import Telemetry, open_telemetry
+from millstream.telemetry import Identity, ProcessTelemetry, Telemetry
 from millstream.telemetry.logging import log_lane
 from millstream.udf.protocol import MapStream, StreamName
-from millstream.watermark.store import follow, newest
+from millstream.watermark.store import newest
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream_reader.buffer import open_buffer_reader
 from millstream_reader.sources.opening import open_source
@@ -51,6 +51,8 @@ from millstream_writer.committer import Committer
 from millstream_writer.connector import HeldInstead, SinkOwner
 from millstream_writer.delivery import Delivery, DeliveryLimits
 from millstream_writer.sinks.opening import open_sink
+
+_SILENT = ProcessTelemetry(None, None)
 
 
 class VertexLane(Protocol):
@@ -82,10 +84,7 @@ class VertexProcess:
         """Until every lane has ended, or is finished after `stop`."""
         trimmers = self._shared.trimmers()
         async with asyncio.TaskGroup() as background:
-            tasks = [
-                background.create_task(follow(store, listeners), name=f"follow {store.vertex}")
-                for store, listeners in self._shared.listeners()
-            ]
+            tasks = [background.create_task(self._shared.watch(), name="hear other lanes")]
             tasks.append(background.create_task(self._shared.ownership.watch(), name="watch for other owners"))
             tasks += [background.create_task(one.run(), name=f"trim {name}") for name, one in trimmers]
             if self._cycle_ends:
@@ -116,30 +115,24 @@ class VertexProcess:
 
 @asynccontextmanager
 async def open_vertex(
-    config: VertexConfig, clock: Clock, *, surroundings: OpenSurroundings = open_outside
+    config: VertexConfig,
+    clock: Clock,
+    *,
+    surroundings: OpenSurroundings = open_outside,
+    process: ProcessTelemetry = _SILENT,
+    readiness: Readiness | None = None,
 ) -> AsyncIterator[VertexProcess]:
-    """Take the replica's lanes over and open everything they need."""
+    """Take the replica's lanes over and open everything they need. `readiness` is told how far that is."""
     lanes: list[VertexLane] = []
     cycle_ends: list[LaneInput] = []
     statistics = _Statistics(config, lanes)
-    readiness = Readiness()
+    readiness = readiness or Readiness()
     async with AsyncExitStack() as stack:
-        # First, so that probes are answered while the rest is not there yet.
-        telemetry = await stack.enter_async_context(
-            open_telemetry(
-                config.resolved.pipeline.name,
-                config.vertex,
-                statistics.kind,
-                config.replica,
-                statistics,
-                metrics_port=config.metrics_port,
-                metrics_host=config.metrics_host,
-                not_ready=readiness.reason,
-            )
-        )
+        identity = Identity(config.resolved.pipeline.name, config.vertex, statistics.kind, config.replica)
+        telemetry = stack.enter_context(process.replica(identity, statistics))
         outside = await stack.enter_async_context(surroundings(config))
         readiness.reached(outside)
-        shared = statistics.shared = await Shared.open(config, clock, outside)
+        shared = statistics.shared = await stack.enter_async_context(Shared.open(config, clock, outside))
         await stack.enter_async_context(shared.damage_judged())
         for lane in owned_lanes(shared.graph, config.vertex, config.replica):
             opening = _LaneOpening(shared, lane, telemetry, stack)
@@ -382,7 +375,7 @@ class _LaneOpening:
 
 
 class _Statistics:
-    """The process's numbers, when asked for."""
+    """The replica's numbers, when asked for."""
 
     def __init__(self, config: VertexConfig, lanes: Sequence[VertexLane]) -> None:
         self._config = config

@@ -1,8 +1,9 @@
-"""Whether a vertex process can do its work: what /readyz answers.
+"""Whether a replica can do its work: what /readyz answers.
 
     starting ─► lanes are opened ─► ready, unless something outside is away ─► stopping
 
-Above it: the assembly, which says how far the process is, and the probe, which asks. Below it: the surroundings.
+Above it: the assembly, which says how far the replica is, and the worker, which is ready when all its replicas are.
+Below it: the surroundings.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ _STOPPING = "stopping: what is in flight is being finished"
 
 
 class Readiness:
-    """Of one process."""
+    """Of one replica."""
 
     def __init__(self) -> None:
         self._outside: Surroundings | None = None
@@ -34,8 +35,12 @@ class Readiness:
         """Nothing new is taken in."""
         self._phase = _STOPPING
 
+    def over(self) -> None:
+        """It has ended: nothing is missing any more."""
+        self._phase = self._outside = None
+
     def reason(self) -> str | None:
-        """Why the process is not ready; None when it is."""
+        """Why it is not ready; None when it is."""
         if self._phase is not None or self._outside is None:
             return self._phase
         return self._outside.trouble()

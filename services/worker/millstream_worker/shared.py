@@ -1,4 +1,4 @@
-"""What the lanes of a process share: ledgers and their trimmers, OT stores and who listens to them, room, ownership.
+"""What the lanes of a replica share: ledgers and their trimmers, OT stores and who listens to them, room, ownership.
 
 Above it: the assembly, which opens lanes with it. Below it: the boundaries. It knows no lane.
 """
@@ -18,7 +18,7 @@ from millstream.naming import Naming
 from millstream.record import LaneId
 from millstream.spec.graph import Graph
 from millstream.spec.lanes import buffers_of, lanes_of
-from millstream.watermark.store import OtListener, OtStore, newest
+from millstream.watermark.store import OtListener, OtStore
 from millstream_vertex.cycle import Cycle
 from millstream_vertex.ownership import Ownership
 from millstream_vertex.settings import ledger_limits, room_limits, route
@@ -29,7 +29,7 @@ from millstream_writer.routing import Router
 
 
 class Shared:
-    """Of one process."""
+    """Of one replica."""
 
     def __init__(self, config: VertexConfig, clock: Clock, outside: Surroundings) -> None:
         self.config = config
@@ -57,14 +57,18 @@ class Shared:
         )
 
     @classmethod
-    async def open(cls, config: VertexConfig, clock: Clock, outside: Surroundings) -> Shared:
+    @asynccontextmanager
+    async def open(cls, config: VertexConfig, clock: Clock, outside: Surroundings) -> AsyncIterator[Shared]:
         shared = cls(config, clock, outside)
-        await shared.listen(config.vertex, shared.ownership)
-        for buffer, fill in shared.room.fills.items():
-            await shared.listen(shared.graph.edge(buffer.edge).to, fill.downstream)
-            if shared.vertex.replicas > 1:
-                await shared.listen(config.vertex, fill.upstream)
-        return shared
+        try:
+            await shared.listen(config.vertex, shared.ownership)
+            for buffer, fill in shared.room.fills.items():
+                await shared.listen(shared.graph.edge(buffer.edge).to, fill.downstream)
+                if shared.vertex.replicas > 1:
+                    await shared.listen(config.vertex, fill.upstream)
+            yield shared
+        finally:
+            outside.watches.forget(shared._listeners)
 
     @asynccontextmanager
     async def damage_judged(self) -> AsyncIterator[None]:
@@ -98,18 +102,16 @@ class Shared:
 
     async def listen(self, vertex: str, listener: OtListener) -> None:
         """Have the updates of that vertex's OT store handed to `listener`."""
-        await self.ot(vertex)
+        await self.outside.watches.listen(vertex, listener)
         self._listeners[vertex].append(listener)
 
     async def catch_up(self) -> None:
         """Tell the listeners what is stored, so that nothing is decided without it."""
-        for store, listeners in self.listeners():
-            for update in (await newest(store)).values():
-                for listener in listeners:
-                    listener.observe(update)
+        await self.outside.watches.catch_up(self._listeners)
 
-    def listeners(self) -> list[tuple[OtStore, Sequence[OtListener]]]:
-        return [(self._ot[vertex], listeners) for vertex, listeners in self._listeners.items()]
+    async def watch(self) -> None:
+        """Until cancelled. Raises what ends the hearing of other lanes."""
+        await self.outside.watches.failed()
 
     def ledgers(self) -> Sequence[Ledger]:
         return tuple(self._ledgers.values())

@@ -1,7 +1,10 @@
-"""What a vertex process reaches outside itself: its broker, its OT stores, the user's programs, Spark, its disk.
+"""What a replica reaches outside its worker: the broker, the OT stores, the user's programs, Spark, the disk.
 
-Above it: the assembly, which asks for all of it here and opens nothing else outside. A simulation gives the assembly
-surroundings of its own, and runs everything above them as it is.
+    worker ─► Link: a connection, watches of OT stores      shared by its replicas
+                └─► Outside: ledgers, stores, programs      one for each replica
+
+Above it: the worker and the assembly, which ask for all of it here and open nothing else outside. A simulation gives
+the assembly surroundings of its own, and runs everything above them as it is.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from millstream.buffers.jetstream.access import BrokerAccess
 from millstream.buffers.jetstream.connection import BrokerConnection, open_connection
-from millstream.buffers.jetstream.ledger import open_jetstream_broker
+from millstream.buffers.jetstream.ledger import jetstream_broker
 from millstream.buffers.jetstream.ot_store import open_jetstream_ot_stores
 from millstream.ledger.protocol import Broker, DurabilityLevel
 from millstream.limits import LOG_BYTES_MAX
@@ -26,6 +29,7 @@ from millstream.udf.protocol import MapStream, StreamName, UdfClient
 from millstream.watermark.store import OtStores
 from millstream_udf.wire.udf.v1 import udf_pb2
 from millstream_worker.programs import open_programs
+from millstream_worker.watches import Watches, open_watches
 
 if TYPE_CHECKING:
     # What computes windows takes half a second to import, and vertices without windows do not need it.
@@ -36,7 +40,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class VertexConfig:
-    """What a vertex process is told at its start."""
+    """What a replica is told at its start."""
 
     resolved: Resolved
     vertex: str
@@ -44,10 +48,6 @@ class VertexConfig:
     broker: BrokerAccess
     durability: DurabilityLevel
     """The weakest that is accepted."""
-    metrics_port: int
-    """Of the endpoint with metrics and probes; 0 for none."""
-    metrics_host: str = "127.0.0.1"
-    """Address that it listens on."""
     windows_dir: Path | None = None
     """Where reduce lanes keep their logs, <vertex>/<partition>."""
     spark: str | None = None
@@ -57,7 +57,7 @@ class VertexConfig:
 
 
 class VertexPrograms(Protocol):
-    """The running programs of one vertex, by role: udf, transformer, sink, fallback, source."""
+    """The running programs of one replica, by role: udf, transformer, sink, fallback, source."""
 
     def client(self, role: str) -> UdfClient | None:
         """The running program of that role; None where the vertex has none."""
@@ -80,7 +80,12 @@ class Surroundings(Protocol):
     def broker(self) -> Broker: ...
 
     @property
-    def stores(self) -> OtStores: ...
+    def stores(self) -> OtStores:
+        """Where the replica's lanes publish."""
+
+    @property
+    def watches(self) -> Watches:
+        """How it hears what other lanes publish."""
 
     @property
     def programs(self) -> VertexPrograms: ...
@@ -103,17 +108,18 @@ class Surroundings(Protocol):
 
 
 class OpenSurroundings(Protocol):
-    """How a process comes to its surroundings."""
+    """How a replica comes to its surroundings."""
 
     def __call__(self, config: VertexConfig) -> AbstractAsyncContextManager[Surroundings]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """The surroundings of a process that runs for its user."""
+    """The surroundings of a replica that runs for its user."""
 
     broker: Broker
     stores: OtStores
+    watches: Watches
     programs: VertexPrograms
     rng: random.Random
     connection: BrokerConnection
@@ -141,17 +147,56 @@ class Outside:
         return QueueLimits(log_bytes_max or LOG_BYTES_MAX, segment_bytes=segment_bytes)
 
 
+class Link:
+    """A worker's connection to its broker as one user, and what its replicas share over it. Made by `open_link`."""
+
+    def __init__(
+        self,
+        connection: BrokerConnection,
+        pipeline: str,
+        require: DurabilityLevel,
+        access: BrokerAccess,
+        watches: Watches,
+    ) -> None:
+        self._connection = connection
+        self._pipeline = pipeline
+        self._require = require
+        self._access = access
+        self._watches = watches
+
+    @asynccontextmanager
+    async def surroundings(self, config: VertexConfig) -> AsyncIterator[Outside]:
+        """Those of one replica, with its programs started.
+
+        Its ledgers and the stores it publishes in are its own: what they count, and what they know of their last put,
+        belongs to its lanes.
+        """
+        async with AsyncExitStack() as stack:
+            broker = jetstream_broker(self._connection, self._access, self._pipeline, require=self._require)
+            stores = await stack.enter_async_context(open_jetstream_ot_stores(self._connection, self._pipeline))
+            programs = await stack.enter_async_context(
+                open_programs(config.resolved, config.vertex, config.replica, config.hidden)
+            )
+            yield Outside(broker, stores, self._watches, programs, random.Random(), self._connection)
+
+
+@asynccontextmanager
+async def open_link(access: BrokerAccess, pipeline: str, require: DurabilityLevel, name: str) -> AsyncIterator[Link]:
+    """Connect to the broker. `name`: of the connection, for the broker's operator. `require`: the weakest durability
+    that is accepted."""
+    async with AsyncExitStack() as stack:
+        connection = await stack.enter_async_context(open_connection(access, name=name))
+        stores = await stack.enter_async_context(open_jetstream_ot_stores(connection, pipeline))
+        watches = await stack.enter_async_context(open_watches(stores))
+        yield Link(connection, pipeline, require, access, watches)
+
+
 @asynccontextmanager
 async def open_outside(config: VertexConfig) -> AsyncIterator[Outside]:
-    """Connect to the broker and start the user's programs."""
+    """The surroundings of a replica that shares nothing."""
     name = config.resolved.pipeline.name
-    async with AsyncExitStack() as stack:
-        broker = await stack.enter_async_context(open_jetstream_broker(config.broker, name, require=config.durability))
-        connection = await stack.enter_async_context(
-            open_connection(config.broker, name=f"{name}/{config.vertex} watermarks")
-        )
-        stores = await stack.enter_async_context(open_jetstream_ot_stores(connection, name))
-        programs = await stack.enter_async_context(
-            open_programs(config.resolved, config.vertex, config.replica, config.hidden)
-        )
-        yield Outside(broker, stores, programs, random.Random(), connection)
+    async with (
+        open_link(config.broker, name, config.durability, f"{name}/{config.vertex}") as link,
+        link.surroundings(config) as outside,
+    ):
+        yield outside

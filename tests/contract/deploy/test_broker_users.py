@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,7 +101,6 @@ async def run_vertex(broker: Broker, file: Path, vertex: str, user: str | None =
         replica=0,
         broker=broker.access(user or vertex),
         durability=DurabilityLevel.FSYNC,
-        metrics_port=0,
     )
     async with open_vertex(config, SystemClock()) as process:
         await process.run()
@@ -110,6 +110,23 @@ async def test_a_pipeline_runs_with_a_user_for_each_vertex(broker: Broker, tmp_p
     async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as group:
         for vertex in VERTICES:
             group.create_task(run_vertex(broker, tmp_path / "p.yaml", vertex))
+    found = [line for file in (tmp_path / "out").rglob("*.jsonl") for line in file.read_text().splitlines()]
+    assert sorted(found) == sorted(set(found))
+    assert len(found) == RECORDS
+
+
+async def test_a_worker_runs_vertices_whose_users_differ(broker: Broker, tmp_path: Path) -> None:
+    file = tmp_path / "pipeline.json"
+    loaded = load(tmp_path / "p.yaml")
+    file.write_text(resolved.dump(loaded.pipeline, loaded.base_dir))
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "millstream_worker", "--pipeline", str(file), "--nats", broker.url),
+        *("--nats-access", str(broker.folder / "p"), "--replicas", *(f"{vertex}-0" for vertex in VERTICES)),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    async with asyncio.timeout(WAIT_S):
+        _, said = await process.communicate()
+    assert process.returncode == 0, said.decode()
     found = [line for file in (tmp_path / "out").rglob("*.jsonl") for line in file.read_text().splitlines()]
     assert sorted(found) == sorted(set(found))
     assert len(found) == RECORDS

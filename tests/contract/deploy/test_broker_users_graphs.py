@@ -47,7 +47,6 @@ async def run_replica(path: Path, place: BrokerPlace, vertex: str, replica: int,
         replica=replica,
         broker=place.access(loaded.pipeline.name, vertex),
         durability=DurabilityLevel.FSYNC,
-        metrics_port=0,
         windows_dir=path.parent / "windows",
         spark=spark,
     )

@@ -7,10 +7,10 @@ import logging
 
 import pytest
 
-from millstream.telemetry import open_telemetry
 from millstream.telemetry.logging import log_lane
 from tests.unit.telemetry.collector import Collector, attributes
 from tests.unit.telemetry.numbers import vertex
+from tests.unit.telemetry.opening import open_telemetry
 
 log = logging.getLogger("millstream.of_a_test")
 

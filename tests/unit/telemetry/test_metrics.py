@@ -15,11 +15,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from millstream.errors import EnvironmentFault
 from millstream.statistics import VertexStatistics
-from millstream.telemetry import open_telemetry
 from millstream.telemetry.bounds import CLOSE_BOUNDS_S, LATENCY_BOUNDS_S, PROCESSING_BOUNDS_US
 from millstream.telemetry.metrics import METRICS, MetricKind
 from tests.unit.telemetry.collector import Collector, attributes
 from tests.unit.telemetry.numbers import FixedClock, vertex
+from tests.unit.telemetry.opening import open_telemetry
 
 DOCS = Path(__file__).parents[3] / "docs" / "telemetry.md"
 

@@ -23,11 +23,12 @@ from millstream import limits
 from millstream.errors import UserError
 from millstream.frame import Frame, frame_of_records
 from millstream.record import Record
-from millstream.telemetry import Telemetry, open_telemetry
+from millstream.telemetry import Telemetry
 from millstream.telemetry.logging import configure_logging
 from millstream.telemetry.tracing import contexts_of, parse_traceparent
 from tests.unit.telemetry.collector import Collector, attributes
 from tests.unit.telemetry.numbers import vertex
+from tests.unit.telemetry.opening import open_telemetry
 
 PARENT = "00-" + "ab" * 16 + "-" + "cd" * 8 + "-01"
 
@@ -179,10 +180,11 @@ def _time_of(span: Callable[..., AbstractContextManager[object]]) -> float:
 def test_a_process_that_exports_nothing_does_not_import_opentelemetry() -> None:
     program = """
 import asyncio, sys
-from millstream.telemetry import open_telemetry
+from millstream.telemetry import Identity, open_telemetry
 async def run():
-    async with open_telemetry("p", "v", "map", 0, lambda: None) as telemetry:
-        with telemetry.span("x", parent=""):
+    identity = Identity("p", "v", "map", 0)
+    async with open_telemetry([identity]) as process:
+        with process.replica(identity, lambda: None) as telemetry, telemetry.span("x", parent=""):
             telemetry.observe_processing("udf", 0.1)
 asyncio.run(run())
 sys.exit(any(name.startswith("opentelemetry") for name in sys.modules))

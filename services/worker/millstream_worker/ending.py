@@ -1,0 +1,56 @@
+"""What a worker says when a replica, or the worker itself, cannot go on: one line of its log, and an exit code.
+
+Above it: the process and the worker. Below it: the log.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+from millstream.errors import DamageError, FencedError, MillstreamError, UserError
+
+_log = logging.getLogger(__name__)
+
+_OF_EXTRAS = {"numpy": "reduce", "pyspark": "reduce", "pyarrow": "arrow"}
+"""Packages that only some vertices need, and the extra of Millstream that installs each."""
+
+
+def report(error: BaseException) -> int:
+    """Log what ended a replica or the process, most telling first, and give the exit code.
+
+    When one task fails the others are cancelled, and some fail in turn; one report is enough.
+    """
+    first = min(_leaves(error), key=_telling)
+    if isinstance(first, MillstreamError):
+        _log.error("%s", first)
+        return first.exit_code
+    if isinstance(first, ModuleNotFoundError) and first.name in _OF_EXTRAS:
+        _log.error(
+            "this vertex needs %s, which is not installed here: `pip install 'millstream[%s]'`, or use an image that "
+            "has it",
+            first.name,
+            _OF_EXTRAS[first.name],
+        )
+        return UserError.exit_code
+    _log.error("defect: %r", first, exc_info=first)
+    return MillstreamError.exit_code
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error
+
+
+def _telling(error: BaseException) -> int:
+    """Who must act: us before the user, the user before the machine; being fenced explains itself."""
+    if isinstance(error, FencedError):
+        return 0
+    if not isinstance(error, MillstreamError):
+        return 1
+    if isinstance(error, DamageError):
+        return 2
+    return 3 if isinstance(error, UserError) else 4

@@ -1,0 +1,229 @@
+"""A worker: replicas of any vertices of one pipeline in one process, on one event loop.
+
+    telemetry ─┐
+    links ─────┴─► replica: opened ─► runs ─► ended, or stopped
+                   replica: opened ─► fails ─► the others finish what is in flight ─► the worker ends
+
+One connection to the broker, one watch of each OT store, one endpoint of metrics and probes for all. A replica that
+has ended leaves the others alone. One that fails ends the worker, and who started that decides what is started again
+(docs/decisions/0023): the error is logged under the name of the replica, and its exit code is the worker's.
+
+Above it: the process. Below it: the assembly of one replica, and what lies outside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from millstream.buffers.jetstream.access import BrokerAccess
+from millstream.clock import Clock
+from millstream.ledger.protocol import DurabilityLevel
+from millstream.limits import DRAIN_TIMEOUT_S, WORKER_END_GRACE_S
+from millstream.priority import SOURCE_NICENESS, give_way
+from millstream.record import ReplicaId
+from millstream.spec.resolved import Resolved
+from millstream.telemetry import Identity, ProcessTelemetry, open_telemetry
+from millstream.telemetry.logging import log_replica
+from millstream_worker.assembly import VertexProcess, open_vertex
+from millstream_worker.ending import report
+from millstream_worker.readiness import Readiness
+from millstream_worker.surroundings import Link, OpenSurroundings, VertexConfig, open_link
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """What a worker is told at its start."""
+
+    resolved: Resolved
+    access: Mapping[ReplicaId, BrokerAccess]
+    """The replicas it runs, at least one, and who each is to the broker."""
+    durability: DurabilityLevel
+    """The weakest that is accepted."""
+    metrics_port: int = 0
+    """Of the endpoint with metrics and probes; 0 for none."""
+    metrics_host: str = "127.0.0.1"
+    """Address that it listens on."""
+    windows_dir: Path | None = None
+    """Where reduce lanes keep their logs, <vertex>/<partition>."""
+    spark: str | None = None
+    """gRPC address of the pipeline's Spark driver."""
+    hidden: tuple[Path, ...] = ()
+    """Files and directories that no sandbox of a function shows."""
+
+    @property
+    def replicas(self) -> Sequence[ReplicaId]:
+        return tuple(self.access)
+
+    @property
+    def identities(self) -> Sequence[Identity]:
+        """Whose telemetry the worker sends."""
+        graph, name = self.resolved.graph, self.resolved.pipeline.name
+        return [Identity(name, one.vertex, graph.vertex(one.vertex).kind, one.number) for one in self.replicas]
+
+    def of(self, replica: ReplicaId) -> VertexConfig:
+        """What one of its replicas is told."""
+        return VertexConfig(
+            resolved=self.resolved,
+            vertex=replica.vertex,
+            replica=replica.number,
+            broker=self.access[replica],
+            durability=self.durability,
+            windows_dir=self.windows_dir,
+            spark=self.spark,
+            hidden=self.hidden,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Replica:
+    """One of the worker's, over its life."""
+
+    readiness: Readiness
+    surroundings: OpenSurroundings
+    stopped: asyncio.Event = field(default_factory=asyncio.Event)
+    """It was told to stop."""
+
+
+class Worker:
+    """The replicas of one process. Made by `open_worker`."""
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        clock: Clock,
+        telemetry: ProcessTelemetry,
+        replicas: Mapping[ReplicaId, _Replica],
+        on_over: Callable[[ReplicaId, bool], None],
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._telemetry = telemetry
+        self._replicas = replicas
+        self._on_over = on_over
+        self._opening = len(replicas)
+        """Replicas that are not open yet."""
+        self._exit_code: int | None = None
+        """Of the replica that failed first."""
+        self._failed = asyncio.Event()
+
+    async def run(self) -> int:
+        """Until every replica has ended or was stopped, or one has failed. Returns the exit code."""
+        async with asyncio.TaskGroup() as group:
+            running = [
+                group.create_task(self._run(name, replica), name=name.name) for name, replica in self._replicas.items()
+            ]
+            ending = group.create_task(self._end_after_failure(running), name="end after a failure")
+            await asyncio.wait(running)
+            ending.cancel()
+        return self._exit_code or 0
+
+    def stop(self, replica: ReplicaId | None = None) -> None:
+        """Have a replica, or all, take nothing new in and end when what is in flight is finished."""
+        for one in [self._replicas[replica]] if replica is not None else self._replicas.values():
+            one.stopped.set()
+
+    async def _run(self, name: ReplicaId, replica: _Replica) -> None:
+        with log_replica(name):
+            _log.info("starting vertex %s of pipeline %s", name.vertex, self._config.resolved.pipeline.name)
+            try:
+                opening = open_vertex(
+                    self._config.of(name),
+                    self._clock,
+                    surroundings=replica.surroundings,
+                    process=self._telemetry,
+                    readiness=replica.readiness,
+                )
+                async with opening as process:
+                    # Modules and all that was made for the whole run: a look at them would hold every record up for
+                    # tens of milliseconds, again and again, and find nothing.
+                    gc.freeze()
+                    self._opened()
+                    ended = await _run_until_stopped(process, replica.stopped)
+            except Exception as error:  # noqa: BLE001  # a failure is reported in the log, whatever it is
+                self._fail(error)
+            else:
+                replica.readiness.over()
+                self._on_over(name, ended)
+
+    def _opened(self) -> None:
+        """Another replica is open."""
+        self._opening -= 1
+        if not self._opening and all(identity.vertex_type == "source" for identity in self._config.identities):
+            # Not before they can do their work: on a busy machine a start at a tenth of the processor time takes a
+            # minute. And not where others on this event loop would have to give way with them.
+            give_way(SOURCE_NICENESS)
+
+    def _fail(self, error: Exception) -> None:
+        # What fails after the first is most often its echo.
+        if self._exit_code is None:
+            self._exit_code = report(error)
+            self._failed.set()
+
+    async def _end_after_failure(self, running: Sequence[asyncio.Task[None]]) -> None:
+        await self._failed.wait()
+        self.stop()
+        _, late = await asyncio.wait(running, timeout=WORKER_END_GRACE_S)
+        for task in late:
+            task.cancel()
+
+
+async def _run_until_stopped(process: VertexProcess, stopped: asyncio.Event) -> bool:
+    """Run the lanes of a replica. Returns whether they have ended; they may have been stopped before."""
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(process.run(), name="lanes")
+        watching = group.create_task(stopped.wait(), name="stop")
+        await asyncio.wait((running, watching), return_when=asyncio.FIRST_COMPLETED)
+        ended = not stopped.is_set()
+        if not running.done():
+            _log.info("stopping: finishing what is in flight")
+            process.stop()
+            await asyncio.wait((running,), timeout=DRAIN_TIMEOUT_S)
+            if not running.done():
+                _log.warning("not finished in %.0f s: the rest is processed at the next start", DRAIN_TIMEOUT_S)
+                running.cancel()
+        watching.cancel()
+    return ended
+
+
+def _not_ready(readiness: Mapping[ReplicaId, Readiness]) -> str | None:
+    """Why the worker is not ready: which of its replicas are not, and why."""
+    reasons = {name: reason for name, one in readiness.items() if (reason := one.reason()) is not None}
+    if len(readiness) == 1:
+        return next(iter(reasons.values()), None)
+    return "\n".join(f"{name}: {reason}" for name, reason in reasons.items()) or None
+
+
+@asynccontextmanager
+async def open_worker(
+    config: WorkerConfig, clock: Clock, *, on_over: Callable[[ReplicaId, bool], None] = lambda replica, ended: None
+) -> AsyncIterator[Worker]:
+    """Open what the replicas share. `on_over` is called when one has ended by itself (True), or was stopped (False)."""
+    readiness = {replica: Readiness() for replica in config.replicas}
+    async with AsyncExitStack() as stack:
+        # First, so that probes are answered while the rest is not there yet.
+        telemetry = await stack.enter_async_context(
+            open_telemetry(
+                config.identities,
+                metrics_port=config.metrics_port,
+                metrics_host=config.metrics_host,
+                not_ready=lambda: _not_ready(readiness),
+                clock=clock,
+            )
+        )
+        links: dict[BrokerAccess, Link] = {}
+        replicas: dict[ReplicaId, _Replica] = {}
+        name = config.resolved.pipeline.name
+        for replica, access in config.access.items():
+            if access not in links:
+                opening = open_link(access, name, config.durability, f"{name}/{replica}")
+                links[access] = await stack.enter_async_context(opening)
+            replicas[replica] = _Replica(readiness[replica], links[access].surroundings)
+        yield Worker(config, clock, telemetry, replicas, on_over)

@@ -1,0 +1,232 @@
+"""A worker: replicas of several vertices in one process, by hand, as its operator starts it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import psutil
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from millstream.clock import SystemClock
+from millstream.errors import FencedError
+from millstream.ports import free_ports
+from millstream.record import LaneId
+from millstream.spec import resolved
+from millstream.spec.loading import load
+from millstream_worker.worker import open_worker
+from tests.mesh.conftest import PipelineFiles
+from tests.support.pipelines import PipelineRun, open_pipeline
+
+LIMIT_S = 100
+WAITS_FOR_A_FILE = """
+import os, time
+while not os.path.exists("go"):
+    time.sleep(0.01)
+
+def process(value):
+    return value
+"""
+ALL = ("in-0", "map-0", "map-1", "out-0")
+
+
+class Worker:
+    """A worker's process."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+
+    async def ended(self) -> tuple[int, list[dict[str, Any]]]:
+        """Its exit code, and what it has logged."""
+        async with asyncio.timeout(LIMIT_S):
+            _, err = await self.process.communicate()
+        assert self.process.returncode is not None
+        return self.process.returncode, [json.loads(line) for line in err.decode().splitlines()]
+
+
+@asynccontextmanager
+async def open_process(run: PipelineRun, directory: Path, *replicas: str, port: int = 0) -> AsyncIterator[Worker]:
+    file = directory / "pipeline.json"
+    file.write_text(resolved.dump(run.resolved.pipeline, run.resolved.base_dir))
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "millstream_worker", "--pipeline", str(file), "--replicas", *replicas),
+        *("--nats", run.server.url, "--nats-access", str(run.server.access_file), "--metrics-port", str(port)),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        yield Worker(process)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+def pipeline(files: PipelineFiles, *, records: int = 3000, **options: object) -> Path:
+    """A source, a map of two replicas and a sink."""
+    return files.write(
+        files.generator(records, **options)
+        + files.function("identity")
+        + "  partitions: 2\n  replicas: 2\n"
+        + files.file_sink("out"),
+        ["in -> map", "map -> out"],
+    )
+
+
+async def answer(port: int, path: str) -> tuple[int, str]:
+    """What the worker's endpoint says; 0 and nothing as long as there is none."""
+    try:
+        async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}{path}") as got:
+            return got.status, await got.text()
+    except aiohttp.ClientConnectionError:
+        return 0, ""
+
+
+async def until(port: int, path: str, status: int, text: str) -> str:
+    """Wait for such an answer, and give it."""
+    async with asyncio.timeout(LIMIT_S):
+        while True:
+            found = await answer(port, path)
+            if found[0] == status and text in found[1]:
+                return found[1]
+            await asyncio.sleep(0.02)  # a probe is asked again and again
+
+
+def connections(process: int, run: PipelineRun) -> int:
+    """Of that process to the broker."""
+    port = urlsplit(run.server.url).port
+    return sum(bool(one.raddr) and one.raddr.port == port for one in psutil.Process(process).net_connections("tcp"))
+
+
+async def test_one_process_runs_every_vertex(files: PipelineFiles, tmp_path: Path) -> None:
+    async with (
+        open_pipeline(pipeline(files), tmp_path / "broker") as run,
+        open_process(run, tmp_path, *ALL) as worker,
+    ):
+        code, logged = await worker.ended()
+    assert code == 0
+    assert sorted(files.numbers("out")) == list(range(3000))
+    assert {entry["pipeline"] for entry in logged} == {"p"}
+    finished = {(entry["vertex"], entry["replica"]) for entry in logged if entry["message"].startswith("starting")}
+    assert finished == {("in", 0), ("map", 0), ("map", 1), ("out", 0)}
+    assert {entry["vertex"] for entry in logged if "lane" in entry} == {"in", "map", "out"}
+
+
+async def test_metrics_and_probes_of_all_replicas_come_from_one_endpoint(files: PipelineFiles, tmp_path: Path) -> None:
+    port = free_ports()
+    async with (
+        open_pipeline(pipeline(files, records=10**9, rpu=100), tmp_path / "broker") as run,
+        open_process(run, tmp_path, *ALL, port=port) as worker,
+    ):
+        await until(port, "/readyz", 200, "ok")
+        assert connections(worker.process.pid, run) == 1
+        text = await until(port, "/metrics", 200, 'forwarder_read_total{partition_name="map-out.0"')
+        names = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
+        assert len(names) == len(set(names))
+        families = {family.name: family for family in text_string_to_metric_families(text)}
+        commits = {
+            (sample.labels["vertex"], sample.labels["replica"], sample.labels["vertex_type"])
+            for sample in families["millstream_commits"].samples
+        }
+        assert commits == {("in", "0", "source"), ("map", "0", "map"), ("map", "1", "map"), ("out", "0", "sink")}
+        worker.process.send_signal(signal.SIGTERM)
+        code, logged = await worker.ended()
+    assert code == 0
+    stopping = {entry["vertex"] for entry in logged if entry["message"].startswith("stopping")}
+    assert stopping == {"in", "map", "out"}
+
+
+async def test_a_replica_that_is_not_ready_is_named(files: PipelineFiles, tmp_path: Path) -> None:
+    (tmp_path / "waits.py").write_text(WAITS_FOR_A_FILE)
+    path = files.write(
+        files.generator(10**9, rpu=100) + "- name: map\n  udf: {python: 'waits.py:process'}\n" + files.file_sink("out"),
+        ["in -> map", "map -> out"],
+    )
+    port = free_ports()
+    async with (
+        open_pipeline(path, tmp_path / "broker") as run,
+        open_process(run, tmp_path, "in-0", "map-0", "out-0", port=port),
+    ):
+        # The others work meanwhile.
+        await until(port, "/metrics", 200, 'forwarder_read_total{partition_name="source.0"')
+        not_ready = await until(port, "/readyz", 503, "map-0: starting")
+        assert "in-0" not in not_ready
+        (tmp_path / "go").touch()
+        await until(port, "/readyz", 200, "ok")
+
+
+async def test_a_replica_that_fails_ends_the_worker_under_its_own_name(files: PipelineFiles, tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text("def process(value):\n    raise ValueError('no good')\n")
+    path = files.write(
+        files.generator(3000)
+        + files.function("identity", vertex="good")
+        + "- name: bad\n  udf: {python: 'bad.py:process', retryStrategy: {onFailure: stop, backoff: {steps: 1}}}\n"
+        + files.file_sink("out")
+        + "- name: nowhere\n  sink: {blackhole: {}}\n",
+        ["in -> good", "good -> out", "in -> bad", "bad -> nowhere"],
+    )
+    async with open_pipeline(path, tmp_path / "broker") as run:
+        async with open_process(run, tmp_path, "in-0", "good-0", "out-0", "bad-0", "nowhere-0") as worker:
+            code, logged = await worker.ended()
+        assert code == 3
+        (error,) = [entry for entry in logged if entry["level"] == "error" and "role" not in entry]
+        assert (error["vertex"], error["replica"]) == ("bad", 0)
+        assert "ValueError: no good" in error["message"]
+        # What the others had begun they have finished: nothing of it is written twice.
+        async with open_process(run, tmp_path, "in-0", "good-0", "out-0") as worker:
+            code, _ = await worker.ended()
+    assert code == 0
+    assert sorted(files.numbers("out")) == list(range(3000))
+
+
+async def test_a_worker_whose_replica_has_another_owner_ends_with_that(files: PipelineFiles, tmp_path: Path) -> None:
+    async with (
+        open_pipeline(pipeline(files, records=10**9, rpu=100), tmp_path / "broker") as run,
+        open_process(run, tmp_path, *ALL) as first,
+    ):
+        async with asyncio.timeout(LIMIT_S):
+            while not files.rows("out"):  # noqa: ASYNC110  # files appear
+                await asyncio.sleep(0.02)
+        async with open_worker(run.worker("map-1"), SystemClock()) as second, asyncio.TaskGroup() as group:
+            working = group.create_task(second.run())
+            code, logged = await first.ended()
+            second.stop()
+            assert await working == 0
+    assert code == FencedError.exit_code
+    (error,) = [entry for entry in logged if entry["level"] == "error"]
+    assert (error["vertex"], error["replica"]) == ("map", 1)
+    assert str(LaneId("map", "in-map", 1)) in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("replicas", "said"),
+    [
+        (["map"], "--replicas: 'map' is no replica; they are called <vertex>-<number>, as map-0"),
+        (["in-0", "in-0"], "--replicas: one is named twice: in-0 in-0"),
+        (["map-2"], "there is no replica 2"),
+        (["nope-0"], "pipeline p has no vertex nope; it has in, map, out"),
+    ],
+)
+async def test_replicas_that_the_pipeline_does_not_have(
+    files: PipelineFiles, tmp_path: Path, replicas: list[str], said: str
+) -> None:
+    file = tmp_path / "pipeline.json"
+    path = pipeline(files)
+    loaded = load(path)
+    file.write_text(resolved.dump(loaded.pipeline, loaded.base_dir))
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "millstream_worker", "--pipeline", str(file), "--nats", "nats://127.0.0.1:1"),
+        *("--replicas", *replicas),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    code, logged = await Worker(process).ended()
+    assert code == 2
+    assert said in logged[-1]["message"]
