@@ -18,6 +18,7 @@ from millstream.buffers.jetstream.access import INBOX
 from millstream.buffers.jetstream.ot_store import bucket_name
 from millstream.buffers.jetstream.server_config import SETTINGS_SUBJECT, SYSTEM_ACCOUNT
 from millstream.ledger.subjects import stream_name
+from millstream.record import WINDOW_INPUT
 from millstream.spec.graph import Graph
 
 _READ = ("STREAM.INFO", "STREAM.MSG.GET", "DIRECT.GET")
@@ -104,16 +105,24 @@ def _vertex_user(graph: Graph, vertex: str) -> BrokerUser:
     publish = [f"{own}.>", f"$KV.{bucket}.>"]
     publish += [f"$JS.API.{what}.{stream_name(pipeline, name)}" for name in ledgers for what in _READ]
     publish += [f"$JS.API.{what}.KV_{bucket_name(pipeline, name)}" for name in stores for what in _READ]
-    for name in upstream:
+    for name, inputs in _read_buffers(graph, vertex).items():
         stream = stream_name(pipeline, name)
-        publish += [
-            f"$JS.API.CONSUMER.CREATE.{stream}.*.{stream}.*.*.d.{edge.name}.*"
-            for edge in graph.edges_in[vertex]
-            if edge.from_ == name
-        ]
+        publish += [f"$JS.API.CONSUMER.CREATE.{stream}.*.{stream}.*.*.d.{input_}.*" for input_ in inputs]
         publish += [f"$JS.API.{what}.{stream}.*" for what in ("CONSUMER.MSG.NEXT", "CONSUMER.DELETE")]
         # Who has read a buffer trims it.
         publish.append(f"$JS.API.STREAM.PURGE.{stream}")
     publish.append(SETTINGS_SUBJECT)
     subscribe = [f"{inbox}.>", *(f"$KV.{bucket_name(pipeline, name)}.>" for name in stores)]
     return BrokerUser(f"{pipeline}.{vertex}", inbox, tuple(publish), tuple(subscribe))
+
+
+def _read_buffers(graph: Graph, vertex: str) -> dict[str, list[str]]:
+    """What a vertex reads frame by frame: first parts of buffers' names, by the vertex whose ledger has them."""
+    buffers: dict[str, list[str]] = {}
+    for edge in graph.edges_in[vertex]:
+        buffers.setdefault(edge.from_, []).append(edge.name)
+    udf = graph.vertex(vertex).udf
+    if udf is not None and udf.group_by is not None and udf.group_by.keeps_input:
+        # A reduce that can make its log anew finds its milestones in its own ledger.
+        buffers.setdefault(vertex, []).append(WINDOW_INPUT)
+    return buffers

@@ -49,6 +49,22 @@ spec:
     - {{from: in, to: other}}
     - {{from: map, to: out}}
 """
+WINDOWS = """\
+apiVersion: millstream.io/v1alpha1
+kind: Pipeline
+metadata: {name: w}
+spec:
+  vertices:
+    - name: in
+      source: {file: {paths: [in.jsonl]}}
+    - name: sum
+      udf: {python: "f.py:f", groupBy: {window: {fixed: {length: 60s}}, keepInput: KEEPS}}
+    - name: out
+      sink: {file: {path: sums}}
+  edges:
+    - {from: in, to: sum}
+    - {from: sum, to: out}
+"""
 SERVER = """
 listen: "127.0.0.1:-1"
 max_payload: 8388608
@@ -146,6 +162,24 @@ async def test_a_vertex_may_do_what_it_needs_and_nothing_else(broker: Broker, ve
     assert await refused_publishing(broker.access(vertex), tried) == denied(tried)
     tried = listening(vertex)
     assert await refused_listening(broker.access(vertex), tried) == denied(tried)
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+async def test_a_reduce_that_keeps_its_input_reads_and_trims_its_milestones(tmp_path: Path, keeps: bool) -> None:
+    (tmp_path / "w.yaml").write_text(WINDOWS.replace("KEEPS", str(keeps).lower()))
+    (tmp_path / "f.py").write_text("def f(keys, values): return b''\n")
+    folder = tmp_path / "server"
+    assert main(["broker", "config", str(tmp_path / "w.yaml"), "-o", str(folder)]) == 0
+    tried = {
+        "$JS.API.CONSUMER.CREATE.w-sum.x.w-sum.*.*.d.window.0": keeps,
+        "$JS.API.CONSUMER.MSG.NEXT.w-sum.x": keeps,
+        "$JS.API.CONSUMER.DELETE.w-sum.x": keeps,
+        "$JS.API.STREAM.PURGE.w-sum": keeps,
+        "$JS.API.CONSUMER.CREATE.w-sum.x.w-sum.*.*.d.sum-out.0": False,
+    }
+    async with open_nats_process(folder, SERVER) as server:
+        access = load_access(folder / "w" / "sum.yaml", server.url)
+        assert await refused_publishing(access, tried) == denied(tried)
 
 
 async def test_pipelines_see_nothing_of_each_other(broker: Broker) -> None:
