@@ -38,6 +38,7 @@ import grpc.aio
 from millstream.errors import EnvironmentFault, UdfError
 from millstream.health import Health, Patience
 from millstream.limits import DRAIN_TIMEOUT_S, SIDECAR_BACKOFF_FIRST_S, SIDECAR_BACKOFF_LAST_S
+from millstream.pauses import Pauses
 from millstream.sandbox import NOT_HELD, Confinement, confined
 from millstream.statistics import SidecarStatistics
 from millstream.tether import NOT_FOUND, NOT_RUNNABLE
@@ -139,7 +140,7 @@ class Sidecar(GrpcUdfClient):
 
     async def supervise(self) -> None:
         """Keep the process running until cancelled, or until it is clear that it never will be."""
-        backoff_s = SIDECAR_BACKOFF_FIRST_S
+        pauses = Pauses(SIDECAR_BACKOFF_FIRST_S, SIDECAR_BACKOFF_LAST_S)
         starts = 0
         while True:
             starts += 1
@@ -150,13 +151,12 @@ class Sidecar(GrpcUdfClient):
                 return
             # One that ran for a while has recovered from whatever it was.
             if run.ready_s > SIDECAR_BACKOFF_LAST_S:
-                backoff_s = SIDECAR_BACKOFF_FIRST_S
+                pauses.begin_again()
             self._restarts += 1
             _log.warning(
-                "%s %s; it is started again in %.1f s%s", self._spec.where, run.why, backoff_s, self._new_tail()
+                "%s %s; it is started again in %.1f s%s", self._spec.where, run.why, pauses.next_s, self._new_tail()
             )
-            await asyncio.sleep(backoff_s)
-            backoff_s = min(2 * backoff_s, SIDECAR_BACKOFF_LAST_S)
+            await pauses.wait()
 
     async def _run_once(self) -> _Run:
         """Start the process, and return when it has ended."""

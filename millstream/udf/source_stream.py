@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError
 
 from millstream.errors import UdfError
 from millstream.limits import SIDECAR_BACKOFF_FIRST_S, SIDECAR_BACKOFF_LAST_S
+from millstream.pauses import Pauses
 from millstream.udf.checks import check_parts, check_source_batch
 from millstream.udf.protocol import StreamName
 from millstream.udf.stream import HALF_CLOSE_TIMEOUT_S, PROTOCOL_VERSION, RawCall, raise_fatal
@@ -57,7 +58,7 @@ class GrpcSourceStream:
         request = udf_pb2.SourceRead(
             records_max=records_max, bytes_max=bytes_max, timeout_us=max(0, round(timeout_s * 1_000_000))
         )
-        backoff_s = SIDECAR_BACKOFF_FIRST_S
+        pauses = Pauses(SIDECAR_BACKOFF_FIRST_S, SIDECAR_BACKOFF_LAST_S)
         while True:
             try:
                 stream = await self.open()
@@ -69,10 +70,9 @@ class GrpcSourceStream:
                     "%s: the stream to the source ended (%s); it is opened again in %.1f s",
                     self._where,
                     error,
-                    backoff_s,
+                    pauses.next_s,
                 )
-                await asyncio.sleep(backoff_s)
-                backoff_s = min(2 * backoff_s, SIDECAR_BACKOFF_LAST_S)
+                await pauses.wait()
                 continue
             try:
                 check_source_batch(batch, records_max)

@@ -24,6 +24,7 @@ from google.protobuf.message import DecodeError
 
 from millstream.errors import UdfError
 from millstream.limits import SIDECAR_BACKOFF_FIRST_S, SIDECAR_BACKOFF_LAST_S
+from millstream.pauses import Pauses
 from millstream.udf.background import beside
 from millstream.udf.protocol import StreamName
 
@@ -153,7 +154,7 @@ class CallStream(Generic[_Answer]):
                 raise
 
     async def _keep_open(self) -> None:
-        backoff_s = SIDECAR_BACKOFF_FIRST_S
+        pauses = Pauses(SIDECAR_BACKOFF_FIRST_S, SIDECAR_BACKOFF_LAST_S)
         while True:
             answers_before = self._ids - len(self._waiting)
             why = await self._one_stream()
@@ -162,20 +163,19 @@ class CallStream(Generic[_Answer]):
             self.breaks += 1
             # A stream that got something done shows that the function works: then there is no reason to hold back.
             if self._ids - len(self._waiting) > answers_before:
-                backoff_s = SIDECAR_BACKOFF_FIRST_S
+                pauses.begin_again()
             oldest = next(iter(self._waiting.values()), None)
             _log.warning(
                 "%s: the stream to the function ended (%s); %d calls without an answer are sent again in %.1f s%s",
                 self.where,
                 why,
                 len(self._waiting),
-                backoff_s,
+                pauses.next_s,
                 f"; the oldest, of {oldest.records} records, for the {oldest.sends + 1}th time"
                 if oldest is not None and oldest.sends > 2
                 else "",
             )
-            await asyncio.sleep(backoff_s)
-            backoff_s = min(2 * backoff_s, SIDECAR_BACKOFF_LAST_S)
+            await pauses.wait()
 
     async def _one_stream(self) -> str:
         """Open a stream and use it until it ends; why it did. Raises `UdfError` for ends that would come again."""

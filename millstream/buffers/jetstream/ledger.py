@@ -33,13 +33,12 @@ from millstream.buffers.jetstream.requests import (
     NO_RESOURCES,
     NO_STORAGE,
     NO_STREAM,
-    RETRY_FIRST_S,
     STORE_FAILED,
     UNAVAILABLE,
     WRONG_LAST_SEQUENCE,
     message_data,
     message_headers,
-    pause,
+    tries,
     until_answered,
 )
 from millstream.buffers.jetstream.sending import new_batch_id, send_commit
@@ -216,7 +215,7 @@ class JetStreamLedger:
 
     async def _land(self, commit: Commit, messages: Sequence[batch.Message]) -> int:
         """Send the commit until it has landed; the sequence of its mark."""
-        wait_s = RETRY_FIRST_S
+        pauses = tries()
         incomplete = 0
         while True:
             await self._connection.connected()
@@ -228,7 +227,7 @@ class JetStreamLedger:
             except ApiError as error:
                 refusal = error
                 if error.code == BATCHES_IN_FLIGHT:
-                    wait_s = await pause(wait_s)
+                    await pauses.wait()
                     continue
             # An earlier attempt may have landed after its answer was given up, whatever this one was answered.
             landed = await self._settle(commit)
@@ -241,10 +240,10 @@ class JetStreamLedger:
             if refusal.code == BATCH_INCOMPLETE:
                 incomplete += 1
                 if incomplete < _INCOMPLETE_MAX:
-                    wait_s = await pause(wait_s)
+                    await pauses.wait()
                     continue
             self._refuse(commit, refusal)
-            wait_s = await pause(wait_s)
+            await pauses.wait()
 
     async def _settle(self, commit: Commit) -> int | None:
         """The sequence of the commit's mark; None when it has not landed. `FencedError` when another mark is there."""
@@ -258,13 +257,13 @@ class JetStreamLedger:
         raise fenced(commit.lane, stored.mark.epoch, commit.mark.epoch, stored.mark.owner)
 
     async def _surely_mark(self, lane: LaneId) -> StoredMark | None:
-        wait_s = RETRY_FIRST_S
+        pauses = tries()
         while True:
             try:
                 return await self.mark(lane)
             except RetryLaterError as error:
                 _log.warning("the mark of lane %s cannot be read now: %s", lane, error)
-            wait_s = await pause(wait_s)
+            await pauses.wait()
 
     def _refuse(self, commit: Commit, error: ApiError) -> None:
         """Raise what the server's refusal means; return when the same should be sent again."""
@@ -440,14 +439,14 @@ class JetStreamBroker:
         # A server that is starting takes connections a moment before it can be asked.
         patience_s = _MONITOR_PATIENCE_S if self._require is DurabilityLevel.FSYNC else 0.0
         deadline_s = asyncio.get_running_loop().time() + patience_s
-        wait_s = RETRY_FIRST_S
+        pauses = tries()
         while True:
             try:
                 settings = await durability.read_server_settings(self._monitor_url)
             except (OSError, ValueError) as error:
                 if asyncio.get_running_loop().time() >= deadline_s:
                     return None, f"{where} could not be read: {error!r}"
-                wait_s = await pause(wait_s)
+                await pauses.wait()
                 continue
             if durability.is_of(settings, self._connection.server):
                 return settings, where

@@ -31,6 +31,7 @@ from millstream.buffers.jetstream.requests import NO_MESSAGE, message_headers
 from millstream.errors import DamageError
 from millstream.ledger.protocol import LedgerStatistics, StoredFrame, Witness
 from millstream.ledger.witness import REPAIR, ReadCheck, witness_of
+from millstream.pauses import Pauses
 
 _log = logging.getLogger(__name__)
 
@@ -234,7 +235,7 @@ class PullReader:
 
     async def _new_consumer(self) -> None:
         """A consumer after the last frame handed out; tries for ever. `DamageError` when the frames cannot be there."""
-        wait_s = _RETRY_FIRST_S
+        pauses = Pauses(_RETRY_FIRST_S, _RETRY_LAST_S)
         if self._restart != "start":
             self._statistics.read_restarts += 1
             _log.info("reading %s goes on after %d (%s)", self._subject, self._last, self._restart or "reconnected")
@@ -251,8 +252,7 @@ class PullReader:
                 await self._create_consumer()
             except (AnswerLostError, ApiError) as error:
                 _log.debug("no consumer for %s yet: %r", self._subject, error)
-                await asyncio.sleep(wait_s)
-                wait_s = min(2 * wait_s, _RETRY_LAST_S)
+                await pauses.wait()
                 continue
             self._restart = None
             self._heard_s = self._now_s()

@@ -6,13 +6,13 @@ Above it: `jetstream.py`. Below it: the connection.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import logging
 from collections.abc import Mapping
 from typing import Any
 
 from millstream.buffers.jetstream.connection import AnswerLostError, ApiError, BrokerConnection
+from millstream.pauses import Pauses
 
 _log = logging.getLogger(__name__)
 
@@ -28,15 +28,17 @@ BATCH_INCOMPLETE = 10176
 BATCHES_IN_FLIGHT = 10210
 UNAVAILABLE = (10008, 10009)
 
-RETRY_FIRST_S = 0.02
-RETRY_LAST_S = 2.0
+
+def tries() -> Pauses:
+    """Between questions that are asked again."""
+    return Pauses(0.02, 2.0)
 
 
 async def until_answered(
     connection: BrokerConnection, subject: str, body: Mapping[str, object] | None = None
 ) -> dict[str, Any]:
     """A request that may be repeated without harm, until it is answered. Raises `ApiError`."""
-    wait_s = RETRY_FIRST_S
+    pauses = tries()
     while True:
         try:
             return await connection.api(subject, body)
@@ -46,13 +48,7 @@ async def until_answered(
             if error.code not in UNAVAILABLE:
                 raise
             _log.info("%s: %s; asking again", subject, error)
-        wait_s = await pause(wait_s)
-
-
-async def pause(wait_s: float) -> float:
-    """Wait, and tell how long to wait the next time."""
-    await asyncio.sleep(wait_s)
-    return min(2 * wait_s, RETRY_LAST_S)
+        await pauses.wait()
 
 
 def message_data(message: Mapping[str, Any]) -> bytes:

@@ -12,7 +12,7 @@ from typing import Any
 
 from millstream.buffers.jetstream.connection import AnswerLostError, BrokerConnection
 from millstream.buffers.jetstream.pages import PageMessage, read_page
-from millstream.buffers.jetstream.requests import RETRY_FIRST_S, pause
+from millstream.buffers.jetstream.requests import tries
 from millstream.errors import DamageError
 from millstream.ledger import batch
 from millstream.ledger.protocol import StoredIds
@@ -48,7 +48,7 @@ async def stored_ids(
             ) from error
         page.append((message.sequence, StoredIds(digests, max(0.0, age_s))))
 
-    after, wait_s = 0, RETRY_FIRST_S
+    after, pauses = 0, tries()
     while after < int(last["seq"]):
         await connection.connected()
         behind: int | None = None
@@ -66,7 +66,7 @@ async def stored_ids(
         # The last ones may have expired, or whoever answered has not got them yet: the leader knows.
         if behind == 0 and await ask_leader({"seq": after + 1, "next_by_subj": ids}) is None:
             return
-        wait_s = await pause(wait_s)
+        await pauses.wait()
 
 
 def _seconds(time: str) -> float:

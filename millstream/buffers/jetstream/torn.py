@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from millstream.buffers.jetstream.requests import RETRY_FIRST_S, message_headers, pause
+from millstream.buffers.jetstream.requests import message_headers, tries
 from millstream.buffers.jetstream.sending import BATCH_COMMIT, BATCH_ID, BATCH_SEQUENCE
 from millstream.errors import DamageError
 from millstream.ledger.subjects import lane_filter_of
@@ -71,14 +71,14 @@ class TornEnds:
 
     async def wait(self, what: str) -> None:
         """Return when the stream does not end in the middle of a batch. Raises `DamageError` when it always will."""
-        wait_s = RETRY_FIRST_S
+        pauses = tries()
         told = False
         while (torn := await self.find()) is not None:
             await self._check(torn)
             if not told:
                 _log.error("%s waits: %s", what, self.advice(torn))
                 told = True
-            wait_s = await pause(wait_s)
+            await pauses.wait()
 
     async def check_lane(self, message: Mapping[str, Any]) -> TornBatch:
         """What `message`, the last one of its lane and without a mark, is the end of. Raises `DamageError` when it will

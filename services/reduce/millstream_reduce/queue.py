@@ -30,6 +30,7 @@ from millstream.errors import DamageError, FencedError, RetryLaterError, Storage
 from millstream.ledger.protocol import Witness
 from millstream.ledger.witness import REPAIR, from_messages
 from millstream.limits import MIB
+from millstream.pauses import Pauses
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce import batches
@@ -173,15 +174,14 @@ class Queue:
         Waits for room on a full disk, however long. Raises `FencedError` when the lane has another owner, and
         `EnvironmentFault` when a write or an fsync failed: nothing more will be acknowledged then.
         """
-        pause_s = _RETRY_FIRST_S
+        pauses = Pauses(_RETRY_FIRST_S, _RETRY_LAST_S)
         while True:
             try:
                 return await self._log.sync()
             except StorageFullError as error:
-                if pause_s == _RETRY_FIRST_S:
+                if pauses.none_yet:
                     _log.warning("%s", error)
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, _RETRY_LAST_S)
+                await pauses.wait()
 
     async def room(self, timeout_s: float | None = None) -> bool:
         """Wait until something may be appended, at most so long; whether it may.
@@ -198,14 +198,13 @@ class Queue:
     async def _room(self) -> None:
         while self._log.unsynced_bytes >= self._limits.unsynced_bytes_max:
             await self.sync()
-        pause_s = _RETRY_FIRST_S
+        pauses = Pauses(_RETRY_FIRST_S, _RETRY_LAST_S)
         while self._log.is_short:
             self._say_full()
             await self.sync()
             await self._log.reserve()
             if self._log.is_short:
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, _RETRY_LAST_S)
+                await pauses.wait()
         # Only what follows can tell which of the windows were closed, while the input is read again.
         while self._log.total_bytes >= self._limits.log_bytes_max and not self.is_behind:
             if self._log.removable_bytes(pressed=True):
@@ -271,15 +270,14 @@ class Queue:
 
     async def write_result(self, number: int, data: bytes) -> None:
         """Keep the results of a hand-over until it is committed: durable at the return. Waits for room."""
-        pause_s = _RETRY_FIRST_S
+        pauses = Pauses(_RETRY_FIRST_S, _RETRY_LAST_S)
         while True:
             try:
                 return await self._log.in_thread(lambda: self._results.write(number, data))
             except StorageFullError as error:
-                if pause_s == _RETRY_FIRST_S:
+                if pauses.none_yet:
                     _log.warning("%s; trying again until there is room", error)
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, _RETRY_LAST_S)
+                await pauses.wait()
 
     async def read_result(self, number: int) -> bytes | None:
         """What was kept of a hand-over; None without anything. Raises `DamageError` when it is damaged."""

@@ -8,7 +8,6 @@ accounts and back-pressure; it does not know where the units came from.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 from collections import defaultdict, deque
@@ -27,6 +26,7 @@ from millstream.ledger.marks import fenced, lost_mark
 from millstream.ledger.protocol import Commit, FrameWrite, Ledger, StoredMark, Witness
 from millstream.ledger.witness import merged, not_passed
 from millstream.limits import COMMIT_BYTES_MAX, COMMIT_FRAMES_MAX, FRAME_BYTES_MAX, FRAME_RECORDS_MAX
+from millstream.pauses import Pauses
 from millstream.record import BufferId, LaneId, Position
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream_writer.room import Room
@@ -152,7 +152,7 @@ class Committer:
         frames_records = sum(frame.records for _, frame in frames)
         ids = b"".join(unit.ids for unit in units)
         watermark_us = max(watermark_us, self.mark.watermark_us)
-        wait_s, leave_out = REFUSED_WAIT_FIRST_S, False
+        pauses, leave_out = Pauses(REFUSED_WAIT_FIRST_S, REFUSED_WAIT_LAST_S), False
         while True:
             kept = await self._make_room(frames, leave_out=leave_out)
             kept_records = sum(frame.records for _, frame in kept)
@@ -168,10 +168,9 @@ class Committer:
                 leave_out = isinstance(error, BufferFullError) and not leave_out and self._may_discard(kept)
                 if leave_out:
                     continue
-                if wait_s == REFUSED_WAIT_FIRST_S:
+                if pauses.none_yet:
                     log.warning("commit put off: %s%s", error, self._hint(error), extra={"lane": str(self._lane)})
-                await asyncio.sleep(wait_s)
-                wait_s = min(2 * wait_s, REFUSED_WAIT_LAST_S)
+                await pauses.wait()
                 continue
             break
         for (buffer, _), sequence in zip(kept, receipt.frame_sequences, strict=True):
@@ -186,14 +185,13 @@ class Committer:
         would wait for what is gone. Raises `DamageError` when the ledger lost its end or was set back, `FencedError`
         when the lane has another owner.
         """
-        wait_s = REFUSED_WAIT_FIRST_S
+        pauses = Pauses(REFUSED_WAIT_FIRST_S, REFUSED_WAIT_LAST_S)
         while True:
             try:
                 stored = await self._ledger.mark(self._lane)
                 break
             except RetryLaterError:
-                await asyncio.sleep(wait_s)
-                wait_s = min(2 * wait_s, REFUSED_WAIT_LAST_S)
+                await pauses.wait()
         own = self._stored.mark
         if stored is not None and stored.mark.epoch > own.epoch:
             raise fenced(self._lane, stored.mark.epoch, own.epoch, stored.mark.owner)

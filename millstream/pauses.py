@@ -1,0 +1,32 @@
+"""Pauses between tries of one thing: each twice as long as the one before, up to a longest.
+
+For what is tried until it works (a server away, a full disk). How a user's records are tried again is in `retry`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+
+class Pauses:
+    """Of one thing that is tried again."""
+
+    def __init__(self, first_s: float, last_s: float) -> None:
+        self._first_s = first_s
+        self._last_s = last_s
+        self.next_s = first_s
+        """How long the next pause is."""
+
+    @property
+    def none_yet(self) -> bool:
+        """Whether this is the first failure: the one that is worth a line in the log."""
+        return self.next_s == self._first_s
+
+    async def wait(self) -> None:
+        """Make the next pause."""
+        pause_s, self.next_s = self.next_s, min(2 * self.next_s, self._last_s)
+        await asyncio.sleep(pause_s)
+
+    def begin_again(self) -> None:
+        """It has worked meanwhile."""
+        self.next_s = self._first_s

@@ -1,0 +1,29 @@
+"""Pauses between tries."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from millstream.pauses import Pauses
+
+
+async def test_each_is_twice_as_long_up_to_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    pauses = Pauses(0.02, 0.1)
+    assert pauses.none_yet
+    for _ in range(5):
+        await pauses.wait()
+        assert not pauses.none_yet
+    assert slept == [0.02, 0.04, 0.08, 0.1, 0.1]
+    assert pauses.next_s == 0.1
+    pauses.begin_again()
+    assert pauses.none_yet
+    await pauses.wait()
+    assert slept[-1] == 0.02
