@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -143,3 +144,24 @@ def test_every_line_of_the_page_on_security_names_tests_that_are_there() -> None
         names = re.findall(r"`([\w/]+\.py)`", held_by)
         assert names or held_by in ("the command itself", "trusted"), line
         assert not [name for name in names if not (REPOSITORY / "tests" / name).is_file()], line
+
+
+TOUR = (REPOSITORY / "docs" / "tour.md").read_text(encoding="utf-8")
+STOPS = re.findall(r"`([\w.]+)`\s+(?:in|of)\s+\[[^]]+\]\(\.\./([\w/.]+\.py)\)", TOUR)
+
+
+@pytest.mark.parametrize(("name", "path"), STOPS)
+def test_what_the_tour_shows_is_there(name: str, path: str) -> None:
+    found: ast.AST | None = ast.parse((REPOSITORY / path).read_text(encoding="utf-8"))
+    for part in name.split("."):
+        body = getattr(found, "body", [])
+        found = next((node for node in body if getattr(node, "name", None) == part), None)
+        assert found is not None, f"{path} has no {name}"
+
+
+def test_each_stop_of_the_tour_names_a_function() -> None:
+    links = re.findall(r"\(\.\./[\w/.]+\.py\)", TOUR)
+    # The test of the crash points, and the pair of a protocol and its page, are links without a function.
+    assert len(STOPS) >= len(links) - 3
+    steps = re.findall(r"^\d+\. ", TOUR, re.M)
+    assert len(steps) == 16
