@@ -15,8 +15,8 @@ import psutil
 
 from millstream.tether import tethered
 from millstream.wire.reduce.v1 import spark_pb2
-from millstream_reduce.spark.client import open_spark_client
 from millstream_reduce.spark.settings import SparkSettings
+from millstream_reduce.spark.wire import open_spark_client
 
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 30.0

@@ -29,7 +29,7 @@ import pyarrow.dataset  # imported by a table's first filter
 import pyarrow.parquet  # noqa: F401  # imported by the Parquet sink when it is opened
 
 import millstream_reduce.lane.opening  # as above
-import millstream_reduce.spark.client  # noqa: F401  # imported by a reduce lane when it is opened
+import millstream_reduce.spark.wire  # noqa: F401  # imported by a reduce lane when it is opened
 import millstream_writer.sinks.file.parquet  # noqa: F401  # imported by the Parquet sink when it is opened
 from millstream.account import Account
 from millstream.buffers.jetstream.access import BrokerAccess

@@ -15,7 +15,7 @@ import pytest
 from millstream.errors import EnvironmentFault
 from millstream.limits import MIB
 from millstream.wire.reduce.v1 import engine_pb2
-from millstream_reduce.spark.client import open_spark_client
+from millstream_reduce.spark.wire import open_spark_client
 from tests.contract.reduce.spark_requests import request, sql, write_windows
 from tests.spark_driver import open_spark_driver
 

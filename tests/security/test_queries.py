@@ -9,7 +9,7 @@ import pytest
 
 from millstream.spec.sql import unsafe_part
 from millstream.wire.reduce.v1 import engine_pb2
-from millstream_reduce.spark.client import open_spark_client
+from millstream_reduce.spark.wire import open_spark_client
 from tests.spark_driver import open_spark_driver
 
 LIMIT_S = 200.0

@@ -13,8 +13,8 @@ import pytest
 from millstream.errors import UserError
 from millstream.ports import free_ports
 from millstream.wire.reduce.v1 import engine_pb2, spark_pb2, spark_pb2_grpc
-from millstream_reduce.spark.client import open_spark_client
-from millstream_reduce.spark.tokens import TOKEN_VARIABLE
+from millstream_reduce.spark.settings import TOKEN_VARIABLE
+from millstream_reduce.spark.wire import open_spark_client
 from tests.contract.reduce.spark_requests import request, sql, write_windows
 from tests.security.conftest import Stranger
 from tests.spark_driver import open_spark_driver

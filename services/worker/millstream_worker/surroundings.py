@@ -131,8 +131,8 @@ class Outside:
         return f"the program of the {' and the '.join(down)} does not run" if down else None
 
     def engine(self, address: str) -> AbstractAsyncContextManager[Engine]:
-        from millstream_reduce.spark.client import open_spark_client
-        from millstream_reduce.spark.tokens import TOKEN_VARIABLE
+        from millstream_reduce.spark.settings import TOKEN_VARIABLE
+        from millstream_reduce.spark.wire import open_spark_client
 
         return open_spark_client(address, os.environ.get(TOKEN_VARIABLE, ""))
 

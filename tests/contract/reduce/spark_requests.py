@@ -13,7 +13,7 @@ import pyarrow as pa
 from millstream.wire.reduce.v1 import engine_pb2, wal_pb2
 from millstream_reduce.batches import encoded
 from millstream_reduce.log.entries import entry_buffers, segment_name, total_length
-from millstream_reduce.spark.client import SparkClient
+from millstream_reduce.spark.wire import SparkClient
 
 QUERY = "SELECT key, count(*) AS n, sum(value.n) AS total, window_start FROM window GROUP BY key, window_start"
 

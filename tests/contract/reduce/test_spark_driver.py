@@ -14,7 +14,7 @@ import pytest
 from millstream.errors import DamageError, EnvironmentFault
 from millstream_reduce.engine import RESULT_SCHEMA
 from millstream_reduce.log.entries import segment_name
-from millstream_reduce.spark.client import SparkClient, open_spark_client
+from millstream_reduce.spark.wire import SparkClient, open_spark_client
 from tests.contract.reduce.spark_requests import expected_totals, request, sql, totals, until_running, write_windows
 from tests.spark_driver import open_spark_driver
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from millstream.wire.reduce.v1 import engine_pb2
-from millstream_reduce.spark.client import SparkClient, open_spark_client
 from millstream_reduce.spark.jobs import LOSSES_MAX
+from millstream_reduce.spark.wire import SparkClient, open_spark_client
 from tests.contract.reduce.spark_requests import request, sql, write_windows
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream_reduce.spark.client import SparkClient, open_spark_client
+from millstream_reduce.spark.wire import SparkClient, open_spark_client
 from tests.contract.reduce.spark_requests import expected_totals, request, sql, totals, until_running, write_windows
 from tests.contract.reduce.spark_servers import open_cluster, open_connect_server
 from tests.contract.reduce.test_spark_driver import SLEEPS

@@ -17,7 +17,7 @@ from millstream.spec.loading import load_text
 from millstream.spec.spark import DRIVER_MEMORY, DRIVER_MEMORY_MIN
 from millstream.spec.windows import EARLY_EVERY_S, LOG_BYTES_MIN, SPAN_MIN_S
 from millstream_reduce.lane.units import WINDOW_EARLY, WINDOW_END, WINDOW_START
-from millstream_reduce.spark.needs import COLUMNS
+from millstream_reduce.spark.columns import COLUMNS
 from millstream_reduce.spark.settings import LOCAL_TASKS_MAX
 from millstream_udf.testing import run_reduce
 

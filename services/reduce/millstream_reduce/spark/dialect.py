@@ -1,8 +1,5 @@
-"""Parses Spark's SQL so that what is not changed is written again exactly as it stood. Pure.
-
-Above it: `batching`. Below it: sqlglot. That knows SQL's structure well, and Spark's functions and literals only nearly
-(`TIME'9:00'` would become a timestamp). So every expression remembers where it stood in the text; only those that
-`changed` was called for, and what they are part of, are written anew.
+"""What must be known of Spark's SQL to change a query: parsing, so that what is not changed is written again exactly as
+it stood, and the functions that decide whether many windows can be computed by one query. Pure.
 """
 
 from __future__ import annotations
@@ -13,6 +10,37 @@ from typing import Any
 from sqlglot import ErrorLevel, exp
 from sqlglot.dialects.spark import Spark
 from sqlglot.errors import SqlglotError
+
+AGGREGATES = frozenset({
+    "any", "any_value", "approx_count_distinct", "approx_percentile", "approx_top_k", "approx_top_k_accumulate",
+    "approx_top_k_combine", "array_agg", "avg", "bit_and", "bit_or", "bit_xor", "bitmap_and_agg",
+    "bitmap_construct_agg", "bitmap_or_agg", "bool_and", "bool_or", "collect_list", "collect_set", "collect_union",
+    "corr", "count", "count_if", "count_min_sketch", "covar_pop", "covar_samp", "every", "first", "first_value",
+    "grouping", "grouping_id", "histogram_numeric", "hll_sketch_agg", "hll_union_agg", "kll_merge_agg_bigint",
+    "kll_merge_agg_double", "kll_merge_agg_float", "kll_sketch_agg_bigint", "kll_sketch_agg_double",
+    "kll_sketch_agg_float", "kurtosis", "last", "last_value", "listagg", "max", "max_by", "mean", "measure", "median",
+    "min", "min_by", "mode", "percentile", "percentile_approx", "percentile_cont", "percentile_disc", "regr_avgx",
+    "regr_avgy", "regr_count", "regr_intercept", "regr_r2", "regr_slope", "regr_sxx", "regr_sxy", "regr_syy",
+    "schema_of_variant_agg", "skewness", "some", "std", "stddev", "stddev_pop", "stddev_samp", "string_agg", "sum",
+    "theta_intersection_agg", "theta_sketch_agg", "theta_union_agg", "try_avg", "try_sum",
+    "tuple_intersection_agg_double", "tuple_intersection_agg_integer", "tuple_sketch_agg_double",
+    "tuple_sketch_agg_integer", "tuple_union_agg_double", "tuple_union_agg_integer", "var_pop", "var_samp", "variance",
+    "vector_avg", "vector_sum",
+})  # fmt: skip
+"""Functions of many rows. One that is missing here costs speed: its query is computed window by window."""
+
+RANDOM = frozenset({
+    "input_file_name", "monotonically_increasing_id", "rand", "randn", "random", "randstr", "shuffle",
+    "spark_partition_id", "uniform", "uuid",
+})  # fmt: skip
+"""Functions that give something else when they are called once more."""
+
+GENERATORS = frozenset({
+    "inline", "inline_outer", "json_tuple", "posexplode", "posexplode_outer", "stack", "variant_explode",
+    "variant_explode_outer",
+})  # fmt: skip
+"""Functions of which one call may stand for several columns."""
+
 
 _SPAN = "span"
 _CHANGED = "changed"

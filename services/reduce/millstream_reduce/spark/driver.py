@@ -32,8 +32,7 @@ from millstream.health import start_heartbeat
 from millstream.telemetry.logging import configure_logging
 from millstream_reduce.spark.jvm import SparkEndedError
 from millstream_reduce.spark.session import SessionLostError, open_session
-from millstream_reduce.spark.settings import SparkSettings
-from millstream_reduce.spark.tokens import TOKEN_VARIABLE, check_address
+from millstream_reduce.spark.settings import TOKEN_VARIABLE, SparkSettings, check_address, settings_of
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +63,6 @@ def _settings(options: argparse.Namespace) -> SparkSettings:
         return SparkSettings.from_json(text)
     # What reads a pipeline takes time to import, and a runner has done it already.
     from millstream.spec import resolved
-    from millstream_reduce.spark.of_pipeline import settings_of
 
     found = resolved.load(text)
     directory = options.directory or Path(tempfile.mkdtemp(prefix="millstream-spark-"))

@@ -1,10 +1,15 @@
 """Runs the jobs of a driver: takes requests, puts those that fit together into one job, and takes its result apart.
 
-    service ─► submit ─► Waiting ─► one job for several requests ─► Session.run ─► jobs
+    serving ─► submit ─► Waiting ─► one job for several requests ─► Session.run ─► jobs
        ▲                                                                            │
        └──────────────── rows and failures of each request ◄────────────────────────┘
 
-Above it: the service. Below it: `waiting` and the session. It knows windows by their index only.
+A job costs 50 ms whatever its size, so requests for the same program that wait together are put into one. Rules:
+ 1. At most `JOBS_MAX` jobs at a time, at most one of them large, so that a large one does not hold up small ones.
+ 2. Of one program at most one small job runs: what comes meanwhile waits for the next, and gets larger.
+ 3. The oldest request that may run decides for which program; others for it join, oldest first, within the bounds.
+
+Above it: the service. Below it: the session. It knows windows by their index only.
 """
 
 from __future__ import annotations
@@ -14,22 +19,23 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from millstream.errors import MillstreamError, RetryLaterError
+from millstream.limits import MIB
 from millstream.wire.reduce.v1 import engine_pb2
 from millstream_reduce.spark.manifest import JobWindow, Origin
-from millstream_reduce.spark.waiting import Batch, Lane, Waiter, Waiting, bytes_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from millstream_reduce.spark.jobs import JobResult
+
 
 _log = logging.getLogger(__name__)
 
@@ -219,3 +225,102 @@ def _rows_of(table: pa.Table, first: int, end: int, *, alone: bool) -> pa.Table:
     bounds = pa.scalar(first, windows.type), pa.scalar(end, windows.type)
     rows = table.filter(pc.and_(pc.greater_equal(windows, bounds[0]), pc.less(windows, bounds[1])))
     return rows.set_column(rows.schema.get_field_index("window"), "window", pc.subtract(rows["window"], bounds[0]))
+
+
+JOBS_MAX = 2
+"""On two cores a second job at a time brings half as much again, a third nothing."""
+JOB_WINDOWS_MAX = 10_000
+JOB_BYTES_MAX = 256 * MIB
+"""Of the log, as far as it is read. One request may be larger; then it has a job of its own."""
+LARGE_BYTES = 32 * MIB
+"""A request of more is large: it takes 100 ms and more."""
+
+Item = TypeVar("Item")
+
+
+class Lane(NamedTuple):
+    """Jobs of one lane run one after another."""
+
+    program: bytes
+    large: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Waiter(Generic[Item]):
+    """One request that waits."""
+
+    item: Item
+    program: bytes
+    windows: int
+    size: int
+    """Bytes."""
+
+    @property
+    def lane(self) -> Lane:
+        return Lane(self.program, self.size > LARGE_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch(Generic[Item]):
+    """The requests of one job."""
+
+    lane: Lane
+    items: Sequence[Item]
+
+
+class Waiting(Generic[Item]):
+    """The requests, oldest first."""
+
+    def __init__(self) -> None:
+        self._waiters: list[Waiter[Item]] = []
+
+    def __len__(self) -> int:
+        return len(self._waiters)
+
+    def add(self, waiter: Waiter[Item]) -> None:
+        self._waiters.append(waiter)
+
+    def remove(self, item: Item) -> bool:
+        """Take one back; False when it does not wait (any more)."""
+        kept = [waiter for waiter in self._waiters if waiter.item is not item]
+        removed = len(kept) < len(self._waiters)
+        self._waiters = kept
+        return removed
+
+    def take(self, running: Set[Lane]) -> Batch[Item] | None:
+        """The next job, while those of `running` run; None when nothing may start."""
+        if len(running) >= JOBS_MAX:
+            return None
+        large_runs = any(lane.large for lane in running)
+        for waiter in self._waiters:
+            lane = waiter.lane
+            if lane not in running and not (lane.large and large_runs):
+                return Batch(lane, self._take_lane(lane))
+        return None
+
+    def _take_lane(self, lane: Lane) -> list[Item]:
+        taken: list[Item] = []
+        kept: list[Waiter[Item]] = []
+        windows = size = 0
+        full = False
+        for waiter in self._waiters:
+            windows_with, size_with = windows + waiter.windows, size + waiter.size
+            fits = not taken or (windows_with <= JOB_WINDOWS_MAX and size_with <= JOB_BYTES_MAX)
+            if waiter.lane != lane or full or not fits:
+                # Those behind one that does not fit wait too: first come, first served.
+                full = full or waiter.lane == lane
+                kept.append(waiter)
+                continue
+            taken.append(waiter.item)
+            windows, size = windows_with, size_with
+        self._waiters = kept
+        return taken
+
+
+def bytes_of(request: engine_pb2.RunRequest) -> int:
+    """How much of the log the windows lie in; an entry that several share counts once."""
+    entries: dict[tuple[int, int], int] = {}
+    for window in request.windows:
+        pieces = window.pieces
+        entries.update(zip(zip(pieces.segments, pieces.offsets, strict=True), pieces.lengths, strict=True))
+    return sum(entries.values())

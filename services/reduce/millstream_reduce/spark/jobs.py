@@ -2,7 +2,7 @@
 
     programs and windows ─► jobs ─► Spark ─► result rows of every window, or why it has none
 
-Above it: the driver, which decides what goes into a job. Below it: `sql` for queries, `groups` for functions. A run
+Above it: the driver, which decides what goes into a job. Below it: `sql` for queries, `reducing` for functions. A run
 has no side effect. A window that cannot be computed fails alone: it is found by computing ever fewer of them together.
 Blocking; both functions may be called from several threads at a time.
 
@@ -18,8 +18,10 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
@@ -28,7 +30,6 @@ from millstream_reduce.engine import RESULT_SCHEMA
 from millstream_reduce.spark.faults import WindowFault, WorkerLostError, meaning
 from millstream_reduce.spark.manifest import JobWindow
 from millstream_reduce.spark.reducing import check_function, compute_groups
-from millstream_reduce.spark.results import completed
 from millstream_reduce.spark.sql import QueryFault, SqlPlan, compute_sql, plan_sql
 
 __all__ = ["JobResult", "JobWindow", "check", "run"]
@@ -148,3 +149,20 @@ def _shifted(table: pa.Table, first: int) -> pa.Table:
         return table
     windows = pa.compute.add(table.column("window"), pa.scalar(first, pa.int32()))
     return table.set_column(0, "window", windows)
+
+
+_KEY_SEPARATOR = b"\x1f"
+
+
+def completed(table: pa.Table, windows: Sequence[JobWindow]) -> pa.Table:
+    """With the types of the boundary; results without keys get those of the one key that their window belongs to."""
+    columns: dict[str, Any] = {name: table.column(name) for name in table.schema.names}
+    if columns["keys"].null_count == len(table) and any(item.window.HasField("key") for item in windows):
+        of_windows: list[list[str] | None] = [
+            item.window.key.decode().split(_KEY_SEPARATOR.decode()) if item.window.HasField("key") else None
+            for item in windows
+        ]
+        lists: Any = pa.array(of_windows, pa.list_(pa.string()))
+        columns["keys"] = lists.take(pa.array(np.asarray(columns["window"])))
+    arrays = [columns[field.name].cast(field.type) for field in RESULT_SCHEMA]
+    return pa.table(arrays, schema=RESULT_SCHEMA)

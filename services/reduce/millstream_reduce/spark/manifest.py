@@ -8,13 +8,14 @@ A task is given either whole windows (so that nothing has to be brought together
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from millstream.wire.reduce.v1 import wal_pb2
 
@@ -217,3 +218,21 @@ def _pieces_of(window: int, directory: int, message: wal_pb2.Window) -> Indexes:
 def _span_of(message: wal_pb2.Window, origin: int) -> Span:
     key = message.key if message.HasField("key") else None
     return Span(message.start_us, message.end_us, message.early, key, origin)
+
+
+TIMESTAMP = pa.timestamp("us", tz="UTC")
+_OF_SPAN: Mapping[str, Callable[[Span], int]] = {
+    "window_start": lambda span: span.start_us,
+    "window_end": lambda span: span.end_us,
+    "window_early": lambda span: span.early,
+}
+SPAN_COLUMNS = tuple(_OF_SPAN)
+
+
+def span_column(name: str, windows: npt.NDArray[np.int32], spans: Sequence[Span]) -> Any:
+    """One of `SPAN_COLUMNS`, for rows of these windows."""
+    present, inverse = np.unique(windows, return_inverse=True)
+    values = np.array([_OF_SPAN[name](spans[index]) for index in present.tolist()], np.int64)[inverse]
+    if name == "window_early":
+        return pa.array(values.astype(np.int32))
+    return pa.array(values).cast(TIMESTAMP)

@@ -18,8 +18,7 @@ import pyarrow as pa
 import pyarrow.compute
 
 from millstream.limits import MIB
-from millstream_reduce.spark.manifest import Span
-from millstream_reduce.spark.spans import span_column
+from millstream_reduce.spark.manifest import Span, span_column
 
 _compute: Any = pyarrow.compute
 

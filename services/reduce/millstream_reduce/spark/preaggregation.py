@@ -22,7 +22,7 @@ from sqlglot import exp
 
 from millstream_reduce.spark.batching import TABLE
 from millstream_reduce.spark.dialect import NotUnderstoodError, changed, parse, write
-from millstream_reduce.spark.spans import SPAN_COLUMNS, TIMESTAMP
+from millstream_reduce.spark.manifest import SPAN_COLUMNS, TIMESTAMP
 
 _PARTS = frozenset({"expressions", "from_", "group", "having", "order", "limit", "offset"})
 _GROUPED_BY = ("key", *SPAN_COLUMNS)

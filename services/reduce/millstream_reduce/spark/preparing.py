@@ -1,7 +1,10 @@
-"""Makes the ahead-of-time cache, and tells how Spark does on this machine.
+"""Jobs for a Spark that has nothing to do: they warm it up, record its ahead-of-time cache, and tell how it does.
 
-Above it: the command line. Below it: a session, as the driver process has one. Both take some seconds, and can be done
-once in a process.
+A job over a few windows starts the Python workers and has the JVM compile what every job needs. The first jobs of a JVM
+take four times as long as the twentieth, and that half as long again as the hundredth.
+
+Above it: the driver process, and the command line, which makes the cache once in an installation. Below it: `jobs`,
+through which real jobs go too, and a session, as the driver process has one.
 """
 
 from __future__ import annotations
@@ -9,14 +12,27 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from millstream_reduce.spark import aot, warm_up
+import pyarrow as pa
+
+from millstream.errors import EnvironmentFault
+from millstream.files import append_private, make_private_directories
+from millstream.wire.reduce.v1 import engine_pb2, wal_pb2
+from millstream_reduce.batches import encoded
+from millstream_reduce.log.entries import entry_buffers, segment_name, total_length
+from millstream_reduce.spark import aot
 from millstream_reduce.spark.java import find_java, spark_home
+from millstream_reduce.spark.manifest import JobWindow
 from millstream_reduce.spark.session import open_session, probe
 from millstream_reduce.spark.settings import SparkSettings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 
 _RECORDED_JOBS = 20
 _TIMED_JOBS = 20
@@ -67,9 +83,9 @@ async def prepare(*, again: bool = False, on_begin: Callable[[], None] = lambda:
         with tempfile.TemporaryDirectory(prefix="millstream-spark-") as directory:
             settings = SparkSettings(Path(directory) / "scratch")
             async with open_session(settings, record_to=path) as session:
-                windows = warm_up.write_windows(settings.directory / "warm-up")
+                windows = write_windows(settings.directory / "warm-up")
                 for _ in range(_RECORDED_JOBS):
-                    await session.run(warm_up.warm_up, windows)
+                    await session.run(warm_up, windows)
     made = aot.find_cache(java)
     assert made is not None, "it was put where it is looked for"
     return Prepared(made, made=True, seconds=time.monotonic() - begun_s)
@@ -82,17 +98,17 @@ async def report(settings: SparkSettings) -> SparkReport:
         ours = replace(settings, directory=Path(directory) / "scratch")
         opened_s = time.monotonic()
         async with open_session(ours) as session:
-            windows = warm_up.write_windows(ours.directory / "warm-up")
+            windows = write_windows(ours.directory / "warm-up")
             await session.run(probe)
             ready_s = time.monotonic()
-            await session.run(warm_up.warm_up, windows)
+            await session.run(warm_up, windows)
             first_job_s = time.monotonic() - ready_s
-            for _ in range(warm_up.FIRST_JOBS):
-                await session.run(warm_up.warm_up, windows)
+            for _ in range(FIRST_JOBS):
+                await session.run(warm_up, windows)
             times_s = []
             for _ in range(_TIMED_JOBS):
                 begun_s = time.monotonic()
-                await session.run(warm_up.warm_up, windows)
+                await session.run(warm_up, windows)
                 times_s.append(time.monotonic() - begun_s)
             cache = aot.find_cache(java) if java is not None else None
             return SparkReport(
@@ -106,3 +122,52 @@ async def report(settings: SparkSettings) -> SparkReport:
                 first_job_s=first_job_s,
                 job_ms=statistics.median(times_s) * 1000,
             )
+
+
+FIRST_JOBS = 20
+"""Until a job takes a quarter of the first one's time."""
+JOBS = 300
+"""Until it does not become faster any more."""
+_ROWS = 8
+_SEGMENT = 1
+
+PROGRAM = engine_pb2.Program(
+    sql=engine_pb2.SqlProgram(
+        query="SELECT key, count(*) AS n, avg(value.number) AS mean FROM window GROUP BY key",
+        value=engine_pb2.ValueSchema(format="json", fields="number DOUBLE"),
+    ),
+    keyed=True,
+)
+
+
+def write_windows(directory: Path) -> list[JobWindow]:
+    """A window of a few records, and the log it lies in."""
+    make_private_directories(directory)
+    body = encoded(
+        pa.record_batch({
+            "value": pa.array([b'{"number": %d}' % number for number in range(_ROWS)], pa.binary()),
+            "event_time": pa.array(range(_ROWS), pa.timestamp("us", tz="UTC")),
+            "keys": pa.array([[str(number % 2)] for number in range(_ROWS)], pa.list_(pa.string())),
+        })
+    )  # fmt: skip
+    entry = wal_pb2.Entry(append=wal_pb2.Append(rows=_ROWS, has_keys=True))
+    buffers = entry_buffers(1, entry.SerializeToString(), body)
+    with append_private(directory / segment_name(_SEGMENT)) as segment:
+        segment.write(b"".join(buffers))
+    pieces = wal_pb2.Pieces(
+        segments=[_SEGMENT], offsets=[0], lengths=[total_length(buffers)], first_rows=[0], rows=[_ROWS]
+    )
+    return [JobWindow(str(directory), wal_pb2.Window(start_us=0, end_us=_ROWS, rows=_ROWS, pieces=pieces))]
+
+
+def warm_up(spark: SparkSession, windows: Sequence[JobWindow]) -> None:
+    """Run one job. Blocking. Raises `EnvironmentFault` where no job can run."""
+    from millstream_reduce.spark import jobs
+
+    result = jobs.run(spark, PROGRAM, windows)
+    if result.failures:
+        failure = result.failures[0]
+        advice = ""
+        if "ModuleNotFoundError" in failure.reason + failure.detail:
+            advice = ". The Python of the executors (`spark.pyspark.python`) needs the packages of `millstream[reduce]`"
+        raise EnvironmentFault(f"Spark is there, but cannot run the simplest job: {failure.reason}{advice}")

@@ -1,19 +1,23 @@
 """Reads the rows of a task out of the log, inside Spark's Python workers.
 
-    entries, mapped and checked ─► runs sliced ─► glued to GLUED_ROWS ─► columns a query needs ─► Spark
+    entries, mapped and checked ─► runs sliced ─► glued to GLUED_ROWS ─► columns a query needs ─► ahead ─► Spark
 
 Above it: Spark's `mapInArrow`, or the tasks that call users' functions. Below it: the entries of the log, and
-`decoding`. It does not know what is computed. Rows are copied where they are glued, and nowhere before.
+`decoding`. It does not know what is computed. Rows are copied where they are glued, and nowhere before. They are read
+ahead in a thread: a worker would otherwise read nothing while the JVM takes a batch in, and the JVM would have nothing
+to do while it reads.
 """
 
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterable, Iterator, Sequence
+import queue
+import threading
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,12 +27,10 @@ import pyarrow.compute
 from millstream.errors import DamageError
 from millstream_reduce.batches import decoded
 from millstream_reduce.log.entries import EntryFault, read_entry, segment_name
-from millstream_reduce.spark.ahead import ahead
 from millstream_reduce.spark.decoding import Array, Decoder
-from millstream_reduce.spark.manifest import WINDOW, Manifest, Runs, Span
+from millstream_reduce.spark.manifest import TIMESTAMP, WINDOW, Manifest, Runs, Span, span_column
 from millstream_reduce.spark.partials import Partials
 from millstream_reduce.spark.prepared import manifest_of_run
-from millstream_reduce.spark.spans import TIMESTAMP, span_column
 
 _compute: Any = pyarrow.compute
 
@@ -261,3 +263,41 @@ def _column(name: str, chunk: Chunk, spans: Sequence[Span]) -> Array:
 def field_column(index: int) -> str:
     """Name of the column that holds a decoded field of the value."""
     return f"__field_{index}"
+
+
+DEPTH = 2
+"""Items that are held beside the one being made and the one being used."""
+
+Item = TypeVar("Item")
+
+
+def ahead(items: Iterable[Item]) -> Generator[Item, None, None]:
+    """The same items, and what ends them; a little earlier. Once it is closed or has ended no thread is left."""
+    made: queue.SimpleQueue[tuple[Item] | BaseException | None] = queue.SimpleQueue()
+    room = threading.Semaphore(DEPTH)
+    closed = False
+
+    def make() -> None:
+        try:
+            for item in items:
+                room.acquire()
+                if closed:
+                    return
+                made.put((item,))
+        except BaseException as error:  # noqa: BLE001  # raised again where the items are taken
+            made.put(error)
+        else:
+            made.put(None)
+
+    thread = threading.Thread(target=make, name="read ahead", daemon=True)
+    thread.start()
+    try:
+        while (item := made.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            room.release()
+            yield item[0]
+    finally:
+        closed = True
+        room.release()
+        thread.join()

@@ -1,6 +1,7 @@
 """What a driver process does once Spark is there: a first task, then requests, and jobs of its own while nobody asks.
 
-Above it: the process. Below it: the service, the executor, the session. Its imports take as long as a JVM's start.
+Above it: the process. Below it: the gRPC service, whose requests go to the executor, and the session. It knows the wire
+and nothing of what a job computes. Its imports take as long as a JVM's start.
 """
 
 from __future__ import annotations
@@ -9,21 +10,27 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
+import grpc
 import grpc.aio
 
 from millstream.background import open_tasks
-from millstream.errors import EnvironmentFault, RetryLaterError
-from millstream.wire.reduce.v1 import spark_pb2, spark_pb2_grpc
-from millstream_reduce.spark import jobs, warm_up
+from millstream.errors import EnvironmentFault, MillstreamError, RetryLaterError
+from millstream.limits import GRPC_MESSAGE_BYTES_MAX
+from millstream.wire.reduce.v1 import engine_pb2, spark_pb2, spark_pb2_grpc
+from millstream_reduce.spark import jobs, preparing
 from millstream_reduce.spark.executor import Executor
 from millstream_reduce.spark.manifest import JobWindow
-from millstream_reduce.spark.service import SERVER_OPTIONS, SparkDriverService
 from millstream_reduce.spark.session import Session, probe, start_worker
-from millstream_reduce.spark.tokens import TokenInterceptor
+from millstream_reduce.spark.wire import TokenInterceptor, encoded_rows, error_parts
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +58,7 @@ async def serve(
     `token`: without it nobody is answered, if there is one.
     `begun_s`: when the process was started, for the description.
     """
-    windows = warm_up.write_windows(directory / "warm-up")
+    windows = preparing.write_windows(directory / "warm-up")
     async with open_tasks() as tasks:
         # A Python worker takes as long to start as the first task, and the machine may have a processor for each.
         background = [
@@ -125,7 +132,7 @@ async def _say_when_long(session: Session) -> None:
 async def _run_jobs(session: Session, executor: Executor, windows: Sequence[JobWindow]) -> None:
     """Run what is asked for, and the warm-up in its gaps. Raises `EnvironmentFault` where no job can run."""
     # Before anybody's: where Spark cannot run the simplest job, no window is at fault, and none may be given up.
-    await session.run(warm_up.warm_up, windows)
+    await session.run(preparing.warm_up, windows)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(executor.serve(), name="requests")
         tasks.create_task(_warm_up(session, executor, windows), name="warm-up")
@@ -134,18 +141,18 @@ async def _run_jobs(session: Session, executor: Executor, windows: Sequence[JobW
 async def _warm_up(session: Session, executor: Executor, windows: Sequence[JobWindow]) -> None:
     """Run small jobs in the gaps between real ones, until as many of both have run as Java takes to compile itself."""
     own = 0
-    while own + executor.jobs < warm_up.JOBS:
+    while own + executor.jobs < preparing.JOBS:
         if not executor.idle:
             await asyncio.sleep(_BUSY_S)
             continue
         begun_s = time.monotonic()
         try:
-            await session.run(warm_up.warm_up, windows)
+            await session.run(preparing.warm_up, windows)
         except RetryLaterError:
             # An executor may be lost at any time; whoever asks for something asks again, too.
             await session.check_alive()
         own += 1
-        if own > warm_up.FIRST_JOBS or executor.jobs:
+        if own > preparing.FIRST_JOBS or executor.jobs:
             await asyncio.sleep(_WARM_UP_PAUSE * (time.monotonic() - begun_s))
 
 
@@ -172,3 +179,64 @@ def _say_ready(session: Session, description: spark_pb2.DescribeResponse) -> Non
         "Spark %s is ready after %.1f s (%s%s)%s",
         *(description.spark_version, description.start_s, description.master, java, slowly),
     )
+
+
+SERVER_OPTIONS = (
+    ("grpc.max_receive_message_length", GRPC_MESSAGE_BYTES_MAX),
+    ("grpc.max_send_message_length", GRPC_MESSAGE_BYTES_MAX),
+    # Clients of another machine ask whether this one is still there, also while a long job runs.
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.so_reuseport", 0),
+)
+
+CheckProgram = Callable[["SparkSession", engine_pb2.Program], engine_pb2.CheckResponse]
+
+
+class SparkDriverService(spark_pb2_grpc.SparkDriverServicer):
+    """The service of an open session."""
+
+    def __init__(
+        self, session: Session, executor: Executor, check: CheckProgram, description: spark_pb2.DescribeResponse
+    ) -> None:
+        """`description` is complete but for the numbers of jobs."""
+        self._session = session
+        self._executor = executor
+        self._check = check
+        self._description = description
+        self._checking = asyncio.Semaphore(1)
+
+    async def Describe(
+        self, request: spark_pb2.DescribeRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> spark_pb2.DescribeResponse:
+        answer = spark_pb2.DescribeResponse()
+        answer.CopyFrom(self._description)
+        answer.jobs, answer.running = self._executor.jobs, self._executor.running
+        return answer
+
+    async def Check(
+        self, request: spark_pb2.CheckRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> engine_pb2.CheckResponse:
+        try:
+            async with self._checking:
+                return await self._session.run(self._check, request.program)
+        except MillstreamError as error:
+            await _abort(context, error)
+
+    async def Run(
+        self, request: engine_pb2.RunRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[spark_pb2.RunResponse]:
+        try:
+            outcome = await self._executor.submit(request)
+        except MillstreamError as error:
+            await _abort(context, error)
+        for part in encoded_rows(outcome.rows):
+            yield spark_pb2.RunResponse(rows=part)
+        yield spark_pb2.RunResponse(summary=outcome.summary)
+
+
+async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: MillstreamError) -> NoReturn:
+    text, metadata = error_parts(error)
+    code = grpc.StatusCode.UNAVAILABLE if isinstance(error, RetryLaterError) else grpc.StatusCode.FAILED_PRECONDITION
+    await context.abort(code, text, metadata)
+    raise AssertionError("abort raises")

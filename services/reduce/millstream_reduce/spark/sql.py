@@ -4,6 +4,10 @@
 
 Above it: `jobs`. Below it: `rows` in Spark's tasks, `batching` for many windows in one query. Works with classic
 sessions and with Spark Connect.
+
+The value of a result is a JSON object of the selected columns: NULL is written as null, times as RFC 3339 in UTC,
+binaries in base64. A column `key` (or `keys`, a list of parts) becomes the result's key and stays in the object; `tags`
+and `headers` become its tags and headers and do not.
 """
 
 from __future__ import annotations
@@ -22,19 +26,84 @@ from pyspark.sql import types as spark_types
 from millstream.errors import UserError
 from millstream.wire.reduce.v1 import engine_pb2
 from millstream_reduce.spark import faults, safety
-from millstream_reduce.spark.avro import fields_of_avro
-from millstream_reduce.spark.batching import TABLE, batched
+from millstream_reduce.spark.batching import TABLE, OneByOneError, batched
+from millstream_reduce.spark.columns import (
+    COLUMNS,
+    arrow_type,
+    empty_table,
+    fields_of_avro,
+    needed_columns,
+    needed_fields,
+    parse_fields,
+    reads_table,
+)
 from millstream_reduce.spark.decoding import AvroDecoder, CsvDecoder, Decoder, Field, JsonDecoder
-from millstream_reduce.spark.limiting import OneByOneError
-from millstream_reduce.spark.manifest import WINDOW, JobWindow, Manifest, manifest_of
-from millstream_reduce.spark.needs import COLUMNS, needed_columns, needed_fields, reads_table
+from millstream_reduce.spark.manifest import SPAN_COLUMNS, WINDOW, JobWindow, Manifest, manifest_of
 from millstream_reduce.spark.partials import Kept, Partials
 from millstream_reduce.spark.preaggregation import Place, Preaggregation, partial_name, preaggregated
 from millstream_reduce.spark.prepared import run_job
 from millstream_reduce.spark.rows import Columns, RowReader, field_column
-from millstream_reduce.spark.schema import arrow_type, empty_table, parse_fields
-from millstream_reduce.spark.spans import SPAN_COLUMNS
-from millstream_reduce.spark.statements import QUERY_LINE, ResultColumn, alone, as_results, quoted, text
+
+QUERY_LINE = 2
+"""Line of `alone` on which the user's query begins."""
+
+_NOT_IN_VALUE = ("tags", "headers")
+_JSON_OPTIONS = {
+    "timeZone": "UTC",
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+    "ignoreNullFields": "false",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ResultColumn:
+    """A column of the query's result."""
+
+    name: str
+    kind: spark_types.DataType
+
+
+def alone(query: str, view: str, index: int | None = None) -> str:
+    """The query over the one window that is in `view`, with its index as the last column unless that is None."""
+    columns = "*" if index is None else f"*, {index} AS {WINDOW}"
+    return f"WITH {TABLE} AS (SELECT * EXCEPT ({WINDOW}) FROM {view}) SELECT {columns} FROM (\n{query}\n)"
+
+
+def as_results(columns: Sequence[ResultColumn], query: str) -> str:
+    """The rows of a query with these columns, and the window's index behind them, as results."""
+    special = {column.name.lower(): column for column in reversed(columns)}
+    in_value = [column.name for column in columns if column.name.lower() not in _NOT_IN_VALUE]
+    members = ", ".join(f"{text(name)}, {quoted(name)}" for name in in_value)
+    options = ", ".join(f"{text(name)}, {text(value)}" for name, value in _JSON_OPTIONS.items())
+    value = f"to_json(named_struct({members}), map({options}))" if in_value else "'{}'"
+    key = special.get("keys") or special.get("key")
+    headers = special.get("headers")
+    return (
+        f"SELECT {WINDOW} AS window, {_list(key)} AS keys, {value} AS value, {_list(special.get('tags'))} AS tags, "
+        f"CAST({quoted(headers.name) if headers else 'NULL'} AS MAP<STRING, BINARY>) AS headers FROM (\n{query}\n)"
+    )
+
+
+def _list(column: ResultColumn | None) -> str:
+    """A list of texts: a list as it is, anything else as the only item."""
+    if column is None:
+        return "CAST(NULL AS ARRAY<STRING>)"
+    name = quoted(column.name)
+    if isinstance(column.kind, spark_types.ArrayType):
+        return f"transform(CAST({name} AS ARRAY<STRING>), part -> coalesce(part, ''))"
+    return f"CASE WHEN {name} IS NOT NULL THEN array(CAST({name} AS STRING)) END"
+
+
+def quoted(name: str) -> str:
+    """A name as SQL writes it."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def text(content: str) -> str:
+    """A text as SQL writes it."""
+    return "'" + content.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
 
 SMALL_JOB_ROWS = 300_000
 """Up to here one task is faster than several."""

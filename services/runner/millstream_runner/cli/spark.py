@@ -64,7 +64,7 @@ def _settings(file: Path | None) -> SparkSettings:
     if file is None:
         return SparkSettings(anywhere)
     from millstream.spec.loading import load
-    from millstream_reduce.spark.of_pipeline import settings_of
+    from millstream_reduce.spark.settings import settings_of
 
     loaded = load(file)
     return settings_of(loaded.pipeline, loaded.base_dir, anywhere)

@@ -21,7 +21,7 @@ from millstream.errors import EnvironmentFault
 from millstream.files import own_directory
 from millstream.spec.models import Pipeline
 from millstream.wire.reduce.v1 import spark_pb2, spark_pb2_grpc
-from millstream_reduce.spark.of_pipeline import settings_of
+from millstream_reduce.spark.settings import settings_of
 from millstream_runner.local.directory import RunningProcess, make_private, write_text
 from millstream_runner.local.logfiles import LogFile
 from millstream_runner.local.replica import Failure, State, Supervisor

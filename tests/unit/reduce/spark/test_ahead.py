@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from millstream_reduce.spark.ahead import DEPTH, ahead
+from millstream_reduce.spark.rows import DEPTH, ahead
 
 
 class _Watched:

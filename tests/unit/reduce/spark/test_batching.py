@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from millstream_reduce.spark.batching import batched
-from millstream_reduce.spark.limiting import OneByOneError
+from millstream_reduce.spark.batching import OneByOneError, batched
 
 W = "`window`.__window"
 

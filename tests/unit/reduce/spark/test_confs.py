@@ -10,9 +10,14 @@ import pytest
 from millstream.errors import UserError
 from millstream.limits import MIB
 from millstream.spec.loading import load_text
-from millstream_reduce.spark.confs import Places, driver_conf, session_conf
-from millstream_reduce.spark.of_pipeline import settings_of
-from millstream_reduce.spark.settings import LOCAL_TASKS_MAX, SparkSettings
+from millstream_reduce.spark.settings import (
+    LOCAL_TASKS_MAX,
+    Places,
+    SparkSettings,
+    driver_conf,
+    session_conf,
+    settings_of,
+)
 from tests.unit.spec.test_reduce import reduce_of
 
 PLACES = Places(Path("/scratch"), Path("/sockets"))

@@ -15,8 +15,7 @@ from millstream.wire.reduce.v1 import engine_pb2
 from millstream_reduce.spark.batching import batched
 from millstream_reduce.spark.manifest import WINDOW, JobWindow, manifest_of
 from millstream_reduce.spark.rows import RowReader
-from millstream_reduce.spark.sql import compute_sql, plan_sql
-from millstream_reduce.spark.statements import alone, as_results
+from millstream_reduce.spark.sql import alone, as_results, compute_sql, plan_sql
 from tests.unit.reduce.spark.logs import MINUTE_US, Row, TestLog
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import pytest
 
 from millstream.errors import EnvironmentFault
 from millstream.ports import free_ports
-from millstream_reduce.spark.reaching import addresses_of, await_server
+from millstream_reduce.spark.session import addresses_of, await_server
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from pyspark.errors import ParseException
 from pyspark.sql import types
 
-from millstream_reduce.spark.schema import empty_table
+from millstream_reduce.spark.columns import empty_table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

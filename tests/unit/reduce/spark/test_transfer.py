@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from millstream import errors
 from millstream.errors import DamageError, EnvironmentFault, MillstreamError, RetryLaterError, UdfError, UserError
 from millstream_reduce.engine import RESULT_SCHEMA
-from millstream_reduce.spark.transfer import (
+from millstream_reduce.spark.wire import (
     ERROR_CLASS,
     MESSAGE_BYTES_MAX,
     PART_BYTES_MAX,

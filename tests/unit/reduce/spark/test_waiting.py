@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.wire.reduce.v1 import engine_pb2, wal_pb2
-from millstream_reduce.spark.waiting import (
+from millstream_reduce.spark.executor import (
     JOB_BYTES_MAX,
     JOB_WINDOWS_MAX,
     JOBS_MAX,

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from millstream_reduce.spark.watching import START_IDLE_S, WORKING_S, SignsOfLife
+from millstream_reduce.spark.jvm import START_IDLE_S, WORKING_S, SignsOfLife
 
 LIMIT_S = 40.0
 

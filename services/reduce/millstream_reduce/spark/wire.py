@@ -1,17 +1,24 @@
-"""What a reduce vertex sees of the pipeline's Spark driver: it is asked, and in the end it answers.
+"""The way between a reduce vertex and the pipeline's Spark driver: the client, what crosses, and who may ask.
 
-Above it: the reduce lanes. Below it: gRPC. The driver may not be there yet, die in the middle of an answer and come
-back; the client waits and asks again, for ever, because asking again has no effect but time. What the driver has
-computed but not told whole does not exist.
+    vertex ─ SparkClient ══ gRPC: a token with each call ══ serving ─ driver process
+             rows: whole Arrow IPC streams of bounded size; an error of ours: the status of the call, and its class
+
+The driver may not be there yet, die in the middle of an answer and come back; the client waits and asks again, for
+ever, because asking again has no effect but time. What the driver has computed but not told whole does not exist.
+At a Unix socket whoever may open it may ask, at a port whoever has the token. It comes in the environment, where other
+users of a machine cannot read it, and never on a command line, where they can.
+
+Above it: the lanes of reduces, as their engine, and the driver's server. Below it: gRPC.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -19,13 +26,95 @@ import grpc
 import grpc.aio
 import pyarrow as pa
 
+from millstream import errors
 from millstream.errors import MillstreamError, RetryLaterError, UserError
-from millstream.limits import GRPC_MESSAGE_BYTES_MAX
+from millstream.limits import GRPC_MESSAGE_BYTES_MAX, MIB
 from millstream.retry import Backoff
 from millstream.wire.reduce.v1 import engine_pb2, spark_pb2, spark_pb2_grpc
 from millstream_reduce.engine import RESULT_SCHEMA
-from millstream_reduce.spark.tokens import call_metadata
-from millstream_reduce.spark.transfer import decoded_rows, error_of
+from millstream_reduce.spark.settings import TOKEN_VARIABLE
+
+_HEADER = "authorization"
+_SCHEME = "Bearer "
+
+Metadata = tuple[tuple[str, str], ...]
+
+
+def call_metadata(token: str) -> Metadata:
+    """What goes along with each call."""
+    return ((_HEADER, f"{_SCHEME}{token}"),) if token else ()
+
+
+class TokenInterceptor(grpc.aio.ServerInterceptor):
+    """Refuses every call without the token."""
+
+    def __init__(self, token: str) -> None:
+        self._expected = f"{_SCHEME}{token}".encode()
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """The call itself, or one that is refused."""
+        told = dict(handler_call_details.invocation_metadata or ()).get(_HEADER, "")
+        given = told if isinstance(told, bytes) else told.encode()
+        if hmac.compare_digest(given, self._expected):
+            return await continuation(handler_call_details)
+        # A call that streams its answer is refused by the same handler: it ends before its first message.
+        return grpc.unary_unary_rpc_method_handler(_refuse)
+
+
+async def _refuse(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    await context.abort(grpc.StatusCode.UNAUTHENTICATED, f"the token of {TOKEN_VARIABLE} is missing, or another one")
+
+
+PART_BYTES_MAX = 8 * MIB
+"""Of rows in one message, unless a single row is larger."""
+ERROR_CLASS = "millstream-error"
+"""Key of the trailing metadata."""
+MESSAGE_BYTES_MAX = 4096
+"""Of an error's text: it travels in a header."""
+
+
+def encoded_rows(table: pa.Table) -> Iterator[bytes]:
+    """A table in parts. Nothing for one without rows."""
+    waiting = list(reversed(table.to_batches()))
+    while waiting:
+        batch = waiting.pop()
+        if batch.num_rows > 1 and batch.nbytes > PART_BYTES_MAX:
+            # By halves: values differ in size, so a share of the rows is not a share of the bytes.
+            half = batch.num_rows // 2
+            waiting += [batch.slice(half), batch.slice(0, half)]
+            continue
+        if batch.num_rows:
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, batch.schema) as writer:
+                writer.write_batch(batch)
+            yield sink.getvalue().to_pybytes()
+
+
+def decoded_rows(parts: Sequence[bytes], schema: pa.Schema) -> pa.Table:
+    """Inverse of `encoded_rows`."""
+    tables = [pa.ipc.open_stream(part).read_all() for part in parts]
+    return pa.concat_tables(tables) if tables else schema.empty_table()
+
+
+def error_parts(error: MillstreamError) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """Text and trailing metadata for an error."""
+    text = str(error).encode()[:MESSAGE_BYTES_MAX].decode(errors="ignore")
+    known = next(kind for kind in type(error).__mro__ if getattr(errors, kind.__name__, None) is kind)
+    return text, ((ERROR_CLASS, known.__name__),)
+
+
+def error_of(text: str, metadata: Sequence[tuple[str, str | bytes]]) -> MillstreamError | None:
+    """Inverse of `error_parts`; None when it is no error of ours."""
+    name = dict(metadata).get(ERROR_CLASS)
+    kind = getattr(errors, name, None) if isinstance(name, str) else None
+    if not isinstance(kind, type) or not issubclass(kind, MillstreamError):
+        return None
+    return kind(text)
+
 
 _log = logging.getLogger(__name__)
 
