@@ -34,7 +34,7 @@ from tests.simulation import model
 from tests.simulation.disk import Died, Disk, SimFiles
 from tests.simulation.faults import ALL_LOG_FAULTS, LOG_FAULTS, PROCESS_FAULTS, Fault, Plan, draw
 from tests.simulation.history import History, Noticed, Violation
-from tests.simulation.jobs import SimSpark
+from tests.simulation.jobs import SimEngine
 from tests.simulation.loop import CURRENT, Process, SimLoop, StuckError
 from tests.simulation.network import Link, Network, SimBroker, SimOtStores
 from tests.simulation.outside import BASE_US, Outside, SimPrograms
@@ -104,9 +104,9 @@ class SimSurroundings:
         return None
 
     @asynccontextmanager
-    async def engine(self, address: str) -> AsyncIterator[SimSpark]:
+    async def engine(self, address: str) -> AsyncIterator[SimEngine]:
         outside = self.world.outside
-        yield SimSpark(self.rng, outside.pause_s, outside.temper.failing)
+        yield SimEngine(self.rng, outside.pause_s, outside.temper.failing)
 
     def files(self) -> SimFiles:
         return SimFiles(self.world.disk, lambda step: self.world.before_disk(self.life, step))

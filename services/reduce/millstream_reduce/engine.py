@@ -6,7 +6,7 @@
 
 Above it: the lanes of reduces, which decide when windows are computed and commit what comes of it. Below it: an engine.
 `millstream_reduce.spark` is the one of pipelines; `millstream_worker` opens its client for the lanes of a process.
-Nothing above the boundary imports an engine (`make lint` checks it).
+`millstream_reduce.memory` is for tests. Nothing above the boundary imports Spark's (`make lint` checks it).
 
 What an engine computes has no effect: it writes nothing, and its input is frozen. So a run may be asked for again, by
 anyone, at any time, also while the first one is under way, and its answer may be another one each time: only the fenced

@@ -1,0 +1,128 @@
+"""An engine in the process itself: the meaning of the boundary without Spark, with faults on request.
+
+    windows ─► their rows, read from the log by reference, every checksum looked at ─► groups ─► a function ─► results
+
+For tests and simulations; both engines pass one contract suite, `tests/contract/reduce/test_engines.py`. Programs are
+not looked at: the function given to it is the program. Above it: whatever asks an `Engine`. Below it: the entries of
+the log.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from millstream.errors import DamageError, MillstreamError
+from millstream.wire.reduce.v1 import engine_pb2, wal_pb2
+from millstream_reduce.batches import decoded
+from millstream_reduce.engine import RESULT_SCHEMA
+from millstream_reduce.log.entries import EntryFault, read_entry, segment_name
+from millstream_reduce.values import Location, WindowContents
+
+
+class Row(NamedTuple):
+    """A record in a window."""
+
+    value: bytes
+    keys: tuple[str, ...]
+
+
+Compute = Callable[[tuple[str, ...], Sequence[Row]], Sequence[bytes]]
+"""Values of the results of one group: its keys, empty unless the program is keyed, and its rows in the order of the
+log. What it raises fails the window."""
+
+
+@dataclass(slots=True)
+class EngineFaults:
+    """What goes wrong next. Each happens once."""
+
+    deaths: int = 0
+    """Runs after which the engine dies before it has answered, and is asked again."""
+    refusals: list[str] = field(default_factory=list)
+    """Why the next program that is checked cannot run."""
+    failing: set[int] = field(default_factory=set)
+    """Windows of the next run that fail, by index."""
+
+
+class MemoryEngine:
+    """`Engine` with one program."""
+
+    def __init__(
+        self, compute: Compute, *, faults: EngineFaults | None = None, rng: random.Random | None = None
+    ) -> None:
+        """`rng`: the groups of a window come in another order each time, as from a shuffle."""
+        self._compute = compute
+        self.faults = faults or EngineFaults()
+        self._rng = rng
+
+    async def check(self, program: engine_pb2.Program) -> engine_pb2.CheckResponse:
+        refusals, self.faults.refusals = self.faults.refusals, []
+        return engine_pb2.CheckResponse(faults=refusals)
+
+    async def run(self, request: engine_pb2.RunRequest) -> tuple[pa.Table, engine_pb2.RunSummary]:
+        while self.faults.deaths:
+            self.faults.deaths -= 1
+            self._run(request)
+        return self._run(request)
+
+    def _run(self, request: engine_pb2.RunRequest) -> tuple[pa.Table, engine_pb2.RunSummary]:
+        summary = engine_pb2.RunSummary(job_windows=len(request.windows), job_requests=1, job_tag="memory")
+        failing, self.faults.failing = self.faults.failing, set()
+        rows: list[dict[str, Any]] = []
+        for index, window in enumerate(request.windows):
+            if index in failing:
+                summary.failures.add(window=index, reason="fails now and then")
+                continue
+            held = rows_of(Path(request.directory), window)
+            try:
+                rows += self._results(index, held, keyed=request.program.keyed)
+            except Exception as error:  # noqa: BLE001  # whatever a program raises fails its window alone
+                summary.failures.add(window=index, reason=f"{type(error).__name__}: {error}")
+        return pa.Table.from_pylist(rows, schema=RESULT_SCHEMA), summary
+
+    def _results(self, index: int, held: Sequence[Row], *, keyed: bool) -> list[dict[str, Any]]:
+        groups: dict[tuple[str, ...], list[Row]] = {}
+        for row in held:
+            groups.setdefault(row.keys if keyed else (), []).append(row)
+        results = [
+            {"window": index, "keys": list(keys) or None, "value": value}
+            for keys, rows in groups.items()
+            for value in self._compute(keys, rows)
+        ]
+        if self._rng is not None:
+            self._rng.shuffle(results)
+        return results
+
+
+def rows_of(directory: Path, window: wal_pb2.Window) -> Sequence[Row]:
+    """The records of a window, in the order of the log. Raises `DamageError` when a segment is gone or damaged, and
+    `MillstreamError` for a window that does not know its own size."""
+    held: list[Row] = []
+    bodies: dict[Location, list[Row]] = {}
+    for piece in WindowContents.from_message(window).pieces:
+        if piece.location not in bodies:
+            bodies[piece.location] = _rows_at(directory, piece.location)
+        held += bodies[piece.location][piece.first_row : piece.first_row + piece.rows]
+    if len(held) != window.rows:
+        raise MillstreamError(f"a window of {window.rows} rows was handed over with {len(held)} of them in {directory}")
+    return held
+
+
+def _rows_at(directory: Path, location: Location) -> list[Row]:
+    path = directory / segment_name(location.segment)
+    try:
+        entry = read_entry(memoryview(path.read_bytes()), location.offset)
+    except FileNotFoundError as error:
+        raise DamageError(f"segment {path} is gone") from error
+    except EntryFault as fault:
+        raise DamageError(f"{path}, {fault}") from fault
+    append = entry.message().append
+    batch = decoded(entry.body, append.has_keys, append.has_headers)
+    values: list[bytes] = batch.column("value").to_pylist()  # type: ignore[assignment]  # it has no nulls
+    keys: list[Any] = batch.column("keys").to_pylist() if append.has_keys else [()] * batch.num_rows
+    return [Row(value, tuple(parts or ())) for value, parts in zip(values, keys, strict=True)]
