@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from millstream.account import Account
 from millstream.dead_letter import headers_of
 from millstream.durable import step
-from millstream.errors import UserError
+from millstream.errors import MillstreamError, UserError
 from millstream.frame import Frame, frame_of_records
 from millstream.limits import COMMIT_FRAMES_MAX, FRAME_BYTES_MAX, FRAME_RECORDS_MAX, OT_PUBLISH_INTERVAL_S
 from millstream.naming import WITH_VALUES, Naming, Origin
@@ -101,6 +101,7 @@ class SourceVertexLane:
             # Who committed it may have been killed before it could tell the source.
             await self._acknowledge()
         if self.core.committer.mark.ended:
+            await self._look_for_more()
             await self.core.end()
             return
         if self._bound is not None and self._watermark.watermark_us > self._bound.latest_us:
@@ -116,6 +117,25 @@ class SourceVertexLane:
             ticking.cancel()
         if ended and not self.core.left:
             await self.core.end()
+
+    async def _look_for_more(self) -> None:
+        """Warn of what has come since the source ended: it cannot be read, because event time has ended with it."""
+        if not self._source.replayable:
+            return
+        try:
+            batch = await self._source.read(1, self._bytes_max, 0.0)
+        except MillstreamError as error:
+            more = f"what it has now cannot be read: {error}"
+        else:
+            more = "it has more now" if batch.frame is not None or batch.invalid else ""
+        if more:
+            _log.warning(
+                "%s: the source ended in an earlier run, and nothing of it is read any more (%s). A source of another "
+                "name begins at its beginning; --fresh starts the pipeline over; a file source with `follow` does not "
+                "end",
+                self._where,
+                more,
+            )
 
     async def _read_all(self, work: asyncio.TaskGroup) -> bool:
         """Read until the source has ended (True) or there is nothing left after `stop`."""

@@ -231,3 +231,16 @@ async def test_records_beyond_the_bound_of_event_time_move_no_watermark(rig: Rig
     counted = (account.inputs, account.processed, account.dead_lettered, account.dropped.get(DROPPED, 0))
     assert counted == ((4, 2, 2, 0) if edge else (4, 2, 0, 2))
     assert (account.late, account.difference) == (0, 0)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+async def test_what_comes_after_the_end_is_not_read_and_a_warning_says_so(rig: Rig, more: int) -> None:
+    first = await lane_of(rig, GivenSource([records_of(b"a", time_us=10)]))
+    await first.run()
+    with hearing("ended in an earlier run") as heard:
+        second = await lane_of(rig, GivenSource([records_of(b"b", time_us=20)] * more))
+        await second.run()
+    assert heard.event.is_set() == bool(more)
+    mark = await rig.mark(UPSTREAM)
+    assert mark.ended
+    assert Account.from_message(mark.account).inputs == 1
