@@ -148,13 +148,16 @@ def is_stopped(pid: int, *, children: bool = False) -> bool:
 
 
 class Heartbeat:
-    """The reading end of a process's heartbeat. Made by `open_heartbeat`."""
+    """The reading end of a process's heartbeat: an empty line a beat, and what it says between them. Made by
+    `open_heartbeat`."""
 
-    def __init__(self, read_end: int, write_end: int) -> None:
+    def __init__(self, read_end: int, write_end: int, on_said: Callable[[str], None]) -> None:
         self.write_end = write_end
         """To be inherited by the process; see `environment`."""
         self._read_end = read_end
+        self._on_said = on_said
         self._beaten = asyncio.Event()
+        self._rest = b""
 
     @property
     def environment(self) -> dict[str, str]:
@@ -167,21 +170,25 @@ class Heartbeat:
         self._beaten.clear()
 
     def take(self) -> None:
-        """Read the beats that have come. Called by the event loop."""
+        """Read what has come. Called by the event loop, and once more when the process has ended."""
         with suppress(BlockingIOError):
-            os.read(self._read_end, 4096)
+            *lines, self._rest = (self._rest + os.read(self._read_end, 65536)).split(b"\n")
             self._beaten.set()
+            for line in lines:
+                if line:
+                    self._on_said(line.decode())
 
 
 @contextmanager
-def open_heartbeat() -> Iterator[Heartbeat]:
-    """A pipe for the heartbeat of a process that is about to be started, with `write_end` passed on to it."""
+def open_heartbeat(on_said: Callable[[str], None] = lambda text: None) -> Iterator[Heartbeat]:
+    """A pipe for the heartbeat of a process that is about to be started, with `write_end` passed on to it. `on_said`
+    gets what the process says."""
     read_end, write_end = os.pipe()
     try:
         os.set_blocking(read_end, False)
         # A full pipe must not stop the process: its supervisor may be stopped.
         os.set_blocking(write_end, False)
-        heartbeat = Heartbeat(read_end, write_end)
+        heartbeat = Heartbeat(read_end, write_end, on_said)
         loop = asyncio.get_running_loop()
         loop.add_reader(read_end, heartbeat.take)
         try:
@@ -193,21 +200,43 @@ def open_heartbeat() -> Iterator[Heartbeat]:
         os.close(write_end)
 
 
-def start_heartbeat(loop: asyncio.AbstractEventLoop) -> None:
-    """Beat as long as the event loop turns, if the process was started with a heartbeat."""
+def start_heartbeat(loop: asyncio.AbstractEventLoop) -> Callable[[str], None]:
+    """Beat as long as the event loop turns, if the process was started with a heartbeat. Returns what says a line of
+    text to who listens."""
     # Not for what this process starts in turn.
     text = os.environ.pop(HEARTBEAT_VARIABLE, None)
-    if text is None:
-        return
-    descriptor = int(text)
     # Any other descriptor belongs to something else: the variable has come from elsewhere.
     with suppress(OSError):
-        if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
-            os.set_inheritable(descriptor, False)
-            _beat(loop, descriptor)
+        if text is not None and stat.S_ISFIFO(os.fstat(int(text)).st_mode):
+            os.set_inheritable(int(text), False)
+            beating = _Beating(int(text), loop)
+            beating.beat()
+            return beating.say
+    return lambda text: None
 
 
-def _beat(loop: asyncio.AbstractEventLoop, descriptor: int) -> None:
-    with suppress(OSError):
-        os.write(descriptor, b".")
-    loop.call_later(BEAT_INTERVAL_S, _beat, loop, descriptor)
+class _Beating:
+    """The writing end of a heartbeat."""
+
+    def __init__(self, descriptor: int, loop: asyncio.AbstractEventLoop) -> None:
+        self._descriptor = descriptor
+        self._loop = loop
+        self._unsaid: list[bytes] = []
+        """Lines that the pipe had no room for: who listens may be stopped."""
+
+    def say(self, text: str) -> None:
+        self._unsaid.append(text.encode() + b"\n")
+        self._write()
+
+    def _write(self) -> None:
+        with suppress(OSError):
+            while self._unsaid:
+                # So short a line is written whole or not at all.
+                os.write(self._descriptor, self._unsaid[0])
+                del self._unsaid[0]
+
+    def beat(self) -> None:
+        if not self._unsaid:
+            self._unsaid.append(b"\n")
+        self._write()
+        self._loop.call_later(BEAT_INTERVAL_S, self.beat)

@@ -205,6 +205,16 @@ def default_edge_name(edge: Mapping[str, Any]) -> str:
     return f"{edge.get('from')}-{edge.get('to')}{suffix}"
 
 
+class Placement(SpecModel):
+    """Where the replicas of a vertex run."""
+
+    noun = "a placement"
+
+    process: Literal["shared", "own"] = "shared"
+    """`shared`: with `millstream run --workers` replicas share processes. `own`: each replica has a process to itself
+    all the same."""
+
+
 class Vertex(SpecModel):
     """One step of the pipeline: exactly one of a source, a UDF or a sink."""
 
@@ -222,8 +232,10 @@ class Vertex(SpecModel):
     """Lanes per input; for a source and for a reduce, its lanes. Records with the same keys go to the same
     partition."""
     replicas: PositiveCount = 1
-    """Processes of the vertex, at most `partitions`; each owns the lanes whose partition modulo
-    `replicas` is its number."""
+    """Shares of the vertex's work, at most `partitions`; each owns the lanes whose partition modulo
+    `replicas` is its number, and may run in a process of its own."""
+    placement: Placement = Placement()
+    """Where they run."""
     limits: VertexLimits | None = None
     """Limits that differ from the pipeline's."""
 

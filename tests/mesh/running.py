@@ -69,8 +69,9 @@ class Running:
         return sum(one["records"] for one in vertices if one["vertex"] == vertex)
 
     def pids(self) -> dict[str, int]:
-        """Processes of the run, by name."""
-        return {one["name"]: one["identity"]["pid"] for one in self.json("runtime.json").get("processes", [])}
+        """Processes of the run, by name, and by each replica that a worker runs."""
+        processes = self.json("runtime.json").get("processes", [])
+        return {name: one["identity"]["pid"] for one in processes for name in (one["name"], *one["replicas"])}
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait for something, as long as the process runs."""

@@ -119,7 +119,7 @@ async def test_a_run_listens_where_it_is_told_and_the_status_says_which_port_is_
 ) -> None:
     files.write(files.generator(1000, rpu=10) + files.file_sink("out"), ["in -> out"])
     port = free_ports(2)
-    options = ("--metrics-port-base", str(port), "--metrics-host", "127.0.0.3")
+    options = ("--workers", "2", "--metrics-port-base", str(port), "--metrics-host", "127.0.0.3")
     async with start(tmp_path, "run", "pipeline.yaml", *options) as run:
         await run.until(lambda: run.records("out") > 0)
         assert await probe(port, host="127.0.0.3") == (200, "ok\n")

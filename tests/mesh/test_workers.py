@@ -1,9 +1,10 @@
-"""A worker: replicas of several vertices in one process, by hand, as its operator starts it."""
+"""A worker: replicas of several vertices in one process, started by hand and by `millstream run`."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -25,6 +26,7 @@ from millstream.spec import resolved
 from millstream.spec.loading import load
 from millstream_worker.worker import open_worker
 from tests.mesh.conftest import PipelineFiles
+from tests.mesh.running import command, start
 from tests.support.pipelines import PipelineRun, open_pipeline
 
 LIMIT_S = 100
@@ -230,3 +232,62 @@ async def test_replicas_that_the_pipeline_does_not_have(
     code, logged = await Worker(process).ended()
     assert code == 2
     assert said in logged[-1]["message"]
+
+
+@pytest.mark.guarantee("I1", "I9")
+async def test_a_run_in_one_worker_survives_its_death_and_drains(files: PipelineFiles, tmp_path: Path) -> None:
+    pipeline(files, records=6000, rpu=600)
+    async with start(tmp_path, "run", "pipeline.yaml", "--workers", "1") as run:
+        await run.until(lambda: run.records("out") > 0)
+        assert set(run.pids()) == {"broker", "worker.0", *ALL}
+        before = run.pids()["map-1"]
+        os.kill(before, signal.SIGKILL)
+        await run.until(lambda: run.pids().get("map-1", before) != before)
+        done = run.records("out")
+        await run.until(lambda: run.records("out") > done)
+        run.interrupt()
+        ended = await run.ended()
+    assert ended.exit_code == 0, ended.err
+    assert "worker.0: was killed from outside" in ended.err
+    # What was on its way when the source stopped has come through: one vertex after another has stopped.
+    assert not any(vertex["waiting"] for vertex in run.json("status.json")["vertices"])
+    logs = await command(tmp_path, "logs", "map")
+    assert "map-1" in logs.out
+    assert "worker.0" in logs.out
+    assert " out-0 " not in logs.out
+
+    again = await command(tmp_path, "run", "pipeline.yaml", "--workers", "2")
+    assert again.exit_code == 0, again.err
+    assert "account: BALANCED" in again.out
+    assert sorted(files.numbers("out")) == list(range(6000))
+
+
+async def test_a_run_names_the_vertex_of_a_shared_worker_that_fails(files: PipelineFiles, tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text("def process(value):\n    raise ValueError('no good')\n")
+    files.write(
+        files.generator(100)
+        + "- name: bad\n  udf: {python: 'bad.py:process', retryStrategy: {onFailure: stop, backoff: {steps: 1}}}\n"
+        + files.file_sink("out"),
+        ["in -> bad", "bad -> out"],
+    )
+    ended = await command(tmp_path, "run", "pipeline.yaml", "--workers", "1")
+    assert ended.exit_code == 3
+    assert "millstream run: bad-0 ended with exit code 3" in ended.err
+    assert "ValueError: no good" in ended.err
+
+
+async def test_a_vertex_that_asks_for_it_has_a_process_of_its_own(files: PipelineFiles, tmp_path: Path) -> None:
+    files.write(
+        files.generator(10**9, rpu=50)
+        + files.function("identity")
+        + "  placement: {process: own}\n"
+        + files.file_sink("out"),
+        ["in -> map", "map -> out"],
+    )
+    async with start(tmp_path, "run", "pipeline.yaml", "--workers", "1") as run:
+        await run.until(lambda: run.records("out") > 0)
+        pids = run.pids()
+        assert pids["in-0"] == pids["out-0"] == pids["worker.0"] != pids["map-0"]
+        assert "in-0 out-0" in (await command(tmp_path, "status")).out
+        run.interrupt()
+        assert (await run.ended()).exit_code == 0

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import os
 import signal
+import stat
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -30,7 +31,7 @@ from millstream.spec import resolved
 from millstream.spec.resolved import Resolved
 from millstream.telemetry.logging import configure_logging
 from millstream_worker.ending import report
-from millstream_worker.worker import WorkerConfig, open_worker
+from millstream_worker.worker import Worker, WorkerConfig, open_worker
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         configure_logging(config.resolved.pipeline.name, only.vertex, only.number, level=options.log_level)
         if HEARTBEAT_VARIABLE not in os.environ:
             _note(config, options.pipeline)
-        return uvloop.run(_run(config))
+        return uvloop.run(_run(config, takes_orders=options.orders))
     except Exception as error:  # noqa: BLE001  # a failure is reported in the log, whatever it is
         return report(error)
 
@@ -133,9 +134,9 @@ def _hidden(options: argparse.Namespace) -> tuple[Path, ...]:
     return (options.pipeline, *([windows] if windows is not None else []), *broker)
 
 
-async def _run(config: WorkerConfig) -> int:
+async def _run(config: WorkerConfig, *, takes_orders: bool) -> int:
     loop = asyncio.get_running_loop()
-    start_heartbeat(loop)
+    say = start_heartbeat(loop)
     stopped = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, stopped.set)
     # Ctrl-C in a terminal reaches the whole group; the runner decides when a worker stops.
@@ -143,16 +144,42 @@ async def _run(config: WorkerConfig) -> int:
     vertices = [config.resolved.graph.vertex(replica.vertex) for replica in config.replicas]
     if any(vertex.group_by is not None for vertex in vertices):
         _forgo_pandas()
-    async with open_worker(config, SystemClock()) as worker, asyncio.TaskGroup() as group:
+
+    def on_over(replica: ReplicaId, ended: bool) -> None:
+        say(f"{'ended' if ended else 'stopped'} {replica}")
+
+    async with open_worker(config, SystemClock(), on_over=on_over) as worker, asyncio.TaskGroup() as group:
 
         async def stop() -> None:
             await stopped.wait()
             worker.stop()
 
-        stopping = group.create_task(stop(), name="stop")
+        waiting = [group.create_task(stop(), name="stop")]
+        if takes_orders:
+            waiting.append(group.create_task(_obey(worker, config.replicas), name="orders"))
         code = await worker.run()
-        stopping.cancel()
+        for task in waiting:
+            task.cancel()
     return code
+
+
+async def _obey(worker: Worker, replicas: Sequence[ReplicaId]) -> None:
+    """Read orders until there can be no more: `stop NAME` of a replica."""
+    mode = os.fstat(sys.stdin.fileno()).st_mode
+    if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
+        # Nobody gives any: a process was started with the command line of one that was to take them.
+        return
+    reader = asyncio.StreamReader()
+    protocol = asyncio.StreamReaderProtocol(reader)
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, sys.stdin)
+    try:
+        while line := await reader.readline():
+            order, _, name = line.decode().strip().partition(" ")
+            for replica in replicas:
+                if order == "stop" and replica.name == name:
+                    worker.stop(replica)
+    finally:
+        transport.close()
 
 
 def _forgo_pandas() -> None:
@@ -196,6 +223,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--metrics-host", default="127.0.0.1", help="address they listen on; 0.0.0.0 for all (default: 127.0.0.1)"
+    )
+    parser.add_argument(
+        "--orders", action="store_true", help="read orders from standard input, a line each: `stop NAME` of a replica"
     )
     parser.add_argument(
         "--log-level", type=str.upper, choices=["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"], default="INFO"

@@ -41,7 +41,7 @@ def test_strikes_last_wait_and_hurry_as_their_kind_says(seed: int) -> None:
         )
         assert not (strike.kind is FaultKind.PAUSE and strike.role is Role.RUNNER)
         assert not strike.into_recovery or strike.kind is FaultKind.KILL
-        assert not strike.successor or strike.role is Role.VERTEX
+        assert not strike.successor or strike.role is Role.WORKER
     kills = [strike for strike in plan if strike.kind is FaultKind.KILL]
     assert 0.1 < sum(strike.into_recovery for strike in kills) / len(kills) < 0.3
 

@@ -4,6 +4,7 @@ import dataclasses
 import json
 
 from millstream.clock import END_OF_TIME_US, START_OF_TIME_US
+from millstream.record import ReplicaId
 from millstream.wire.watermark.v1.ot_pb2 import BufferState, OtEntry
 from millstream_runner.local.progress import RATE_WINDOW_S, PipelineProgress, VertexProgress, vertex_from_json
 from millstream_runner.local.screen import Scene, plain_line, table, watermark_text
@@ -70,10 +71,10 @@ def test_rates_are_means_over_the_window() -> None:
 
 def test_progress_of_a_replica_changes_only_with_its_own_lanes() -> None:
     progress = PipelineProgress(small(**{"in": {"replicas": 2}}))
-    first, second = progress.mark_of("in", 0), progress.mark_of("in", 1)
+    first, second = progress.mark_of(ReplicaId("in", 0)), progress.mark_of(ReplicaId("in", 1))
     progress.observe("in", "source.1", entry(5))
-    assert progress.mark_of("in", 0) == first
-    assert progress.mark_of("in", 1) != second
+    assert progress.mark_of(ReplicaId("in", 0)) == first
+    assert progress.mark_of(ReplicaId("in", 1)) != second
 
 
 def test_numbers_survive_the_way_through_a_file() -> None:

@@ -188,9 +188,7 @@ async def _watch(options: RunOptions, pipeline: Pipeline, load: Load, measured: 
             group.create_task(clock.follow_sink(await stores.store("out")), name="sink")
         else:
             clock.begun.set()
-        assert options.metrics_port_base is not None, "a benchmark has metrics"
-        port = options.metrics_port_base + pipeline.processes.index(pipeline.told_by)
-        group.create_task(_sample(directory, clock.begun, port, pipeline.metric, load, measured), name="use")
+        group.create_task(_sample(directory, clock.begun, pipeline, load, measured), name="use")
 
 
 async def _until_started(directory: DataDirectory) -> Runtime:
@@ -249,13 +247,13 @@ class _Clock:
 async def _sample(
     directory: DataDirectory,
     begun: asyncio.Event,
-    port: int,
-    metric: str,
+    pipeline: Pipeline,
     load: Load,
     measured: Measured,
 ) -> None:
     """CPU and memory of all processes, and the latencies that one tells, again and again."""
     await begun.wait()
+    port = _port_of(directory, pipeline.told_by)
     before: LatencyCounts | None = None
     loop = asyncio.get_running_loop()
     begun_s = loop.time()
@@ -263,13 +261,22 @@ async def _sample(
         _sample_use(directory, measured)
         measured.sampled_s = loop.time() - begun_s
         with suppress(RetryLaterError):
-            counts = await scrape_latency(port, metric)
+            counts = await scrape_latency(port, pipeline.metric)
             is_warm = loop.time() - begun_s >= load.warm_up_s and counts.total >= load.warm_up_count
             if before is None and is_warm:
                 before = counts if load.warm_up_s or load.warm_up_count else LatencyCounts()
             if before is not None:
                 measured.latency = counts.since(before)
         await asyncio.sleep(_SAMPLE_INTERVAL_S)
+
+
+def _port_of(directory: DataDirectory, replica: str) -> int:
+    """Of the metrics of the worker that runs a replica."""
+    runtime = directory.read_runtime()
+    for process in runtime.processes if runtime is not None else ():
+        if replica in process.replicas and process.metrics_port is not None:
+            return process.metrics_port
+    raise MillstreamError(f"{replica} runs, and no process of the run says so")
 
 
 def _sample_use(directory: DataDirectory, measured: Measured) -> None:

@@ -1,7 +1,7 @@
 """Faults that are no kills: pauses, with or without a successor; a path to the broker; a full disk.
 
-Above it: the session. Below it: signals, a second process for a vertex whose owner sleeps, the lossy path between the
-vertices and their broker, and a file that takes up all the room there is.
+Above it: the session. Below it: signals, a second process for a worker that sleeps, the lossy path between the
+workers and their broker, and a file that takes up all the room there is.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Injector:
         """`path`: between the vertices and their broker, for faults of the network. `small_disk`: a directory on a file
         system that may be filled, see `refuse_large_disk`."""
         self.succeeded = 0
-        """Vertices whose lanes a successor took over while they slept, and that woke up."""
+        """Workers whose lanes a successor took over while they slept, and that woke up."""
         self.fenced = 0
         """Those among them that ended when they woke up, because they were not the owner any more."""
         self._log_file = log_file

@@ -23,7 +23,7 @@ class FaultKind(Enum):
     KILL = "kill"
     """SIGKILL. A runner is started again at once, as its user would; everything else is the runner's to start."""
     PAUSE = "pause"
-    """SIGSTOP, and SIGCONT later. A vertex may meanwhile be replaced by a successor, and wakes up as a zombie."""
+    """SIGSTOP, and SIGCONT later. A worker may meanwhile be replaced by a successor, and wakes up as a zombie."""
     NETWORK = "network"
     """Between the vertices and their broker."""
     DISK = "disk"
@@ -35,13 +35,14 @@ class Role(Enum):
 
     RUNNER = "runner"
     BROKER = "broker"
-    VERTEX = "vertex"
+    WORKER = "worker"
+    """Runs replicas of vertices."""
     SIDECAR = "sidecar"
     SPARK = "spark"
     """The Spark driver of the pipeline."""
     JVM = "jvm"
     """The Java process of the driver."""
-    WORKER = "worker"
+    PYTHON = "python"
     """Spark's Python workers."""
 
 
@@ -62,9 +63,9 @@ class NetworkFault(Enum):
     """Nothing comes through, for longer than an answer is waited for."""
 
 
-ROLES = (Role.RUNNER, Role.BROKER, Role.VERTEX, Role.SIDECAR)
+ROLES = (Role.RUNNER, Role.BROKER, Role.WORKER, Role.SIDECAR)
 """Of every run, as far as it has functions."""
-SPARK_ROLES = (Role.SPARK, Role.JVM, Role.WORKER)
+SPARK_ROLES = (Role.SPARK, Role.JVM, Role.PYTHON)
 """Of runs with a reduce, besides."""
 
 _INTO_RECOVERY_SHARE = 0.2
@@ -137,7 +138,7 @@ def strikes(seed: int, kinds: Sequence[FaultKind], roles: Sequence[Role]) -> Ite
             pick=rng.random(),
             wait_s=rng.uniform(*(_DURING_RECOVERY_S if hasty else _QUIET_S)),
             lasts_s=_lasts_s(rng, kind, network, long=kind is FaultKind.PAUSE and next(is_long)),
-            successor=kind is FaultKind.PAUSE and role is Role.VERTEX and rng.random() < 0.5,
+            successor=kind is FaultKind.PAUSE and role is Role.WORKER and rng.random() < 0.5,
             into_recovery=hasty,
         )
 

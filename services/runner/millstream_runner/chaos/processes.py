@@ -8,15 +8,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
+from itertools import pairwise, takewhile
 
 import psutil
 
 from millstream.confine import START
+from millstream.record import ReplicaId
 from millstream_runner.chaos.plan import Role
 
-_VERTEX_MODULE = "millstream_worker"
+_MESH_MODULE = "millstream_worker"
 _DRIVER_MODULE = "millstream_reduce.spark.driver"
 _WORKER_MODULES = (
     "millstream_reduce.spark.worker_daemon",
@@ -32,9 +33,11 @@ class RunProcess:
 
     role: Role
     name: str
-    """What tells it from others of its role: the replica of the vertex it belongs to, or the role."""
+    """What tells it from others of its role: the replicas it runs or works for, or the role."""
     process: psutil.Process
     command: Sequence[str]
+    replicas: tuple[ReplicaId, ...] = ()
+    """Of vertices, that a worker runs, or that the process of a function works for."""
 
 
 def processes_of(runner_pid: int) -> list[RunProcess]:
@@ -49,13 +52,13 @@ def processes_of(runner_pid: int) -> list[RunProcess]:
                 below[process.ppid()].append(process)
     except psutil.Error:
         return []
-    found += _below(runner_pid, "", below)
+    found += _below(found[0], below)
     return found
 
 
-def _below(parent: int, owner: str, below: Mapping[int, Sequence[psutil.Process]]) -> Iterator[RunProcess]:
-    """What the process `parent` has started, and what that has. `owner` is the replica it belongs to."""
-    for child in below.get(parent, ()):
+def _below(parent: RunProcess, below: Mapping[int, Sequence[psutil.Process]]) -> Iterator[RunProcess]:
+    """What a process has started, and what that has."""
+    for child in below.get(parent.process.pid, ()):
         try:
             command = child.cmdline()
         except psutil.Error:
@@ -63,44 +66,50 @@ def _below(parent: int, owner: str, below: Mapping[int, Sequence[psutil.Process]
         if not command:
             # Dead, and not waited for yet.
             continue
-        role, name = _role_of(command, owner)
-        if role is not None:
-            yield RunProcess(role, name, child, command)
-        # In front of a function in a sandbox waits a process that is as much a part of it.
-        waits = role is Role.SIDECAR and START in command
-        yield from _below(child.pid, owner if waits else name, below)
+        one = _known(parent, child, command)
+        if one is not None:
+            yield one
+        # In front of a function in a sandbox waits a process that is as much a part of it. What has no role belongs to
+        # what has started it.
+        waits = one is not None and one.role is Role.SIDECAR and START in command
+        above = parent if one is None or waits else one
+        yield from _below(replace(above, process=child), below)
 
 
-def _role_of(command: Sequence[str], owner: str) -> tuple[Role | None, str]:
-    """What a process is for, by its command and by whose child it is; and the name it goes under."""
+def _known(parent: RunProcess, process: psutil.Process, command: Sequence[str]) -> RunProcess | None:
+    """What a process is for, by its command and by whose child it is; None for one that has no role."""
     modules = [after for before, after in pairwise(command) if before == "-m"]
     if any("tether.py" in part for part in command[:4]):
         # About to become what it starts.
-        return None, owner
-    if command and command[0].endswith("nats-server"):
-        return Role.BROKER, Role.BROKER.value
-    if _VERTEX_MODULE in modules:
-        return Role.VERTEX, f"{_option(command, '--vertex')}-{_option(command, '--replica')}"
+        return None
+    if command[0].endswith("nats-server"):
+        return RunProcess(Role.BROKER, Role.BROKER.value, process, command)
+    if _MESH_MODULE in modules:
+        replicas = _replicas(command)
+        return RunProcess(Role.WORKER, ",".join(map(str, replicas)), process, command, replicas)
     if _DRIVER_MODULE in modules:
-        return Role.SPARK, Role.SPARK.value
+        return RunProcess(Role.SPARK, Role.SPARK.value, process, command)
     if any(module in _WORKER_MODULES for module in modules):
-        return Role.WORKER, Role.WORKER.value
-    if command and command[0].endswith("java"):
-        return Role.JVM, Role.JVM.value
-    # What a vertex has started itself is the process of a function. What that starts in turn is the function's own.
-    if owner and not owner.endswith(_FUNCTION) and owner not in {role.value for role in Role}:
-        return Role.SIDECAR, f"{owner}{_FUNCTION}"
-    return None, owner
+        return RunProcess(Role.PYTHON, Role.PYTHON.value, process, command)
+    if command[0].endswith("java"):
+        return RunProcess(Role.JVM, Role.JVM.value, process, command)
+    # What a worker has started itself is the process of a function. What that starts in turn is the function's own.
+    if parent.role is Role.WORKER:
+        replicas = _works_for(process, parent)
+        return RunProcess(Role.SIDECAR, f"{','.join(map(str, replicas))} function", process, command, replicas)
+    return None
 
 
-_FUNCTION = " function"
+def _replicas(command: Sequence[str]) -> tuple[ReplicaId, ...]:
+    """What the command line of a worker says that it runs."""
+    names = takewhile(lambda part: not part.startswith("-"), command[command.index("--replicas") + 1 :])
+    return tuple(ReplicaId(vertex, int(number)) for vertex, _, number in (name.rpartition("-") for name in names))
 
 
-def _option(command: Sequence[str], name: str) -> str:
-    return command[command.index(name) + 1] if name in command[:-1] else ""
-
-
-def replica_of_process(one: RunProcess) -> tuple[str, int]:
-    """The vertex and the number of the replica that a vertex process or a function's process works for."""
-    vertex, _, replica = one.name.removesuffix(_FUNCTION).rpartition("-")
-    return vertex, int(replica)
+def _works_for(process: psutil.Process, worker: RunProcess) -> tuple[ReplicaId, ...]:
+    """The replica whose function a process runs; all of the worker's, where the system does not tell."""
+    try:
+        told = process.environ()
+        return (ReplicaId(told["MILLSTREAM_VERTEX"], int(told["MILLSTREAM_REPLICA"])),)
+    except (psutil.Error, KeyError, ValueError, OSError):
+        return worker.replicas

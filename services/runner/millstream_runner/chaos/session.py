@@ -23,7 +23,7 @@ from millstream.spec.graph import Graph
 from millstream.spec.lanes import all_lanes, lanes_of, owned_lanes
 from millstream_runner.chaos.faults import Injector
 from millstream_runner.chaos.plan import ROLES, SPARK_ROLES, FaultKind, Role, Strike, strikes
-from millstream_runner.chaos.processes import RunProcess, processes_of, replica_of_process
+from millstream_runner.chaos.processes import RunProcess, processes_of
 from millstream_runner.chaos.resume import Board, Waiting
 from millstream_runner.chaos.running import RunnerProcess
 from millstream_runner.chaos.watching import watch
@@ -87,7 +87,7 @@ class Outcome:
     drained: bool = False
     seconds: float = 0.0
     succeeded: int = 0
-    """Vertices whose lanes a successor took over while they slept."""
+    """Workers whose lanes a successor took over while they slept."""
     fenced: int = 0
     """Those among them that were not let do anything when they woke up."""
     leftovers: list[str] = field(default_factory=list)
@@ -187,8 +187,8 @@ class Session:
             waiting = self._board.wait(
                 lanes,
                 struck_us,
-                since_us=struck_us if strike.role in (Role.RUNNER, Role.VERTEX, Role.WORKER) else None,
-                newer_epochs=strike.role in (Role.RUNNER, Role.VERTEX),
+                since_us=struck_us if strike.role in (Role.RUNNER, Role.WORKER, Role.PYTHON) else None,
+                newer_epochs=strike.role in (Role.RUNNER, Role.WORKER),
                 results=results,
             )
             if not await self._runner.kill(victim):
@@ -257,8 +257,8 @@ class Session:
 
     def _lanes_of(self, victim: RunProcess | None) -> tuple[LaneId, ...]:
         """The lanes that a process serves; of none in particular, all of them."""
-        if victim is not None and victim.role in (Role.VERTEX, Role.SIDECAR):
-            return owned_lanes(self._graph, *replica_of_process(victim))
+        if victim is not None and victim.role in (Role.WORKER, Role.SIDECAR):
+            return tuple(lane for one in victim.replicas for lane in owned_lanes(self._graph, one.vertex, one.number))
         if victim is not None and victim.role in SPARK_ROLES:
             return tuple(lane for vertex in self._graph.reduces for lane in lanes_of(self._graph, vertex.name))
         return all_lanes(self._graph)

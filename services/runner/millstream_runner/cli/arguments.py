@@ -99,10 +99,16 @@ def _add_run(commands: Commands) -> None:
         help="what a commit survives: power loss (fsync, the default) or the death of any process (process; faster)",
     )
     command.add_argument(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="processes that share the vertices (default: one for each replica of a vertex)",
+    )
+    command.add_argument(
         "--metrics-port-base",
         type=int,
         metavar="PORT",
-        help="serve metrics and probes of the vertex processes on this port and the ones after it (default: no ports); "
+        help="serve metrics and probes of the workers on this port and the ones after it (default: no ports); "
         "`millstream status` says which is whose",
     )
     command.add_argument(
@@ -115,7 +121,7 @@ def _add_run(commands: Commands) -> None:
         "--log-level",
         choices=("debug", "info", "warning", "error"),
         default="info",
-        help="of the vertex processes, in the logs (default: info)",
+        help="of the workers, in the logs (default: info)",
     )
 
 

@@ -10,12 +10,13 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from millstream.errors import UserError
 from millstream_runner.cli.place import directory_of, is_pipeline_file
-from millstream_runner.local.logfiles import LineSplitter, format_entry, level_of, older, parse_line
+from millstream_runner.local.logfiles import WORKER_PREFIX, LineSplitter, format_entry, level_of, older, parse_line
 
 _FOLLOW_INTERVAL_S = 0.2
 _READ_BYTES = 1024 * 1024
@@ -53,7 +54,8 @@ def run(arguments: argparse.Namespace) -> int:
     for entry in wanted if arguments.tail is None else deque(wanted, maxlen=arguments.tail):
         print(show(entry))
     if arguments.follow:
-        asyncio.run(_follow(directory.logs, arguments.vertex, names, is_wanted, show))
+        known = partial(_processes, directory.logs, arguments.vertex)
+        asyncio.run(_follow(known, directory.logs, is_wanted, show))
     return 0
 
 
@@ -73,14 +75,15 @@ def _since(text: str) -> str:
 
 
 def _processes(logs: Path, vertex: str | None) -> list[str]:
-    """Names of the processes that have a log: all, or those of one vertex."""
+    """Names of what has a log: all, or what concerns one vertex."""
     known = sorted(path.stem for path in logs.glob("*.jsonl"))
     if vertex is None:
         return known
     chosen = [name for name in known if name == vertex or name.rpartition("-")[0] == vertex]
     if not chosen:
         raise UserError(f"there is no log of {vertex!r} in {logs}; there are logs of: {', '.join(known) or 'nothing'}")
-    return chosen
+    # What a worker with several replicas says of itself may concern any of them.
+    return chosen + [name for name in known if name.startswith(WORKER_PREFIX) and name not in chosen]
 
 
 def _entries(logs: Path, name: str) -> Iterator[dict[str, Any]]:
@@ -103,13 +106,13 @@ def _time_of(entry: dict[str, Any]) -> str:
 
 
 async def _follow(
-    logs: Path, vertex: str | None, names: list[str], is_wanted: Callable[[dict[str, Any]], bool], show: _Show
+    known: Callable[[], list[str]], logs: Path, is_wanted: Callable[[dict[str, Any]], bool], show: _Show
 ) -> None:
     """Print what is added, for ever; rotation and new processes included."""
     last: dict[str, str] = {}
-    tails = {name: _Tail(logs / f"{name}.jsonl", at_end=True) for name in names}
+    tails = {name: _Tail(logs / f"{name}.jsonl", at_end=True) for name in known()}
     while True:
-        for name in _processes(logs, vertex):
+        for name in known():
             tail = tails.get(name)
             if tail is None:
                 tail = tails[name] = _Tail(logs / f"{name}.jsonl", at_end=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from millstream.errors import DamageError, MillstreamError
+from millstream.errors import DamageError, MillstreamError, UserError
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.printable import indented
 from millstream.spec.checks import local_faults
@@ -26,6 +26,8 @@ def run(arguments: argparse.Namespace) -> int:
     faults = local_faults(loaded)
     if faults:
         raise SpecError(faults)
+    if arguments.workers is not None and arguments.workers < 1:
+        raise UserError(f"--workers {arguments.workers}: at least one process is needed")
     import uvloop
 
     options = RunOptions(
@@ -36,6 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
         durability=DurabilityLevel(arguments.durability),
         metrics_port_base=arguments.metrics_port_base,
         metrics_host=arguments.metrics_host,
+        workers=arguments.workers,
         log_level=arguments.log_level,
     )
     screen = choose_screen(sys.stderr, quiet=arguments.quiet)

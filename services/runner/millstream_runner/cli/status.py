@@ -69,7 +69,12 @@ def _as_json(
         **{key: value for key, value in shown.items() if key != "written_us"},
         "nats_url": runtime.nats_url if live else None,
         "processes": [
-            {"name": process.name, "pid": process.identity.pid, "metrics_port": process.metrics_port}
+            {
+                "name": process.name,
+                "pid": process.identity.pid,
+                "metrics_port": process.metrics_port,
+                "replicas": process.replicas,
+            }
             for process in runtime.processes
             if is_alive(process.identity)
         ],
@@ -87,11 +92,12 @@ def _lines(
     scene = Scene(shown["pipeline"], state, shown["elapsed_s"], shown["durability"], vertices, states, spark)
     lines = [*table(scene), "", *aligned(_lane_rows(vertices), left={0, 1, 5}), ""]
     if live:
-        rows = [("PROCESS", "PID", "METRICS"), ("runner", str(runtime.runner.pid), "")]
+        rows = [("PROCESS", "PID", "METRICS", "RUNS"), ("runner", str(runtime.runner.pid), "", "")]
         rows += [
-            (process.name, str(process.identity.pid), _port_text(process.metrics_port)) for process in runtime.processes
+            (process.name, str(process.identity.pid), _port_text(process.metrics_port), " ".join(process.replicas))
+            for process in runtime.processes
         ]
-        lines += [*aligned(rows, left={0, 2}), ""]
+        lines += [*aligned(rows, left={0, 2, 3}), ""]
         lines.append(f"broker: {runtime.nats_url}, with the key beside {directory.broker_access}")
     else:
         lines.append(f"not running; these numbers are {duration_text(age_s)} old")

@@ -70,9 +70,11 @@ class RunningProcess:
     """One process of a run."""
 
     name: str
-    """"broker", "spark", or "<vertex>-<replica>"."""
+    """"broker", "spark", "worker.<number>", or "<vertex>-<replica>" of a worker that runs nothing else."""
     identity: ProcessIdentity
     metrics_port: int | None = None
+    replicas: tuple[str, ...] = ()
+    """What a worker runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,12 @@ class Runtime:
             runner=ProcessIdentity(**data["runner"]),
             nats_port=data["nats_port"],
             processes=tuple(
-                RunningProcess(item["name"], ProcessIdentity(**item["identity"]), item["metrics_port"])
+                RunningProcess(
+                    item["name"],
+                    ProcessIdentity(**item["identity"]),
+                    item["metrics_port"],
+                    tuple(item.get("replicas", ())),
+                )
                 for item in data["processes"]
             ),
         )

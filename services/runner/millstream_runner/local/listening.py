@@ -11,23 +11,23 @@ from collections.abc import Iterable, Iterator
 from millstream.errors import UserError
 from millstream.ports import why_not
 from millstream.spec.graph import Graph
-from millstream_runner.local.replica import ReplicaPlan
+from millstream_runner.local.workers import WorkerPlan
 
 _PORT_LAST = 65_535
 
 
-def refuse_taken_ports(graph: Graph, plans: Iterable[ReplicaPlan], metrics_host: str) -> None:
+def refuse_taken_ports(graph: Graph, plans: Iterable[WorkerPlan], metrics_host: str) -> None:
     """Raise `UserError` with every port that cannot be listened on, whose it was to be, and the option to change."""
     taken = [*_taken_by_metrics(plans, metrics_host), *_taken_by_sources(graph)]
     if taken:
         raise UserError("; ".join(taken))
 
 
-def _taken_by_metrics(plans: Iterable[ReplicaPlan], host: str) -> Iterator[str]:
+def _taken_by_metrics(plans: Iterable[WorkerPlan], host: str) -> Iterator[str]:
     for plan in plans:
         if plan.metrics_port is None:
             continue
-        advice = "choose another --metrics-port-base: each vertex process takes the next port"
+        advice = "choose another --metrics-port-base: each worker takes the next port"
         if not 0 < plan.metrics_port <= _PORT_LAST:
             yield f"{plan.metrics_port}, for the metrics of {plan.name}, is no port; {advice}"
         elif (reason := why_not(plan.metrics_port, host)) is not None:

@@ -23,6 +23,8 @@ LOG_BYTES_MAX = 16 * 1024 * 1024
 _BROKER_LINE = re.compile(rb"\[\d+\] (\d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{6}) \[([A-Z]{3})\] (.*)")
 _DECORATION = re.compile(rb"[ _|/\\-]*|-+ JETSTREAM -+|\s*https://docs\.nats\.io/jetstream\s*")
 _BROKER_LEVELS = {"DBG": "debug", "INF": "info", "WRN": "warning", "ERR": "error", "FTL": "critical"}
+WORKER_PREFIX = "worker."
+"""Of the name of a worker with several replicas, and of its log: no replica can be called so."""
 LINE_BYTES_MAX = 64 * 1024
 """Of one line; a longer one is cut."""
 
@@ -106,13 +108,18 @@ class LineSplitter:
 
 
 def parse_line(line: bytes, source: str) -> dict[str, Any]:
-    """A log line as an object; text that is none (a crash report, a print, what others log) becomes its message."""
+    """A log line as an object; text that is none (a crash report, a print, what others log) becomes its message.
+
+    `process` is the replica that says it, or else `source`.
+    """
     try:
         entry = json.loads(line)
     except ValueError:
         entry = None
     if not isinstance(entry, dict) or "message" not in entry:
         entry = {"message": line.decode(errors="replace")}
+    if "vertex" in entry and "replica" in entry:
+        source = f"{entry['vertex']}-{entry['replica']}"
     entry.setdefault("process", source)
     return entry
 

@@ -82,6 +82,11 @@ class Child:
     def running(self) -> bool:
         return self._process.returncode is None
 
+    def tell(self, order: str) -> None:
+        """A line for its standard input, where it takes orders."""
+        if self._process.stdin is not None and self.running:
+            self._process.stdin.write(f"{order}\n".encode())
+
     def signal(self, number: signal.Signals) -> None:
         """Send a signal, unless the process has ended."""
         with suppress(ProcessLookupError):
@@ -101,18 +106,19 @@ async def open_child(
     on_line: Callable[[bytes], None],
     heartbeat: Heartbeat | None = None,
     environment: Mapping[str, str] | None = None,
+    takes_orders: bool = False,
 ) -> AsyncIterator[Child]:
     """Start a process; when the block ends it is killed, if it still runs, and what it printed has been read.
 
     `on_output` gets the lines of its standard output, as many as are there; `on_line` each one of its standard error.
-    `environment` is added to that of this process.
+    `environment` is added to that of this process. `takes_orders`: it reads lines from its standard input.
     """
     descriptors = () if heartbeat is None else (heartbeat.write_end,)
     added = {} if heartbeat is None else heartbeat.environment
     try:
         process = await asyncio.create_subprocess_exec(
             *tethered(list(command)),
-            stdin=asyncio.subprocess.DEVNULL,
+            stdin=asyncio.subprocess.PIPE if takes_orders else asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,

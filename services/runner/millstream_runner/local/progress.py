@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millstream.clock import END_OF_TIME_US, MICROSECONDS, START_OF_TIME_US
-from millstream.record import BufferId, LaneId
+from millstream.record import BufferId, LaneId, ReplicaId
 from millstream.spec.graph import Graph
-from millstream.spec.lanes import buffers_of, inputs_of, lanes_of, replica_of, upstream_lanes
+from millstream.spec.lanes import buffers_of, inputs_of, lanes_of, owned_lanes, upstream_lanes
 from millstream.wire.watermark.v1.ot_pb2 import BufferState, OtEntry
 
 RATE_WINDOW_S = 3.0
@@ -84,10 +84,9 @@ class PipelineProgress:
         """Take in what a lane published; the same entry again does no harm."""
         self._entries[vertex, lane_key] = entry
 
-    def mark_of(self, vertex: str, replica: int) -> tuple[tuple[int, bool], ...]:
+    def mark_of(self, replica: ReplicaId) -> tuple[tuple[int, bool], ...]:
         """A value that changes whenever a lane of this replica gets on."""
-        lanes = [lane for lane in lanes_of(self._graph, vertex) if replica_of(self._graph, lane) == replica]
-        entries = [self._entry(lane) for lane in lanes]
+        entries = [self._entry(lane) for lane in owned_lanes(self._graph, replica.vertex, replica.number)]
         return tuple((_records(entry), entry.ended) for entry in entries)
 
     def waiting(self, vertices: Iterable[str]) -> int:

@@ -1,7 +1,7 @@
-"""One process of a local run, started again when it dies: a vertex replica, or the Spark driver.
+"""One process of a local run, started again when it dies: a worker, or the Spark driver.
 
 Above it: the runner. Below it: the process, of which it knows the exit codes, the lines it logs, its heartbeat and how
-it is told to stop, and of a vertex process (`millstream_worker`) also the command line; not what it does.
+it is told to stop; not what it does.
 """
 
 from __future__ import annotations
@@ -9,26 +9,22 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
-from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from millstream.errors import DamageError, EnvironmentFault, FencedError, MillstreamError, UdfError, UserError
 from millstream.health import Health, Heartbeat, Patience, open_heartbeat
-from millstream.ledger.protocol import DurabilityLevel
-from millstream.spec.graph import Graph
+from millstream.record import ReplicaId
 from millstream_runner.local.directory import RunningProcess
-from millstream_runner.local.logfiles import LogFile, level_of, parse_line
+from millstream_runner.local.logfiles import level_of, parse_line
 from millstream_runner.local.policy import Ending, Finished, RestartPolicy, StopRun
 from millstream_runner.local.processes import Child, open_child
 
-VERTEX_MODULE = "millstream_worker"
 ERROR_LEVELS = frozenset({"ERROR", "CRITICAL", "FATAL"})
 WARNING_LEVELS = ERROR_LEVELS | {"WARNING", "WARN"}
 
@@ -56,68 +52,12 @@ class Plan(Protocol):
     @property
     def metrics_port(self) -> int | None: ...
 
+    @property
+    def replicas(self) -> Sequence[ReplicaId]:
+        """Of vertices, that it runs."""
+
 
 PlanT = TypeVar("PlanT", bound=Plan)
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaPlan:
-    """A replica of a vertex."""
-
-    vertex: str
-    replica: int
-    metrics_port: int | None
-
-    @property
-    def name(self) -> str:
-        return f"{self.vertex}-{self.replica}"
-
-
-def plans_of(graph: Graph, metrics_port_base: int | None) -> Iterator[ReplicaPlan]:
-    """All replicas of all vertices. `metrics_port_base`: port of the first one's metrics; None for no metrics."""
-    port = metrics_port_base
-    for vertex in graph.vertices:
-        for replica in range(vertex.replicas):
-            yield ReplicaPlan(vertex.name, replica, port)
-            port = None if port is None else port + 1
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What all vertex processes of a run are told."""
-
-    pipeline_file: Path
-    windows: Path
-    """Where reduce lanes keep the records of open windows."""
-    nats_url: str
-    nats_access: Path
-    """File that says who they are to the broker."""
-    durability: DurabilityLevel
-    log_level: str
-    spark: str | None
-    """gRPC address of the Spark driver; None in a pipeline without a reduce."""
-    metrics_host: str = "127.0.0.1"
-    """Address that metrics and probes listen on."""
-
-    def command(self, plan: ReplicaPlan) -> list[str]:
-        """The command line of a vertex process."""
-        metrics = []
-        if plan.metrics_port is not None:
-            metrics = ["--metrics-port", str(plan.metrics_port), "--metrics-host", self.metrics_host]
-        spark = [] if self.spark is None else ["--spark", self.spark]
-        return [
-            *(sys.executable, "-m", VERTEX_MODULE),
-            *("--pipeline", str(self.pipeline_file)),
-            *("--vertex", plan.vertex),
-            *("--replica", str(plan.replica)),
-            *("--nats", self.nats_url),
-            *("--nats-access", str(self.nats_access)),
-            *("--windows-dir", str(self.windows)),
-            *("--durability", self.durability.value),
-            *("--log-level", self.log_level.upper()),
-            *metrics,
-            *spark,
-        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +65,7 @@ class Failure:
     """Why the run cannot go on."""
 
     process: str
+    """Its name, or that of the replica in it that failed."""
     exit_code: int
     reason: str
     message: str
@@ -142,18 +83,24 @@ class Supervisor(Generic[PlanT]):
         self,
         plan: PlanT,
         *,
-        log: LogFile,
-        progress: Callable[[], object],
+        keep: Callable[[bytes, Mapping[str, Any]], None],
+        keep_output: Callable[[bytes], None],
+        progress: Callable[[], Mapping[str, object]],
         lanes_ended: Callable[[], Awaitable[bool]],
         on_output: Callable[[list[bytes]], None],
         on_entry: Callable[[Mapping[str, Any]], bool],
         on_health: Callable[[Mapping[str, Any]], None],
         on_change: Callable[[], None],
+        on_said: Callable[[str], None] = lambda text: None,
+        on_started: Callable[[], None] = lambda: None,
+        takes_orders: bool = False,
     ) -> None:
-        """`progress` gives a value that changes when the process's lanes get on; `lanes_ended` looks whether they have
+        """`keep` gets each line of its log, as it is and as an object, `keep_output` what it prints. `progress` gives
+        values that change when the process gets on, by the name of who does; `lanes_ended` looks whether all have
         nothing left to do. `on_output` gets what it prints, `on_entry` the warnings and worse that it logs, and returns
         whether it has shown them; `on_health` gets a line about every restart and silence; `on_change` is called
-        whenever `state` or the process has changed.
+        whenever `state` or the process has changed, `on_started` when there is a new process, `on_said` with what it
+        says beside its heartbeat. `takes_orders`: see `tell`.
         """
         self.plan = plan
         self.state = State.WAITING
@@ -161,7 +108,11 @@ class Supervisor(Generic[PlanT]):
         self.failure: Failure | None = None
         self.over = asyncio.Event()
         """Set when nothing will be started any more."""
-        self._log = log
+        self._keep = keep
+        self._keep_output = keep_output
+        self._on_said = on_said
+        self._on_started = on_started
+        self._takes_orders = takes_orders
         self._progress = progress
         self._lanes_ended = lanes_ended
         self._on_output = on_output
@@ -181,7 +132,13 @@ class Supervisor(Generic[PlanT]):
         """The process that runs now."""
         if self._child is None:
             return None
-        return RunningProcess(self.plan.name, self._child.identity, self.plan.metrics_port)
+        replicas = tuple(replica.name for replica in self.plan.replicas)
+        return RunningProcess(self.plan.name, self._child.identity, self.plan.metrics_port, replicas)
+
+    def tell(self, order: str) -> None:
+        """A line for the process that runs now, if it takes orders."""
+        if self._child is not None:
+            self._child.tell(order)
 
     def stop(self, *, grace_s: float) -> None:
         """Ask the process to drain and end; after `grace_s` it is killed. It is not started again.
@@ -195,19 +152,20 @@ class Supervisor(Generic[PlanT]):
             self._set_state(State.DRAINING)
         self._stop.set()
 
-    async def serve(self, command: Sequence[str]) -> None:
-        """Run `command` until over. Raises nothing of the process's: that is `failure`."""
+    async def serve(self, command: Callable[[], Sequence[str]]) -> None:
+        """Run what `command` gives, asked at each start, until over. Raises nothing of the process's: that is
+        `failure`."""
         policy = RestartPolicy()
         try:
             while not self._stop.is_set():
                 before = self._progress()
-                ending, well_s = await self._run_once(command)
+                ending, well_s = await self._run_once(command())
                 if self._stop.is_set():
                     break
                 verdict = policy.judge(
                     ending,
                     lanes_ended=ending.exit_code == 0 and await self._lanes_ended(),
-                    progressed=self._progress() != before,
+                    progressed=self._has_progressed(before),
                     well_s=well_s,
                 )
                 if isinstance(verdict, Finished):
@@ -230,7 +188,7 @@ class Supervisor(Generic[PlanT]):
         """How the process ended, and how many seconds it was well."""
         self._last_error, self._error_shown, self._last_lines = {}, False, []
         begun_s = time.monotonic()
-        with open_heartbeat() as heartbeat:
+        with open_heartbeat(self._on_said) as heartbeat:
             async with (
                 open_child(
                     self.plan.name,
@@ -238,12 +196,14 @@ class Supervisor(Generic[PlanT]):
                     on_output=self._take_output,
                     on_line=self._take_line,
                     heartbeat=heartbeat,
+                    takes_orders=self._takes_orders,
                 ) as child,
                 asyncio.TaskGroup() as group,
             ):
                 self._child = child
                 if not self._stop.is_set():
                     self._set_state(State.RUNNING)
+                self._on_started()
                 health = Health(child.pid, Patience(), report=self._report_health)
                 tasks = [
                     group.create_task(self._end_when_told(child), name="end"),
@@ -254,6 +214,8 @@ class Supervisor(Generic[PlanT]):
                 exit_code = await child.wait()
                 for task in tasks:
                     task.cancel()
+            # What it said last.
+            heartbeat.take()
         self._child = None
         return Ending(exit_code, health.hung), time.monotonic() - begun_s - health.silent_s
 
@@ -276,10 +238,22 @@ class Supervisor(Generic[PlanT]):
             async with asyncio.timeout(seconds):
                 await self._stop.wait()
 
+    @property
+    def _failing(self) -> str:
+        """Who has ended the process: the replica that logged the last error, or nobody else."""
+        return str(self._last_error.get("process", self.plan.name))
+
+    def _has_progressed(self, before: Mapping[str, object]) -> bool:
+        """Whether the process has got on since; where a replica has ended it, whether that one has."""
+        now = self._progress()
+        if self._failing in now:
+            return now[self._failing] != before[self._failing]
+        return now != before
+
     def _fail(self, verdict: StopRun) -> None:
         message = str(self._last_error.get("message", "")) or "\n".join(self._last_lines)
         self.failure = Failure(
-            process=self.plan.name,
+            process=self._failing,
             exit_code=verdict.exit_code,
             reason=verdict.reason,
             message=message,
@@ -313,16 +287,16 @@ class Supervisor(Generic[PlanT]):
             "process": self.plan.name,
             "message": text,
         }
-        self._log.write(json.dumps(entry).encode())
+        self._keep(json.dumps(entry).encode(), entry)
         self._on_health(entry)
 
     def _take_output(self, lines: list[bytes]) -> None:
-        self._log.write(b"\n".join(lines))
+        self._keep_output(b"\n".join(lines))
         self._on_output(lines)
 
     def _take_line(self, line: bytes) -> None:
-        self._log.write(line)
         entry = parse_line(line, self.plan.name)
+        self._keep(line, entry)
         if "level" not in entry:
             # No log line: what Python or the system prints when a process dies. The end of it tells the cause.
             self._last_lines = [*self._last_lines[-2:], str(entry["message"])]

@@ -1,6 +1,6 @@
 """`millstream run`: one pipeline on this machine, from the lock on its data directory to its summary.
 
-    lock ─► end what an earlier run left behind ─► same shape? ─► broker ─► vertex processes ─┐
+    lock ─► end what an earlier run left behind ─► same shape? ─► broker ─► workers ──────────┐
                                                                                               │ all ended
     summary ◄─ marks ◄────────────── drain (Ctrl-C) or failure ◄──────── watch and show ◄─────┘
 
@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,8 @@ from millstream import limits
 from millstream.clock import SystemClock
 from millstream.errors import DamageError, EnvironmentFault, MillstreamError, RetryLaterError, UserError
 from millstream.ledger.protocol import DurabilityLevel
+from millstream.record import ReplicaId
+from millstream.spec.graph import Graph
 from millstream.spec.lanes import owned_lanes
 from millstream.spec.loading import Loaded
 from millstream.udf.socket_directory import open_socket_directory
@@ -39,13 +41,22 @@ from millstream_runner.local.logfiles import LogFile, broker_line, is_banner, sh
 from millstream_runner.local.outputs import former_outputs, move_outputs, refuse_former_outputs
 from millstream_runner.local.processes import end_stale, identify
 from millstream_runner.local.progress import PipelineProgress
-from millstream_runner.local.replica import Failure, ReplicaPlan, State, Supervisor, Surroundings, plans_of, worst
+from millstream_runner.local.replica import Failure, State, worst
 from millstream_runner.local.runner_log import runner_log
 from millstream_runner.local.screen import MESSAGES_PER_S, Scene, Screen
 from millstream_runner.local.signals import handled
 from millstream_runner.local.storage import refuse_small_disk
 from millstream_runner.local.summary import Summary, check_stored, summarize
 from millstream_runner.local.view import PipelineView, open_view
+from millstream_runner.local.workers import (
+    Hooks,
+    LocalWorker,
+    LocalWorkers,
+    Logs,
+    Surroundings,
+    WorkerPlan,
+    plan_workers,
+)
 
 if TYPE_CHECKING:
     from millstream_runner.local.spark import LocalSpark
@@ -78,9 +89,11 @@ class RunOptions:
     """Sources that are gone from the pipeline, and may be forgotten with how far they had read."""
     durability: DurabilityLevel = DurabilityLevel.FSYNC
     metrics_port_base: int | None = None
-    """Port of the first vertex process's metrics; the next ones follow. None: no metrics endpoint."""
+    """Port of the first worker's metrics; the next ones follow. None: no metrics endpoint."""
     metrics_host: str = "127.0.0.1"
     """Address that they listen on."""
+    workers: int | None = None
+    """Processes that share the vertices. None: one for each replica."""
     log_level: str = "info"
     broker_path: str | None = None
     """URL at which the vertices reach the broker, when something of somebody else's stands between. None: directly."""
@@ -124,7 +137,7 @@ async def run(loaded: Loaded, options: RunOptions, screen: Screen) -> RunResult:
             stale = end_stale(process.identity for process in previous.processes)
             if stale:
                 screen.message(f"ended {len(stale)} process(es) that an earlier run had left behind")
-        refuse_taken_ports(loaded.graph, plans_of(loaded.graph, options.metrics_port_base), options.metrics_host)
+        refuse_taken_ports(loaded.graph, _plans(loaded.graph, options), options.metrics_host)
         audit.note(directory, "start", **audit.pipeline_of(loaded), **asdict(options))
         for before, after in move_outputs(outputs, SystemClock().now_us()):
             screen.message(f"the files of {before} were moved to {after}")
@@ -138,6 +151,10 @@ async def run(loaded: Loaded, options: RunOptions, screen: Screen) -> RunResult:
             result = await _Run(loaded, options, screen, directory, change).run(port)
             outcome["exit_code"] = result.exit_code
         return result
+
+
+def _plans(graph: Graph, options: RunOptions) -> list[WorkerPlan]:
+    return list(plan_workers(graph, options.workers, options.metrics_port_base))
 
 
 class _Run:
@@ -161,7 +178,7 @@ class _Run:
         self._broker: EmbeddedBroker | None = None
         self._broker_over = False
         self._view: PipelineView | None = None
-        self._replicas: list[Supervisor[ReplicaPlan]] = []
+        self._workers = LocalWorkers([])
         self._spark: LocalSpark | None = None
         self._changed = asyncio.Event()
         """Something about a process has changed."""
@@ -188,9 +205,7 @@ class _Run:
                 on_line=lambda line: None if is_banner(line) else broker_log.write(broker_line(line)),
                 on_started=self._on_change,
             )
-            self._replicas = [
-                self._supervisor(plan, files) for plan in plans_of(self._graph, self._options.metrics_port_base)
-            ]
+            self._workers = LocalWorkers([self._worker(plan, files) for plan in _plans(self._graph, self._options)])
             if self._graph.reduces:
                 self._spark = self._open_spark(files)
             try:
@@ -251,13 +266,13 @@ class _Run:
                 tasks.create_task(self._keep_showing(), name="show"),
             ]
             draining = tasks.create_task(self._drain_when_asked(view), name="drain")
-            for replica in self._replicas:
-                tasks.create_task(replica.serve(surroundings.command(replica.plan)), name=replica.plan.name)
-            while not all(replica.over.is_set() for replica in self._replicas):
+            for worker in self._workers:
+                tasks.create_task(worker.serve(surroundings), name=worker.plan.name)
+            while not self._workers.are_over:
                 if self._failure() is not None and self._state != "failing":
                     self._state = "failing"
                     draining.cancel()
-                    self._stop(self._replicas, FAILURE_GRACE_S)
+                    self._workers.stop(self._graph.order, grace_s=FAILURE_GRACE_S)
                 self._changed.clear()
                 await self._changed.wait()
             draining.cancel()
@@ -300,23 +315,18 @@ class _Run:
                 await view.update(self._progress)
                 if not self._progress.waiting(vertices):
                     return
-            if all(replica.over.is_set() for replica in self._replicas if replica.plan.vertex in vertices):
+            if self._workers.have_over(vertices):
                 return
             await asyncio.sleep(_POLL_S)
 
     async def _stop_group(self, vertices: Collection[str], deadline_s: float) -> None:
         """Stop these vertices and wait for them until the deadline."""
-        members = [replica for replica in self._replicas if replica.plan.vertex in vertices]
         left_s = max(0.0, deadline_s - self._clock.monotonic_s())
-        self._stop(members, left_s + DRAIN_GRACE_S)
+        self._workers.stop(vertices, grace_s=left_s + DRAIN_GRACE_S)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(left_s):
-                for replica in members:
-                    await replica.over.wait()
-
-    def _stop(self, replicas: Iterable[Supervisor[ReplicaPlan]], grace_s: float) -> None:
-        for replica in replicas:
-            replica.stop(grace_s=grace_s)
+                while not self._workers.have_over(vertices):  # noqa: ASYNC110  # several events may make it true
+                    await asyncio.sleep(_POLL_S)
 
     async def _look(self, view: PipelineView, ledgers: KnownLedgers) -> None:
         """Keep the numbers up to date, for ever. While the broker is away the last ones stand."""
@@ -357,34 +367,32 @@ class _Run:
         self._keep(self._directory.status, {**asdict(scene), "written_us": self._clock.now_us()})
 
     def _state_of(self, vertex: str) -> str:
-        replicas = [replica for replica in self._replicas if replica.plan.vertex == vertex]
+        found, restarts = self._workers.states_of(vertex)
         running = State.RUNNING.value
         if self._spark is not None and not self._spark.is_ready and self._graph.vertex(vertex).kind == "reduce":
             running = "waiting for Spark"
-        states = Counter(running if it.state is State.RUNNING else it.state.value for it in replicas)
+        states = Counter(running if state is State.RUNNING else state.value for state in found)
         words = [name if len(states) == 1 else f"{count} {name}" for name, count in states.items()]
-        restarts = sum(replica.restarts for replica in replicas)
         if restarts:
             words.append(f"restarted {restarts}x")
         return ", ".join(words)
 
     def _failure(self) -> Failure | None:
-        failures = [replica.failure for replica in self._replicas]
-        if self._spark is not None:
+        failures = self._workers.failures
+        if self._spark is not None and self._spark.failure is not None:
             failures.append(self._spark.failure)
-        return worst([failure for failure in failures if failure is not None])
+        return worst(failures)
 
-    def _supervisor(self, plan: ReplicaPlan, files: contextlib.ExitStack) -> Supervisor[ReplicaPlan]:
-        return Supervisor(
-            plan,
-            log=files.enter_context(LogFile(self._directory.logs / f"{plan.name}.jsonl")),
-            progress=lambda: self._progress.mark_of(plan.vertex, plan.replica),
-            lanes_ended=lambda: self._have_ended(plan),
+    def _worker(self, plan: WorkerPlan, files: contextlib.ExitStack) -> LocalWorker:
+        hooks = Hooks(
+            progress=self._progress.mark_of,
+            have_ended=self._have_ended,
             on_output=self._screen.output,
             on_entry=self._on_entry,
             on_health=lambda entry: self._screen.message(short_entry(entry)),
             on_change=self._on_change,
         )
+        return LocalWorker(plan, Logs(self._directory.logs, plan, self._graph, files), hooks)
 
     def _open_spark(self, files: contextlib.ExitStack) -> LocalSpark:
         # What it imports takes time, and most pipelines do not need it.
@@ -410,10 +418,10 @@ class _Run:
             on_change=self._on_change,
         )
 
-    async def _have_ended(self, plan: ReplicaPlan) -> bool:
+    async def _have_ended(self, replica: ReplicaId) -> bool:
         assert self._view is not None, "vertices run while the broker can be looked at"
-        marks = await self._view.marks(plan.vertex)
-        lanes = owned_lanes(self._graph, plan.vertex, plan.replica)
+        marks = await self._view.marks(replica.vertex)
+        lanes = owned_lanes(self._graph, replica.vertex, replica.number)
         return all(lane in marks and marks[lane].ended for lane in lanes)
 
     def _result(self, exit_code: int, summary: Summary | None) -> RunResult:
@@ -424,7 +432,7 @@ class _Run:
 
     def _on_signal(self) -> None:
         """First: drain. Second: end everything at once."""
-        if not self._drain_asked.is_set() and self._replicas and self._state == "running":
+        if not self._drain_asked.is_set() and self._state == "running":
             self._screen.message(
                 "draining: sources take nothing new in, what is in flight is finished (again: stop at once)"
             )
@@ -443,7 +451,7 @@ class _Run:
         broker = self._broker
         if broker is None or self._identity is None:
             return
-        processes = [replica.process for replica in self._replicas]
+        processes = [worker.process for worker in self._workers]
         if self._spark is not None:
             processes.append(self._spark.process)
         if broker.identity is not None and not self._broker_over:

@@ -19,6 +19,7 @@ import grpc.aio
 
 from millstream.errors import EnvironmentFault
 from millstream.files import own_directory
+from millstream.record import ReplicaId
 from millstream.spec.models import Pipeline
 from millstream.wire.reduce.v1 import spark_pb2, spark_pb2_grpc
 from millstream_reduce.spark.settings import settings_of
@@ -50,6 +51,7 @@ class DriverPlan:
     log_level: str
     name: str = "spark"
     metrics_port: None = None
+    replicas: tuple[ReplicaId, ...] = ()
 
     def command(self) -> list[str]:
         """Its command line."""
@@ -75,12 +77,13 @@ class LocalSpark:
         on_health: Callable[[Mapping[str, Any]], None],
         on_change: Callable[[], None],
     ) -> None:
-        """As for `Supervisor`."""
+        """As for `Supervisor`; `log` keeps what it logs and prints."""
         self._plan = plan
         self._supervisor = Supervisor(
             plan,
-            log=log,
-            progress=lambda: self._jobs,
+            keep=lambda line, entry: log.write(line),
+            keep_output=log.write,
+            progress=lambda: {plan.name: self._jobs},
             lanes_ended=_never,
             on_output=on_output,
             on_entry=on_entry,
@@ -130,7 +133,7 @@ class LocalSpark:
         """Keep it running, until it is told to end or fails for good."""
         async with asyncio.TaskGroup() as tasks:
             looking = tasks.create_task(self._look(), name="look at spark")
-            await self._supervisor.serve(self._plan.command())
+            await self._supervisor.serve(self._plan.command)
             looking.cancel()
 
     async def _look(self) -> None:

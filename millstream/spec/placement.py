@@ -1,0 +1,41 @@
+"""Which replicas share a process: the workers of a pipeline on one machine. Pure.
+
+Sources share with sources, because a worker of theirs gives way to all others (docs/decisions/0015). Neighbours among
+the rest lie in different workers, so that a vertex and the one it writes to have a processor each, as far as there are
+processors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from millstream.record import ReplicaId
+from millstream.spec.graph import Graph
+
+
+def replicas_of(graph: Graph) -> tuple[ReplicaId, ...]:
+    """All replicas of all vertices, in topological order of the vertices."""
+    return tuple(ReplicaId(name, number) for name in graph.order for number in range(graph.vertex(name).replicas))
+
+
+def place(graph: Graph, workers: int) -> tuple[tuple[ReplicaId, ...], ...]:
+    """The replicas of each worker. `workers` at most share, dealt out in the order in which records flow; a replica of
+    a vertex that asks for a process of its own has one besides."""
+    replicas = replicas_of(graph)
+    alone = [one for one in replicas if graph.vertex(one.vertex).placement.process == "own"]
+    shared = [one for one in replicas if one not in alone]
+    sources = [one for one in shared if graph.vertex(one.vertex).source is not None]
+    others = [one for one in shared if one not in sources]
+    if workers == 1 or workers >= len(shared) or not sources or not others:
+        return (*_dealt(shared, workers), *((one,) for one in alone))
+    for_sources = max(1, (workers - 1) * len(sources) // len(shared))
+    return (
+        *_dealt(sources, for_sources),
+        *_dealt(others, workers - for_sources),
+        *((one,) for one in alone),
+    )
+
+
+def _dealt(replicas: Sequence[ReplicaId], workers: int) -> Sequence[tuple[ReplicaId, ...]]:
+    """Dealt out one after another; no worker is without."""
+    return [tuple(replicas[first::workers]) for first in range(min(workers, len(replicas)))]

@@ -1,0 +1,279 @@
+"""The workers of a local run: which there are, what each runs, and how far its replicas are.
+
+    replica: waiting ─► running ─► (told to stop: draining) ─► stopped, or ended
+                          ▲  └──── the worker dies ──┐
+                          └──── restarting ◄─────────┘   one that was told to stop is not started again
+
+Above it: the runner. Below it: one supervised process for each worker (`replica.py`), which says when a replica is
+over, and takes the order to stop one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from millstream.ledger.protocol import DurabilityLevel
+from millstream.record import ReplicaId
+from millstream.spec.graph import Graph
+from millstream.spec.placement import place, replicas_of
+from millstream_runner.local.directory import RunningProcess
+from millstream_runner.local.logfiles import WORKER_PREFIX, LogFile
+from millstream_runner.local.replica import Failure, State, Supervisor
+from millstream_writer.sinks.log.connector import LogSink
+
+WORKER_MODULE = "millstream_worker"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPlan:
+    """A worker, and what it runs."""
+
+    number: int
+    replicas: tuple[ReplicaId, ...]
+    metrics_port: int | None
+
+    @property
+    def name(self) -> str:
+        """That of its replica where it has one; else a name that no replica can have."""
+        return self.replicas[0].name if len(self.replicas) == 1 else f"{WORKER_PREFIX}{self.number}"
+
+
+def plan_workers(graph: Graph, workers: int | None, metrics_port_base: int | None) -> Iterator[WorkerPlan]:
+    """`workers`: how many at most share vertices; None for one for each replica. `metrics_port_base`: port of the first
+    one's metrics; None for no metrics."""
+    for number, replicas in enumerate(place(graph, workers or len(replicas_of(graph)))):
+        yield WorkerPlan(number, replicas, None if metrics_port_base is None else metrics_port_base + number)
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What all workers of a run are told."""
+
+    pipeline_file: Path
+    windows: Path
+    """Where reduce lanes keep the records of open windows."""
+    nats_url: str
+    nats_access: Path
+    """File that says who they are to the broker."""
+    durability: DurabilityLevel
+    log_level: str
+    spark: str | None
+    """gRPC address of the Spark driver; None in a pipeline without a reduce."""
+    metrics_host: str = "127.0.0.1"
+    """Address that metrics and probes listen on."""
+
+    def command(self, replicas: Sequence[ReplicaId], metrics_port: int | None) -> list[str]:
+        """The command line of a worker."""
+        metrics = []
+        if metrics_port is not None:
+            metrics = ["--metrics-port", str(metrics_port), "--metrics-host", self.metrics_host]
+        spark = [] if self.spark is None else ["--spark", self.spark]
+        return [
+            *(sys.executable, "-m", WORKER_MODULE),
+            *("--replicas", *(replica.name for replica in replicas)),
+            *("--pipeline", str(self.pipeline_file)),
+            *("--nats", self.nats_url),
+            *("--nats-access", str(self.nats_access)),
+            *("--windows-dir", str(self.windows)),
+            *("--durability", self.durability.value),
+            *("--log-level", self.log_level.upper()),
+            "--orders",
+            *metrics,
+            *spark,
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What a worker needs of its run."""
+
+    progress: Callable[[ReplicaId], object]
+    """A value that changes when the lanes of a replica get on."""
+    have_ended: Callable[[ReplicaId], Awaitable[bool]]
+    """Whether its marks say that the lanes have nothing left to do."""
+    on_output: Callable[[list[bytes]], None]
+    on_entry: Callable[[Mapping[str, Any]], bool]
+    on_health: Callable[[Mapping[str, Any]], None]
+    on_change: Callable[[], None]
+    """As for `Supervisor`."""
+
+
+class LocalWorker:
+    """One worker of a run. `serve` is its one task."""
+
+    def __init__(self, plan: WorkerPlan, logs: Logs, hooks: Hooks) -> None:
+        self.plan = plan
+        self._hooks = hooks
+        self._told: set[ReplicaId] = set()
+        """To stop."""
+        self._over: dict[ReplicaId, State] = {}
+        """Will not be started again."""
+        self._supervisor = Supervisor(
+            plan,
+            keep=logs.keep,
+            keep_output=logs.keep_output,
+            progress=lambda: {replica.name: hooks.progress(replica) for replica in plan.replicas},
+            lanes_ended=self._have_ended,
+            on_said=self._hear,
+            on_started=self._remind,
+            on_output=hooks.on_output,
+            on_entry=hooks.on_entry,
+            on_health=hooks.on_health,
+            on_change=self._look,
+            takes_orders=True,
+        )
+
+    @property
+    def process(self) -> RunningProcess | None:
+        return self._supervisor.process
+
+    @property
+    def failure(self) -> Failure | None:
+        return self._supervisor.failure
+
+    @property
+    def restarts(self) -> int:
+        return self._supervisor.restarts
+
+    @property
+    def is_over(self) -> bool:
+        return self._supervisor.over.is_set()
+
+    def has_over(self, replica: ReplicaId) -> bool:
+        """Nothing more comes from it."""
+        return self.is_over or replica in self._over
+
+    def state_of(self, replica: ReplicaId) -> State:
+        if replica in self._over:
+            return self._over[replica]
+        state = self._supervisor.state
+        if state is State.FAILED and self.failure is not None and self.failure.process != replica.name:
+            # It ended with a neighbour that failed.
+            return State.STOPPED if self.failure.process in self._names else State.FAILED
+        return State.DRAINING if replica in self._told and state is State.RUNNING else state
+
+    def stop(self, replicas: Collection[ReplicaId], *, grace_s: float) -> None:
+        """Have these of its replicas finish and end; when it has no others, it is killed after `grace_s`."""
+        new = {replica for replica in self.plan.replicas if replica in replicas} - self._told
+        self._told |= new
+        if set(self.plan.replicas) <= self._told | self._over.keys():
+            self._supervisor.stop(grace_s=grace_s)
+        for replica in new - self._over.keys():
+            self._supervisor.tell(f"stop {replica}")
+
+    async def serve(self, surroundings: Surroundings) -> None:
+        """Keep it running until all its replicas are over, or it fails for good."""
+        await self._supervisor.serve(lambda: surroundings.command(self._left(), self.plan.metrics_port))
+
+    def _left(self) -> Sequence[ReplicaId]:
+        """What a process is started for."""
+        left = [replica for replica in self.plan.replicas if replica not in self._over]
+        # One that was killed after its last replica had ended, and before it could say so by its exit code.
+        return left or [replica for replica in self.plan.replicas if replica not in self._told]
+
+    @property
+    def _names(self) -> set[str]:
+        return {replica.name for replica in self.plan.replicas}
+
+    def _hear(self, text: str) -> None:
+        """The worker says `ended NAME` or `stopped NAME`."""
+        how, _, name = text.partition(" ")
+        for replica in self.plan.replicas:
+            if replica.name != name:
+                continue
+            if how == "ended":
+                self._over[replica] = State.ENDED
+            elif replica in self._told:
+                # One that was stopped by others is started again.
+                self._over[replica] = State.STOPPED
+        self._hooks.on_change()
+
+    def _remind(self) -> None:
+        """A process has been started; what was said before it was there it has not heard."""
+        for replica in self._told - self._over.keys():
+            self._supervisor.tell(f"stop {replica}")
+
+    def _look(self) -> None:
+        """The state of the process has changed."""
+        if self._supervisor.state is State.RESTARTING:
+            # As for a process of its own: what was to end and died has ended.
+            self._over.update(dict.fromkeys(self._told - self._over.keys(), State.STOPPED))
+        self._hooks.on_change()
+
+    async def _have_ended(self) -> bool:
+        for replica in self.plan.replicas:
+            if replica not in self._over and not await self._hooks.have_ended(replica):
+                return False
+        return True
+
+
+class Logs:
+    """The log files of a worker: one for each replica, and one for what no replica says."""
+
+    def __init__(self, directory: Path, plan: WorkerPlan, graph: Graph, files: ExitStack) -> None:
+        names = {plan.name, *(replica.name for replica in plan.replicas)}
+        self._files = {name: files.enter_context(LogFile(directory / f"{name}.jsonl")) for name in names}
+        self._own = self._files[plan.name]
+        printing = [replica.name for replica in plan.replicas if _prints(graph, replica)]
+        self._output = self._files[printing[0]] if len(printing) == 1 else self._own
+
+    def keep(self, line: bytes, entry: Mapping[str, Any]) -> None:
+        """A line of a log; `process` of the entry says whose."""
+        self._files.get(str(entry.get("process", "")), self._own).write(line)
+
+    def keep_output(self, lines: bytes) -> None:
+        """What was printed: by a log sink, which does not say by which."""
+        self._output.write(lines)
+
+
+def _prints(graph: Graph, replica: ReplicaId) -> bool:
+    sink = graph.vertex(replica.vertex).sink
+    return sink is not None and any(
+        isinstance(one.settings, LogSink) for one in (sink, sink.fallback) if one is not None
+    )
+
+
+class LocalWorkers:
+    """All workers of a run."""
+
+    def __init__(self, workers: Sequence[LocalWorker]) -> None:
+        self._workers = workers
+
+    def __iter__(self) -> Iterator[LocalWorker]:
+        return iter(self._workers)
+
+    @property
+    def are_over(self) -> bool:
+        return all(worker.is_over for worker in self._workers)
+
+    @property
+    def failures(self) -> list[Failure]:
+        return [worker.failure for worker in self._workers if worker.failure is not None]
+
+    def have_over(self, vertices: Collection[str]) -> bool:
+        """Nothing more comes from these vertices."""
+        return all(worker.has_over(replica) for worker, replica in self._of(vertices))
+
+    def stop(self, vertices: Collection[str], *, grace_s: float) -> None:
+        """Have these vertices finish and end; a worker without others is killed after `grace_s`."""
+        for worker in self._workers:
+            own = [replica for replica in worker.plan.replicas if replica.vertex in vertices]
+            if own:
+                worker.stop(own, grace_s=grace_s)
+
+    def states_of(self, vertex: str) -> tuple[list[State], int]:
+        """How its replicas are, and how often workers that run them were started again."""
+        found = list(self._of([vertex]))
+        restarts = {worker.plan.number: worker.restarts for worker, _ in found}
+        return [worker.state_of(replica) for worker, replica in found], sum(restarts.values())
+
+    def _of(self, vertices: Collection[str]) -> Iterator[tuple[LocalWorker, ReplicaId]]:
+        for worker in self._workers:
+            for replica in worker.plan.replicas:
+                if replica.vertex in vertices:
+                    yield worker, replica

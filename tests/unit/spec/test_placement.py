@@ -1,0 +1,69 @@
+"""Which replicas share a process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from millstream.spec.graph import Graph
+from millstream.spec.loading import load_text
+from millstream.spec.placement import place
+
+TEXT = """
+apiVersion: millstream.io/v1alpha1
+kind: Pipeline
+metadata: {{name: p}}
+spec:
+  vertices:
+    - {{name: in, source: {{generator: {{}}}}, {source}}}
+    - {{name: first, udf: {{builtin: {{name: cat}}}}, {first}}}
+    - {{name: second, udf: {{builtin: {{name: cat}}}}, {second}}}
+    - {{name: out, sink: {{blackhole: {{}}}}, {sink}}}
+  edges:
+    - {{from: in, to: first}}
+    - {{from: first, to: second}}
+    - {{from: second, to: out}}
+"""
+TWO = "partitions: 2, replicas: 2"
+OWN = "placement: {process: own}"
+
+
+def graph(**more: str) -> Graph:
+    settings: Mapping[str, str] = dict.fromkeys(("source", "first", "second", "sink"), "partitions: 1") | more
+    return load_text(TEXT.format(**settings), "p.yaml").graph
+
+
+def placed(graph: Graph, workers: int) -> list[list[str]]:
+    return [[replica.name for replica in worker] for worker in place(graph, workers)]
+
+
+def test_one_worker_runs_all() -> None:
+    assert placed(graph(), 1) == [["in-0", "first-0", "second-0", "out-0"]]
+
+
+def test_sources_share_with_sources_and_neighbours_among_the_rest_lie_apart() -> None:
+    assert placed(graph(), 2) == [["in-0"], ["first-0", "second-0", "out-0"]]
+    assert placed(graph(), 3) == [["in-0"], ["first-0", "out-0"], ["second-0"]]
+    assert placed(graph(first=TWO), 3) == [["in-0"], ["first-0", "second-0"], ["first-1", "out-0"]]
+
+
+@pytest.mark.parametrize("workers", [4, 5, 100])
+def test_no_worker_is_without_work(workers: int) -> None:
+    assert placed(graph(), workers) == [["in-0"], ["first-0"], ["second-0"], ["out-0"]]
+
+
+def test_with_a_worker_for_each_replica_sources_do_not_share() -> None:
+    assert placed(graph(source="partitions: 2, replicas: 2"), 5) == [
+        *(["in-0"], ["in-1"], ["first-0"], ["second-0"], ["out-0"])
+    ]
+
+
+def test_a_vertex_that_asks_for_it_has_processes_of_its_own() -> None:
+    found = placed(graph(first=f"{TWO}, {OWN}"), 2)
+    assert found == [["in-0"], ["second-0", "out-0"], ["first-0"], ["first-1"]]
+
+
+def test_every_vertex_may_ask_for_it() -> None:
+    everywhere = graph(source=OWN, first=OWN, second=OWN, sink=OWN)
+    assert placed(everywhere, 2) == [["in-0"], ["first-0"], ["second-0"], ["out-0"]]
