@@ -25,14 +25,16 @@ INPUTS: dict[Path, list[str]] = {
         "--extra",
         "nkeys",
         "--extra",
+        "redis",
+        "--extra",
         "demo",
         "--extra",
         "reduce",
         "--group",
         "dev",
     ],
-    LOCKS / "run.txt": ["pyproject.toml", "--extra", "arrow", "--extra", "nkeys"],
-    LOCKS / "reduce.txt": ["pyproject.toml", "--extra", "arrow", "--extra", "nkeys", "--extra", "reduce"],
+    LOCKS / "run.txt": ["pyproject.toml", "--extra", "arrow", "--extra", "nkeys", "--extra", "redis"],
+    LOCKS / "reduce.txt": ["pyproject.toml", "--extra", "arrow", "--extra", "nkeys", "--extra", "redis", "--extra", "reduce"],
     LOCKS / "udf.txt": ["services/udf_sdk/pyproject.toml"],
 }
 """What each lock is resolved from: all checks and the demonstration, a vertex, a reduce vertex, a function alone."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
@@ -76,19 +76,28 @@ def commit_messages(stream: str, commit: Commit) -> list[Message]:
         messages[0].headers.update({MARK: encoded, **guard})
     else:
         messages.append(Message(mark_subject(stream, commit.lane), mark, {_ROLLUP: "sub", **guard}))
-    if len(messages) > limits.COMMIT_MESSAGES_MAX:
+    _check(commit, [len(message.data) for message in messages])
+    return messages
+
+
+def check_commit(commit: Commit, sizes: Sequence[int]) -> None:
+    """`sizes`: bytes of its frames and of its pieces of ids. Raises `UserError` or `MillstreamError` for a commit that
+    no ledger takes."""
+    _check(commit, [*sizes, commit.mark.ByteSize()])
+
+
+def _check(commit: Commit, sizes: Sequence[int]) -> None:
+    if len(sizes) > limits.COMMIT_MESSAGES_MAX:
         raise MillstreamError(
-            f"a commit of lane {commit.lane} has {len(messages)} messages; at most {limits.COMMIT_MESSAGES_MAX} "
+            f"a commit of lane {commit.lane} has {len(sizes)} messages; at most {limits.COMMIT_MESSAGES_MAX} "
             "are one batch"
         )
-    for message in messages:
-        if len(message.data) > limits.MESSAGE_BYTES_MAX - ENVELOPE_BYTES:
+    for size in sizes:
+        if size > limits.MESSAGE_BYTES_MAX - ENVELOPE_BYTES:
             raise UserError(
-                f"a frame of {len(message.data)} bytes on its way to {message.subject} is larger than a message "
-                "of the broker "
+                f"a frame of {size} bytes that lane {commit.lane} commits is larger than a message of the broker "
                 f"({limits.MESSAGE_BYTES_MAX} bytes, less {ENVELOPE_BYTES} for headers); make the record smaller"
             )
-    return messages
 
 
 def frame_numbers(commit: Commit) -> list[int]:

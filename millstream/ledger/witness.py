@@ -34,7 +34,12 @@ def name_of(lane: str, number: int, commit_id: bytes) -> str:
 
 def witness_of(sequence: int, headers: Mapping[str, str]) -> Witness | None:
     """The name of the frame at that sequence; None for a message without one that can be read."""
-    match = _NAME.fullmatch(headers.get(NAME, ""))
+    return witness_named(sequence, headers.get(NAME, ""))
+
+
+def witness_named(sequence: int, name: str) -> Witness | None:
+    """The frame at that sequence, from its `Witness.name`; None where that cannot be read."""
+    match = _NAME.fullmatch(name)
     return Witness(match[1], sequence, int(match[2]), int(match[3], 16)) if match else None
 
 

@@ -1,4 +1,4 @@
-"""The two kinds of ledger behind one harness, so that a test can run on both with the faults that both know.
+"""The kinds of ledger behind one harness, so that a test can run on both with the faults that all know.
 
 Above it: the contract suite, and whoever tests against ledgers. Below it: the ledgers, a real server, a lossy path.
 """
@@ -17,14 +17,21 @@ from uuid import uuid4
 from millstream.buffers.jetstream.ledger import open_jetstream_broker
 from millstream.buffers.jetstream.nats_server import NatsServer, open_nats_server
 from millstream.buffers.jetstream.server_config import ACCOUNT
+from millstream.buffers.redis.connection import open_connection as open_redis_connection
+from millstream.buffers.redis.keys import ledger_key
+from millstream.buffers.redis.opening import open_redis_broker
+from millstream.buffers.redis.redis_server import RedisServer, open_redis_server
+from millstream.buffers.redis.scripts import COMMIT
 from millstream.ledger.memory import Faults, MemoryBroker, open_memory_broker
 from millstream.ledger.protocol import Broker, Commit, DurabilityLevel, FrameWrite, Ledger, Receipt, StoredMark
 from millstream.ledger.subjects import stream_name
 from millstream.record import BufferId, LaneId, id_digest
 from millstream.wire.ledger.v1 import mark_pb2
-from millstream_runner.chaos.lossy_path import LossyPath, open_lossy_path
+from millstream_runner.chaos.lossy_path import LossyPath, Wire, open_lossy_path
 
 PIPELINE = "p"
+# A connection carries one command at a time: what comes back is its answer.
+REDIS = Wire("redis", COMMIT.sha.encode(), b"")
 _POLL_S = 0.02
 _SLOW_S = 0.4
 """A broker that takes so long for each answer is slow."""
@@ -78,7 +85,7 @@ class SettableClock:
 
 
 class Harness(Protocol):
-    """One kind of broker, with the faults that both kinds know."""
+    """One kind of broker, with the faults that all kinds know."""
 
     broker: Broker
 
@@ -168,6 +175,41 @@ class JetStreamHarness:
                 await asyncio.sleep(_POLL_S)
 
 
+class RedisHarness:
+    def __init__(self, broker: Broker, server: RedisServer, path: LossyPath, processes: AsyncExitStack) -> None:
+        self.broker = broker
+        self.server = server
+        self.path = path
+        self._processes = processes
+        self._saved: dict[str, dict[bytes, bytes]] = {}
+
+    def lose_answer(self, *, landed: bool) -> None:
+        self.path.lose_answer(landed=landed)
+
+    def slow_down(self) -> None:
+        self.path.slow_down(_SLOW_S)
+
+    async def save(self, vertex: str) -> None:
+        async with open_redis_connection(self.server.access) as connection:
+            keys = await connection.ask("KEYS", f"{ledger_key(PIPELINE, vertex)}*")
+            self._saved[vertex] = {key: await connection.ask("DUMP", key) for key in keys}
+
+    async def set_back(self, vertex: str) -> None:
+        async with open_redis_connection(self.server.access) as connection:
+            await connection.remove(*await connection.ask("KEYS", f"{ledger_key(PIPELINE, vertex)}*"))
+            for key, value in self._saved[vertex].items():
+                await connection.ask("RESTORE", key, 0, value)
+        await self.server.restart()
+
+    async def other_process(self) -> Broker:
+        return await self._processes.enter_async_context(open_redis_broker(self.server.access, PIPELINE))
+
+    async def pass_time(self, seconds: float, until: Callable[[], Awaitable[bool]]) -> None:
+        async with asyncio.timeout(seconds + 10):
+            while not await until():  # noqa: ASYNC110  # the server tells nobody that something has expired
+                await asyncio.sleep(_POLL_S)
+
+
 @asynccontextmanager
 async def open_memory_harness() -> AsyncIterator[MemoryHarness]:
     """A broker in memory."""
@@ -188,3 +230,16 @@ async def open_jetstream_harness(
         AsyncExitStack() as processes,
     ):
         yield JetStreamHarness(broker, server, path, processes)
+
+
+@asynccontextmanager
+async def open_redis_harness(directory: Path) -> AsyncIterator[RedisHarness]:
+    """A real Redis or Valkey with everything it writes below `directory`, behind a path that loses what it is told
+    to."""
+    async with (
+        open_redis_server(directory) as server,
+        open_lossy_path(server.port, REDIS) as path,
+        open_redis_broker(replace(server.access, url=path.url), PIPELINE) as broker,
+        AsyncExitStack() as processes,
+    ):
+        yield RedisHarness(broker, server, path, processes)

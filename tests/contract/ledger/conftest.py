@@ -1,4 +1,4 @@
-"""Every test of the contract runs on both ledgers."""
+"""Every test of the contract runs on every ledger."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ import pytest
 
 from millstream.ledger.protocol import Ledger, LedgerLimits
 from millstream.record import LaneId
-from tests.support.ledgers import Harness, LaneOwner, open_jetstream_harness, open_memory_harness
+from tests.support.ledgers import Harness, LaneOwner, open_jetstream_harness, open_memory_harness, open_redis_harness
 
 
-@pytest.fixture(params=["memory", "jetstream"])
+@pytest.fixture(params=["memory", "jetstream", "redis"])
 async def harness(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Harness]:
     if request.param == "memory":
         async with open_memory_harness() as memory:
             yield memory
+    elif request.param == "redis":
+        async with open_redis_harness(tmp_path) as redis:
+            yield redis
     else:
         async with open_jetstream_harness(tmp_path) as jetstream:
             yield jetstream

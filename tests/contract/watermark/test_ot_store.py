@@ -1,4 +1,4 @@
-"""What every OT store does, whatever it is made of: JetStream over a real server, and memory with the same faults."""
+"""What every OT store does, whatever it is made of: real servers of each kind, and memory with the same faults."""
 
 from __future__ import annotations
 
@@ -14,6 +14,11 @@ import pytest_asyncio
 from millstream.buffers.jetstream.connection import open_connection
 from millstream.buffers.jetstream.nats_server import NatsServer, open_nats_server
 from millstream.buffers.jetstream.ot_store import bucket_name, open_jetstream_ot_stores
+from millstream.buffers.redis.connection import open_connection as open_redis_connection
+from millstream.buffers.redis.keys import entries_key, revisions_key
+from millstream.buffers.redis.ot_store import open_redis_ot_stores
+from millstream.buffers.redis.redis_server import RedisServer, open_redis_server
+from millstream.buffers.redis.scripts import PUT
 from millstream.clock import START_OF_TIME_US
 from millstream.errors import RetryLaterError
 from millstream.record import LaneId
@@ -87,10 +92,38 @@ class JetStreamBroker:
             await connection.request(f"$KV.{bucket_name(PIPELINE, vertex)}.{lane.key}", entry.SerializeToString())
 
 
-@pytest_asyncio.fixture(params=["memory", "jetstream"])
+class RedisBroker:
+    def __init__(self, server: RedisServer) -> None:
+        self._server = server
+
+    @asynccontextmanager
+    async def open(self, pipeline: str = PIPELINE, *, publish_interval_s: float = 0.02) -> AsyncIterator[OtStores]:
+        async with (
+            open_redis_connection(self._server.access) as connection,
+            open_redis_ot_stores(connection, pipeline, publish_interval_s=publish_interval_s) as stores,
+        ):
+            yield stores
+
+    async def stop(self) -> None:
+        await self._server.kill()
+
+    async def start(self) -> None:
+        await self._server.restart()
+
+    async def lose_answer(self, vertex: str, lane: LaneId, entry: OtEntry) -> None:
+        keys = entries_key(PIPELINE, vertex), revisions_key(PIPELINE, vertex)
+        async with open_redis_connection(self._server.access) as connection:
+            revision = await connection.ask("HGET", keys[1], lane.key)
+            await connection.change(PUT, keys, [lane.key, revision or 0, entry.SerializeToString()])
+
+
+@pytest_asyncio.fixture(params=["memory", "jetstream", "redis"])
 async def broker(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Broker]:
     if request.param == "memory":
         yield MemoryBroker()
+    elif request.param == "redis":
+        async with open_redis_server(tmp_path / "redis") as redis:
+            yield RedisBroker(redis)
     else:
         async with open_nats_server(tmp_path / "nats") as server:
             yield JetStreamBroker(server)

@@ -4,7 +4,7 @@
            ◄──           ◄──               answers dropped, or repeated; silence
 
 Above it: tests of what happens to a commit whose answer never came, and chaos. It knows only what
-a commit and its answer look like on the wire.
+a commit and its answer look like on the wire, which it is told.
 """
 
 from __future__ import annotations
@@ -15,10 +15,22 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from enum import Enum
+from typing import NamedTuple
 
-_COMMIT_END = b"Nats-Expected-Last-Subject-Sequence-Subject:"
-"""Stands in the last message of a commit, whether it is a commit or one message."""
-_COMMIT_ANSWER = b'"stream":'
+
+class Wire(NamedTuple):
+    """How commits look between a client and its server."""
+
+    scheme: str
+    """Of the server's URL."""
+    commit: bytes
+    """Stands in what a commit ends with, and in nothing else."""
+    answer: bytes
+    """Stands in the answer to a commit."""
+
+
+# The guard stands in the last message of a commit, whether it is a batch or one message.
+NATS = Wire("nats", b"Nats-Expected-Last-Subject-Sequence-Subject:", b'"stream":')
 _MESSAGE_HEAD = re.compile(rb"MSG \S+ \S+ (\d+)\r\n(?=\{)")
 _REPLY = re.compile(rb"HPUB \S+ (\S+) \d+ \d+\r\n")
 _CHUNK_BYTES = 1 << 20
@@ -34,8 +46,9 @@ class _Plan(Enum):
 class LossyPath:
     """Listens on a port of its own; made by `open_lossy_path`. Faults happen in the order they were planned in."""
 
-    def __init__(self, server_port: Callable[[], int | None]) -> None:
+    def __init__(self, server_port: Callable[[], int | None], wire: Wire) -> None:
         self._server_port = server_port
+        self.wire = wire
         self._flowing = asyncio.Event()
         self._flowing.set()
         self._answers_late_s = 0.0
@@ -50,7 +63,7 @@ class LossyPath:
 
     @property
     def url(self) -> str:
-        return f"nats://127.0.0.1:{self._port}"
+        return f"{self.wire.scheme}://127.0.0.1:{self._port}"
 
     @property
     def planned(self) -> int:
@@ -223,7 +236,7 @@ class _Pair:
     async def _upstream(self) -> None:
         with suppress(ConnectionError):
             while data := await self._client_reader.read(_CHUNK_BYTES):
-                if _COMMIT_END in data:
+                if self._path.wire.commit in data:
                     match await self._path.on_commit():
                         case _Plan.LOSE_COMMIT:
                             return
@@ -244,7 +257,7 @@ class _Pair:
     async def _downstream(self) -> None:
         with suppress(ConnectionError):
             while data := await self._server_reader.read(_CHUNK_BYTES):
-                if self._lose_answer and _COMMIT_ANSWER in data:
+                if self._lose_answer and self._path.wire.answer in data:
                     return
                 if self._repeat_answer:
                     repeated = with_answer_repeated(data)
@@ -258,16 +271,16 @@ def with_answer_repeated(data: bytes) -> bytes:
     """What the server sent, with the first whole answer to a commit in it twice; without one, as it is."""
     for head in _MESSAGE_HEAD.finditer(data):
         end = head.end() + int(head.group(1))
-        if data[end : end + 2] == b"\r\n" and _COMMIT_ANSWER in data[head.end() : end]:
+        if data[end : end + 2] == b"\r\n" and NATS.answer in data[head.end() : end]:
             return data[: end + 2] + data[head.start() : end + 2] + data[end + 2 :]
     return data
 
 
 @asynccontextmanager
-async def open_lossy_path(server_port: int | Callable[[], int | None]) -> AsyncIterator[LossyPath]:
+async def open_lossy_path(server_port: int | Callable[[], int | None], wire: Wire = NATS) -> AsyncIterator[LossyPath]:
     """A path to the server on this port of the loopback; a function is asked for it at every connection, and may say
     that there is none now."""
-    path = LossyPath(server_port if callable(server_port) else lambda: server_port)
+    path = LossyPath(server_port if callable(server_port) else lambda: server_port, wire)
     listener = await asyncio.start_server(path.serve, "127.0.0.1", 0)
     path.listens_on(listener.sockets[0].getsockname()[1])
     try:

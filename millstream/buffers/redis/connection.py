@@ -1,0 +1,241 @@
+"""The connection to a Redis or Valkey server: retried for ever, and honest about answers that were lost.
+
+Above it: the ledger and the OT store. Below it: redis-py, which repeats nothing here. It knows commands and scripts.
+
+    ask, change ──► a connection of the pool ──► server      an answer comes, or
+                                                             AnswerLostError: it may or may not have had an effect
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from redis import exceptions
+from redis.asyncio import Redis
+from redis.asyncio.connection import Connection, ConnectionPool, SSLConnection
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from millstream.buffers.redis.access import RedisAccess
+from millstream.buffers.redis.scripts import Script
+from millstream.errors import EnvironmentFault, StorageFullError
+
+_log = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_S = 10.0
+"""How long the first connection is tried before the server counts as not reachable."""
+ANSWER_TIMEOUT_S = 5.0
+"""How long an answer is waited for."""
+BLOCK_S = 2.0
+"""How long the server holds a request for frames back that there are not yet."""
+RETRY_FIRST_S = 0.02
+RETRY_LAST_S = 1.0
+
+_NOT_ADMITTED = (exceptions.AuthenticationError, exceptions.AuthorizationError)
+_BUSY = ("LOADING", "BUSY ", "MASTERDOWN", "TRYAGAIN")
+_FULL = ("OOM ", "MISCONF ")
+
+
+class AnswerLostError(Exception):
+    """The connection broke, or nothing came in time: the command may or may not have had an effect."""
+
+
+class RedisConnection:
+    """Connections of one process to one server. Made by `open_connection`; used by any number of tasks."""
+
+    def __init__(self, access: RedisAccess, name: str) -> None:
+        self._access = access
+        self._client = _client(access, name)
+        self._up = False
+        self._losses = 0
+        self._loss_listeners: set[Callable[[], None]] = set()
+
+    @property
+    def place(self) -> str:
+        """Where the server is, without user or password."""
+        return self._access.place
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the last command was answered."""
+        return self._up
+
+    @property
+    def client(self) -> Redis:
+        """The client below, for whoever needs more than commands."""
+        return self._client
+
+    async def open(self, timeout_s: float) -> None:
+        """Raises `EnvironmentFault` when the server does not answer in time, and at once when it refuses the user."""
+        deadline_s = asyncio.get_running_loop().time() + timeout_s
+        wait_s = RETRY_FIRST_S
+        while True:
+            try:
+                await self.ask("PING")
+            except AnswerLostError as error:
+                if asyncio.get_running_loop().time() >= deadline_s:
+                    raise EnvironmentFault(
+                        f"the Redis server at {self.place} could not be reached in {timeout_s:g} s ({error}); see that "
+                        "it runs, and that the address is right"
+                    ) from error
+            else:
+                return
+            wait_s = await pause(wait_s)
+
+    async def close(self) -> None:
+        self._loss_listeners.clear()
+        await self._client.aclose(close_connection_pool=True)
+
+    def on_loss(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Call `listener` whenever a connection is lost, until the function returned is called."""
+        self._loss_listeners.add(listener)
+        return lambda: self._loss_listeners.discard(listener)
+
+    async def ask(self, *command: str | int | bytes) -> Any:
+        """One command that changes nothing. Raises `AnswerLostError`, `EnvironmentFault` where it is refused."""
+        return await self._answer(command)
+
+    async def wait(self, *command: str | int | bytes) -> Any:
+        """As `ask`, for a command that the server may hold back for `BLOCK_S`."""
+        return await self._answer(command, BLOCK_S + ANSWER_TIMEOUT_S)
+
+    async def change(self, script: Script, keys: Sequence[str], arguments: Sequence[str | int | bytes]) -> Any:
+        """Run a script once. Raises `StorageFullError` where the server has no room: nothing was stored then."""
+        try:
+            return await self._answer(("EVALSHA", script.sha, len(keys), *keys, *arguments))
+        except exceptions.NoScriptError:
+            # It was started again, or has never had it; with the text it keeps it.
+            return await self._answer(("EVAL", script.text, len(keys), *keys, *arguments))
+
+    async def remove(self, *keys: str | bytes) -> Any:
+        """Remove keys, all in one step."""
+        return await self._answer(("UNLINK", *keys))
+
+    async def _answer(self, command: Sequence[str | int | bytes], timeout_s: float = ANSWER_TIMEOUT_S) -> Any:
+        try:
+            async with asyncio.timeout(timeout_s):
+                answer = await self._client.execute_command(*command)  # type: ignore[no-untyped-call]
+        except _NOT_ADMITTED as error:
+            raise EnvironmentFault(
+                f"the Redis server at {self.place} refuses {self._access.identity} ({error}); see that the credentials "
+                "are those of a user it knows"
+            ) from error
+        except exceptions.NoScriptError:
+            raise
+        except exceptions.ResponseError as error:
+            raise self._refusal(command[0], error) from error
+        except (exceptions.RedisError, OSError, TimeoutError) as error:
+            self._lost(error)
+            raise AnswerLostError(repr(error)) from error
+        if not self._up:
+            _log.info("the Redis server at %s answers", self.place)
+        self._up = True
+        return answer
+
+    def _refusal(self, what: object, error: exceptions.ResponseError) -> Exception:
+        text = str(error)
+        if text.startswith(_BUSY):
+            return AnswerLostError(text)
+        if isinstance(error, exceptions.OutOfMemoryError) or text.startswith(_FULL):
+            return StorageFullError(f"the Redis server at {self.place} has no room: {text}")
+        if isinstance(error, exceptions.ReadOnlyError):
+            return EnvironmentFault(f"the Redis server at {self.place} is a replica: name the one that takes writes")
+        if isinstance(error, exceptions.NoPermissionError):
+            return EnvironmentFault(
+                f"the Redis server at {self.place} does not let {self._access.identity} use {what}: {text}; grant it "
+                "that (docs/redis.md)"
+            )
+        return EnvironmentFault(f"the Redis server at {self.place} refuses {what}: {text}")
+
+    def _lost(self, error: Exception) -> None:
+        if self._up:
+            _log.warning("the Redis server at %s does not answer (%r); trying until it does", self.place, error)
+        self._up = False
+        self._losses += 1
+        for listener in list(self._loss_listeners):
+            listener()
+
+
+async def until_answered(connection: RedisConnection, *command: str | int | bytes) -> Any:
+    """A command that changes nothing, until it is answered."""
+    wait_s = RETRY_FIRST_S
+    while True:
+        try:
+            return await connection.ask(*command)
+        except AnswerLostError as error:
+            _log.debug("%s: %s; asking again", command[0], error)
+        wait_s = await pause(wait_s)
+
+
+async def pause(wait_s: float) -> float:
+    """Wait, and tell how long to wait the next time."""
+    await asyncio.sleep(wait_s)
+    return min(2 * wait_s, RETRY_LAST_S)
+
+
+def pairs(answer: Any) -> Mapping[str, Any]:
+    """What a hash holds, from an answer with names and values in turn, or a mapping."""
+    if isinstance(answer, dict):
+        return {_text(name): value for name, value in answer.items()}
+    return {_text(answer[i]): answer[i + 1] for i in range(0, len(answer), 2)}
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _client(access: RedisAccess, name: str) -> Redis:
+    options: dict[str, Any] = {
+        "host": access.host,
+        "port": access.port,
+        "username": access.user,
+        "password": access.password,
+        "client_name": name.replace(" ", "-"),
+        # With a timeout of its own it waits in `asyncio.wait_for`, which may lose a cancellation (Python 3.11).
+        "socket_timeout": None,
+        "socket_connect_timeout": ANSWER_TIMEOUT_S,
+        # What is repeated, and when, is decided above.
+        "retry": Retry(NoBackoff(), 0),
+        "protocol": 2,
+        "decode_responses": False,
+    }
+    if access.tls is not None:
+        pool = ConnectionPool(connection_class=_TlsConnection, context=access.tls, **options)
+    else:
+        pool = ConnectionPool(connection_class=Connection, **options)
+    client = Redis(connection_pool=pool)
+    # Answers are taken as they come.
+    client.response_callbacks.clear()
+    return client
+
+
+class _TlsConnection(SSLConnection):
+    """Encrypted by a context that is ready."""
+
+    def __init__(self, *, context: Any, **options: Any) -> None:
+        super().__init__(**options)
+        self._context = context
+
+    def _connection_arguments(self) -> Mapping[str, Any]:
+        return {"host": self.host, "port": self.port, "ssl": self._context}
+
+
+@asynccontextmanager
+async def open_connection(
+    access: RedisAccess, *, name: str = "millstream", timeout_s: float = CONNECT_TIMEOUT_S
+) -> AsyncIterator[RedisConnection]:
+    """A way to the server.
+
+    Raises `EnvironmentFault` when no answer comes in `timeout_s`, and at once when the server does not take the
+    credentials; once it was up it is retried for ever.
+    """
+    connection = RedisConnection(access, name)
+    try:
+        await connection.open(timeout_s)
+        yield connection
+    finally:
+        await connection.close()

@@ -1,0 +1,100 @@
+"""What the server really keeps: read from its settings, not assumed.
+
+Above it: `ledger.py`. Below it: what the server tells of itself.
+
+With `appendfsync always` a commit is written to the append-only file and fsynced before it is answered; with `no` it is
+written before it is answered, so it survives the process and not the machine. With `everysec` the server may put the
+write itself off for two seconds while the disk is busy: what it has answered may go with the process.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from millstream.buffers.redis.connection import RedisConnection, pairs, until_answered
+from millstream.errors import DurabilityError, EnvironmentFault
+from millstream.ledger.protocol import Durability, DurabilityLevel
+
+VERSION_MIN = (7, 0)
+"""Scripts write what they changed, and a log of several files."""
+_SETTINGS = ("appendonly", "appendfsync", "no-appendfsync-on-rewrite", "maxmemory", "maxmemory-policy")
+_STRENGTH = {DurabilityLevel.MEMORY: 0, DurabilityLevel.PROCESS: 1, DurabilityLevel.FSYNC: 2}
+
+
+async def check_server(connection: RedisConnection) -> None:
+    """Raise `EnvironmentFault` for a server that cannot keep ledgers: too old, a replica, or one of a cluster."""
+    try:
+        told = _info(await until_answered(connection, "INFO"))
+    except EnvironmentFault:
+        # It does not say. What matters is found out by the first commit.
+        return
+    said = told.get("redis_version", "")
+    found = re.match(r"(\d+)\.(\d+)", said)
+    if found is not None and (int(found[1]), int(found[2])) < VERSION_MIN:
+        wanted = ".".join(map(str, VERSION_MIN))
+        raise EnvironmentFault(f"the server at {connection.place} is Redis {said}; Millstream needs {wanted} or later")
+    if told.get("cluster_enabled") == "1":
+        raise EnvironmentFault(
+            f"the server at {connection.place} is one of a Redis cluster; ledgers need a server of their own, not a "
+            "cluster (docs/redis.md)"
+        )
+    if told.get("role", "master") != "master":
+        raise EnvironmentFault(f"the server at {connection.place} is a replica: name the one that takes writes")
+
+
+async def ask_durability(connection: RedisConnection) -> Durability:
+    """What the server keeps, by its settings."""
+    try:
+        settings = {
+            name: value.decode()
+            for name, value in pairs(await until_answered(connection, "CONFIG", "GET", *_SETTINGS)).items()
+        }
+    except EnvironmentFault as error:
+        return Durability(DurabilityLevel.PROCESS, False, str(error))
+    return judge(settings)
+
+
+def judge(settings: Mapping[str, str]) -> Durability:
+    """Durability, from the server's settings. Pure."""
+
+    def found(level: DurabilityLevel, why: str) -> Durability:
+        return Durability(level, True, f"by CONFIG GET: {why}")
+
+    if settings.get("maxmemory", "0") != "0" and settings.get("maxmemory-policy") != "noeviction":
+        policy = settings.get("maxmemory-policy")
+        return found(DurabilityLevel.MEMORY, f"maxmemory-policy is {policy}: it removes what it has no room for")
+    if settings.get("appendonly") != "yes":
+        return found(DurabilityLevel.MEMORY, "appendonly is not yes: nothing is written before it is answered")
+    fsync = settings.get("appendfsync")
+    if fsync == "everysec":
+        return found(DurabilityLevel.MEMORY, "appendfsync is everysec: it may answer two seconds before it writes")
+    if fsync != "always":
+        return found(DurabilityLevel.PROCESS, f"appendfsync is {fsync}: writes reach the disk later")
+    if settings.get("no-appendfsync-on-rewrite") != "no":
+        return found(
+            DurabilityLevel.PROCESS, "no-appendfsync-on-rewrite is yes: it does not fsync while it rewrites its log"
+        )
+    return found(DurabilityLevel.FSYNC, "appendfsync is always")
+
+
+def check(durability: Durability, require: DurabilityLevel, place: str) -> None:
+    """Raise `DurabilityError` when the server keeps less than `require`, or cannot be asked and may."""
+    if require is DurabilityLevel.UNVERIFIED or _STRENGTH[durability.level] >= _STRENGTH[require]:
+        return
+    wanted = "appendonly yes, appendfsync always, no-appendfsync-on-rewrite no and maxmemory-policy noeviction"
+    if not durability.verified:
+        raise DurabilityError(
+            f"whether the server at {place} keeps what it acknowledges is not known, and durability {require.value!r} "
+            f"is required: {durability.evidence}. Let its user use CONFIG GET; or, where that is not possible and you "
+            f"know that it has {wanted}, start with `--durability unverified`"
+        )
+    raise DurabilityError(
+        f"the server at {place} would not keep what it acknowledges: durability is {durability.level.value!r}, "
+        f"{require.value!r} is required ({durability.evidence}). Set {wanted}, or ask for a weaker durability by name"
+    )
+
+
+def _info(answer: bytes) -> Mapping[str, str]:
+    lines = answer.decode(errors="replace").splitlines()
+    return {name: value for name, colon, value in (line.partition(":") for line in lines) if colon}

@@ -1,0 +1,364 @@
+"""Ledgers in Redis or Valkey: one hash and a few streams per vertex.
+
+Above it: the vertex process, through `millstream.ledger.protocol`. Below it: `scripts.py` (what the server does in one
+step), `reading.py`, `durability.py` and the connection.
+
+    commit ──► script ──► answer ─────────────────────────────► receipt
+                 ▲          └─ lost: the same script again. The server has the id of the lane's last commit:
+                 │               1. it is ours                        ──► receipt
+                 └───────────────2. the mark is still the one before  ──► stored now, and only now
+                                 3. it is another                     ──► FencedError
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+from uuid import uuid4
+
+from google.protobuf.message import DecodeError
+
+from millstream import limits
+from millstream.buffers.redis import durability
+from millstream.buffers.redis.connection import (
+    RETRY_FIRST_S,
+    AnswerLostError,
+    RedisConnection,
+    pairs,
+    pause,
+    until_answered,
+)
+from millstream.buffers.redis.keys import (
+    buffer_name,
+    counts_key,
+    frames_key,
+    ids_key,
+    index_key,
+    ledger_key,
+    mark_key,
+    vertex_prefix,
+)
+from millstream.buffers.redis.reading import RedisReader, frames_of, opened
+from millstream.buffers.redis.scripts import COMMIT, MAKE, TRIM, Script
+from millstream.durable import step
+from millstream.errors import BufferFullError, DamageError, EnvironmentFault, FencedError, StorageFullError
+from millstream.ledger.batch import check_commit, decode_ids, encode_ids, frame_numbers, frame_sequences
+from millstream.ledger.marks import fenced, lost_mark, taken_over
+from millstream.ledger.protocol import (
+    Commit,
+    Durability,
+    DurabilityLevel,
+    GivenUp,
+    Ledger,
+    LedgerLimits,
+    LedgerStatistics,
+    Receipt,
+    StoredFrame,
+    StoredIds,
+    StoredMark,
+    Witness,
+)
+from millstream.ledger.witness import REPAIR, ReadCheck, name_of
+from millstream.record import BufferId, LaneId
+from millstream.wire.ledger.v1 import mark_pb2
+
+_log = logging.getLogger(__name__)
+
+LAYOUT = "1"
+"""Which keys a ledger has and what is in them."""
+_PEEK_FRAMES = 16
+_IDS_PAGE = 16
+"""Pieces of ids that are asked for at once; each is well below the size of a frame."""
+
+
+class RedisLedger:
+    """`Ledger` over the keys of one vertex."""
+
+    def __init__(
+        self, connection: RedisConnection, pipeline: str, vertex: str, ledger_id: str, durability_found: Durability
+    ) -> None:
+        self._connection = connection
+        self._name = f"{pipeline}-{vertex}"
+        self._vertex = vertex
+        self._key = ledger_key(pipeline, vertex)
+        self._id = ledger_id
+        self._durability = durability_found
+        self._statistics = LedgerStatistics()
+
+    @property
+    def vertex(self) -> str:
+        return self._vertex
+
+    @property
+    def ledger_id(self) -> str:
+        return f"{self._name} {self._id}"
+
+    @property
+    def durability(self) -> Durability:
+        return self._durability
+
+    def statistics(self) -> LedgerStatistics:
+        return self._statistics
+
+    async def mark(self, lane: LaneId) -> StoredMark | None:
+        sequence, data = await until_answered(self._connection, "HMGET", mark_key(self._key, lane), "sequence", "mark")
+        return None if data is None else StoredMark(self._decoded(lane, data), int(sequence))
+
+    async def take_over(self, lane: LaneId, owner: str) -> StoredMark:
+        while True:
+            stored = await self.mark(lane)
+            mark = taken_over(stored, owner, uuid4().bytes)
+            try:
+                with step("redis.take_over", self._vertex):
+                    receipt = await self._commit(Commit(lane, (), mark, after=stored.sequence if stored else 0))
+            except FencedError:
+                # Somebody else took over, or the owner before committed, between our reading and writing.
+                continue
+            return StoredMark(mark, receipt.mark_sequence)
+
+    async def commit(self, commit: Commit) -> Receipt:
+        with step("redis.commit", self._vertex):
+            return await self._commit(commit)
+
+    async def _commit(self, commit: Commit) -> Receipt:
+        mark = commit.mark.SerializeToString()
+        ids = list(encode_ids(commit.ids))
+        check_commit(commit, [*(len(frame.data) for frame in commit.frames), *map(len, ids)])
+        # One that is one frame and nothing else has one sequence.
+        messages = len(commit.frames) + len(ids) + (len(commit.frames) != 1 or bool(ids))
+        places = len(commit.frames) + (len(commit.frames) != 1 or bool(ids))
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
+        sequence = await self._land(commit, *self._arguments(commit, mark, ids))
+        self._statistics.commit_seconds += loop.time() - started_s
+        self._statistics.commits += 1
+        self._statistics.commit_messages += messages
+        self._statistics.commit_bytes += (
+            len(mark) + sum(len(frame.data) for frame in commit.frames) + sum(map(len, ids))
+        )
+        return Receipt(sequence, frame_sequences(sequence, places, len(commit.frames)))
+
+    def _arguments(
+        self, commit: Commit, mark: bytes, ids: Sequence[bytes]
+    ) -> tuple[list[str], list[str | int | bytes]]:
+        """Keys and arguments of the script."""
+        buffers = {
+            buffer: number for number, buffer in enumerate(dict.fromkeys(frame.buffer for frame in commit.frames), 1)
+        }
+        keys = [self._key, mark_key(self._key, commit.lane), ids_key(self._key, commit.lane), counts_key(self._key)]
+        for buffer in buffers:
+            keys += [frames_key(self._key, buffer), index_key(self._key, buffer)]
+        # At least a millisecond, rounded up.
+        ttl_ms = max(1, int(-(-commit.ids_ttl_s * 1000 // 1)))
+        arguments: list[str | int | bytes] = [
+            self._id,
+            commit.lane.key,
+            commit.after,
+            commit.mark.commit_id,
+            mark,
+            ttl_ms,
+            len(ids),
+            len(buffers),
+            *map(buffer_name, buffers),
+            len(commit.frames),
+        ]
+        for frame, number in zip(commit.frames, frame_numbers(commit), strict=True):
+            name = name_of(commit.lane.key, number, commit.mark.commit_id) if number else ""
+            arguments += [buffers[frame.buffer], name, frame.data]
+        return keys, [*arguments, *ids]
+
+    async def _land(self, commit: Commit, keys: Sequence[str], arguments: Sequence[str | int | bytes]) -> int:
+        """Send the commit until it has landed; the sequence of its mark."""
+        wait_s = RETRY_FIRST_S
+        while True:
+            try:
+                async with asyncio.timeout(limits.COMMIT_TIMEOUT_S):
+                    what, *told = await self._connection.change(COMMIT, keys, arguments)
+            except (AnswerLostError, TimeoutError) as error:
+                _log.info("answer to a commit of lane %s lost (%s); sending it again", commit.lane, error)
+                wait_s = await pause(wait_s)
+                continue
+            except StorageFullError:
+                self._statistics.full_refusals += 1
+                raise
+            if what == b"ok":
+                return int(told[0])
+            if what == b"landed":
+                self._statistics.answers_settled += 1
+                return int(told[0])
+            self._refuse(commit, what, told)
+
+    def _refuse(self, commit: Commit, what: bytes, told: Sequence[bytes]) -> None:
+        """Raise what the server's refusal means."""
+        where = f"a commit of lane {commit.lane} to {self._name}"
+        if what == b"full":
+            self._statistics.full_refusals += 1
+            raise BufferFullError(f"{where} was refused: buffer {told[0].decode()} is full")
+        if what == b"storage":
+            self._statistics.full_refusals += 1
+            raise StorageFullError(f"{where} was refused: the ledger holds its {int(told[0]):,} bytes")
+        if what == b"gone":
+            raise DamageError(
+                f"{where}: the ledger {self._id} at {self._connection.place} is gone"
+                + (f", and {told[0].decode()} is in its place" if told[0] else "")
+                + f". {REPAIR}"
+            )
+        sequence, data = int(told[0]), told[1]
+        stored = StoredMark(self._decoded(commit.lane, data), sequence) if data else None
+        if stored is None or sequence < commit.after:
+            raise lost_mark(commit.lane, commit.after, stored)
+        raise fenced(commit.lane, stored.mark.epoch, commit.mark.epoch, stored.mark.owner)
+
+    def _decoded(self, lane: LaneId, data: bytes) -> mark_pb2.Mark:
+        try:
+            return mark_pb2.Mark.FromString(data)
+        except DecodeError as error:
+            raise DamageError(
+                f"the mark of lane {lane} ({mark_key(self._key, lane)}) cannot be read; the lane cannot know where it "
+                f"was. {REPAIR}"
+            ) from error
+
+    async def ids(self, lane: LaneId) -> AsyncIterator[StoredIds]:
+        seconds, microseconds = await until_answered(self._connection, "TIME")
+        # Before anything is read, so an age is rather too low.
+        now_ms = int(seconds) * 1000 + int(microseconds) // 1000
+        key, after = ids_key(self._key, lane), "-"
+        while page := await until_answered(self._connection, "XRANGE", key, after, "+", "COUNT", _IDS_PAGE):
+            for entry_id, fields in page:
+                stored_ms, expires_ms, data = int(fields[1]), int(fields[3]), fields[5]
+                if expires_ms > now_ms:
+                    yield StoredIds(self._digests(key, entry_id, data), max(0.0, (now_ms - stored_ms) / 1000))
+            after = f"({page[-1][0].decode()}"
+
+    def _digests(self, key: str, entry: bytes, data: bytes) -> bytes:
+        try:
+            return decode_ids(data)
+        except ValueError as error:
+            raise DamageError(
+                f"remembered ids of records in {key} ({entry.decode()}, {len(data)} bytes) cannot be read: {error}. "
+                f"Records with these ids would be taken in again. {REPAIR}"
+            ) from error
+
+    @asynccontextmanager
+    async def read(
+        self,
+        buffer: BufferId,
+        after: int,
+        witnesses: Iterable[Witness] | None = None,
+        given_up: Iterable[GivenUp] = (),
+    ) -> AsyncIterator[AsyncIterator[StoredFrame]]:
+        name = f"{self._name}.{buffer_name(buffer)}"
+        check = ReadCheck(self._name, name, after, witnesses, given_up)
+        reader = RedisReader(self._connection, self._key, self._id, name, buffer, after, self._statistics, check)
+        async with opened(reader) as frames:
+            yield frames
+
+    async def trim(self, through: Mapping[BufferId, int]) -> None:
+        arguments: list[str | int] = [self._id]
+        for buffer, last in through.items():
+            arguments += [buffer_name(buffer), last]
+        with step("redis.trim", self._vertex):
+            if await _changed(self._connection, TRIM, [self._key, counts_key(self._key)], arguments) == b"gone":
+                raise EnvironmentFault(
+                    f"the ledger {self._name} at {self._connection.place} is gone; restore it, or start the pipeline "
+                    "over"
+                )
+        self._statistics.trims += 1
+
+    async def peek(self, buffer: BufferId, after: int, frames: int) -> Sequence[StoredFrame]:
+        found: list[StoredFrame] = []
+        key = frames_key(self._key, buffer)
+        while len(found) < frames:
+            count = min(_PEEK_FRAMES, frames - len(found))
+            page = await until_answered(self._connection, "XRANGE", key, after + 1, "+", "COUNT", count)
+            if not page:
+                break
+            found += frames_of(page)
+            after = found[-1].sequence
+        return found
+
+    async def last_sequence(self, buffer: BufferId) -> int:
+        key = index_key(self._key, buffer)
+        last = await until_answered(self._connection, "XREVRANGE", key, "+", "-", "COUNT", 1)
+        return int(last[0][0].partition(b"-")[0]) if last else 0
+
+
+class RedisBroker:
+    """`Broker` over one server."""
+
+    def __init__(self, connection: RedisConnection, pipeline: str, require: DurabilityLevel) -> None:
+        self._connection = connection
+        self._pipeline = pipeline
+        self._require = require
+        self._ledgers: dict[str, RedisLedger] = {}
+
+    async def ledger(self, vertex: str, limits: LedgerLimits) -> Ledger:
+        if limits.replicas > 1:
+            raise EnvironmentFault("Redis keeps one copy that a commit waits for; a ledger cannot have more there")
+        found = await durability.ask_durability(self._connection)
+        durability.check(found, self._require, self._connection.place)
+        with step("redis.make", vertex):
+            ledger_id, layout = await _changed(
+                self._connection,
+                MAKE,
+                [ledger_key(self._pipeline, vertex)],
+                [uuid4().hex, LAYOUT, limits.frames_per_buffer_max, limits.bytes_max],
+            )
+        return self._opened(vertex, ledger_id.decode(), layout.decode(), found)
+
+    async def existing_ledger(self, vertex: str) -> Ledger | None:
+        known = pairs(await until_answered(self._connection, "HGETALL", ledger_key(self._pipeline, vertex)))
+        if "id" not in known:
+            return None
+        found = await durability.ask_durability(self._connection)
+        return self._opened(vertex, known["id"].decode(), known["layout"].decode(), found)
+
+    async def delete(self, vertex: str | None = None) -> None:
+        vertices = f"{vertex_prefix(self._pipeline, vertex or '*')}l"
+        with step("redis.delete"):
+            for pattern in (vertices, f"{vertices}:*"):
+                await remove_matching(self._connection, pattern)
+        self._ledgers.clear()
+
+    def _opened(self, vertex: str, ledger_id: str, layout: str, found: Durability) -> RedisLedger:
+        if layout != LAYOUT:
+            raise EnvironmentFault(
+                f"the ledger of vertex {vertex} at {self._connection.place} is laid out as another version of "
+                f"Millstream does it (layout {layout}; this one reads {LAYOUT}); go on with that version, or start the "
+                "pipeline over"
+            )
+        known = self._ledgers.get(vertex)
+        if known is None or known.ledger_id.partition(" ")[2] != ledger_id:
+            known = self._ledgers[vertex] = RedisLedger(self._connection, self._pipeline, vertex, ledger_id, found)
+        return known
+
+
+async def remove_matching(connection: RedisConnection, pattern: str) -> None:
+    """Remove all keys that match. A repetition does no harm."""
+    wait_s, cursor = RETRY_FIRST_S, b"0"
+    while True:
+        try:
+            cursor, keys = await connection.ask("SCAN", cursor, "MATCH", pattern, "COUNT", 1000)
+            if keys:
+                await connection.remove(*keys)
+        except AnswerLostError:
+            wait_s = await pause(wait_s)
+            continue
+        if cursor == b"0":
+            return
+
+
+async def _changed(
+    connection: RedisConnection, script: Script, keys: Sequence[str], arguments: Sequence[str | int | bytes]
+) -> Any:
+    """Run a script that may be repeated without harm, until it is answered."""
+    wait_s = RETRY_FIRST_S
+    while True:
+        try:
+            return await connection.change(script, keys, arguments)
+        except AnswerLostError as error:
+            _log.info("%s; asking again", error)
+        wait_s = await pause(wait_s)

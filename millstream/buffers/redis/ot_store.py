@@ -1,0 +1,239 @@
+"""OT stores in Redis or Valkey: a hash per vertex, a field per lane, and a channel that tells of every put.
+
+    publish ── put, guarded by how often it was put before ──► hash
+                       │                                        │
+                       └─ the channel, in the same step         └─ all of it, once a second
+                                              └────────► watcher ◄──┘
+
+A watcher hears puts and reads the hash from time to time for what it may have missed. A put is guarded, so an owner
+that was replaced while it slept cannot put its old entry over the last one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+
+from redis.exceptions import RedisError
+
+from millstream import limits
+from millstream.background import open_tasks
+from millstream.buffers.redis.connection import AnswerLostError, RedisConnection, pairs
+from millstream.buffers.redis.keys import entries_key, revisions_key, vertices_pattern
+from millstream.buffers.redis.ledger import remove_matching
+from millstream.buffers.redis.scripts import FORGET, PUT
+from millstream.durable import step
+from millstream.errors import DamageError, EnvironmentFault, FencedError, RetryLaterError, StorageFullError
+from millstream.record import LaneId
+from millstream.watermark.publish import CoalescingPublisher
+from millstream.watermark.store import OtStatistics, OtUpdate, decode_update, raise_epoch
+from millstream.watermark.updates import UpdateQueue
+from millstream.wire.watermark.v1.ot_pb2 import OtEntry
+
+_log = logging.getLogger(__name__)
+
+_FAILURES = (AnswerLostError, StorageFullError, TimeoutError)
+
+
+class RedisOtStore:
+    """`OtStore` over one hash."""
+
+    def __init__(
+        self, connection: RedisConnection, pipeline: str, vertex: str, tasks: asyncio.TaskGroup, interval_s: float
+    ) -> None:
+        self._connection = connection
+        self._vertex = vertex
+        self._entries = entries_key(pipeline, vertex)
+        self._keys = (self._entries, revisions_key(pipeline, vertex))
+        self._revisions: dict[str, int] = {}
+        self._statistics = OtStatistics()
+        self._publisher = CoalescingPublisher(self._put, self._statistics, tasks, interval_s=interval_s)
+
+    @property
+    def vertex(self) -> str:
+        return self._vertex
+
+    def statistics(self) -> OtStatistics:
+        return self._statistics
+
+    def publish(self, lane: LaneId, entry: OtEntry) -> None:
+        self._publisher.publish(lane.key, entry)
+
+    async def take_over(self, lane: LaneId, epoch: int) -> OtEntry | None:
+        return await raise_epoch(
+            lambda: self._read(lane.key), lambda revision, entry: self._replace(lane.key, revision, entry), epoch
+        )
+
+    async def flush(self) -> None:
+        await self._publisher.flush()
+
+    async def get_all(self) -> Mapping[str, OtUpdate]:
+        async with self._answering("all lanes"):
+            return {update.key: update for update in await self._read_all()}
+
+    async def stored(self, lane: LaneId) -> OtUpdate | None:
+        async with self._answering(lane.key):
+            data = await self._connection.ask("HGET", self._entries, lane.key)
+        return decode_update(self._entries, lane.key, data) if data is not None else None
+
+    async def forget(self, lane: LaneId) -> None:
+        self._revisions.pop(lane.key, None)
+        async with self._answering(lane.key):
+            with step("redis.forget", self._vertex):
+                await self._connection.change(FORGET, self._keys, [lane.key])
+
+    @asynccontextmanager
+    async def watch(self) -> AsyncIterator[AsyncIterator[OtUpdate]]:
+        queue = UpdateQueue(self._statistics)
+        async with open_tasks() as tasks:
+            running = [
+                tasks.create_task(self._hear(queue), name=f"hear {self._entries}"),
+                tasks.create_task(self._reread(queue), name=f"read of {self._entries}"),
+            ]
+            try:
+                yield queue
+            finally:
+                queue.close()
+                for task in running:
+                    task.cancel()
+
+    def close(self) -> None:
+        """End publishing."""
+        self._publisher.cancel()
+
+    async def _put(self, key: str, entry: OtEntry) -> None:
+        async with self._answering(key):
+            revision = self._revisions.pop(key, None)
+            if revision is None:
+                revision, stored = await self._stored(key)
+                if stored is not None and stored.epoch > entry.epoch:
+                    raise FencedError(f"epoch {stored.epoch} publishes, this owner has epoch {entry.epoch}")
+            with step("redis.publish", self._vertex):
+                self._revisions[key] = await self._put_after(revision, key, entry)
+
+    async def _read(self, key: str) -> tuple[int, OtEntry | None]:
+        async with self._answering(key):
+            return await self._stored(key)
+
+    async def _replace(self, key: str, revision: int, entry: OtEntry) -> None:
+        async with self._answering(key):
+            with step("redis.take_over_watermark", self._vertex):
+                self._revisions[key] = await self._put_after(revision, key, entry)
+
+    @asynccontextmanager
+    async def _answering(self, key: str) -> AsyncIterator[None]:
+        """Bounds the wait for answers, and makes every fault of the server one that may be gone later."""
+        try:
+            async with asyncio.timeout(limits.OT_PUT_TIMEOUT_S):
+                yield
+        except _FAILURES as error:
+            raise RetryLaterError(f"the OT store {self._entries} does not answer ({key}): {error!r}") from error
+
+    async def _put_after(self, revision: int, key: str, entry: OtEntry) -> int:
+        """Put, if the lane still has that revision; returns the new one."""
+        stored = int(await self._connection.change(PUT, self._keys, [key, revision, entry.SerializeToString()]))
+        if not stored:
+            # An own put that was stored and not answered, or another owner: the next attempt finds out.
+            raise RetryLaterError(f"the OT store {self._entries}: {key} was put by somebody else")
+        return stored
+
+    async def _stored(self, key: str) -> tuple[int, OtEntry | None]:
+        """The revision of a lane, which its next put is guarded with, and its entry; 0 and None without one."""
+        # The revision first: a put in between makes the guard fail.
+        revision = await self._connection.ask("HGET", self._keys[1], key)
+        data = await self._connection.ask("HGET", self._entries, key)
+        return int(revision or 0), decode_update(self._entries, key, data).entry if data is not None else None
+
+    async def _hear(self, queue: UpdateQueue) -> None:
+        """Hand every put to the queue, for ever; one that is missed is found by reading."""
+        while not queue.closed:
+            with suppress(RedisError, OSError):
+                async with self._connection.client.pubsub(ignore_subscribe_messages=True) as channel:
+                    await channel.subscribe(self._entries)
+                    async for message in channel.listen():
+                        self._take(queue, message["data"])
+            await asyncio.sleep(limits.OT_RETRY_INTERVAL_S)
+
+    def _take(self, queue: UpdateQueue, told: bytes) -> None:
+        key, _, data = told.partition(b" ")
+        try:
+            queue.heard(decode_update(self._entries, key.decode(errors="replace"), data))
+        except DamageError as error:
+            queue.fail(error)
+
+    async def _reread(self, queue: UpdateQueue) -> None:
+        """Read everything at the start, whenever a connection was lost, and from time to time."""
+        lost = asyncio.Event()
+        forget = self._connection.on_loss(lost.set)
+        try:
+            while not queue.closed:
+                queue.begin_reading()
+                pause_s = limits.OT_REREAD_INTERVAL_S
+                try:
+                    queue.finish_reading(await self._read_all())
+                except _FAILURES as error:
+                    _log.debug("%s cannot be read, trying until it can: %r", self._entries, error)
+                    queue.abandon_reading()
+                    # That was the loss.
+                    lost.clear()
+                    pause_s = limits.OT_RETRY_INTERVAL_S
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(pause_s):
+                        await lost.wait()
+                lost.clear()
+        except (DamageError, EnvironmentFault) as error:
+            queue.fail(error)
+        finally:
+            forget()
+
+    async def _read_all(self) -> list[OtUpdate]:
+        """Every lane."""
+        stored = pairs(await self._connection.ask("HGETALL", self._entries))
+        return [decode_update(self._entries, key, data) for key, data in stored.items()]
+
+
+class RedisOtStores:
+    """`OtStores` over one connection."""
+
+    def __init__(self, connection: RedisConnection, pipeline: str, tasks: asyncio.TaskGroup, interval_s: float) -> None:
+        self._connection = connection
+        self._pipeline = pipeline
+        self._tasks = tasks
+        self._interval_s = interval_s
+        self._stores: dict[str, RedisOtStore] = {}
+
+    async def store(self, vertex: str) -> RedisOtStore:
+        # There is nothing to make: a hash is there with its first field.
+        if vertex not in self._stores:
+            self._stores[vertex] = RedisOtStore(self._connection, self._pipeline, vertex, self._tasks, self._interval_s)
+        return self._stores[vertex]
+
+    async def delete(self, vertex: str | None = None) -> None:
+        with step("redis.delete_watermarks"):
+            if vertex is not None:
+                await remove_matching(self._connection, f"{entries_key(self._pipeline, vertex)}*")
+            else:
+                await remove_matching(self._connection, f"{vertices_pattern(self._pipeline)}:o*")
+
+    def close(self) -> None:
+        """End publishing."""
+        for store in self._stores.values():
+            store.close()
+
+
+@asynccontextmanager
+async def open_redis_ot_stores(
+    connection: RedisConnection, pipeline: str, *, publish_interval_s: float = limits.OT_PUBLISH_INTERVAL_S
+) -> AsyncIterator[RedisOtStores]:
+    """The OT stores of a pipeline over an open connection, which has to outlive them.
+
+    What is not flushed at the end is not published.
+    """
+    async with open_tasks() as tasks:
+        stores = RedisOtStores(connection, pipeline, tasks, publish_interval_s)
+        try:
+            yield stores
+        finally:
+            stores.close()

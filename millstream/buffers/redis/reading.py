@@ -1,0 +1,198 @@
+"""Reading a buffer from Redis: in order, without a gap, across restarts of the server.
+
+    wait at the index ──► sizes ──► as many frames as there is room for ──► handed out, checked
+
+A task reads ahead, never more than the limits. It waits at the server for what is not there yet, and looks whether what
+was read is still what it was: whenever a connection was lost, and while nothing comes.
+
+Above it: `ledger.py`. Below it: the connection. Nothing is acknowledged: the mark of the reader is the acknowledgement.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from millstream import limits
+from millstream.background import open_tasks
+from millstream.buffers.redis.connection import (
+    BLOCK_S,
+    RETRY_FIRST_S,
+    AnswerLostError,
+    RedisConnection,
+    pause,
+    until_answered,
+)
+from millstream.buffers.redis.keys import frames_key, index_key
+from millstream.errors import DamageError
+from millstream.ledger.protocol import LedgerStatistics, StoredFrame
+from millstream.ledger.witness import REPAIR, ReadCheck, witness_named
+from millstream.record import BufferId
+
+_log = logging.getLogger(__name__)
+
+_READ_BYTES = limits.BYTES_IN_FLIGHT_MAX // 4
+"""Of one request for frames; one frame alone may be larger."""
+_READ_FRAMES = limits.FRAMES_IN_FLIGHT_MAX // 4
+
+# A request always takes at least the largest frame.
+assert _READ_BYTES >= limits.MESSAGE_BYTES_MAX
+
+
+class RedisReader:
+    """Frames of one buffer after a sequence. An async iterator that never ends; for one task."""
+
+    def __init__(
+        self,
+        connection: RedisConnection,
+        ledger: str,
+        ledger_id: str,
+        name: str,
+        buffer: BufferId,
+        after: int,
+        statistics: LedgerStatistics,
+        check: ReadCheck,
+    ) -> None:
+        """`ledger`: its key. `name`: of the buffer, for people. `check`: of what was read before."""
+        self._connection = connection
+        self._ledger = ledger
+        self._ledger_id = ledger_id
+        self._name = name
+        self._frames = frames_key(ledger, buffer)
+        self._index = index_key(ledger, buffer)
+        self._statistics = statistics
+        self._check = check
+        self._last = after
+        """Sequence of the last frame handed out."""
+        self._arrived: deque[StoredFrame] = deque()
+        self._arrived_bytes = 0
+        self._changed = asyncio.Event()
+        self._error: Exception | None = None
+        self._broken = False
+        """A connection was lost: what has arrived may not be there any more."""
+
+    def __aiter__(self) -> AsyncIterator[StoredFrame]:
+        return self
+
+    async def __anext__(self) -> StoredFrame:
+        while self._broken or not self._arrived:
+            if self._error is not None:
+                raise self._error
+            self._changed.clear()
+            await self._changed.wait()
+        frame = self._arrived.popleft()
+        self._arrived_bytes -= len(frame.data)
+        self._check.next(frame.witness, frame.sequence)
+        self._last = frame.sequence
+        self._statistics.frames_read += 1
+        self._statistics.bytes_read += len(frame.data)
+        self._changed.set()
+        return frame
+
+    async def check(self) -> None:
+        """Raise `DamageError` when the ledger does not hold what was read, until that is known."""
+        found = await until_answered(self._connection, "HMGET", self._ledger, "id", "sequence")
+        held = found[0].decode() if found[0] is not None else None
+        if held is None:
+            raise DamageError(f"{self._name}: its ledger is gone; it was read up to sequence {self._last}. {REPAIR}")
+        if held != self._ledger_id or int(found[1]) < self._last:
+            raise DamageError(
+                f"{self._name} was read up to sequence {self._last}, and its ledger, {held}, holds sequences up to "
+                f"{int(found[1])}: it is not the one that was read, or it has lost its end. {REPAIR}"
+            )
+        last = self._check.last
+        if last is not None:
+            entries = await until_answered(self._connection, "XRANGE", self._frames, last.sequence, last.sequence)
+            self._check.stored(_frame(entries[0]).witness if entries else None)
+
+    async def read_ahead(self) -> None:
+        """Keep frames ready, for ever; what goes wrong is raised at whoever takes the next one."""
+        try:
+            while True:
+                try:
+                    await self._read_on()
+                except AnswerLostError as error:
+                    await self._begin_again(str(error))
+        except Exception as error:  # noqa: BLE001  # handed to the one who reads
+            self._error = error
+            self._changed.set()
+
+    async def _read_on(self) -> None:
+        """What is behind the last frame that has arrived."""
+        while True:
+            # Cleared first: what is taken from here on sets it again.
+            self._changed.clear()
+            frames, size = len(self._arrived), self._arrived_bytes
+            if frames <= limits.FRAMES_IN_FLIGHT_MAX // 2 and size <= limits.BYTES_IN_FLIGHT_MAX // 2:
+                break
+            await self._changed.wait()
+        after = self._arrived[-1].sequence if self._arrived else self._last
+        block_ms = round(BLOCK_S * 1000)
+        found = await self._connection.wait(
+            "XREAD", "COUNT", _READ_FRAMES, "BLOCK", block_ms, "STREAMS", self._index, f"{after}-0"
+        )
+        if not found:
+            await self.check()
+            return
+        sizes = [(_sequence(entry), int(entry[1][3])) for entry in found[0][1]]
+        for first, last in _portions(sizes):
+            for entry in await self._connection.ask("XRANGE", self._frames, first, last):
+                frame = _frame(entry)
+                self._arrived.append(frame)
+                self._arrived_bytes += len(frame.data)
+            self._changed.set()
+
+    async def _begin_again(self, why: str) -> None:
+        """Go on after the last frame handed out, once the server answers."""
+        self._broken = True
+        self._statistics.read_restarts += 1
+        _log.info("reading %s goes on after %d (%s)", self._name, self._last, why)
+        await pause(RETRY_FIRST_S)
+        self._arrived.clear()
+        self._arrived_bytes = 0
+        await self.check()
+        self._broken = False
+
+
+@asynccontextmanager
+async def opened(reader: RedisReader) -> AsyncIterator[AsyncIterator[StoredFrame]]:
+    """The reader reads inside the block."""
+    await reader.check()
+    async with open_tasks() as tasks:
+        reading = tasks.create_task(reader.read_ahead(), name="read ahead")
+        try:
+            yield reader
+        finally:
+            reading.cancel()
+
+
+def frames_of(entries: Any) -> list[StoredFrame]:
+    """Frames, from entries of their stream."""
+    return [_frame(entry) for entry in entries]
+
+
+def _frame(entry: Any) -> StoredFrame:
+    sequence = _sequence(entry)
+    return StoredFrame(sequence, entry[1][3], witness_named(sequence, entry[1][1].decode(errors="replace")))
+
+
+def _sequence(entry: Any) -> int:
+    return int(entry[0].partition(b"-")[0])
+
+
+def _portions(sizes: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """First and last sequence of each request, so that none brings more than it may."""
+    portions: list[tuple[int, int]] = []
+    size = 0
+    for sequence, more in sizes:
+        if portions and size + more <= _READ_BYTES:
+            portions[-1] = portions[-1][0], sequence
+            size += more
+        else:
+            portions.append((sequence, sequence))
+            size = more
+    return portions

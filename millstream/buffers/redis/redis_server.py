@@ -1,0 +1,132 @@
+"""A real server for a test or a benchmark: its own process, on a port of its own, with faults as its API.
+
+Above it: tests and benchmarks. Below it: the program of Valkey or Redis.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+from millstream.buffers.redis.access import SCHEME, RedisAccess
+from millstream.buffers.redis.ping import answers_ping
+from millstream.buffers.redis.server_config import find_redis_server, new_password, server_config
+from millstream.errors import EnvironmentFault
+from millstream.files import append_private, make_private_directories, write_private
+from millstream.ports import free_ports
+from millstream.tether import tethered
+
+_START_TIMEOUT_S = 10.0
+_STOP_TIMEOUT_S = 10.0
+_POLL_S = 0.005
+_LOG_TAIL_CHARS = 2000
+
+
+class RedisServer:
+    """One server. After `restart` it has the same port and the same data, as a restarted broker has."""
+
+    def __init__(self, directory: Path, *, fsync: bool) -> None:
+        self._directory = directory
+        self._fsync = fsync
+        self._process: asyncio.subprocess.Process | None = None
+        self._port = free_ports()
+        self._password = new_password()
+
+    @property
+    def access(self) -> RedisAccess:
+        """How to reach it."""
+        return RedisAccess(f"{SCHEME}://127.0.0.1:{self._port}", password=self._password)
+
+    @property
+    def port(self) -> int:
+        return self._port
+
+    @property
+    def store_dir(self) -> Path:
+        """Where it keeps its files."""
+        return self._directory / "store"
+
+    @property
+    def pid(self) -> int:
+        """Of the process that runs now, or ran last."""
+        if self._process is None:
+            raise EnvironmentFault("the Redis server has not been started")
+        return self._process.pid
+
+    async def start(self) -> None:
+        """Start, and return when it answers."""
+        make_private_directories(self.store_dir)
+        config = self._directory / "redis.conf"
+        write_private(
+            config,
+            server_config(directory=self.store_dir, port=self._port, password=self._password, fsync=self._fsync),
+        )
+        with append_private(self._directory / "redis.out") as output:
+            self._process = await asyncio.create_subprocess_exec(
+                *tethered([find_redis_server(), str(config)]),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+        try:
+            async with asyncio.timeout(_START_TIMEOUT_S):
+                while not await answers_ping(self._port, self.access):
+                    if self._process.returncode is not None:
+                        raise EnvironmentFault(f"a Redis server ended at once: {self._tail()}")
+                    await asyncio.sleep(_POLL_S)
+        except TimeoutError as error:
+            raise EnvironmentFault(f"a Redis server did not start in {_START_TIMEOUT_S} s: {self._tail()}") from error
+
+    async def kill(self) -> None:
+        """As `kill -9`: no chance to write anything."""
+        await self._end(signal.SIGKILL)
+
+    async def stop(self) -> None:
+        """Let it shut down in order."""
+        await self._end(signal.SIGTERM)
+
+    async def restart(self) -> None:
+        """Kill it, if it still runs, and start it again over the same files and port."""
+        await self.kill()
+        await self.start()
+
+    def pause(self) -> None:
+        """Stop it in its tracks: connections stay, nothing is answered."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    async def _end(self, how: signal.Signals) -> None:
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, how)
+            # A paused process hears nothing but SIGKILL until it is continued.
+            os.kill(process.pid, signal.SIGCONT)
+        try:
+            async with asyncio.timeout(_STOP_TIMEOUT_S):
+                await process.wait()
+        except TimeoutError:
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+            await process.wait()
+
+    def _tail(self) -> str:
+        return (self._directory / "redis.out").read_text(errors="replace")[-_LOG_TAIL_CHARS:].strip()
+
+
+@asynccontextmanager
+async def open_redis_server(directory: Path, *, fsync: bool = True) -> AsyncIterator[RedisServer]:
+    """A server of its own with everything it writes below `directory`; ended when the context ends."""
+    server = RedisServer(directory, fsync=fsync)
+    try:
+        await server.start()
+        yield server
+    finally:
+        await server.kill()
