@@ -20,11 +20,12 @@ from pathlib import Path
 
 import psutil
 
-from millstream.buffers.jetstream.connection import open_connection
-from millstream.buffers.jetstream.ot_store import open_jetstream_ot_stores
 from millstream.buffers.jetstream.raw_limit import measure_raw_limit
+from millstream.buffers.registry import technology_of
 from millstream.clock import MICROSECONDS
 from millstream.errors import MillstreamError
+from millstream.ledger.protocol import DurabilityLevel
+from millstream.spec import resolved
 from millstream.watermark.store import OtStore
 from millstream_runner.local.directory import DataDirectory, Runtime
 from millstream_runner.local.processes import is_alive
@@ -182,14 +183,16 @@ class ObservedRun:
         runtime = await self._started()
         status = self._data.read_status()
         assert status is not None, "a run that has started has a status"
+        used = technology_of(resolved.load(self._data.read_pipeline()).pipeline)
         async with (
-            open_connection(self._data.access(runtime), name="benchmark") as connection,
-            open_jetstream_ot_stores(connection, runtime.pipeline) as stores,
+            used.open(
+                self._data.access(runtime, used), runtime.pipeline, name="benchmark", require=DurabilityLevel.MEMORY
+            ) as buffer,
             asyncio.TaskGroup() as group,
         ):
             for vertex in status["vertices"]:
                 name = vertex["vertex"]
-                store = await stores.store(name)
+                store = await buffer.stores.store(name)
                 group.create_task(self._count(name, store), name=f"count {name}")
 
     async def _count(self, vertex: str, store: OtStore) -> None:
@@ -206,7 +209,7 @@ class ObservedRun:
         def is_started() -> bool:
             nonlocal found
             found = self._data.read_runtime()
-            ready = found is not None and found.processes and found.nats_port > 0 and is_alive(found.runner)
+            ready = found is not None and found.processes and found.broker_port and is_alive(found.runner)
             return bool(ready) and self._data.read_status() is not None
 
         await self.until(is_started, "started")

@@ -81,6 +81,9 @@ EXEMPT: Mapping[tuple[str, str], str] = {
     ("millstream/buffers/redis/ledger.py", "remove_matching"): "whoever calls it is looked at",
     ("millstream/buffers/redis/ledger.py", "RedisLedger._land"): "inside the steps redis.commit and redis.take_over",
     ("millstream/buffers/jetstream/pages.py", ""): "a request for what is stored",
+    ("millstream/buffers/jetstream/server.py", "JetStreamServer"): "the server's settings: written anew at every start",
+    ("millstream/buffers/redis/server.py", ""): "the server's settings: written anew at every start",
+    ("millstream/buffers/redis/ot_store.py", "RedisOtStore._put_after"): "inside the step redis.publish",
     ("millstream/buffers/jetstream/nats_server.py", ""): "a server of a test or a benchmark",
     (
         "millstream/buffers/jetstream/pull.py",

@@ -17,15 +17,12 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 LOCKS = Path("requirements")
 LARGEST = LOCKS / "dev.txt"
 
+_VERTEX = ["--extra", "arrow", "--extra", "nkeys", "--extra", "redis"]
+"""What every vertex may need."""
 INPUTS: dict[Path, list[str]] = {
     LARGEST: [
         "pyproject.toml",
-        "--extra",
-        "arrow",
-        "--extra",
-        "nkeys",
-        "--extra",
-        "redis",
+        *_VERTEX,
         "--extra",
         "demo",
         "--extra",
@@ -33,8 +30,8 @@ INPUTS: dict[Path, list[str]] = {
         "--group",
         "dev",
     ],
-    LOCKS / "run.txt": ["pyproject.toml", "--extra", "arrow", "--extra", "nkeys", "--extra", "redis"],
-    LOCKS / "reduce.txt": ["pyproject.toml", "--extra", "arrow", "--extra", "nkeys", "--extra", "redis", "--extra", "reduce"],
+    LOCKS / "run.txt": ["pyproject.toml", *_VERTEX],
+    LOCKS / "reduce.txt": ["pyproject.toml", *_VERTEX, "--extra", "reduce"],
     LOCKS / "udf.txt": ["services/udf_sdk/pyproject.toml"],
 }
 """What each lock is resolved from: all checks and the demonstration, a vertex, a reduce vertex, a function alone."""

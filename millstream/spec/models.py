@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 
 from millstream.limits import BUFFER_BYTES_MAX, BUFFER_RECORDS_MAX, BUFFER_USAGE_LIMIT
 from millstream.spec import numaflow
+from millstream.spec.buffers import DEFAULT, InterStepBuffer
 from millstream.spec.logging import Logging
 from millstream.spec.programs import (
     Backoff,
@@ -295,10 +296,17 @@ class PipelineSpec(SpecModel):
     """Limits of every vertex."""
     watermark: Watermark = Watermark()
     """How event time advances."""
+    inter_step_buffer: InterStepBuffer | None = None
+    """What keeps records between the steps: `jetstream: {}` (the default) or `redis: {}`."""
     spark: Spark | None = None
     """The Spark that computes windows. Default: one of the pipeline's own, on this machine."""
     logging: Logging = Logging()
     """What messages may show."""
+
+    @property
+    def buffer_technology(self) -> str:
+        """Key of what keeps records between the steps."""
+        return next(iter(self.inter_step_buffer or {DEFAULT: {}}))
 
     def relation_faults(self) -> Iterator[ShapeFault]:
         """What could never happen: a window that closes without watermarks, a file larger than its buffer."""

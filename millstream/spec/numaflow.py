@@ -86,7 +86,6 @@ _WITHOUT_EFFECT: Mapping[str, Mapping[str, str]] = {
 _UNSUPPORTED: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "spec": {
         "sideInputs": ("side inputs are not supported yet", "no `sideInputs`"),
-        "interStepBuffer": ("buffer compression is not supported yet", "no `interStepBuffer`"),
         "serving": ("serving is not supported yet", "no `serving`"),
     },
     "limits": {"rateLimit": ("rate limits are not supported yet", "no `rateLimit`")},

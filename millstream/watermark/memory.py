@@ -130,6 +130,16 @@ class MemoryOtStore:
         bucket = self._memory._bucket(self._pipeline, self._vertex)
         return {key: decode_update(self._vertex, key, data) for key, data in bucket.entries.items()}
 
+    async def stored(self, lane: LaneId) -> OtUpdate | None:
+        bucket = self._memory._bucket(self._pipeline, self._vertex)
+        data = bucket.entries.get(lane.key)
+        return decode_update(self._vertex, lane.key, data) if data is not None else None
+
+    async def forget(self, lane: LaneId) -> None:
+        bucket = self._memory._bucket(self._pipeline, self._vertex)
+        bucket.entries.pop(lane.key, None)
+        bucket.revisions.pop(lane.key, None)
+
     @asynccontextmanager
     async def watch(self) -> AsyncIterator[AsyncIterator[OtUpdate]]:
         bucket = self._memory._bucket(self._pipeline, self._vertex)

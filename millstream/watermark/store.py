@@ -121,6 +121,13 @@ class OtStore(Protocol):
     async def get_all(self) -> Mapping[str, OtUpdate]:
         """The newest stored entry of every lane, by lane key. Raises `RetryLaterError` when the broker is away."""
 
+    async def stored(self, lane: LaneId) -> OtUpdate | None:
+        """What the lane has published last. Raises `DamageError` when it cannot be read, `RetryLaterError` when the
+        broker is away."""
+
+    async def forget(self, lane: LaneId) -> None:
+        """Remove what the lane has published; it must have no owner now. Raises `RetryLaterError`."""
+
     def watch(self) -> AbstractAsyncContextManager[AsyncIterator[OtUpdate]]:
         """What is stored, then every change, for ever. Nothing older than what it gave before of the same lane.
 
@@ -186,6 +193,16 @@ async def newest(store: OtStore) -> Mapping[str, OtUpdate]:
             return await store.get_all()
         except RetryLaterError as error:
             _log.warning("the watermarks of %s cannot be read now: %s", store.vertex, error)
+        await asyncio.sleep(OT_RETRY_INTERVAL_S)
+
+
+async def forget(store: OtStore, lane: LaneId) -> None:
+    """Remove what a lane without an owner has published; asks until the broker answers."""
+    while True:
+        try:
+            return await store.forget(lane)
+        except RetryLaterError as error:
+            _log.warning("the watermark of %s cannot be removed now: %s", lane, error)
         await asyncio.sleep(OT_RETRY_INTERVAL_S)
 
 

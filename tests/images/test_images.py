@@ -35,7 +35,7 @@ spec:
   edges: [{from: in, to: shout}, {from: shout, to: out}, {from: shout, to: count}, {from: count, to: counts}]
 """
 FUNCTION = "def process(value):\n    return value.upper()\n"
-BROKER = ("--nats", "nats://127.0.0.1:4222")
+BROKER = ("--broker", "nats://127.0.0.1:4222")
 
 pytestmark = pytest.mark.timeout(7200)
 
@@ -58,7 +58,7 @@ def started_broker(pod: Pod) -> str:
     """With the users of the pipeline, and its ledgers."""
     volumes = ("--volume", f"{pod.directory}/data:/data", "--volume", f"{pod.directory}/users:/etc/nats/users:ro")
     broker = pod.start("broker", "broker", options=volumes)
-    access = ("--nats-access", "/pipeline/users/boxes/_pipeline.yaml")
+    access = ("--broker-access", "/pipeline/users/boxes/_pipeline.yaml")
     arguments = ("broker", "prepare", "/pipeline/pipeline.yaml", *BROKER, *access)
     made = pod.start("prepare", "vertex", *arguments, options=("--entrypoint", "millstream"))
     assert pod.ended(made) == 0, pod.logs(made)
@@ -66,7 +66,7 @@ def started_broker(pod: Pod) -> str:
 
 
 def vertex(pod: Pod, name: str, *more: str, service: str = "vertex", options: Sequence[str] = ()) -> str:
-    access = ("--nats-access", f"/pipeline/users/boxes/{name}.yaml")
+    access = ("--broker-access", f"/pipeline/users/boxes/{name}.yaml")
     told = ("--pipeline", "/pipeline/pipeline.json", "--vertex", name, *BROKER, *access, *more)
     return pod.start(name, service, *told, options=options)
 

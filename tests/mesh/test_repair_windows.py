@@ -15,6 +15,7 @@ import pytest
 
 from millstream.buffers.jetstream.connection import open_connection
 from millstream.buffers.jetstream.ledger import open_jetstream_broker
+from millstream.buffers.jetstream.technology import TECHNOLOGY
 from millstream.durable import listen
 from millstream.errors import DamageError
 from millstream.record import BufferId, LaneId
@@ -81,11 +82,8 @@ async def refused(run: PipelineRun, *texts: str) -> None:
 
 @asynccontextmanager
 async def repairing(run: PipelineRun, tmp_path: Path) -> AsyncIterator[Repair]:
-    async with (
-        open_connection(run.server.access) as connection,
-        open_jetstream_broker(run.server.access, "p") as broker,
-    ):
-        yield Repair(run.graph, connection, broker, KnownLedgers(tmp_path / "ledgers.json"), run.windows)
+    async with TECHNOLOGY.open(run.server.access, "p", name="test") as buffer:
+        yield Repair(run.graph, buffer, KnownLedgers(tmp_path / "ledgers.json"), run.windows)
 
 
 async def repaired(run: PipelineRun, tmp_path: Path, stop_at: int | None = None) -> list[Finding]:

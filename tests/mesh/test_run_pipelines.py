@@ -233,7 +233,7 @@ async def test_a_pipeline_that_runs_elsewhere_is_looked_at_through_its_broker(
 ) -> None:
     path = numbered(files, 100, rpu=0)
     async with open_pipeline(path, tmp_path / "run") as run:
-        broker = ("--nats", run.server.url, "--nats-access", str(run.server.access_file), "--file", "pipeline.yaml")
+        broker = ("--broker", run.server.url, "--broker-access", str(run.server.access_file), "--file", "pipeline.yaml")
         nothing = await command(tmp_path, "status", *broker)
         assert nothing.exit_code == 2
         assert "has nothing of pipeline p" in nothing.err
@@ -249,4 +249,4 @@ async def test_a_pipeline_that_runs_elsewhere_is_looked_at_through_its_broker(
         assert "ended" in table
         peeked = await command(tmp_path, "peek", "map-out", "--from", "1", *broker)
         assert peeked.exit_code == 0, peeked.err
-        assert (await command(tmp_path, "peek", "map-out", "--nats", run.server.url)).exit_code == 2
+        assert (await command(tmp_path, "peek", "map-out", "--broker", run.server.url)).exit_code == 2

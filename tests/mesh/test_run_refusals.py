@@ -191,14 +191,14 @@ async def test_a_remembered_port_that_is_taken_is_given_up(files: PipelineFiles,
     small(files)
     assert (await command(tmp_path, "run", "pipeline.yaml", "--quiet")).exit_code == 0
     runtime = tmp_path / ".millstream/p/runtime.json"
-    port = json.loads(runtime.read_text())["nats_port"]
+    port = json.loads(runtime.read_text())["broker_port"]
     with socket.socket() as taken:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         taken.bind(("127.0.0.1", port))
         taken.listen()
         ended = await command(tmp_path, "run", "pipeline.yaml")
     assert ended.exit_code == 0, ended.err
-    assert json.loads(runtime.read_text())["nats_port"] != port
+    assert json.loads(runtime.read_text())["broker_port"] != port
 
 
 async def test_a_directory_that_cannot_be_used_is_named(files: PipelineFiles, tmp_path: Path) -> None:

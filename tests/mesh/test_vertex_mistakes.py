@@ -56,7 +56,7 @@ async def test_options_that_do_not_fit_the_pipeline(files: PipelineFiles, tmp_pa
         (("--vertex", "in", "--pipeline", str(tmp_path / "broken.json")), "cannot be read"),
         (("--vertex", "in", "--log-level", "loud"), "--log-level: invalid choice: 'LOUD'"),
     ):
-        code, message = await vertex("--pipeline", str(file), "--nats", NOWHERE, *options)
+        code, message = await vertex("--pipeline", str(file), "--broker", NOWHERE, *options)
         assert code == 2, (options, message)
         assert said in message
 
@@ -64,7 +64,7 @@ async def test_options_that_do_not_fit_the_pipeline(files: PipelineFiles, tmp_pa
 async def test_a_machine_without_a_temporary_directory(files: PipelineFiles, tmp_path: Path) -> None:
     file = resolve(files, files.function("identity"))
     async with open_nats_server(tmp_path / "broker") as server:
-        broker = ("--nats", server.url, "--nats-access", str(server.access_file))
+        broker = ("--broker", server.url, "--broker-access", str(server.access_file))
         options = ("--pipeline", str(file), "--vertex", "map", *broker)
         code, message = await vertex(*options, before=NO_TEMPORARY_DIRECTORY)
     assert code == 4
@@ -74,7 +74,7 @@ async def test_a_machine_without_a_temporary_directory(files: PipelineFiles, tmp
 async def test_a_reduce_without_the_packages_it_needs(files: PipelineFiles, tmp_path: Path) -> None:
     file = resolve(files, REDUCE)
     async with open_nats_server(tmp_path / "broker") as server:
-        broker = ("--nats", server.url, "--nats-access", str(server.access_file))
+        broker = ("--broker", server.url, "--broker-access", str(server.access_file))
         options = ("--pipeline", str(file), "--vertex", "map", *broker)
         places = ("--windows-dir", str(tmp_path / "windows"), "--spark", "unix:/nowhere")
         code, message = await vertex(*options, *places, before=NO_NUMPY)

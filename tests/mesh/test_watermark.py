@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from millstream import durable
-from millstream.buffers.jetstream.connection import open_connection
-from millstream.buffers.jetstream.ledger import open_jetstream_broker
-from millstream.buffers.jetstream.ot_store import open_jetstream_ot_stores
+from millstream.buffers.jetstream.technology import TECHNOLOGY
 from millstream.durable import CRASH_AT
 from millstream_runner.local.setting_back import Watermarks
 from tests.mesh.reducing import (
@@ -46,13 +44,8 @@ FAR_S = 1_000_000_000.0
 
 async def set_back(run: PipelineRun, time_us: int) -> int:
     """Set every lane back that is beyond; how many were."""
-    name = run.resolved.pipeline.name
-    async with (
-        open_connection(run.server.access) as connection,
-        open_jetstream_broker(run.server.access, name) as broker,
-        open_jetstream_ot_stores(connection, name) as stores,
-    ):
-        watermarks = Watermarks(run.graph, connection, broker, stores, run.windows)
+    async with TECHNOLOGY.open(run.server.access, run.resolved.pipeline.name, name="test") as buffer:
+        watermarks = Watermarks(run.graph, buffer.broker, buffer.stores, run.windows)
         targets = watermarks.targets(time_us)
         beyond = [one for one in await watermarks.lanes() if one.is_beyond(targets[one.lane.vertex])]
         for one in beyond:

@@ -61,7 +61,7 @@ async def open_process(run: PipelineRun, directory: Path, *replicas: str, port: 
     file.write_text(resolved.dump(run.resolved.pipeline, run.resolved.base_dir))
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "millstream_worker", "--pipeline", str(file), "--replicas", *replicas),
-        *("--nats", run.server.url, "--nats-access", str(run.server.access_file), "--metrics-port", str(port)),
+        *("--broker", run.server.url, "--broker-access", str(run.server.access_file), "--metrics-port", str(port)),
         stderr=asyncio.subprocess.PIPE,
     )
     try:
@@ -225,7 +225,7 @@ async def test_replicas_that_the_pipeline_does_not_have(
     loaded = load(path)
     file.write_text(resolved.dump(loaded.pipeline, loaded.base_dir))
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "millstream_worker", "--pipeline", str(file), "--nats", "nats://127.0.0.1:1"),
+        *(sys.executable, "-m", "millstream_worker", "--pipeline", str(file), "--broker", "nats://127.0.0.1:1"),
         *("--replicas", *replicas),
         stderr=asyncio.subprocess.PIPE,
     )

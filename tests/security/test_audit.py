@@ -145,7 +145,7 @@ def test_processes_write_at_once_without_losing_an_entry(tmp_path: Path) -> None
 
 
 def test_no_password_of_an_address_is_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["millstream", "peek", "--nats", "nats://ada:secret@host:4222"])
+    monkeypatch.setattr(sys, "argv", ["millstream", "peek", "--broker", "nats://ada:secret@host:4222"])
     audit.note(DataDirectory(tmp_path), "peek")
 
     text = (tmp_path / "audit.jsonl").read_text()
@@ -179,7 +179,7 @@ async def test_what_is_done_over_another_broker_is_written_down_for_its_user(
     file = files.write(files.generator(5) + files.file_sink("out"), ["in -> out"])
     digest = audit.pipeline_of(load(file))["spec"]
     async with open_nats_server(tmp_path / "broker") as server:
-        place = ("--nats", server.url, "--nats-access", str(server.access_file))
+        place = ("--broker", server.url, "--broker-access", str(server.access_file))
         prepared = await command(tmp_path, "broker", "prepare", "pipeline.yaml", *place)
         assert prepared.exit_code == 0, prepared.err
         vertices = tmp_path / "vertices.jsonl"

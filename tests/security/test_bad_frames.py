@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from millstream.buffers.jetstream.ledger import open_jetstream_broker
+from millstream.buffers.registry import technology_of
 from millstream.frame import build_frame
-from millstream.ledger.protocol import DurabilityLevel
 from millstream.record import BufferId, LaneId
+from millstream.spec import resolved
 from millstream_runner.local.directory import DataDirectory
 from millstream_runner.local.stored import open_stored
 from millstream_udf import columns
@@ -40,11 +40,12 @@ def files(tmp_path: Path) -> PipelineFiles:
 
 async def publish(directory: DataDirectory, frame: bytes, records: int) -> None:
     """As the lane of the source would, and with all of its rights: a commit that counts, with a mark that fits."""
+    graph = resolved.load(directory.read_pipeline()).graph
     async with (
-        open_stored(directory) as stored,
-        open_jetstream_broker(stored.access, "p", require=DurabilityLevel.FSYNC) as broker,
+        open_stored(directory, graph) as stored,
+        technology_of(graph.pipeline).open(stored.access, "p", name="intruder") as buffer,
     ):
-        ledger = await broker.existing_ledger("in")
+        ledger = await buffer.broker.existing_ledger("in")
         assert ledger is not None
         owner = LaneOwner(ledger, SOURCE, await ledger.take_over(SOURCE, "intruder"))
         commit = owner.commit_of((BUFFER, frame))

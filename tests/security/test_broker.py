@@ -107,7 +107,7 @@ async def run(open_folder: Path) -> AsyncIterator[Run]:
     data.mkdir(mode=0o755)
     async with start(open_folder, "run", "pipeline.yaml", "--data-dir", str(data), data="data") as running:
         await running.until(lambda: running.records("out") > 0)
-        port = running.json("runtime.json")["nats_port"]
+        port = running.json("runtime.json")["broker_port"]
         yield Run(running, open_folder, port, (data / "broker" / "key").read_text().strip())
 
 
@@ -134,7 +134,7 @@ async def test_a_stranger_is_refused(run: Run, stranger: Stranger) -> None:
     seen = stranger.run(PROCESSES, *map(str, [run.running.process.pid, *everybody]))
     assert seen.returncode == 0, seen.stderr
     assert "SEEN" not in seen.stdout
-    assert "--nats-access" in seen.stdout
+    assert "--broker-access" in seen.stdout
     assert run.key not in seen.stdout
     # Whose pipeline it is looks into it as ever, and it has not noticed anything.
     place = ("--data-dir", str(run.folder / "data"))

@@ -17,11 +17,12 @@ from uuid import uuid4
 from millstream.buffers.jetstream.ledger import open_jetstream_broker
 from millstream.buffers.jetstream.nats_server import NatsServer, open_nats_server
 from millstream.buffers.jetstream.server_config import ACCOUNT
+from millstream.buffers.redis.access import RedisAccess
 from millstream.buffers.redis.connection import open_connection as open_redis_connection
 from millstream.buffers.redis.keys import ledger_key
-from millstream.buffers.redis.opening import open_redis_broker
 from millstream.buffers.redis.redis_server import RedisServer, open_redis_server
 from millstream.buffers.redis.scripts import COMMIT
+from millstream.buffers.redis.technology import TECHNOLOGY as REDIS_TECHNOLOGY
 from millstream.ledger.memory import Faults, MemoryBroker, open_memory_broker
 from millstream.ledger.protocol import Broker, Commit, DurabilityLevel, FrameWrite, Ledger, Receipt, StoredMark
 from millstream.ledger.subjects import stream_name
@@ -202,7 +203,7 @@ class RedisHarness:
         await self.server.restart()
 
     async def other_process(self) -> Broker:
-        return await self._processes.enter_async_context(open_redis_broker(self.server.access, PIPELINE))
+        return await self._processes.enter_async_context(open_redis_broker(self.server.access))
 
     async def pass_time(self, seconds: float, until: Callable[[], Awaitable[bool]]) -> None:
         async with asyncio.timeout(seconds + 10):
@@ -233,13 +234,20 @@ async def open_jetstream_harness(
 
 
 @asynccontextmanager
+async def open_redis_broker(access: RedisAccess) -> AsyncIterator[Broker]:
+    """The ledgers in a server, as a process opens them."""
+    async with REDIS_TECHNOLOGY.open(access, PIPELINE, name="test") as buffer:
+        yield buffer.broker
+
+
+@asynccontextmanager
 async def open_redis_harness(directory: Path) -> AsyncIterator[RedisHarness]:
     """A real Redis or Valkey with everything it writes below `directory`, behind a path that loses what it is told
     to."""
     async with (
         open_redis_server(directory) as server,
         open_lossy_path(server.port, REDIS) as path,
-        open_redis_broker(replace(server.access, url=path.url), PIPELINE) as broker,
+        open_redis_broker(replace(server.access, url=path.url)) as broker,
         AsyncExitStack() as processes,
     ):
         yield RedisHarness(broker, server, path, processes)

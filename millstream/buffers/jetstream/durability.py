@@ -91,8 +91,9 @@ def check(durability: Durability, require: DurabilityLevel, place: str) -> None:
         raise DurabilityError(
             f"whether the broker at {place} keeps what it acknowledges is not known, and durability "
             f"{require.value!r} is required: {durability.evidence}. Have it tell its settings to the account (see "
-            "deploy/README.md), or name its monitoring endpoint (`--monitor http://HOST:8222`); or, where neither is "
-            "possible and you know that the broker has 'sync_interval: always', start with `--durability unverified`"
+            "deploy/README.md), or name its monitoring endpoint in the access file (`monitor: http://HOST:8222`); or, "
+            "where neither is possible and you know that the broker has 'sync_interval: always', start with "
+            "`--durability unverified`"
         )
     raise DurabilityError(
         f"the broker at {place} would not keep what it acknowledges: durability is {durability.level.value!r}, "

@@ -83,6 +83,23 @@ class JetStreamOtStore:
         except _FAILURES as error:
             raise RetryLaterError(f"bucket {self._bucket} cannot be read: {error!r}") from error
 
+    async def stored(self, lane: LaneId) -> OtUpdate | None:
+        subject = f"{self._prefix}{lane.key}"
+        async with self._answering(lane.key):
+            try:
+                found = await self._connection.api(f"STREAM.MSG.GET.{self._stream}", {"last_by_subj": subject})
+            except ApiError as error:
+                if error.code in (_NO_MESSAGE, _NO_STREAM):
+                    return None
+                raise
+        return self._decode(subject, base64.b64decode(found["message"].get("data", "")))
+
+    async def forget(self, lane: LaneId) -> None:
+        self._revisions.pop(lane.key, None)
+        async with self._answering(lane.key):
+            with step("watermark.forget", self._vertex):
+                await self._connection.api(f"STREAM.PURGE.{self._stream}", {"filter": f"{self._prefix}{lane.key}"})
+
     @asynccontextmanager
     async def watch(self) -> AsyncIterator[AsyncIterator[OtUpdate]]:
         queue = UpdateQueue(self._statistics)

@@ -171,6 +171,19 @@ async def until_answered(connection: RedisConnection, *command: str | int | byte
         wait_s = await pause(wait_s)
 
 
+async def changed(
+    connection: RedisConnection, script: Script, keys: Sequence[str], arguments: Sequence[str | int | bytes]
+) -> Any:
+    """Run a script that may be repeated without harm, until it is answered."""
+    wait_s = RETRY_FIRST_S
+    while True:
+        try:
+            return await connection.change(script, keys, arguments)
+        except AnswerLostError as error:
+            _log.info("%s; asking again", error)
+        wait_s = await pause(wait_s)
+
+
 async def pause(wait_s: float) -> float:
     """Wait, and tell how long to wait the next time."""
     await asyncio.sleep(wait_s)

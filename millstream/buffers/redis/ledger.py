@@ -16,7 +16,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
 from uuid import uuid4
 
 from google.protobuf.message import DecodeError
@@ -27,6 +26,7 @@ from millstream.buffers.redis.connection import (
     RETRY_FIRST_S,
     AnswerLostError,
     RedisConnection,
+    changed,
     pairs,
     pause,
     until_answered,
@@ -42,7 +42,7 @@ from millstream.buffers.redis.keys import (
     vertex_prefix,
 )
 from millstream.buffers.redis.reading import RedisReader, frames_of, opened
-from millstream.buffers.redis.scripts import COMMIT, MAKE, TRIM, Script
+from millstream.buffers.redis.scripts import COMMIT, MAKE, TRIM
 from millstream.durable import step
 from millstream.errors import BufferFullError, DamageError, EnvironmentFault, FencedError, StorageFullError
 from millstream.ledger.batch import check_commit, decode_ids, encode_ids, frame_numbers, frame_sequences
@@ -261,7 +261,7 @@ class RedisLedger:
         for buffer, last in through.items():
             arguments += [buffer_name(buffer), last]
         with step("redis.trim", self._vertex):
-            if await _changed(self._connection, TRIM, [self._key, counts_key(self._key)], arguments) == b"gone":
+            if await changed(self._connection, TRIM, [self._key, counts_key(self._key)], arguments) == b"gone":
                 raise EnvironmentFault(
                     f"the ledger {self._name} at {self._connection.place} is gone; restore it, or start the pipeline "
                     "over"
@@ -301,7 +301,7 @@ class RedisBroker:
         found = await durability.ask_durability(self._connection)
         durability.check(found, self._require, self._connection.place)
         with step("redis.make", vertex):
-            ledger_id, layout = await _changed(
+            ledger_id, layout = await changed(
                 self._connection,
                 MAKE,
                 [ledger_key(self._pipeline, vertex)],
@@ -349,16 +349,3 @@ async def remove_matching(connection: RedisConnection, pattern: str) -> None:
             continue
         if cursor == b"0":
             return
-
-
-async def _changed(
-    connection: RedisConnection, script: Script, keys: Sequence[str], arguments: Sequence[str | int | bytes]
-) -> Any:
-    """Run a script that may be repeated without harm, until it is answered."""
-    wait_s = RETRY_FIRST_S
-    while True:
-        try:
-            return await connection.change(script, keys, arguments)
-        except AnswerLostError as error:
-            _log.info("%s; asking again", error)
-        wait_s = await pause(wait_s)

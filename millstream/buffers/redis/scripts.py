@@ -144,6 +144,18 @@ if freed > 0 then redis.call('HSET', KEYS[1], 'bytes', text(tonumber(ledger[2]) 
 return 'ok'
 """)
 
+REMOVE = _script("""
+-- KEYS: ledger, counts.  ARGV: name of the buffer, sequence.
+local frames, index = KEYS[1] .. ':d:' .. ARGV[1], KEYS[1] .. ':x:' .. ARGV[1]
+local entry = redis.call('XRANGE', index, ARGV[2], ARGV[2])[1]
+if not entry then return 0 end
+redis.call('XDEL', frames, entry[1])
+redis.call('XDEL', index, entry[1])
+redis.call('HINCRBY', KEYS[2], entry[2][2] .. ' ' .. ARGV[1], -1)
+redis.call('HINCRBY', KEYS[1], 'bytes', -tonumber(entry[2][4]))
+return 1
+""")
+
 PUT = _script("""
 -- KEYS: entries, revisions.  ARGV: lane, the revision it has now, entry.
 -- Returns the new revision; 0 where it has another than that.

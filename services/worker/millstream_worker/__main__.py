@@ -20,8 +20,8 @@ from pathlib import Path
 import uvloop
 
 from millstream.audit import named_file, spec_digest, write_entry
-from millstream.buffers.jetstream.access import BrokerAccess
-from millstream.buffers.jetstream.access_file import files_of, load_access
+from millstream.buffers.registry import technology_of
+from millstream.buffers.technology import Access, Technology
 from millstream.clock import SystemClock
 from millstream.errors import UserError
 from millstream.health import HEARTBEAT_VARIABLE, start_heartbeat
@@ -71,15 +71,16 @@ def _config(options: argparse.Namespace) -> WorkerConfig:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"--pipeline: the resolved pipeline {options.pipeline} cannot be read: {error}") from error
     pipeline = resolved.load(text)
+    technology = technology_of(pipeline.pipeline)
     return WorkerConfig(
         resolved=pipeline,
-        access={replica: _access(options, replica) for replica in _replicas(options, pipeline)},
+        access={replica: _access(options, replica, technology) for replica in _replicas(options, pipeline)},
         durability=DurabilityLevel(options.durability),
         metrics_port=options.metrics_port,
         metrics_host=options.metrics_host,
         windows_dir=options.windows_dir,
         spark=options.spark,
-        hidden=_hidden(options),
+        hidden=_hidden(options, technology),
     )
 
 
@@ -113,21 +114,21 @@ def _known(pipeline: Resolved, replica: ReplicaId, of_vertex: str, of_number: st
     return replica
 
 
-def _access(options: argparse.Namespace, replica: ReplicaId) -> BrokerAccess:
+def _access(options: argparse.Namespace, replica: ReplicaId, technology: Technology) -> Access:
     """Who a replica is to the broker: where a directory is given, each vertex has a user of its own."""
-    return load_access(_access_file(options.nats_access, replica.vertex), options.nats, options.monitor)
+    return technology.load_access(_access_file(options.broker_access, replica.vertex), options.broker)
 
 
 def _access_file(given: Path | None, vertex: str) -> Path | None:
     return given / f"{vertex}.yaml" if given is not None and given.is_dir() else given
 
 
-def _hidden(options: argparse.Namespace) -> tuple[Path, ...]:
+def _hidden(options: argparse.Namespace, technology: Technology) -> tuple[Path, ...]:
     """What this process was given and no function is to see in a sandbox."""
-    windows, access = options.windows_dir, options.nats_access
+    windows, access = options.windows_dir, options.broker_access
     broker: Sequence[Path] = ()
     if access is not None:
-        broker = [access] if access.is_dir() else files_of(access)
+        broker = [access] if access.is_dir() else technology.secret_files(access)
     if windows is not None and options.pipeline.absolute().parent == windows.absolute().parent:
         # Both lie in the data directory of a run, with the broker's store and the logs.
         return (windows.parent, *broker)
@@ -200,15 +201,12 @@ def _parser() -> argparse.ArgumentParser:
         "--replicas", nargs="+", metavar="NAME", help="replicas to run, of any vertices: <vertex>-<number>, as map-0"
     )
     parser.add_argument("--replica", type=int, default=0, help="of --vertex (default: 0)")
-    parser.add_argument("--nats", required=True, help="URL of the broker, without user or password")
+    parser.add_argument("--broker", required=True, help="URL of the broker, without user or password")
     parser.add_argument(
-        "--nats-access",
+        "--broker-access",
         type=Path,
         help="file that says who connects to the broker, and which certificates count; or a directory with such a file "
         "for each vertex, <vertex>.yaml",
-    )
-    parser.add_argument(
-        "--monitor", help="URL of its monitoring endpoint, for a broker that does not tell its durability over NATS"
     )
     parser.add_argument(
         "--durability",

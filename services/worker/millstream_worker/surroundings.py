@@ -17,10 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from millstream.buffers.jetstream.access import BrokerAccess
-from millstream.buffers.jetstream.connection import BrokerConnection, open_connection
-from millstream.buffers.jetstream.ledger import jetstream_broker
-from millstream.buffers.jetstream.ot_store import open_jetstream_ot_stores
+from millstream.buffers.registry import technology_of
+from millstream.buffers.technology import Access, InterStepBuffer, Technology
+from millstream.buffers.technology import Link as BufferLink
 from millstream.ledger.protocol import Broker, DurabilityLevel
 from millstream.limits import LOG_BYTES_MAX
 from millstream.spec.resolved import Resolved
@@ -45,7 +44,7 @@ class VertexConfig:
     resolved: Resolved
     vertex: str
     replica: int
-    broker: BrokerAccess
+    broker: Access
     durability: DurabilityLevel
     """The weakest that is accepted."""
     windows_dir: Path | None = None
@@ -122,11 +121,11 @@ class Outside:
     watches: Watches
     programs: VertexPrograms
     rng: random.Random
-    connection: BrokerConnection
+    buffer: InterStepBuffer
 
     def trouble(self) -> str | None:
-        if not self.connection.is_up:
-            return f"the connection to the NATS server at {self.connection.place} is lost"
+        if (lost := self.buffer.trouble()) is not None:
+            return lost
         down = [role for role, sidecar in self.programs.statistics().items() if not sidecar.running]
         return f"the program of the {' and the '.join(down)} does not run" if down else None
 
@@ -150,18 +149,10 @@ class Outside:
 class Link:
     """A worker's connection to its broker as one user, and what its replicas share over it. Made by `open_link`."""
 
-    def __init__(
-        self,
-        connection: BrokerConnection,
-        pipeline: str,
-        require: DurabilityLevel,
-        access: BrokerAccess,
-        watches: Watches,
-    ) -> None:
-        self._connection = connection
+    def __init__(self, link: BufferLink, pipeline: str, require: DurabilityLevel, watches: Watches) -> None:
+        self._link = link
         self._pipeline = pipeline
         self._require = require
-        self._access = access
         self._watches = watches
 
     @asynccontextmanager
@@ -172,23 +163,25 @@ class Link:
         belongs to its lanes.
         """
         async with AsyncExitStack() as stack:
-            broker = jetstream_broker(self._connection, self._access, self._pipeline, require=self._require)
-            stores = await stack.enter_async_context(open_jetstream_ot_stores(self._connection, self._pipeline))
+            buffer = await stack.enter_async_context(self._link.open(self._pipeline, require=self._require))
             programs = await stack.enter_async_context(
                 open_programs(config.resolved, config.vertex, config.replica, config.hidden)
             )
-            yield Outside(broker, stores, self._watches, programs, random.Random(), self._connection)
+            yield Outside(buffer.broker, buffer.stores, self._watches, programs, random.Random(), buffer)
 
 
 @asynccontextmanager
-async def open_link(access: BrokerAccess, pipeline: str, require: DurabilityLevel, name: str) -> AsyncIterator[Link]:
+async def open_link(
+    technology: Technology, access: Access, pipeline: str, require: DurabilityLevel, name: str
+) -> AsyncIterator[Link]:
     """Connect to the broker. `name`: of the connection, for the broker's operator. `require`: the weakest durability
     that is accepted."""
-    async with AsyncExitStack() as stack:
-        connection = await stack.enter_async_context(open_connection(access, name=name))
-        stores = await stack.enter_async_context(open_jetstream_ot_stores(connection, pipeline))
-        watches = await stack.enter_async_context(open_watches(stores))
-        yield Link(connection, pipeline, require, access, watches)
+    async with (
+        technology.connect(access, name=name) as link,
+        link.open(pipeline, require=require) as buffer,
+        open_watches(buffer.stores) as watches,
+    ):
+        yield Link(link, pipeline, require, watches)
 
 
 @asynccontextmanager
@@ -196,7 +189,9 @@ async def open_outside(config: VertexConfig) -> AsyncIterator[Outside]:
     """The surroundings of a replica that shares nothing."""
     name = config.resolved.pipeline.name
     async with (
-        open_link(config.broker, name, config.durability, f"{name}/{config.vertex}") as link,
+        open_link(
+            technology_of(config.resolved.pipeline), config.broker, name, config.durability, f"{name}/{config.vertex}"
+        ) as link,
         link.surroundings(config) as outside,
     ):
         yield outside

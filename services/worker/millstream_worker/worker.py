@@ -21,7 +21,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from millstream.buffers.jetstream.access import BrokerAccess
+from millstream.buffers.registry import technology_of
+from millstream.buffers.technology import Access
 from millstream.clock import Clock
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.limits import DRAIN_TIMEOUT_S, WORKER_END_GRACE_S
@@ -43,7 +44,7 @@ class WorkerConfig:
     """What a worker is told at its start."""
 
     resolved: Resolved
-    access: Mapping[ReplicaId, BrokerAccess]
+    access: Mapping[ReplicaId, Access]
     """The replicas it runs, at least one, and who each is to the broker."""
     durability: DurabilityLevel
     """The weakest that is accepted."""
@@ -218,12 +219,13 @@ async def open_worker(
                 clock=clock,
             )
         )
-        links: dict[BrokerAccess, Link] = {}
+        technology = technology_of(config.resolved.pipeline)
+        links: dict[Access, Link] = {}
         replicas: dict[ReplicaId, _Replica] = {}
         name = config.resolved.pipeline.name
         for replica, access in config.access.items():
             if access not in links:
-                opening = open_link(access, name, config.durability, f"{name}/{replica}")
+                opening = open_link(technology, access, name, config.durability, f"{name}/{replica}")
                 links[access] = await stack.enter_async_context(opening)
             replicas[replica] = _Replica(readiness[replica], links[access].surroundings)
         yield Worker(config, clock, telemetry, replicas, on_over)

@@ -185,7 +185,7 @@ def test_a_file_that_cannot_be_used_says_why(tmp_path: Path, text: str, said: st
     "url", ["nats://me:s3cret@127.0.0.1:4222", "nats://t0ken@127.0.0.1", "me:s3cret@127.0.0.1:4222"]
 )
 def test_a_url_with_a_secret_is_refused_without_showing_it(url: str) -> None:
-    with pytest.raises(UserError, match="--nats-access") as raised:
+    with pytest.raises(UserError, match="--broker-access") as raised:
         load_access(None, url)
     assert "s3cret" not in str(raised.value)
     assert "t0ken" not in str(raised.value)

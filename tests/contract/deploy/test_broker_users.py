@@ -103,7 +103,7 @@ async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
     async with open_nats_process(folder, SERVER) as server:
         opened = Broker(server.url, folder)
         for name in ("p", "q"):
-            access = ("--nats", server.url, "--nats-access", str(folder / name / "_pipeline.yaml"))
+            access = ("--broker", server.url, "--broker-access", str(folder / name / "_pipeline.yaml"))
             command = ["broker", "prepare", str(tmp_path / f"{name}.yaml"), *access]
             assert await asyncio.to_thread(main, command) == 0
         yield opened
@@ -136,8 +136,8 @@ async def test_a_worker_runs_vertices_whose_users_differ(broker: Broker, tmp_pat
     loaded = load(tmp_path / "p.yaml")
     file.write_text(resolved.dump(loaded.pipeline, loaded.base_dir))
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "millstream_worker", "--pipeline", str(file), "--nats", broker.url),
-        *("--nats-access", str(broker.folder / "p"), "--replicas", *(f"{vertex}-0" for vertex in VERTICES)),
+        *(sys.executable, "-m", "millstream_worker", "--pipeline", str(file), "--broker", broker.url),
+        *("--broker-access", str(broker.folder / "p"), "--replicas", *(f"{vertex}-0" for vertex in VERTICES)),
         stderr=asyncio.subprocess.PIPE,
     )
     async with asyncio.timeout(WAIT_S):

@@ -13,6 +13,7 @@ import pytest
 
 from millstream.account import consumed
 from millstream.buffers.jetstream.connection import open_connection
+from millstream.buffers.jetstream.technology import TECHNOLOGY as JETSTREAM
 from millstream.durable import listen
 from millstream.errors import DamageError
 from millstream.frame import build_frame
@@ -26,6 +27,7 @@ from millstream_runner.local.repair.finding import Finding
 from millstream_runner.local.repair.repair import Repair
 from millstream_udf import columns
 from millstream_udf.wire.frame.v1 import frame_pb2
+from tests.support.ledgers import PIPELINE as PIPELINE_NAME
 from tests.support.ledgers import JetStreamHarness, LaneOwner, open_jetstream_harness
 from tests.unit.vertex.lane_rig import records_of
 
@@ -58,9 +60,8 @@ async def harness(tmp_path: Path) -> AsyncIterator[JetStreamHarness]:
 async def repairing(harness: JetStreamHarness, tmp_path: Path) -> AsyncIterator[Repair]:
     (tmp_path / "pipeline.yaml").write_text(PIPELINE)
     graph = load(tmp_path / "pipeline.yaml").graph
-    async with open_connection(harness.server.access) as connection:
-        known = KnownLedgers(tmp_path / "ledgers.json")
-        yield Repair(graph, connection, harness.broker, known, tmp_path / "windows")
+    async with JETSTREAM.open(harness.server.access, PIPELINE_NAME, name="test", tolerate_lost=True) as buffer:
+        yield Repair(graph, buffer, KnownLedgers(tmp_path / "ledgers.json"), tmp_path / "windows")
 
 
 async def found(repair: Repair, *, accept: bool = False) -> list[Finding]:

@@ -26,6 +26,7 @@ PIPELINE = Pipeline(
         Edge("in-left", "in", "left", "data", False, 1, False),
         Edge("in-right", "in", "right", "data", False, 1, False),
     ),
+    "jetstream",
 )
 
 

@@ -26,7 +26,7 @@ spec:
 RUNTIME = {
     "pipeline": "p",
     "runner": {"pid": 1, "started": 1},
-    "nats_port": 1,
+    "broker_port": 1,
     "processes": [],
 }
 OURS = {UserError.exit_code, EnvironmentFault.exit_code, DamageError.exit_code}

@@ -21,7 +21,13 @@ from millstream_runner.local.directory import (
 from millstream_runner.local.processes import end_stale, identify, is_alive
 from tests.small_disk import open_small_disk
 
-RUNTIME = Runtime("small", ProcessIdentity(1, 2.5), 4222, (RunningProcess("map-0", ProcessIdentity(3, 4.5), 9000),))
+RUNTIME = Runtime(
+    "small",
+    ProcessIdentity(1, 2.5),
+    4222,
+    "nats://127.0.0.1:4222",
+    (RunningProcess("map-0", ProcessIdentity(3, 4.5), 9000),),
+)
 
 
 def test_a_second_runner_is_refused_with_the_id_of_the_first(tmp_path: Path) -> None:

@@ -8,13 +8,14 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millstream.buffers.jetstream.technology import TECHNOLOGY as JETSTREAM
+from millstream.buffers.redis.technology import TECHNOLOGY as REDIS
+from millstream.ledger.protocol import DurabilityLevel
 from millstream_runner.local.logfiles import (
     LINE_BYTES_MAX,
     LineSplitter,
     LogFile,
-    broker_line,
     format_entry,
-    is_banner,
     level_of,
     older,
     parse_line,
@@ -88,13 +89,25 @@ def test_a_line_that_is_no_log_line_becomes_a_message() -> None:
     assert parse_line(foreign, "map-0") == {"message": foreign.decode(), "process": "map-0"}
 
 
-def test_lines_of_the_broker_become_log_lines() -> None:
+def test_lines_of_redis_become_log_lines(tmp_path: Path) -> None:
+    server = REDIS.server(tmp_path, durability=DurabilityLevel.FSYNC, port=None)
+    line = b"5304:M 21 Nov 2026 11:58:46.015 # Error writing to the AOF file: No space left on device"
+    entry = parse_line(server.log_entry(line) or b"", "broker")
+    assert (level_of(entry), entry["message"]) == (
+        "WARNING",
+        "Error writing to the AOF file: No space left on device",
+    )
+    assert server.log_entry(b"           _.-``    `.  `_.  ''-._           Valkey 9.1.2") is None
+
+
+def test_lines_of_the_broker_become_log_lines(tmp_path: Path) -> None:
+    server = JETSTREAM.server(tmp_path, durability=DurabilityLevel.FSYNC, port=None)
     line = b"[5304] 2026/11/21 11:58:46.015732 [ERR] Filestore: no space left on device"
-    entry = parse_line(broker_line(line), "broker")
+    entry = parse_line(server.log_entry(line) or b"", "broker")
     moment = datetime(2026, 11, 21, 11, 58, 46, 15732).astimezone(UTC)
     assert (level_of(entry), entry["message"]) == ("ERROR", "Filestore: no space left on device")
     assert datetime.fromisoformat(entry["time"]) == moment
-    assert broker_line(b"goroutine 1 [running]:") == b"goroutine 1 [running]:"
+    assert server.log_entry(b"goroutine 1 [running]:") == b"goroutine 1 [running]:"
 
 
 def test_entries_for_people() -> None:
@@ -107,7 +120,8 @@ def test_entries_for_people() -> None:
     assert text.endswith("slow  [lane=in-map.0]\n    Traceback")
 
 
-def test_the_banner_of_the_broker_is_no_log() -> None:
+def test_the_banner_of_the_broker_is_no_log(tmp_path: Path) -> None:
+    server = JETSTREAM.server(tmp_path, durability=DurabilityLevel.FSYNC, port=None)
     begin = b"[7] 2026/01/31 12:00:00.000001 [INF] "
     banner = (
         b"    _ ___ _____",
@@ -117,6 +131,6 @@ def test_the_banner_of_the_broker_is_no_log() -> None:
         b"---- JETSTREAM ----",
         b"----",
     )
-    assert all(is_banner(begin + line) for line in (*banner, b"         https://docs.nats.io/jetstream"))
-    assert not any(is_banner(begin + line) for line in (b"Server is ready", b"  Max Storage: 55 GB", b"- x"))
-    assert not is_banner(b"----")
+    assert all(server.log_entry(begin + line) is None for line in (*banner, b"         https://docs.nats.io/jetstream"))
+    assert all(server.log_entry(begin + line) for line in (b"Server is ready", b"  Max Storage: 55 GB", b"- x"))
+    assert server.log_entry(b"----") == b"----"

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import psutil
 
-from millstream.buffers.jetstream.connection import open_connection
-from millstream.buffers.jetstream.ot_store import open_jetstream_ot_stores
+from millstream.buffers.registry import technology_of
+from millstream.buffers.technology import Technology
 from millstream.clock import MICROSECONDS
 from millstream.errors import EnvironmentFault, MillstreamError, RetryLaterError, UserError
 from millstream.files import write_private
@@ -44,6 +44,7 @@ kind: Pipeline
 metadata:
   name: bench
 spec:
+  interStepBuffer: {{{ledger}: {{}}}}
   limits: {{bufferMaxLength: {buffer}}}
   vertices:
     - name: in
@@ -116,13 +117,17 @@ class Measured:
     durability: str = ""
 
 
-async def measure_map(directory: Path, load: Load, durability: DurabilityLevel, *, tls: bool = False) -> Measured:
+async def measure_map(
+    directory: Path, load: Load, durability: DurabilityLevel, ledger: str, *, tls: bool = False
+) -> Measured:
     """Generator, a Python function that gives back what it gets, blackhole. `tls`: connections to the broker are
     encrypted."""
     if tls:
         make_certificate(directory / "data" / "broker")
     write_private(directory / "identity.py", _FUNCTION)
-    text = _PIPELINE.format(rate=load.rate, records=load.records, size=load.record_bytes, buffer=BUFFER_RECORDS)
+    text = _PIPELINE.format(
+        rate=load.rate, records=load.records, size=load.record_bytes, buffer=BUFFER_RECORDS, ledger=ledger
+    )
     pipeline = Pipeline(text, ("in-0", "map-0", "out-0"), "out-0", LATENCY)
     measured = await measure(directory, pipeline, load, durability)
     arrived = measured.records
@@ -143,7 +148,9 @@ async def measure(directory: Path, pipeline: Pipeline, load: Load, durability: D
     options = RunOptions(data_dir=directory / "data", durability=durability, metrics_port_base=base)
     measured = Measured()
     async with asyncio.TaskGroup() as group:
-        watching = group.create_task(_watch(options, pipeline, load, measured), name="watch")
+        watching = group.create_task(
+            _watch(options, pipeline, technology_of(loaded.pipeline), load, measured), name="watch"
+        )
         result = await _run(loaded, options)
         watching.cancel()
     status = DataDirectory(directory / "data").read_status() or {}
@@ -172,20 +179,19 @@ def _check(result: RunResult, load: Load) -> None:
         raise MillstreamError(f"{load.records} records were made, and {processed} processed")
 
 
-async def _watch(options: RunOptions, pipeline: Pipeline, load: Load, measured: Measured) -> None:
+async def _watch(options: RunOptions, pipeline: Pipeline, used: Technology, load: Load, measured: Measured) -> None:
     """Look at the run until cancelled."""
     assert options.data_dir is not None, "a benchmark has a directory of its own"
     directory = DataDirectory(options.data_dir)
     runtime = await _until_started(directory)
     async with (
-        open_connection(directory.access(runtime), name="bench") as connection,
-        open_jetstream_ot_stores(connection, "bench") as stores,
+        used.open(directory.access(runtime, used), "bench", name="bench", require=DurabilityLevel.MEMORY) as buffer,
         asyncio.TaskGroup() as group,
     ):
         clock = _Clock(load, measured)
         if pipeline.passes_on:
-            group.create_task(clock.follow_source(await stores.store("in")), name="source")
-            group.create_task(clock.follow_sink(await stores.store("out")), name="sink")
+            group.create_task(clock.follow_source(await buffer.stores.store("in")), name="source")
+            group.create_task(clock.follow_sink(await buffer.stores.store("out")), name="sink")
         else:
             clock.begun.set()
         group.create_task(_sample(directory, clock.begun, pipeline, load, measured), name="use")
@@ -195,7 +201,7 @@ async def _until_started(directory: DataDirectory) -> Runtime:
     """The run's ports, once its broker is there."""
     while True:
         runtime = directory.read_runtime()
-        if runtime is not None and runtime.processes and runtime.nats_port > 0 and is_alive(runtime.runner):
+        if runtime is not None and runtime.processes and runtime.broker_port and is_alive(runtime.runner):
             return runtime
         await asyncio.sleep(_LOOK_INTERVAL_S)
 

@@ -25,13 +25,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from millstream.buffers.registry import over
 from millstream.errors import DamageError, EnvironmentFault, MillstreamError, UdfError, UserError
 from millstream.files import make_private_directories, write_private
+from millstream.spec.buffers import DEFAULT
 from millstream.spec.checks import local_faults
 from millstream.spec.faults import SpecError
 from millstream.spec.graph import Graph
 from millstream.spec.guarantees import guarantees_of
-from millstream.spec.loading import load
+from millstream.spec.loading import Loaded, load
 from millstream.wire.certificates import make_certificate
 from millstream_runner.chaos.faults import Injector, refuse_large_disk
 from millstream_runner.chaos.lossy_path import open_lossy_path
@@ -70,6 +72,8 @@ class Options:
     rate: int | None = None
     """Records per second of a pipeline that ships. None: so that the records last for the faults."""
     id_field: str | None = None
+    ledger: str | None = None
+    """What keeps the records, where that is not what the pipeline says."""
     secured: bool = False
     """The broker takes encrypted connections alone, and functions of a pipeline that ships are in a strict sandbox."""
 
@@ -134,6 +138,9 @@ async def conduct(options: Options, told: Callable[[Struck], None]) -> Experimen
     records, rate = _load(options)
     file = _pipeline_file(options, directory, _ENDLESS, rate, ports)
     loaded = load(file)
+    if options.ledger is not None:
+        loaded = over(loaded, options.ledger)
+    _refuse_unknown_wire(options, loaded)
     faults = local_faults(loaded)
     if faults:
         raise SpecError(faults)
@@ -146,6 +153,8 @@ async def conduct(options: Options, told: Callable[[Struck], None]) -> Experimen
         make_certificate(data.broker)
     command = [sys.executable, "-m", "millstream_runner.chaos.runner", "--data-dir", str(data.root)]
     command += ["--sinks", str(directory / "sinks"), str(file)]
+    if options.ledger is not None:
+        command += ["--ledger", options.ledger]
     async with AsyncExitStack() as stack:
         path = None
         if FaultKind.NETWORK in options.kinds:
@@ -171,6 +180,13 @@ async def conduct(options: Options, told: Callable[[Struck], None]) -> Experimen
     return Experiment(outcome, verdict, options.kills)
 
 
+def _refuse_unknown_wire(options: Options, loaded: Loaded) -> None:
+    """Faults of the network and encryption are those of one protocol."""
+    used = loaded.pipeline.spec.buffer_technology
+    if used != DEFAULT and (FaultKind.NETWORK in options.kinds or options.secured):
+        raise UserError(f"--faults network and --secured are for {DEFAULT}; this pipeline keeps its records in {used}")
+
+
 def _settle(options: Options, directory: Path, records: int, rate: int, ports: Ports, taken: int) -> None:
     """Say where the source of a pipeline that ships ends, now that the faults are over and so many are made."""
     _pipeline_file(options, directory, max(records, taken + round(rate * _SETTLE_S) + 1), rate, ports)
@@ -183,7 +199,7 @@ def _tail(log: Path) -> str:
 def _broker_port(data: DataDirectory) -> int | None:
     """Where the run's broker is; None as long as nobody has told."""
     runtime = data.read_runtime()
-    return runtime.nats_port if runtime is not None and runtime.nats_port > 0 else None
+    return runtime.broker_port or None if runtime is not None else None
 
 
 def _load(options: Options) -> tuple[int, int]:

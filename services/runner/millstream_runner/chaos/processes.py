@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise, takewhile
+from pathlib import Path
 
 import psutil
 
@@ -18,6 +19,8 @@ from millstream.record import ReplicaId
 from millstream_runner.chaos.plan import Role
 
 _MESH_MODULE = "millstream_worker"
+_BROKERS = ("nats-server", "valkey-server", "redis-server")
+"""Programs of the brokers that a run starts."""
 _DRIVER_MODULE = "millstream_reduce.spark.driver"
 _WORKER_MODULES = (
     "millstream_reduce.spark.worker_daemon",
@@ -82,7 +85,7 @@ def _known(parent: RunProcess, process: psutil.Process, command: Sequence[str]) 
     if any("tether.py" in part for part in command[:4]):
         # About to become what it starts.
         return None
-    if command[0].endswith("nats-server"):
+    if Path(command[0]).name in _BROKERS:
         return RunProcess(Role.BROKER, Role.BROKER.value, process, command)
     if _MESH_MODULE in modules:
         replicas = _replicas(command)

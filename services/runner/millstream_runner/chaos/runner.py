@@ -15,6 +15,7 @@ from typing import Any
 
 import uvloop
 
+from millstream.buffers.registry import over
 from millstream.errors import MillstreamError
 from millstream.printable import printable_output
 from millstream.spec.graph import Graph
@@ -36,6 +37,8 @@ def _run(options: argparse.Namespace) -> int:
     screen = choose_screen(sys.stderr, quiet=False)
     try:
         loaded = redirected(load(options.file), options.sinks)
+        if options.ledger is not None:
+            loaded = over(loaded, options.ledger)
         settings = RunOptions(data_dir=options.data_dir, broker_path=options.broker_path)
         result = uvloop.run(run(loaded, settings, screen))
     except MillstreamError as error:
@@ -74,6 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--data-dir", type=Path, required=True, metavar="DIR", help="as for `millstream run`")
     parser.add_argument("--sinks", type=Path, required=True, metavar="DIR", help="below it file sinks write")
     parser.add_argument("--broker-path", metavar="URL", help="where the vertices reach the broker (default: directly)")
+    parser.add_argument("--ledger", metavar="NAME", help="as for `millstream run`")
     return parser
 
 

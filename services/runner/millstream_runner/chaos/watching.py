@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
-from millstream.buffers.jetstream.access import BrokerAccess
-from millstream.buffers.jetstream.connection import open_connection
-from millstream.buffers.jetstream.ot_store import open_jetstream_ot_stores
+from millstream.buffers.registry import technology_of
+from millstream.buffers.technology import Access
 from millstream.errors import EnvironmentFault, MillstreamError, RetryLaterError
+from millstream.ledger.protocol import DurabilityLevel
 from millstream.record import LaneId
 from millstream.spec.graph import Graph
 from millstream.spec.lanes import lanes_of
@@ -25,7 +25,7 @@ _POLL_S = 0.05
 async def watch(graph: Graph, runner: RunnerProcess, board: Board) -> None:
     """Hand everything that lanes publish to the board, until cancelled."""
     while True:
-        access = _access(runner)
+        access = _access(graph, runner)
         if access is None:
             await asyncio.sleep(_POLL_S)
             continue
@@ -33,21 +33,20 @@ async def watch(graph: Graph, runner: RunnerProcess, board: Board) -> None:
             await _watch_broker(graph, runner, board, access)
 
 
-async def _watch_broker(graph: Graph, runner: RunnerProcess, board: Board, access: BrokerAccess) -> None:
+async def _watch_broker(graph: Graph, runner: RunnerProcess, board: Board, access: Access) -> None:
     """As long as the broker of the run has this port and this key."""
-    name = graph.pipeline.name
-    async with (
-        open_connection(access, name=f"{name} chaos") as connection,
-        open_jetstream_ot_stores(connection, name) as stores,
-    ):
-        opened = {vertex: await stores.store(vertex) for vertex in graph.order}
+    opening = technology_of(graph.pipeline).open(
+        access, graph.pipeline.name, name="chaos", require=DurabilityLevel.MEMORY
+    )
+    async with opening as buffer:
+        opened = {vertex: await buffer.stores.store(vertex) for vertex in graph.order}
         try:
             async with asyncio.TaskGroup() as tasks:
                 hearing = [
                     tasks.create_task(_hear(graph, board, vertex, store), name=f"hear {vertex}")
                     for vertex, store in opened.items()
                 ]
-                while _access(runner) in (None, access):  # noqa: ASYNC110  # a file tells
+                while _access(graph, runner) in (None, access):  # noqa: ASYNC110  # a file tells
                     await asyncio.sleep(_POLL_S)
                 for task in hearing:
                     task.cancel()
@@ -64,9 +63,11 @@ async def _hear(graph: Graph, board: Board, vertex: str, store: OtStore) -> None
                 board.observe(lane, update)
 
 
-def _access(runner: RunnerProcess) -> BrokerAccess | None:
+def _access(graph: Graph, runner: RunnerProcess) -> Access | None:
     runtime = runner.runtime()
-    return runner.data.access(runtime) if runtime is not None and runtime.nats_port > 0 else None
+    if runtime is None or not runtime.broker_port:
+        return None
+    return runner.data.access(runtime, technology_of(graph.pipeline))
 
 
 def _one_of(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -93,6 +93,11 @@ def _add_run(commands: Commands) -> None:
     )
     command.add_argument("--quiet", action="store_true", help="no progress and no summary, only warnings and errors")
     command.add_argument(
+        "--ledger",
+        metavar="NAME",
+        help="what keeps the records between steps, `jetstream` or `redis` (default: `spec.interStepBuffer`)",
+    )
+    command.add_argument(
         "--durability",
         choices=("fsync", "process"),
         default="fsync",
@@ -235,7 +240,7 @@ def _add_audit(commands: Commands) -> None:
     )
     _add_file(command)
     command.add_argument(
-        "--elsewhere", action="store_true", help="what you did to pipelines over other brokers (`--nats`) instead"
+        "--elsewhere", action="store_true", help="what you did to pipelines over other brokers (`--broker`) instead"
     )
     _add_place(command)
     _add_json(command, "print one JSON object per entry, with command line and digest of the spec")
@@ -316,11 +321,8 @@ def _add_broker_users(commands: Commands) -> None:
     config.add_argument("--ca", type=Path, metavar="FILE", help="the authority of the server's certificate, for TLS")
     prepare = actions.add_parser("prepare", help="make the ledgers of a pipeline, which its vertices may not make")
     prepare.add_argument("file", type=Path, metavar="PIPELINE", help="pipeline file")
-    prepare.add_argument("--nats", metavar="URL", required=True, help="the broker")
-    prepare.add_argument("--nats-access", type=Path, metavar="FILE", help="access file of the pipeline's own user")
-    prepare.add_argument(
-        "--monitor", metavar="URL", help="its monitoring endpoint, where it does not tell its settings"
-    )
+    prepare.add_argument("--broker", metavar="URL", required=True, help="the broker")
+    prepare.add_argument("--broker-access", type=Path, metavar="FILE", help="access file of the pipeline's own user")
     prepare.add_argument(
         "--durability",
         choices=("fsync", "process", "unverified"),
@@ -364,10 +366,10 @@ def _add_version(commands: Commands) -> None:
 
 def _add_broker(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--nats", metavar="URL", help="look into this broker instead, of a pipeline that runs elsewhere"
+        "--broker", metavar="URL", help="look into this broker instead, of a pipeline that runs elsewhere"
     )
-    command.add_argument("--nats-access", type=Path, metavar="FILE", help="file with the credentials and certificates")
-    command.add_argument("--file", type=Path, metavar="FILE", help="that pipeline, as YAML; with --nats")
+    command.add_argument("--broker-access", type=Path, metavar="FILE", help="file with credentials and certificates")
+    command.add_argument("--file", type=Path, metavar="FILE", help="that pipeline, as YAML; with --broker")
 
 
 def _add_file(command: argparse.ArgumentParser) -> None:
@@ -419,6 +421,9 @@ def _add_bench(commands: Commands) -> None:
     for bench in (throughput, latency, reduce):
         bench.add_argument("--size", type=int, default=100, metavar="BYTES", help="of each record (default: 100)")
         bench.add_argument("--durability", choices=("fsync", "process"), default="fsync", help="(default: fsync)")
+        bench.add_argument(
+            "--ledger", metavar="NAME", default="jetstream", help="what keeps the records (default: jetstream)"
+        )
         _add_json(bench, "print one JSON object on the last line")
 
 
@@ -472,6 +477,7 @@ def _add_chaos(commands: Commands) -> None:
     command.add_argument(
         "--rate", type=int, metavar="N", help="records per second of one that ships (default: they last for the faults)"
     )
+    command.add_argument("--ledger", metavar="NAME", help="what keeps the records (default: `spec.interStepBuffer`)")
     command.add_argument("--id", metavar="FIELD", help="member of your sinks' rows that no two rows may share")
     command.add_argument(
         "--secured",

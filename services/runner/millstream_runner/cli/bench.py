@@ -10,7 +10,7 @@ from typing import Any
 
 import uvloop
 
-from millstream.buffers.jetstream.raw_limit import measure_raw_limit
+from millstream.buffers.registry import technology
 from millstream.errors import UserError
 from millstream.ledger.protocol import DurabilityLevel
 from millstream_runner.bench.running import Load, Measured, measure_map
@@ -61,17 +61,17 @@ def _load(arguments: argparse.Namespace) -> Load:
 async def _measure(arguments: argparse.Namespace, directory: Path, load: Load) -> dict[str, Any]:
     durability = _durability(arguments)
     (directory / "pipeline").mkdir()
-    measured = await measure_map(directory / "pipeline", load, durability)
+    measured = await measure_map(directory / "pipeline", load, durability, arguments.ledger)
     encrypted = None
     if arguments.tls:
         (directory / "encrypted").mkdir()
-        encrypted = await measure_map(directory / "encrypted", load, durability, tls=True)
+        encrypted = await measure_map(directory / "encrypted", load, durability, arguments.ledger, tls=True)
     size = min(_RAW_RECORD_BYTES_MAX, max(_RAW_RECORD_BYTES_MIN, load.records * load.record_bytes))
-    raw_per_s = await measure_raw_limit(
+    raw_per_s = await technology(arguments.ledger).raw_limit(
         directory / "raw",
         records=-(-size // load.record_bytes),
         record_bytes=load.record_bytes,
-        sync_always=durability is DurabilityLevel.FSYNC,
+        fsync=durability is DurabilityLevel.FSYNC,
     )
     result = _result(arguments.bench, load, measured, raw_per_s)
     return result if encrypted is None else {**result, "tls": _result(arguments.bench, load, encrypted, raw_per_s)}

@@ -8,13 +8,10 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from millstream.buffers.jetstream.access import BrokerAccess
-from millstream.buffers.jetstream.access_file import load_access
-from millstream.buffers.jetstream.connection import open_connection
-from millstream.buffers.jetstream.ledger import open_jetstream_broker
-from millstream.buffers.jetstream.ot_store import open_jetstream_ot_stores
 from millstream.buffers.jetstream.server_config import SYSTEM_ACCOUNT, new_password
 from millstream.buffers.jetstream.users import BrokerUser, accounts_text, users_of
+from millstream.buffers.registry import technology_of
+from millstream.buffers.technology import Access
 from millstream.errors import UserError
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.spec.graph import Graph
@@ -28,7 +25,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.action == "config":
         return _config([load(file).graph for file in arguments.files], arguments.output, arguments.ca)
     loaded = load(arguments.file)
-    graph, access = loaded.graph, load_access(arguments.nats_access, arguments.nats, arguments.monitor)
+    graph = loaded.graph
+    access = technology_of(graph.pipeline).load_access(arguments.broker_access, arguments.broker)
     audit.note_elsewhere(loaded, "prepare", broker=access.place, access=access.identity)
     asyncio.run(prepare(graph, access, DurabilityLevel(arguments.durability)))
     print(f"pipeline {graph.pipeline.name}: {len(graph.vertices)} ledgers and watermark stores are there")
@@ -88,14 +86,10 @@ def _access_text(user: BrokerUser, ca: Path | None) -> str:
     return "\n".join([*lines, ""])
 
 
-async def prepare(graph: Graph, access: BrokerAccess, level: DurabilityLevel) -> None:
+async def prepare(graph: Graph, access: Access, level: DurabilityLevel) -> None:
     """Make the ledgers and the OT stores of a pipeline, or see that they are as they must be."""
-    name = graph.pipeline.name
-    async with (
-        open_jetstream_broker(access, name, require=level) as broker,
-        open_connection(access, name=f"{name} prepare") as connection,
-        open_jetstream_ot_stores(connection, name) as stores,
-    ):
+    opening = technology_of(graph.pipeline).open(access, graph.pipeline.name, name="prepare", require=level)
+    async with opening as buffer:
         for vertex in graph.vertices:
-            await broker.ledger(vertex.name, ledger_limits(graph, vertex.name))
-            await stores.store(vertex.name)
+            await buffer.broker.ledger(vertex.name, ledger_limits(graph, vertex.name))
+            await buffer.stores.store(vertex.name)

@@ -36,6 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
         rate=arguments.rate,
         id_field=arguments.id,
         secured=arguments.secured,
+        ledger=arguments.ledger,
     )
     keep = chosen is not None
     # Of connections that break there is enough to read in the table.

@@ -15,14 +15,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from millstream.buffers.jetstream.connection import open_connection
-from millstream.buffers.jetstream.ledger import open_jetstream_broker
-from millstream.buffers.jetstream.ot_store import open_jetstream_ot_stores
+from millstream.buffers.registry import technology_of
 from millstream.clock import SystemClock
 from millstream.dead_letter import Envelope
 from millstream.errors import UserError
 from millstream.frame import partition_of
-from millstream.ledger.protocol import DurabilityLevel
 from millstream.printable import in_line
 from millstream.record import BufferId, Record
 from millstream.spec import resolved
@@ -138,14 +135,11 @@ def _replay(arguments: argparse.Namespace, directory: DataDirectory, graph: Grap
 
 
 async def _put_back(directory: DataDirectory, graph: Graph, returned: Sequence[Returned]) -> Replayed:
-    name = graph.pipeline.name
     async with (
-        open_stored(directory) as server,
-        open_jetstream_broker(server.access, name, require=DurabilityLevel.FSYNC) as broker,
-        open_connection(server.access, name=f"{name} replay") as connection,
-        open_jetstream_ot_stores(connection, name) as stores,
+        open_stored(directory, graph) as server,
+        technology_of(graph.pipeline).open(server.access, graph.pipeline.name, name="replay") as buffer,
     ):
-        return await Replay(graph, broker, stores, SystemClock()).put_back(returned)
+        return await Replay(graph, buffer.broker, buffer.stores, SystemClock()).put_back(returned)
 
 
 def target_of(graph: Graph, envelope: Envelope, to: str | None) -> BufferId:

@@ -6,8 +6,8 @@ import argparse
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from millstream.buffers.jetstream.access import BrokerAccess
-from millstream.buffers.jetstream.access_file import load_access
+from millstream.buffers.registry import technology_of
+from millstream.buffers.technology import Access
 from millstream.errors import UserError
 from millstream.spec.graph import Graph
 from millstream.spec.loading import Loaded, load
@@ -15,31 +15,31 @@ from millstream_runner.local.view import PipelineView, open_view
 
 
 def pipeline_elsewhere(arguments: argparse.Namespace) -> Loaded | None:
-    """The pipeline that `--nats` and `--file` name; None when a local run is meant."""
-    if arguments.nats is None and arguments.nats_access is not None:
-        raise UserError("--nats-access says who connects to the broker at --nats: give that as well")
-    if arguments.nats is None and arguments.file is None:
+    """The pipeline that `--broker` and `--file` name; None when a local run is meant."""
+    if arguments.broker is None and arguments.broker_access is not None:
+        raise UserError("--broker-access says who connects to the broker at --broker: give that as well")
+    if arguments.broker is None and arguments.file is None:
         return None
     file = arguments.file or arguments.of
-    if arguments.nats is None or file is None:
-        raise UserError("--nats and --file belong together: the broker's address, and the pipeline that runs over it")
+    if arguments.broker is None or file is None:
+        raise UserError("--broker and --file belong together: the broker's address, and the pipeline that runs over it")
     if arguments.data_dir is not None or arguments.pipeline is not None:
-        raise UserError("--data-dir and --pipeline name a run on this machine; leave them out with --nats")
+        raise UserError("--data-dir and --pipeline name a run on this machine; leave them out with --broker")
     return load(file)
 
 
-def access_elsewhere(arguments: argparse.Namespace) -> BrokerAccess:
-    """How to reach the broker of `--nats`, with `--nats-access`."""
-    return load_access(arguments.nats_access, arguments.nats)
+def access_elsewhere(arguments: argparse.Namespace, graph: Graph) -> Access:
+    """How to reach the broker of `--broker`, with `--broker-access`."""
+    return technology_of(graph.pipeline).load_access(arguments.broker_access, arguments.broker)
 
 
 @asynccontextmanager
-async def open_elsewhere(graph: Graph, access: BrokerAccess) -> AsyncIterator[PipelineView]:
+async def open_elsewhere(graph: Graph, access: Access) -> AsyncIterator[PipelineView]:
     """Look at the pipeline. Raises `UserError` when the broker has nothing of it."""
     async with open_view(graph, access) as view:
         if await view.durability() is None:
             raise UserError(
-                f"the broker at --nats has nothing of pipeline {graph.pipeline.name}: its vertices have not started, "
+                f"the broker at --broker has nothing of pipeline {graph.pipeline.name}: its vertices have not started, "
                 "or run over another broker or account"
             )
         yield view

@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     of_buffer = {"edge": arguments.edge, "partition": arguments.partition, "count": arguments.count}
     elsewhere = pipeline_elsewhere(arguments)
     if elsewhere is not None:
-        graph, access = elsewhere.graph, access_elsewhere(arguments)
+        graph, access = elsewhere.graph, access_elsewhere(arguments, elsewhere.graph)
         _check(graph, BufferId(arguments.edge, arguments.partition))
         audit.note_elsewhere(elsewhere, "peek", **of_buffer, broker=access.place, access=access.identity)
         return _run(graph, lambda: open_elsewhere(graph, access), arguments)

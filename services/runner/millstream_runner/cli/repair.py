@@ -7,8 +7,7 @@ import asyncio
 import json
 from typing import Any
 
-from millstream.buffers.jetstream.connection import open_connection
-from millstream.buffers.jetstream.ledger import open_jetstream_broker
+from millstream.buffers.registry import technology_of
 from millstream.errors import DamageError, UserError
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.spec.graph import Graph
@@ -70,13 +69,17 @@ async def _repair(graph: Graph, directory: DataDirectory, *, accept_loss: bool, 
 async def _look(
     graph: Graph, directory: DataDirectory, found: list[dict[str, Any]], *, accept_loss: bool, quiet: bool
 ) -> None:
-    name = graph.pipeline.name
     async with (
-        open_stored(directory) as stored,
-        open_connection(stored.access, name=f"{name} repair") as connection,
-        open_jetstream_broker(stored.access, name, require=DurabilityLevel.MEMORY, tolerate_lost=True) as broker,
+        open_stored(directory, graph) as stored,
+        technology_of(graph.pipeline).open(
+            stored.access,
+            graph.pipeline.name,
+            name="repair",
+            require=DurabilityLevel.MEMORY,
+            tolerate_lost=True,
+        ) as buffer,
     ):
-        repair = Repair(graph, connection, broker, KnownLedgers(directory.ledgers), directory.windows)
+        repair = Repair(graph, buffer, KnownLedgers(directory.ledgers), directory.windows)
         async for finding in repair.findings():
             found.append(finding.as_json())
             if not quiet:

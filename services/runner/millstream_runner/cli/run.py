@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from millstream.buffers.registry import over
 from millstream.errors import DamageError, MillstreamError, UserError
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.printable import indented
@@ -21,6 +22,8 @@ from millstream_runner.local.summary import summary_lines
 
 def run(arguments: argparse.Namespace) -> int:
     loaded = load(arguments.file)
+    if arguments.ledger is not None:
+        loaded = over(loaded, arguments.ledger)
     for path, doubt in doubts_of(loaded.pipeline):
         print(f"warning: {loaded.note(path, doubt)}; `millstream validate` asks Spark", file=sys.stderr)
     faults = local_faults(loaded)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from millstream.buffers.jetstream.access import BrokerAccess
+from millstream.buffers.technology import Access
 from millstream.clock import MICROSECONDS, SystemClock
 from millstream.errors import DamageError, UserError
 from millstream.spec.graph import Graph
@@ -25,7 +25,7 @@ from millstream_runner.local.screen import Scene, aligned, duration_text, table,
 def run(arguments: argparse.Namespace) -> int:
     elsewhere = pipeline_elsewhere(arguments)
     if elsewhere is not None:
-        vertices = asyncio.run(_look(elsewhere.graph, access_elsewhere(arguments)))
+        vertices = asyncio.run(_look(elsewhere.graph, access_elsewhere(arguments, elsewhere.graph)))
         if arguments.json:
             told = {"pipeline": elsewhere.pipeline.name, "vertices": [asdict(vertex) for vertex in vertices]}
             print(json.dumps(told))
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-async def _look(graph: Graph, access: BrokerAccess) -> list[VertexProgress]:
+async def _look(graph: Graph, access: Access) -> list[VertexProgress]:
     """What the vertices have published last, in a broker that is not a local run's."""
     progress = PipelineProgress(graph)
     clock = SystemClock()
@@ -67,7 +67,7 @@ def _as_json(
         "data_dir": str(directory.root),
         "age_s": round(age_s, 3),
         **{key: value for key, value in shown.items() if key != "written_us"},
-        "nats_url": runtime.nats_url if live else None,
+        "broker_url": runtime.broker_url if live else None,
         "processes": [
             {
                 "name": process.name,
@@ -98,7 +98,7 @@ def _lines(
             for process in runtime.processes
         ]
         lines += [*aligned(rows, left={0, 2, 3}), ""]
-        lines.append(f"broker: {runtime.nats_url}, with the key beside {directory.broker_access}")
+        lines.append(f"broker: {runtime.broker_url}, with the key beside {directory.broker_access}")
     else:
         lines.append(f"not running; these numbers are {duration_text(age_s)} old")
     lines.append(f"data directory: {directory.root}")

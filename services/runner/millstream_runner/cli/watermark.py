@@ -7,9 +7,7 @@ import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
-from millstream.buffers.jetstream.connection import open_connection
-from millstream.buffers.jetstream.ledger import open_jetstream_broker
-from millstream.buffers.jetstream.ot_store import open_jetstream_ot_stores
+from millstream.buffers.registry import technology_of
 from millstream.clock import MICROSECONDS, SystemClock
 from millstream.dead_letter import time_text
 from millstream.errors import UserError
@@ -36,14 +34,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _run(graph: Graph, directory: DataDirectory, time_us: int | None, *, accept_loss: bool) -> int:
-    name = graph.pipeline.name
     async with (
-        open_stored(directory) as stored,
-        open_connection(stored.access, name=f"{name} watermark") as connection,
-        open_jetstream_broker(stored.access, name, require=DurabilityLevel.MEMORY) as broker,
-        open_jetstream_ot_stores(connection, name) as stores,
+        open_stored(directory, graph) as stored,
+        technology_of(graph.pipeline).open(
+            stored.access, graph.pipeline.name, name="watermark", require=DurabilityLevel.MEMORY
+        ) as buffer,
     ):
-        watermarks = Watermarks(graph, connection, broker, stores, directory.windows)
+        watermarks = Watermarks(graph, buffer.broker, buffer.stores, directory.windows)
         lanes = await watermarks.lanes()
         for line in _told(lanes):
             print(line)

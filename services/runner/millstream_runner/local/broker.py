@@ -1,8 +1,8 @@
-"""The embedded broker of a local run: a nats-server process over the store in the data directory.
+"""The embedded broker of a local run: a server process over the store in the data directory.
 
-Above it: the runner. Below it: the `nats-server` program. It has a port of its own on the loopback, remembered from run
-to run, and keeps it when it is restarted, so that every client finds it again. It answers those alone who have the key
-of the run, which is made at its first start and lies in a file that only its user can read.
+Above it: the runner. Below it: the server of the pipeline's technology. It has a port of its own on the loopback,
+remembered from run to run, and keeps it when it is restarted, so that every client finds it again. It answers those
+alone who have the key of the run, which is made at its first start and lies in a file that only its user can read.
 """
 
 from __future__ import annotations
@@ -18,18 +18,12 @@ from pathlib import Path
 
 from millstream import limits
 from millstream.background import open_tasks
-from millstream.buffers.jetstream.access import BrokerAccess
-from millstream.buffers.jetstream.nats_server import find_nats_server
-from millstream.buffers.jetstream.ping import answers_ping
-from millstream.buffers.jetstream.server_config import ACCOUNT, PASSWORD_VARIABLE, USER, new_password, server_config
-from millstream.durable import step
+from millstream.buffers.technology import Access, Technology
 from millstream.errors import EnvironmentFault
-from millstream.files import make_private_directories
 from millstream.health import Health, Patience
 from millstream.ledger.protocol import DurabilityLevel
-from millstream.ports import free_ports, is_free
-from millstream.wire.certificates import trusting
-from millstream_runner.local.directory import ProcessIdentity, write_json, write_text
+from millstream.ports import free_ports
+from millstream_runner.local.directory import ProcessIdentity, write_text
 from millstream_runner.local.policy import Ending, backoff_s
 from millstream_runner.local.processes import Child, open_child
 
@@ -39,25 +33,14 @@ NAME = "broker"
 """Of the process, in logs and in `runtime.json`."""
 STARTS_MAX = 10
 """In a row that may fail, of a broker that was ready before."""
-ACCESS_FILE = "access.json"
-_KEY_FILE = "key"
-CERTIFICATE_FILE, KEY_FILE = "server.pem", "server.key"
 _STOP_TIMEOUT_S = 10.0
 """From SIGTERM to SIGKILL. Every acknowledged write is in the store either way."""
 _POLL_S = 0.005
-_DISK_FULL = (
-    b"no space left on device",
-    b"disk quota exceeded",
-    # It has given up storing, and answers nothing any more, also when there is room again.
-    b"resource limits exceeded for server",
-    b"will be DISABLED",
-)
 _FULL_BYTES = limits.MIB
 """Less than this is free on a disk that is full: one message may be as large."""
 ROOM_BYTES_MIN = 32 * limits.MIB
 """Free space from which a broker that met a full disk is started again: a few commits of the largest size."""
 _ROOM_POLL_S = 1.0
-_PROGRAM = "nats-server"
 
 
 class EmbeddedBroker:
@@ -66,6 +49,7 @@ class EmbeddedBroker:
     def __init__(
         self,
         directory: Path,
+        technology: Technology,
         *,
         durability: DurabilityLevel,
         port: int | None,
@@ -77,7 +61,7 @@ class EmbeddedBroker:
         `on_started` is called after every start, with the port and the process known.
         """
         self._directory = directory
-        self._durability = durability
+        self._server = technology.server(directory, durability=durability, port=port)
         self._on_line = on_line
         self._on_started = on_started
         self._stop = asyncio.Event()
@@ -88,18 +72,16 @@ class EmbeddedBroker:
         self._first = True
         self.ready = asyncio.Event()
         """Set while the broker takes connections."""
-        self.port = port if port is not None and is_free(port) else free_ports()
-        self._key = new_password()
-        files = directory / CERTIFICATE_FILE, directory / KEY_FILE
-        # Put there by benchmarks that measure encryption; on the loopback it keeps nothing from anybody.
-        self._certificate = files if all(file.exists() for file in files) else None
-        self._tls = None if self._certificate is None else trusting(files[0])
         self.identity: ProcessIdentity | None = None
 
     @property
-    def access(self) -> BrokerAccess:
+    def port(self) -> int:
+        return self._server.port
+
+    @property
+    def access(self) -> Access:
         """How to reach it."""
-        return BrokerAccess(f"nats://127.0.0.1:{self.port}", user=USER, password=self._key, tls=self._tls)
+        return self._server.access
 
     def stop(self) -> None:
         """Ask `serve` to end the broker."""
@@ -113,14 +95,13 @@ class EmbeddedBroker:
         failures = 0
         while not self._stop.is_set():
             self._prepare()
-            command = [find_nats_server(), "-c", str(self._directory / "nats.conf")]
             self._write_failed.clear()
             async with open_child(
                 NAME,
-                command,
+                self._server.command(),
                 on_output=self._take_lines,
                 on_line=self._take_line,
-                environment={PASSWORD_VARIABLE: self._key},
+                environment=self._server.environment,
             ) as child:
                 self.identity = child.identity
                 health = Health(child.pid, Patience(), report=self._report_health)
@@ -135,7 +116,7 @@ class EmbeddedBroker:
                     watching.cancel()
                 self.ready.clear()
                 ending = Ending(await child.wait() if not child.running else 0, health.hung)
-            self._ports_file(child.pid).unlink(missing_ok=True)
+            self._server.ended(child.pid)
             if self._stop.is_set():
                 return
             if self._for_room:
@@ -147,7 +128,7 @@ class EmbeddedBroker:
             _log.warning("the broker %s; it is started again in %.1f s", ending.text, backoff_s(failures))
             if self._first:
                 # Somebody may have taken the port since it was tried.
-                self.port = free_ports()
+                self._server.port = free_ports()
             with suppress(TimeoutError):
                 async with asyncio.timeout(backoff_s(failures)):
                     await self._stop.wait()
@@ -157,47 +138,28 @@ class EmbeddedBroker:
             self._take_line(line)
 
     def _take_line(self, line: bytes) -> None:
-        self._on_line(line)
+        entry = self._server.log_entry(line)
+        if entry is not None:
+            self._on_line(entry)
         self._last_lines.append(line.decode(errors="replace"))
-        if any(sign in line for sign in _DISK_FULL):
+        if self._server.says_disk_full(line):
             self._write_failed.set()
 
     def _prepare(self) -> None:
-        store = self._directory / "store"
-        try:
-            make_private_directories(store)
-            _adopt(store)
-        except OSError as error:
-            raise EnvironmentFault(
-                f"cannot prepare the broker's directory {self._directory}: {error.strerror}"
-            ) from error
-        config = server_config(
-            store_dir=store,
-            port=self.port,
-            sync_always=self._durability is DurabilityLevel.FSYNC,
-            ports_dir=self._directory,
-            tls=self._certificate,
-        )
-        write_text(self._directory / "nats.conf", config, durable=False)
-        # Not durable either: the next run has a key of its own.
-        write_text(self._directory / _KEY_FILE, f"{self._key}\n", durable=False)
-        access: dict[str, object] = {"user": USER, "password": {"file": _KEY_FILE}}
-        if self._certificate is not None:
-            access["tls"] = {"ca": str(self._certificate[0].absolute())}
-        write_json(self._directory / ACCESS_FILE, access, durable=False)
+        for name, text in self._server.prepare().items():
+            write_text(self._directory / name, text, durable=False)
 
     async def _until_ready(self, child: Child) -> bool:
         """True when the broker takes connections; False when it has ended, or `stop` was called, before."""
-        path = self._ports_file(child.pid)
         while child.running and not self._stop.is_set():
-            if path.exists():
+            if await self._server.is_ready(child.pid):
                 return True
             await asyncio.sleep(_POLL_S)
         return False
 
     async def _end_when_hung(self, child: Child, health: Health) -> None:
         """Also when it does not come up in time."""
-        await health.until_hung(lambda: answers_ping(self.port, self.access))
+        await health.until_hung(self._server.answers)
         # One that is stopped takes no other signal.
         child.signal(signal.SIGKILL)
 
@@ -257,17 +219,5 @@ class EmbeddedBroker:
         await asyncio.sleep(_STOP_TIMEOUT_S)
         child.signal(signal.SIGKILL)
 
-    def _ports_file(self, pid: int) -> Path:
-        return self._directory / f"{_PROGRAM}_{pid}.ports"
-
     def _tail(self) -> str:
         return "\n".join(self._last_lines) or "it wrote nothing"
-
-
-def _adopt(store: Path) -> None:
-    """Streams that an earlier version stored in the server's account of clients without names become those of the one
-    account there is."""
-    before, now = (store / "jetstream" / name for name in ("$G", ACCOUNT))
-    if before.is_dir() and not now.exists():
-        with step("broker.adopt"):
-            before.rename(now)

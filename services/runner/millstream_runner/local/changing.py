@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
-from millstream.buffers.jetstream.access import BrokerAccess
-from millstream.buffers.jetstream.ledger import open_jetstream_broker
+from millstream.buffers.registry import technology_of
+from millstream.buffers.technology import Access
 from millstream.durable import step
 from millstream.errors import DamageError, EnvironmentFault, RetryLaterError, UserError
 from millstream.ledger.protocol import Commit, DurabilityLevel, Ledger
@@ -48,13 +48,13 @@ class Change:
     before: Mapping[str, Any]
     changes: Changes
 
-    async def make(self, access: BrokerAccess, level: DurabilityLevel) -> None:
+    async def make(self, access: Access, level: DurabilityLevel) -> None:
         """Raises `UserError`, with what waits, when the pipeline cannot change yet; then nothing was changed."""
         former = self._former()
         name = former.pipeline.name
         async with (
             open_view(former, access, level) as view,
-            open_jetstream_broker(access, name, require=level) as broker,
+            technology_of(former.pipeline).open(access, name, name="change", require=level) as buffer,
         ):
             waiting = [*await _waiting(self.changes, former, view), *await _open(self.changes, former, view)]
             if waiting:
@@ -72,7 +72,7 @@ class Change:
                 leaving=sorted(self.changes.gone),
             )
             for vertex in self.changes.grown:
-                ledger = await broker.existing_ledger(vertex)
+                ledger = await buffer.broker.existing_ledger(vertex)
                 if ledger is not None:
                     await self._keep_closed(ledger, await view.marks(vertex), lanes_of(self.loaded.graph, vertex))
             leaving = sorted({*self.before.get(_LEAVING, ()), *self.changes.gone})

@@ -32,8 +32,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from millstream.buffers.jetstream.access import BrokerAccess
-from millstream.buffers.jetstream.access_file import load_access
+from millstream.buffers.technology import Access, Technology
 from millstream.durable import step
 from millstream.errors import DamageError, EnvironmentFault, UserError
 from millstream.files import PRIVATE_DIRECTORY, create_private, open_private, own_directory
@@ -83,19 +82,18 @@ class Runtime:
 
     pipeline: str
     runner: ProcessIdentity
-    nats_port: int
+    broker_port: int
+    """0 as long as it has none."""
+    broker_url: str
     processes: tuple[RunningProcess, ...] = field(default_factory=tuple)
-
-    @property
-    def nats_url(self) -> str:
-        return f"nats://127.0.0.1:{self.nats_port}"
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         return cls(
             pipeline=data["pipeline"],
             runner=ProcessIdentity(**data["runner"]),
-            nats_port=data["nats_port"],
+            broker_port=data["broker_port"],
+            broker_url=data["broker_url"],
             processes=tuple(
                 RunningProcess(
                     item["name"],
@@ -177,9 +175,9 @@ class DataDirectory:
         # Not fsynced: what dies with the machine takes the processes with it.
         write_json(self.runtime, asdict(runtime), durable=False)
 
-    def access(self, runtime: Runtime) -> BrokerAccess:
-        """How to reach the broker of that run."""
-        return load_access(self.broker_access, runtime.nats_url)
+    def access(self, runtime: Runtime, used: Technology) -> Access:
+        """How to reach the broker of that run, which is of this technology."""
+        return used.load_access(self.broker_access, runtime.broker_url)
 
     def read_status(self) -> dict[str, Any] | None:
         """The numbers last shown; None when there were none."""

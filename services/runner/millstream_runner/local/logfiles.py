@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -20,9 +19,6 @@ from millstream.printable import in_line, indented
 
 LOG_BYTES_MAX = 16 * 1024 * 1024
 """Of one log file. One older file is kept beside it, so a process leaves at most twice this."""
-_BROKER_LINE = re.compile(rb"\[\d+\] (\d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{6}) \[([A-Z]{3})\] (.*)")
-_DECORATION = re.compile(rb"[ _|/\\-]*|-+ JETSTREAM -+|\s*https://docs\.nats\.io/jetstream\s*")
-_BROKER_LEVELS = {"DBG": "debug", "INF": "info", "WRN": "warning", "ERR": "error", "FTL": "critical"}
 WORKER_PREFIX = "worker."
 """Of the name of a worker with several replicas, and of its log: no replica can be called so."""
 LINE_BYTES_MAX = 64 * 1024
@@ -122,27 +118,6 @@ def parse_line(line: bytes, source: str) -> dict[str, Any]:
         source = f"{entry['vertex']}-{entry['replica']}"
     entry.setdefault("process", source)
     return entry
-
-
-def broker_line(line: bytes) -> bytes:
-    """A line of nats-server as a log line like all others; as it is when it has another form."""
-    match = _BROKER_LINE.match(line)
-    if match is None:
-        return line
-    written, level, message = (part.decode(errors="replace") for part in match.groups())
-    time = datetime.strptime(written, "%Y/%m/%d %H:%M:%S.%f").astimezone(UTC)
-    entry = {
-        "time": time.isoformat(timespec="microseconds"),
-        "level": _BROKER_LEVELS.get(level, "info"),
-        "message": message,
-    }
-    return json.dumps(entry).encode()
-
-
-def is_banner(line: bytes) -> bool:
-    """Whether a line of nats-server is decoration: letters made of strokes, rules, and what is empty."""
-    match = _BROKER_LINE.match(line)
-    return match is not None and _DECORATION.fullmatch(match[3]) is not None
 
 
 def level_of(entry: Mapping[str, Any]) -> str:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from millstream import limits
+from millstream.buffers.registry import technology_of
 from millstream.clock import SystemClock
 from millstream.errors import DamageError, EnvironmentFault, MillstreamError, RetryLaterError, UserError
 from millstream.ledger.protocol import DurabilityLevel
@@ -37,7 +38,7 @@ from millstream_runner.local.claiming import claim, refuse_live_runner
 from millstream_runner.local.directory import HOME, DataDirectory, RunningProcess, Runtime, held, write_json
 from millstream_runner.local.ledgers import KnownLedgers
 from millstream_runner.local.listening import refuse_taken_ports
-from millstream_runner.local.logfiles import LogFile, broker_line, is_banner, short_entry
+from millstream_runner.local.logfiles import LogFile, short_entry
 from millstream_runner.local.outputs import former_outputs, move_outputs, refuse_former_outputs
 from millstream_runner.local.processes import end_stale, identify
 from millstream_runner.local.progress import PipelineProgress
@@ -146,7 +147,7 @@ async def run(loaded: Loaded, options: RunOptions, screen: Screen) -> RunResult:
         directory.make()
         if change is None:
             claim(directory, loaded)
-        port = previous.nats_port if previous is not None else None
+        port = previous.broker_port if previous is not None else None
         with audit.until_end(directory, screen.message) as outcome:
             result = await _Run(loaded, options, screen, directory, change).run(port)
             outcome["exit_code"] = result.exit_code
@@ -175,6 +176,7 @@ class _Run:
         self._identity = identify(os.getpid())
         self._task = _current_task()
         self._progress = PipelineProgress(graph)
+        self._technology = technology_of(graph.pipeline)
         self._broker: EmbeddedBroker | None = None
         self._broker_over = False
         self._view: PipelineView | None = None
@@ -200,9 +202,10 @@ class _Run:
             broker_log = files.enter_context(LogFile(logs / f"{BROKER}.jsonl"))
             self._broker = EmbeddedBroker(
                 self._directory.broker,
+                self._technology,
                 durability=self._options.durability,
                 port=port,
-                on_line=lambda line: None if is_banner(line) else broker_log.write(broker_line(line)),
+                on_line=broker_log.write,
                 on_started=self._on_change,
             )
             self._workers = LocalWorkers([self._worker(plan, files) for plan in _plans(self._graph, self._options)])
@@ -460,6 +463,7 @@ class _Run:
             self._graph.pipeline.name,
             self._identity,
             broker.port,
+            broker.access.url,
             tuple(process for process in processes if process is not None),
         )
         self._keep(self._directory.runtime, asdict(runtime))

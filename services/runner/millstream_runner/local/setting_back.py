@@ -15,18 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
-from millstream.buffers.jetstream.connection import BrokerConnection
-from millstream.buffers.jetstream.ot_store import bucket_name
-from millstream.buffers.jetstream.requests import until_answered
 from millstream.clock import END_OF_TIME_US
-from millstream.durable import step
 from millstream.errors import UserError
 from millstream.ledger.protocol import Broker, Commit, Ledger
 from millstream.record import LaneId
 from millstream.spec.graph import Graph
 from millstream.spec.lanes import all_lanes
 from millstream.spec.models import GroupBy
-from millstream.watermark.store import OtStores, newest
+from millstream.watermark.store import OtStores, forget, newest
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream_vertex.settings import keeps_input
 
@@ -66,13 +62,10 @@ class LaneTime:
 class Watermarks:
     """Of one pipeline, which does not run."""
 
-    def __init__(
-        self, graph: Graph, connection: BrokerConnection, broker: Broker, stores: OtStores, windows: Path
-    ) -> None:
+    def __init__(self, graph: Graph, broker: Broker, stores: OtStores, windows: Path) -> None:
         self._graph = graph
         self._broker = broker
         self._stores = stores
-        self._connection = connection
         self._windows = windows
 
     async def lanes(self) -> Sequence[LaneTime]:
@@ -130,13 +123,8 @@ class Watermarks:
         mark.commit_id = uuid4().bytes
         mark.watermark_us = min(mark.watermark_us, target.end_us)
         await ledger.commit(Commit(lane, (), mark, stored.sequence))
-        await self._forget(lane)
-
-    async def _forget(self, lane: LaneId) -> None:
-        """Remove what the lane has published."""
-        bucket = bucket_name(self._graph.pipeline.name, lane.vertex)
-        with step("watermark.forget", lane.vertex):
-            await until_answered(self._connection, f"STREAM.PURGE.KV_{bucket}", {"filter": f"$KV.{bucket}.{lane.key}"})
+        # What was published since would be a promise still.
+        await forget(await self._stores.store(lane.vertex), lane)
 
     async def _reopen(self, ledger: Ledger, lane: LaneId, mark: mark_pb2.Mark, target: Target) -> None:
         """Have the lane's log say up to where windows are closed, with everything else as it is."""

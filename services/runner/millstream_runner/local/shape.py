@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from millstream.errors import DamageError
+from millstream.spec.buffers import DEFAULT
 from millstream.spec.graph import Graph
 from millstream.spec.models import GroupBy, Vertex
 from millstream.spec.values import as_duration
@@ -31,6 +32,7 @@ def shape_of(graph: Graph) -> dict[str, Any]:
             for vertex in graph.vertices
         },
         "edges": {edge.name: {"from": edge.from_, "to": edge.to} for edge in graph.edges},
+        **({"ledger": technology} if (technology := graph.pipeline.spec.buffer_technology) != DEFAULT else {}),
     }
 
 
@@ -84,6 +86,9 @@ def _changes(before: Mapping[str, Any], now: Mapping[str, Any], forget: Collecti
     gone: list[str] = []
     if before["pipeline"] != now["pipeline"]:
         refused.append(f"the pipeline was called {before['pipeline']} and is now called {now['pipeline']}")
+    held, wanted = before.get("ledger", DEFAULT), now.get("ledger", DEFAULT)
+    if held != wanted:
+        refused.append(f"its records are kept by {held}, and now by {wanted}")
     for name, old in before["vertices"].items():
         new = now["vertices"].get(name)
         what = f"vertex {name} is gone" if new is None else _difference(name, old, new)

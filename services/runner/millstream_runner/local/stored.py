@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from millstream.buffers.registry import technology_of
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.spec.graph import Graph
 from millstream_runner.local.broker import EmbeddedBroker
@@ -18,7 +19,7 @@ from millstream_runner.local.view import PipelineView, open_view
 
 
 @asynccontextmanager
-async def open_stored(directory: DataDirectory) -> AsyncIterator[EmbeddedBroker]:
+async def open_stored(directory: DataDirectory, graph: Graph) -> AsyncIterator[EmbeddedBroker]:
     """Hold the directory, end what a killed run left behind, and have its broker run meanwhile.
 
     Raises `EnvironmentFault` when a run has it.
@@ -30,6 +31,7 @@ async def open_stored(directory: DataDirectory) -> AsyncIterator[EmbeddedBroker]
         async with asyncio.TaskGroup() as processes:
             broker = EmbeddedBroker(
                 directory.broker,
+                technology_of(graph.pipeline),
                 durability=DurabilityLevel.FSYNC,
                 port=None,
                 on_line=lambda line: None,
@@ -46,8 +48,8 @@ async def open_run(directory: DataDirectory, graph: Graph) -> AsyncIterator[Pipe
     """What a run has stored: asked of its broker while it lives, and of one over its store when it does not."""
     runtime = directory.read_runtime()
     if runtime is not None and is_alive(runtime.runner):
-        async with open_view(graph, directory.access(runtime)) as view:
+        async with open_view(graph, directory.access(runtime, technology_of(graph.pipeline))) as view:
             yield view
         return
-    async with open_stored(directory) as broker, open_view(graph, broker.access) as view:
+    async with open_stored(directory, graph) as broker, open_view(graph, broker.access) as view:
         yield view

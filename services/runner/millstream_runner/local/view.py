@@ -11,10 +11,8 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from millstream.account import consumed
-from millstream.buffers.jetstream.access import BrokerAccess
-from millstream.buffers.jetstream.connection import open_connection
-from millstream.buffers.jetstream.ledger import open_jetstream_broker
-from millstream.buffers.jetstream.ot_store import open_jetstream_ot_stores
+from millstream.buffers.registry import technology_of
+from millstream.buffers.technology import Access
 from millstream.errors import DamageError, RetryLaterError
 from millstream.ledger.frames import decoded
 from millstream.ledger.protocol import Broker, Durability, DurabilityLevel, Ledger
@@ -141,13 +139,9 @@ def _read(marks: Mapping[LaneId, mark_pb2.Mark]) -> dict[BufferId, Position]:
 
 @asynccontextmanager
 async def open_view(
-    graph: Graph, access: BrokerAccess, require: DurabilityLevel = DurabilityLevel.MEMORY
+    graph: Graph, access: Access, require: DurabilityLevel = DurabilityLevel.MEMORY
 ) -> AsyncIterator[PipelineView]:
     """Look at a pipeline in a running broker."""
-    name = graph.pipeline.name
-    async with (
-        open_jetstream_broker(access, name, require=require) as broker,
-        open_connection(access, name=f"{name} view") as connection,
-        open_jetstream_ot_stores(connection, name) as stores,
-    ):
-        yield PipelineView(graph, broker, stores)
+    technology = technology_of(graph.pipeline)
+    async with technology.open(access, graph.pipeline.name, name="view", require=require) as buffer:
+        yield PipelineView(graph, buffer.broker, buffer.stores)

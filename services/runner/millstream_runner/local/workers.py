@@ -57,8 +57,8 @@ class Surroundings:
     pipeline_file: Path
     windows: Path
     """Where reduce lanes keep the records of open windows."""
-    nats_url: str
-    nats_access: Path
+    broker_url: str
+    broker_access: Path
     """File that says who they are to the broker."""
     durability: DurabilityLevel
     log_level: str
@@ -77,8 +77,8 @@ class Surroundings:
             *(sys.executable, "-m", WORKER_MODULE),
             *("--replicas", *(replica.name for replica in replicas)),
             *("--pipeline", str(self.pipeline_file)),
-            *("--nats", self.nats_url),
-            *("--nats-access", str(self.nats_access)),
+            *("--broker", self.broker_url),
+            *("--broker-access", str(self.broker_access)),
             *("--windows-dir", str(self.windows)),
             *("--durability", self.durability.value),
             *("--log-level", self.log_level.upper()),

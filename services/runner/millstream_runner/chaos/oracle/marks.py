@@ -24,6 +24,7 @@ from nats.aio.client import Client
 
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream_runner.chaos.oracle.pipeline import Pipeline
+from millstream_runner.chaos.oracle.redis_marks import read_redis_marks
 
 START_TIMEOUT_S = 120.0
 """A large store takes a while to be read after a crash."""
@@ -37,6 +38,8 @@ _PAYLOAD_BYTES_MAX = 8 << 20
 
 async def read_marks(store: Path, pipeline: Pipeline) -> dict[tuple[str, str], mark_pb2.Mark]:
     """The mark of every lane that has one, by vertex and lane."""
+    if pipeline.ledger == "redis":
+        return await read_redis_marks(store, pipeline)
     found: dict[tuple[str, str], mark_pb2.Mark] = {}
     async with _open_broker(store) as client:
         for vertex in pipeline.vertices:

@@ -31,6 +31,8 @@ class Pipeline:
     vertices: dict[str, dict[str, Any]]
     """As written, by name."""
     edges: tuple[Edge, ...]
+    ledger: str
+    """What keeps the records."""
 
     def kind(self, vertex: str) -> str:
         """source, map, reduce or sink."""
@@ -74,4 +76,5 @@ def read_pipeline(path: Path) -> Pipeline:
         )
         for edge in body["spec"].get("edges", ())
     )
-    return Pipeline(body["metadata"]["name"], vertices, edges)
+    ledger = next(iter(body["spec"].get("interStepBuffer") or {"jetstream": {}}))
+    return Pipeline(body["metadata"]["name"], vertices, edges, ledger)

@@ -153,7 +153,7 @@ class Inputs:
             stored = await self._stored.mark(upstream, writer)
             totals = stored.mark.written if stored is not None else ()
             written[writer.key] = next((total.frames for total in totals if _is(total, buffer)), 0)
-        state = await self._stored.state(self._stored.stream(upstream.vertex))
+        last = await self._stored.repairs.last_sequence(upstream.vertex)
         newest_sequence = max((item.sequence for item in read), default=0)
         there = await upstream.peek(buffer, newest_sequence - 1, 1) if newest_sequence else ()
         up_to = ReadUpTo(lane, buffer, sequence, read, given_up_of(mark, buffer.edge))
@@ -161,7 +161,7 @@ class Inputs:
             there[0] if there else None,
             _frames(upstream, buffer, sequence, None),
             written,
-            int(state["last_seq"]) if state is not None else 0,
+            last,
         )
 
     async def _reading_finding(
@@ -193,8 +193,7 @@ class Inputs:
         stored = await own.take_over(lane, _OWNER)
         # No sequence that was read is given again.
         writer = next(iter(upstream_lanes(self._stored.graph, buffer)))
-        state = await self._stored.state(self._stored.stream(upstream.vertex))
-        last = int(state["last_seq"]) if state is not None else 0
+        last = await self._stored.repairs.last_sequence(upstream.vertex)
         while last < reading.up_to.sequence:
             last = (await upstream.take_over(writer, _OWNER)).sequence
         mark = mark_pb2.Mark()
@@ -249,14 +248,13 @@ class Inputs:
 
     async def _remove_unusable(self, ledger: Ledger, buffer: BufferId, reading: Reading) -> None:
         """A reader that comes to where they were finds a gap that it knows of."""
-        stream = self._stored.stream(ledger.vertex)
         for item in reading.unusable:
-            if await self._stored.is_mark(stream, item.stored.sequence):
+            if await self._stored.repairs.holds_mark(ledger.vertex, item.stored.sequence):
                 writer = item.stored.witness.lane if item.stored.witness is not None else ""
                 lanes = lanes_of(self._stored.graph, ledger.vertex)
                 for lane in (lane for lane in lanes if lane.key == writer):
                     await ledger.take_over(lane, _OWNER)
-            await self._stored.remove(stream, [item.stored.sequence])
+            await self._stored.repairs.remove(ledger.vertex, buffer, item.stored.sequence)
 
     def _kept_finding(self, upstream: Ledger, own: Ledger, lane: LaneId, reading: Reading) -> Finding:
         async def accept() -> str:

@@ -7,18 +7,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from functools import partial
-from typing import Any
 
-from millstream.buffers.jetstream.requests import message_data, message_headers
-from millstream.buffers.jetstream.torn import torn_batch
+from millstream.buffers.technology import TornCommit
 from millstream.errors import DamageError
-from millstream.ledger.batch import stored_mark
 from millstream.ledger.frames import readable
 from millstream.ledger.protocol import StoredFrame
-from millstream.ledger.subjects import lane_filter
-from millstream.ledger.witness import witness_of
 from millstream.naming import Origin
-from millstream.record import LaneId
+from millstream.record import BufferId, LaneId
 from millstream.spec.lanes import all_lanes
 from millstream_runner.local.ledgers import KnownLedgers
 from millstream_runner.local.repair.finding import Finding, Lost, bare
@@ -55,79 +50,60 @@ class Marks:
 
     async def lost_messages(self) -> AsyncIterator[Finding]:
         for vertex in self._stored.graph.order:
-            stream = self._stored.stream(vertex)
-            state = await self._stored.state(stream)
-            lost = state.get("lost") if state is not None else None
-            if not lost:
+            lost = await self._stored.repairs.lost(vertex)
+            if lost is None:
                 continue
-            sequences = lost.get("msgs") or []
+            sequences = lost.sequences
 
             async def accept() -> str:
                 return "what that takes from lanes and buffers is looked for next"
 
             yield Finding(
                 "messages",
-                f"the broker says that it has lost {len(sequences):,} messages of {stream} to damaged files "
-                f"({lost.get('bytes', 0):,} bytes)",
+                f"the broker says that it has lost {len(sequences):,} messages of {lost.what} to damaged files "
+                f"({lost.bytes:,} bytes)",
                 "frames, marks, or remembered ids of records. Frames and marks are named below, where any are missing; "
                 "records whose ids were among it are taken in again when their source repeats them",
                 accept,
-                [Lost(f"sequences {', '.join(map(str, sequences))} of {stream}")] if sequences else (),
+                [Lost(f"sequences {', '.join(map(str, sequences))} of {lost.what}")] if sequences else (),
             )
 
     async def torn(self) -> AsyncIterator[Finding]:
         for lane in all_lanes(self._stored.graph):
-            stream = self._stored.stream(lane.vertex)
-            before: object = None
-            while (message := await self._stored.get(stream, {"last_by_subj": lane_filter(stream, lane)})) is not None:
-                try:
-                    mark = stored_mark(message["subject"], message_data(message), message_headers(message))
-                    why = "the batch was not completed"
-                except ValueError as error:
-                    mark, why = None, f"its mark cannot be read ({error})"
-                if mark is not None:
-                    break
-                if message["seq"] == before:
+            before: int | None = None
+            while (torn := await self._stored.repairs.torn(lane)) is not None:
+                if torn.last == before:
                     # It was not accepted.
                     self._stored.unknown.add(lane)
                     break
-                before = message["seq"]
-                yield await self._torn_finding(lane, stream, message, why)
+                before = torn.last
+                yield self._torn_finding(lane, torn)
 
-    async def _torn_finding(self, lane: LaneId, stream: str, message: dict[str, Any], why: str) -> Finding:
-        torn = torn_batch(message)
-        lost = [await self._torn_frame(lane, stream, sequence) for sequence in range(torn.first, torn.last + 1)]
-
+    def _torn_finding(self, lane: LaneId, torn: TornCommit) -> Finding:
         async def accept() -> str:
-            # From the end: what is left of it looks torn until the first is gone.
-            await self._stored.remove(stream, range(torn.last, torn.first - 1, -1))
-            return f"sequences {torn.first} to {torn.last} of {stream} are cut off"
+            await self._stored.repairs.cut(lane.vertex, torn)
+            return f"sequences {torn.first} to {torn.last} of {torn.ledger} are cut off"
 
-        frames = [item for item in lost if item is not None]
+        frames = [self._torn_frame(buffer, frame) for buffer, frame in torn.frames]
         return Finding(
             "torn",
-            f"a commit of lane {lane} is stored in part in {stream}, sequences {torn.first} to {torn.last}: {why}",
+            f"a commit of lane {lane} is stored in part in {torn.ledger}, sequences {torn.first} to {torn.last}: "
+            f"{torn.why}",
             f"{len(frames)} frames, which were not committed: the lane makes them again, and who has read them already "
             "gets them twice",
             accept,
             frames,
         )
 
-    async def _torn_frame(self, lane: LaneId, stream: str, sequence: int) -> Lost | None:
-        """What a frame holds, for people; None for other messages."""
-        message = await self._stored.get(stream, {"seq": sequence})
-        if message is None or ".d." not in message["subject"]:
-            return None
-        edge, partition = message["subject"].split(".")[-2:]
-        where = f"sequence {sequence}, on its way to {edge}.{partition}"
+    def _torn_frame(self, buffer: BufferId, stored: StoredFrame) -> Lost:
+        """What a frame holds, for people."""
+        where = f"sequence {stored.sequence}, on its way to {buffer.edge}.{buffer.partition}"
         try:
-            frame = readable(
-                StoredFrame(sequence, message_data(message), witness_of(sequence, message_headers(message)))
-            )
+            frame = readable(stored)
         except ValueError as error:
             return Lost(f"{where}: {error}")
-        reader = self._stored.graph.edge(edge).to
-        origin = Origin(f"{reader}/{edge}/{partition}/{sequence}/")
+        reader = self._stored.graph.edge(buffer.edge).to
+        origin = Origin(f"{reader}/{buffer.edge}/{buffer.partition}/{stored.sequence}/")
         records = [self._stored.naming.of(frame, index, origin) for index in range(frame.records)]
         return Lost(f"{where}: {frame.records:,} records", records=records)
 

@@ -15,8 +15,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from millstream.buffers.jetstream.connection import BrokerConnection
-from millstream.ledger.protocol import Broker
+from millstream.buffers.technology import InterStepBuffer
 from millstream.spec.graph import Graph
 from millstream_runner.local.ledgers import KnownLedgers
 from millstream_runner.local.repair.finding import Finding
@@ -28,10 +27,8 @@ from millstream_runner.local.repair.stored import Stored
 class Repair:
     """Of one pipeline, which does not run."""
 
-    def __init__(
-        self, graph: Graph, connection: BrokerConnection, broker: Broker, ledgers: KnownLedgers, windows: Path
-    ) -> None:
-        stored = Stored(graph, connection, broker)
+    def __init__(self, graph: Graph, buffer: InterStepBuffer, ledgers: KnownLedgers, windows: Path) -> None:
+        stored = Stored(graph, buffer)
         self._marks = Marks(stored, ledgers)
         self._inputs = Inputs(stored, windows)
 

@@ -1,0 +1,116 @@
+"""Files that say how to reach a broker: read, checked, and their certificates loaded. What else they hold is each
+technology's own.
+
+Secrets stand in the environment or in files of their own, so an access file may be read by others; nothing of it comes
+from a command line, which every user of a machine can read. Above it: technologies. Below it: YAML and references.
+"""
+
+import ssl
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from pydantic import ValidationError
+
+from millstream.errors import UserError
+from millstream.spec import yaml_text
+from millstream.spec.faults import Finding, path_text
+from millstream.spec.references import placeholders, resolve
+from millstream.spec.values import ShapeFault, SpecModel, Text
+from millstream.spec.wording import findings_of
+
+FILE_BYTES_MAX = 64 * 1024
+"""Largest file."""
+
+WrittenT = TypeVar("WrittenT", bound=SpecModel)
+
+
+class TlsFiles(SpecModel):
+    """Certificates, as PEM files; paths are relative to the access file."""
+
+    noun = "`tls`"
+
+    ca: Text | None = None
+    """Certificates of the authorities that the server's may come from; without it those of the system."""
+    certificate: Text | None = None
+    """The client's own certificate, where the server asks for one."""
+    key: Text | None = None
+    """Its private key, without a passphrase."""
+    server_name: Text | None = None
+    """The name that the server's certificate is for, where the URL has another."""
+
+    @classmethod
+    def shape_faults(cls, data: Mapping[str, Any]) -> Iterator[ShapeFault]:
+        """A certificate and its key."""
+        if (data.get("certificate") is None) != (data.get("key") is None):
+            yield ShapeFault((), "`certificate` and `key` belong together", "both of them, or neither")
+
+
+def read_access(path: Path, model: type[WrittenT]) -> WrittenT:
+    """What stands in the file. Raises `UserError` for one that cannot be used; no message holds a secret."""
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise UserError(f"the broker's access file {path} cannot be read: {error.strerror}") from error
+    if len(data) > FILE_BYTES_MAX:
+        raise UserError(f"the broker's access file {path} is larger than {FILE_BYTES_MAX} bytes")
+    try:
+        document = yaml_text.parse(data.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise UserError(f"the broker's access file {path} is not UTF-8") from error
+    except yaml_text.UnreadableError as problem:
+        raise UserError(f"the broker's access file {path}: {problem.fault.what}") from None
+    findings = [Finding(fault.path, fault.what, fault.expected) for fault in document.faults]
+    if not isinstance(document.value, dict):
+        raise UserError(f"the broker's access file {path} is not a mapping, such as `user: NAME`")
+    findings += placeholders(document.value)
+    try:
+        written = model.model_validate(document.value)
+    except ValidationError as failure:
+        findings += findings_of(failure, document.value, set())
+    if findings:
+        raise UserError("\n".join(f"{path}: {_text(finding)}" for finding in findings))
+    return written
+
+
+def secret(path: Path, name: str, value: object) -> str | None:
+    """What a field refers to."""
+    return None if value is None else resolve(value, path.absolute().parent, f"{path}: {name}")
+
+
+def check_url(server: str, schemes: tuple[str, ...]) -> None:
+    """Raise `UserError` for what is no URL of a broker, or has a password in it. The first scheme is the usual one."""
+    parts = urlsplit(server if "//" in server else f"{schemes[0]}://{server}")
+    if parts.username is not None or parts.password is not None:
+        raise UserError(
+            f"the URL of the broker at {parts.hostname} has a user or password in it, which every user of this machine "
+            "can read off the command line; put them into a file and name it with --broker-access (deploy/README.md)"
+        )
+    try:
+        valid = parts.scheme in schemes and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        valid = False
+    if not valid:
+        usual, encrypted = schemes
+        raise UserError(f"{server!r} is no URL of a broker; expected {usual}://HOST:PORT, or {encrypted}://HOST:PORT")
+
+
+def _text(finding: Finding) -> str:
+    place = path_text(finding.path)
+    return f"{place + ': ' if place else ''}{finding.what} (expected: {finding.expected})"
+
+
+def tls_context(files: TlsFiles, base: Path, path: Path) -> ssl.SSLContext:
+    try:
+        ca = None if files.ca is None else str(base / files.ca)
+        context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=ca)
+        if files.certificate is not None and files.key is not None:
+            # Asks nobody for a passphrase: an encrypted key is refused.
+            context.load_cert_chain(base / files.certificate, base / files.key, password=lambda: "")
+    except (OSError, ssl.SSLError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UserError(f"{path}: tls: the certificates cannot be used: {reason}; they are PEM files") from error
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    return context

@@ -1,0 +1,134 @@
+"""The nats-server that a run starts for itself.
+
+Above it: the supervisor of the broker. Below it: the `nats-server` program and its files.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+from millstream.buffers.jetstream.access import BrokerAccess
+from millstream.buffers.jetstream.nats_server import find_nats_server
+from millstream.buffers.jetstream.ping import answers_ping
+from millstream.buffers.jetstream.server_config import (
+    ACCOUNT,
+    PASSWORD_VARIABLE,
+    USER,
+    new_password,
+    server_config,
+)
+from millstream.durable import step
+from millstream.errors import EnvironmentFault
+from millstream.files import make_private_directories
+from millstream.ledger.protocol import DurabilityLevel
+from millstream.ports import free_ports, is_free
+from millstream.wire.certificates import trusting
+
+_LINE = re.compile(rb"\[\d+\] (\d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{6}) \[([A-Z]{3})\] (.*)")
+_DECORATION = re.compile(rb"[ _|/\\-]*|-+ JETSTREAM -+|\s*https://docs\.nats\.io/jetstream\s*")
+_LEVELS = {"DBG": "debug", "INF": "info", "WRN": "warning", "ERR": "error", "FTL": "critical"}
+_DISK_FULL = (
+    b"no space left on device",
+    b"disk quota exceeded",
+    # It has given up storing, and answers nothing any more, also when there is room again.
+    b"resource limits exceeded for server",
+    b"will be DISABLED",
+)
+ACCESS_FILE = "access.json"
+CERTIFICATE_FILE, KEY_FILE = "server.pem", "server.key"
+_SECRET_FILE = "key"
+_PROGRAM = "nats-server"
+
+
+class JetStreamServer:
+    """`Server` over a store in a directory."""
+
+    def __init__(self, directory: Path, *, durability: DurabilityLevel, port: int | None) -> None:
+        self._directory = directory
+        self._fsync = durability is DurabilityLevel.FSYNC
+        self.port = port if port is not None and is_free(port) else free_ports()
+        self._password = new_password()
+        files = directory / CERTIFICATE_FILE, directory / KEY_FILE
+        # Put there by benchmarks that measure encryption; on the loopback it keeps nothing from anybody.
+        self._certificate = files if all(file.exists() for file in files) else None
+        self._tls = None if self._certificate is None else trusting(files[0])
+
+    @property
+    def access(self) -> BrokerAccess:
+        return BrokerAccess(f"nats://127.0.0.1:{self.port}", user=USER, password=self._password, tls=self._tls)
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        return {PASSWORD_VARIABLE: self._password}
+
+    def prepare(self) -> Mapping[str, str]:
+        store = self._directory / "store"
+        try:
+            make_private_directories(store)
+            _adopt(store)
+        except OSError as error:
+            raise EnvironmentFault(
+                f"cannot prepare the broker's directory {self._directory}: {error.strerror}"
+            ) from error
+        config = server_config(
+            store_dir=store,
+            port=self.port,
+            sync_always=self._fsync,
+            ports_dir=self._directory,
+            tls=self._certificate,
+        )
+        access: dict[str, object] = {"user": USER, "password": {"file": _SECRET_FILE}}
+        if self._certificate is not None:
+            access["tls"] = {"ca": str(self._certificate[0].absolute())}
+        return {
+            "nats.conf": config,
+            # The next run has a key of its own.
+            _SECRET_FILE: f"{self._password}\n",
+            ACCESS_FILE: json.dumps(access, indent=1) + "\n",
+        }
+
+    def command(self) -> list[str]:
+        return [find_nats_server(), "-c", str(self._directory / "nats.conf")]
+
+    async def is_ready(self, pid: int) -> bool:
+        return self._ports_file(pid).exists()
+
+    async def answers(self) -> bool:
+        return await answers_ping(self.port, self.access)
+
+    def ended(self, pid: int) -> None:
+        self._ports_file(pid).unlink(missing_ok=True)
+
+    def log_entry(self, line: bytes) -> bytes | None:
+        match = _LINE.match(line)
+        if match is None:
+            return line
+        if _DECORATION.fullmatch(match[3]) is not None:
+            return None
+        written, level, message = (part.decode(errors="replace") for part in match.groups())
+        time = datetime.strptime(written, "%Y/%m/%d %H:%M:%S.%f").astimezone(UTC)
+        entry = {
+            "time": time.isoformat(timespec="microseconds"),
+            "level": _LEVELS.get(level, "info"),
+            "message": message,
+        }
+        return json.dumps(entry).encode()
+
+    def says_disk_full(self, line: bytes) -> bool:
+        return any(sign in line for sign in _DISK_FULL)
+
+    def _ports_file(self, pid: int) -> Path:
+        return self._directory / f"{_PROGRAM}_{pid}.ports"
+
+
+def _adopt(store: Path) -> None:
+    """Streams that an earlier version stored in the server's account of clients without names become those of the one
+    account there is."""
+    before, now = (store / "jetstream" / name for name in ("$G", ACCOUNT))
+    if before.is_dir() and not now.exists():
+        with step("broker.adopt"):
+            before.rename(now)

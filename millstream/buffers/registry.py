@@ -1,0 +1,50 @@
+"""Finds a technology by its key: ours are folders beside this file, others name themselves in an entry point group.
+
+Above it: whoever opens what a pipeline keeps. It imports a technology when it is asked for: its client library may not
+be installed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING
+
+from millstream.errors import UserError
+from millstream.spec.buffers import BUILT_IN, GROUP, known
+from millstream.spec.graph import Graph
+from millstream.spec.loading import Loaded
+from millstream.spec.models import Pipeline
+
+if TYPE_CHECKING:
+    from millstream.buffers.technology import Technology
+
+
+def technology(key: str) -> Technology:
+    """The technology of that key. Raises `UserError` when there is none, or what it needs is not installed."""
+    try:
+        if key in BUILT_IN:
+            found: Technology = import_module(f"millstream.buffers.{key}.technology").TECHNOLOGY
+            return found
+        for point in entry_points(group=GROUP, name=key):
+            loaded: Technology = point.load()
+            return loaded
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"ledgers in {key} need the package {error.name}, which is not installed here: "
+            f"`pip install 'millstream[{key}]'`"
+        ) from error
+    raise UserError(f"there is no ledger technology {key!r}; there are: {', '.join(known())}")
+
+
+def technology_of(pipeline: Pipeline) -> Technology:
+    """That of a pipeline."""
+    return technology(pipeline.spec.buffer_technology)
+
+
+def over(loaded: Loaded, key: str) -> Loaded:
+    """The same pipeline over the technology of that key. Raises `UserError` when there is none."""
+    spec = loaded.pipeline.spec.model_copy(update={"inter_step_buffer": {technology(key).key: {}}})
+    pipeline = loaded.pipeline.model_copy(update={"spec": spec})
+    return replace(loaded, pipeline=pipeline, graph=Graph.of(pipeline))

@@ -1,0 +1,38 @@
+"""Which technology keeps a pipeline's records between its steps. Owns `spec.interStepBuffer`; names alone.
+
+Above it: the spec, and the registry that opens what they stand for.
+"""
+
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import Annotated, Any
+
+from pydantic import AfterValidator
+
+from millstream.spec.values import fault
+
+BUILT_IN = ("jetstream", "redis")
+DEFAULT = "jetstream"
+GROUP = "millstream.buffers"
+"""Entry points of other technologies."""
+
+
+def known() -> list[str]:
+    """The key of each."""
+    return sorted({*BUILT_IN, *(point.name for point in entry_points(group=GROUP))})
+
+
+def _one_known(written: Mapping[str, Any]) -> Mapping[str, Any]:
+    listed = ", ".join(f"`{key}: {{}}`" for key in known())
+    if len(written) != 1:
+        raise fault(f"it names {len(written)} technologies", f"one of {listed}")
+    key = next(iter(written))
+    if key not in known():
+        raise fault(f"there is no technology `{key}` for it", f"one of {listed}")
+    if key in BUILT_IN and written[key]:
+        raise fault(f"`{key}` has no settings here", f"`{key}: {{}}`")
+    return written
+
+
+InterStepBuffer = Annotated[Mapping[str, Mapping[str, str]], AfterValidator(_one_known)]
+"""One technology, with its settings."""
