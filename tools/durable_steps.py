@@ -77,7 +77,6 @@ EXEMPT: Mapping[tuple[str, str], str] = {
     ("millstream/buffers/jetstream/connection.py", ""): "the connection itself: whoever calls it is looked at",
     ("millstream/buffers/redis/connection.py", ""): "the connection itself: whoever calls it is looked at",
     ("millstream/buffers/redis/redis_server.py", ""): "a server of a test or a benchmark",
-    ("millstream/buffers/redis/ledger.py", "_changed"): "whoever calls it is looked at",
     ("millstream/buffers/redis/ledger.py", "remove_matching"): "whoever calls it is looked at",
     ("millstream/buffers/redis/ledger.py", "RedisLedger._land"): "inside the steps redis.commit and redis.take_over",
     ("millstream/buffers/jetstream/pages.py", ""): "a request for what is stored",

@@ -40,6 +40,7 @@ UNREACHED = {
     "file_sink.withdraw": "a run that is refused: tests/contract/sinks/test_file_directory.py",
     "repair": "a command between two runs, which may be made again at any point: tests/mesh/test_repair.py",
     "watermark.forget": "a command between two runs: tests/mesh/test_watermark.py",
+    "redis": "of the other technology: `millstream chaos mesh --ledger redis` kills at random",
     "watermark.replicate": "a broker cluster that grows: nothing is lost with the setting of a bucket",
     "log.reserve.give_up": "a full disk: tests/unit/reduce/log/test_faults.py",
     "log.segment.abandon": "a failed write: tests/unit/reduce/log/test_faults.py",

@@ -147,7 +147,7 @@ class RedisConnection:
         if isinstance(error, exceptions.NoPermissionError):
             return EnvironmentFault(
                 f"the Redis server at {self.place} does not let {self._access.identity} use {what}: {text}; grant it "
-                "that (docs/redis.md)"
+                "that (docs/guarantees.md)"
             )
         return EnvironmentFault(f"the Redis server at {self.place} refuses {what}: {text}")
 

@@ -37,7 +37,7 @@ async def check_server(connection: RedisConnection) -> None:
     if told.get("cluster_enabled") == "1":
         raise EnvironmentFault(
             f"the server at {connection.place} is one of a Redis cluster; ledgers need a server of their own, not a "
-            "cluster (docs/redis.md)"
+            "cluster (docs/guarantees.md)"
         )
     if told.get("role", "master") != "master":
         raise EnvironmentFault(f"the server at {connection.place} is a replica: name the one that takes writes")

@@ -323,7 +323,7 @@ async def test_a_repair_that_is_killed_anywhere_is_made_again(harness: JetStream
     await _damaged_frames(harness)
     await repaired(None)
     expected = await _end_state(harness)
-    assert {"repair.forget:before", "repair.remove:after", "ledger.commit:before"} <= set(points)
+    assert {"watermark.forget:before", "repair.remove:after", "ledger.commit:before"} <= set(points)
     for stop_at in range(len(points)):
         await harness.broker.delete()
         await _damaged_frames(harness)
