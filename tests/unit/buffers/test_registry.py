@@ -1,0 +1,59 @@
+"""A technology is found by its key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from millstream.buffers.registry import over, technology, technology_of
+from millstream.errors import UserError
+from millstream.spec.faults import SpecError
+from millstream.spec.loading import load
+
+PIPELINE = """\
+apiVersion: millstream.io/v1alpha1
+kind: Pipeline
+metadata: {name: p}
+spec:
+  vertices:
+    - {name: in, source: {generator: {rpu: 1, records: 1}}}
+    - {name: out, sink: {blackhole: {}}}
+  edges: [{from: in, to: out}]
+"""
+
+
+def written(tmp_path: Path, buffer: str = "") -> Path:
+    path = tmp_path / "p.yaml"
+    path.write_text(PIPELINE.replace("spec:\n", f"spec:\n  interStepBuffer: {buffer}\n") if buffer else PIPELINE)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("buffer", "key"), [("", "jetstream"), ("{jetstream: {}}", "jetstream"), ("{redis: {}}", "redis")]
+)
+def test_the_file_says_which(tmp_path: Path, buffer: str, key: str) -> None:
+    assert technology_of(load(written(tmp_path, buffer)).pipeline).key == key
+
+
+@pytest.mark.parametrize("buffer", ["{}", "{nothing: {}}", "{redis: {a: b}}", "{redis: {}, jetstream: {}}"])
+def test_one_that_is_not_known_is_a_fault_of_the_file(tmp_path: Path, buffer: str) -> None:
+    with pytest.raises(SpecError, match="interStepBuffer"):
+        load(written(tmp_path, buffer))
+
+
+def test_another_one_may_take_its_place(tmp_path: Path) -> None:
+    loaded = load(written(tmp_path))
+    assert technology_of(over(loaded, "redis").graph.pipeline).key == "redis"
+    with pytest.raises(UserError, match="there is no ledger technology 'nothing'"):
+        over(loaded, "nothing")
+
+
+@pytest.mark.parametrize(("key", "url"), [("jetstream", "nats://host:1"), ("redis", "redis://host:1")])
+def test_no_url_with_a_password_is_taken(key: str, url: str) -> None:
+    used = technology(key)
+    assert used.load_access(None, url).place == "host:1"
+    with pytest.raises(UserError, match="has a user or password in it"):
+        used.load_access(None, url.replace("//", "//user:secret@"))
+    with pytest.raises(UserError, match="is no URL of a broker"):
+        used.load_access(None, "http://host:1")
