@@ -194,7 +194,8 @@ class Choice(SpecModel):
             for name, kind in cls.registry.all()
             if name not in cls.field_names()
         }
-        members = create_model("Kinds", **fields)
+        # Pydantic takes models of one name for one another when the first of them is gone.
+        members = create_model(f"{cls.__name__}Kinds", **fields)
         properties = handler.resolve_ref_schema(schema)["properties"]
         own = dict(properties)
         properties.clear()

@@ -1,0 +1,114 @@
+"""Connectors of a package outside of Millstream, found through its entry points alone, in runs as users start them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+import textwrap
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.mesh.running import command, start
+
+TOYS = Path(__file__).parent / "toys"
+PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
+NUMBERS = 3000
+PIPELINE = """\
+apiVersion: millstream.io/v1alpha1
+kind: Pipeline
+metadata: {name: p}
+spec:
+  vertices:
+  - name: in
+    source: {countdown: {start: NUMBERS, perSecond: 1000}}
+  - name: out
+    sink: {sqlite: {path: out.db}}
+  edges:
+  - {from: in, to: out}
+"""
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the package with the toys is installed."""
+    place = tmp_path_factory.mktemp("site")
+    install = ["install", "--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--target", str(place)]
+    subprocess.run([sys.executable, "-m", "pip", *install, str(TOYS)], check=True, timeout=100)
+    return place
+
+
+@pytest.fixture
+def pipeline(installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory of a pipeline of toys."""
+    monkeypatch.setenv("PYTHONPATH", str(installed))
+    (tmp_path / "pipeline.yaml").write_text(PIPELINE.replace("NUMBERS", str(NUMBERS)))
+    return tmp_path
+
+
+def rows(directory: Path) -> list[int]:
+    with closing(sqlite3.connect(directory / "out.db")) as database:
+        return [int(value) for (value,) in database.execute("SELECT value FROM records ORDER BY rowid")]
+
+
+def test_the_page_shows_the_code_that_runs_here() -> None:
+    shown = r"^`tests/extensions/toys/([^`]+)`:\n\n```\w+\n(.*?)\n```$"
+    blocks = re.findall(shown, PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    assert {name for name, _ in blocks} == {
+        "pyproject.toml",
+        "millstream_toys/countdown/lane.py",
+        "millstream_toys/sqlite/connector.py",
+        "millstream_toys/sqlite/lane.py",
+    }
+    assert [name for name, text in blocks if text not in (TOYS / name).read_text()] == []
+    ends = re.search(r"```yaml\n(- name: in\n.*?)```", PAGE.read_text(), re.DOTALL)
+    assert ends is not None
+    assert textwrap.indent(ends[1], "  ") in PIPELINE.replace("NUMBERS", str(NUMBERS))
+
+
+async def test_validate_knows_the_connectors_of_an_installed_package(pipeline: Path) -> None:
+    ended = await command(pipeline, "validate", "pipeline.yaml")
+    assert ended.exit_code == 0, ended.err
+    assert "sink out: exactly once: each transaction holds rows and the position behind them" in ended.out
+
+
+async def test_their_settings_and_what_they_miss_are_checked_as_any_other(pipeline: Path) -> None:
+    path = pipeline / "pipeline.yaml"
+    path.write_text(path.read_text().replace("perSecond", "perSeconds").replace("out.db", "nowhere/out.db"))
+    ended = await command(pipeline, "validate", "--json", "pipeline.yaml")
+    faults = {(fault["path"], fault["what"], fault["line"]) for fault in json.loads(ended.out)["faults"]}
+    assert ended.exit_code == 2
+    nowhere = f"there is no directory {pipeline / 'nowhere'}"
+    assert faults == {
+        ("spec.vertices[0].source.countdown.perSeconds", "unknown field `perSeconds`", 7),
+        ("spec.vertices[1].sink.sqlite.path", nowhere, 9),
+    }
+    assert "`perSecond`" in ended.out
+
+
+async def test_without_the_package_its_names_are_unknown(pipeline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONPATH")
+    ended = await command(pipeline, "validate", "--json", "pipeline.yaml")
+    assert ended.exit_code == 2
+    what = {fault["what"] for fault in json.loads(ended.out)["faults"]}
+    assert {"unknown field `countdown`", "unknown field `sqlite`"} <= what
+
+
+@pytest.mark.guarantee("I1")
+async def test_each_record_of_theirs_counts_once_though_both_ends_are_killed(pipeline: Path) -> None:
+    async with start(pipeline, "run", "pipeline.yaml") as run:
+        for name in ("in-0", "out-0"):
+            await run.until(lambda: run.records("out") > 0)
+            before = run.pids()[name]
+            os.kill(before, signal.SIGKILL)
+            await run.until(lambda name=name, before=before: run.pids().get(name, before) != before)  # type: ignore[misc]
+        ended = await run.ended()
+    assert ended.exit_code == 0, ended.err
+    assert "account: BALANCED" in ended.out
+    assert rows(pipeline) == list(range(NUMBERS, 0, -1))

@@ -1,0 +1,46 @@
+"""The `sqlite` sink, as pipeline files name it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING
+
+from millstream.spec.connectors import Guarantee, GuaranteeId, Place
+from millstream.spec.faults import Finding
+from millstream.spec.values import SpecModel, Text
+from millstream_writer.connector import SinkConnector, SinkOwner
+
+if TYPE_CHECKING:
+    from millstream_writer.sink import SinkLane
+
+
+class SqliteSink(SpecModel):
+    """Writes each record as a row of a table `records`."""
+
+    noun = "an sqlite sink"
+
+    path: Text
+    """The database, relative to the pipeline file; made if absent."""
+
+
+class Sqlite(SinkConnector[SqliteSink]):
+    model = SqliteSink
+    meaning = "To a table of SQLite."
+
+    def guarantee(self, settings: SqliteSink, *, fallback: bool) -> Guarantee:
+        what = "exactly once: each transaction holds rows and the position behind them"
+        return Guarantee(GuaranteeId.TRANSACTIONAL, what)
+
+    def local_findings(self, settings: SqliteSink, place: Place) -> Iterator[Finding]:
+        directory = (place.base_dir / settings.path).parent
+        if not directory.is_dir():
+            yield Finding((*place.path, "path"), f"there is no directory {directory}", "a database in an existing one")
+
+    def open(self, settings: SqliteSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
+        from millstream_toys.sqlite.lane import open_sqlite
+
+        return open_sqlite(settings, owner)
+
+
+SQLITE = Sqlite()
