@@ -38,6 +38,7 @@ print(*sorted(name for name in sys.modules if name.startswith(('millstream_reade
 """
 
 
+@pytest.mark.process
 def test_a_pipeline_imports_the_objects_it_names_and_nothing_of_their_lanes() -> None:
     answer = subprocess.run([sys.executable, "-c", PROGRAM], check=True, capture_output=True, text=True, timeout=60)
     modules = set(answer.stdout.split())
