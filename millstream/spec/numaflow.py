@@ -76,7 +76,7 @@ _WITHOUT_EFFECT: Mapping[str, Mapping[str, str]] = {
     "vertex": {
         **dict.fromkeys(_POD, NO_EFFECT),
         "ordered": "has no effect: records of one key and partition always stay in order",
-        "scale": f"{NO_EFFECT}; a vertex has `replicas` shares, each in a process at most",
+        "scale": f"{NO_EFFECT}; `replicas` says how many replicas it has",
     },
     "container": dict.fromkeys(_CONTAINER, NO_EFFECT),
     "http source": {"service": NO_EFFECT},

@@ -97,7 +97,7 @@ def test_notes_tell_file_line_and_column() -> None:
     assert (note.line, note.column) == (13, 7)
     assert str(note) == (
         f"{PIPELINES / 'simple-pipeline.yaml'}:13:7: spec.vertices[1].scale: `scale` has no effect on "
-        "`millstream run`; the number of processes is `replicas`"
+        "`millstream run`; `replicas` says how many replicas it has"
     )
 
 
