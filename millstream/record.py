@@ -33,6 +33,15 @@ class Position(NamedTuple):
     sequence: int
     record_index: int = 0
 
+    @classmethod
+    def within(cls, sequence: int, records: int) -> Position:
+        """`records` records of the frame at `sequence` are done, and nothing after them.
+
+        Counted from right before that frame: which sequence the frame before it has depends on where the lane came
+        from, so positions in one frame compare only when they are all made here.
+        """
+        return cls(sequence - 1, records)
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class LaneId:

@@ -45,7 +45,7 @@ class Slice:
         """Where the lane stands after it."""
         if self.completes:
             return Position(self.read.sequence, 0)
-        return Position(self.read.sequence - 1, self.read.first_index + self.stop)
+        return Position.within(self.read.sequence, self.read.first_index + self.stop)
 
     def halves(self) -> tuple[Slice, Slice]:
         """Of a slice of more than one record."""

@@ -76,7 +76,7 @@ def exact_end(frames: Sequence[SinkFrame], end: Position) -> Position:
     """
     if not frames or end.record_index == 0:
         return end
-    return Position(frames[-1].sequence - 1, end.record_index)
+    return Position.within(frames[-1].sequence, end.record_index)
 
 
 def frame_at(position: Position) -> int:
@@ -86,7 +86,7 @@ def frame_at(position: Position) -> int:
 
 def exact_position(frame: SinkFrame, index: int) -> Position:
     """Where a lane stands when it has done the records of `frame` below `index` (an index in the stored frame)."""
-    return Position(frame.sequence - 1, index)
+    return Position.within(frame.sequence, index)
 
 
 @dataclass(frozen=True, slots=True)
