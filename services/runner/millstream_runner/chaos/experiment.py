@@ -74,6 +74,8 @@ class Options:
     id_field: str | None = None
     ledger: str | None = None
     """What keeps the records, where that is not what the pipeline says."""
+    workers: int | None = None
+    """Processes that share the vertices. None: one for each replica."""
     secured: bool = False
     """The broker takes encrypted connections alone, and functions of a pipeline that ships are in a strict sandbox."""
 
@@ -155,6 +157,8 @@ async def conduct(options: Options, told: Callable[[Struck], None]) -> Experimen
     command += ["--sinks", str(directory / "sinks"), str(file)]
     if options.ledger is not None:
         command += ["--ledger", options.ledger]
+    if options.workers is not None:
+        command += ["--workers", str(options.workers)]
     async with AsyncExitStack() as stack:
         path = None
         if FaultKind.NETWORK in options.kinds:

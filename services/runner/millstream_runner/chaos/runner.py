@@ -39,7 +39,7 @@ def _run(options: argparse.Namespace) -> int:
         loaded = redirected(load(options.file), options.sinks)
         if options.ledger is not None:
             loaded = over(loaded, options.ledger)
-        settings = RunOptions(data_dir=options.data_dir, broker_path=options.broker_path)
+        settings = RunOptions(data_dir=options.data_dir, broker_path=options.broker_path, workers=options.workers)
         result = uvloop.run(run(loaded, settings, screen))
     except MillstreamError as error:
         screen.message(str(error))
@@ -78,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--sinks", type=Path, required=True, metavar="DIR", help="below it file sinks write")
     parser.add_argument("--broker-path", metavar="URL", help="where the vertices reach the broker (default: directly)")
     parser.add_argument("--ledger", metavar="NAME", help="as for `millstream run`")
+    parser.add_argument("--workers", type=int, metavar="N", help="as for `millstream run`")
     return parser
 
 

@@ -478,6 +478,9 @@ def _add_chaos(commands: Commands) -> None:
         "--rate", type=int, metavar="N", help="records per second of one that ships (default: they last for the faults)"
     )
     command.add_argument("--ledger", metavar="NAME", help="what keeps the records (default: `spec.interStepBuffer`)")
+    command.add_argument(
+        "--workers", type=int, metavar="N", help="processes that share the vertices (default: one for each replica)"
+    )
     command.add_argument("--id", metavar="FIELD", help="member of your sinks' rows that no two rows may share")
     command.add_argument(
         "--secured",

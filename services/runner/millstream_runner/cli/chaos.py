@@ -37,6 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
         id_field=arguments.id,
         secured=arguments.secured,
         ledger=arguments.ledger,
+        workers=arguments.workers,
     )
     keep = chosen is not None
     # Of connections that break there is enough to read in the table.
