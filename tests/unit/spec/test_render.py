@@ -125,5 +125,14 @@ def test_every_field_has_a_meaning() -> None:
 def test_the_schema_takes_the_good_pipelines_field_names() -> None:
     schema = json.loads(spec_reference.contents()[spec_reference.ROOT / "docs" / "pipeline.schema.json"])
     vertex = schema["$defs"]["Vertex"]
-    assert set(vertex["properties"]) == {"name", "source", "udf", "sink", "partitions", "replicas", "limits"}
+    assert set(vertex["properties"]) == {
+        "name",
+        "source",
+        "udf",
+        "sink",
+        "partitions",
+        "replicas",
+        "limits",
+        "placement",
+    }
     assert vertex["additionalProperties"] is False
