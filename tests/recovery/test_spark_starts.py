@@ -97,7 +97,7 @@ async def test_a_pipeline_of_queries_has_results_without_pandas(tmp_path: Path) 
         await run.until(lambda: run.records("out") > 0)
         processes = psutil.Process(run.process.pid).children(recursive=True)
         commands = [" ".join(process.cmdline()) for process in processes]
-        for part in ("millstream_reduce.spark.driver", "millstream_reduce.spark.worker_daemon", "--vertex sum"):
+        for part in ("millstream_reduce.spark.driver", "millstream_reduce.spark.worker_daemon", "--replicas sum-0"):
             assert any(part in command for command in commands), commands
         assert not [command for process, command in zip(processes, commands, strict=True) if _has_pandas(process)]
 
