@@ -83,7 +83,7 @@ def main() -> int:
     run = [
         sys.executable,
         "-m",
-        "millstream",
+        "millstream_runner",
         "run",
         "--fresh",
         "--data-dir",
