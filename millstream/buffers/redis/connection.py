@@ -23,6 +23,7 @@ from redis.backoff import NoBackoff
 from millstream.buffers.redis.access import RedisAccess
 from millstream.buffers.redis.scripts import Script
 from millstream.errors import EnvironmentFault, StorageFullError
+from millstream.pauses import Pauses
 
 _log = logging.getLogger(__name__)
 
@@ -33,7 +34,6 @@ ANSWER_TIMEOUT_S = 5.0
 BLOCK_S = 2.0
 """How long the server holds a request for frames back that there are not yet."""
 RETRY_FIRST_S = 0.02
-RETRY_LAST_S = 1.0
 
 _NOT_ADMITTED = (exceptions.AuthenticationError, exceptions.AuthorizationError)
 _BUSY = ("LOADING", "BUSY ", "MASTERDOWN", "TRYAGAIN")
@@ -72,7 +72,7 @@ class RedisConnection:
     async def open(self, timeout_s: float) -> None:
         """Raises `EnvironmentFault` when the server does not answer in time, and at once when it refuses the user."""
         deadline_s = asyncio.get_running_loop().time() + timeout_s
-        wait_s = RETRY_FIRST_S
+        pauses = tries()
         while True:
             try:
                 await self.ask("PING")
@@ -84,7 +84,7 @@ class RedisConnection:
                     ) from error
             else:
                 return
-            wait_s = await pause(wait_s)
+            await pauses.wait()
 
     async def close(self) -> None:
         self._loss_listeners.clear()
@@ -162,32 +162,31 @@ class RedisConnection:
 
 async def until_answered(connection: RedisConnection, *command: str | int | bytes) -> Any:
     """A command that changes nothing, until it is answered."""
-    wait_s = RETRY_FIRST_S
+    pauses = tries()
     while True:
         try:
             return await connection.ask(*command)
         except AnswerLostError as error:
             _log.debug("%s: %s; asking again", command[0], error)
-        wait_s = await pause(wait_s)
+        await pauses.wait()
 
 
 async def changed(
     connection: RedisConnection, script: Script, keys: Sequence[str], arguments: Sequence[str | int | bytes]
 ) -> Any:
     """Run a script that may be repeated without harm, until it is answered."""
-    wait_s = RETRY_FIRST_S
+    pauses = tries()
     while True:
         try:
             return await connection.change(script, keys, arguments)
         except AnswerLostError as error:
             _log.info("%s; asking again", error)
-        wait_s = await pause(wait_s)
+        await pauses.wait()
 
 
-async def pause(wait_s: float) -> float:
-    """Wait, and tell how long to wait the next time."""
-    await asyncio.sleep(wait_s)
-    return min(2 * wait_s, RETRY_LAST_S)
+def tries() -> Pauses:
+    """Between questions that are asked again."""
+    return Pauses(RETRY_FIRST_S, 1.0)
 
 
 def pairs(answer: Any) -> Mapping[str, Any]:

@@ -23,12 +23,11 @@ from google.protobuf.message import DecodeError
 from millstream import limits
 from millstream.buffers.redis import durability
 from millstream.buffers.redis.connection import (
-    RETRY_FIRST_S,
     AnswerLostError,
     RedisConnection,
     changed,
     pairs,
-    pause,
+    tries,
     until_answered,
 )
 from millstream.buffers.redis.keys import (
@@ -172,14 +171,14 @@ class RedisLedger:
 
     async def _land(self, commit: Commit, keys: Sequence[str], arguments: Sequence[str | int | bytes]) -> int:
         """Send the commit until it has landed; the sequence of its mark."""
-        wait_s = RETRY_FIRST_S
+        pauses = tries()
         while True:
             try:
                 async with asyncio.timeout(limits.COMMIT_TIMEOUT_S):
                     what, *told = await self._connection.change(COMMIT, keys, arguments)
             except (AnswerLostError, TimeoutError) as error:
                 _log.info("answer to a commit of lane %s lost (%s); sending it again", commit.lane, error)
-                wait_s = await pause(wait_s)
+                await pauses.wait()
                 continue
             except StorageFullError:
                 self._statistics.full_refusals += 1
@@ -338,14 +337,14 @@ class RedisBroker:
 
 async def remove_matching(connection: RedisConnection, pattern: str) -> None:
     """Remove all keys that match. A repetition does no harm."""
-    wait_s, cursor = RETRY_FIRST_S, b"0"
+    pauses, cursor = tries(), b"0"
     while True:
         try:
             cursor, keys = await connection.ask("SCAN", cursor, "MATCH", pattern, "COUNT", 1000)
             if keys:
                 await connection.remove(*keys)
         except AnswerLostError:
-            wait_s = await pause(wait_s)
+            await pauses.wait()
             continue
         if cursor == b"0":
             return

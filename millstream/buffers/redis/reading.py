@@ -24,7 +24,6 @@ from millstream.buffers.redis.connection import (
     RETRY_FIRST_S,
     AnswerLostError,
     RedisConnection,
-    pause,
     until_answered,
 )
 from millstream.buffers.redis.keys import frames_key, index_key
@@ -151,7 +150,7 @@ class RedisReader:
         self._broken = True
         self._statistics.read_restarts += 1
         _log.info("reading %s goes on after %d (%s)", self._name, self._last, why)
-        await pause(RETRY_FIRST_S)
+        await asyncio.sleep(RETRY_FIRST_S)
         self._arrived.clear()
         self._arrived_bytes = 0
         await self.check()

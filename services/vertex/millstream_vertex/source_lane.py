@@ -31,6 +31,8 @@ from millstream_vertex.mapping import Mapper
 from millstream_writer.committer import Unit
 from millstream_writer.routing import Router
 
+_LOOK_TIMEOUT_S = 5.0
+"""How long a lane that has ended looks whether there is more."""
 _log = logging.getLogger(__name__)
 
 _POSITION_CHARACTERS_MAX = 200
@@ -123,7 +125,11 @@ class SourceVertexLane:
         if not self._source.replayable:
             return
         try:
-            batch = await self._source.read(1, self._bytes_max, 0.0)
+            async with asyncio.timeout(_LOOK_TIMEOUT_S):
+                batch = await self._source.read(1, self._bytes_max, 0.0)
+        except TimeoutError:
+            # A lane that has ended does not wait for the sake of a warning.
+            return
         except MillstreamError as error:
             more = f"what it has now cannot be read: {error}"
         else:

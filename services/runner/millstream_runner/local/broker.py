@@ -211,7 +211,11 @@ class EmbeddedBroker:
 
     def _free_bytes(self) -> int:
         """On the disk, for this user: some file systems keep a part for root."""
-        disk = os.statvfs(self._directory)
+        try:
+            disk = os.statvfs(self._directory)
+        except OSError:
+            # Not full, but gone: the broker and its clients say what that means.
+            return ROOM_BYTES_MIN
         return (disk.f_bfree if os.geteuid() == 0 else disk.f_bavail) * disk.f_frsize
 
     async def _end(self, child: Child) -> None:
