@@ -158,7 +158,7 @@ async def measure(directory: Path, blocked_s: float, warm_up_s: float, buffer: i
                 vertex: seconds_to(run, vertex, RATE_SHARE_MIN * rate, on_s, now_s) for vertex, rate in before.items()
             }
             ended = await run.stop()
-        told = await ask(port)
+        numbers = await ask(port)
     half = during[len(during) // 2 :]
     return Outcome(
         rates_before=before,
@@ -168,7 +168,7 @@ async def measure(directory: Path, blocked_s: float, warm_up_s: float, buffer: i
         disk_max=max(sample.disk_bytes for sample in during),
         disk_growth=half[-1].disk_bytes - half[0].disk_bytes,
         records=ended.records.get("in", 0),
-        target=told,
+        target=numbers,
         balanced=ended.balanced,
     )
 
@@ -176,8 +176,8 @@ async def measure(directory: Path, blocked_s: float, warm_up_s: float, buffer: i
 async def ask(port: int) -> dict[str, int]:
     """What the target has."""
     async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}/") as answer:
-        told: dict[str, int] = await answer.json()
-        return told
+        numbers: dict[str, int] = await answer.json()
+        return numbers
 
 
 def lines_of(outcome: Outcome, blocked_s: float, raw: float, faults: Sequence[str]) -> list[str]:

@@ -78,10 +78,10 @@ def run(python: Path, directory: Path, command: Sequence[str]) -> Figures:
     if ended.returncode:
         raise SystemExit(f"exit code {ended.returncode} in {directory}\n{ended.stdout[-2000:]}\n{ended.stderr[-2000:]}")
     processor = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return {"wall s": seconds, "processor s": processor, **_told(ended.stdout)}
+    return {"wall s": seconds, "processor s": processor, **_figures_in(ended.stdout)}
 
 
-def _told(output: str) -> Figures:
+def _figures_in(output: str) -> Figures:
     """Numbers of the JSON object on the last line, by their path."""
     last = output.strip().splitlines()[-1:]
     try:

@@ -41,19 +41,19 @@ def measure(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
         rate=options.rate,
         secured=options.secured,
     )
-    told = as_json(uvloop.run(conduct(wanted, _show)))
-    done = sum(told["faults"].values())
+    outcome = as_json(uvloop.run(conduct(wanted, _show)))
+    done = sum(outcome["faults"].values())
     return {
         "benchmark": "kills",
         "pipeline": options.pipeline,
         "records": options.records,
         "secured": options.secured,
-        "kills": {what.removeprefix("kill "): count for what, count in told["faults"].items()},
-        "seconds": told["seconds"],
-        **{name: told["counts"].get(name, 0) for name in COUNTS},
-        "resume_s": told["resume_s"],
-        "violations": told["violations"],
-        "passed": told["sound"] and done == options.kills,
+        "kills": {what.removeprefix("kill "): count for what, count in outcome["faults"].items()},
+        "seconds": outcome["seconds"],
+        **{name: outcome["counts"].get(name, 0) for name in COUNTS},
+        "resume_s": outcome["resume_s"],
+        "violations": outcome["violations"],
+        "passed": outcome["sound"] and done == options.kills,
     }
 
 

@@ -60,7 +60,7 @@ class Turns:
         self.seconds += time.perf_counter() - start_s
         self.cpu_seconds += time.process_time() - start_cpu_s
 
-    def told(self, batch_bytes: int) -> str:
+    def text(self, batch_bytes: int) -> str:
         rate = self.batches / self.seconds
         return (
             f"{rate * batch_bytes / 1e6:8.1f} MB/s  {rate:7.1f} batches/s  "
@@ -134,8 +134,8 @@ async def main(seconds: float, size: int, frames: int) -> None:
                 for _ in range(TURNS):
                     await raw.take(seconds / TURNS)
                     await ours.take(seconds / TURNS)
-            print(f"raw batches    {raw.told(frames * size)}")
-            print(f"ledger.commit  {ours.told(frames * size)}  {ours.batches / raw.batches:.0%} of raw")
+            print(f"raw batches    {raw.text(frames * size)}")
+            print(f"ledger.commit  {ours.text(frames * size)}  {ours.batches / raw.batches:.0%} of raw")
             written = ours.batches * frames
             print(f"ledger.read    {await reading(ledger, written):8.1f} MB/s")
             for name, values in zip(("commit", "arrival"), await latency(owner, 200), strict=True):

@@ -241,7 +241,7 @@ async def open_run(directory: Path, files: Mapping[str, str]) -> AsyncIterator[O
         async with run.counting():
             yield run
     finally:
-        # What it has started is tethered to it and goes with it.
+        # What it has started ends with it.
         with suppress(ProcessLookupError):
             process.kill()
         await process.wait()

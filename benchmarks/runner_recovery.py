@@ -81,7 +81,7 @@ class Run:
             )
 
     def kill(self) -> None:
-        """What it has started is tethered to it and goes with it."""
+        """What it has started ends with it."""
         assert self._process is not None, "it was started"
         with suppress(ProcessLookupError):
             os.kill(self._process.pid, signal.SIGKILL)

@@ -107,19 +107,19 @@ async def measure(options: argparse.Namespace, directory: Path) -> dict[str, Any
     )
     async with asyncio.TaskGroup() as tasks:
         sampling = tasks.create_task(sample(DataDirectory(directory / "state"), samples), name="sample")
-        told = as_json(await conduct(wanted, lambda struck: print(fault_line(struck), file=sys.stderr, flush=True)))
+        outcome = as_json(await conduct(wanted, lambda struck: print(fault_line(struck), file=sys.stderr, flush=True)))
         sampling.cancel()
     sizes = judged(samples)
     return {
         "benchmark": "soak",
         "pipeline": options.pipeline,
         "minutes": options.minutes,
-        "faults": told["faults"],
-        "resume_s": told["resume_s"],
-        "violations": told["violations"],
+        "faults": outcome["faults"],
+        "resume_s": outcome["resume_s"],
+        "violations": outcome["violations"],
         "sizes": sizes,
         "flat": all(size["flat"] for size in sizes.values()),
-        "passed": told["sound"] and all(size["flat"] for size in sizes.values()),
+        "passed": outcome["sound"] and all(size["flat"] for size in sizes.values()),
     }
 
 

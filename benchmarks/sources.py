@@ -34,7 +34,7 @@ from millstream.limits import FRAME_BYTES_MAX, FRAME_RECORDS_MAX, MIB
 from millstream.record import SOURCE_INPUT, LaneId
 from millstream.spec.models import Source
 from millstream_reader.source import SourceLane
-from millstream_reader.sources.http.lane import HttpLane
+from millstream_reader.sources.http.lane import HttpSourceLane
 from millstream_reader.sources.opening import open_source
 
 RECORD_BYTES = 100
@@ -219,7 +219,7 @@ async def measure_http(records: int, folder: Path) -> list[Result]:
             limit_s = await post_all(address, bodies, body, content_type)
         spec = {"http": {"port": 0, "buffer": HTTP_CONNECTIONS * BATCH_RECORDS}}
         async with open_lane(spec, folder) as lane, asyncio.TaskGroup() as tasks:
-            assert isinstance(lane, HttpLane)
+            assert isinstance(lane, HttpSourceLane)
             committing = tasks.create_task(commit_at_once(lane))
             seconds = await post_all(lane.address, bodies, body, content_type)
             committing.cancel()

@@ -56,8 +56,8 @@ def main() -> int:
             totals.update(experiment.disturbed)
             if wrong:
                 failed.append(seed)
-            told = "; ".join(wrong) or "as it has to be"
-            print(f"seed {seed} ({', '.join(experiment.disturbed)}): {told}", file=sys.stderr, flush=True)
+            verdict = "; ".join(wrong) or "as it has to be"
+            print(f"seed {seed} ({', '.join(experiment.disturbed)}): {verdict}", file=sys.stderr, flush=True)
     seconds = time.monotonic() - begun_s
     print(f"{options.pipelines} pipelines in {seconds:,.0f} s, {len(failed)} failed {failed}: {dict(totals)}")
     if options.json:

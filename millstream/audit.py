@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from millstream.errors import EnvironmentFault
+from millstream.errors import InfrastructureError
 from millstream.files import make_private_directories, open_private
 
 AUDIT_BYTES_MAX = 4 * 1024 * 1024
@@ -36,7 +36,8 @@ _CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+@")
 
 
 def write_entry(path: Path, action: str, **more: Any) -> None:
-    """Write down that this process is about to do something. Raises `EnvironmentFault` where that cannot be written."""
+    """Write down that this process is about to do something. Raises `InfrastructureError` where that cannot be
+    written."""
     entry = {
         "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "action": action,
@@ -52,7 +53,7 @@ def write_entry(path: Path, action: str, **more: Any) -> None:
         else:
             _append(path, line)
     except OSError as error:
-        raise EnvironmentFault(
+        raise InfrastructureError(
             f"the audit file {path} cannot be written ({error.strerror}), and without an entry nothing is done: free "
             "some space, or see to its rights"
         ) from error
@@ -88,7 +89,7 @@ def own_file() -> Path:
     try:
         make_private_directories(directory)
     except OSError as error:
-        raise EnvironmentFault(
+        raise InfrastructureError(
             f"{directory}, where your audit file lies, cannot be made ({error.strerror}), and without an entry nothing "
             f"is done: name another file in {FILE_VARIABLE}"
         ) from error

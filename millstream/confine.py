@@ -3,7 +3,7 @@
     python -I -S -c <START> <directory of this module> <parent's process id> <settings as JSON> -- command argument ...
 
 Above it: `millstream.sandbox`, which writes the settings. Below it: the kernel. It imports nothing of Millstream, as
-it stands between every start of a function and its command (see `millstream.tether`).
+it stands between every start of a function and its command (see `millstream.die_with_parent`).
 
     always     dies with its parent; no new privileges; no core files
     limits     RLIMIT_DATA, RLIMIT_NOFILE, a set of processors, and RLIMIT_NPROC in a user namespace of its own
@@ -337,7 +337,7 @@ def _catches(process: int, number: int) -> bool:
 def _stay_outside(inner: int) -> int:
     """Wait for the command, and end as it does. Its exit code."""
 
-    def told(number: int, _: object) -> None:
+    def forward(number: int, _: object) -> None:
         # The command has the signal too. But the kernel gives process 1 only those that it has a handler for.
         try:
             if not _catches(inner, number):
@@ -347,7 +347,7 @@ def _stay_outside(inner: int) -> int:
             return
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, told)
+        signal.signal(number, forward)
     _, status = os.waitpid(inner, 0)
     if os.WIFSIGNALED(status):
         ended_by = os.WTERMSIG(status)

@@ -28,17 +28,17 @@ class UdfError(UserError):
     exit_code: ClassVar[int] = 3
 
 
-class EnvironmentFault(MillstreamError):
+class InfrastructureError(MillstreamError):
     """The machine or a server has to be changed: a port taken, a full disk, a server that cannot be reached."""
 
     exit_code: ClassVar[int] = 4
 
 
-class DurabilityError(EnvironmentFault):
+class DurabilityError(InfrastructureError):
     """The broker would not keep what it acknowledges; see `Durability`."""
 
 
-class DamageError(EnvironmentFault):
+class DamageError(InfrastructureError):
     """Stored data is damaged. The message names what it affects; nothing was skipped."""
 
     exit_code: ClassVar[int] = 5

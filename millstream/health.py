@@ -55,7 +55,7 @@ class Silence:
         self.seconds = 0.0
         self._looked_s = now_s
 
-    def heard(self) -> None:
+    def on_answer(self) -> None:
         """It has answered."""
         self.seconds = 0.0
 
@@ -120,7 +120,7 @@ class Health:
             self._reported = False
             self._report(f"answers again, after {self.silent_s:.0f} s")
         self._answered = True
-        self._silence.heard()
+        self._silence.on_answer()
 
     def _look(self, now_s: float) -> None:
         patience, silent_s = self._patience, self._silence.look(now_s)

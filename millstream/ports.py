@@ -10,7 +10,7 @@ import random
 import socket
 from pathlib import Path
 
-from millstream.errors import EnvironmentFault
+from millstream.errors import InfrastructureError
 
 _FIRST, _LAST = 10_240, 65_535
 _OUTGOING = Path("/proc/sys/net/ipv4/ip_local_port_range")
@@ -19,7 +19,7 @@ _OUTGOING_USUAL = 32_768, 65_535
 
 
 def free_ports(count: int = 1) -> int:
-    """The first of `count` ports in a row that nobody uses. Raises `EnvironmentFault` when there are none.
+    """The first of `count` ports in a row that nobody uses. Raises `InfrastructureError` when there are none.
 
     They are not among those from which the system gives connections their own. A connection that is tried again and
     again while its server is away would get the server's port at last, and reach itself; any other might have it by
@@ -32,7 +32,7 @@ def free_ports(count: int = 1) -> int:
     for first in random.sample(places, len(places)):
         if all(map(is_free, range(first, first + count))):
             return first
-    raise EnvironmentFault(f"no {count} free ports in a row on 127.0.0.1")
+    raise InfrastructureError(f"no {count} free ports in a row on 127.0.0.1")
 
 
 def is_free(port: int) -> bool:

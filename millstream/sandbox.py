@@ -67,7 +67,7 @@ def confined(
     search: str = os.defpath,
     check: bool = False,
 ) -> list[str]:
-    """The command line that runs `command` held, and tethered to the calling process.
+    """The command line that runs `command` held, and so that it dies with the calling process.
 
     Args:
         command: Program and arguments.
@@ -133,8 +133,8 @@ def refusal(*, strict: bool, network: bool, limits: frozenset[str]) -> str | Non
             )
         except subprocess.TimeoutExpired:
             return f"it was not tried to the end within {_CHECK_TIMEOUT_S:g} s"
-    said = done.stderr.decode(errors="replace").strip()
-    return None if done.returncode == 0 else said or f"the trial ended with code {done.returncode}"
+    message = done.stderr.decode(errors="replace").strip()
+    return None if done.returncode == 0 else message or f"the trial ended with code {done.returncode}"
 
 
 def _of_program(program: str, cwd: Path, search: str) -> Iterator[Path]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from millstream.buffers.jetstream.nats_server import find_nats_server
-from millstream.tether import tethered
+from millstream.die_with_parent import dying_with_parent
 
 START_TIMEOUT_S = 10
 
@@ -46,7 +46,7 @@ async def open_nats_process(
         conf.write_text(text)
     with (directory / "log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(
-            *tethered([find_nats_server(), "-c", str(conf), "--ports_file_dir", str(directory)]),
+            *dying_with_parent([find_nats_server(), "-c", str(conf), "--ports_file_dir", str(directory)]),
             stdout=log,
             stderr=log,
             env={**os.environ, **(environment or {})},

@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from millstream.tether import tethered
+from millstream.die_with_parent import dying_with_parent
 from millstream.wire.reduce.v1 import spark_pb2
 from millstream_reduce.spark.settings import SparkSettings
 from millstream_reduce.spark.wire import open_spark_client
@@ -54,7 +54,7 @@ class SparkDriver:
         command = [*driver, "--address", self.address, "--settings", str(settings)]
         with self.log_file.open("ab") as log:
             self._process = subprocess.Popen(
-                tethered(command), stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self._directory
+                dying_with_parent(command), stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self._directory
             )
 
     async def ready(self) -> spark_pb2.DescribeResponse:

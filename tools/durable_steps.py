@@ -123,18 +123,18 @@ class _Visitor(ast.NodeVisitor):
         self.steps: list[Step] = []
         self.faults: list[str] = []
         self._names: list[str] = []
-        self._said: list[str] = []
+        self._docstrings: list[str] = []
         self._inside = 0
 
     def _visit_scope(self, node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         self._names.append(node.name)
-        self._said.append((ast.get_docstring(node) or "").partition("\n")[0])
+        self._docstrings.append((ast.get_docstring(node) or "").partition("\n")[0])
         # What a function does that is only defined inside a step happens whenever it is called.
         outside, self._inside = self._inside, 0
         self.generic_visit(node)
         self._inside = outside
         self._names.pop()
-        self._said.pop()
+        self._docstrings.pop()
 
     visit_ClassDef = visit_FunctionDef = visit_AsyncFunctionDef = _visit_scope  # ast's names
 
@@ -168,7 +168,7 @@ class _Visitor(ast.NodeVisitor):
             return
         if not re.fullmatch(r"[a-z_]+(\.[a-z_]+)+", name.value):
             self.faults.append(f"{self.path}:{call.lineno}: a step is named like log.entries.sync, not {name.value!r}")
-        says = next((text for text in reversed(self._said) if text), "")
+        says = next((text for text in reversed(self._docstrings) if text), "")
         self.steps.append(Step(name.value, self.path, call.lineno, ".".join(self._names), says))
 
     def _exempt(self) -> bool:

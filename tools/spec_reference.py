@@ -19,17 +19,17 @@ INTRODUCTION = f"""# The pipeline file
 
 Made from the models in `millstream/spec`; `python tools/spec_reference.py` writes it anew.
 
-One file holds one `Pipeline`, in YAML. `millstream validate FILE` reports every fault at once: file, line, place,
-what is wrong and what was expected. Unknown fields are faults. Fields have the names of Numaflow's v1alpha1
+One file holds one `Pipeline`, in YAML. `millstream validate FILE` reports every problem at once: file, line, place,
+what is wrong and what was expected. Unknown fields are problems. Fields have the names of Numaflow's v1alpha1
 wherever it has the concept, and `apiVersion: {NUMAFLOW_API_VERSION}` is accepted too. Numaflow's fields that only
 say how Kubernetes runs a pod are accepted and named in a note; those that would change results and are not
-supported are faults.
+supported are problems.
 
 - **duration**: as in Go (`100ms`, `1s`, `1h30m`), or a number of seconds.
 - **size**: bytes (`1048576`), a Kubernetes quantity (`512Mi`, `64M`), or the same with a B (`1MiB`).
 - **name**: a DNS label (at most 63 characters a-z, 0-9 and `-`).
 - Relative paths start from the directory of the pipeline file.
-- Nothing in the file is expanded, and `${{NAME}}` is a fault outside commands, queries and Spark's settings. A value
+- Nothing in the file is expanded, and `${{NAME}}` is a problem outside commands, queries and Spark's settings. A value
   that may be a secret (headers and the URL of an `http` sink, `env`, Spark's settings, the token of an `http` source)
   can stand elsewhere: `{{env: NAME}}` or `{{file: PATH}}`, with a `prefix` in front of it if need be:
   `Authorization: {{env: TOKEN, prefix: "Bearer "}}`. Whoever needs it looks it up when it opens what needs it;

@@ -15,10 +15,10 @@ from pydantic import ValidationError
 
 from millstream.errors import UserError
 from millstream.spec import yaml_text
-from millstream.spec.faults import Finding, path_text
+from millstream.spec.messages import findings_of
+from millstream.spec.problems import Finding, path_text
 from millstream.spec.references import placeholders, resolve
-from millstream.spec.values import ShapeFault, SpecModel, Text
-from millstream.spec.wording import findings_of
+from millstream.spec.values import ShapeProblem, SpecModel, Text
 
 FILE_BYTES_MAX = 64 * 1024
 """Largest file."""
@@ -41,10 +41,10 @@ class TlsFiles(SpecModel):
     """The name that the server's certificate is for, where the URL has another."""
 
     @classmethod
-    def shape_faults(cls, data: Mapping[str, Any]) -> Iterator[ShapeFault]:
+    def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
         """A certificate and its key."""
         if (data.get("certificate") is None) != (data.get("key") is None):
-            yield ShapeFault((), "`certificate` and `key` belong together", "both of them, or neither")
+            yield ShapeProblem((), "`certificate` and `key` belong together", "both of them, or neither")
 
 
 def read_access(path: Path, model: type[WrittenT]) -> WrittenT:
@@ -61,8 +61,8 @@ def read_access(path: Path, model: type[WrittenT]) -> WrittenT:
     except UnicodeDecodeError as error:
         raise UserError(f"the broker's access file {path} is not UTF-8") from error
     except yaml_text.UnreadableError as problem:
-        raise UserError(f"the broker's access file {path}: {problem.fault.what}") from None
-    findings = [Finding(fault.path, fault.what, fault.expected) for fault in document.faults]
+        raise UserError(f"the broker's access file {path}: {problem.problem.what}") from None
+    findings = [Finding(problem.path, problem.what, problem.expected) for problem in document.problems]
     if not isinstance(document.value, dict):
         raise UserError(f"the broker's access file {path} is not a mapping, such as `user: NAME`")
     findings += placeholders(document.value)

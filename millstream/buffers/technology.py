@@ -122,10 +122,10 @@ class Server(Protocol):
 
     def prepare(self) -> Mapping[str, str]:
         """Make its directories. Returns the files below its directory that it and its clients read at the start, with
-        `access.json` for `Technology.load_access` among them. Raises `EnvironmentFault`."""
+        `access.json` for `Technology.load_access` among them. Raises `InfrastructureError`."""
 
     def command(self) -> list[str]:
-        """What starts it. Raises `EnvironmentFault` when there is no such program."""
+        """What starts it. Raises `InfrastructureError` when there is no such program."""
 
     @property
     def environment(self) -> Mapping[str, str]: ...
@@ -172,8 +172,8 @@ class Technology(Protocol):
         """That file, and the files of secrets that it names."""
 
     def connect(self, access: Any, *, name: str) -> AbstractAsyncContextManager[Link]:
-        """A connection. `access`: of this technology. `name`: who connects, for the broker. Raises `EnvironmentFault`
-        when the broker cannot be reached or cannot keep ledgers."""
+        """A connection. `access`: of this technology. `name`: who connects, for the broker. Raises
+        `InfrastructureError` when the broker cannot be reached or cannot keep ledgers."""
 
     def open(
         self,

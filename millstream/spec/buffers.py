@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator
 
-from millstream.spec.values import fault
+from millstream.spec.values import problem
 
 BUILT_IN = ("jetstream", "redis")
 DEFAULT = "jetstream"
@@ -25,12 +25,12 @@ def known() -> list[str]:
 def _one_known(written: Mapping[str, Any]) -> Mapping[str, Any]:
     listed = ", ".join(f"`{key}: {{}}`" for key in known())
     if len(written) != 1:
-        raise fault(f"it names {len(written)} technologies", f"one of {listed}")
+        raise problem(f"it names {len(written)} technologies", f"one of {listed}")
     key = next(iter(written))
     if key not in known():
-        raise fault(f"there is no technology `{key}` for it", f"one of {listed}")
+        raise problem(f"there is no technology `{key}` for it", f"one of {listed}")
     if key in BUILT_IN and written[key]:
-        raise fault(f"`{key}` has no settings here", f"`{key}: {{}}`")
+        raise problem(f"`{key}` has no settings here", f"`{key}: {{}}`")
     return written
 
 

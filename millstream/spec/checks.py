@@ -15,14 +15,14 @@ from pathlib import Path as FilePath
 
 from millstream.sandbox import holds_home, refusal
 from millstream.spec.connectors import Place, lacks
-from millstream.spec.faults import Fault, Finding, Path
 from millstream.spec.loading import Loaded, Partial
 from millstream.spec.models import FallbackSink, Program, Source, Vertex
+from millstream.spec.problems import Finding, Path, Problem
 from millstream.spec.references import Reference, SecretKey, missing, resolve
 from millstream.spec.values import SpecModel
 
 
-def local_faults(loaded: Loaded | Partial) -> list[Fault]:
+def local_problems(loaded: Loaded | Partial) -> list[Problem]:
     """Everything that a run of the pipeline on this machine would lack, as far as the file can be understood."""
     findings: list[Finding] = []
     taken: dict[Hashable, Path] = {}
@@ -39,8 +39,8 @@ def local_faults(loaded: Loaded | Partial) -> list[Fault]:
             for what, remedy in lacks(end.connector):
                 findings.append(Finding(used.path, f"`{end.kind}` {what}", remedy))
             findings += end.connector.local_findings(end.settings, used)
-    faults = [loaded.fault(finding) for finding in findings]
-    return sorted(faults, key=lambda fault: (fault.line, fault.column, fault.path))
+    problems = [loaded.problem(finding) for finding in findings]
+    return sorted(problems, key=lambda problem: (problem.line, problem.column, problem.path))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def _program_findings(program: _Program) -> Iterator[Finding]:
 
 
 def _held_findings(program: _Program) -> Iterator[Finding]:
-    """Faults where this machine cannot hold the program as it should be held; this is tried."""
+    """Problems where this machine cannot hold the program as it should be held; this is tried."""
     settings = program.settings
     strict = settings.sandbox is not None
     for index, name in enumerate(settings.readable):
@@ -218,7 +218,7 @@ def _reduce_findings(vertex: Vertex, path: Path) -> Iterator[Finding]:
 
 
 def _reference_findings(value: object, path: Path, base_dir: FilePath) -> Iterator[Finding]:
-    """A fault for every value, however deep, that stands elsewhere and cannot be had."""
+    """A problem for every value, however deep, that stands elsewhere and cannot be had."""
     if isinstance(value, Reference | SecretKey):
         why = missing(value, base_dir)
         if why is not None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Literal
 
-from millstream.spec.values import ShapeFault, SpecModel, Text
+from millstream.spec.values import ShapeProblem, SpecModel, Text
 
 ColumnType = Literal["string", "int", "float", "bool", "timestamp"]
 
@@ -19,11 +19,11 @@ class Column(SpecModel):
     """`string`, `int`, `float`, `bool` or `timestamp` (RFC 3339 in JSON)."""
 
 
-def repeated_columns(columns: tuple[Column, ...]) -> Iterator[ShapeFault]:
-    """A fault for each column name that was there before."""
+def repeated_columns(columns: tuple[Column, ...]) -> Iterator[ShapeProblem]:
+    """A problem for each column name that was there before."""
     seen: set[str] = set()
     for index, column in enumerate(columns):
         if column.name in seen:
             what = f"column `{column.name}` is there twice"
-            yield ShapeFault(("columns", index, "name"), what, "each column once")
+            yield ShapeProblem(("columns", index, "name"), what, "each column once")
         seen.add(column.name)

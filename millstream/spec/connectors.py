@@ -18,9 +18,9 @@ from typing import Annotated, ClassVar, Generic, TypeVar
 from pydantic import Field
 
 from millstream.limits import FRAME_RECORDS_MAX
-from millstream.spec.faults import Finding, Path
+from millstream.spec.problems import Finding, Path
 from millstream.spec.registry import Registry
-from millstream.spec.values import ShapeFault, SpecModel
+from millstream.spec.values import ShapeProblem, SpecModel
 
 S = TypeVar("S", bound=SpecModel)
 
@@ -140,7 +140,7 @@ class SinkKind(Connector[S]):
         records only, maybe others when they are sent again."""
         raise NotImplementedError
 
-    def use_faults(self, settings: S, use: SinkUse) -> Iterator[ShapeFault]:
+    def use_problems(self, settings: S, use: SinkUse) -> Iterator[ShapeProblem]:
         """What is wrong with settings, each valid by itself, where the sink is used like that."""
         yield from ()
 

@@ -11,9 +11,9 @@ from typing import Self
 from millstream import retry
 from millstream.limits import MAX_FUTURE_S
 from millstream.spec import topology
-from millstream.spec.faults import Fault, SpecError, path_text
 from millstream.spec.models import Backoff, Edge, FallbackSink, Limits, Pipeline, RetryStrategy, Vertex
-from millstream.spec.outline import outline_of, shape_findings
+from millstream.spec.problems import Problem, SpecError, path_text
+from millstream.spec.shape_checks import outline_of, shape_findings
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Graph:
         outline = outline_of(pipeline.model_dump(mode="json", by_alias=True))
         findings = list(shape_findings(outline)) if outline is not None else []
         if findings:
-            raise SpecError([Fault("", 0, 0, path_text(f.path), f.what, f.expected) for f in findings])
+            raise SpecError([Problem("", 0, 0, path_text(f.path), f.what, f.expected) for f in findings])
         nodes = [vertex.name for vertex in pipeline.spec.vertices]
         edges = pipeline.spec.edges
         arcs = list(dict.fromkeys((edge.from_, edge.to) for edge in edges))

@@ -2,9 +2,9 @@
 
     bytes ─► text ─► YAML with places ─► sift Numaflow's own fields ─► models
                                                    └─► outline ─► graph checks
-    all findings together ─► faults with file, line and column
+    all findings together ─► problems with file, line and column
 
-What the user sees of a fault is made here. It does not look at anything but the one file; what the
+What the user sees of a problem is made here. It does not look at anything but the one file; what the
 pipeline refers to is looked at in `checks`.
 """
 
@@ -17,13 +17,13 @@ from typing import Any
 from pydantic import ValidationError
 
 from millstream.spec import numaflow, yaml_text
-from millstream.spec.faults import Fault, Finding, Note, Path, SpecError, path_text
 from millstream.spec.graph import Graph
+from millstream.spec.messages import findings_of
 from millstream.spec.models import Pipeline, Vertex
 from millstream.spec.notes import notes_of
-from millstream.spec.outline import outline_of, shape_findings
+from millstream.spec.problems import Finding, Note, Path, Problem, SpecError, path_text
 from millstream.spec.references import placeholders
-from millstream.spec.wording import findings_of
+from millstream.spec.shape_checks import outline_of, shape_findings
 
 FILE_BYTES_MAX = 4 << 20
 """Largest pipeline file."""
@@ -42,7 +42,7 @@ class Loaded:
     notes: tuple[Note, ...]
     """What is accepted without effect, or worth knowing."""
     document: yaml_text.Document
-    """The file's values with their places, for faults that are found later."""
+    """The file's values with their places, for problems that are found later."""
 
     @property
     def sound(self) -> Mapping[int, Vertex]:
@@ -54,9 +54,9 @@ class Loaded:
         """Absolute directory of the file: where relative paths in it start from."""
         return self.path.absolute().parent
 
-    def fault(self, finding: Finding) -> Fault:
-        """A finding as a fault of this file."""
-        return _fault(str(self.path), self.document, finding)
+    def problem(self, finding: Finding) -> Problem:
+        """A finding as a problem of this file."""
+        return _problem(str(self.path), self.document, finding)
 
     def note(self, path: Path, what: str) -> Note:
         """Something to know about a place in this file."""
@@ -65,7 +65,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """What of a file with faults is sound by itself, so that one fault does not hide others."""
+    """What of a file with problems is sound by itself, so that one problem does not hide others."""
 
     path: FilePath
     """As in `Loaded`."""
@@ -79,9 +79,9 @@ class Partial:
         """As in `Loaded`."""
         return self.path.absolute().parent
 
-    def fault(self, finding: Finding) -> Fault:
+    def problem(self, finding: Finding) -> Problem:
         """As in `Loaded`."""
-        return _fault(str(self.path), self.document, finding)
+        return _problem(str(self.path), self.document, finding)
 
     def note(self, path: Path, what: str) -> Note:
         """As in `Loaded`."""
@@ -89,16 +89,16 @@ class Partial:
 
 
 class FileError(SpecError):
-    """A pipeline file with faults."""
+    """A pipeline file with problems."""
 
-    def __init__(self, faults: Sequence[Fault], partial: Partial | None = None) -> None:
-        super().__init__(faults)
+    def __init__(self, problems: Sequence[Problem], partial: Partial | None = None) -> None:
+        super().__init__(problems)
         self.partial = partial
         """What can be looked at all the same; None where the file cannot be read at all."""
 
 
 def load(path: FilePath | str) -> Loaded:
-    """Read and check a pipeline file. Errors: FileError with every fault."""
+    """Read and check a pipeline file. Errors: FileError with every problem."""
     file = FilePath(path)
     return load_text(_text_of(file), file)
 
@@ -109,18 +109,18 @@ def load_text(text: str, path: FilePath | str) -> Loaded:
     try:
         document = yaml_text.parse(text)
     except yaml_text.UnreadableError as problem:
-        raise FileError([_text_fault(file, problem.fault)]) from None
+        raise FileError([_text_problem(file, problem.problem)]) from None
     sifted = numaflow.sift(document.value)
     pipeline, findings = _validated(sifted)
     outline = outline_of(sifted.value)
     if outline is not None:
         findings += shape_findings(outline)
-    faults = [_text_fault(file, fault) for fault in document.faults]
-    faults += [_fault(file, document, finding) for finding in findings]
-    if faults or pipeline is None:
-        unique = dict.fromkeys(faults)
+    problems = [_text_problem(file, problem) for problem in document.problems]
+    problems += [_problem(file, document, finding) for finding in findings]
+    if problems or pipeline is None:
+        unique = dict.fromkeys(problems)
         partial = Partial(FilePath(path), _sound_vertices(sifted.value), document)
-        raise FileError(sorted(unique, key=lambda fault: (fault.line, fault.column, fault.path)), partial)
+        raise FileError(sorted(unique, key=lambda problem: (problem.line, problem.column, problem.path)), partial)
     graph = Graph.of(pipeline)
     notes = sorted(_notes(file, document, sifted, graph), key=lambda n: (n.line, n.column))
     return Loaded(FilePath(path), pipeline, graph, tuple(notes), document)
@@ -128,7 +128,7 @@ def load_text(text: str, path: FilePath | str) -> Loaded:
 
 def _text_of(file: FilePath) -> str:
     def refusal(what: str, expected: str) -> FileError:
-        return FileError([Fault(str(file), 0, 0, "", what, expected)])
+        return FileError([Problem(str(file), 0, 0, "", what, expected)])
 
     try:
         if file.is_dir():
@@ -147,12 +147,12 @@ def _text_of(file: FilePath) -> str:
     except UnicodeDecodeError as problem:
         line = data.count(b"\n", 0, problem.start) + 1
         column = problem.start - (data.rfind(b"\n", 0, problem.start) + 1) + 1
-        fault = Fault(str(file), line, column, "", "the text is not UTF-8", "a file in UTF-8")
-        raise FileError([fault]) from None
+        refused = Problem(str(file), line, column, "", "the text is not UTF-8", "a file in UTF-8")
+        raise FileError([refused]) from None
 
 
 def _validated(sifted: numaflow.Sifted) -> tuple[Pipeline | None, list[Finding]]:
-    findings = list(sifted.faults)
+    findings = list(sifted.problems)
     findings += _empty_groups(sifted.value)
     findings += placeholders(sifted.value)
     if not isinstance(sifted.value, dict):
@@ -161,7 +161,7 @@ def _validated(sifted: numaflow.Sifted) -> tuple[Pipeline | None, list[Finding]]
     try:
         return Pipeline.model_validate(sifted.value), findings
     except ValidationError as failure:
-        explained = {finding.path[:-1] for finding in sifted.faults}
+        explained = {finding.path[:-1] for finding in sifted.problems}
         findings += findings_of(failure, sifted.value, explained)
         return None, findings
 
@@ -190,16 +190,16 @@ def _empty_groups(value: Any) -> Iterator[Finding]:
             yield Finding(path, "`groupBy` is empty", "its window: `window: {fixed: {length: 60s}}`")
 
 
-def _fault(file: str, document: yaml_text.Document, finding: Finding) -> Fault:
+def _problem(file: str, document: yaml_text.Document, finding: Finding) -> Problem:
     unknown = finding.what.startswith("unknown field")
     place = document.place_of(finding.path, key=unknown)
     text = path_text(finding.path)
-    return Fault(file, place.line, place.column, text, finding.what, finding.expected)
+    return Problem(file, place.line, place.column, text, finding.what, finding.expected)
 
 
-def _text_fault(file: str, fault: yaml_text.TextFault) -> Fault:
-    place, text = fault.place, path_text(fault.path)
-    return Fault(file, place.line, place.column, text, fault.what, fault.expected)
+def _text_problem(file: str, problem: yaml_text.TextProblem) -> Problem:
+    place, text = problem.place, path_text(problem.path)
+    return Problem(file, place.line, place.column, text, problem.what, problem.expected)
 
 
 def _notes(file: str, document: yaml_text.Document, sifted: numaflow.Sifted, graph: Graph) -> Iterator[Note]:

@@ -42,7 +42,7 @@ from millstream.spec.values import (
     PositiveCount,
     PositiveDuration,
     Quantity,
-    ShapeFault,
+    ShapeProblem,
     SpecModel,
     Text,
     exactly_one,
@@ -186,11 +186,11 @@ class Edge(SpecModel):
         return {**data, "name": default_edge_name(data)}
 
     @classmethod
-    def shape_faults(cls, data: Mapping[str, Any]) -> Iterator[ShapeFault]:
+    def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
         """Dead letters and late records have no tags to test."""
         taken = _TAKEN_WHOLE.get(str(data.get("kind")))
         if taken is not None and data.get("conditions"):
-            yield ShapeFault(("conditions",), taken, "no conditions")
+            yield ShapeProblem(("conditions",), taken, "no conditions")
 
 
 _TAKEN_WHOLE = {
@@ -241,17 +241,17 @@ class Vertex(SpecModel):
     """Limits that differ from the pipeline's."""
 
     @classmethod
-    def shape_faults(cls, data: Mapping[str, Any]) -> Iterator[ShapeFault]:
+    def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
         """One kind of vertex."""
         yield from exactly_one(data, ("source", "udf", "sink"), cls.noun)
 
-    def relation_faults(self) -> Iterator[ShapeFault]:
+    def relation_problems(self) -> Iterator[ShapeProblem]:
         """A replica without a lane would do nothing; lanes of a reduce share its storage."""
         if self.replicas > self.partitions:
             what = f"{self.replicas} replicas cannot share {self.partitions} partition(s)"
-            yield ShapeFault(("replicas",), what, "at most `partitions`")
+            yield ShapeProblem(("replicas",), what, "at most `partitions`")
         if self.group_by is not None:
-            yield from self.group_by.sharing_faults(self.partitions, self.replicas)
+            yield from self.group_by.sharing_problems(self.partitions, self.replicas)
 
     @property
     def kind(self) -> VertexKind:
@@ -308,17 +308,17 @@ class PipelineSpec(SpecModel):
         """Key of what keeps records between the steps."""
         return next(iter(self.inter_step_buffer or {DEFAULT: {}}))
 
-    def relation_faults(self) -> Iterator[ShapeFault]:
+    def relation_problems(self) -> Iterator[ShapeProblem]:
         """What could never happen: a window that closes without watermarks, a file larger than its buffer."""
         if self.watermark.disabled and any(vertex.kind == "reduce" for vertex in self.vertices):
             what = "without watermarks the windows of a reduce never close"
-            yield ShapeFault(("watermark", "disabled"), what, "`disabled: false`, or no `groupBy`")
+            yield ShapeProblem(("watermark", "disabled"), what, "`disabled: false`, or no `groupBy`")
         for index, vertex in enumerate(self.vertices):
             if vertex.sink is not None:
                 limits = (vertex.limits or VertexLimits()).over(self.limits)
                 dead_letters = any(edge.to == vertex.name and edge.kind == "deadLetter" for edge in self.edges)
-                for fault in vertex.sink.use_faults(limits.usable_length, dead_letters=dead_letters):
-                    yield fault._replace(loc=("vertices", index, "sink", *fault.loc))
+                for problem in vertex.sink.use_problems(limits.usable_length, dead_letters=dead_letters):
+                    yield problem._replace(loc=("vertices", index, "sink", *problem.loc))
 
 
 class Pipeline(SpecModel):

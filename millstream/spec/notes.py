@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from millstream.spec.faults import Path
 from millstream.spec.graph import Graph
 from millstream.spec.models import FallbackSink, GroupBy, Source, Vertex
+from millstream.spec.problems import Path
 from millstream.spec.programs import Program
 from millstream.spec.tls import stays_on_this_machine
 from millstream.spec.topology import reachable

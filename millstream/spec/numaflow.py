@@ -1,7 +1,7 @@
 """Fields of Numaflow's v1alpha1 Pipeline that our models do not have, and what they mean here.
 
 Two kinds. Fields that only say how Kubernetes runs things are taken out and reported as notes.
-Fields that would change results are faults until they are supported. Nothing is passed over.
+Fields that would change results are problems until they are supported. Nothing is passed over.
 """
 
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millstream.spec.connectors import SINKS, SOURCES
-from millstream.spec.faults import Finding, Path
+from millstream.spec.problems import Finding, Path
 from millstream.spec.registry import Registry
 
 NO_EFFECT = "has no effect on `millstream run`"
@@ -114,7 +114,7 @@ class Sifted:
     """The rest, for the models; the input itself is left as it was."""
     notes: list[tuple[Path, str]] = field(default_factory=list)
     """Fields without effect, with what to tell the user."""
-    faults: list[Finding] = field(default_factory=list)
+    problems: list[Finding] = field(default_factory=list)
     """Fields that would change results and are not supported."""
 
 
@@ -174,11 +174,11 @@ def _sift(value: Any, path: Path, sifted: Sifted) -> Any:
         elif name in _WITHOUT_EFFECT.get(place, {}):
             sifted.notes.append((here, f"`{name}` {_WITHOUT_EFFECT[place][name]}"))
         elif name in _UNSUPPORTED.get(place, {}):
-            sifted.faults.append(Finding(here, *_UNSUPPORTED[place][name]))
+            sifted.problems.append(Finding(here, *_UNSUPPORTED[place][name]))
         elif name in _CONNECTORS.get(place, ()) and name not in _REGISTRIES[place]:
             *others, last = _REGISTRIES[place].names
             expected = f"{', '.join(others)} or {last}"
-            sifted.faults.append(Finding(here, f"the {name} {place} is not supported yet", expected))
+            sifted.problems.append(Finding(here, f"the {name} {place} is not supported yet", expected))
         else:
             rest[name] = _sift(member, here, sifted)
     return rest
@@ -206,7 +206,7 @@ def _narrow_reduces(sifted: Sifted) -> None:
 def _sift_lifecycle(value: Any, path: Path, sifted: Sifted) -> None:
     if not isinstance(value, dict):
         expected = "a mapping with `desiredPhase`"
-        sifted.faults.append(Finding(path, "`lifecycle` is not a mapping", expected))
+        sifted.problems.append(Finding(path, "`lifecycle` is not a mapping", expected))
         return
     for name, member in value.items():
         here = (*path, name)
@@ -214,9 +214,9 @@ def _sift_lifecycle(value: Any, path: Path, sifted: Sifted) -> None:
             sifted.notes.append((here, f"`{name}` {NO_EFFECT}"))
         elif name != "desiredPhase":
             names = ", ".join(("desiredPhase", *_LIFECYCLE))
-            sifted.faults.append(Finding(here, f"unknown field `{name}`", f"one of {names}"))
+            sifted.problems.append(Finding(here, f"unknown field `{name}`", f"one of {names}"))
         elif member == "Running":
             sifted.notes.append((here, f"`desiredPhase` {NO_EFFECT}, which always runs"))
         else:
             what = f"`desiredPhase: {member}` is not supported yet"
-            sifted.faults.append(Finding(here, what, "`Running`"))
+            sifted.problems.append(Finding(here, what, "`Running`"))

@@ -21,12 +21,12 @@ from millstream.spec.values import (
     PositiveCount,
     PositiveDuration,
     Quantity,
-    ShapeFault,
+    ShapeProblem,
     Share,
     SpecModel,
     Text,
     exactly_one,
-    fault,
+    problem,
 )
 from millstream.spec.windows import GroupBy
 
@@ -51,7 +51,7 @@ def _is_strptime(pattern: str) -> bool:
 
 def _checked_time_format(written: str) -> str:
     if written not in TIME_FORMATS and not _is_strptime(written):
-        raise fault(
+        raise problem(
             f"{written!r} is not an event time format",
             f"one of {', '.join(TIME_FORMATS)}, or a strptime pattern such as '%Y-%m-%d %H:%M:%S'",
         )
@@ -63,7 +63,7 @@ def _checked_python(written: str) -> str:
     name_is_sound = function.isidentifier()
     place_is_sound = module.endswith(".py") or all(part.isidentifier() for part in module.split("."))
     if not (separator and name_is_sound and place_is_sound):
-        raise fault(
+        raise problem(
             f"{written!r} does not name a Python function",
             "'package.module:function' or 'path/to/file.py:function'",
         )
@@ -72,7 +72,7 @@ def _checked_python(written: str) -> str:
 
 def _checked_scalar(written: Any) -> Any:
     if not isinstance(written, str | int | float | bool | None):
-        raise fault("a list or mapping cannot be compared", "a text, number, true or false")
+        raise problem("a list or mapping cannot be compared", "a text, number, true or false")
     return written
 
 
@@ -106,7 +106,7 @@ class EventTime(SpecModel):
     an offset is UTC."""
 
     @classmethod
-    def shape_faults(cls, data: Mapping[str, Any]) -> Iterator[ShapeFault]:
+    def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
         """One place, not two."""
         yield from exactly_one(data, ("field", "header"), cls.noun)
 
@@ -131,17 +131,17 @@ class FilterArguments(SpecModel):
     """Keep records that have the member (true) or that do not (false)."""
 
     @classmethod
-    def shape_faults(cls, data: Mapping[str, Any]) -> Iterator[ShapeFault]:
+    def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
         """One condition per filter."""
         yield from exactly_one(data, ("equals", "matches", "exists"), cls.noun)
 
-    def relation_faults(self) -> Iterator[ShapeFault]:
+    def relation_problems(self) -> Iterator[ShapeProblem]:
         """The expression must compile."""
         try:
             re.compile(self.matches or "")
         except re.error as problem:
             what = f"{self.matches!r} is not a regular expression: {problem}"
-            yield ShapeFault(("matches",), what, "an expression as Python's `re` takes it")
+            yield ShapeProblem(("matches",), what, "an expression as Python's `re` takes it")
 
 
 class CatBuiltin(SpecModel):
@@ -227,7 +227,7 @@ class RetryStrategy(SpecModel):
 def _checked_address(written: str) -> str:
     match = _ADDRESS.fullmatch(written)
     if match is None or not 0 < int(match["port"] or 1) <= 65535:
-        raise fault(f"{written!r} is not an address", "'host:port' or 'unix:/path'")
+        raise problem(f"{written!r} is not an address", "'host:port' or 'unix:/path'")
     return written
 
 
@@ -294,13 +294,13 @@ class Program(SpecModel):
     """In a sandbox: more files and directories that it may read, relative to the pipeline file."""
 
     @classmethod
-    def shape_faults(cls, data: Mapping[str, Any]) -> Iterator[ShapeFault]:
+    def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
         """One way to name the program; process settings only where we start the process."""
         yield from exactly_one(data, cls.kinds, cls.noun)
         yield from _idle_process_settings(data)
         yield from _idle_tls(data)
 
-    def relation_faults(self) -> Iterator[ShapeFault]:
+    def relation_problems(self) -> Iterator[ShapeProblem]:
         """Environment variables have one value each."""
         yield from _repeated_names(self.env, ("env",))
         if self.container is not None:
@@ -311,38 +311,40 @@ _HELD = ("limits", "sandbox", "network", "readable")
 """Settings of a process that is held."""
 
 
-def _idle_tls(data: Mapping[str, Any]) -> Iterator[ShapeFault]:
+def _idle_tls(data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
     address = data.get("address")
     if data.get("tls") is not None and (address is None or str(address).startswith("unix:")):
-        yield ShapeFault(("tls",), "`tls` encrypts connections to another machine", "`address: host:port`, or no `tls`")
+        yield ShapeProblem(
+            ("tls",), "`tls` encrypts connections to another machine", "`address: host:port`, or no `tls`"
+        )
 
 
-def _idle_process_settings(data: Mapping[str, Any]) -> Iterator[ShapeFault]:
+def _idle_process_settings(data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
     if data.get("command") is not None or data.get("python") is not None:
         if data.get("sandbox") is None:
             for name in ("network", "readable"):
                 if data.get(name):
                     what = f"`{name}` opens a sandbox, and the program has none"
-                    yield ShapeFault((name,), what, f"`sandbox: strict` beside it, or no `{name}`")
+                    yield ShapeProblem((name,), what, f"`sandbox: strict` beside it, or no `{name}`")
         return
     for name in ("env", "workingDir", *_HELD):
         if data.get(name):
             what = f"`{name}` belongs to `command` and `python` programs"
-            yield ShapeFault((name,), what, "the setting in `container`, or none")
+            yield ShapeProblem((name,), what, "the setting in `container`, or none")
 
 
-def _repeated_names(env: tuple[EnvVar, ...], loc: tuple[str, ...]) -> Iterator[ShapeFault]:
+def _repeated_names(env: tuple[EnvVar, ...], loc: tuple[str, ...]) -> Iterator[ShapeProblem]:
     seen: set[str] = set()
     for index, variable in enumerate(env):
         if variable.name in seen:
             what = f"`{variable.name}` is set twice"
-            yield ShapeFault((*loc, index, "name"), what, "each variable once")
+            yield ShapeProblem((*loc, index, "name"), what, "each variable once")
         seen.add(variable.name)
 
 
 def _checked_delimiter(written: str) -> str:
     if len(written) != 1:
-        raise fault(f"{written!r} is not one character", 'a character such as ";"')
+        raise problem(f"{written!r} is not one character", 'a character such as ";"')
     return written
 
 
@@ -363,7 +365,7 @@ class ValueFormat(SpecModel):
     """Schema that `avro` values were written with, a record's, JSON; its fields are the columns."""
 
     @classmethod
-    def shape_faults(cls, data: Mapping[str, Any]) -> Iterator[ShapeFault]:
+    def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
         """Each format has the settings it needs and no others."""
         format_ = data.get("format", "json")
         settings = _VALUE_SETTINGS.get(format_) if isinstance(format_, str) else None
@@ -372,17 +374,17 @@ class ValueFormat(SpecModel):
         needed, allowed = settings
         for name in needed:
             if data.get(name) is None:
-                yield ShapeFault((), f"`{format_}` values need `{name}`", _VALUE_EXAMPLES[name])
+                yield ShapeProblem((), f"`{format_}` values need `{name}`", _VALUE_EXAMPLES[name])
         for name in ("fields", "delimiter", "avroSchema"):
             if data.get(name) is not None and name not in (*needed, *allowed):
-                yield ShapeFault((name,), f"`{name}` has no effect on `{format_}` values", f"no `{name}`")
+                yield ShapeProblem((name,), f"`{name}` has no effect on `{format_}` values", f"no `{name}`")
 
-    def relation_faults(self) -> Iterator[ShapeFault]:
+    def relation_problems(self) -> Iterator[ShapeProblem]:
         """A schema is JSON."""
         try:
             json.loads(self.avro_schema or "{}")
         except ValueError as problem:
-            yield ShapeFault(("avroSchema",), f"the schema is not JSON: {problem}", _VALUE_EXAMPLES["avroSchema"])
+            yield ShapeProblem(("avroSchema",), f"the schema is not JSON: {problem}", _VALUE_EXAMPLES["avroSchema"])
 
 
 _VALUE_SETTINGS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -436,40 +438,40 @@ class Udf(Program):
     """What happens when it fails on a record, or for a reduce on a window."""
 
     @classmethod
-    def shape_faults(cls, data: Mapping[str, Any]) -> Iterator[ShapeFault]:
+    def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
         """A program that can do what is asked: work on records, or on windows."""
         if data.get("groupBy") is None:
             misplaced = [name for name in ("sql",) if data.get(name) is not None]
             for name in misplaced:
                 what = f"`{name}` is a way to compute windows, and the vertex has none"
-                yield ShapeFault((name,), what, "`groupBy` beside it, or another program")
+                yield ShapeProblem((name,), what, "`groupBy` beside it, or another program")
             if not misplaced:
                 yield from exactly_one(data, cls.kinds, cls.noun)
         else:
             misplaced = ["builtin"] if data.get("builtin") is not None else []
             if misplaced:
                 what = "a built-in works on records, not on windows"
-                yield ShapeFault(("builtin",), what, f"one of {', '.join(f'`{name}`' for name in cls.reduce_kinds)}")
+                yield ShapeProblem(("builtin",), what, f"one of {', '.join(f'`{name}`' for name in cls.reduce_kinds)}")
             else:
                 yield from exactly_one(data, cls.reduce_kinds, "a udf with `groupBy`")
             if data.get("concurrency") is not None:
                 what = "a reduce works on windows, as many at once as Spark has tasks"
-                yield ShapeFault(("concurrency",), what, "no `concurrency`")
+                yield ShapeProblem(("concurrency",), what, "no `concurrency`")
             if data.get("outputsMax") is not None:
-                yield ShapeFault(
+                yield ShapeProblem(
                     ("outputsMax",), "a reduce gives its results in any number of answers", "no `outputsMax`"
                 )
             if data.get("tls") is not None:
                 what = "Spark's tasks call the function of a reduce, and they do so in the clear"
-                yield ShapeFault(("tls",), what, "a function beside them, and no `tls`")
+                yield ShapeProblem(("tls",), what, "a function beside them, and no `tls`")
             if data.get("python") is not None and data.get("env"):
                 what = "the function runs inside Spark's Python workers"
-                yield ShapeFault(("env",), what, "`spark.executorEnv.NAME` in `spec.spark.conf`")
+                yield ShapeProblem(("env",), what, "`spark.executorEnv.NAME` in `spec.spark.conf`")
             if data.get("python") is not None:
                 for name in _HELD:
                     if data.get(name):
                         what = "the function runs inside Spark's Python workers, which are not held"
-                        yield ShapeFault((name,), what, "the function behind `command`")
+                        yield ShapeProblem((name,), what, "the function behind `command`")
         yield from _idle_process_settings(data)
         if data.get("groupBy") is None:
             yield from _idle_tls(data)

@@ -15,8 +15,8 @@ from typing import Annotated, Any
 from pydantic import Discriminator, Tag
 
 from millstream.errors import UserError
-from millstream.spec.faults import Finding, Path
-from millstream.spec.values import ShapeFault, SpecModel, Text, exactly_one
+from millstream.spec.problems import Finding, Path
+from millstream.spec.values import ShapeProblem, SpecModel, Text, exactly_one
 
 VALUE_BYTES_MAX = 64 * 1024
 """Longest value that a file may hold; a wrong path to a large file is noticed by it."""
@@ -39,7 +39,7 @@ class Reference(SpecModel):
     """Text in front of the value, such as `"Bearer "`."""
 
     @classmethod
-    def shape_faults(cls, data: Mapping[str, Any]) -> Iterator[ShapeFault]:
+    def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
         """One place."""
         yield from exactly_one(data, ("env", "file"), cls.noun)
 
@@ -54,7 +54,7 @@ class SecretKey(SpecModel):
 
 
 _SECRET_KEY = "kubernetes secret"
-"""Not the name of any field: it becomes part of the place of a fault."""
+"""Not the name of any field: it becomes part of the place of a problem."""
 
 
 def _kind(written: Any) -> str:
@@ -85,7 +85,7 @@ _WRITTEN_FOR_OTHERS = frozenset(
 
 
 def placeholders(value: object, path: Path = ()) -> Iterator[Finding]:
-    """A fault for every text of a pipeline file that looks as if something in it were expanded."""
+    """A problem for every text of a pipeline file that looks as if something in it were expanded."""
     if isinstance(value, Mapping):
         for key, entry in value.items():
             if key not in _WRITTEN_FOR_OTHERS:

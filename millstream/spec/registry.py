@@ -26,7 +26,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, InitErrorDetails
 
 from millstream.errors import UserError
-from millstream.spec.values import ShapeFault, SpecModel, exactly_one, field_detail, shape_detail
+from millstream.spec.values import ShapeProblem, SpecModel, exactly_one, field_detail, shape_detail
 
 K = TypeVar("K")
 
@@ -137,7 +137,7 @@ class Choice(SpecModel):
         return frozenset(field.alias or name for name, field in cls.model_fields.items())
 
     @classmethod
-    def shape_faults(cls, data: Mapping[str, Any]) -> Iterator[ShapeFault]:
+    def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
         """One kind."""
         named = [name for name in data if cls.is_kind(name)]
         if len(named) != 1 or data[named[0]] is None:
@@ -163,8 +163,8 @@ class Choice(SpecModel):
             try:
                 chosen[name] = cls.registry.load(name).model.model_validate(data[name])
             except UserError as error:
-                fault = ShapeFault((name,), str(error), "a package that works with this version of Millstream")
-                details.append(shape_detail(fault))
+                problem = ShapeProblem((name,), str(error), "a package that works with this version of Millstream")
+                details.append(shape_detail(problem))
             except ValidationError as failure:
                 errors = failure.errors()
                 details += [field_detail({**error, "loc": (name, *error["loc"])}) for error in errors]

@@ -7,7 +7,7 @@ from millstream.retry import ASKED_MAX
 from millstream.spec.connectors import SINKS, Guarantee, SinkKind, SinkUse
 from millstream.spec.programs import Backoff, Program
 from millstream.spec.registry import Choice
-from millstream.spec.values import Flag, PositiveCount, ShapeFault, SpecModel
+from millstream.spec.values import Flag, PositiveCount, ShapeProblem, SpecModel
 
 OnSinkFailure = Literal["retry", "fallback", "drop", "stop"]
 """What becomes of a record that a sink still refuses after its last attempt."""
@@ -63,20 +63,20 @@ class Sink(FallbackSink):
     retry_strategy: SinkRetryStrategy = SinkRetryStrategy()
     """What happens when the sink refuses a record."""
 
-    def relation_faults(self) -> Iterator[ShapeFault]:
+    def relation_problems(self) -> Iterator[ShapeProblem]:
         """A fallback that is named must exist, and one that exists must be reachable."""
         asked = self.retry_strategy.on_failure == "fallback"
         if asked and self.fallback is None:
             loc = ("retryStrategy", "onFailure")
-            yield ShapeFault(loc, "there is no fallback sink", "`fallback` with a sink")
+            yield ShapeProblem(loc, "there is no fallback sink", "`fallback` with a sink")
         if self.fallback is not None and not asked and not self.connector.asks_for_fallback:
             what = "`fallback` is never used"
-            yield ShapeFault(("fallback",), what, "`retryStrategy.onFailure: fallback`")
+            yield ShapeProblem(("fallback",), what, "`retryStrategy.onFailure: fallback`")
 
-    def use_faults(self, buffer_records: int, *, dead_letters: bool) -> Iterator[ShapeFault]:
+    def use_problems(self, buffer_records: int, *, dead_letters: bool) -> Iterator[ShapeProblem]:
         """What is wrong with it and its fallback behind such a buffer. `dead_letters`: an edge with them leads here."""
         for place, one in (((), self), (("fallback",), self.fallback)):
             if one is not None:
                 use = SinkUse(buffer_records, dead_letters if one.envelope is None else one.envelope)
-                for fault in one.connector.use_faults(one.settings, use):
-                    yield fault._replace(loc=(*place, one.kind, *fault.loc))
+                for problem in one.connector.use_problems(one.settings, use):
+                    yield problem._replace(loc=(*place, one.kind, *problem.loc))

@@ -8,7 +8,7 @@ from millstream.errors import UserError
 from millstream.spec.connectors import SOURCES, IdBounds, SourceKind
 from millstream.spec.programs import EventTime, Program, Transformer
 from millstream.spec.registry import Choice
-from millstream.spec.values import ShapeFault, SpecModel, Text
+from millstream.spec.values import ShapeProblem, SpecModel, Text
 
 OnInvalid = Literal["deadLetter", "drop", "stop"]
 
@@ -31,11 +31,11 @@ class Source(Choice):
     vertex's dead-letter edges), `drop` (counted) or `stop`. Default: `deadLetter` if the vertex has
     a dead-letter edge, else `stop`."""
 
-    def relation_faults(self) -> Iterator[ShapeFault]:
+    def relation_problems(self) -> Iterator[ShapeProblem]:
         """Event time is where the source has it."""
         if self.event_time is not None and self.event_time.header is not None and not self.connector.has_headers:
             what = f"records of a {self.kind} source have no headers"
-            yield ShapeFault(("eventTime", "header"), what, "`eventTime.field`")
+            yield ShapeProblem(("eventTime", "header"), what, "`eventTime.field`")
 
     @property
     def connector(self) -> SourceKind[SpecModel]:

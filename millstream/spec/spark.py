@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from millstream.limits import MIB
 from millstream.spec.references import TextOrReference
-from millstream.spec.values import Quantity, ShapeFault, SpecModel, at_most_one, fault
+from millstream.spec.values import Quantity, ShapeProblem, SpecModel, at_most_one, problem
 
 DRIVER_MEMORY = 1024 * MIB
 """Default of `driverMemory`."""
@@ -29,7 +29,7 @@ _OF_FIELDS: Mapping[str, str] = {
 
 def _checked_master(written: str) -> str:
     if _MASTER.fullmatch(written) is None:
-        raise fault(
+        raise problem(
             f"{written!r} is not a Spark master",
             "'local[*]', 'local[2]', 'spark://host:port', 'k8s://https://host:port' or 'yarn'",
         )
@@ -38,7 +38,7 @@ def _checked_master(written: str) -> str:
 
 def _checked_remote(written: str) -> str:
     if _REMOTE.fullmatch(written) is None:
-        raise fault(f"{written!r} is not a Spark Connect address", "'sc://host:port'")
+        raise problem(f"{written!r} is not a Spark Connect address", "'sc://host:port'")
     return written
 
 
@@ -69,29 +69,31 @@ class Spark(SpecModel):
     """Spark's own settings, `spark.name: value`; a password as `{env: NAME}` or `{file: PATH}`."""
 
     @classmethod
-    def shape_faults(cls, data: Mapping[str, Any]) -> Iterator[ShapeFault]:
+    def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
         """A driver of ours, or a server."""
         yield from at_most_one(data, ("master", "remote"), cls.noun)
         if data.get("remote") is not None and data.get("driverMemory") is not None:
             what = "`driverMemory` belongs to a driver that is started here"
-            yield ShapeFault(("driverMemory",), what, "the setting of the server, or no `remote`")
+            yield ShapeProblem(("driverMemory",), what, "the setting of the server, or no `remote`")
 
-    def relation_faults(self) -> Iterator[ShapeFault]:
+    def relation_problems(self) -> Iterator[ShapeProblem]:
         """A heap that Spark takes; settings that are Spark's and have no field here."""
         if self.driver_memory < DRIVER_MEMORY_MIN:
-            yield ShapeFault(("driverMemory",), "Spark does not start with so small a heap", "at least 512Mi")
+            yield ShapeProblem(("driverMemory",), "Spark does not start with so small a heap", "at least 512Mi")
         if self.encryption and self.remote is not None:
             what = "`encryption` belongs to a driver that is started here"
-            yield ShapeFault(("encryption",), what, "settings of the server, and `token`")
+            yield ShapeProblem(("encryption",), what, "settings of the server, and `token`")
         if self.encryption and (self.master or "").startswith("spark://") and _SECRET not in self.conf:
             what = f"`encryption` needs the secret of the cluster, `{_SECRET}` in `conf`"
-            yield ShapeFault(("encryption",), what, f"`conf: {{{_SECRET}: {{env: NAME}}}}`")
+            yield ShapeProblem(("encryption",), what, f"`conf: {{{_SECRET}: {{env: NAME}}}}`")
         if self.token is not None and self.remote is None:
-            yield ShapeFault(("token",), "`token` is for a Spark Connect server", "`remote: sc://host:port` beside it")
+            yield ShapeProblem(
+                ("token",), "`token` is for a Spark Connect server", "`remote: sc://host:port` beside it"
+            )
         for name in self.conf:
             if name in _OF_FIELDS:
-                yield ShapeFault(("conf", name), f"`{name}` has a field of its own", _OF_FIELDS[name])
+                yield ShapeProblem(("conf", name), f"`{name}` has a field of its own", _OF_FIELDS[name])
             elif not name.startswith("spark."):
-                yield ShapeFault(
+                yield ShapeProblem(
                     ("conf", name), f"`{name}` is no setting of Spark's", "a name that begins with `spark.`"
                 )

@@ -1,6 +1,6 @@
 """A quick look at the SQL of reduces, with sqlglot where it is installed. It runs nothing and starts nothing.
 
-Its word is a doubt, not a fault: sqlglot reads nearly all of Spark's SQL and some that is none. What a query is worth
+Its word is a doubt, not a problem: sqlglot reads nearly all of Spark's SQL and some that is none. What a query is worth
 only Spark knows.
 """
 
@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from millstream.spec.faults import Path
+from millstream.spec.problems import Path
 
 if TYPE_CHECKING:
     from millstream.spec.models import Pipeline

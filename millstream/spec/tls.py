@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from millstream.spec.references import Secret
-from millstream.spec.values import ShapeFault, SpecModel, Text
+from millstream.spec.values import ShapeProblem, SpecModel, Text
 
 
 class ProgramTls(SpecModel):
@@ -26,10 +26,10 @@ class ProgramTls(SpecModel):
     """The name that the program's certificate is for, where `address` has another."""
 
     @classmethod
-    def shape_faults(cls, data: Mapping[str, Any]) -> Iterator[ShapeFault]:
+    def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
         """A certificate and its key."""
         if (data.get("certificate") is None) != (data.get("key") is None):
-            yield ShapeFault((), "`certificate` and `key` belong together", "both of them, or neither")
+            yield ShapeProblem((), "`certificate` and `key` belong together", "both of them, or neither")
 
 
 def stays_on_this_machine(host: str) -> bool:

@@ -1,6 +1,6 @@
 """The scalar types of the pipeline file and the base class of its models.
 
-Owns how a duration, a quantity and a name are written, and how a model reports several faults at
+Owns how a duration, a quantity and a name are written, and how a model reports several problems at
 once. Above it: the models. It knows nothing of pipelines.
 """
 
@@ -26,13 +26,13 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 
 from millstream.record import SOURCE_INPUT, WINDOW_INPUT
-from millstream.spec.meanings import meanings_of
+from millstream.spec.field_docs import field_docs_of
 
-SPEC_FAULT = "spec_fault"
-"""The pydantic error type of faults that already carry `what` and `expected`."""
+SPEC_PROBLEM = "spec_problem"
+"""The pydantic error type of problems that already carry `what` and `expected`."""
 
 NONE_GIVEN = "none_given"
-"""The same, where the fault is that none of several fields is there."""
+"""The same, where the problem is that none of several fields is there."""
 
 NAME_LENGTH_MAX = 63
 """Longest vertex, edge and pipeline name, in characters (a DNS label)."""
@@ -67,16 +67,16 @@ _EDGE_NAME_EXPECTED = (
 )
 
 
-class ShapeFault(NamedTuple):
-    """A fault that a model finds itself: where (relative to the model), what, what was expected."""
+class ShapeProblem(NamedTuple):
+    """A problem that a model finds itself: where (relative to the model), what, what was expected."""
 
     loc: tuple[str | int, ...]
     what: str
     expected: str
-    code: LiteralString = SPEC_FAULT
+    code: LiteralString = SPEC_PROBLEM
 
 
-def fault(what: str, expected: str, code: LiteralString = SPEC_FAULT) -> PydanticCustomError:
+def problem(what: str, expected: str, code: LiteralString = SPEC_PROBLEM) -> PydanticCustomError:
     """The error a field validator raises; both texts reach the user unchanged."""
     return PydanticCustomError(code, "{what}", {"what": what, "expected": expected})
 
@@ -84,13 +84,13 @@ def fault(what: str, expected: str, code: LiteralString = SPEC_FAULT) -> Pydanti
 def parse_duration(written: object) -> float:
     """Seconds of a Go duration ("1h30m") or of a plain number of seconds.
 
-    Errors: a spec fault when it is neither, negative, or longer than ten years.
+    Errors: a spec problem when it is neither, negative, or longer than ten years.
     """
     seconds = _duration_s(written)
     if seconds is None:
-        raise fault(f"{_shown(written)} is not a duration", _DURATION_EXPECTED)
+        raise problem(f"{_shown(written)} is not a duration", _DURATION_EXPECTED)
     if not 0 <= seconds <= _DURATION_MAX_S:
-        raise fault(f"{_shown(written)} is out of range", f"{_DURATION_EXPECTED}, 0 to 10 years")
+        raise problem(f"{_shown(written)} is out of range", f"{_DURATION_EXPECTED}, 0 to 10 years")
     return seconds
 
 
@@ -125,13 +125,13 @@ def as_duration(seconds: float) -> str:
 def parse_quantity(written: object) -> int:
     """Bytes of a Kubernetes quantity ("512Mi", "64M"), the same with a B ("1MiB"), or an integer.
 
-    Errors: a spec fault when it is neither, not a whole number of bytes, or beyond 1 EiB.
+    Errors: a spec problem when it is neither, not a whole number of bytes, or beyond 1 EiB.
     """
     size = _quantity_bytes(written)
     if size is None:
-        raise fault(f"{_shown(written)} is not a size in bytes", _QUANTITY_EXPECTED)
+        raise problem(f"{_shown(written)} is not a size in bytes", _QUANTITY_EXPECTED)
     if not 0 <= size <= _QUANTITY_MAX:
-        raise fault(f"{_shown(written)} is out of range", f"{_QUANTITY_EXPECTED}, 0 to 1 EiB")
+        raise problem(f"{_shown(written)} is out of range", f"{_QUANTITY_EXPECTED}, 0 to 1 EiB")
     return size
 
 
@@ -157,19 +157,19 @@ def _shown(written: object) -> str:
 
 def _positive(seconds: float) -> float:
     if seconds <= 0:
-        raise fault("the duration must be longer than 0", _DURATION_EXPECTED)
+        raise problem("the duration must be longer than 0", _DURATION_EXPECTED)
     return seconds
 
 
 def _positive_size(size: int) -> int:
     if size <= 0:
-        raise fault("the size must be larger than 0", _QUANTITY_EXPECTED)
+        raise problem("the size must be larger than 0", _QUANTITY_EXPECTED)
     return size
 
 
 def _checked_name(name: str) -> str:
     if not is_name(name):
-        raise fault(f"{_shown(name)} is not a valid name", _NAME_EXPECTED)
+        raise problem(f"{_shown(name)} is not a valid name", _NAME_EXPECTED)
     return name
 
 
@@ -180,15 +180,15 @@ def is_name(name: str) -> bool:
 
 def _checked_edge_name(name: str) -> str:
     if len(name) > EDGE_NAME_LENGTH_MAX or _NAME.fullmatch(name) is None:
-        raise fault(f"{_shown(name)} is not a valid edge name", _EDGE_NAME_EXPECTED)
+        raise problem(f"{_shown(name)} is not a valid edge name", _EDGE_NAME_EXPECTED)
     if name in (SOURCE_INPUT, WINDOW_INPUT):
-        raise fault(f"the edge name {name!r} is reserved", "another name")
+        raise problem(f"the edge name {name!r} is reserved", "another name")
     return name
 
 
 def _filled(text: str) -> str:
     if not text.strip():
-        raise fault("the text is empty", "a text that is not empty")
+        raise problem("the text is empty", "a text that is not empty")
     return text
 
 
@@ -238,8 +238,8 @@ EdgeName = Annotated[
 class SpecModel(BaseModel):
     """Base of everything a user writes: frozen, strict about unknown fields, camelCase as in YAML.
 
-    A subclass reports what its fields cannot: `shape_faults` on the raw mapping (always run, so
-    that they are reported together with faulty fields) and `relation_faults` on the valid model.
+    A subclass reports what its fields cannot: `shape_problems` on the raw mapping (always run, so
+    that they are reported together with faulty fields) and `relation_problems` on the valid model.
     """
 
     model_config = ConfigDict(
@@ -255,18 +255,18 @@ class SpecModel(BaseModel):
     """What messages call this model."""
 
     @classmethod
-    def shape_faults(cls, data: Mapping[str, Any]) -> Iterator[ShapeFault]:
-        """Faults of the mapping as written, such as two of several exclusive fields."""
+    def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
+        """Problems of the mapping as written, such as two of several exclusive fields."""
         yield from ()
 
-    def relation_faults(self) -> Iterator[ShapeFault]:
-        """Faults between the values of fields that are each valid."""
+    def relation_problems(self) -> Iterator[ShapeProblem]:
+        """Problems between the values of fields that are each valid."""
         yield from ()
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         schema = handler(core_schema)
-        meanings = meanings_of(cls)
+        meanings = field_docs_of(cls)
         properties = handler.resolve_ref_schema(schema).get("properties", {})
         for name, field in cls.model_fields.items():
             if name in meanings:
@@ -275,12 +275,12 @@ class SpecModel(BaseModel):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _every_fault(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        faults = list(cls.shape_faults(data)) if isinstance(data, Mapping) else []
-        details = [shape_detail(item) for item in faults]
+    def _every_problem(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        problems = list(cls.shape_problems(data)) if isinstance(data, Mapping) else []
+        details = [shape_detail(item) for item in problems]
         model = cls.validated(data, handler, details)
         if model is not None:
-            details.extend(shape_detail(item) for item in model.relation_faults())
+            details.extend(shape_detail(item) for item in model.relation_problems())
         if model is None or details:
             raise ValidationError.from_exception_data(cls.__name__, details)
         return model
@@ -302,9 +302,9 @@ class SpecModel(BaseModel):
             yield field.alias or name, getattr(self, name)
 
 
-def shape_detail(item: ShapeFault) -> InitErrorDetails:
-    """A fault for pydantic."""
-    return InitErrorDetails(type=fault(item.what, item.expected, item.code), loc=item.loc, input=None)
+def shape_detail(item: ShapeProblem) -> InitErrorDetails:
+    """A problem for pydantic."""
+    return InitErrorDetails(type=problem(item.what, item.expected, item.code), loc=item.loc, input=None)
 
 
 def field_detail(error: dict[str, Any]) -> InitErrorDetails:
@@ -314,27 +314,27 @@ def field_detail(error: dict[str, Any]) -> InitErrorDetails:
     return InitErrorDetails(type=kind, loc=error["loc"], input=error["input"])
 
 
-def exactly_one(data: Mapping[str, Any], names: tuple[str, ...], noun: str) -> Iterator[ShapeFault]:
-    """A fault unless exactly one of the fields has a value."""
+def exactly_one(data: Mapping[str, Any], names: tuple[str, ...], noun: str) -> Iterator[ShapeProblem]:
+    """A problem unless exactly one of the fields has a value."""
     given = [name for name in names if data.get(name) is not None]
     if len(given) == 1:
         return
     expected = f"exactly one of {_listed(names)}"
     empty = [name for name in names if name in data and data[name] is None]
     if len(given) > 1:
-        yield ShapeFault((), f"{noun} has {_listed(tuple(given))} together", expected)
+        yield ShapeProblem((), f"{noun} has {_listed(tuple(given))} together", expected)
     elif empty:
         what = f"`{empty[0]}` is empty"
-        yield ShapeFault((empty[0],), what, "a value (`{}` where it has defaults)")
+        yield ShapeProblem((empty[0],), what, "a value (`{}` where it has defaults)")
     else:
-        yield ShapeFault((), f"{noun} has none of {_listed(names)}", expected, NONE_GIVEN)
+        yield ShapeProblem((), f"{noun} has none of {_listed(names)}", expected, NONE_GIVEN)
 
 
-def at_most_one(data: Mapping[str, Any], names: tuple[str, ...], noun: str) -> Iterator[ShapeFault]:
-    """A fault when more than one of the fields has a value."""
+def at_most_one(data: Mapping[str, Any], names: tuple[str, ...], noun: str) -> Iterator[ShapeProblem]:
+    """A problem when more than one of the fields has a value."""
     given = tuple(name for name in names if data.get(name) is not None)
     if len(given) > 1:
-        yield ShapeFault((), f"{noun} has {_listed(given)} together", "at most one of them")
+        yield ShapeProblem((), f"{noun} has {_listed(given)} together", "at most one of them")
 
 
 def _listed(names: tuple[str, ...]) -> str:

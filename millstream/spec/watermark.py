@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from millstream.spec.values import Duration, Flag, PositiveDuration, ShapeFault, SpecModel
+from millstream.spec.values import Duration, Flag, PositiveDuration, ShapeProblem, SpecModel
 
 OnFuture = Literal["deadLetter", "drop", "stop"]
 
@@ -25,15 +25,15 @@ class IdleSource(SpecModel):
     """Time after the start from which a source that never had data counts as idle. Duration, at
     least `threshold`. Absent: such a source holds the watermark."""
 
-    def relation_faults(self) -> Iterator[ShapeFault]:
+    def relation_problems(self) -> Iterator[ShapeProblem]:
         """A step is not longer than the silence it stands for."""
         if self.increment_by_s > self.threshold_s:
             what = "`incrementBy` is longer than `threshold`"
-            yield ShapeFault(("incrementBy",), what, "at most `threshold`")
+            yield ShapeProblem(("incrementBy",), what, "at most `threshold`")
         delay_s = self.init_source_delay_s
         if delay_s is not None and delay_s < self.threshold_s:
             what = "`initSourceDelay` is shorter than `threshold`"
-            yield ShapeFault(("initSourceDelay",), what, "at least `threshold`")
+            yield ShapeProblem(("initSourceDelay",), what, "at least `threshold`")
 
 
 class Watermark(SpecModel):

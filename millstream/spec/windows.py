@@ -18,12 +18,12 @@ from millstream.spec.values import (
     PositiveCount,
     PositiveDuration,
     Quantity,
-    ShapeFault,
+    ShapeProblem,
     SpecModel,
     Text,
     as_duration,
     exactly_one,
-    fault,
+    problem,
 )
 
 SPAN_MIN_S = 0.001
@@ -46,7 +46,7 @@ WindowKind = Literal["fixed", "sliding", "session", "global"]
 
 def _checked_span(seconds: float) -> float:
     if seconds < SPAN_MIN_S:
-        raise fault("the duration is too short", 'at least "1ms"')
+        raise problem("the duration is too short", 'at least "1ms"')
     return seconds
 
 
@@ -78,17 +78,17 @@ class SlidingWindow(SpecModel):
     streaming: Flag = False
     """Give early results before the window closes, as `early` says."""
 
-    def relation_faults(self) -> Iterator[ShapeFault]:
+    def relation_problems(self) -> Iterator[ShapeProblem]:
         """A record is in a bounded number of windows, and a window made of a bounded number of panes."""
         length_us, slide_us = round(self.length_s * MICROSECONDS), round(self.slide_s * MICROSECONDS)
         windows = math.ceil(length_us / slide_us)
         panes = length_us // math.gcd(length_us, slide_us)
         if windows > WINDOWS_PER_RECORD_MAX:
             what = f"each record would be in {windows:,} windows"
-            yield ShapeFault(("slide",), what, f"a slide that gives at most {WINDOWS_PER_RECORD_MAX:,}")
+            yield ShapeProblem(("slide",), what, f"a slide that gives at most {WINDOWS_PER_RECORD_MAX:,}")
         elif panes > PANES_PER_WINDOW_MAX:
             what = f"`length` and `slide` have so short a common divisor that a window has {panes:,} parts"
-            yield ShapeFault(("slide",), what, "a slide that divides the length, or nearly")
+            yield ShapeProblem(("slide",), what, "a slide that divides the length, or nearly")
 
 
 class SessionWindow(SpecModel):
@@ -114,7 +114,7 @@ class Trigger(SpecModel):
     """Whenever event time passes a multiple of this. Duration."""
 
     @classmethod
-    def shape_faults(cls, data: Mapping[str, Any]) -> Iterator[ShapeFault]:
+    def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
         """One trigger."""
         yield from exactly_one(data, ("count", "every"), cls.noun)
 
@@ -149,7 +149,7 @@ class Window(SpecModel):
     """All of event time, in one window."""
 
     @classmethod
-    def shape_faults(cls, data: Mapping[str, Any]) -> Iterator[ShapeFault]:
+    def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
         """One kind of window."""
         yield from exactly_one(data, ("fixed", "sliding", "session", "global"), cls.noun)
 
@@ -199,7 +199,7 @@ class Early(SpecModel):
     counted together."""
 
     @classmethod
-    def shape_faults(cls, data: Mapping[str, Any]) -> Iterator[ShapeFault]:
+    def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
         """One measure."""
         yield from exactly_one(data, ("every", "count"), cls.noun)
 
@@ -245,7 +245,7 @@ class Storage(SpecModel):
     """Survives nothing; the input stays in the ledger instead, as with `keepInput`."""
 
     @classmethod
-    def shape_faults(cls, data: Mapping[str, Any]) -> Iterator[ShapeFault]:
+    def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
         """One kind of storage."""
         yield from exactly_one(data, ("persistentVolumeClaim", "emptyDir", "no_store"), cls.noun)
 
@@ -273,20 +273,20 @@ class GroupBy(SpecModel):
     """Keep the input in the ledger until the windows it belongs to are committed, so that no record is lost with the
     log's disk. Not for windows that a count triggers. Default: true with `no_store`, else false."""
 
-    def relation_faults(self) -> Iterator[ShapeFault]:
+    def relation_problems(self) -> Iterator[ShapeProblem]:
         """Early results are asked for in two places; without a log, the input must stay, and be enough."""
         if self.early is not None and not self.window.streaming:
             what = "`early` has no effect without `streaming: true`"
             expected = "no `early`: its trigger says when" if self.window.global_ else "`streaming: true` in the window"
-            yield ShapeFault(("early",), what, expected)
+            yield ShapeProblem(("early",), what, expected)
         if self.keep_input is False and self._stores_nothing:
             what = "without storage the windows are only in the input"
-            yield ShapeFault(("keepInput",), what, "`keepInput: true`, or another storage")
+            yield ShapeProblem(("keepInput",), what, "`keepInput: true`, or another storage")
         elif self.keeps_input and self.window.counts:
             what = "a window that a count triggers cannot be made anew from its input: which records are in it depends "
             what += "on those before them, which are gone"
             where = ("keepInput",) if self.keep_input else ("storage", "no_store")
-            yield ShapeFault(
+            yield ShapeProblem(
                 where, what, "`emptyDir` or `persistentVolumeClaim` without `keepInput`, or a trigger with `every`"
             )
 
@@ -313,19 +313,21 @@ class GroupBy(SpecModel):
         total = claim.volume_size if claim is not None else directory.size_limit if directory is not None else None
         return None if total is None else total // _lanes_of_a_replica(partitions, replicas)
 
-    def sharing_faults(self, partitions: int, replicas: int) -> Iterator[ShapeFault]:
-        """Faults of a vertex with so many partitions and replicas: a window without keys is in one place; a log needs
+    def sharing_problems(self, partitions: int, replicas: int) -> Iterator[ShapeProblem]:
+        """Problems of a vertex with so many partitions and replicas: a window without keys is in one place; a log needs
         room for a few segments."""
         if not self.keyed and partitions > 1:
             what = "a reduce that is not keyed has one partition: a window's records meet in one place"
-            yield ShapeFault(("partitions",), what, "`partitions: 1`, or `keyed: true` in `groupBy`")
+            yield ShapeProblem(("partitions",), what, "`partitions: 1`, or `keyed: true` in `groupBy`")
         share = self.log_bytes_max(partitions, replicas)
         if share is not None and share < LOG_BYTES_MIN:
             lanes = _lanes_of_a_replica(partitions, replicas)
             claimed = self.storage is not None and self.storage.persistent_volume_claim is not None
             field = ("persistentVolumeClaim", "volumeSize") if claimed else ("emptyDir", "sizeLimit")
             what = f"the storage is too small for the log{'s' if lanes > 1 else ''} of {lanes} lane(s)"
-            yield ShapeFault(("udf", "groupBy", "storage", *field), what, f"at least {lanes * LOG_BYTES_MIN // MIB}Mi")
+            yield ShapeProblem(
+                ("udf", "groupBy", "storage", *field), what, f"at least {lanes * LOG_BYTES_MIN // MIB}Mi"
+            )
 
 
 def _lanes_of_a_replica(partitions: int, replicas: int) -> int:

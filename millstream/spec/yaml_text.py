@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from millstream.spec.faults import Path
+from millstream.spec.problems import Path
 
 NODES_MAX = 100_000
 """Most values in a file, counting what aliases repeat; it stops files that unfold without bound."""
@@ -36,7 +36,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class TextFault:
+class TextProblem:
     """Something wrong with the text as YAML."""
 
     place: Place
@@ -48,9 +48,9 @@ class TextFault:
 class UnreadableError(Exception):
     """The text is not one YAML document; nothing more can be said about its contents."""
 
-    def __init__(self, fault: TextFault) -> None:
-        self.fault = fault
-        super().__init__(fault.what)
+    def __init__(self, problem: TextProblem) -> None:
+        self.problem = problem
+        super().__init__(problem.what)
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ class Document:
     """Where the key (or the list entry) of each path begins."""
     values: dict[Path, Place] = field(default_factory=dict)
     """Where the value of each path begins, if it is a scalar that is not empty."""
-    faults: list[TextFault] = field(default_factory=list)
+    problems: list[TextProblem] = field(default_factory=list)
     """Repeated keys, keys that are not texts, tags that are not known."""
 
     def place_of(self, path: Path, *, key: bool = False) -> Place:
@@ -83,11 +83,11 @@ def parse(text: str) -> Document:
     nodes = _composed(text)
     if not nodes:
         what = "the file is empty"
-        raise UnreadableError(TextFault(Place(1, 1), (), what, "a Pipeline in YAML"))
+        raise UnreadableError(TextProblem(Place(1, 1), (), what, "a Pipeline in YAML"))
     if len(nodes) > 1:
         what = f"the file has {len(nodes)} YAML documents"
         expected = "one; put each pipeline into a file of its own"
-        raise UnreadableError(TextFault(_place(nodes[1]), (), what, expected))
+        raise UnreadableError(TextProblem(_place(nodes[1]), (), what, expected))
     document = Document()
     document.value = _Reader(document).value(nodes[0], ())
     return document
@@ -101,14 +101,14 @@ def _composed(text: str) -> list[Node]:
         mark = problem.problem_mark or problem.context_mark
         place = Place(mark.line + 1, mark.column + 1) if mark is not None else Place(1, 1)
         parts = (str(part) for part in (problem.problem, problem.context) if part)
-        fault = TextFault(place, (), f"not YAML: {', '.join(parts)}", "YAML")
-        raise UnreadableError(fault) from None
+        refused = TextProblem(place, (), f"not YAML: {', '.join(parts)}", "YAML")
+        raise UnreadableError(refused) from None
     except RecursionError:
-        fault = TextFault(Place(1, 1), (), "the values are nested too deeply", f"at most {DEPTH_MAX} levels")
-        raise UnreadableError(fault) from None
+        refused = TextProblem(Place(1, 1), (), "the values are nested too deeply", f"at most {DEPTH_MAX} levels")
+        raise UnreadableError(refused) from None
     except (YAMLError, ValueError) as problem:
         what = f"not YAML: {' '.join(str(problem).split()) or type(problem).__name__}"
-        raise UnreadableError(TextFault(Place(1, 1), (), what, "YAML")) from None
+        raise UnreadableError(TextProblem(Place(1, 1), (), what, "YAML")) from None
     return [node for node in nodes if not _is_blank(node)]
 
 
@@ -135,9 +135,9 @@ class _Reader:
         if self._nodes > NODES_MAX or len(path) > DEPTH_MAX:
             what = "the document unfolds into too much"
             expected = f"at most {NODES_MAX} values and {DEPTH_MAX} levels"
-            raise UnreadableError(TextFault(_place(node), path, what, expected))
+            raise UnreadableError(TextProblem(_place(node), path, what, expected))
         if not isinstance(node, ScalarNode) and str(node.tag) not in _COLLECTION_TAGS:
-            self._fault(node, path, f"the tag `{node.tag}` is not supported", "plain YAML values")
+            self._problem(node, path, f"the tag `{node.tag}` is not supported", "plain YAML values")
         if isinstance(node, MappingNode):
             return self._mapping(node, path)
         if isinstance(node, SequenceNode):
@@ -159,7 +159,7 @@ class _Reader:
             if key in result:
                 first = self._document.keys[(*path, key)]
                 what = f"`{key}` is there twice; the first is in line {first.line}"
-                self._fault(key_node, (*path, key), what, "each key once")
+                self._problem(key_node, (*path, key), what, "each key once")
                 continue
             self._document.keys[(*path, key)] = _place(key_node)
             result[key] = self.value(value_node, (*path, key))
@@ -169,7 +169,7 @@ class _Reader:
 
     def _merge(self, node: Node, path: Path, result: dict[str, Any]) -> None:
         if not isinstance(node, MappingNode):
-            self._fault(node, path, "`<<` merges something that is no mapping", "a mapping")
+            self._problem(node, path, "`<<` merges something that is no mapping", "a mapping")
             return
         document = self._document
         keys, values = dict(document.keys), dict(document.values)
@@ -188,7 +188,7 @@ class _Reader:
     def _key(self, node: Node, path: Path) -> str | None:
         if isinstance(node, ScalarNode) and node.tag in _TEXT_TAGS:
             return str(node.value)
-        self._fault(node, path, "a key is not a text", "a text; quote it if it looks like a number")
+        self._problem(node, path, "a key is not a text", "a text; quote it if it looks like a number")
         return None
 
     def _scalar(self, node: Node, path: Path) -> Any:
@@ -199,16 +199,16 @@ class _Reader:
             return None
         if node.tag == f"{_TAG}int" and _AMBIGUOUS.fullmatch(text) is not None:
             expected = "digits without `_` and without a 0 in front, or a quoted text"
-            self._fault(node, path, f"`{text}` means different things to different readers of YAML", expected)
+            self._problem(node, path, f"`{text}` means different things to different readers of YAML", expected)
         try:
             return _plain(str(node.tag), text)
         except ValueError:
             shown = str(node.tag).replace(_TAG, "!!")
-            self._fault(node, path, f"`{shown} {text}` is not supported", "plain YAML values")
+            self._problem(node, path, f"`{shown} {text}` is not supported", "plain YAML values")
             return None
 
-    def _fault(self, node: Node, path: Path, what: str, expected: str) -> None:
-        self._document.faults.append(TextFault(_place(node), path, what, expected))
+    def _problem(self, node: Node, path: Path, what: str, expected: str) -> None:
+        self._document.problems.append(TextProblem(_place(node), path, what, expected))
 
 
 def _plain(tag: str, text: str) -> bool | int | float:

@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 
 from millstream.clock import Clock
-from millstream.errors import EnvironmentFault
+from millstream.errors import InfrastructureError
 from millstream.limits import METRICS_CLIENT_CONNECTIONS_MAX, METRICS_CONNECTIONS_MAX
 from millstream.wire.connections import ConnectionLimits
 from millstream.wire.http_server import open_http_server
@@ -32,7 +32,7 @@ async def open_endpoint(
 ) -> AsyncIterator[None]:
     """Serve until the context ends. `not_ready`: the reason why not, None when ready.
 
-    Raises `EnvironmentFault` when the port is taken.
+    Raises `InfrastructureError` when the port is taken.
     """
 
     async def metrics(_: web.Request) -> web.Response:
@@ -56,7 +56,7 @@ async def open_endpoint(
         # `create_server` puts the address into the text.
         code = error.errno or 0
         reason = os.strerror(code) if code > 0 else error.strerror
-        raise EnvironmentFault(
+        raise InfrastructureError(
             f"the metrics endpoint cannot listen on {host}:{port}: {reason}; "
             "choose another port: --metrics-port-base of `millstream run`, --metrics-port of a vertex process"
         ) from error

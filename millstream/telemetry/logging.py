@@ -126,8 +126,8 @@ class _PlainFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         time = _time_of(record).astimezone().strftime("%H:%M:%S.%f")[:-3]
-        told = _replica.get()
-        place = self._place if told is None else f" {told.vertex}/{told.number}"
+        current = _replica.get()
+        place = self._place if current is None else f" {current.vertex}/{current.number}"
         lane = f" {_lane.get()}" if _lane.get() else ""
         line = f"{time} {record.levelname:<7}{place}{lane} {record.getMessage()}"
         line += "".join(f" {name}={value}" for name, value in _extras(record).items())

@@ -127,7 +127,7 @@ async def open_telemetry(
     """Telemetry of a worker until the context ends; then what is left is sent, for a few seconds at most.
 
     `identities`: the replicas it runs, at least one. `metrics_port` 0: no endpoint. `not_ready`: what /readyz answers
-    503 with; None when ready. Raises `UserError` for an export that cannot be done and `EnvironmentFault` for a port
+    503 with; None when ready. Raises `UserError` for an export that cannot be done and `InfrastructureError` for a port
     that is taken.
     """
     environment = os.environ

@@ -14,7 +14,8 @@ the longest call of a server that cannot answer while it computes. One that a si
 is killed as soon as any other process.
 
 It ends by SIGTERM to its process group, then SIGKILL. It also ends when this process does, however that ends (see
-`millstream.tether`); that reaches the command itself, so a shell script in front of a function should `exec` it.
+`millstream.die_with_parent`); that reaches the command itself, so a shell script in front of a function should `exec`
+it.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
-from millstream.errors import EnvironmentFault, UdfError
+from millstream.die_with_parent import NOT_FOUND, NOT_RUNNABLE
+from millstream.errors import InfrastructureError, UdfError
 from millstream.health import Health, Patience
 from millstream.limits import DRAIN_TIMEOUT_S, SIDECAR_BACKOFF_FIRST_S, SIDECAR_BACKOFF_LAST_S
 from millstream.pauses import Pauses
 from millstream.sandbox import NOT_HELD, Confinement, confined
 from millstream.statistics import SidecarStatistics
-from millstream.tether import NOT_FOUND, NOT_RUNNABLE
 from millstream.udf.background import beside
 from millstream.udf.client import GrpcUdfClient, describe, open_channel
 from millstream.udf.environment import inherited
@@ -146,7 +147,7 @@ class Sidecar(GrpcUdfClient):
             starts += 1
             run = await self._run_once()
             if not self._ready.done() and (run.hopeless or starts >= STARTS_MAX):
-                kind = EnvironmentFault if run.not_held else UdfError
+                kind = InfrastructureError if run.not_held else UdfError
                 self._ready.set_exception(kind(self._never_ready(run.why, starts)))
                 return
             # One that ran for a while has recovered from whatever it was.
@@ -309,8 +310,8 @@ class Sidecar(GrpcUdfClient):
 
     def _never_ready(self, why: str, starts: int) -> str:
         tries = "" if starts == 1 else f" (tried {starts} times)"
-        told = f"Its last lines:{self._tail()}" if self._last_lines else "It printed no error"
-        return f"{self._spec.where} {why}{tries}\n  command: {shlex.join(self._spec.command)}\n  {told}"
+        printed = f"Its last lines:{self._tail()}" if self._last_lines else "It printed no error"
+        return f"{self._spec.where} {why}{tries}\n  command: {shlex.join(self._spec.command)}\n  {printed}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,7 +340,7 @@ async def open_sidecar(spec: SidecarSpec, *, log: LogLine) -> AsyncIterator[Side
     """A function whose process is running and answers, and goes on running until the end of the block.
 
     Raises `UdfError` with its exit code and last lines when it cannot be brought to answer. The event loop must run in
-    a thread that lives as long as the process: see `millstream.tether`.
+    a thread that lives as long as the process: see `millstream.die_with_parent`.
     """
     if spec.cwd is not None and not spec.cwd.is_dir():
         raise UdfError(f"{spec.where}: the working directory {spec.cwd} does not exist")

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from millstream.errors import EnvironmentFault
+from millstream.errors import InfrastructureError
 from millstream.files import PRIVATE_FILE, opened_directory
 
 SOCKET_PATH_BYTES_MAX = 107
@@ -38,16 +38,16 @@ def open_socket_directory() -> Iterator[Path]:
     try:
         base = Path(tempfile.gettempdir())
     except FileNotFoundError as error:
-        raise EnvironmentFault(f"{_NO_PLACE}: {error.strerror}") from error
+        raise InfrastructureError(f"{_NO_PLACE}: {error.strerror}") from error
     if len(os.fsencode(base)) + 40 > SOCKET_PATH_BYTES_MAX:
-        raise EnvironmentFault(
+        raise InfrastructureError(
             f"the temporary directory {base} has too long a name for unix sockets: set TMPDIR to a shorter one"
         )
     remove_abandoned(base)
     try:
         directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
     except OSError as error:
-        raise EnvironmentFault(f"{_NO_PLACE}: {base}: {error.strerror}") from error
+        raise InfrastructureError(f"{_NO_PLACE}: {base}: {error.strerror}") from error
     try:
         with _locked(directory):
             yield directory

@@ -210,7 +210,7 @@ async def open_memory_ot_stores(
 
 def _tell(bucket: _Bucket, update: OtUpdate) -> None:
     for watcher in bucket.watchers:
-        watcher.heard(update)
+        watcher.on_update(update)
 
 
 def _read_into(queue: UpdateQueue, name: str, bucket: _Bucket) -> None:

@@ -24,31 +24,31 @@ class UpdateQueue(AsyncIterator[OtUpdate]):
         self._waiting: deque[OtUpdate] = deque()
         self._ready = asyncio.Event()
         self._error: Exception | None = None
-        self._heard: set[str] | None = None
+        self._updated: set[str] | None = None
         self.closed = False
         """Nobody takes updates any more."""
 
-    def heard(self, update: OtUpdate) -> None:
+    def on_update(self, update: OtUpdate) -> None:
         """An update as it was published."""
-        if self._heard is not None:
-            self._heard.add(update.key)
+        if self._updated is not None:
+            self._updated.add(update.key)
         self._offer(update)
 
     def begin_reading(self) -> None:
         """The bucket is being read as a whole, while updates keep coming."""
-        self._heard = set()
+        self._updated = set()
 
     def finish_reading(self, stored: list[OtUpdate]) -> None:
         """What the bucket held. A lane that was heard of meanwhile is known better already."""
-        heard, self._heard = self._heard or set(), None
+        on_update, self._updated = self._updated or set(), None
         self._statistics.rereads += 1
         for update in stored:
-            if update.key not in heard:
+            if update.key not in on_update:
                 self._offer(update)
 
     def abandon_reading(self) -> None:
         """The bucket could not be read."""
-        self._heard = None
+        self._updated = None
 
     def fail(self, error: Exception) -> None:
         """Raise `error` at whoever takes the next update."""

@@ -71,9 +71,9 @@ class Refusals:
         now_s = self._clock.monotonic_s()
         if self._told_s is not None and now_s < self._told_s + REFUSALS_REPORTED_EVERY_S:
             return
-        told = ", ".join(f"{count} x {name}" for name, count in sorted(self._untold.items()))
+        listed = ", ".join(f"{count} x {name}" for name, count in sorted(self._untold.items()))
         last = f"; the last from {client}" if client else ""
-        _log.warning("%s refuses: %s%s", self._where, told, last)
+        _log.warning("%s refuses: %s%s", self._where, listed, last)
         self._told_s = now_s
         self._untold.clear()
 

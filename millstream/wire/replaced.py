@@ -39,7 +39,7 @@ class Replaced(Generic[T]):
         self._texts = tuple(read())
         self._value = make(self._texts)
         self._looked_s = clock.monotonic_s()
-        self._told = ""
+        self._last_logged = ""
 
     def newest(self) -> T:
         """As it is now, to a second."""
@@ -53,15 +53,15 @@ class Replaced(Generic[T]):
         try:
             texts = tuple(self._read())
             if texts == self._texts:
-                self._told = ""
+                self._last_logged = ""
                 return
             self._value = self._make(texts)
         except UserError as error:
-            if str(error) != self._told:
-                self._told = str(error)
+            if str(error) != self._last_logged:
+                self._last_logged = str(error)
                 _log.warning("%s cannot be replaced, and stays as it was: %s", self._what, error)
             return
-        self._texts, self._told = texts, ""
+        self._texts, self._last_logged = texts, ""
         _log.info("%s was replaced", self._what)
 
 

@@ -82,10 +82,10 @@ async def test_their_settings_and_what_they_miss_are_checked_as_any_other(pipeli
     path = pipeline / "pipeline.yaml"
     path.write_text(path.read_text().replace("perSecond", "perSeconds").replace("out.db", "nowhere/out.db"))
     ended = await command(pipeline, "validate", "--json", "pipeline.yaml")
-    faults = {(fault["path"], fault["what"], fault["line"]) for fault in json.loads(ended.out)["faults"]}
+    problems = {(problem["path"], problem["what"], problem["line"]) for problem in json.loads(ended.out)["problems"]}
     assert ended.exit_code == 2
     nowhere = f"there is no directory {pipeline / 'nowhere'}"
-    assert faults == {
+    assert problems == {
         ("spec.vertices[0].source.countdown.perSeconds", "unknown field `perSeconds`", 7),
         ("spec.vertices[1].sink.sqlite.path", nowhere, 9),
     }
@@ -96,7 +96,7 @@ async def test_without_the_package_its_names_are_unknown(pipeline: Path, monkeyp
     monkeypatch.delenv("PYTHONPATH")
     ended = await command(pipeline, "validate", "--json", "pipeline.yaml")
     assert ended.exit_code == 2
-    what = {fault["what"] for fault in json.loads(ended.out)["faults"]}
+    what = {problem["what"] for problem in json.loads(ended.out)["problems"]}
     assert {"unknown field `countdown`", "unknown field `sqlite`"} <= what
 
 

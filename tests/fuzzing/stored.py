@@ -25,7 +25,7 @@ from millstream.wire.reduce.v1 import wal_pb2
 from millstream.wire.watermark.v1 import ot_pb2
 from millstream_reader.sources.positions import pack_position, unpack_position
 from millstream_reduce.log.damage import Affected
-from millstream_reduce.log.entries import EntryFault, StoredEntry, entry_buffers, whole_entries
+from millstream_reduce.log.entries import EntryError, StoredEntry, entry_buffers, whole_entries
 from millstream_reduce.log.recovery import entries_behind
 from millstream_reduce.log.segments import read_header
 from millstream_reduce.queue_contents import appended_of
@@ -174,7 +174,7 @@ def log_segment(data: bytes) -> None:
             header = read_header(_SEGMENT, view)
         except (DamageError, UserError):
             continue
-        with contextlib.suppress(EntryFault):
+        with contextlib.suppress(EntryError):
             for entry in entries_behind(view, header):
                 entry.message()
 
@@ -189,7 +189,7 @@ def log_entry(data: bytes) -> None:
     entry = StoredEntry(1, 0, len(data), memoryview(data), memoryview(b""))
     try:
         message = entry.message()
-    except EntryFault:
+    except EntryError:
         return
     Affected().note(entry, (1, entry.offset), 1, 0, 64)
     with contextlib.suppress(DamageError):

@@ -13,9 +13,9 @@ from typing import Any
 from millstream.buffers.jetstream.access import BrokerAccess
 from millstream.buffers.jetstream.nats_server import NatsServer, open_nats_server
 from millstream.clock import SystemClock
+from millstream.die_with_parent import dying_with_parent
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.spec.loading import load
-from millstream.tether import tethered
 from millstream_runner.local.changing import plan_change
 from millstream_runner.local.claiming import claim
 from millstream_runner.local.directory import DataDirectory
@@ -96,7 +96,7 @@ class Changer:
 @asynccontextmanager
 async def open_changer() -> AsyncIterator[Changer]:
     process = await asyncio.create_subprocess_exec(
-        *tethered([sys.executable, "-m", "tests.mesh.change_process"]),
+        *dying_with_parent([sys.executable, "-m", "tests.mesh.change_process"]),
         cwd=REPOSITORY,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,

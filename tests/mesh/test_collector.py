@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from millstream.die_with_parent import dying_with_parent
 from millstream.ports import free_ports
-from millstream.tether import tethered
 from tests.support.pipelines import open_pipeline
 from tests.unit.telemetry.collector import attributes, open_collector
 
@@ -45,7 +45,7 @@ async def open_otelcol(directory: Path, behind: str) -> AsyncIterator[str]:
     configuration.write_text(CONFIGURATION.format(port=port, behind=behind.removeprefix("http://")))
     printed = directory / "otelcol.log"
     with printed.open("wb") as output:
-        command = tethered([str(PROGRAM), "--config", str(configuration)])
+        command = dying_with_parent([str(PROGRAM), "--config", str(configuration)])
         process = await asyncio.create_subprocess_exec(*command, stdout=output, stderr=output)
     try:
         async with asyncio.timeout(START_TIMEOUT_S):

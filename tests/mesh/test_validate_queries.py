@@ -51,7 +51,7 @@ async def validated(directory: Path, exit_code: int) -> dict[str, Any]:
     return answer
 
 
-async def test_what_spark_refuses_is_a_fault_in_its_place_and_what_is_slow_a_note(tmp_path: Path) -> None:
+async def test_what_spark_refuses_is_a_problem_in_its_place_and_what_is_slow_a_note(tmp_path: Path) -> None:
     queries = {
         "good": ("SELECT key, count(*) AS n, percentile(value.delay, 0.95) AS p95 FROM window GROUP BY key", FIELDS),
         "misspelt": ("SELECT key, cuont(*) AS n FROM window GROUP BY key", FIELDS),
@@ -64,8 +64,11 @@ async def test_what_spark_refuses_is_a_fault_in_its_place_and_what_is_slow_a_not
     }
     write(tmp_path, queries)
     answer = await validated(tmp_path, 2)
-    found = [(fault["line"], fault["path"].removeprefix("spec.vertices"), fault["what"]) for fault in answer["faults"]]
-    assert [fault[:2] for fault in found] == [
+    found = [
+        (problem["line"], problem["path"].removeprefix("spec.vertices"), problem["what"])
+        for problem in answer["problems"]
+    ]
+    assert [problem[:2] for problem in found] == [
         (20, "[3].udf.sql.query"),
         (27, "[4].udf.sql.query"),
         (36, "[5].udf.sql.value.fields"),
@@ -78,7 +81,7 @@ async def test_what_spark_refuses_is_a_fault_in_its_place_and_what_is_slow_a_not
     assert "dely" in found[1][2]
     assert "DOUBLEE" in found[2][2]
     assert found[3][2] == "the Avro schema is not of a record"
-    assert all(fault["expected"] for fault in answer["faults"])
+    assert all(problem["expected"] for problem in answer["problems"])
     (note,) = answer["notes"]
     assert (note["line"], note["path"]) == (62, "spec.vertices[9].udf.sql.query")
     assert "one by one, which is slower: a query inside an expression" in note["what"]
@@ -88,16 +91,16 @@ async def test_a_misspelt_field_does_not_hide_what_spark_says(tmp_path: Path) ->
     write(tmp_path, {"bad": ("SELECT nope FROM window", FIELDS), "good": ("SELECT value.delay FROM window", FIELDS)})
     file = tmp_path / "pipeline.yaml"
     file.write_text(file.read_text().replace("sink: {log: {}}", "sink: {log: {}}, replikas: 1"))
-    places = [fault["path"] for fault in (await validated(tmp_path, 2))["faults"]]
+    places = [problem["path"] for problem in (await validated(tmp_path, 2))["problems"]]
     assert places == ["spec.vertices[1].replikas", "spec.vertices[2].udf.sql.query"]
 
 
-async def test_a_spark_that_does_not_start_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_spark_that_does_not_start_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, {"one": ("SELECT 1 AS n", FIELDS), "two": ("SELECT 1 AS n", FIELDS)})
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
-    (fault,) = (await validated(tmp_path, 2))["faults"]
-    assert fault["path"] == "spec.spark"
-    assert "nowhere" in fault["what"]
+    (problem,) = (await validated(tmp_path, 2))["problems"]
+    assert problem["path"] == "spec.spark"
+    assert "nowhere" in problem["what"]
 
 
 async def test_the_file_alone_is_only_doubted(tmp_path: Path) -> None:

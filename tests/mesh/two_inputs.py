@@ -28,7 +28,7 @@ from typing import Any
 import psutil
 import pyarrow.parquet
 
-from millstream.errors import EnvironmentFault, FencedError, RetryLaterError
+from millstream.errors import FencedError, InfrastructureError, RetryLaterError
 from tests.contract.sinks.http_target import HttpTarget, open_http_target
 from tests.mesh.reducing import assert_balanced, until
 from tests.support.pipelines import PipelineRun, open_pipeline
@@ -487,7 +487,7 @@ async def _supervised(run: PipelineRun) -> None:
         try:
             return await run.run(timeout_s=LIMIT_S)
         except ExceptionGroup as error:
-            if error.split((RetryLaterError, EnvironmentFault))[1] is not None:
+            if error.split((RetryLaterError, InfrastructureError))[1] is not None:
                 raise
 
 

@@ -46,7 +46,7 @@ from millstream.telemetry.logging import configure_logging
 from millstream_reduce.queue import QueueLimits
 from millstream_runner.cli.broker import prepare
 from millstream_worker.assembly import open_vertex
-from millstream_worker.surroundings import OpenSurroundings, Outside, VertexConfig, open_outside
+from millstream_worker.environment import OpenEnvironment, Outside, VertexConfig, open_outside
 from tests.recovery.crash_brokers import OPERATOR, BrokerPlace
 from tests.recovery.crash_pipeline import CrashPipeline, Outputs
 from tests.recovery.crash_pipelines import PIPELINES, SHORT_SEGMENTS
@@ -68,7 +68,7 @@ class Points:
 
 
 class _ShortSegments(Outside):
-    """The surroundings of a vertex, but for the segments of its reduce lanes."""
+    """The environment of a vertex, but for the segments of its reduce lanes."""
 
     def queue_limits(self, log_bytes_max: int | None, segment_bytes: int) -> QueueLimits:
         return QueueLimits(segment_bytes=SEGMENT_BYTES)
@@ -80,8 +80,8 @@ async def _open_short_segments(config: VertexConfig) -> AsyncIterator[Outside]:
         yield _ShortSegments(**{field.name: getattr(outside, field.name) for field in fields(Outside)})
 
 
-async def _run_vertex(config: VertexConfig, surroundings: OpenSurroundings, stopping: asyncio.Event) -> None:
-    async with open_vertex(config, SystemClock(), surroundings=surroundings) as process, asyncio.TaskGroup() as group:
+async def _run_vertex(config: VertexConfig, environment: OpenEnvironment, stopping: asyncio.Event) -> None:
+    async with open_vertex(config, SystemClock(), environment=environment) as process, asyncio.TaskGroup() as group:
 
         async def stop() -> None:
             await stopping.wait()
@@ -96,7 +96,7 @@ async def _run(run: dict[str, Any], pipeline: CrashPipeline) -> None:
     directory = Path(run["directory"])
     loaded = load(directory / "pipeline.yaml")
     spec = resolved.load(resolved.dump(loaded.pipeline, directory))
-    surroundings: OpenSurroundings = _open_short_segments if run["pipeline"] in SHORT_SEGMENTS else open_outside
+    environment: OpenEnvironment = _open_short_segments if run["pipeline"] in SHORT_SEGMENTS else open_outside
     stopping = asyncio.Event()
     async with asyncio.timeout(RUN_S), asyncio.TaskGroup() as group:
         for vertex in spec.graph.vertices:
@@ -109,7 +109,7 @@ async def _run(run: dict[str, Any], pipeline: CrashPipeline) -> None:
                 windows_dir=directory / "windows",
                 spark=run["spark"],
             )
-            group.create_task(_run_vertex(config, surroundings, stopping))
+            group.create_task(_run_vertex(config, environment, stopping))
         if pipeline.feed is not None and run["feed"]:
             await pipeline.feed(Outputs(directory))
             stopping.set()

@@ -24,7 +24,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from millstream.tether import tethered
+from millstream.die_with_parent import dying_with_parent
 from tests.recovery.crash_brokers import BrokerPlace, open_broker, open_secured_broker
 from tests.recovery.crash_pipelines import PIPELINES
 from tests.recovery.crash_receiver import open_receiver
@@ -192,7 +192,7 @@ async def open_crash_runs(
         temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix="crash-"))
         for number in slots:
             process = await asyncio.create_subprocess_exec(
-                *tethered([sys.executable, "-m", "tests.recovery.crash_process"]),
+                *dying_with_parent([sys.executable, "-m", "tests.recovery.crash_process"]),
                 cwd=REPOSITORY,
                 env=os.environ | {"TMPDIR": temporary},
                 stdin=asyncio.subprocess.PIPE,

@@ -22,14 +22,14 @@ from typing import Any
 import psutil
 import pytest
 
+from millstream.die_with_parent import dying_with_parent
 from millstream.ledger.protocol import DurabilityLevel, Ledger, LedgerLimits, StoredFrame
 from millstream.limits import MIB
 from millstream.record import BufferId, LaneId
 from millstream.spec.guarantees import guarantees_of
 from millstream.spec.loading import load
-from millstream.tether import tethered
+from millstream_runner.chaos.builtin_pipelines import SHIPPED, write
 from millstream_runner.chaos.outside import INPUTS, RECEIVED, open_outside, outside_ports
-from millstream_runner.chaos.shipped import SHIPPED, write
 from tests.power_disk import PowerDisk, open_power_disk
 from tests.support.ledgers import LaneOwner, open_jetstream_harness
 
@@ -71,7 +71,7 @@ class Machine:
     async def running(self) -> AsyncIterator[asyncio.subprocess.Process]:
         with self._log.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
-                *tethered(self._command),
+                *dying_with_parent(self._command),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -180,7 +180,8 @@ async def test_a_disk_is_back_although_a_mount_namespace_holds_the_stopped_one(t
     async with open_power_disk(tmp_path / "disk", 64 * MIB) as disk:
         # As a container does that is started meanwhile, on this machine and for other purposes.
         namespace = await asyncio.create_subprocess_exec(
-            *tethered(["unshare", "--mount", "sh", "-c", "echo made; exec sleep 600"]), stdout=asyncio.subprocess.PIPE
+            *dying_with_parent(["unshare", "--mount", "sh", "-c", "echo made; exec sleep 600"]),
+            stdout=asyncio.subprocess.PIPE,
         )
         try:
             assert namespace.stdout is not None

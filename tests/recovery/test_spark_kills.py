@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from millstream.errors import EnvironmentFault
+from millstream.errors import InfrastructureError
 from millstream.limits import MIB
 from millstream.wire.reduce.v1 import engine_pb2
 from millstream_reduce.spark.wire import open_spark_client
@@ -154,7 +154,7 @@ async def test_a_spark_that_is_out_of_memory_ends_and_says_so(tmp_path: Path) ->
     with open_spark_driver(driver_memory_bytes=512 * MIB) as driver:
         async with asyncio.timeout(LIMIT_S), open_spark_client(driver.address) as client, asyncio.TaskGroup() as tasks:
             asking = tasks.create_task(client.run(message))
-            assert await driver.ended() == EnvironmentFault.exit_code
+            assert await driver.ended() == InfrastructureError.exit_code
             last = driver.log_file.read_text().splitlines()[-1]
             assert "Spark ran out of memory (512 MiB): raise `spec.spark.driverMemory`" in last
             assert not asking.done()

@@ -16,7 +16,7 @@ import pytest
 
 from millstream import audit as audit_file
 from millstream.buffers.jetstream.nats_server import open_nats_server
-from millstream.errors import EnvironmentFault
+from millstream.errors import InfrastructureError
 from millstream.spec.loading import load
 from millstream_runner.local import audit
 from millstream_runner.local.directory import DataDirectory
@@ -107,7 +107,7 @@ def test_a_full_disk_leaves_whole_entries(tmp_path: Path) -> None:
         for _ in range(100):
             try:
                 audit.note(directory, "peek")
-            except EnvironmentFault:
+            except InfrastructureError:
                 refused += 1
         assert refused
         (disk / "ballast").unlink()

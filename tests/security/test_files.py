@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream.errors import EnvironmentFault
+from millstream.errors import InfrastructureError
 from millstream.files import append_private, own_directory, write_private
 from millstream.udf.socket_directory import open_socket_directory, remove_abandoned
 from millstream_runner.local.directory import DataDirectory, held
@@ -88,7 +88,7 @@ print(found)
 def test_a_link_in_place_of_the_lock_is_refused(open_folder: Path, victim: Path) -> None:
     (open_folder / "lock").symlink_to(victim)
 
-    with pytest.raises(EnvironmentFault, match="symbolic links"), held(open_folder):
+    with pytest.raises(InfrastructureError, match="symbolic links"), held(open_folder):
         pass
     assert victim.read_text() == "precious"
 
@@ -98,12 +98,15 @@ def test_a_part_of_the_data_directory_that_is_somebody_elses_is_refused(stranger
     theirs.mkdir(parents=True)
     os.chown(theirs, stranger.user, stranger.user)
 
-    with held(open_folder / "data") as directory, pytest.raises(EnvironmentFault, match=f"another user .id {NOBODY}"):
+    with (
+        held(open_folder / "data") as directory,
+        pytest.raises(InfrastructureError, match=f"another user .id {NOBODY}"),
+    ):
         directory.make()
     theirs.rmdir()
     theirs.symlink_to(open_folder)
     os.lchown(theirs, stranger.user, stranger.user)
-    with held(open_folder / "data") as directory, pytest.raises(EnvironmentFault, match="another user"):
+    with held(open_folder / "data") as directory, pytest.raises(InfrastructureError, match="another user"):
         directory.make()
 
 

@@ -28,7 +28,7 @@ from millstream.spec.models import Source
 from millstream.wire.connections import TOO_MANY, TOO_MANY_OF_CLIENT, ConnectionLimits, Connections, client_of
 from millstream_reader.sources.http import lane as http_source
 from millstream_reader.sources.http.connector import HttpSource
-from millstream_reader.sources.http.lane import HttpLane, open_http
+from millstream_reader.sources.http.lane import HttpSourceLane, open_http
 from millstream_reader.sources.http.plan import http_plan
 from millstream_reader.sources.opening import extraction_of
 
@@ -44,7 +44,7 @@ async def serving(
     *,
     head_timeout_s: float = HTTP_HEAD_TIMEOUT_S,
     idle_timeout_s: float = HTTP_IDLE_TIMEOUT_S,
-) -> AsyncIterator[HttpLane]:
+) -> AsyncIterator[HttpSourceLane]:
     """A lane that commits at once what it is sent."""
     source = Source.model_validate({"http": {"port": 0, **(spec or {})}})
     assert isinstance(source.settings, HttpSource)
@@ -102,7 +102,7 @@ def request(body: str, *headers: str) -> str:
 
 @asynccontextmanager
 async def connected(
-    lane: HttpLane, source: str = "127.0.0.1", tls: ssl.SSLContext | None = None
+    lane: HttpSourceLane, source: str = "127.0.0.1", tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[Client]:
     port = int(lane.address.split(":")[2].split("/")[0])
     reader, writer = await asyncio.open_connection(
@@ -124,7 +124,7 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-def refused(lane: HttpLane, reason: str) -> int:
+def refused(lane: HttpSourceLane, reason: str) -> int:
     return lane.listener().refused.get(reason, 0)
 
 

@@ -337,8 +337,8 @@ class _Hearing(UpdateQueue):
         super().__init__(statistics)
         self._link = link
 
-    def heard(self, update: OtUpdate) -> None:
-        self._link.hear(lambda: super(_Hearing, self).heard(update))
+    def on_update(self, update: OtUpdate) -> None:
+        self._link.hear(lambda: super(_Hearing, self).on_update(update))
 
 
 class SimOtStores:

@@ -2,7 +2,7 @@
 
     seed ─► shape, records, weather, faults ─► processes over the shared broker ─► they end ─► `model` judges
 
-A process is the vertex's own assembly (`millstream_worker.assembly`) over surroundings made here: all of reader, lanes,
+A process is the vertex's own assembly (`millstream_worker.assembly`) over environment made here: all of reader, lanes,
 writer, queue and log runs as shipped. A supervisor starts again what ends, as the runner does.
 """
 
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from millstream.background import open_tasks
 from millstream.buffers.jetstream.access import BrokerAccess
-from millstream.errors import DamageError, EnvironmentFault, FencedError, RetryLaterError
+from millstream.errors import DamageError, FencedError, InfrastructureError, RetryLaterError
 from millstream.ledger.memory import Faults, MemoryBroker
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.spec.lanes import all_lanes, inputs_of
@@ -28,7 +28,7 @@ from millstream.watermark.memory import OtMemory
 from millstream_reduce.lane import units
 from millstream_reduce.queue import QueueLimits
 from millstream_worker.assembly import VertexProcess, open_vertex
-from millstream_worker.surroundings import VertexConfig
+from millstream_worker.environment import VertexConfig
 from millstream_worker.watches import Watches, open_watches
 from tests.simulation import model
 from tests.simulation.disk import Died, Disk, SimFiles
@@ -90,7 +90,7 @@ class Incarnation:
 
 @dataclass(frozen=True, slots=True)
 class SimSurroundings:
-    """`Surroundings` of one incarnation."""
+    """`Environment` of one incarnation."""
 
     world: World
     life: Incarnation
@@ -242,7 +242,7 @@ class World:
         )
 
         @asynccontextmanager
-        async def surroundings(config: VertexConfig) -> AsyncIterator[SimSurroundings]:
+        async def environment(config: VertexConfig) -> AsyncIterator[SimSurroundings]:
             async with AsyncExitStack() as stack:
                 tasks = await stack.enter_async_context(open_tasks())
                 stores = SimOtStores(self.ot, self.shape.name, tasks, life.link, self.history)
@@ -258,7 +258,7 @@ class World:
                     self.rng,
                 )
 
-        async with open_vertex(config, self.clock, surroundings=surroundings) as running:
+        async with open_vertex(config, self.clock, environment=environment) as running:
             life.running = running
             await running.run()
 
@@ -269,7 +269,7 @@ class World:
                 continue
             if isinstance(error, DamageError) and self.history.removed:
                 raise Noticed(str(error)) from error
-            if isinstance(error, EnvironmentFault) and life.has_broken:
+            if isinstance(error, InfrastructureError) and life.has_broken:
                 continue
             if isinstance(error, RetryLaterError):
                 # The runner starts it again.

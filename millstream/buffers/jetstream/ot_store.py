@@ -26,7 +26,7 @@ from millstream.buffers.jetstream.connection import AnswerLostError, ApiError, B
 from millstream.buffers.jetstream.nats_client import Msg
 from millstream.buffers.jetstream.pages import PageMessage, read_page
 from millstream.durable import step
-from millstream.errors import DamageError, EnvironmentFault, FencedError, RetryLaterError
+from millstream.errors import DamageError, FencedError, InfrastructureError, RetryLaterError
 from millstream.record import LaneId
 from millstream.watermark.publish import CoalescingPublisher
 from millstream.watermark.store import OtStatistics, OtUpdate, decode_update, raise_epoch
@@ -104,14 +104,14 @@ class JetStreamOtStore:
     async def watch(self) -> AsyncIterator[AsyncIterator[OtUpdate]]:
         queue = UpdateQueue(self._statistics)
 
-        async def heard(message: Msg) -> None:
+        async def on_update(message: Msg) -> None:
             try:
-                queue.heard(self._decode(message.subject, message.data))
+                queue.on_update(self._decode(message.subject, message.data))
             except DamageError as error:
                 queue.fail(error)
 
         client = self._connection.client
-        subscription = await client.subscribe(f"{self._prefix}>", cb=heard)
+        subscription = await client.subscribe(f"{self._prefix}>", cb=on_update)
         try:
             async with open_tasks() as tasks:
                 rereading = tasks.create_task(self._reread(queue), name=f"read of {self._bucket}")
@@ -141,7 +141,7 @@ class JetStreamOtStore:
                 info = await self._connection.api(f"STREAM.CREATE.{self._stream}", config)
         found = info["config"].get("metadata", {})
         if any(found.get(name) != value for name, value in owner.items()):
-            raise EnvironmentFault(
+            raise InfrastructureError(
                 f"bucket {self._bucket} belongs to vertex {found.get(_OWNER_VERTEX)} of pipeline "
                 f"{found.get(_OWNER_PIPELINE)}, and vertex {self._vertex} of pipeline {pipeline} needs that name; "
                 "rename one of the two"
@@ -246,7 +246,7 @@ class JetStreamOtStore:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(pause_s):
                         await lost.wait()
-        except (DamageError, EnvironmentFault) as error:
+        except (DamageError, InfrastructureError) as error:
             queue.fail(error)
         finally:
             forget()

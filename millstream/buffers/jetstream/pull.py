@@ -217,9 +217,9 @@ class PullReader:
         status = headers.get("Status", "")
         description = headers.get("Description", "")
         if status == _STATUS_HEARTBEAT:
-            told = int(headers.get("Nats-Last-Consumer", self._delivered))
-            if told > self._delivered:
-                self._needs_restart(f"deliveries up to {told} were sent, up to {self._delivered} arrived")
+            last_delivered = int(headers.get("Nats-Last-Consumer", self._delivered))
+            if last_delivered > self._delivered:
+                self._needs_restart(f"deliveries up to {last_delivered} were sent, up to {self._delivered} arrived")
             return
         not_sent = headers.get("Nats-Pending-Messages")
         if status not in ("408", "409") or not_sent is None:

@@ -58,10 +58,10 @@ async def send_commit(
         answer.cancel()
         raise
     message = await connection.answer_of(answer, timeout_s)
-    told = json.loads(message.data)
-    refusal = told.get("error")
+    reply = json.loads(message.data)
+    refusal = reply.get("error")
     if refusal is not None:
         raise ApiError(refusal.get("err_code", 0), refusal.get("description", ""))
-    if told.get("count", 1) != last:
-        raise MillstreamError(f"the broker acknowledged {told.get('count')} messages of a batch of {last}: {told}")
-    return int(told["seq"])
+    if reply.get("count", 1) != last:
+        raise MillstreamError(f"the broker acknowledged {reply.get('count')} messages of a batch of {last}: {reply}")
+    return int(reply["seq"])

@@ -22,7 +22,7 @@ from millstream.buffers.jetstream.server_config import (
     server_config,
 )
 from millstream.durable import step
-from millstream.errors import EnvironmentFault
+from millstream.errors import InfrastructureError
 from millstream.files import make_private_directories
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.ports import free_ports, is_free
@@ -71,7 +71,7 @@ class JetStreamServer:
             make_private_directories(store)
             _adopt(store)
         except OSError as error:
-            raise EnvironmentFault(
+            raise InfrastructureError(
                 f"cannot prepare the broker's directory {self._directory}: {error.strerror}"
             ) from error
         config = server_config(

@@ -72,12 +72,12 @@ class TornEnds:
     async def wait(self, what: str) -> None:
         """Return when the stream does not end in the middle of a batch. Raises `DamageError` when it always will."""
         pauses = tries()
-        told = False
+        warned = False
         while (torn := await self.find()) is not None:
             await self._check(torn)
-            if not told:
+            if not warned:
                 _log.error("%s waits: %s", what, self.advice(torn))
-                told = True
+                warned = True
             await pauses.wait()
 
     async def check_lane(self, message: Mapping[str, Any]) -> TornBatch:

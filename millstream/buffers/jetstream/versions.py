@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from millstream.errors import EnvironmentFault
+from millstream.errors import InfrastructureError
 
 VERSION_MIN = (2, 14, 6)
 """Older ones, of those that have atomic batches: a refused one takes one of 50 places for good (2.12.1), or a buffer
@@ -17,14 +17,14 @@ counts as full after it (2.12.4); one that was torn is not completed by a restar
 
 
 def check_version(server: Mapping[str, Any], place: str) -> None:
-    """Raise `EnvironmentFault` for a server that says it is older than that."""
-    said = str(server.get("version", ""))
-    found = re.match(r"v?(\d+)\.(\d+)\.(\d+)", said)
+    """Raise `InfrastructureError` for a server that says it is older than that."""
+    version = str(server.get("version", ""))
+    found = re.match(r"v?(\d+)\.(\d+)\.(\d+)", version)
     if found is None or tuple(int(part) for part in found.groups()) >= VERSION_MIN:
         return
     wanted = ".".join(map(str, VERSION_MIN))
-    raise EnvironmentFault(
-        f"the broker at {place} is NATS {said}; Millstream needs {wanted} or later: older ones take no "
+    raise InfrastructureError(
+        f"the broker at {place} is NATS {version}; Millstream needs {wanted} or later: older ones take no "
         "commits after some that were refused, or leave one half stored. Replace the server's program; its data can "
         "stay"
     )

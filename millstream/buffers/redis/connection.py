@@ -22,7 +22,7 @@ from redis.backoff import NoBackoff
 
 from millstream.buffers.redis.access import RedisAccess
 from millstream.buffers.redis.scripts import Script
-from millstream.errors import EnvironmentFault, StorageFullError
+from millstream.errors import InfrastructureError, StorageFullError
 from millstream.pauses import Pauses
 
 _log = logging.getLogger(__name__)
@@ -70,7 +70,8 @@ class RedisConnection:
         return self._client
 
     async def open(self, timeout_s: float) -> None:
-        """Raises `EnvironmentFault` when the server does not answer in time, and at once when it refuses the user."""
+        """Raises `InfrastructureError` when the server does not answer in time, and at once when it refuses the
+        user."""
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         pauses = tries()
         while True:
@@ -78,7 +79,7 @@ class RedisConnection:
                 await self.ask("PING")
             except AnswerLostError as error:
                 if asyncio.get_running_loop().time() >= deadline_s:
-                    raise EnvironmentFault(
+                    raise InfrastructureError(
                         f"the Redis server at {self.place} could not be reached in {timeout_s:g} s ({error}); see that "
                         "it runs, and that the address is right"
                     ) from error
@@ -96,7 +97,7 @@ class RedisConnection:
         return lambda: self._loss_listeners.discard(listener)
 
     async def ask(self, *command: str | int | bytes) -> Any:
-        """One command that changes nothing. Raises `AnswerLostError`, `EnvironmentFault` where it is refused."""
+        """One command that changes nothing. Raises `AnswerLostError`, `InfrastructureError` where it is refused."""
         return await self._answer(command)
 
     async def wait(self, *command: str | int | bytes) -> Any:
@@ -120,7 +121,7 @@ class RedisConnection:
             async with asyncio.timeout(timeout_s):
                 answer = await self._client.execute_command(*command)  # type: ignore[no-untyped-call]
         except _NOT_ADMITTED as error:
-            raise EnvironmentFault(
+            raise InfrastructureError(
                 f"the Redis server at {self.place} refuses {self._access.identity} ({error}); see that the credentials "
                 "are those of a user it knows"
             ) from error
@@ -143,13 +144,13 @@ class RedisConnection:
         if isinstance(error, exceptions.OutOfMemoryError) or text.startswith(_FULL):
             return StorageFullError(f"the Redis server at {self.place} has no room: {text}")
         if isinstance(error, exceptions.ReadOnlyError):
-            return EnvironmentFault(f"the Redis server at {self.place} is a replica: name the one that takes writes")
+            return InfrastructureError(f"the Redis server at {self.place} is a replica: name the one that takes writes")
         if isinstance(error, exceptions.NoPermissionError):
-            return EnvironmentFault(
+            return InfrastructureError(
                 f"the Redis server at {self.place} does not let {self._access.identity} use {what}: {text}; grant it "
                 "that (docs/guarantees.md)"
             )
-        return EnvironmentFault(f"the Redis server at {self.place} refuses {what}: {text}")
+        return InfrastructureError(f"the Redis server at {self.place} refuses {what}: {text}")
 
     def _lost(self, error: Exception) -> None:
         if self._up:
@@ -242,7 +243,7 @@ async def open_connection(
 ) -> AsyncIterator[RedisConnection]:
     """A way to the server.
 
-    Raises `EnvironmentFault` when no answer comes in `timeout_s`, and at once when the server does not take the
+    Raises `InfrastructureError` when no answer comes in `timeout_s`, and at once when the server does not take the
     credentials; once it was up it is retried for ever.
     """
     connection = RedisConnection(access, name)

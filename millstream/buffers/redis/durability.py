@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 
 from millstream.buffers.redis.connection import RedisConnection, pairs, until_answered
-from millstream.errors import DurabilityError, EnvironmentFault
+from millstream.errors import DurabilityError, InfrastructureError
 from millstream.ledger.protocol import Durability, DurabilityLevel
 
 VERSION_MIN = (7, 0)
@@ -23,24 +23,26 @@ _STRENGTH = {DurabilityLevel.MEMORY: 0, DurabilityLevel.PROCESS: 1, DurabilityLe
 
 
 async def check_server(connection: RedisConnection) -> None:
-    """Raise `EnvironmentFault` for a server that cannot keep ledgers: too old, a replica, or one of a cluster."""
+    """Raise `InfrastructureError` for a server that cannot keep ledgers: too old, a replica, or one of a cluster."""
     try:
-        told = _info(await until_answered(connection, "INFO"))
-    except EnvironmentFault:
+        info = _info(await until_answered(connection, "INFO"))
+    except InfrastructureError:
         # It does not say. What matters is found out by the first commit.
         return
-    said = told.get("redis_version", "")
-    found = re.match(r"(\d+)\.(\d+)", said)
+    version = info.get("redis_version", "")
+    found = re.match(r"(\d+)\.(\d+)", version)
     if found is not None and (int(found[1]), int(found[2])) < VERSION_MIN:
         wanted = ".".join(map(str, VERSION_MIN))
-        raise EnvironmentFault(f"the server at {connection.place} is Redis {said}; Millstream needs {wanted} or later")
-    if told.get("cluster_enabled") == "1":
-        raise EnvironmentFault(
+        raise InfrastructureError(
+            f"the server at {connection.place} is Redis {version}; Millstream needs {wanted} or later"
+        )
+    if info.get("cluster_enabled") == "1":
+        raise InfrastructureError(
             f"the server at {connection.place} is one of a Redis cluster; ledgers need a server of their own, not a "
             "cluster (docs/guarantees.md)"
         )
-    if told.get("role", "master") != "master":
-        raise EnvironmentFault(f"the server at {connection.place} is a replica: name the one that takes writes")
+    if info.get("role", "master") != "master":
+        raise InfrastructureError(f"the server at {connection.place} is a replica: name the one that takes writes")
 
 
 async def ask_durability(connection: RedisConnection) -> Durability:
@@ -50,7 +52,7 @@ async def ask_durability(connection: RedisConnection) -> Durability:
             name: value.decode()
             for name, value in pairs(await until_answered(connection, "CONFIG", "GET", *_SETTINGS)).items()
         }
-    except EnvironmentFault as error:
+    except InfrastructureError as error:
         return Durability(DurabilityLevel.PROCESS, False, str(error))
     return judge(settings)
 

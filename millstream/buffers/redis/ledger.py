@@ -43,7 +43,7 @@ from millstream.buffers.redis.keys import (
 from millstream.buffers.redis.reading import RedisReader, frames_of, opened
 from millstream.buffers.redis.scripts import COMMIT, MAKE, TRIM
 from millstream.durable import step
-from millstream.errors import BufferFullError, DamageError, EnvironmentFault, FencedError, StorageFullError
+from millstream.errors import BufferFullError, DamageError, FencedError, InfrastructureError, StorageFullError
 from millstream.ledger.batch import check_commit, decode_ids, encode_ids, frame_numbers, frame_sequences
 from millstream.ledger.marks import fenced, lost_mark, taken_over
 from millstream.ledger.protocol import (
@@ -175,7 +175,7 @@ class RedisLedger:
         while True:
             try:
                 async with asyncio.timeout(limits.COMMIT_TIMEOUT_S):
-                    what, *told = await self._connection.change(COMMIT, keys, arguments)
+                    what, *details = await self._connection.change(COMMIT, keys, arguments)
             except (AnswerLostError, TimeoutError) as error:
                 _log.info("answer to a commit of lane %s lost (%s); sending it again", commit.lane, error)
                 await pauses.wait()
@@ -184,28 +184,28 @@ class RedisLedger:
                 self._statistics.full_refusals += 1
                 raise
             if what == b"ok":
-                return int(told[0])
+                return int(details[0])
             if what == b"landed":
                 self._statistics.answers_settled += 1
-                return int(told[0])
-            self._refuse(commit, what, told)
+                return int(details[0])
+            self._refuse(commit, what, details)
 
-    def _refuse(self, commit: Commit, what: bytes, told: Sequence[bytes]) -> None:
+    def _refuse(self, commit: Commit, what: bytes, details: Sequence[bytes]) -> None:
         """Raise what the server's refusal means."""
         where = f"a commit of lane {commit.lane} to {self._name}"
         if what == b"full":
             self._statistics.full_refusals += 1
-            raise BufferFullError(f"{where} was refused: buffer {told[0].decode()} is full")
+            raise BufferFullError(f"{where} was refused: buffer {details[0].decode()} is full")
         if what == b"storage":
             self._statistics.full_refusals += 1
-            raise StorageFullError(f"{where} was refused: the ledger holds its {int(told[0]):,} bytes")
+            raise StorageFullError(f"{where} was refused: the ledger holds its {int(details[0]):,} bytes")
         if what == b"gone":
             raise DamageError(
                 f"{where}: the ledger {self._id} at {self._connection.place} is gone"
-                + (f", and {told[0].decode()} is in its place" if told[0] else "")
+                + (f", and {details[0].decode()} is in its place" if details[0] else "")
                 + f". {REPAIR}"
             )
-        sequence, data = int(told[0]), told[1]
+        sequence, data = int(details[0]), details[1]
         stored = StoredMark(self._decoded(commit.lane, data), sequence) if data else None
         if stored is None or sequence < commit.after:
             raise lost_mark(commit.lane, commit.after, stored)
@@ -261,7 +261,7 @@ class RedisLedger:
             arguments += [buffer_name(buffer), last]
         with step("redis.trim", self._vertex):
             if await changed(self._connection, TRIM, [self._key, counts_key(self._key)], arguments) == b"gone":
-                raise EnvironmentFault(
+                raise InfrastructureError(
                     f"the ledger {self._name} at {self._connection.place} is gone; restore it, or start the pipeline "
                     "over"
                 )
@@ -296,7 +296,7 @@ class RedisBroker:
 
     async def ledger(self, vertex: str, limits: LedgerLimits) -> Ledger:
         if limits.replicas > 1:
-            raise EnvironmentFault("Redis keeps one copy that a commit waits for; a ledger cannot have more there")
+            raise InfrastructureError("Redis keeps one copy that a commit waits for; a ledger cannot have more there")
         found = await durability.ask_durability(self._connection)
         durability.check(found, self._require, self._connection.place)
         with step("redis.make", vertex):
@@ -324,7 +324,7 @@ class RedisBroker:
 
     def _opened(self, vertex: str, ledger_id: str, layout: str, found: Durability) -> RedisLedger:
         if layout != LAYOUT:
-            raise EnvironmentFault(
+            raise InfrastructureError(
                 f"the ledger of vertex {vertex} at {self._connection.place} is laid out as another version of "
                 f"Millstream does it (layout {layout}; this one reads {LAYOUT}); go on with that version, or start the "
                 "pipeline over"

@@ -25,7 +25,7 @@ from millstream.buffers.redis.keys import entries_key, revisions_key, vertices_p
 from millstream.buffers.redis.ledger import remove_matching
 from millstream.buffers.redis.scripts import FORGET, PUT
 from millstream.durable import step
-from millstream.errors import DamageError, EnvironmentFault, FencedError, RetryLaterError, StorageFullError
+from millstream.errors import DamageError, FencedError, InfrastructureError, RetryLaterError, StorageFullError
 from millstream.record import LaneId
 from millstream.watermark.publish import CoalescingPublisher
 from millstream.watermark.store import OtStatistics, OtUpdate, decode_update, raise_epoch
@@ -156,10 +156,10 @@ class RedisOtStore:
                         self._take(queue, message["data"])
             await asyncio.sleep(limits.OT_RETRY_INTERVAL_S)
 
-    def _take(self, queue: UpdateQueue, told: bytes) -> None:
-        key, _, data = told.partition(b" ")
+    def _take(self, queue: UpdateQueue, payload: bytes) -> None:
+        key, _, data = payload.partition(b" ")
         try:
-            queue.heard(decode_update(self._entries, key.decode(errors="replace"), data))
+            queue.on_update(decode_update(self._entries, key.decode(errors="replace"), data))
         except DamageError as error:
             queue.fail(error)
 
@@ -183,7 +183,7 @@ class RedisOtStore:
                     async with asyncio.timeout(pause_s):
                         await lost.wait()
                 lost.clear()
-        except (DamageError, EnvironmentFault) as error:
+        except (DamageError, InfrastructureError) as error:
             queue.fail(error)
         finally:
             forget()

@@ -15,10 +15,10 @@ from pathlib import Path
 from millstream.buffers.redis.access import SCHEME, RedisAccess
 from millstream.buffers.redis.ping import answers_ping
 from millstream.buffers.redis.server_config import find_redis_server, new_password, server_config
-from millstream.errors import EnvironmentFault
+from millstream.die_with_parent import dying_with_parent
+from millstream.errors import InfrastructureError
 from millstream.files import append_private, make_private_directories, write_private
 from millstream.ports import free_ports
-from millstream.tether import tethered
 
 _START_TIMEOUT_S = 10.0
 _STOP_TIMEOUT_S = 10.0
@@ -54,7 +54,7 @@ class RedisServer:
     def pid(self) -> int:
         """Of the process that runs now, or ran last."""
         if self._process is None:
-            raise EnvironmentFault("the Redis server has not been started")
+            raise InfrastructureError("the Redis server has not been started")
         return self._process.pid
 
     async def start(self) -> None:
@@ -67,7 +67,7 @@ class RedisServer:
         )
         with append_private(self._directory / "redis.out") as output:
             self._process = await asyncio.create_subprocess_exec(
-                *tethered([find_redis_server(), str(config)]),
+                *dying_with_parent([find_redis_server(), str(config)]),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -76,10 +76,12 @@ class RedisServer:
             async with asyncio.timeout(_START_TIMEOUT_S):
                 while not await answers_ping(self._port, self.access):
                     if self._process.returncode is not None:
-                        raise EnvironmentFault(f"a Redis server ended at once: {self._tail()}")
+                        raise InfrastructureError(f"a Redis server ended at once: {self._tail()}")
                     await asyncio.sleep(_POLL_S)
         except TimeoutError as error:
-            raise EnvironmentFault(f"a Redis server did not start in {_START_TIMEOUT_S} s: {self._tail()}") from error
+            raise InfrastructureError(
+                f"a Redis server did not start in {_START_TIMEOUT_S} s: {self._tail()}"
+            ) from error
 
     async def kill(self) -> None:
         """As `kill -9`: no chance to write anything."""

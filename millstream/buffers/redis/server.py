@@ -14,7 +14,7 @@ from pathlib import Path
 from millstream.buffers.redis.access import SCHEME, RedisAccess
 from millstream.buffers.redis.ping import answers_ping
 from millstream.buffers.redis.server_config import find_redis_server, new_password, server_config
-from millstream.errors import EnvironmentFault
+from millstream.errors import InfrastructureError
 from millstream.files import make_private_directories
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.ports import free_ports, is_free
@@ -46,7 +46,7 @@ class RedisServerOfRun:
         try:
             make_private_directories(store)
         except OSError as error:
-            raise EnvironmentFault(f"cannot prepare the broker's directory {store}: {error.strerror}") from error
+            raise InfrastructureError(f"cannot prepare the broker's directory {store}: {error.strerror}") from error
         # The next run has a key of its own.
         return {
             _CONFIG_FILE: server_config(directory=store, port=self.port, password=self._password, fsync=self._fsync),

@@ -55,8 +55,8 @@ class SourceLane(Protocol):
         """The next batch: whatever is ready, at most the limits; an empty one after `timeout_s`. Never waits to fill
         up.
 
-        Raises a `UserError` for input that cannot be used (what, which file and line) and `EnvironmentFault` for input
-        that cannot be reached. A single record larger than `bytes_max` comes alone.
+        Raises a `UserError` for input that cannot be used (what, which file and line) and `InfrastructureError` for
+        input that cannot be reached. A single record larger than `bytes_max` comes alone.
         """
 
     async def committed(self, position: bytes) -> None:

@@ -48,7 +48,8 @@ class Engine(Protocol):
 
         Waits for an engine that is away or has died, however long, and asks it again. Raises what would be the same the
         next time: `DamageError` (a segment that is gone or does not have its checksum), `UserError` (a program that
-        cannot run), `UdfError`, `EnvironmentFault`. Cancelling gives the request up; the engine may go on for a while.
+        cannot run), `UdfError`, `InfrastructureError`. Cancelling gives the request up; the engine may go on for a
+        while.
         """
 
 

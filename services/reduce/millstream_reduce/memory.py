@@ -21,7 +21,7 @@ from millstream.errors import DamageError, MillstreamError
 from millstream.wire.reduce.v1 import engine_pb2, wal_pb2
 from millstream_reduce.batches import decoded
 from millstream_reduce.engine import RESULT_SCHEMA
-from millstream_reduce.log.entries import EntryFault, read_entry, segment_name
+from millstream_reduce.log.entries import EntryError, read_entry, segment_name
 from millstream_reduce.values import Location, WindowContents
 
 
@@ -119,7 +119,7 @@ def _rows_at(directory: Path, location: Location) -> list[Row]:
         entry = read_entry(memoryview(path.read_bytes()), location.offset)
     except FileNotFoundError as error:
         raise DamageError(f"segment {path} is gone") from error
-    except EntryFault as fault:
+    except EntryError as fault:
         raise DamageError(f"{path}, {fault}") from fault
     append = entry.message().append
     batch = decoded(entry.body, append.has_keys, append.has_headers)

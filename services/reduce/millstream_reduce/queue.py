@@ -172,7 +172,7 @@ class Queue:
         """Return when everything appended and handed over so far is durable. Both may go on meanwhile.
 
         Waits for room on a full disk, however long. Raises `FencedError` when the lane has another owner, and
-        `EnvironmentFault` when a write or an fsync failed: nothing more will be acknowledged then.
+        `InfrastructureError` when a write or an fsync failed: nothing more will be acknowledged then.
         """
         pauses = Pauses(_RETRY_FIRST_S, _RETRY_LAST_S)
         while True:

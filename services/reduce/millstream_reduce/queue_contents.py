@@ -203,8 +203,8 @@ class QueueContents:
         """Records of windows that are not committed, of those that the mark counts. Where the input is kept, the mark
         says the same."""
         pending = (window for item in self.pending.values() for window in item.hand_over.windows)
-        told = self.windowing.open_rows() - sum(item.appended.admitted for item in self.unacknowledged)
-        return told + sum(window.released for window in pending)
+        known = self.windowing.open_rows() - sum(item.appended.admitted for item in self.unacknowledged)
+        return known + sum(window.released for window in pending)
 
     def summary(self) -> Summary:
         needed = set(self.windowing.live_segments())

@@ -17,9 +17,9 @@ import os
 from pathlib import Path
 
 from millstream.durable import step
-from millstream.errors import DamageError, EnvironmentFault, StorageFullError
+from millstream.errors import DamageError, InfrastructureError, StorageFullError
 from millstream.ledger.witness import REPAIR
-from millstream_reduce.log.entries import EntryFault, entry_buffers, read_entry
+from millstream_reduce.log.entries import EntryError, entry_buffers, read_entry
 from millstream_reduce.log.files import NO_SPACE, Files, write_all
 from millstream_reduce.log.segments import UNNAMED_SUFFIX, LogIdentity
 
@@ -69,7 +69,7 @@ class ResultFiles:
         except OSError as error:
             with contextlib.suppress(OSError), step("result.abandon", self._vertex):
                 self._files.remove(unnamed)
-            kind = StorageFullError if error.errno in NO_SPACE else EnvironmentFault
+            kind = StorageFullError if error.errno in NO_SPACE else InfrastructureError
             message = f"{self._where}: cannot keep the results of hand-over {number} in {path}: {error.strerror}"
             raise kind(message) from error
         finally:
@@ -86,8 +86,8 @@ class ResultFiles:
         try:
             entry = read_entry(memoryview(data), 0)
             if entry.sequence != number:
-                raise EntryFault(0, f"it holds the results of hand-over {entry.sequence}")
-        except EntryFault as fault:
+                raise EntryError(0, f"it holds the results of hand-over {entry.sequence}")
+        except EntryError as fault:
             raise DamageError(
                 f"{self._where}: {path}, {fault}. The results of hand-over {number} were committed in part, and the "
                 f"rest is lost. {REPAIR}"

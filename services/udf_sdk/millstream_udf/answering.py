@@ -45,7 +45,7 @@ async def answer_map(lane: Lane, hello: udf_pb2.Hello, call: udf_pb2.SealedMapCa
         results = await lane.results(inputs, context)
         return map_answer(call.call_id, inputs, results, times_allowed=times_allowed)
     except FAILURES as error:
-        return udf_pb2.SealedMapAnswer(call_id=call.call_id, error=_told(error))
+        return udf_pb2.SealedMapAnswer(call_id=call.call_id, error=_error_text(error))
 
 
 async def answer_sink(lane: Lane, hello: udf_pb2.Hello, call: udf_pb2.SealedSinkCall) -> udf_pb2.SinkAnswer:
@@ -56,7 +56,7 @@ async def answer_sink(lane: Lane, hello: udf_pb2.Hello, call: udf_pb2.SealedSink
         results = await lane.results(inputs, context)
         return sink_answer(call.call_id, results)
     except FAILURES as error:
-        return udf_pb2.SinkAnswer(call_id=call.call_id, error=_told(error))
+        return udf_pb2.SinkAnswer(call_id=call.call_id, error=_error_text(error))
 
 
 def encode_map(answer: udf_pb2.SealedMapAnswer) -> bytes:
@@ -72,7 +72,7 @@ def encode_map(answer: udf_pb2.SealedMapAnswer) -> bytes:
     return udf_pb2.SealedMapResponse(answer=failed).SerializeToString()
 
 
-def _told(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     """Message first, then the user's traceback."""
     detail = describe(error)
     return f"{summary(error)}\n{detail}" if detail else summary(error)

@@ -124,16 +124,16 @@ class Definition:
         return self.options.concurrency or 1
 
 
-def as_told(definition: Definition, told: str | None) -> Definition:
-    """The definition with the pipeline's own setting of concurrency (`told`), which goes before the decorator's.
+def with_concurrency(definition: Definition, setting: str | None) -> Definition:
+    """The definition with the pipeline's own setting of concurrency (`setting`), which goes before the decorator's.
 
     Raises `TypeError` that says what to change where the function cannot do so. A reduce has none.
     """
-    if not told or definition.reduce is not None:
+    if not setting or definition.reduce is not None:
         return definition
-    if not told.isdecimal() or int(told) < 1:
-        raise TypeError(f"{CONCURRENCY_VARIABLE} is {told!r}; it is a whole number, at least 1")
-    number = int(told)
+    if not setting.isdecimal() or int(setting) < 1:
+        raise TypeError(f"{CONCURRENCY_VARIABLE} is {setting!r}; it is a whole number, at least 1")
+    number = int(setting)
     if definition.is_async:
         return replace(definition, options=replace(definition.options, concurrency=number))
     if definition.options.threads:

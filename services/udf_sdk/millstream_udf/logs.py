@@ -13,7 +13,7 @@ import sys
 from datetime import UTC, datetime
 from typing import Any
 
-from millstream_udf import labels
+from millstream_udf import output_prefix
 from millstream_udf.context import current
 
 LEVEL_VARIABLE = "MILLSTREAM_LOG_LEVEL"
@@ -58,7 +58,7 @@ class _LineFormatter(logging.Formatter):
         }
         if (context := current()) is not None:
             line.update(context.log_fields())
-        if group := labels.current():
+        if group := output_prefix.current():
             line["group"] = group
         line.update({name: value for name, value in record.__dict__.items() if name not in _OWN})
         for name in _KNOWN_ELSEWHERE:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from millstream_udf import labels
+from millstream_udf import output_prefix
 from millstream_udf.context import Context, set_current
 from millstream_udf.definition import REDUCE, Definition, Flavour, Takes
 from millstream_udf.execution import instantiate, maybe_await
@@ -100,7 +100,7 @@ class ReduceFunction:
                             yield full
             else:
                 for group, chunk in groups:
-                    with labels.labelled(group, self._name):
+                    with output_prefix.labelled(group, self._name):
                         for full in builder.group(group, self._results(group, Feed(chunk), context)):
                             yield full
             if (left_open := cursor.unfinished()) is not None:
@@ -112,7 +112,7 @@ class ReduceFunction:
     async def _unfinished(
         self, group: Group, feed: Feed, builder: _Builder, context: Context
     ) -> AsyncGenerator[Answer, None]:
-        with labels.labelled(group, self._name):
+        with output_prefix.labelled(group, self._name):
             if self.definition.is_async:
                 builder.begin(group)
                 try:
@@ -179,7 +179,7 @@ class ReduceFunction:
     async def _collected(
         self, group: Group, feed: Feed, context: Context
     ) -> list[bytes | Message] | Exception | SystemExit:
-        with labels.labelled(group, self._name):
+        with output_prefix.labelled(group, self._name):
             try:
                 return [result async for result in self._results_async(group, feed, context)]
             except FAILURES as error:
@@ -311,7 +311,7 @@ def _definition(target: str, directory: str) -> Definition:
 
 @cache
 def _process(target: str, directory: str, context: Context) -> _Process:
-    labels.install()
+    output_prefix.install()
     definition = _definition(target, directory)
     runner = asyncio.Runner()
     instance, call = instantiate(definition)

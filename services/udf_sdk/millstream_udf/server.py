@@ -25,7 +25,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from millstream_udf import labels, logs, spans
+from millstream_udf import logs, output_prefix, spans
 from millstream_udf.answering import MESSAGE_BYTES_MAX, answer_map, answer_sink, context_of, encode_map
 from millstream_udf.context import Context
 from millstream_udf.definition import (
@@ -38,8 +38,8 @@ from millstream_udf.definition import (
     SOURCE,
     SOURCE_TRANSFORM,
     Definition,
-    as_told,
     define,
+    with_concurrency,
 )
 from millstream_udf.failures import summary
 from millstream_udf.groups import Gone
@@ -324,17 +324,17 @@ class _Held:
 
 async def serve_until_told(definition: Definition, socket: str) -> int:
     """Serve at a unix socket until SIGTERM or SIGINT. The exit code."""
-    told = asyncio.Event()
+    stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, told.set)
+        loop.add_signal_handler(number, stopping.set)
     async with open_thread(definition, _context()) as thread, asyncio.TaskGroup() as tasks:
         server = Server(definition, thread, tasks)
         transport = grpc.aio.server(options=_OPTIONS)
         transport.add_generic_rpc_handlers((server.handlers(),))
         transport.add_insecure_port(f"unix:{socket}")
         await transport.start()
-        waiting = tasks.create_task(told.wait())
+        waiting = tasks.create_task(stopping.wait())
         ended = asyncio.wrap_future(thread.ended)
         await asyncio.wait((waiting, ended), return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
@@ -369,7 +369,7 @@ def run(definition: Definition) -> None:
         )
         sys.exit(2)
     try:
-        definition = as_told(definition, os.environ.get(CONCURRENCY_VARIABLE))
+        definition = with_concurrency(definition, os.environ.get(CONCURRENCY_VARIABLE))
     except TypeError as error:
         print(f"millstream_udf: {error}", file=sys.stderr)
         sys.exit(2)
@@ -380,7 +380,7 @@ def run(definition: Definition) -> None:
     # Before lines get labels: these have the group as a field.
     logs.configure()
     if REDUCE in definition.kinds:
-        labels.install()
+        output_prefix.install()
         # A reduce function computes for long at a time, and this process's other thread has parts to read meanwhile.
         sys.setswitchinterval(SWITCH_INTERVAL_S)
     context = _context()

@@ -1,6 +1,6 @@
 """What all kinds of lanes share: committing finished units in order, and telling the OT store.
 
-begin ─► work (side by side) ─► Ordered ─► commit ─► OT entry, trim, external ack
+begin ─► work (side by side) ─► InOrder ─► commit ─► OT entry, trim, external ack
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from millstream.telemetry import Telemetry
 from millstream.watermark.store import OtStore
 from millstream.wire.watermark.v1 import ot_pb2
 from millstream_reader.tracker import Tracker
-from millstream_vertex.ordered import Ordered
+from millstream_vertex.in_order import InOrder
 from millstream_writer.committer import Committer, Unit
 
 
@@ -54,7 +54,7 @@ class LaneCore:
         self.tracker = tracker
         self.telemetry = telemetry
         self.clock = clock
-        self.units: Ordered[Sequence[Unit]] = Ordered()
+        self.units: InOrder[Sequence[Unit]] = InOrder()
         self.counters = LaneCounters()
         self._ot = ot
         self.watermarks = watermarks

@@ -1,6 +1,6 @@
 """A lane of a map vertex: reads its buffer, has the UDF called, routes and commits.
 
-buffer ─► slices ─► UDF (several calls at once) ─► Ordered ─► commit: frames + mark
+buffer ─► slices ─► UDF (several calls at once) ─► InOrder ─► commit: frames + mark
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class Ownership:
             if stored is not None and stored.mark.epoch > epoch:
                 raise fenced(lane, stored.mark.epoch, epoch, stored.mark.owner)
 
-    async def check_known(self, lane: LaneId, ledger: Ledger, told: FencedError) -> None:
+    async def check_known(self, lane: LaneId, ledger: Ledger, refusal: FencedError) -> None:
         """Raise `DamageError` when something outside knows a newer owner of the lane, and its ledger does not.
 
         A takeover is in the ledger before it is anywhere else, so such a ledger is older than it was.
@@ -70,7 +70,7 @@ class Ownership:
         if stored is None or stored.mark.epoch > epoch:
             return
         raise DamageError(
-            f"{told}. But the ledger of vertex {lane.vertex} knows no newer owner: it lost its end or was set back. "
+            f"{refusal}. But the ledger of vertex {lane.vertex} knows no newer owner: it lost its end or was set back. "
             "Restore it, or start the pipeline over; or, where that owner has left files of a file sink, move them all "
             "away together with .millstream: then what lies behind the mark is written as it is now"
-        ) from told
+        ) from refusal

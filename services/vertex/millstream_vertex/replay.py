@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from millstream.account import Account
 from millstream.clock import Clock
-from millstream.errors import EnvironmentFault, UserError
+from millstream.errors import InfrastructureError, UserError
 from millstream.frame import build_frame
 from millstream.ledger.protocol import Broker, Ledger
 from millstream.limits import (
@@ -38,8 +38,8 @@ from millstream.watermark.store import OtStores, newest
 from millstream_reader.tracker import Tracker
 from millstream_vertex.lane import LaneCore
 from millstream_vertex.settings import route
+from millstream_writer.backpressure import Backpressure
 from millstream_writer.committer import Committer, Unit
-from millstream_writer.room import Room
 from millstream_writer.routing import Router, cut
 
 
@@ -78,7 +78,7 @@ class Replay:
     async def put_back(self, returned: Sequence[Returned]) -> Replayed:
         """Put records back, each once. May be called again with the same after it was broken off.
 
-        Raises `UserError` when a reduce behind has ended: its windows are closed. Raises `EnvironmentFault` when a
+        Raises `UserError` when a reduce behind has ended: its windows are closed. Raises `InfrastructureError` when a
         buffer is full, and `RetryLaterError` while the broker is away. What was put back until then stays.
         """
         done = Replayed()
@@ -137,7 +137,7 @@ class Replay:
                     await core.committer.commit([unit], watermark_us=mark.watermark_us, ended=mark.ended)
             except TimeoutError:
                 names = ", ".join(sorted({str(item.buffer) for item in part}))
-                raise EnvironmentFault(
+                raise InfrastructureError(
                     f"the buffers {names} take nothing: they are full, or "
                     f"the broker does not answer. {done.records} records were put back; run the pipeline, then replay "
                     "again: those are left out"
@@ -185,8 +185,8 @@ class Replay:
                 sequences[buffer] = max(sequences[buffer], state.sequence)
         return LaneCore(
             lane,
-            # Room without bounds: what the runs of other lanes have consumed is not known here. The broker's own hold.
-            Committer(ledger, lane, taken_over, sequences, Router(routes), Room({})),
+            # No bounds: what the runs of other lanes have consumed is not known here. The broker's own hold.
+            Committer(ledger, lane, taken_over, sequences, Router(routes), Backpressure({})),
             ot,
             Telemetry(),
             self._clock,

@@ -23,7 +23,7 @@ from millstream.spec.lanes import buffers_of, lanes_of
 from millstream.spec.models import Edge, Pipeline
 from millstream.watermark.future import FutureBound
 from millstream.watermark.source import IdlePolicy, SourceWatermark
-from millstream_writer.room import RoomLimits
+from millstream_writer.backpressure import BufferLimits
 from millstream_writer.routing import FrameLimits, Route, tag_condition
 
 _PIECES = 4
@@ -101,9 +101,9 @@ def future_bound(graph: Graph, vertex: str, clock: Clock, where: str) -> FutureB
     return FutureBound(clock, max_s, graph.on_future(vertex), where=where) if max_s is not None else None
 
 
-def room_limits(graph: Graph, edge: Edge) -> RoomLimits:
+def buffer_limits(graph: Graph, edge: Edge) -> BufferLimits:
     limits = graph.limits_of(edge.to)
-    return RoomLimits(
+    return BufferLimits(
         limits.buffer_max_length,
         limits.buffer_max_bytes,
         limits.usable_length,

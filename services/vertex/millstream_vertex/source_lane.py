@@ -1,6 +1,6 @@
 """A lane of a source vertex: reads the source, drops repeated ids, has records transformed, routes and commits.
 
-source ─► ids seen before? ─► transformer (several calls at once) ─► Ordered ─► commit: frames + ids + mark ─► ack
+source ─► ids seen before? ─► transformer (several calls at once) ─► InOrder ─► commit: frames + ids + mark ─► ack
 """
 
 from __future__ import annotations

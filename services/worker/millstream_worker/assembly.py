@@ -44,9 +44,9 @@ from millstream_vertex.remembered import open_seen_ids
 from millstream_vertex.settings import future_bound, source_watermark
 from millstream_vertex.sink_lane import SinkVertexLane
 from millstream_vertex.source_lane import SourceVertexLane
+from millstream_worker.environment import OpenEnvironment, VertexConfig, open_outside
 from millstream_worker.readiness import Readiness
 from millstream_worker.shared import Shared
-from millstream_worker.surroundings import OpenSurroundings, VertexConfig, open_outside
 from millstream_writer.committer import Committer
 from millstream_writer.connector import HeldInstead, SinkOwner
 from millstream_writer.delivery import Delivery, DeliveryLimits
@@ -105,7 +105,7 @@ class VertexProcess:
         self._readiness.stopping()
         for lane in self._lanes:
             lane.stop()
-        self._shared.room.drain()
+        self._shared.backpressure.drain()
 
     async def _watch_cycle(self) -> None:
         await wait_until_empty(*await self._shared.cycle())
@@ -118,7 +118,7 @@ async def open_vertex(
     config: VertexConfig,
     clock: Clock,
     *,
-    surroundings: OpenSurroundings = open_outside,
+    environment: OpenEnvironment = open_outside,
     process: ProcessTelemetry = _SILENT,
     readiness: Readiness | None = None,
 ) -> AsyncIterator[VertexProcess]:
@@ -130,7 +130,7 @@ async def open_vertex(
     async with AsyncExitStack() as stack:
         identity = Identity(config.resolved.pipeline.name, config.vertex, statistics.kind, config.replica)
         telemetry = stack.enter_context(process.replica(identity, statistics))
-        outside = await stack.enter_async_context(surroundings(config))
+        outside = await stack.enter_async_context(environment(config))
         readiness.reached(outside)
         shared = statistics.shared = await stack.enter_async_context(Shared.open(config, clock, outside))
         await stack.enter_async_context(shared.damage_judged())
@@ -161,8 +161,8 @@ class _LaneOpening:
         core = await self._core()
         try:
             return await self._open_kind(core)
-        except FencedError as told:
-            await self._shared.ownership.check_known(self._lane, await self._shared.ledger(self._lane.vertex), told)
+        except FencedError as update:
+            await self._shared.ownership.check_known(self._lane, await self._shared.ledger(self._lane.vertex), update)
             raise
 
     async def _open_kind(self, core: LaneCore) -> VertexLane:
@@ -180,13 +180,13 @@ class _LaneOpening:
         ledger = await shared.ledger(lane.vertex)
         ot = await shared.ot(lane.vertex)
         # In this order: what was published speaks of a mark that had landed.
-        told = (await newest(ot)).get(lane.key)
-        if told is not None:
-            check_not_older(lane, await ledger.mark(lane), told.entry)
+        update = (await newest(ot)).get(lane.key)
+        if update is not None:
+            check_not_older(lane, await ledger.mark(lane), update.entry)
         taken_over = await ledger.take_over(lane, shared.owner)
         self._router = shared.router()
         log_opened(lane, taken_over.mark)
-        shared.room.written(lane, taken_over.mark.written)
+        shared.backpressure.written(lane, taken_over.mark.written)
         epoch = taken_over.mark.epoch
         published = await ot.take_over(lane, epoch)
         stored = (await newest(ot)).get(lane.key)
@@ -198,7 +198,13 @@ class _LaneOpening:
         return LaneCore(
             lane,
             Committer(
-                ledger, lane, taken_over, sequences, self._router, shared.room, never_waits_for=self._inside_a_cycle()
+                ledger,
+                lane,
+                taken_over,
+                sequences,
+                self._router,
+                shared.backpressure,
+                never_waits_for=self._inside_a_cycle(),
             ),
             ot,
             self._telemetry,
@@ -382,7 +388,7 @@ class _Statistics:
         self._lanes = lanes
         self.kind = config.resolved.graph.vertex(config.vertex).kind
         self.shared: Shared | None = None
-        """None before the surroundings are open: then there is nothing to count."""
+        """None before the environment are open: then there is nothing to count."""
 
     def __call__(self) -> VertexStatistics:
         shared = self.shared
@@ -393,7 +399,7 @@ class _Statistics:
             vertex_type=self.kind,
             replica=self._config.replica,
             lanes=[lane.statistics() for lane in self._lanes],
-            buffers=shared.room.statistics() if shared is not None else [],
+            buffers=shared.backpressure.statistics() if shared is not None else [],
             sidecars=shared.programs.statistics() if shared is not None else {},
             commits=sum(total.commits for total in totals),
             commit_bytes=sum(total.commit_bytes for total in totals),

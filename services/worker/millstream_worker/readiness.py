@@ -3,12 +3,12 @@
     starting ─► lanes are opened ─► ready, unless something outside is away ─► stopping
 
 Above it: the assembly, which says how far the replica is, and the worker, which is ready when all its replicas are.
-Below it: the surroundings.
+Below it: the environment.
 """
 
 from __future__ import annotations
 
-from millstream_worker.surroundings import Surroundings
+from millstream_worker.environment import Environment
 
 _STARTING = "starting: the broker and the programs of the vertex are not all there yet"
 _OPENING = "starting: lanes are being opened"
@@ -19,11 +19,11 @@ class Readiness:
     """Of one replica."""
 
     def __init__(self) -> None:
-        self._outside: Surroundings | None = None
+        self._outside: Environment | None = None
         self._phase: str | None = _STARTING
 
-    def reached(self, outside: Surroundings) -> None:
-        """The surroundings are open; the lanes are not."""
+    def reached(self, outside: Environment) -> None:
+        """The environment are open; the lanes are not."""
         self._outside = outside
         self._phase = _OPENING
 

@@ -21,17 +21,17 @@ from millstream.spec.lanes import buffers_of, lanes_of
 from millstream.watermark.store import OtListener, OtStore
 from millstream_vertex.cycle import Cycle
 from millstream_vertex.ownership import Ownership
-from millstream_vertex.settings import ledger_limits, room_limits, route
+from millstream_vertex.settings import buffer_limits, ledger_limits, route
 from millstream_vertex.trimming import Trimmer
-from millstream_worker.surroundings import Surroundings, VertexConfig
-from millstream_writer.room import Room
+from millstream_worker.environment import Environment, VertexConfig
+from millstream_writer.backpressure import Backpressure
 from millstream_writer.routing import Router
 
 
 class Shared:
     """Of one replica."""
 
-    def __init__(self, config: VertexConfig, clock: Clock, outside: Surroundings) -> None:
+    def __init__(self, config: VertexConfig, clock: Clock, outside: Environment) -> None:
         self.config = config
         self.clock = clock
         self.outside = outside
@@ -48,9 +48,9 @@ class Shared:
         self._listeners: dict[str, list[OtListener]] = defaultdict(list)
         self._ot: dict[str, OtStore] = {}
         self.ownership = Ownership()
-        self.room = Room(
+        self.backpressure = Backpressure(
             {
-                buffer: room_limits(self.graph, edge)
+                buffer: buffer_limits(self.graph, edge)
                 for edge in self.graph.edges_out[config.vertex]
                 for buffer in buffers_of(self.graph, edge)
             }
@@ -58,11 +58,11 @@ class Shared:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, config: VertexConfig, clock: Clock, outside: Surroundings) -> AsyncIterator[Shared]:
+    async def open(cls, config: VertexConfig, clock: Clock, outside: Environment) -> AsyncIterator[Shared]:
         shared = cls(config, clock, outside)
         try:
             await shared.listen(config.vertex, shared.ownership)
-            for buffer, fill in shared.room.fills.items():
+            for buffer, fill in shared.backpressure.fills.items():
                 await shared.listen(shared.graph.edge(buffer.edge).to, fill.downstream)
                 if shared.vertex.replicas > 1:
                     await shared.listen(config.vertex, fill.upstream)

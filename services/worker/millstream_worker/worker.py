@@ -33,8 +33,8 @@ from millstream.telemetry import Identity, ProcessTelemetry, open_telemetry
 from millstream.telemetry.logging import log_replica
 from millstream_worker.assembly import VertexProcess, open_vertex
 from millstream_worker.ending import report
+from millstream_worker.environment import Link, OpenEnvironment, VertexConfig, open_link
 from millstream_worker.readiness import Readiness
-from millstream_worker.surroundings import Link, OpenSurroundings, VertexConfig, open_link
 
 _log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class _Replica:
     """One of the worker's, over its life."""
 
     readiness: Readiness
-    surroundings: OpenSurroundings
+    environment: OpenEnvironment
     stopped: asyncio.Event = field(default_factory=asyncio.Event)
     """It was told to stop."""
 
@@ -138,7 +138,7 @@ class Worker:
                 opening = open_vertex(
                     self._config.of(name),
                     self._clock,
-                    surroundings=replica.surroundings,
+                    environment=replica.environment,
                     process=self._telemetry,
                     readiness=replica.readiness,
                 )
@@ -227,5 +227,5 @@ async def open_worker(
             if access not in links:
                 opening = open_link(technology, access, name, config.durability, f"{name}/{replica}")
                 links[access] = await stack.enter_async_context(opening)
-            replicas[replica] = _Replica(readiness[replica], links[access].surroundings)
+            replicas[replica] = _Replica(readiness[replica], links[access].environment)
         yield Worker(config, clock, telemetry, replicas, on_over)

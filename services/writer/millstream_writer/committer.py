@@ -29,7 +29,7 @@ from millstream.limits import COMMIT_BYTES_MAX, COMMIT_FRAMES_MAX, FRAME_BYTES_M
 from millstream.pauses import Pauses
 from millstream.record import BufferId, LaneId, Position
 from millstream.wire.ledger.v1 import mark_pb2
-from millstream_writer.room import Room
+from millstream_writer.backpressure import Backpressure
 from millstream_writer.routing import Router
 
 log = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ class Committer:
         taken_over: StoredMark,
         sequences: dict[BufferId, int],
         router: Router,
-        room: Room,
+        backpressure: Backpressure,
         *,
         never_waits_for: Collection[BufferId] = (),
     ) -> None:
@@ -101,7 +101,7 @@ class Committer:
         self._stored = taken_over
         self._sequences = sequences
         self._router = router
-        self._room = room
+        self._backpressure = backpressure
         self._never_waits_for = frozenset(never_waits_for)
         self.ids_ttl_s = 0.0
 
@@ -125,7 +125,9 @@ class Committer:
                 records, size = totals[buffer]
                 totals[buffer] = (records + frame.records, size + frame.size)
             if taken and not all(
-                self._room.has_room(buffer, *totals[buffer]) for buffer, _ in unit.frames if self._waits_for(buffer)
+                self._backpressure.has_room(buffer, *totals[buffer])
+                for buffer, _ in unit.frames
+                if self._waits_for(buffer)
             ):
                 break
             taken.append(waiting.popleft())
@@ -176,7 +178,7 @@ class Committer:
         for (buffer, _), sequence in zip(kept, receipt.frame_sequences, strict=True):
             self._sequences[buffer] = sequence
         self._stored = StoredMark(mark, receipt.mark_sequence)
-        self._room.written(self._lane, mark.written)
+        self._backpressure.written(self._lane, mark.written)
 
     async def confirm(self) -> None:
         """Return when the ledger still has the last commit; wait for that while it does not answer.
@@ -207,11 +209,11 @@ class Committer:
         for buffer, frame in frames:
             records, size = added[buffer]
             if self._router.discards_when_full(buffer):
-                if leave_out or self._room.is_full(buffer, records, size):
+                if leave_out or self._backpressure.is_full(buffer, records, size):
                     continue
                 added[buffer] = (records + frame.records, size + frame.size)
-            elif self._waits_for(buffer) and self._room.is_full(buffer):
-                await self._room.wait(buffer)
+            elif self._waits_for(buffer) and self._backpressure.is_full(buffer):
+                await self._backpressure.wait(buffer)
             kept.append((buffer, frame))
         return kept
 

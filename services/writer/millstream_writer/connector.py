@@ -91,7 +91,7 @@ class SinkConnector(SinkKind[S]):
         """The lane's target, open from entering to leaving. Opening fences owners with a lower epoch, where the target
         can.
 
-        Raises `UserError` for what the user has to change, `EnvironmentFault` where the target cannot be reached,
+        Raises `UserError` for what the user has to change, `InfrastructureError` where the target cannot be reached,
         `FencedError` where the target knows a higher epoch, and `DamageError` where it is ahead of `owner.start` by
         what the lane's buffer does not hold.
         """

@@ -226,12 +226,14 @@ class Delivery:
             delay_s = 0.0
             for (number, rows, tries), failures in zip(pending, result.failures, strict=bool(result.failures)):
                 rows_again = []
-                for said in sorted(failures, key=lambda item: item.index):
-                    row = rows[said.index]
-                    made = attempts.get((number, row), 0) + said.attempted
+                for answered in sorted(failures, key=lambda item: item.index):
+                    row = rows[answered.index]
+                    made = attempts.get((number, row), 0) + answered.attempted
                     attempts[number, row] = made
-                    waiting = asked.setdefault((number, row), Waiting()) if said.asked else None
-                    failure = self._ask(said, policy, frames[number], row, waiting) if waiting is not None else said
+                    waiting = asked.setdefault((number, row), Waiting()) if answered.asked else None
+                    failure = (
+                        self._ask(answered, policy, frames[number], row, waiting) if waiting is not None else answered
+                    )
                     if self._is_final(failure, policy, made):
                         self._set_aside(failure, policy, frames[number], number, row, made, aside)
                         continue

@@ -20,7 +20,7 @@ from millstream.buffers.jetstream.access import BrokerAccess
 from millstream.buffers.jetstream.access_file import load_access
 from millstream.buffers.jetstream.connection import BrokerConnection, open_connection
 from millstream.buffers.jetstream.nats_server import open_nats_server
-from millstream.errors import EnvironmentFault, UserError
+from millstream.errors import InfrastructureError, UserError
 from millstream.wire.certificates import make_certificate
 from tests.nats_process import open_nats_process
 
@@ -109,7 +109,7 @@ class TestCredentials:
                 assert SECRET not in repr(access)
                 begun_s = time.monotonic()
                 with pytest.raises(
-                    EnvironmentFault, match=f"refuses {who} .Authorization Violation.*credentials"
+                    InfrastructureError, match=f"refuses {who} .Authorization Violation.*credentials"
                 ) as raised:
                     # So long that nobody would wait for it to end by itself.
                     async with open_connection(access, timeout_s=1000.0):
@@ -126,14 +126,16 @@ class TestTls:
             assert await answers(load_access(written(tmp_path, "tls: {ca: server/server.pem}\n"), url))
             make_certificate(tmp_path / "other")
             for text in ("{}\n", "tls: {}\n", "tls: {ca: other/server.pem}\n"):
-                with pytest.raises(EnvironmentFault, match=r"no encrypted connection.*self.signed certificate.*`tls`"):
+                with pytest.raises(
+                    InfrastructureError, match=r"no encrypted connection.*self.signed certificate.*`tls`"
+                ):
                     await answers(load_access(written(tmp_path, text), url))
 
     async def test_its_name_may_be_another_than_that_of_the_url(self, tmp_path: Path) -> None:
         async with open_tls(tmp_path, "broker.example.org") as url:
             named = "tls: {ca: server/server.pem, serverName: broker.example.org}\n"
             assert await answers(load_access(written(tmp_path, named), url))
-            with pytest.raises(EnvironmentFault, match=r"no encrypted connection.*127\.0\.0\.1"):
+            with pytest.raises(InfrastructureError, match=r"no encrypted connection.*127\.0\.0\.1"):
                 await answers(load_access(written(tmp_path, "tls: {ca: server/server.pem}\n"), url))
 
     async def test_a_client_shows_its_certificate(self, tmp_path: Path) -> None:
@@ -141,7 +143,7 @@ class TestTls:
         async with open_tls(tmp_path, more=f'ca_file: "{made.certificate}", verify: true') as url:
             own = "tls: {ca: server/server.pem, certificate: client/server.pem, key: client/server.key}\n"
             assert await answers(load_access(written(tmp_path, own), url))
-            with pytest.raises(EnvironmentFault):
+            with pytest.raises(InfrastructureError):
                 async with open_connection(
                     load_access(written(tmp_path, "tls: {ca: server/server.pem}\n"), url), timeout_s=2.0
                 ):
@@ -151,7 +153,7 @@ class TestTls:
         written(tmp_path, SECRET, "password")
         text = "user: me\npassword: {file: password}\ntls: {}\n"
         async with open_nats_process(tmp_path / "server", SERVER + "debug: true\ntrace: true\n") as server:
-            with pytest.raises(EnvironmentFault, match=r"no encrypted connection.*it offers no encryption"):
+            with pytest.raises(InfrastructureError, match=r"no encrypted connection.*it offers no encryption"):
                 await answers(load_access(written(tmp_path, text), server.url))
             assert "[CONNECT" not in (tmp_path / "server" / "log").read_text()
 

@@ -16,13 +16,13 @@ from nats.aio.client import Client
 from millstream.buffers.jetstream.access import BrokerAccess
 from millstream.buffers.jetstream.access_file import load_access
 from millstream.clock import SystemClock
-from millstream.errors import EnvironmentFault
+from millstream.errors import InfrastructureError
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.spec import resolved
 from millstream.spec.loading import load
 from millstream_runner.cli.main import main
 from millstream_worker.assembly import open_vertex
-from millstream_worker.surroundings import VertexConfig
+from millstream_worker.environment import VertexConfig
 from tests.nats_process import open_nats_process
 from tests.support.answers import taken
 
@@ -149,7 +149,7 @@ async def test_a_worker_runs_vertices_whose_users_differ(broker: Broker, tmp_pat
 
 
 async def test_a_vertex_with_the_user_of_another_is_told_what_it_lacks(broker: Broker, tmp_path: Path) -> None:
-    with pytest.raises((BaseExceptionGroup, EnvironmentFault)) as raised:
+    with pytest.raises((BaseExceptionGroup, InfrastructureError)) as raised:
         async with asyncio.timeout(WAIT_S):
             await run_vertex(broker, tmp_path / "p.yaml", "map", user="out")
     text = repr(raised.value)

@@ -14,7 +14,7 @@ from millstream.spec import resolved
 from millstream.spec.loading import load
 from millstream_runner.cli.broker import prepare
 from millstream_worker.assembly import open_vertex
-from millstream_worker.surroundings import VertexConfig
+from millstream_worker.environment import VertexConfig
 from tests.mesh.conftest import PipelineFiles
 from tests.mesh.reducing import Event, contents_of, reduce, sliding_contents, source, write_events
 from tests.recovery.crash_brokers import OPERATOR, BrokerPlace, open_secured_broker

@@ -15,7 +15,7 @@ from millstream.buffers.jetstream.connection import open_connection
 from millstream.buffers.jetstream.durability import ask_server_settings
 from millstream.buffers.jetstream.nats_server import find_nats_server, open_nats_server
 from millstream.buffers.jetstream.server_config import PENDING_BYTES_MAX
-from millstream.errors import EnvironmentFault
+from millstream.errors import InfrastructureError
 from millstream_runner.cli.main import main
 from tests.nats_process import open_nats_process
 
@@ -101,7 +101,7 @@ def test_every_setting_has_a_comment() -> None:
 async def test_the_program_can_be_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = tmp_path / "another-nats-server"
     monkeypatch.setenv("MILLSTREAM_NATS_SERVER", str(other))
-    with pytest.raises(EnvironmentFault, match="another-nats-server, which cannot be executed"):
+    with pytest.raises(InfrastructureError, match="another-nats-server, which cannot be executed"):
         find_nats_server()
     ran = tmp_path / "ran"
     monkeypatch.delenv("MILLSTREAM_NATS_SERVER")

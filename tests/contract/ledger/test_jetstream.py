@@ -22,8 +22,8 @@ from millstream.errors import (
     BufferFullError,
     DamageError,
     DurabilityError,
-    EnvironmentFault,
     FencedError,
+    InfrastructureError,
     RetryLaterError,
     StorageFullError,
     UserError,
@@ -189,7 +189,7 @@ async def test_storage_that_cannot_be_reserved_is_told_at_the_start(tmp_path: Pa
         open_nats_server(tmp_path, file_store_bytes_max=32 * limits.MIB) as server,
         open_jetstream_broker(server.access, PIPELINE) as broker,
     ):
-        with pytest.raises(EnvironmentFault, match="cannot reserve"):
+        with pytest.raises(InfrastructureError, match="cannot reserve"):
             await broker.ledger("v", SMALL)
 
 
@@ -266,7 +266,7 @@ async def test_a_stream_of_another_pipeline_is_left_alone(harness: JetStreamHarn
     unasked = DurabilityLevel.UNVERIFIED
     async with open_jetstream_broker(harness.server.access, "p-v", require=unasked) as broker:
         await broker.ledger("w", SMALL)
-        with pytest.raises(EnvironmentFault, match="belongs to vertex w of pipeline p-v"):
+        with pytest.raises(InfrastructureError, match="belongs to vertex w of pipeline p-v"):
             await harness.broker.ledger("v-w", SMALL)
         await harness.broker.delete()
         assert await broker.existing_ledger("w") is not None
@@ -280,7 +280,7 @@ async def test_a_ledger_of_another_layout_is_left_alone(harness: JetStreamHarnes
         await other.api("STREAM.UPDATE.p-v", config)
     elsewhere = await harness.other_process()
     for asking in (elsewhere.ledger("v", SMALL), elsewhere.existing_ledger("v")):
-        with pytest.raises(EnvironmentFault, match=r"layout unknown.*start the pipeline over"):
+        with pytest.raises(InfrastructureError, match=r"layout unknown.*start the pipeline over"):
             await asking
     # Starting over is possible.
     await elsewhere.delete()
@@ -352,13 +352,13 @@ class TestDurability:
 
 
 async def test_a_server_that_is_not_there_is_told_in_time() -> None:
-    with pytest.raises(EnvironmentFault, match=r"127\.0\.0\.1:9 could not be reached"):
+    with pytest.raises(InfrastructureError, match=r"127\.0\.0\.1:9 could not be reached"):
         async with open_connection(BrokerAccess("nats://127.0.0.1:9"), timeout_s=0.3):
             pass
 
 
 async def test_a_server_that_is_not_there_does_not_show_the_password() -> None:
-    with pytest.raises(EnvironmentFault) as raised:
+    with pytest.raises(InfrastructureError) as raised:
         async with open_connection(BrokerAccess("nats://127.0.0.1:9", "user", "secret"), timeout_s=0.3):
             pass
     assert "secret" not in str(raised.value)

@@ -12,7 +12,7 @@ from millstream.buffers.jetstream.connection import open_connection
 from millstream.buffers.jetstream.ledger import open_jetstream_broker
 from millstream.buffers.jetstream.nats_server import open_nats_server
 from millstream.buffers.jetstream.versions import VERSION_MIN, check_version
-from millstream.errors import EnvironmentFault
+from millstream.errors import InfrastructureError
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 WANTED = ".".join(map(str, VERSION_MIN))
@@ -20,7 +20,9 @@ WANTED = ".".join(map(str, VERSION_MIN))
 
 @pytest.mark.parametrize("version", ["2.10.26", "2.12.8", "2.14.5", "v2.14.0-RC.1"])
 def test_a_server_that_is_too_old_is_refused(version: str) -> None:
-    with pytest.raises(EnvironmentFault, match=rf"nats:4222 is NATS {re.escape(version)}; Millstream needs {WANTED}"):
+    with pytest.raises(
+        InfrastructureError, match=rf"nats:4222 is NATS {re.escape(version)}; Millstream needs {WANTED}"
+    ):
         check_version({"version": version}, "nats:4222")
 
 
@@ -37,7 +39,7 @@ async def test_the_installed_one_says_what_it_is_and_is_looked_at(
             said = str(connection.server["version"])
         assert re.match(r"\d+\.\d+\.\d+", said)
         monkeypatch.setattr("millstream.buffers.jetstream.versions.VERSION_MIN", (999, 0, 0))
-        with pytest.raises(EnvironmentFault, match=f"is NATS {said}; Millstream needs 999"):
+        with pytest.raises(InfrastructureError, match=f"is NATS {said}; Millstream needs 999"):
             async with open_jetstream_broker(server.access, "p"):
                 pass
 

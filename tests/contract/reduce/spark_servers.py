@@ -12,8 +12,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from types import MappingProxyType
 
+from millstream.die_with_parent import dying_with_parent
 from millstream.ports import free_ports
-from millstream.tether import tethered
 from millstream_reduce.spark import aot
 from millstream_reduce.spark.java import find_java, spark_home
 
@@ -106,7 +106,7 @@ async def _server_in(
     )
     with log.open("wb") as file:
         process = await asyncio.create_subprocess_exec(
-            *tethered([str(spark_home() / "bin" / "spark-class"), *arguments]),
+            *dying_with_parent([str(spark_home() / "bin" / "spark-class"), *arguments]),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=file,
             stderr=file,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from millstream.errors import DamageError, EnvironmentFault
+from millstream.errors import DamageError, InfrastructureError
 from millstream_reduce.engine import RESULT_SCHEMA
 from millstream_reduce.log.entries import segment_name
 from millstream_reduce.spark.wire import SparkClient, open_spark_client
@@ -138,7 +138,7 @@ def _has_pandas(process: psutil.Process) -> bool:
 async def test_a_python_that_is_not_there_is_named() -> None:
     async with asyncio.timeout(LIMIT_S):
         with open_spark_driver(conf={"spark.pyspark.python": "/no/such/python"}) as driver:
-            assert await driver.ended() == EnvironmentFault.exit_code
+            assert await driver.ended() == InfrastructureError.exit_code
             said = json.loads(driver.tail().splitlines()[-1])["message"]
     assert 'Cannot run program "/no/such/python"' in said
     assert "No such file or directory" in said

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream.errors import DamageError, EnvironmentFault, FencedError, UserError
+from millstream.errors import DamageError, FencedError, InfrastructureError, UserError
 from millstream.record import Position
 from millstream_writer.sinks.file.directory import DirectoryOwner, LaneDirectory, UnfinishedFile
 from millstream_writer.sinks.file.names import FinishedName
@@ -250,7 +250,7 @@ def test_a_directory_that_vanishes_is_not_taken_for_a_newer_owner(tmp_path: Path
     path = tmp_path / "out"
     directory = opened(path, owner(1))
     path.rename(tmp_path / "elsewhere")
-    with pytest.raises(EnvironmentFault, match="No such file"):
+    with pytest.raises(InfrastructureError, match="No such file"):
         directory.begin("jsonl")
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from millstream.errors import EnvironmentFault, RetryLaterError
+from millstream.errors import InfrastructureError, RetryLaterError
 from millstream.record import Position
 from millstream.retry import Backoff, OnFailure, RetryPolicy
 from millstream_writer.delivery import Delivery, DeliveryLimits
@@ -165,11 +165,11 @@ async def test_what_may_be_damaged_is_never_made_visible(
     async with open_sink(spec, sink_owner(1)) as lane:
         await lane.write([frame(1)], Position(1))
         disk.failing[step] = error
-        with pytest.raises(EnvironmentFault):
+        with pytest.raises(InfrastructureError):
             await lane.flush()
         # The next fsync of the same file would succeed, and mean nothing.
         disk.failing.clear()
-        with pytest.raises(EnvironmentFault):
+        with pytest.raises(InfrastructureError):
             await lane.flush()
         assert lane.durable == Position(0)
     visible = numbers_in(tmp_path)

@@ -10,7 +10,7 @@ from array import array
 import pytest
 
 from millstream.dead_letter import time_text
-from millstream.errors import EnvironmentFault
+from millstream.errors import InfrastructureError
 from millstream.frame import build_frame
 from millstream.record import Position
 from millstream_writer.sink import Guarantee, SinkFrame
@@ -56,7 +56,7 @@ async def test_an_output_that_is_gone_is_an_error_of_the_environment() -> None:
     os.close(reader)
     output = os.fdopen(writer, "w")
     async with open_log_sink(output) as lane:
-        with pytest.raises(EnvironmentFault, match="Broken pipe"):
+        with pytest.raises(InfrastructureError, match="Broken pipe"):
             await lane.write([sink_frame([b"a"], 1)], Position(1))
     with pytest.raises(BrokenPipeError):
         output.close()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream.errors import DamageError, EnvironmentFault, UserError
+from millstream.errors import DamageError, InfrastructureError, UserError
 from millstream_reader.source import SourceBatch
 from tests.contract.sources.lanes import open_lane, read_to_end, records_of, values
 
@@ -120,7 +120,7 @@ async def test_a_file_that_may_not_be_read_is_for_the_environment(tmp_path: Path
         await lane.read(1, 1 << 20, 1.0)
         (tmp_path / "b.txt").unlink()
         (tmp_path / "b.txt").mkdir()
-        with pytest.raises(EnvironmentFault, match="cannot be read: Is a directory"):
+        with pytest.raises(InfrastructureError, match="cannot be read: Is a directory"):
             await read_to_end(lane)
 
 

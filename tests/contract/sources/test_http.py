@@ -16,11 +16,11 @@ import aiohttp
 import pytest
 
 from millstream.clock import SystemClock
-from millstream.errors import EnvironmentFault, UserError
+from millstream.errors import InfrastructureError, UserError
 from millstream.ports import free_ports
 from millstream_reader.ids import SeenIds
 from millstream_reader.source import SourceBatch
-from millstream_reader.sources.http.lane import BODY_BYTES_MAX, HttpLane
+from millstream_reader.sources.http.lane import BODY_BYTES_MAX, HttpSourceLane
 from tests.contract.sources.lanes import WAIT_S, check_limits, open_lane, records_of, values
 
 NDJSON = {"Content-Type": "application/x-ndjson"}
@@ -28,11 +28,11 @@ JSON = {"Content-Type": "application/json"}
 
 
 @asynccontextmanager
-async def listening(spec: dict[str, Any] | None = None, **options: Any) -> AsyncIterator[HttpLane]:
+async def listening(spec: dict[str, Any] | None = None, **options: Any) -> AsyncIterator[HttpSourceLane]:
     spec = spec or {}
     whole = {**spec, "http": {"port": 0, **spec.get("http", {})}}
     async with open_lane(whole, **options) as lane:
-        assert isinstance(lane, HttpLane)
+        assert isinstance(lane, HttpSourceLane)
         yield lane
 
 
@@ -42,13 +42,13 @@ async def client() -> AsyncIterator[aiohttp.ClientSession]:
         yield session
 
 
-async def post(session: aiohttp.ClientSession, lane: HttpLane, body: bytes, **headers: str) -> tuple[int, Any]:
+async def post(session: aiohttp.ClientSession, lane: HttpSourceLane, body: bytes, **headers: str) -> tuple[int, Any]:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     async with session.post(lane.address, data=io.BytesIO(body), headers=named) as answer:
         return answer.status, await answer.json()
 
 
-async def read_records(lane: HttpLane, count: int, **limits: int) -> list[SourceBatch]:
+async def read_records(lane: HttpSourceLane, count: int, **limits: int) -> list[SourceBatch]:
     batches: list[SourceBatch] = []
     limits = {"records_max": 4096, "bytes_max": 1 << 20, **limits}
     async with asyncio.timeout(WAIT_S):
@@ -59,7 +59,7 @@ async def read_records(lane: HttpLane, count: int, **limits: int) -> list[Source
 
 
 async def answer_all(
-    lane: HttpLane, body: bytes, headers: dict[str, str], count: int
+    lane: HttpSourceLane, body: bytes, headers: dict[str, str], count: int
 ) -> tuple[int, Any, list[SourceBatch]]:
     """One request, with the lane committing what it reads."""
     async with client() as session, asyncio.TaskGroup() as tasks:
@@ -230,7 +230,7 @@ async def test_records_whose_ids_cannot_be_remembered_are_refused(caplog: pytest
     seen = SeenIds(ttl_s=3600.0, ids_max=100, clock=clock)
     lines = b"\n".join(b"%d" % number for number in range(60))
 
-    async def sent(lane: HttpLane, body: bytes, headers: dict[str, str], count: int) -> int:
+    async def sent(lane: HttpSourceLane, body: bytes, headers: dict[str, str], count: int) -> int:
         status, _, batches = await answer_all(lane, body, headers, count)
         for batch in batches:
             if batch.frame is not None:
@@ -325,7 +325,7 @@ async def test_positions_go_on_after_a_restart() -> None:
 async def test_a_port_that_is_taken_is_named_with_what_to_do() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        with pytest.raises(EnvironmentFault, match=rf"127.0.0.1 port {port}: .*in use.*http.port"):
+        with pytest.raises(InfrastructureError, match=rf"127.0.0.1 port {port}: .*in use.*http.port"):
             async with listening({"http": {"port": port}}):
                 pass
 

@@ -13,7 +13,7 @@ from millstream import limits
 from millstream.buffers.jetstream.connection import BrokerConnection, open_connection
 from millstream.buffers.jetstream.nats_server import NatsServer, open_nats_server
 from millstream.buffers.jetstream.ot_store import open_jetstream_ot_stores
-from millstream.errors import DamageError, EnvironmentFault
+from millstream.errors import DamageError, InfrastructureError
 from millstream.record import LaneId
 from millstream.wire.watermark.v1.ot_pb2 import OtEntry
 
@@ -35,7 +35,7 @@ async def test_a_bucket_that_belongs_to_another_pipeline_is_not_used(tmp_path: P
         open_jetstream_ot_stores(connection, "a") as other,
     ):
         await one.store("c")
-        with pytest.raises(EnvironmentFault, match="belongs to vertex c of pipeline a-b"):
+        with pytest.raises(InfrastructureError, match="belongs to vertex c of pipeline a-b"):
             await other.store("b-c")
         await other.delete()
         assert await (await one.store("c")).get_all() == {}

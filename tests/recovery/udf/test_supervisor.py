@@ -16,10 +16,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from millstream.die_with_parent import dying_with_parent
 from millstream.errors import UdfError
 from millstream.frame import build_frame
 from millstream.limits import HUNG_AFTER_S
-from millstream.tether import tethered
 from millstream.udf.client import describe
 from millstream.udf.protocol import StreamName
 from millstream.udf.sidecar import Sidecar, SidecarSpec, open_sidecar, python_command
@@ -299,7 +299,7 @@ def test_a_directory_in_use_is_left_alone() -> None:
 
 async def test_a_tether_to_somebody_who_is_gone_starts_nothing(tmp_path: Path) -> None:
     touched = tmp_path / "touched"
-    command = tethered(["touch", str(touched)])
+    command = dying_with_parent(["touch", str(touched)])
     # As if the parent had died between the fork and the tether.
     command[command.index(str(os.getpid()))] = "0"
     process = await asyncio.create_subprocess_exec(*command)

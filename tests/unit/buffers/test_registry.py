@@ -8,8 +8,8 @@ import pytest
 
 from millstream.buffers.registry import over, technology, technology_of
 from millstream.errors import UserError
-from millstream.spec.faults import SpecError
 from millstream.spec.loading import load
+from millstream.spec.problems import SpecError
 
 PIPELINE = """\
 apiVersion: millstream.io/v1alpha1

@@ -122,20 +122,20 @@ def test_validate_says_what_is_promised(tmp_path: Path, capsys: pytest.CaptureFi
     assert answer["guarantees"]["out"]["id"] == "at-least-once"
 
 
-def test_validate_reports_every_fault_with_its_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_validate_reports_every_problem_with_its_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "p.yaml"
     path.write_text(PIPELINE.replace("records: 5", "record: 5").replace("to: out", "to: nowhere"))
     assert main(["validate", str(path)]) == 2
     err = capsys.readouterr().err
     assert f"{path}:6:" in err
     assert f"{path}:9:" in err
-    assert "2 faults" in err
+    assert "2 problems" in err
     assert main(["validate", "--json", str(path)]) == 2
     answer = json.loads(capsys.readouterr().out)
-    assert [fault["line"] for fault in answer["faults"]] == [6, 9]
+    assert [fault["line"] for fault in answer["problems"]] == [6, 9]
 
 
-def test_one_kind_of_fault_does_not_hide_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_kind_of_problem_does_not_hide_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "p.yaml"
     path.write_text(
         """\
@@ -152,7 +152,7 @@ spec:
 """
     )
     assert main(["validate", "--json", str(path)]) == 2
-    found = [(fault["path"], fault["what"].split(" (")[0]) for fault in json.loads(capsys.readouterr().out)["faults"]]
+    found = [(fault["path"], fault["what"].split(" (")[0]) for fault in json.loads(capsys.readouterr().out)["problems"]]
     assert ("spec.vertices[1].partitons", "unknown field `partitons`") in found
     assert ("spec.vertices[0].source.file.paths[0]", "'/dev/zero' matches directories and devices only") in found
     assert ("spec.vertices[0].source.file.paths[1]", "'nowhere' matches no file") in found

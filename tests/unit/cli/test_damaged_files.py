@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream.errors import DamageError, EnvironmentFault, MillstreamError, UserError
+from millstream.errors import DamageError, InfrastructureError, MillstreamError, UserError
 from millstream_runner.cli.main import main
 
 PIPELINE = """\
@@ -29,7 +29,7 @@ RUNTIME = {
     "broker_port": 1,
     "processes": [],
 }
-OURS = {UserError.exit_code, EnvironmentFault.exit_code, DamageError.exit_code}
+OURS = {UserError.exit_code, InfrastructureError.exit_code, DamageError.exit_code}
 SEGMENT = "0000000000000001.wal"
 
 

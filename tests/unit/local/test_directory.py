@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream.errors import DamageError, EnvironmentFault, UserError
+from millstream.errors import DamageError, InfrastructureError, UserError
 from millstream_runner.local.directory import (
     DataDirectory,
     ProcessIdentity,
@@ -33,7 +33,7 @@ RUNTIME = Runtime(
 def test_a_second_runner_is_refused_with_the_id_of_the_first(tmp_path: Path) -> None:
     with held(tmp_path / "data"):
         with (
-            pytest.raises(EnvironmentFault, match=rf"in use by process {os.getpid()};.*--data-dir"),
+            pytest.raises(InfrastructureError, match=rf"in use by process {os.getpid()};.*--data-dir"),
             held(tmp_path / "data"),
         ):
             pass
@@ -45,7 +45,7 @@ def test_a_second_runner_is_refused_with_the_id_of_the_first(tmp_path: Path) -> 
 
 def test_a_directory_that_cannot_be_made_is_refused_with_advice(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(EnvironmentFault, match="cannot use the data directory"), held(tmp_path / "file" / "data"):
+    with pytest.raises(InfrastructureError, match="cannot use the data directory"), held(tmp_path / "file" / "data"):
         pass
 
 
@@ -129,7 +129,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path) -> None
     with open_small_disk(tmp_path / "disk", 64 * 1024) as disk:
         path = disk / "status.json"
         write_json(path, {"a": 1})
-        with pytest.raises(EnvironmentFault, match="disk is full"):
+        with pytest.raises(InfrastructureError, match="disk is full"):
             write_json(path, {"a": "x" * 100_000})
         assert read_json(path) == {"a": 1}
         assert [entry.name for entry in disk.iterdir()] == ["status.json"]

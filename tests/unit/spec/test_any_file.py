@@ -1,4 +1,4 @@
-"""Whatever is done to a good file, loading gives a pipeline or readable faults with their lines."""
+"""Whatever is done to a good file, loading gives a pipeline or readable problems with their lines."""
 
 import copy
 import io
@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
-from millstream.spec.faults import Fault, SpecError
 from millstream.spec.loading import load_text
+from millstream.spec.problems import Problem, SpecError
 
 FILES = sorted((Path(__file__).parent / "pipelines").glob("*.yaml"))
 ODD_VALUES: list[Any] = [
@@ -55,18 +55,18 @@ def damaged(draw: st.DrawFn) -> str:
 @settings(deadline=None)
 @given(damaged())
 def test_a_damaged_file_loads_or_says_why(text: str) -> None:
-    faults: tuple[Fault, ...] = ()
+    problems: tuple[Problem, ...] = ()
     try:
         load_text(text, "p.yaml")
     except SpecError as error:
-        faults = error.faults
+        problems = error.problems
         refused = True
     else:
         refused = False
-    assert refused is bool(faults)
-    for fault in faults:
-        assert fault.line >= 1
-        assert fault.column >= 1
-        assert fault.what
-        assert "Input should" not in fault.what, "pydantic's own words"
-        assert fault.expected != "a value as the reference describes it"
+    assert refused is bool(problems)
+    for problem in problems:
+        assert problem.line >= 1
+        assert problem.column >= 1
+        assert problem.what
+        assert "Input should" not in problem.what, "pydantic's own words"
+        assert problem.expected != "a value as the reference describes it"

@@ -52,10 +52,10 @@ def loaded(base: Path, **vertices: dict[str, Any]) -> Loaded:
 
 
 def found(pipeline: Loaded) -> list[tuple[str, str]]:
-    faults = checks.local_faults(pipeline)
-    assert all(fault.line > 0 and fault.expected for fault in faults)
+    problems = checks.local_problems(pipeline)
+    assert all(problem.line > 0 and problem.expected for problem in problems)
     base = f"{pipeline.base_dir}/"
-    return [(fault.path.removeprefix("spec.vertices"), fault.what.replace(base, "")) for fault in faults]
+    return [(problem.path.removeprefix("spec.vertices"), problem.what.replace(base, "")) for problem in problems]
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from millstream import retry
 from millstream.record import BufferId, LaneId
 from millstream.spec import lanes, topology
-from millstream.spec.faults import SpecError
 from millstream.spec.graph import Graph
 from millstream.spec.models import Pipeline
+from millstream.spec.problems import SpecError
 from tests.unit.spec.strategies import pipelines
 
 NODES = [f"n{index}" for index in range(7)]
@@ -204,12 +204,12 @@ CASES: dict[str, tuple[dict[str, dict[str, Any]], list[dict[str, Any]], list[tup
 
 
 @pytest.mark.parametrize(("vertices", "edges", "expected"), CASES.values(), ids=CASES)
-def test_faults_of_shapes(
+def test_problems_of_shapes(
     vertices: dict[str, dict[str, Any]], edges: list[dict[str, Any]], expected: list[tuple[str, str]]
 ) -> None:
     with pytest.raises(SpecError) as caught:
         Graph.of(pipeline(vertices, edges))
-    assert [(fault.path, fault.what) for fault in caught.value.faults] == expected
+    assert [(problem.path, problem.what) for problem in caught.value.problems] == expected
 
 
 def test_event_time_is_bounded_where_others_write() -> None:
@@ -231,10 +231,10 @@ def test_event_time_is_bounded_where_others_write() -> None:
     assert edge.on_future("in") is retry.OnFailure.DEAD_LETTER
     with pytest.raises(SpecError) as caught:
         graph({"onFuture": "drop"}, "in!out", http={}, onInvalid="drop")
-    assert [fault.what for fault in caught.value.faults] == ["`in` never dead-letters a record"]
+    assert [problem.what for problem in caught.value.problems] == ["`in` never dead-letters a record"]
     with pytest.raises(SpecError) as caught:
         graph({"onFuture": "deadLetter"}, http={})
-    assert [(fault.path, fault.what) for fault in caught.value.faults] == [
+    assert [(problem.path, problem.what) for problem in caught.value.problems] == [
         ("spec.watermark.onFuture", "no source has a dead-letter edge")
     ]
 
@@ -248,7 +248,9 @@ def test_a_vertex_named_twice() -> None:
     )
     with pytest.raises(SpecError) as caught:
         Graph.of(twice)
-    assert [fault.what for fault in caught.value.faults] == ["vertex `out` is there twice; the first is vertices[1]"]
+    assert [problem.what for problem in caught.value.problems] == [
+        "vertex `out` is there twice; the first is vertices[1]"
+    ]
 
 
 def cycle() -> Graph:

@@ -1,12 +1,12 @@
-"""Good files load with exact notes; bad ones give exactly the faults that are in them."""
+"""Good files load with exact notes; bad ones give exactly the problems that are in them."""
 
 from pathlib import Path
 
 import pytest
 
 from millstream.errors import UserError
-from millstream.spec.faults import FAULTS_SHOWN_MAX, SpecError
 from millstream.spec.loading import FILE_BYTES_MAX, load, load_text
+from millstream.spec.problems import PROBLEMS_SHOWN_MAX, SpecError
 from millstream_writer.sinks.file.connector import FileSink
 
 PIPELINES = Path(__file__).parent / "pipelines"
@@ -18,12 +18,12 @@ OUT = "    - {name: out, sink: {log: {}}}\n"
 EDGE = "  edges: [{from: in, to: out}]\n"
 
 
-def faults_of(text: str) -> list[tuple[str, str, str]]:
+def problems_of(text: str) -> list[tuple[str, str, str]]:
     with pytest.raises(SpecError) as caught:
         load_text(text, "p.yaml")
-    faults = caught.value.faults
-    assert all(fault.file == "p.yaml" and fault.expected for fault in faults)
-    return [(f"{fault.line}:{fault.column}", fault.path, fault.what) for fault in faults]
+    problems = caught.value.problems
+    assert all(problem.file == "p.yaml" and problem.expected for problem in problems)
+    return [(f"{problem.line}:{problem.column}", problem.path, problem.what) for problem in problems]
 
 
 def vertices(*lines: str) -> str:
@@ -128,7 +128,7 @@ FIELD_CASES = {
         vertices(IN, "    - name: out\n      sink:\n        log:\n"),
         [("9:9", "spec.vertices[1].sink.log", "`log` is empty")],
     ),
-    "a shape fault beside faults of its fields": (
+    "a shape problem beside problems of its fields": (
         vertices("    - name: in\n      source:\n        http: {port: 70000}\n        generator: {rpu: -1}\n", OUT),
         [
             ("7:7", "spec.vertices[0].source", "a source has `generator`, `http` together"),
@@ -243,7 +243,7 @@ FIELD_CASES = {
             ("8:35", "spec.vertices[2].sink.fallback", "`fallback` is never used"),
         ],
     ),
-    "field faults and graph faults together": (
+    "field problems and graph problems together": (
         vertices(IN, OUT).replace("to: out", "to: outt, onFul: x"),
         [
             ("8:26", "spec.edges[0].to", "there is no vertex `outt`"),
@@ -254,9 +254,9 @@ FIELD_CASES = {
 
 
 @pytest.mark.parametrize(("text", "expected"), FIELD_CASES.values(), ids=FIELD_CASES)
-def test_faults_of_fields(text: str, expected: list[tuple[str, str, str]]) -> None:
-    found = faults_of(text)
-    assert [fault[:2] for fault in found] == [fault[:2] for fault in expected]
+def test_problems_of_fields(text: str, expected: list[tuple[str, str, str]]) -> None:
+    found = problems_of(text)
+    assert [problem[:2] for problem in found] == [problem[:2] for problem in expected]
     for (_, _, what), (_, _, start) in zip(found, expected, strict=True):
         assert what.startswith(start)
 
@@ -270,7 +270,7 @@ NUMAFLOW_CASES = {
         ).replace(EDGE, "  edges: [{from: in, to: sum}, {from: sum, to: out}]\n"),
         [("8:67", "spec.vertices[2].udf.groupBy.window.accumulator", "accumulator windows are not supported")],
     ),
-    "a source that is not there yet has no further fault": (
+    "a source that is not there yet has no further problem": (
         vertices("    - {name: in, source: {kafka: {topic: t}}}\n", OUT),
         [("6:27", "spec.vertices[0].source.kafka", "the kafka source is not supported yet")],
     ),
@@ -308,7 +308,7 @@ NUMAFLOW_CASES = {
 
 @pytest.mark.parametrize(("text", "expected"), NUMAFLOW_CASES.values(), ids=NUMAFLOW_CASES)
 def test_what_numaflow_has_and_we_do_not(text: str, expected: list[tuple[str, str, str]]) -> None:
-    assert faults_of(text) == expected
+    assert problems_of(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -325,14 +325,14 @@ def test_unknown_fields_suggest_the_nearest(written: str, suggested: str) -> Non
     text = vertices(IN, OUT) + f"  limits: {{{written}: 3}}\n"
     with pytest.raises(SpecError) as caught:
         load_text(text, "p.yaml")
-    (fault,) = caught.value.faults
-    assert (fault.path, fault.expected) == (f"spec.limits.{written}", suggested)
+    (problem,) = caught.value.problems
+    assert (problem.path, problem.expected) == (f"spec.limits.{written}", suggested)
 
 
 def test_a_missing_field_says_what_it_is() -> None:
     with pytest.raises(SpecError) as caught:
         load_text(vertices(IN, OUT).replace("{from: in, to: out}", "{to: out}"), "p.yaml")
-    assert [str(fault) for fault in caught.value.faults] == [
+    assert [str(problem) for problem in caught.value.problems] == [
         "p.yaml:8:11: spec.edges[0].from: `from` is missing (expected: `from`: Vertex that writes)"
     ]
 
@@ -378,25 +378,25 @@ YAML_CASES = {
 
 
 @pytest.mark.parametrize(("text", "expected"), YAML_CASES.values(), ids=YAML_CASES)
-def test_faults_of_the_text(text: str, expected: list[tuple[str, str, str]]) -> None:
-    assert faults_of(text) == expected
+def test_problems_of_the_text(text: str, expected: list[tuple[str, str, str]]) -> None:
+    assert problems_of(text) == expected
 
 
 def test_an_alias_bomb_is_refused() -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
-    ((_, _, what),) = faults_of("\n".join(lines))
+    ((_, _, what),) = problems_of("\n".join(lines))
     assert what == "the document unfolds into too much"
 
 
-def test_of_very_many_faults_the_first_are_printed() -> None:
+def test_of_very_many_problems_the_first_are_printed() -> None:
     many = "".join(f"    - {{name: v{number}, sunk: 1}}\n" for number in range(300))
     with pytest.raises(SpecError) as caught:
         load_text(vertices(IN, OUT, many), "p.yaml")
-    assert len(caught.value.faults) > 300
+    assert len(caught.value.problems) > 300
     lines = str(caught.value).splitlines()
-    assert len(lines) == FAULTS_SHOWN_MAX + 1
-    assert lines[-1].startswith(f"... and {len(caught.value.faults) - FAULTS_SHOWN_MAX} more faults")
+    assert len(lines) == PROBLEMS_SHOWN_MAX + 1
+    assert lines[-1].startswith(f"... and {len(caught.value.problems) - PROBLEMS_SHOWN_MAX} more problems")
 
 
 def test_a_secret_in_the_file_is_noted() -> None:
@@ -410,31 +410,31 @@ def test_a_last_document_mark_is_no_second_document() -> None:
     assert load_text("---\n" + vertices(IN, OUT) + "---\n", "p.yaml").pipeline.name == "p"
 
 
-def fault_of_file(path: Path) -> tuple[int, int, str]:
+def problem_of_file(path: Path) -> tuple[int, int, str]:
     with pytest.raises(SpecError) as caught:
         load(path)
-    (fault,) = caught.value.faults
-    assert fault.file == str(path)
-    return fault.line, fault.column, fault.what
+    (problem,) = caught.value.problems
+    assert problem.file == str(path)
+    return problem.line, problem.column, problem.what
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     latin, large = tmp_path / "latin.yaml", tmp_path / "large.yaml"
     latin.write_bytes("a: 1\nb: \xe4\n".encode("latin-1"))
     large.write_bytes(b"#" * (FILE_BYTES_MAX + 1))
-    assert fault_of_file(tmp_path) == (0, 0, "it is a directory")
-    assert fault_of_file(tmp_path / "none.yaml") == (0, 0, "there is no such file")
-    assert fault_of_file(latin) == (2, 4, "the text is not UTF-8")
-    assert fault_of_file(large) == (0, 0, "the file is too large")
+    assert problem_of_file(tmp_path) == (0, 0, "it is a directory")
+    assert problem_of_file(tmp_path / "none.yaml") == (0, 0, "there is no such file")
+    assert problem_of_file(latin) == (2, 4, "the text is not UTF-8")
+    assert problem_of_file(large) == (0, 0, "the file is too large")
 
 
-def test_a_byte_order_mark_is_no_fault(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_no_problem(tmp_path: Path) -> None:
     file = tmp_path / "p.yaml"
     file.write_text(vertices(IN, OUT), encoding="utf-8-sig")
     assert load(file).pipeline.name == "p"
 
 
-def test_the_error_is_the_users_and_lists_every_fault() -> None:
+def test_the_error_is_the_users_and_lists_every_problem() -> None:
     with pytest.raises(UserError) as caught:
         load_text(vertices(IN, OUT).replace("in, to: out", "a, to: b"), "p.yaml")
     assert caught.value.exit_code == 2

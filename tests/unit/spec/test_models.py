@@ -48,7 +48,7 @@ def test_a_resolved_pipeline_of_another_format_or_none_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "fault"),
+    ("settings", "problem"),
     [
         ({"value": 1, "valueBlob": "aGk="}, "together"),
         ({"valueBlob": "a"}, "not base64"),
@@ -60,8 +60,8 @@ def test_a_resolved_pipeline_of_another_format_or_none_is_refused() -> None:
         ({"msgSize": 0}, "greater than or equal to 1"),
     ],
 )
-def test_generators_that_make_no_sense(settings: dict[str, Any], fault: str) -> None:
-    with pytest.raises(ValidationError, match=fault):
+def test_generators_that_make_no_sense(settings: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValidationError, match=problem):
         GeneratorSource.model_validate(settings)
 
 
@@ -82,7 +82,7 @@ def test_sources_know_whether_they_end(settings: dict[str, Any], kind: str, boun
 
 
 @pytest.mark.parametrize(
-    ("sink", "kind", "fault"),
+    ("sink", "kind", "problem"),
     [
         ({"columns": [{"name": "n"}], "format": "csv"}, "deadLetter", "the envelope of a record has no `n`"),
         ({"columns": [{"name": "n"}], "format": "parquet"}, "deadLetter", "has no `n`"),
@@ -91,7 +91,7 @@ def test_sources_know_whether_they_end(settings: dict[str, Any], kind: str, boun
         ({"columns": [{"name": "n"}], "format": "lines"}, "data", "`columns` has no effect with `format: lines`"),
     ],
 )
-def test_columns_of_dead_letters_are_those_of_their_envelope(sink: dict[str, Any], kind: str, fault: str) -> None:
+def test_columns_of_dead_letters_are_those_of_their_envelope(sink: dict[str, Any], kind: str, problem: str) -> None:
     written = {
         "apiVersion": "millstream.io/v1alpha1",
         "kind": "Pipeline",
@@ -105,11 +105,11 @@ def test_columns_of_dead_letters_are_those_of_their_envelope(sink: dict[str, Any
             "edges": [{"from": "in", "to": "out", "kind": kind}, {"from": "in", "to": "all"}],
         },
     }
-    if fault:
-        with pytest.raises(ValidationError, match=fault):
+    if problem:
+        with pytest.raises(ValidationError, match=problem):
             Pipeline.model_validate(written)
     else:
         Pipeline.model_validate(written)
     written["spec"]["vertices"][1]["sink"]["envelope"] = False  # type: ignore[index]  # a plain dictionary
-    if "lines" not in fault:
+    if "lines" not in problem:
         Pipeline.model_validate(written)

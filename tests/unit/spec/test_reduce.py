@@ -7,12 +7,12 @@ import pytest
 from millstream import retry
 from millstream.record import BufferId, LaneId
 from millstream.spec import lanes
-from millstream.spec.faults import SpecError
 from millstream.spec.graph import Graph
 from millstream.spec.loading import load, load_text
 from millstream.spec.models import GroupBy, Pipeline, Spark
+from millstream.spec.problems import SpecError
 from tests.unit.spec.test_graph import IN, MAP, OUT, arrow, pipeline
-from tests.unit.spec.test_loading import HEAD, PIPELINES, faults_of
+from tests.unit.spec.test_loading import HEAD, PIPELINES, problems_of
 
 FIXED: dict[str, Any] = {"window": {"fixed": {"length": "60s"}}}
 
@@ -203,8 +203,8 @@ CASES: dict[str, tuple[str, list[tuple[str, str]]]] = {
 
 
 @pytest.mark.parametrize(("text", "expected"), CASES.values(), ids=CASES)
-def test_faults_of_reduces(text: str, expected: list[tuple[str, str]]) -> None:
-    found = [(path, what) for _, path, what in faults_of(text)]
+def test_problems_of_reduces(text: str, expected: list[tuple[str, str]]) -> None:
+    found = [(path, what) for _, path, what in problems_of(text)]
     assert [path for path, _ in found] == [path for path, _ in expected]
     for (_, what), (_, start) in zip(found, expected, strict=True):
         assert what.startswith(start)
@@ -212,7 +212,7 @@ def test_faults_of_reduces(text: str, expected: list[tuple[str, str]]) -> None:
 
 def test_a_map_has_no_program_of_reduces() -> None:
     text = reduce_of("sql: {query: q}, address: 'h:1'").replace(", groupBy: {window: {fixed: {length: 60s}}}", "")
-    assert [(path, what) for _, path, what in faults_of(text)] == [
+    assert [(path, what) for _, path, what in problems_of(text)] == [
         (f"{UDF}.sql", "`sql` is a way to compute windows, and the vertex has none"),
     ]
 
@@ -282,19 +282,19 @@ SHAPES: dict[str, tuple[dict[str, dict[str, Any]], list[dict[str, Any]], list[tu
 
 
 @pytest.mark.parametrize(("vertices", "edges", "expected"), SHAPES.values(), ids=SHAPES)
-def test_faults_of_shapes_with_reduces(
+def test_problems_of_shapes_with_reduces(
     vertices: dict[str, dict[str, Any]], edges: list[dict[str, Any]], expected: list[tuple[str, str]]
 ) -> None:
     with pytest.raises(SpecError) as caught:
         Graph.of(pipeline(vertices, edges))
-    assert [(fault.path, fault.what) for fault in caught.value.faults] == expected
+    assert [(problem.path, problem.what) for problem in caught.value.problems] == expected
 
 
 def test_a_late_edge_takes_every_late_record() -> None:
     text = reduce_of("python: a:f", fields(window="{fixed: {length: 1s}}", onLate="edge")).replace(
         "to: out}]", "to: out}, {from: sum, to: out, kind: late, conditions: {tags: {values: [a]}}}]"
     )
-    assert [(path, what) for _, path, what in faults_of(text)] == [
+    assert [(path, what) for _, path, what in problems_of(text)] == [
         ("spec.edges[2].conditions", "a late edge takes every record that comes to its vertex too late")
     ]
 
@@ -400,7 +400,7 @@ def test_numaflow_s_rule_for_partitions_is_numaflow_s_alone() -> None:
     text = (PIPELINES / "sum.yaml").read_text()
     assert load_text(text, "p.yaml").pipeline.vertex("total").partitions == 1
     ours = text.replace("numaflow.numaproj.io/v1alpha1", "millstream.io/v1alpha1")
-    assert [path for _, path, _ in faults_of(ours)] == ["spec.vertices[3].partitions"]
+    assert [path for _, path, _ in problems_of(ours)] == ["spec.vertices[3].partitions"]
 
 
 def test_a_reduce_survives_json() -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from millstream.errors import UserError
 from millstream.spec import resolved
-from millstream.spec.faults import SpecError
 from millstream.spec.loading import load_text
+from millstream.spec.problems import SpecError
 from millstream.spec.references import VALUE_BYTES_MAX, Reference, resolve
 from millstream_writer.sinks.http.connector import HttpSink
 
@@ -29,10 +29,10 @@ spec:
 REFERENCE = '{env: TOKEN, prefix: "Bearer "}'
 
 
-def faults_of(header: str) -> list[tuple[str, str]]:
+def problems_of(header: str) -> list[tuple[str, str]]:
     with pytest.raises(SpecError) as caught:
         load_text(PIPELINE.replace("HEADER", header), "p.yaml")
-    return [(fault.path, fault.what) for fault in caught.value.faults]
+    return [(problem.path, problem.what) for problem in caught.value.problems]
 
 
 def test_a_reference_stays_one_in_what_is_stored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_a_reference_stays_one_in_what_is_stored(monkeypatch: pytest.MonkeyPatch
 )
 def test_what_is_no_reference_is_said_at_its_place(written: str, path: str, what: str) -> None:
     place = f"spec.vertices[1].sink.http.headers.Authorization{path}"
-    assert (place, what) in faults_of(written)
+    assert (place, what) in problems_of(written)
 
 
 def test_what_other_programs_expand_is_theirs() -> None:

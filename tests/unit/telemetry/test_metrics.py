@@ -13,7 +13,7 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from millstream.errors import EnvironmentFault
+from millstream.errors import InfrastructureError
 from millstream.statistics import VertexStatistics
 from millstream.telemetry.bounds import CLOSE_BOUNDS_S, LATENCY_BOUNDS_S, PROCESSING_BOUNDS_US
 from millstream.telemetry.metrics import METRICS, MetricKind
@@ -168,7 +168,7 @@ async def test_probes_say_whether_the_process_lives_and_is_ready(free_port: int)
 
 async def test_a_port_that_is_taken_is_said_so(free_port: int) -> None:
     async with open_telemetry("flights", "clean", "map", 1, vertex, metrics_port=free_port):
-        with pytest.raises(EnvironmentFault, match=f"127.0.0.1:{free_port}.*--metrics-port"):
+        with pytest.raises(InfrastructureError, match=f"127.0.0.1:{free_port}.*--metrics-port"):
             async with open_telemetry("flights", "clean", "map", 2, vertex, metrics_port=free_port):
                 pytest.fail("opened")
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import millstream_udf as udf
-from millstream_udf import labels
+from millstream_udf import output_prefix
 from millstream_udf.groups import Gone, Group, Part
 from millstream_udf.loading import LoadError
 from millstream_udf.reduce_arrow import arrow_part
@@ -181,7 +181,7 @@ def test_a_class_is_set_up_once_a_process(functions: str) -> None:
 def test_lines_name_window_and_key(
     functions: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # `labels.install` stays for the life of a process; here for the life of the test.
+    # `output_prefix.install` stays for the life of a process; here for the life of the test.
     monkeypatch.setattr(sys, "stdout", sys.stdout)
     monkeypatch.setattr(sys, "stderr", sys.stderr)
     write(
@@ -211,11 +211,11 @@ def test_lines_name_window_and_key(
 def test_labels_of_tasks_do_not_mix(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", sys.stdout)
     monkeypatch.setattr(sys, "stderr", sys.stderr)
-    labels.install()
-    labels.install()
+    output_prefix.install()
+    output_prefix.install()
 
     async def say(name: str) -> None:
-        with labels.labelled(name):
+        with output_prefix.labelled(name):
             sys.stdout.write(f"{name} begins ")
             await asyncio.sleep(0)
             sys.stdout.write("and ends\n")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import millstream_udf as udf
-from millstream_udf.definition import Flavour, Takes, as_told, define
+from millstream_udf.definition import Flavour, Takes, define, with_concurrency
 from millstream_udf.testing import Outcome, run
 
 
@@ -124,17 +124,17 @@ def test_what_the_pipeline_says_of_concurrency_goes_before_the_decorator() -> No
     def blocks(value: bytes) -> bytes:
         return value
 
-    assert as_told(define(waits, "f"), "7").concurrency == 7
-    assert as_told(define(udf.map(threads=2)(blocks), "f"), "7").options.threads == 7
+    assert with_concurrency(define(waits, "f"), "7").concurrency == 7
+    assert with_concurrency(define(udf.map(threads=2)(blocks), "f"), "7").options.threads == 7
     for told in (None, "", "1"):
-        assert as_told(define(decorated, "f"), told).concurrency == 1
+        assert with_concurrency(define(decorated, "f"), told).concurrency == 1
     with pytest.raises(TypeError, match=r"`concurrency: 7`, and f is not async.* one record at a time.*\(threads=7 in"):
-        as_told(define(decorated, "f"), "7")
+        with_concurrency(define(decorated, "f"), "7")
     with pytest.raises(TypeError, match="one batch at a time"):
-        as_told(define(udf.map(batch=True)(lambda records: records), "f"), "7")
+        with_concurrency(define(udf.map(batch=True)(lambda records: records), "f"), "7")
     for told in ("many", "0", "-3"):
         with pytest.raises(TypeError, match="it is a whole number, at least 1"):
-            as_told(define(waits, "f"), told)
+            with_concurrency(define(waits, "f"), told)
 
 
 def test_a_context_tells_where_a_call_comes_from() -> None:

@@ -37,8 +37,8 @@ from millstream_vertex.lane import LaneCore
 from millstream_vertex.map_lane import MapLane
 from millstream_vertex.mapping import Mapper
 from millstream_vertex.trimming import Trimmer
+from millstream_writer.backpressure import Backpressure, BufferLimits
 from millstream_writer.committer import Committer, Unit
-from millstream_writer.room import Room, RoomLimits
 from millstream_writer.routing import Route, Router
 
 UPSTREAM = LaneId("in", "source", 0)
@@ -116,11 +116,11 @@ def mapper_of(
     )
 
 
-def open_room(
+def open_backpressure(
     buffers: Sequence[BufferId], records_usable: int = 1_000_000, bytes_usable: int = 2**40, writers: int = 1
-) -> Room:
-    bounds = RoomLimits(2 * records_usable, 2 * bytes_usable, records_usable, bytes_usable, writers)
-    return Room(dict.fromkeys(buffers, bounds))
+) -> Backpressure:
+    bounds = BufferLimits(2 * records_usable, 2 * bytes_usable, records_usable, bytes_usable, writers)
+    return Backpressure(dict.fromkeys(buffers, bounds))
 
 
 class Rig:
@@ -144,14 +144,19 @@ class Rig:
         return self._ledgers[vertex]
 
     async def committer(
-        self, lane: LaneId, router: Router, room: Room | None = None, *, never_waits_for: Sequence[BufferId] = ()
+        self,
+        lane: LaneId,
+        router: Router,
+        backpressure: Backpressure | None = None,
+        *,
+        never_waits_for: Sequence[BufferId] = (),
     ) -> Committer:
         """The lane's committer after a takeover."""
         ledger = await self.ledger(lane.vertex)
         taken_over = await ledger.take_over(lane, "test")
         sequences = {buffer: await ledger.last_sequence(buffer) for buffer in router.buffers}
-        room = room if room is not None else open_room(router.buffers)
-        return Committer(ledger, lane, taken_over, sequences, router, room, never_waits_for=never_waits_for)
+        backpressure = backpressure if backpressure is not None else open_backpressure(router.buffers)
+        return Committer(ledger, lane, taken_over, sequences, router, backpressure, never_waits_for=never_waits_for)
 
     async def feed(self, *frames: Frame, watermark_us: int = 0, ended: bool = False) -> None:
         """Have the lane upstream commit these frames into the lane's buffer, and publish its watermark."""
@@ -178,13 +183,13 @@ class Rig:
         routes: Sequence[Route],
         *,
         policy: RetryPolicy = STOP,
-        room: Room | None = None,
+        backpressure: Backpressure | None = None,
         dead_letter: Sequence[Route] = (),
         slice_records_max: int | None = None,
     ) -> AsyncIterator[MapLane]:
         """The open lane; run it inside."""
         router = Router(routes, dead_letter)
-        committer = await self.committer(LANE, router, room)
+        committer = await self.committer(LANE, router, backpressure)
         self.input = lane_input = LaneInput(INPUT, [UPSTREAM], back_edge=False)
         tracker = Tracker(pieces_max=limits.FRAMES_IN_FLIGHT_MAX, bytes_max=limits.BYTES_IN_FLIGHT_MAX)
         store = await self.stores.store(LANE.vertex)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 
 from millstream_reader.tracker import Tracked, Tracker
-from millstream_vertex.ordered import Ordered
+from millstream_vertex.in_order import InOrder
 from millstream_vertex.slicing import FIRST_SLICE_RECORDS, Slicer
 
 
 async def test_results_come_out_in_the_order_in_which_work_began() -> None:
-    ordered: Ordered[int] = Ordered()
+    ordered: InOrder[int] = InOrder()
     first, second, third = (asyncio.get_running_loop().create_future() for _ in range(3))
     for future in (first, second, third):
         ordered.add(future)

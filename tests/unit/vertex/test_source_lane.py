@@ -23,10 +23,10 @@ from millstream_reader.source import SourceBatch
 from millstream_reader.tracker import Tracker
 from millstream_vertex.lane import LaneCore
 from millstream_vertex.source_lane import SourceVertexLane
-from millstream_writer.room import Room
+from millstream_writer.backpressure import Backpressure
 from millstream_writer.routing import Route, Router
 from tests.support.ledgers import SettableClock
-from tests.unit.vertex.lane_rig import UPSTREAM, Rig, open_rig, open_room, records_of
+from tests.unit.vertex.lane_rig import UPSTREAM, Rig, open_backpressure, open_rig, records_of
 
 BUFFER = BufferId("in-map", 0)
 
@@ -74,13 +74,13 @@ class RepeatingSource(GivenSource):
 async def lane_of(
     rig: Rig,
     source: GivenSource,
-    room: Room | None = None,
+    backpressure: Backpressure | None = None,
     seen: SeenIds | None = None,
     bound: FutureBound | None = None,
     dead_letters: Sequence[Route] = (),
 ) -> SourceVertexLane:
     router = Router([Route(BUFFER.edge, 1, None)], dead_letters)
-    committer = await rig.committer(UPSTREAM, router, room)
+    committer = await rig.committer(UPSTREAM, router, backpressure)
     tracker = Tracker(pieces_max=limits.FRAMES_IN_FLIGHT_MAX, bytes_max=limits.BYTES_IN_FLIGHT_MAX)
     store = await rig.stores.store(UPSTREAM.vertex)
     core = LaneCore(UPSTREAM, committer, store, Telemetry(), SystemClock(), tracker, watermarks=True)
@@ -143,7 +143,7 @@ async def test_what_was_committed_and_not_acknowledged_is_acknowledged_by_the_ne
 async def test_a_source_told_to_stop_leaves_what_is_not_being_committed_to_the_next_run(rig: Rig) -> None:
     frames = [records_of(b"%d" % number, time_us=number) for number in range(20)]
     source = GivenSource(frames)
-    lane = await lane_of(rig, source, open_room([BUFFER], records_usable=8))
+    lane = await lane_of(rig, source, open_backpressure([BUFFER], records_usable=8))
     rig.faults.hold()
     async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
         tasks.create_task(lane.run())

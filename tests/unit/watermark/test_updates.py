@@ -20,7 +20,7 @@ def update(key: str, watermark_us: int, *, epoch: int = 1, idle: bool = False) -
 
 async def take_all(queue: UpdateQueue, statistics: OtStatistics) -> list[OtUpdate]:
     """Everything that waits: a last update of a lane of its own marks the end."""
-    queue.heard(update("end", 0, epoch=10**6 + statistics.updates))
+    queue.on_update(update("end", 0, epoch=10**6 + statistics.updates))
     taken = []
     async with asyncio.timeout(5):
         while (newest := await anext(queue)).key != "end":
@@ -40,7 +40,7 @@ def test_a_watch_never_goes_back_and_always_arrives(seed: int, count: int) -> No
         published = [update(chance.choice("ab"), step, epoch=1 + step // 20) for step in range(count)]
         taken: list[OtUpdate] = []
         for index, newest in enumerate(published):
-            queue.heard(newest)
+            queue.on_update(newest)
             straggler = published[chance.randint(0, index)]
             queue.begin_reading()
             queue.finish_reading([straggler])
@@ -60,9 +60,9 @@ def test_a_watch_never_goes_back_and_always_arrives(seed: int, count: int) -> No
 async def test_a_lane_heard_of_during_a_read_is_known_better_than_what_was_read() -> None:
     statistics = OtStatistics()
     queue = UpdateQueue(statistics)
-    queue.heard(update("a", 5))
+    queue.on_update(update("a", 5))
     queue.begin_reading()
-    queue.heard(update("a", 5, idle=True))
+    queue.on_update(update("a", 5, idle=True))
     queue.finish_reading([update("a", 5), update("b", 1)])
     taken = await take_all(queue, statistics)
     assert [(u.key, u.entry.idle) for u in taken] == [("a", False), ("a", True), ("b", False)]
@@ -72,9 +72,9 @@ async def test_a_lane_heard_of_during_a_read_is_known_better_than_what_was_read(
 async def test_a_slow_taker_is_given_the_newest_of_each_lane() -> None:
     statistics = OtStatistics()
     queue = UpdateQueue(statistics, updates_max=10)
-    queue.heard(update("quiet", 1))
+    queue.on_update(update("quiet", 1))
     for step in range(1000):
-        queue.heard(update("busy", step))
+        queue.on_update(update("busy", step))
     taken = await take_all(queue, statistics)
     assert len(taken) <= 11
     assert {u.key: u.entry.watermark_us for u in taken} == {"quiet": 1, "busy": 999}

@@ -15,7 +15,7 @@ from millstream.ledger.memory import MemoryBroker
 from millstream.record import BufferId, LaneId, Position
 from millstream_writer.committer import Committer, Unit
 from millstream_writer.routing import Route, Router
-from tests.unit.vertex.lane_rig import LANE, Rig, open_rig, open_room, records_of
+from tests.unit.vertex.lane_rig import LANE, Rig, open_backpressure, open_rig, records_of
 
 A, B = BufferId("map-a", 0), BufferId("map-b", 0)
 ROUTER = Router([Route("map-a", 1, None, discard_when_full=True), Route("map-b", 1, None)])
@@ -108,37 +108,37 @@ async def test_small_frames_of_a_commit_become_one_and_totals_are_kept(rig: Rig)
 
 
 async def test_a_full_buffer_makes_the_writer_wait(rig: Rig) -> None:
-    room = open_room([A, B], records_usable=2)
-    committer = await rig.committer(LANE, ROUTER, room)
+    backpressure = open_backpressure([A, B], records_usable=2)
+    committer = await rig.committer(LANE, ROUTER, backpressure)
     await commit_each(committer, unit(1, b"x", b"y", to=(B,)))
     waiting = asyncio.ensure_future(commit_each(committer, unit(2, b"z", to=(B,))))
     for _ in range(10):
         await asyncio.sleep(0)
     assert not waiting.done()
-    assert [statistics.full for statistics in room.statistics()] == [False, True]
-    room.fills[B].consumed(1, 0)
+    assert [statistics.full for statistics in backpressure.statistics()] == [False, True]
+    backpressure.fills[B].consumed(1, 0)
     await waiting
     assert await rig.values(B) == [b"x", b"y", b"z"]
 
 
 async def test_a_commit_takes_no_more_than_its_buffers_have_room_for(rig: Rig) -> None:
     for writers, taken in ((1, 4), (2, 2), (9, 1)):
-        room = open_room([A, B], records_usable=8, writers=writers)
-        committer = await rig.committer(LANE, ROUTER, room)
-        room.fills[B].wrote("other", 4, 0)
+        backpressure = open_backpressure([A, B], records_usable=8, writers=writers)
+        committer = await rig.committer(LANE, ROUTER, backpressure)
+        backpressure.fills[B].wrote("other", 4, 0)
         # What an edge would discard is no reason to commit less.
         waiting = deque([unit(number, b"x") for number in range(9)])
         assert len(committer.take(waiting)) == taken
         assert len(waiting) == 9 - taken
-        room.fills[B].wrote("other", 8, 0)
+        backpressure.fills[B].wrote("other", 8, 0)
         assert len(committer.take(waiting)) == 1, "of a buffer that is full, only what the commit waits with"
-        room.drain()
+        backpressure.drain()
         assert len(committer.take(waiting)) == 9 - taken - 1
 
 
 async def test_an_edge_that_discards_keeps_to_its_bound_within_a_commit(rig: Rig) -> None:
-    room = open_room([A, B], records_usable=1000)
-    committer = await rig.committer(LANE, ROUTER, room)
+    backpressure = open_backpressure([A, B], records_usable=1000)
+    committer = await rig.committer(LANE, ROUTER, backpressure)
     units = [unit(number, *[b"x"] * 600) for number in range(3)]
     await committer.commit(units, watermark_us=0)
     assert len(await rig.values(A)) == 1200
@@ -148,8 +148,8 @@ async def test_an_edge_that_discards_keeps_to_its_bound_within_a_commit(rig: Rig
 
 @pytest.mark.guarantee("I2")
 async def test_what_a_full_buffer_of_its_edge_discards_is_counted(rig: Rig) -> None:
-    room = open_room([A, B], records_usable=2)
-    committer = await rig.committer(LANE, ROUTER, room)
+    backpressure = open_backpressure([A, B], records_usable=2)
+    committer = await rig.committer(LANE, ROUTER, backpressure)
     await commit_each(committer, unit(1, b"x", b"y", to=(A,)), unit(2, b"z"))
     assert await rig.values(A) == [b"x", b"y"]
     assert await rig.values(B) == [b"z"]
@@ -222,34 +222,34 @@ async def test_a_mark_stays_small_however_many_reasons_a_function_gives(rig: Rig
 
 async def test_lanes_of_a_vertex_commit_side_by_side(rig: Rig) -> None:
     other = LaneId("map", "in-map", 1)
-    room = open_room([A, B])
-    committers = [await rig.committer(lane, ROUTER, room) for lane in (LANE, other)]
+    backpressure = open_backpressure([A, B])
+    committers = [await rig.committer(lane, ROUTER, backpressure) for lane in (LANE, other)]
     rig.faults.hold()
     commits = [asyncio.ensure_future(commit_each(committer, unit(1, b"x"))) for committer in committers]
     await rig.faults.held(2)
     rig.faults.release()
     await asyncio.gather(*commits)
     assert await rig.values(A) == [b"x", b"x"]
-    assert room.fills[A].records == 2
+    assert backpressure.fills[A].records == 2
     assert (await rig.mark(LANE)).sequence == (await rig.mark(other)).sequence == 1
 
 
 async def test_a_lane_that_closes_a_cycle_does_not_wait_for_the_buffers_inside(rig: Rig) -> None:
-    room = open_room([A, B], records_usable=1)
-    committer = await rig.committer(LANE, ROUTER, room, never_waits_for=[B])
+    backpressure = open_backpressure([A, B], records_usable=1)
+    committer = await rig.committer(LANE, ROUTER, backpressure, never_waits_for=[B])
     await commit_each(committer, unit(1, b"x", to=(B,)), unit(2, b"y", to=(B,)))
     assert await rig.values(B) == [b"x", b"y"]
 
 
 async def test_a_vertex_that_drains_does_not_wait_for_room(rig: Rig) -> None:
-    room = open_room([A, B], records_usable=1)
-    committer = await rig.committer(LANE, ROUTER, room)
+    backpressure = open_backpressure([A, B], records_usable=1)
+    committer = await rig.committer(LANE, ROUTER, backpressure)
     await commit_each(committer, unit(1, b"x", to=(B,)))
     waiting = asyncio.ensure_future(commit_each(committer, unit(2, b"y", to=(B,))))
     for _ in range(10):
         await asyncio.sleep(0)
     assert not waiting.done()
-    room.drain()
+    backpressure.drain()
     await waiting
     await commit_each(committer, unit(3, b"z"))
     assert await rig.values(B) == [b"x", b"y", b"z"]

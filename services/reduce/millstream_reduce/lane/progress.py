@@ -174,14 +174,14 @@ def check_whole(where: str, queue: Queue, mark: mark_pb2.Mark) -> None:
     check_told(where, queue.directory, queue.records_told(), mark)
 
 
-def check_told(where: str, directory: Path, told: int, mark: mark_pb2.Mark) -> None:
+def check_told(where: str, directory: Path, found: int, mark: mark_pb2.Mark) -> None:
     """The same for a log that holds `told` of the records that the mark counts.
 
     For lanes that keep their input: a log made anew lacks records when they did not keep it all the time.
     """
-    if told != mark.account.open:
+    if found != mark.account.open:
         raise DamageError(
-            f"{where}: the log in {directory} holds {told:,} records of windows that are not committed, and the "
+            f"{where}: the log in {directory} holds {found:,} records of windows that are not committed, and the "
             f"lane's mark in the ledger counts {mark.account.open:,}: a log that is made anew from the input lacks "
             f"what was read before `keepInput` was set, or what the input has lost. {REPAIR}"
         )

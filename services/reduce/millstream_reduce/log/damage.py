@@ -13,7 +13,7 @@ from pathlib import Path
 from millstream.errors import DamageError
 from millstream.frame import KEY_SEPARATOR
 from millstream.wire.reduce.v1 import wal_pb2
-from millstream_reduce.log.entries import EntryFault, StoredEntry, whole_entries
+from millstream_reduce.log.entries import EntryError, StoredEntry, whole_entries
 from millstream_reduce.log.segments import mapped, segment_numbers, segment_path
 
 WINDOWS_NAMED_MAX = 5
@@ -35,7 +35,7 @@ class Affected:
         """Take in an entry that lies at `place`; what cannot be read says nothing."""
         try:
             message = entry.message()
-        except EntryFault:
+        except EntryError:
             return
         inputs = message.segment.inputs if message.WhichOneof("kind") == "segment" else message.append.inputs
         for position in inputs:

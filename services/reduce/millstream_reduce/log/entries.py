@@ -48,14 +48,14 @@ class StoredEntry(NamedTuple):
         return self.offset + self.length
 
     def message(self) -> wal_pb2.Entry:
-        """The decoded meta. Raises `EntryFault` for bytes that are not one."""
+        """The decoded meta. Raises `EntryError` for bytes that are not one."""
         try:
             return wal_pb2.Entry.FromString(bytes(self.meta))
         except DecodeError as error:
-            raise EntryFault(self.offset, f"its meta cannot be decoded: {error}") from error
+            raise EntryError(self.offset, f"its meta cannot be decoded: {error}") from error
 
 
-class EntryFault(ValueError):
+class EntryError(ValueError):
     """There is no whole entry here. The text says why."""
 
     def __init__(self, offset: int, reason: str) -> None:
@@ -102,23 +102,23 @@ def entry_buffers(sequence: int, meta: bytes, body: memoryview | bytes) -> list[
 
 
 def read_entry(segment: memoryview, offset: int, *, check: bool = True) -> StoredEntry:
-    """The entry at `offset`. Raises `EntryFault` when there is no whole one.
+    """The entry at `offset`. Raises `EntryError` when there is no whole one.
 
     Without `check` the CRC is not computed: for a reader that only looks where entries lie.
     """
     room = len(segment) - offset
     if room < _HEAD.size:
-        raise EntryFault(offset, f"{room} bytes are left, an entry has {ALIGNMENT} or more")
+        raise EntryError(offset, f"{room} bytes are left, an entry has {ALIGNMENT} or more")
     magic, crc, length, sequence, meta_length, body_offset, body_length = _HEAD.unpack_from(segment, offset)
     if magic != MAGIC:
-        raise EntryFault(offset, f"an entry begins with {MAGIC!r}, not {bytes(magic)!r}")
+        raise EntryError(offset, f"an entry begins with {MAGIC!r}, not {bytes(magic)!r}")
     if length > room:
-        raise EntryFault(offset, f"the entry has {length} bytes, of which {room} are there")
+        raise EntryError(offset, f"the entry has {length} bytes, of which {room} are there")
     expected_offset = aligned(_HEAD.size + meta_length) if body_length else 0
     if length != entry_length(meta_length, body_length) or body_offset != expected_offset:
-        raise EntryFault(offset, f"the lengths {length}, {meta_length} and {body_length} contradict one another")
+        raise EntryError(offset, f"the lengths {length}, {meta_length} and {body_length} contradict one another")
     if check and zlib.crc32(segment[offset + _CHECKED_FROM : offset + length]) != crc:
-        raise EntryFault(offset, f"the checksum of its {length} bytes is wrong")
+        raise EntryError(offset, f"the checksum of its {length} bytes is wrong")
     meta_start = offset + _HEAD.size
     body_start = offset + body_offset
     return StoredEntry(
@@ -135,7 +135,7 @@ def whole_entries(segment: memoryview, offset: int) -> Iterator[StoredEntry]:
     while (offset := _next_magic(segment, offset)) >= 0:
         try:
             entry = read_entry(segment, offset)
-        except EntryFault:
+        except EntryError:
             offset += ALIGNMENT
         else:
             yield entry

@@ -13,7 +13,7 @@ from pathlib import Path
 from millstream.errors import DamageError
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.log import damage
-from millstream_reduce.log.entries import EntryFault, StoredEntry, read_entry, segment_number, whole_entries
+from millstream_reduce.log.entries import EntryError, StoredEntry, read_entry, segment_number, whole_entries
 from millstream_reduce.log.recovery import proof_of_damage
 from millstream_reduce.log.segments import (
     OWNERS,
@@ -175,7 +175,7 @@ def _inspect_segment(
     """Returns the log sequence number that the next segment goes on from; None where that is not known."""
     is_whole = True
     for item in _entries(data, verify):
-        if isinstance(item, EntryFault):
+        if isinstance(item, EntryError):
             if segment.state == "newest" and proof_of_damage(data, item.offset, (last_sequence or 0) + 1) is None:
                 found.torn_bytes = len(data) - item.offset
                 break
@@ -194,13 +194,13 @@ def _inspect_segment(
     return last_sequence if is_whole else None
 
 
-def _entries(data: memoryview, verify: bool) -> Iterator[StoredEntry | EntryFault]:
+def _entries(data: memoryview, verify: bool) -> Iterator[StoredEntry | EntryError]:
     """The entries in order; where there is none, why, and then those that can be read behind it."""
     offset = 0
     while offset < len(data):
         try:
             entry = read_entry(data, offset, check=verify)
-        except EntryFault as fault:
+        except EntryError as fault:
             yield fault
             following = next(whole_entries(data, offset + 1), None)
             if following is None:
@@ -215,8 +215,8 @@ def _note(found: LogInspection, segment: SegmentInspection, newest: wal_pb2.Segm
         message = entry.message()
         kind = message.WhichOneof("kind")
         if (entry.offset == 0) != (kind == "segment"):
-            raise EntryFault(entry.offset, f"an entry of the kind {kind} does not belong here")
-    except EntryFault as fault:
+            raise EntryError(entry.offset, f"an entry of the kind {kind} does not belong here")
+    except EntryError as fault:
         found.faults.append(f"{segment_path(found.directory, segment.number)}, {fault}")
         return
     if kind == "segment":

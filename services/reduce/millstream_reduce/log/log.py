@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from millstream.durable import step
-from millstream.errors import DamageError, EnvironmentFault, FencedError, StorageFullError, UserError
+from millstream.errors import DamageError, FencedError, InfrastructureError, StorageFullError, UserError
 from millstream.files import make_private_directories
 from millstream.ledger.witness import REPAIR
 from millstream.limits import LOG_RESERVE_BYTES, LOG_SEGMENT_BYTES
@@ -224,7 +224,7 @@ class Log:
         """Return when everything appended so far is durable. Entries may be appended meanwhile.
 
         Raises `StorageFullError` when there was no room, after which it may be called again; `FencedError` when the
-        lane has another owner; `EnvironmentFault` when a write or an fsync failed.
+        lane has another owner; `InfrastructureError` when a write or an fsync failed.
         """
         target = self._sequence
         while self._durable < target:
@@ -253,7 +253,7 @@ class Log:
             elif isinstance(error, StorageFullError):
                 self._pending.extendleft(reversed(items))
             else:
-                self._failure = error if isinstance(error, Exception) else EnvironmentFault(repr(error))
+                self._failure = error if isinstance(error, Exception) else InfrastructureError(repr(error))
 
         flushing = asyncio.get_running_loop().run_in_executor(self._executor, self._writer.flush, items)
         flushing.add_done_callback(flushed)
@@ -321,7 +321,7 @@ class Log:
         try:
             self._open()
         except OSError as error:
-            kind = StorageFullError if error.errno in NO_SPACE else EnvironmentFault
+            kind = StorageFullError if error.errno in NO_SPACE else InfrastructureError
             raise kind(f"{self.identity}: cannot open the log in {self.directory}: {error.strerror}") from error
 
     def _open(self) -> None:
@@ -341,7 +341,7 @@ class Log:
             self._remove_left_over(end)
             self._writer.reserve()
             return
-        raise EnvironmentFault(
+        raise InfrastructureError(
             f"{self.identity}: another process goes on writing to {self.directory} as if it were of a newer epoch: two "
             f"lanes must not share a directory"
         )
@@ -367,7 +367,7 @@ class Log:
                 with step("log.end.sync", self.identity.vertex):
                     self._files.sync(descriptor)
             except OSError as error:
-                raise EnvironmentFault(f"{self.identity}: fsync of {path} failed: {error.strerror}") from error
+                raise InfrastructureError(f"{self.identity}: fsync of {path} failed: {error.strerror}") from error
             finally:
                 os.close(descriptor)
 

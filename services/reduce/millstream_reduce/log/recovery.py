@@ -20,7 +20,7 @@ from typing import Protocol
 from millstream.errors import DamageError
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.log import damage
-from millstream_reduce.log.entries import EntryFault, StoredEntry, read_entry, whole_entries
+from millstream_reduce.log.entries import EntryError, StoredEntry, read_entry, whole_entries
 from millstream_reduce.log.segments import (
     Header,
     LogIdentity,
@@ -117,7 +117,7 @@ def _read_segment(directory: Path, number: int, end: LogEnd, reader: Reader) -> 
                 reader.replay(_message(entry), Location(number, entry.offset, entry.length), entry.body)
                 end.sequence = entry.sequence
                 end.entries += 1
-        except EntryFault as fault:
+        except EntryError as fault:
             proof = None if sealed_length is not None else proof_of_damage(data, fault.offset, end.sequence + 1)
             if sealed_length is not None or proof is not None:
                 raise _damage(directory, path, number, fault, len(data), proof) from fault
@@ -143,13 +143,13 @@ def _checked_header(directory: Path, path: Path, data: memoryview, end: LogEnd) 
 
 
 def entries_behind(data: memoryview, header: Header, *, check: bool = True) -> Iterator[StoredEntry]:
-    """The entries behind the header. Raises `EntryFault` where there is no whole one, or not the next one."""
+    """The entries behind the header. Raises `EntryError` where there is no whole one, or not the next one."""
     offset, sequence = header.length, header.sequence
     while offset < len(data):
         entry = read_entry(data, offset, check=check)
         sequence += 1
         if entry.sequence != sequence:
-            raise EntryFault(offset, f"its log sequence number is {entry.sequence}, not {sequence}")
+            raise EntryError(offset, f"its log sequence number is {entry.sequence}, not {sequence}")
         yield entry
         offset = entry.end
 
@@ -157,7 +157,7 @@ def entries_behind(data: memoryview, header: Header, *, check: bool = True) -> I
 def _message(entry: StoredEntry) -> wal_pb2.Entry:
     message = entry.message()
     if message.WhichOneof("kind") not in ("append", "hand_over"):
-        raise EntryFault(entry.offset, "an entry of a kind that does not belong here")
+        raise EntryError(entry.offset, "an entry of a kind that does not belong here")
     return message
 
 
@@ -170,7 +170,7 @@ def proof_of_damage(data: memoryview, offset: int, sequence: int) -> int | None:
     return None
 
 
-def _damage(directory: Path, path: Path, number: int, fault: EntryFault, length: int, proof: int | None) -> DamageError:
+def _damage(directory: Path, path: Path, number: int, fault: EntryError, length: int, proof: int | None) -> DamageError:
     because = "the segment is sealed" if proof is None else f"entry {proof} behind it shows that it had been durable"
     return DamageError(
         f"{path}, offset {fault.offset}: {fault.reason}. It was not torn by a crash ({because}). "

@@ -31,7 +31,7 @@ from millstream.files import append_private, make_private_directories, open_priv
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.log.entries import (
     FORMAT,
-    EntryFault,
+    EntryError,
     StoredEntry,
     read_entry,
     segment_name,
@@ -105,7 +105,7 @@ def read_header(path: Path, data: memoryview) -> Header:
     try:
         entry = read_entry(data, 0)
         header = header_of(entry)
-    except EntryFault as fault:
+    except EntryError as fault:
         raise DamageError(f"{path}: the header of the segment is damaged ({fault.reason})") from fault
     if header.segment.format != FORMAT:
         raise UserError(
@@ -120,10 +120,10 @@ def read_header(path: Path, data: memoryview) -> Header:
 
 
 def header_of(entry: StoredEntry) -> Header:
-    """Raises `EntryFault` when the entry is not a header."""
+    """Raises `EntryError` when the entry is not a header."""
     message = entry.message()
     if message.WhichOneof("kind") != "segment":
-        raise EntryFault(entry.offset, "the entry is not the header of a segment")
+        raise EntryError(entry.offset, "the entry is not the header of a segment")
     return Header(message.segment, entry.sequence, entry.length)
 
 

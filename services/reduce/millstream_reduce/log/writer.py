@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from millstream.durable import step
-from millstream.errors import EnvironmentFault, FencedError, StorageFullError
+from millstream.errors import FencedError, InfrastructureError, StorageFullError
 from millstream_reduce.log.entries import total_length
 from millstream_reduce.log.files import BUFFERS_AT_ONCE_MAX, NO_SPACE, Files, write_all
 from millstream_reduce.log.segments import UNNAMED_SUFFIX, LogIdentity, check_claim, segment_path
@@ -78,7 +78,7 @@ class LogWriter:
         """Make everything durable; takes what it is done with from the left of `items`.
 
         Raises `StorageFullError`: nothing new is durable, call again with what is left. Raises `FencedError` when
-        another owner has opened the log, and `EnvironmentFault` when what is on the disk is not known any more.
+        another owner has opened the log, and `InfrastructureError` when what is on the disk is not known any more.
         """
         self._with_reserve(lambda: self._flush(items))
 
@@ -191,9 +191,9 @@ class LogWriter:
         self.sync_s += self.sync_last_s
         self.syncs += 1
 
-    def _failed_sync(self, error: OSError, path: Path) -> EnvironmentFault:
+    def _failed_sync(self, error: OSError, path: Path) -> InfrastructureError:
         # The kernel may have dropped the pages and forget the error: a second fsync that succeeds says nothing.
-        return EnvironmentFault(
+        return InfrastructureError(
             f"{self._identity}: fsync of {path} failed ({error.strerror}). Nothing that was not durable before is "
             f"acknowledged; the lane has to start again. Check the disk"
         )
@@ -206,7 +206,7 @@ class LogWriter:
             )
         if error.errno == errno.EEXIST:
             return FencedError(f"{self._identity}: {path} was begun by another owner")
-        return EnvironmentFault(f"{self._identity}: cannot {doing} {path}: {error.strerror}. Check the disk")
+        return InfrastructureError(f"{self._identity}: cannot {doing} {path}: {error.strerror}. Check the disk")
 
 
 def _batch(items: deque[WriteEntry | BeginSegment]) -> list[WriteEntry]:

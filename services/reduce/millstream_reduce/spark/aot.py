@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from millstream.errors import EnvironmentFault
+from millstream.errors import InfrastructureError
 from millstream_reduce.spark.java import Java, cache_directories, find_java, spark_home, writable_cache
 
 JAVA_MIN = 25
@@ -42,7 +42,7 @@ def advice() -> str:
         java = find_java()
         if java.major < JAVA_MIN or find_cache(java) is not None:
             return ""
-    except EnvironmentFault:
+    except InfrastructureError:
         # Whoever starts it is told.
         return ""
     return (
@@ -65,7 +65,7 @@ def record_options(path: Path) -> list[str]:
 async def open_recording(java: Java) -> AsyncIterator[Path]:
     """Where a cache is to be written; when the block ends it is put in its place, whole, or there is none."""
     if java.major < JAVA_MIN:
-        raise EnvironmentFault(
+        raise InfrastructureError(
             f"an ahead-of-time cache needs Java {JAVA_MIN} or later, and {java.origin} is Java {java.version}; without "
             "one Spark takes twice as long to start. Unset JAVA_HOME to use the Java of `millstream[reduce]`"
         )
@@ -74,7 +74,7 @@ async def open_recording(java: Java) -> AsyncIterator[Path]:
         written = Path(temporary) / "cache"
         yield written
         if not written.is_file():
-            raise EnvironmentFault(
+            raise InfrastructureError(
                 "Spark's JVM has ended without writing its ahead-of-time cache; see what it said above"
             )
         os.chmod(written, 0o644)

@@ -27,7 +27,7 @@ from typing import NoReturn
 import uvloop
 
 from millstream.background import open_tasks
-from millstream.errors import EnvironmentFault, MillstreamError
+from millstream.errors import InfrastructureError, MillstreamError
 from millstream.health import start_heartbeat
 from millstream.telemetry.logging import configure_logging
 from millstream_reduce.spark.jvm import SparkEndedError
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return uvloop.run(_serve(_settings(options), options.address, begun_s))
     except MillstreamError as error:
-        return _told(error)
+        return _exit_code_of(error)
     except BaseExceptionGroup as group:
         return _report(group)
 
@@ -58,7 +58,7 @@ def _settings(options: argparse.Namespace) -> SparkSettings:
     try:
         text = file.read_text(encoding="utf-8")
     except OSError as error:
-        raise EnvironmentFault(f"the settings of Spark, {file}, cannot be read: {error}") from error
+        raise InfrastructureError(f"the settings of Spark, {file}, cannot be read: {error}") from error
     if options.settings is not None:
         return SparkSettings.from_json(text)
     # What reads a pipeline takes time to import, and a runner has done it already.
@@ -121,12 +121,12 @@ def _report(group: BaseExceptionGroup[BaseException]) -> int:
     lost = [error for error in ours if isinstance(error, SessionLostError)]
     if ours:
         first = (lost or ours)[0]
-        return _told(first)
+        return _exit_code_of(first)
     log.error("defect: %r", errors[0], exc_info=errors[0])
     return MillstreamError.exit_code
 
 
-def _told(error: MillstreamError) -> int:
+def _exit_code_of(error: MillstreamError) -> int:
     """Log it, and give the exit code."""
     log.error("%s", error)
     if isinstance(error, SparkEndedError) and error.killed_by:
@@ -148,9 +148,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--address", required=True, help=f"where to listen: unix:/path, or host:port with a token in {TOKEN_VARIABLE}"
     )
-    told = parser.add_mutually_exclusive_group(required=True)
-    told.add_argument("--resolved", type=Path, help="the resolved pipeline, as `millstream compile` writes it")
-    told.add_argument("--settings", type=Path, help="a file as `SparkSettings.to_json` writes it")
+    given = parser.add_mutually_exclusive_group(required=True)
+    given.add_argument("--resolved", type=Path, help="the resolved pipeline, as `millstream compile` writes it")
+    given.add_argument("--settings", type=Path, help="a file as `SparkSettings.to_json` writes it")
     parser.add_argument(
         "--directory",
         type=Path,

@@ -24,7 +24,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from millstream.errors import EnvironmentFault
+from millstream.errors import InfrastructureError
 
 CACHE_VARIABLE = "MILLSTREAM_CACHE"
 """Environment variable that names the directory for what is made once for each installation."""
@@ -63,16 +63,16 @@ class Java:
 def find_java(environment: Mapping[str, str] = os.environ) -> Java:
     """The Java of JAVA_HOME; without it the one that comes with the packages; without that the one on the path.
 
-    Raises `EnvironmentFault` when there is none, or it is too old.
+    Raises `InfrastructureError` when there is none, or it is too old.
     """
     java = _named(environment) or _bundled() or _on_path(environment)
     if java is None:
-        raise EnvironmentFault(
+        raise InfrastructureError(
             "Spark needs a Java, and there is none: install the packages of the reduce (`pip install "
             '"millstream[reduce]"` brings one along), or set JAVA_HOME to a Java of version 17 or later'
         )
     if java.major < VERSION_MIN:
-        raise EnvironmentFault(
+        raise InfrastructureError(
             f"Spark needs Java {VERSION_MIN} or later, and {java.origin} is Java {java.version} ({java.executable}): "
             "set JAVA_HOME to a newer one, or unset it to use the one that comes with `millstream[reduce]`"
         )
@@ -83,7 +83,7 @@ def spark_home() -> Path:
     """Where Spark is installed: inside the package pyspark, which is not imported for it."""
     spec = importlib.util.find_spec("pyspark")
     if spec is None or spec.origin is None:
-        raise EnvironmentFault(
+        raise InfrastructureError(
             'a reduce needs Spark, which is not installed here: `pip install "millstream[reduce]"` installs it'
         )
     return Path(spec.origin).parent
@@ -108,7 +108,7 @@ def writable_cache(environment: Mapping[str, str] = os.environ) -> Path:
             with tempfile.TemporaryFile(dir=directory):
                 return directory
     names = " nor ".join(str(directory) for directory in candidates)
-    raise EnvironmentFault(f"cannot write into {names}: set {CACHE_VARIABLE} to a directory for files made once")
+    raise InfrastructureError(f"cannot write into {names}: set {CACHE_VARIABLE} to a directory for files made once")
 
 
 def _named(environment: Mapping[str, str]) -> Java | None:
@@ -117,7 +117,7 @@ def _named(environment: Mapping[str, str]) -> Java | None:
         return None
     executable = Path(home) / "bin" / "java"
     if not os.access(executable, os.X_OK):
-        raise EnvironmentFault(f"JAVA_HOME is {home}, but there is no {executable} to run: correct it, or unset it")
+        raise InfrastructureError(f"JAVA_HOME is {home}, but there is no {executable} to run: correct it, or unset it")
     return Java(Path(home), executable, _version(Path(home), executable), "that of JAVA_HOME")
 
 
@@ -177,11 +177,11 @@ def _version(home: Path, executable: Path) -> str:
             [executable, "-version"], capture_output=True, text=True, timeout=_VERSION_TIMEOUT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise EnvironmentFault(f"{executable} cannot be run: {error}") from error
+        raise InfrastructureError(f"{executable} cannot be run: {error}") from error
     match = re.search(r'version "([^"]+)"', answer.stderr + answer.stdout)
     if match is None:
-        said = (answer.stderr + answer.stdout).strip() or "nothing"
-        raise EnvironmentFault(f"{executable} does not tell its version; it said: {said[:500]}")
+        printed = (answer.stderr + answer.stdout).strip() or "nothing"
+        raise InfrastructureError(f"{executable} does not tell its version; it printed: {printed[:500]}")
     return match[1]
 
 
@@ -226,8 +226,8 @@ class Question:
         # Others do not decide how Java is started, and need not be kept.
         decisive = {name: value for name, value in self.conf.items() if name.startswith("spark.driver.")}
         options = [part for name, value in decisive.items() for part in ("--conf", f"{name}={value}")]
-        told = [_MAIN_CLASS, "--master", self.master, *options, "pyspark-shell"]
-        return [argument.replace(str(self.directory), _DIRECTORY) for argument in told]
+        command_line = [_MAIN_CLASS, "--master", self.master, *options, "pyspark-shell"]
+        return [argument.replace(str(self.directory), _DIRECTORY) for argument in command_line]
 
     def digest(self) -> str:
         """Of all that the answer depends on."""
@@ -271,7 +271,7 @@ def _remembered(name: str) -> list[str] | None:
 
 def _remember(name: str, answer: list[str]) -> None:
     """Keep it where that is possible; without it the next start takes a little longer."""
-    with suppress(OSError, EnvironmentFault):
+    with suppress(OSError, InfrastructureError):
         place = writable_cache()
         # Only for who runs it: options of Java's may hold passwords. Several processes may do this at once.
         descriptor, temporary = tempfile.mkstemp(dir=place)

@@ -27,10 +27,10 @@ from pyspark.sql import SparkSession
 
 from millstream.wire.reduce.v1 import engine_pb2
 from millstream_reduce.engine import RESULT_SCHEMA
-from millstream_reduce.spark.faults import WindowFault, WorkerLostError, meaning
+from millstream_reduce.spark.errors import WindowError, WorkerLostError, meaning
 from millstream_reduce.spark.manifest import JobWindow
 from millstream_reduce.spark.reducing import check_function, compute_groups
-from millstream_reduce.spark.sql import QueryFault, SqlPlan, compute_sql, plan_sql
+from millstream_reduce.spark.sql import QueryError, SqlPlan, compute_sql, plan_sql
 
 __all__ = ["JobResult", "JobWindow", "check", "run"]
 
@@ -70,7 +70,7 @@ def check(spark: SparkSession, program: engine_pb2.Program) -> engine_pb2.CheckR
         return engine_pb2.CheckResponse()
     try:
         plan = _planned(spark, program.sql)
-    except QueryFault as fault:
+    except QueryError as fault:
         return engine_pb2.CheckResponse(faults=[str(fault)])
     return engine_pb2.CheckResponse(columns=plan.result_columns, one_by_one=plan.one_by_one)
 
@@ -112,7 +112,7 @@ def _isolated(
         for failure in failures:
             failure.window += first
         return [_shifted(table, first)], failures
-    except WindowFault as fault:
+    except WindowError as fault:
         if len(windows) == 1:
             return [], [engine_pb2.WindowFailure(window=first, reason=fault.reason, detail=fault.detail)]
     middle = len(windows) // 2
@@ -124,7 +124,7 @@ def _isolated(
 def _computed(
     compute: Compute, windows: Sequence[JobWindow], query: str
 ) -> tuple[pa.Table, list[engine_pb2.WindowFailure]]:
-    """Raises `WindowFault` when some of the windows is at fault, or may be."""
+    """Raises `WindowError` when some of the windows is at fault, or may be."""
     for losses in range(1, LOSSES_MAX + 1):
         try:
             return compute(windows)
@@ -134,7 +134,7 @@ def _computed(
                 raise fault from error
             _log.warning("%s; no attempt of a window is counted", fault)
             if len(windows) > 1 or losses == LOSSES_MAX:
-                raise WindowFault(
+                raise WindowError(
                     f"computing this window alone has ended its Python workers, in {LOSSES_MAX} jobs one after the "
                     "other: its function ends the process, crashes, or needs more memory than there is",
                     fault.detail,

@@ -33,10 +33,10 @@ from pathlib import Path
 import psutil
 
 from millstream.background import open_tasks
-from millstream.errors import EnvironmentFault, UserError
+from millstream.die_with_parent import dying_with_parent
+from millstream.errors import InfrastructureError, UserError
 from millstream.files import write_private
 from millstream.health import Health, Patience
-from millstream.tether import tethered
 from millstream.udf.environment import inherited
 from millstream_reduce.spark.java import MLLIB_MODULE, Java, Question, java_arguments, launcher_jar, spark_home
 
@@ -87,7 +87,7 @@ class JvmCommand:
     stop_timeout_s: float = STOP_TIMEOUT_S
 
 
-class SparkEndedError(EnvironmentFault):
+class SparkEndedError(InfrastructureError):
     """Spark's JVM has ended, or was ended because it hung."""
 
     def __init__(self, reason: str, killed_by: int = 0) -> None:
@@ -139,8 +139,8 @@ class Jvm:
             self._process.kill()
 
     def _describe(self, exit_code: int) -> str:
-        said = "\n".join(self.last_lines)
-        if exit_code == _OUT_OF_MEMORY_EXIT or "java.lang.OutOfMemoryError" in said:
+        printed = "\n".join(self.last_lines)
+        if exit_code == _OUT_OF_MEMORY_EXIT or "java.lang.OutOfMemoryError" in printed:
             return (
                 f"Spark ran out of memory ({self._memory_bytes >> 20} MiB): raise `spec.spark.driverMemory`, or make "
                 "windows smaller"
@@ -153,7 +153,7 @@ class Jvm:
         elif exit_code < 0:
             with suppress(ValueError):
                 how = signal.Signals(-exit_code).name
-        return f"Spark's JVM ended ({how}). " + (f"It said last:\n{said}" if said else "It said nothing")
+        return f"Spark's JVM ended ({how}). " + (f"It said last:\n{printed}" if printed else "It said nothing")
 
 
 @asynccontextmanager
@@ -170,7 +170,7 @@ async def open_jvm(
         question = Question(command.java, command.master, command.conf, environment, command.directory)
         launched = await java_arguments(question, lambda asked: _ask_launcher(command, environment, asked))
         process = await asyncio.create_subprocess_exec(
-            *tethered(_arguments(command, launched)),
+            *dying_with_parent(_arguments(command, launched)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
@@ -180,7 +180,7 @@ async def open_jvm(
             limit=_LINE_BYTES_MAX,
         )
     except OSError as error:
-        raise EnvironmentFault(f"cannot start Spark: {error}") from error
+        raise InfrastructureError(f"cannot start Spark: {error}") from error
     on_started()
     jvm = Jvm(process, command.memory_bytes)
     assert process.stdin is not None, "it is a pipe"
@@ -212,7 +212,7 @@ async def _ask_launcher(command: JvmCommand, environment: Mapping[str, str], arg
         *("-cp", str(launcher_jar()), "org.apache.spark.launcher.Main", *arguments),
     ]
     process = await asyncio.create_subprocess_exec(
-        *tethered(asking),
+        *dying_with_parent(asking),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -229,7 +229,7 @@ async def _ask_launcher(command: JvmCommand, environment: Mapping[str, str], arg
     if code < 0:
         raise SparkEndedError(f"Spark does not start: {await jvm.ended()}", jvm.killed_by)
     if code != 0 or not begun:
-        raise EnvironmentFault(f"{command.java.executable} does not run: {errors.decode(errors='replace').strip()}")
+        raise InfrastructureError(f"{command.java.executable} does not run: {errors.decode(errors='replace').strip()}")
     if _USAGE_ERROR in launched:
         raise UserError(f"Spark does not take its settings (`spec.spark`): {errors.decode(errors='replace').strip()}")
     return [argument.decode() for argument in launched.split(b"\0")[:-1]]
@@ -291,8 +291,10 @@ async def _gateway(process: asyncio.subprocess.Process, jvm: Jvm, connection: Pa
                     raise SparkEndedError(f"Spark does not start: {await jvm.ended()}", jvm.killed_by)
                 await asyncio.sleep(_POLL_S)
     except TimeoutError:
-        said = "\n".join(jvm.last_lines)
-        raise EnvironmentFault(f"Spark has not started within {START_TIMEOUT_S:.0f} s. It said last:\n{said}") from None
+        printed = "\n".join(jvm.last_lines)
+        raise InfrastructureError(
+            f"Spark has not started within {START_TIMEOUT_S:.0f} s. It said last:\n{printed}"
+        ) from None
     data = connection.read_bytes()
     connection.unlink()
     (port,) = _PORT.unpack_from(data, 0)

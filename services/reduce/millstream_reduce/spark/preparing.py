@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from millstream.errors import EnvironmentFault
+from millstream.errors import InfrastructureError
 from millstream.files import append_private, make_private_directories
 from millstream.wire.reduce.v1 import engine_pb2, wal_pb2
 from millstream_reduce.batches import encoded
@@ -71,7 +71,7 @@ class SparkReport:
 async def prepare(*, again: bool = False, on_begin: Callable[[], None] = lambda: None) -> Prepared:
     """Make the cache for the Spark and the Java that are installed, unless it is there. Half a minute.
 
-    `on_begin` is called before that half minute. Raises `EnvironmentFault`.
+    `on_begin` is called before that half minute. Raises `InfrastructureError`.
     """
     begun_s = time.monotonic()
     java = find_java()
@@ -92,7 +92,7 @@ async def prepare(*, again: bool = False, on_begin: Callable[[], None] = lambda:
 
 
 async def report(settings: SparkSettings) -> SparkReport:
-    """Start Spark, or reach it, and measure. Raises `EnvironmentFault` and `UserError`."""
+    """Start Spark, or reach it, and measure. Raises `InfrastructureError` and `UserError`."""
     java = find_java() if settings.remote is None else None
     with tempfile.TemporaryDirectory(prefix="millstream-spark-") as directory:
         ours = replace(settings, directory=Path(directory) / "scratch")
@@ -161,7 +161,7 @@ def write_windows(directory: Path) -> list[JobWindow]:
 
 
 def warm_up(spark: SparkSession, windows: Sequence[JobWindow]) -> None:
-    """Run one job. Blocking. Raises `EnvironmentFault` where no job can run."""
+    """Run one job. Blocking. Raises `InfrastructureError` where no job can run."""
     from millstream_reduce.spark import jobs
 
     result = jobs.run(spark, PROGRAM, windows)
@@ -170,4 +170,4 @@ def warm_up(spark: SparkSession, windows: Sequence[JobWindow]) -> None:
         advice = ""
         if "ModuleNotFoundError" in failure.reason + failure.detail:
             advice = ". The Python of the executors (`spark.pyspark.python`) needs the packages of `millstream[reduce]`"
-        raise EnvironmentFault(f"Spark is there, but cannot run the simplest job: {failure.reason}{advice}")
+        raise InfrastructureError(f"Spark is there, but cannot run the simplest job: {failure.reason}{advice}")

@@ -34,7 +34,7 @@ from millstream.errors import MillstreamError, UdfError
 from millstream.limits import MIB
 from millstream.wire.reduce.v1 import engine_pb2
 from millstream_reduce.engine import RESULT_SCHEMA
-from millstream_reduce.spark.faults import error_class, error_name, meaning
+from millstream_reduce.spark.errors import error_class, error_name, meaning
 from millstream_reduce.spark.manifest import KEY_SEPARATOR, JobWindow, Manifest, Runs, manifest_of
 from millstream_reduce.spark.prepared import manifest_of_run, run_job
 from millstream_reduce.spark.rows import Chunk, Log, chunks_of, join

@@ -26,7 +26,7 @@ import pyarrow.compute
 
 from millstream.errors import DamageError
 from millstream_reduce.batches import decoded
-from millstream_reduce.log.entries import EntryFault, read_entry, segment_name
+from millstream_reduce.log.entries import EntryError, read_entry, segment_name
 from millstream_reduce.spark.decoding import Array, Decoder
 from millstream_reduce.spark.manifest import TIMESTAMP, WINDOW, Manifest, Runs, Span, span_column
 from millstream_reduce.spark.partials import Partials
@@ -97,7 +97,7 @@ class Log:
             entry = read_entry(self._segment(runs), runs.offset, check=check)
             append = entry.message().append
             return decoded(entry.body, append.has_keys, append.has_headers)
-        except EntryFault as fault:
+        except EntryError as fault:
             raise DamageError(f"{_place_of(runs)}: {fault.reason}") from fault
         except (DamageError, OSError, ValueError) as error:
             raise DamageError(f"{_place_of(runs)}: {error}") from error

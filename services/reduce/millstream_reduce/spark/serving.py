@@ -19,7 +19,7 @@ import grpc
 import grpc.aio
 
 from millstream.background import open_tasks
-from millstream.errors import EnvironmentFault, MillstreamError, RetryLaterError
+from millstream.errors import InfrastructureError, MillstreamError, RetryLaterError
 from millstream.limits import GRPC_MESSAGE_BYTES_MAX
 from millstream.wire.reduce.v1 import engine_pb2, spark_pb2, spark_pb2_grpc
 from millstream_reduce.spark import jobs, preparing
@@ -53,7 +53,8 @@ async def serve(
     ready: asyncio.Event,
     stopped: asyncio.Event,
 ) -> None:
-    """Serve on `address` until `stopped`. Sets `ready` when it does. Raises `SessionLostError` and `EnvironmentFault`.
+    """Serve on `address` until `stopped`. Sets `ready` when it does. Raises `SessionLostError` and
+    `InfrastructureError`.
 
     `token`: without it nobody is answered, if there is one.
     `begun_s`: when the process was started, for the description.
@@ -87,7 +88,7 @@ async def _open_server(service: SparkDriverService, address: str, token: str) ->
     try:
         bound = server.add_insecure_port(address)
     except RuntimeError as error:
-        raise EnvironmentFault(f"the Spark driver cannot listen on {address}: {error}") from error
+        raise InfrastructureError(f"the Spark driver cannot listen on {address}: {error}") from error
     await server.start()
     _log.debug("listening on %s (%d)", address, bound)
     return server
@@ -130,7 +131,7 @@ async def _say_when_long(session: Session) -> None:
 
 
 async def _run_jobs(session: Session, executor: Executor, windows: Sequence[JobWindow]) -> None:
-    """Run what is asked for, and the warm-up in its gaps. Raises `EnvironmentFault` where no job can run."""
+    """Run what is asked for, and the warm-up in its gaps. Raises `InfrastructureError` where no job can run."""
     # Before anybody's: where Spark cannot run the simplest job, no window is at fault, and none may be given up.
     await session.run(preparing.warm_up, windows)
     async with asyncio.TaskGroup() as tasks:

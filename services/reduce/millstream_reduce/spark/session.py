@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 from millstream.background import open_tasks
-from millstream.errors import EnvironmentFault, MillstreamError, UserError
+from millstream.errors import InfrastructureError, MillstreamError, UserError
 from millstream.files import make_private_directories
 from millstream.udf.socket_directory import open_socket_directory
 from millstream_reduce.spark import aot
@@ -159,7 +159,7 @@ class Session:
 async def open_session(
     settings: SparkSettings, *, record_to: Path | None = None, on_started: Callable[[], object] = lambda: None
 ) -> AsyncIterator[Session]:
-    """Start Spark, or reach it; at most once in a process. Raises `EnvironmentFault` and `UserError`.
+    """Start Spark, or reach it; at most once in a process. Raises `InfrastructureError` and `UserError`.
 
     With `record_to` the JVM writes an ahead-of-time cache there when the block ends, which takes half a minute.
     `on_started` is called when there is nothing left to do but wait.
@@ -235,7 +235,7 @@ async def _open_driver(
 
 
 async def _unless_ended(jvm: Jvm, work: Coroutine[Any, Any, Answer]) -> Answer:
-    """What `work` gives; `EnvironmentFault` when the JVM ends before."""
+    """What `work` gives; `InfrastructureError` when the JVM ends before."""
     async with open_tasks() as tasks:
         ending = tasks.create_task(jvm.ended(), name="end of the JVM")
         working = tasks.create_task(_captured(work), name="session")
@@ -268,7 +268,7 @@ async def _in_time(
         async with asyncio.timeout(SESSION_TIMEOUT_S if settings.local_tasks is None else None):
             return await asyncio.get_running_loop().run_in_executor(calls, function, *arguments)
     except TimeoutError:
-        raise EnvironmentFault(
+        raise InfrastructureError(
             f"{settings.place} has been reached, but gives no session within {SESSION_TIMEOUT_S:.0f} s. Look at its log"
         ) from None
     except MillstreamError:
@@ -282,7 +282,7 @@ def _start_fault(place: str, error: Exception) -> MillstreamError:
     text = first_line(error)
     if "IllegalArgumentException" in text or "IllegalArgumentException" in type(error).__name__:
         return UserError(f"Spark does not take its settings (`spec.spark`): {text}")
-    return EnvironmentFault(f"Spark does not start on {place}: {text}")
+    return InfrastructureError(f"Spark does not start on {place}: {text}")
 
 
 def _import_connect() -> None:
@@ -390,7 +390,7 @@ def _clear(directory: Path) -> None:
         shutil.rmtree(directory, ignore_errors=True)
         make_private_directories(directory)
     except OSError as error:
-        raise EnvironmentFault(f"cannot make {directory} for Spark's temporary files: {error.strerror}") from error
+        raise InfrastructureError(f"cannot make {directory} for Spark's temporary files: {error.strerror}") from error
 
 
 def first_line(error: BaseException) -> str:
@@ -430,7 +430,7 @@ def addresses_of(place: str) -> list[tuple[str, int]]:
 
 
 async def await_server(place: str, *, wait_s: float = WAIT_S) -> None:
-    """Return when one of its addresses takes a connection; raise `EnvironmentFault` after `wait_s`."""
+    """Return when one of its addresses takes a connection; raise `InfrastructureError` after `wait_s`."""
     addresses = addresses_of(place)
     if not addresses:
         return
@@ -448,7 +448,7 @@ async def await_server(place: str, *, wait_s: float = WAIT_S) -> None:
             writer.close()
             return
         if time.monotonic() >= deadline_s:
-            raise EnvironmentFault(
+            raise InfrastructureError(
                 f"Spark cannot be reached at {place} ({trouble}): start it, or correct `spec.spark` of the pipeline"
             )
         if not warned:

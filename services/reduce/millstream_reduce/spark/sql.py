@@ -25,7 +25,7 @@ from pyspark.sql import types as spark_types
 
 from millstream.errors import UserError
 from millstream.wire.reduce.v1 import engine_pb2
-from millstream_reduce.spark import faults, safety
+from millstream_reduce.spark import errors, safety
 from millstream_reduce.spark.batching import TABLE, OneByOneError, batched
 from millstream_reduce.spark.columns import (
     COLUMNS,
@@ -160,12 +160,12 @@ class SqlPlan:
         return ", ".join(f"{quoted(column.name)} {column.kind.simpleString()}" for column in self.results)
 
 
-class QueryFault(UserError):
+class QueryError(UserError):
     """The query cannot run. The message says where and why."""
 
 
 def plan_sql(spark: SparkSession, program: engine_pb2.SqlProgram) -> SqlPlan:
-    """Let Spark look at a query. Raises `QueryFault`."""
+    """Let Spark look at a query. Raises `QueryError`."""
     query = program.query.strip().rstrip(";")
     declared = _declared(spark, program.value)
     fields = tuple(field.name for field in declared)
@@ -176,7 +176,7 @@ def plan_sql(spark: SparkSession, program: engine_pb2.SqlProgram) -> SqlPlan:
         results = _analyse(spark, alone(query, name), query)
     _check_results(results)
     if not reads_table(query, TABLE):
-        raise QueryFault(f"the query does not read the table `{TABLE}`: its results would say nothing of any record")
+        raise QueryError(f"the query does not read the table `{TABLE}`: its results would say nothing of any record")
     names, reads_value = needed_columns(query)
     fields = needed_fields(query, fields) if reads_value else ()
     pruned = _table(program.value, declared, names, fields, raw=reads_value)
@@ -184,7 +184,7 @@ def plan_sql(spark: SparkSession, program: engine_pb2.SqlProgram) -> SqlPlan:
         together, one_by_one = "", ""
         try:
             together = _together(spark, query, name, results)
-        except (OneByOneError, QueryFault) as error:
+        except (OneByOneError, QueryError) as error:
             one_by_one = str(error)
             _analyse(spark, alone(query, name), query)
     plan = SqlPlan(query, pruned.columns, pruned.rows, pruned.window, results, together, one_by_one)
@@ -203,7 +203,7 @@ def _preaggregated(
     with _view(spark, empty_table(spark, table.rows), table.window) as name:
         try:
             together = _together(spark, of.query, name, plan.results)
-        except (OneByOneError, QueryFault):
+        except (OneByOneError, QueryError):
             return None
     return replace(
         plan, columns=table.columns, rows=table.rows, window=table.window, together=together, partials=partials
@@ -281,27 +281,27 @@ def _view(spark: SparkSession, base: DataFrame, window: Sequence[str]) -> Iterat
 
 
 def _check_text(spark: SparkSession, query: str) -> None:
-    """Before Spark looks anything up that it names. Raises `QueryFault`."""
+    """Before Spark looks anything up that it names. Raises `QueryError`."""
     try:
         safety.check_text(spark, query, TABLE)
     except ParseException as error:
-        raise QueryFault(faults.sentence(str(error))) from error
+        raise QueryError(errors.sentence(str(error))) from error
     except safety.UnsafeQueryError as error:
-        raise QueryFault(str(error)) from error
+        raise QueryError(str(error)) from error
 
 
 def _analyse(spark: SparkSession, statement: str, query: str) -> tuple[ResultColumn, ...]:
     try:
         schema = spark.sql(statement).schema
     except ParseException as error:
-        raise QueryFault(_syntax_fault(spark, query)) from error
+        raise QueryError(_syntax_fault(spark, query)) from error
     except PySparkException as error:
         text = str(error)
-        message = faults.sentence(text, QUERY_LINE)
+        message = errors.sentence(text, QUERY_LINE)
         if "UNRESOLVED_ROUTINE" in text:
             functions = [row[0] for row in spark.sql("SHOW FUNCTIONS").collect()]
-            message = faults.with_suggestion(message, functions)
-        raise QueryFault(message) from error
+            message = errors.with_suggestion(message, functions)
+        raise QueryError(message) from error
     return tuple(ResultColumn(field.name, field.dataType) for field in schema)
 
 
@@ -310,7 +310,7 @@ def _syntax_fault(spark: SparkSession, query: str) -> str:
     try:
         spark.sql(f"EXPLAIN\n{query}")
     except ParseException as error:
-        return faults.sentence(str(error), QUERY_LINE)
+        return errors.sentence(str(error), QUERY_LINE)
     except PySparkException:
         pass
     return "it is not a query: write one SELECT"
@@ -321,14 +321,14 @@ def _check_results(results: Sequence[ResultColumn]) -> None:
     for column in results:
         name = column.name.lower()
         if name in seen:
-            raise QueryFault(f"two result columns are named {column.name}: give one another name with AS")
+            raise QueryError(f"two result columns are named {column.name}: give one another name with AS")
         if name.startswith(WINDOW):
-            raise QueryFault(f"the name {column.name} is taken: give the column another one with AS")
+            raise QueryError(f"the name {column.name} is taken: give the column another one with AS")
         seen.add(name)
         if name == "headers" and not isinstance(column.kind, spark_types.MapType):
-            raise QueryFault("the result column headers is a MAP<STRING, BINARY>: give it another name with AS")
+            raise QueryError("the result column headers is a MAP<STRING, BINARY>: give it another name with AS")
         if name in _LISTS and not _is_list(column.kind):
-            raise QueryFault(
+            raise QueryError(
                 f"the result column {name} is a list of texts, and here it is {column.kind.simpleString()}: write "
                 f"array(…) AS {name}, or give it another name with AS"
             )
@@ -358,9 +358,9 @@ def _declared(spark: SparkSession, value: engine_pb2.ValueSchema) -> spark_types
             return fields_of_avro(json.loads(value.avro_schema))
         return parse_fields(spark, value.fields) if value.fields else spark_types.StructType()
     except PySparkException as error:
-        raise QueryFault(f"value.fields: {faults.sentence(str(error))}") from error
+        raise QueryError(f"value.fields: {errors.sentence(str(error))}") from error
     except ValueError as error:
-        raise QueryFault(f"value: {error}") from error
+        raise QueryError(f"value: {error}") from error
 
 
 def _table(
@@ -438,4 +438,4 @@ def _decoder(value: engine_pb2.ValueSchema, declared: spark_types.StructType, na
             return CsvDecoder(fields, tuple(field.name for field in needed), value.delimiter or ",")
         case "avro":
             return AvroDecoder(needed, value.avro_schema)
-    raise QueryFault(f"values cannot be decoded as {value.format!r}: json, csv, avro or raw")
+    raise QueryError(f"values cannot be decoded as {value.format!r}: json, csv, avro or raw")

@@ -57,8 +57,8 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
         """The call itself, or one that is refused."""
-        told = dict(handler_call_details.invocation_metadata or ()).get(_HEADER, "")
-        given = told if isinstance(told, bytes) else told.encode()
+        presented = dict(handler_call_details.invocation_metadata or ()).get(_HEADER, "")
+        given = presented if isinstance(presented, bytes) else presented.encode()
         if hmac.compare_digest(given, self._expected):
             return await continuation(handler_call_details)
         # A call that streams its answer is refused by the same handler: it ends before its first message.
@@ -167,7 +167,8 @@ class SparkClient:
     async def run(self, request: engine_pb2.RunRequest) -> tuple[pa.Table, engine_pb2.RunSummary]:
         """Compute windows. The rows are as `RunResponse.rows` says; they are all there when the summary is.
 
-        Raises what will not be better next time: `DamageError` (the log), `UdfError`, `UserError`, `EnvironmentFault`.
+        Raises what will not be better next time: `DamageError` (the log), `UdfError`, `UserError`,
+        `InfrastructureError`.
         """
         return await self._ask(lambda: self._run_once(request))
 
@@ -185,14 +186,14 @@ class SparkClient:
     async def _ask(self, ask: Callable[[], Awaitable[Answer]]) -> Answer:
         """Ask until there is an answer."""
         attempt = 0
-        said, said_s = "", 0.0
+        last_logged, last_logged_s = "", 0.0
         while True:
             try:
                 return await ask()
             except grpc.aio.AioRpcError as error:
                 trouble = self._trouble(error)
-            if str(trouble) != said or time.monotonic() - said_s > _SAID_AGAIN_S:
-                said, said_s = str(trouble), time.monotonic()
+            if str(trouble) != last_logged or time.monotonic() - last_logged_s > _SAID_AGAIN_S:
+                last_logged, last_logged_s = str(trouble), time.monotonic()
                 _log.warning("%s; asking again", trouble)
             attempt += 1
             await asyncio.sleep(_BACKOFF.delay_s(attempt, self._rng))

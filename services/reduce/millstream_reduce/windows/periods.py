@@ -17,7 +17,7 @@ from millstream_reduce.windows.config import WindowConfig
 from millstream_reduce.windows.grouping import parts
 from millstream_reduce.windows.history import History
 from millstream_reduce.windows.keyed import NO_LIMIT
-from millstream_reduce.windows.spans import SpanWindows
+from millstream_reduce.windows.span_windows import SpanWindows
 
 
 class PeriodWindows(SpanWindows):

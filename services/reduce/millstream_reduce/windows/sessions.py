@@ -26,7 +26,7 @@ from millstream_reduce.windowing import Keys, Rows, Times
 from millstream_reduce.windows.grouping import NO_ROWS, parts
 from millstream_reduce.windows.keyed import NO_LIMIT
 from millstream_reduce.windows.slots import Key
-from millstream_reduce.windows.spans import SpanWindows
+from millstream_reduce.windows.span_windows import SpanWindows
 
 
 class SessionWindows(SpanWindows):

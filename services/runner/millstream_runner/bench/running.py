@@ -17,7 +17,7 @@ import psutil
 from millstream.buffers.registry import technology_of
 from millstream.buffers.technology import Technology
 from millstream.clock import MICROSECONDS
-from millstream.errors import EnvironmentFault, MillstreamError, RetryLaterError, UserError
+from millstream.errors import InfrastructureError, MillstreamError, RetryLaterError, UserError
 from millstream.files import write_private
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.ports import free_ports
@@ -171,7 +171,7 @@ async def _run(loaded: Loaded, options: RunOptions) -> RunResult:
 def _check(result: RunResult, load: Load) -> None:
     summary = result.summary
     if summary is None or not summary.ended:
-        raise EnvironmentFault("the benchmark was stopped before its end")
+        raise InfrastructureError("the benchmark was stopped before its end")
     if not summary.balanced:
         raise MillstreamError(f"the account does not balance: {'; '.join(summary.differences)}")
     processed = summary.vertices[1].account.processed

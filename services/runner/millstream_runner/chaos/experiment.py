@@ -26,27 +26,27 @@ from pathlib import Path
 from typing import Any
 
 from millstream.buffers.registry import over
-from millstream.errors import DamageError, EnvironmentFault, MillstreamError, UdfError, UserError
+from millstream.errors import DamageError, InfrastructureError, MillstreamError, UdfError, UserError
 from millstream.files import make_private_directories, write_private
 from millstream.spec.buffers import DEFAULT
-from millstream.spec.checks import local_faults
-from millstream.spec.faults import SpecError
+from millstream.spec.checks import local_problems
 from millstream.spec.graph import Graph
 from millstream.spec.guarantees import guarantees_of
 from millstream.spec.loading import Loaded, load
+from millstream.spec.problems import SpecError
 from millstream.wire.certificates import make_certificate
+from millstream_runner.chaos.builtin_pipelines import SHIPPED, Ports, write
 from millstream_runner.chaos.faults import Injector, refuse_large_disk
 from millstream_runner.chaos.lossy_path import open_lossy_path
 from millstream_runner.chaos.outside import INPUTS, RECEIVED, open_outside, outside_ports
 from millstream_runner.chaos.plan import FaultKind
 from millstream_runner.chaos.running import RunnerProcess
 from millstream_runner.chaos.session import Outcome, Plan, Session, Struck
-from millstream_runner.chaos.shipped import SHIPPED, Ports, write
 from millstream_runner.local.directory import DataDirectory
 
 ORACLE_TIMEOUT_S = 600.0
 _FAULTS: Mapping[int, type[MillstreamError]] = {
-    kind.exit_code: kind for kind in (UserError, UdfError, EnvironmentFault, DamageError)
+    kind.exit_code: kind for kind in (UserError, UdfError, InfrastructureError, DamageError)
 }
 _TAIL_BYTES = 2000
 _ENDLESS = 1 << 40
@@ -121,7 +121,7 @@ class Experiment:
         return bool(self.verdict["sound"]) and not self.faults and not self.shortfall
 
 
-async def conduct(options: Options, told: Callable[[Struck], None]) -> Experiment:
+async def conduct(options: Options, on_struck: Callable[[Struck], None]) -> Experiment:
     """Run the experiment. Raises `SpecError` and other faults of before the start, and `MillstreamError` when there is
     no verdict."""
     if options.kills is None and options.seconds is None:
@@ -143,7 +143,7 @@ async def conduct(options: Options, told: Callable[[Struck], None]) -> Experimen
     if options.ledger is not None:
         loaded = over(loaded, options.ledger)
     _refuse_unknown_wire(options, loaded)
-    faults = local_faults(loaded)
+    faults = local_problems(loaded)
     if faults:
         raise SpecError(faults)
     stated = {name: guarantee.id.value for name, guarantee in guarantees_of(loaded.graph).items()}
@@ -174,7 +174,7 @@ async def conduct(options: Options, told: Callable[[Struck], None]) -> Experimen
         if options.pipeline in SHIPPED and finish is None:
             # The records must last as long as the faults do, however long the machine takes for them.
             settle = partial(_settle, options, directory, records, rate, ports)
-        outcome = await Session(loaded.graph, runner, injector, plan, told, finish, settle).run()
+        outcome = await Session(loaded.graph, runner, injector, plan, on_struck, finish, settle).run()
     if not outcome.struck and outcome.exit_code:
         # Nothing was done to it: it is not for an oracle to say what is wrong.
         kind = _FAULTS.get(outcome.exit_code, MillstreamError)
@@ -249,12 +249,12 @@ async def _judged(options: Options, directory: Path, *, drained: bool) -> dict[s
         async with asyncio.timeout(ORACLE_TIMEOUT_S):
             output, errors = await process.communicate()
     except TimeoutError as error:
-        raise EnvironmentFault(f"the oracle has no verdict after {ORACLE_TIMEOUT_S:.0f} s") from error
+        raise InfrastructureError(f"the oracle has no verdict after {ORACLE_TIMEOUT_S:.0f} s") from error
     finally:
         if process.returncode is None:
             os.kill(process.pid, 9)
             await process.wait()
     if process.returncode not in (0, 1):
         raise MillstreamError(f"the oracle has no verdict: {errors.decode(errors='replace')[-2000:]}")
-    told: dict[str, Any] = json.loads(output.splitlines()[-1])
-    return told
+    on_struck: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return on_struck

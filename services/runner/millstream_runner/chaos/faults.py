@@ -17,10 +17,10 @@ from pathlib import Path
 
 import psutil
 
+from millstream.die_with_parent import dying_with_parent
 from millstream.errors import UserError
 from millstream.files import append_private
 from millstream.limits import KIB, MIB
-from millstream.tether import tethered
 from millstream_runner.chaos.lossy_path import LossyPath
 from millstream_runner.chaos.plan import FaultKind, NetworkFault, Strike
 from millstream_runner.chaos.processes import RunProcess
@@ -83,7 +83,7 @@ class Injector:
         """Another process does the work of the one that sleeps, until a while after that has woken up."""
         with append_private(self._log_file) as log:
             successor = await asyncio.create_subprocess_exec(
-                *tethered(list(victim.command)),
+                *dying_with_parent(list(victim.command)),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -13,10 +13,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
-from millstream.errors import EnvironmentFault
+from millstream.die_with_parent import dying_with_parent
+from millstream.errors import InfrastructureError
 from millstream.ports import free_ports
-from millstream.tether import tethered
-from millstream_runner.chaos.shipped import Ports
+from millstream_runner.chaos.builtin_pipelines import Ports
 
 SPLITS = 2
 INPUTS = "inputs.jsonl"
@@ -30,7 +30,7 @@ _STOP_TIMEOUT_S = 10.0
 async def open_outside(directory: Path, ports: Ports, rate: float) -> AsyncIterator[Callable[[], Awaitable[None]]]:
     """Both run inside the block. What it gives ends the feeder, once all it has sent is acknowledged.
 
-    Raises `EnvironmentFault` when that takes too long: the source is not there.
+    Raises `InfrastructureError` when that takes too long: the source is not there.
     """
     receiver = ["--port", str(ports.target), "--file", str(directory / RECEIVED)]
     feeder = ["--source", "orders", "--port", str(ports.source), "--splits", str(SPLITS)]
@@ -46,7 +46,7 @@ async def open_outside(directory: Path, ports: Ports, rate: float) -> AsyncItera
                 async with asyncio.timeout(_FINISH_TIMEOUT_S):
                     await feeding.wait()
             except TimeoutError:
-                raise EnvironmentFault(
+                raise InfrastructureError(
                     f"the source did not acknowledge what it was sent within {_FINISH_TIMEOUT_S:.0f} s"
                 ) from None
 
@@ -56,7 +56,7 @@ async def open_outside(directory: Path, ports: Ports, rate: float) -> AsyncItera
 @asynccontextmanager
 async def _running(name: str, options: list[str]) -> AsyncIterator[asyncio.subprocess.Process]:
     command = [sys.executable, "-m", f"millstream_runner.chaos.oracle.{name}", *options]
-    process = await asyncio.create_subprocess_exec(*tethered(command), start_new_session=True)
+    process = await asyncio.create_subprocess_exec(*dying_with_parent(command), start_new_session=True)
     try:
         yield process
     finally:

@@ -82,7 +82,7 @@ def _below(parent: RunProcess, below: Mapping[int, Sequence[psutil.Process]]) ->
 def _known(parent: RunProcess, process: psutil.Process, command: Sequence[str]) -> RunProcess | None:
     """What a process is for, by its command and by whose child it is; None for one that has no role."""
     modules = [after for before, after in pairwise(command) if before == "-m"]
-    if any("tether.py" in part for part in command[:4]):
+    if any("die_with_parent.py" in part for part in command[:4]):
         # About to become what it starts.
         return None
     if Path(command[0]).name in _BROKERS:
@@ -112,7 +112,7 @@ def _replicas(command: Sequence[str]) -> tuple[ReplicaId, ...]:
 def _works_for(process: psutil.Process, worker: RunProcess) -> tuple[ReplicaId, ...]:
     """The replica whose function a process runs; all of the worker's, where the system does not tell."""
     try:
-        told = process.environ()
-        return (ReplicaId(told["MILLSTREAM_VERTEX"], int(told["MILLSTREAM_REPLICA"])),)
+        environment = process.environ()
+        return (ReplicaId(environment["MILLSTREAM_VERTEX"], int(environment["MILLSTREAM_REPLICA"])),)
     except (psutil.Error, KeyError, ValueError, OSError):
         return worker.replicas

@@ -40,7 +40,7 @@ class Waiting:
         """When the last lane was back; None as long as one is not."""
         if self.since_us is None:
             return None
-        moments = [min((at for at in told if at > self.since_us), default=None) for told in self.lanes.values()]
+        moments = [min((at for at in commits if at > self.since_us), default=None) for commits in self.lanes.values()]
         known = [moment for moment in moments if moment is not None]
         return max(known, default=self.struck_us) if len(known) == len(moments) else None
 
@@ -49,7 +49,7 @@ class Waiting:
         since_us = self.since_us
         if since_us is None:
             return list(self.lanes)
-        return [lane for lane, told in self.lanes.items() if not any(at > since_us for at in told)]
+        return [lane for lane, commits in self.lanes.items() if not any(at > since_us for at in commits)]
 
 
 class Board:

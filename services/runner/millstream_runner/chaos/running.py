@@ -14,8 +14,8 @@ from pathlib import Path
 
 import psutil
 
+from millstream.die_with_parent import dying_with_parent
 from millstream.files import append_private
-from millstream.tether import tethered
 from millstream_runner.chaos.plan import Role
 from millstream_runner.chaos.processes import RunProcess
 from millstream_runner.local.directory import DataDirectory, Runtime
@@ -104,7 +104,7 @@ class RunnerProcess:
     async def _start(self) -> None:
         with append_private(self.log_file) as log:
             self._process = await asyncio.create_subprocess_exec(
-                *tethered(list(self._command)),
+                *dying_with_parent(list(self._command)),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -104,7 +104,7 @@ class Session:
         runner: RunnerProcess,
         injector: Injector,
         plan: Plan,
-        told: Callable[[Struck], None],
+        on_struck: Callable[[Struck], None],
         before_drain: Callable[[], Awaitable[None]] | None = None,
         settle: Callable[[int], None] | None = None,
     ) -> None:
@@ -117,7 +117,7 @@ class Session:
         self._runner = runner
         self._injector = injector
         self._plan = plan
-        self._told = told
+        self._on_struck = on_struck
         self._board = Board()
         self._clock = SystemClock()
         self._outcome = Outcome()
@@ -233,7 +233,7 @@ class Session:
         struck, waiting = self._pending
         self._pending = None
         self._board.forget(waiting)
-        self._told(struck)
+        self._on_struck(struck)
 
     def _replaced_us(self, struck: Struck) -> int | None:
         """When the process was started that stands in for the one that was killed."""

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from millstream.buffers.registry import technology_of
 from millstream.buffers.technology import Access
-from millstream.errors import EnvironmentFault, MillstreamError, RetryLaterError
+from millstream.errors import InfrastructureError, MillstreamError, RetryLaterError
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.record import LaneId
 from millstream.spec.graph import Graph
@@ -29,7 +29,7 @@ async def watch(graph: Graph, runner: RunnerProcess, board: Board) -> None:
         if access is None:
             await asyncio.sleep(_POLL_S)
             continue
-        with suppress(EnvironmentFault, RetryLaterError):
+        with suppress(InfrastructureError, RetryLaterError):
             await _watch_broker(graph, runner, board, access)
 
 

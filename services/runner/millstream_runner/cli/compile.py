@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from millstream.errors import EnvironmentFault
+from millstream.errors import InfrastructureError
 from millstream.spec import resolved
 from millstream.spec.loading import load
 
@@ -23,5 +23,5 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         output.write_text(f"{text}\n", encoding="utf-8")
     except OSError as error:
-        raise EnvironmentFault(f"{output} cannot be written: {error.strerror}") from error
+        raise InfrastructureError(f"{output} cannot be written: {error.strerror}") from error
     return 0

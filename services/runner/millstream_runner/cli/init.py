@@ -7,7 +7,7 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
-from millstream.errors import EnvironmentFault, UserError
+from millstream.errors import InfrastructureError, UserError
 
 _SUFFIX = ".template"
 """Template files carry it so that nothing mistakes them for modules and tests of Millstream itself."""
@@ -28,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
                 file.write(text)
             print(f"wrote {target / name}")
     except OSError as error:
-        raise EnvironmentFault(f"cannot write {error.filename}: {error.strerror}") from error
+        raise InfrastructureError(f"cannot write {error.filename}: {error.strerror}") from error
     print(f"\nnext:\n  cd {target}\n  millstream run pipeline.yaml\n  python -m unittest")
     return 0
 

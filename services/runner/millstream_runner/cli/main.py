@@ -13,7 +13,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from millstream.errors import EnvironmentFault, MillstreamError, UserError
+from millstream.errors import InfrastructureError, MillstreamError, UserError
 from millstream.printable import printable_output
 from millstream_runner.cli.arguments import parser
 from millstream_runner.local.causes import first_cause
@@ -51,7 +51,7 @@ def _run(options: argparse.Namespace) -> int:
         # A file that a command was given, or that lies in a data directory, and that it cannot read.
         if error.filename is None:
             return _report(options, error, _defect(error), MillstreamError.exit_code)
-        return _report(options, error, f"cannot use {error.filename}: {error.strerror}", EnvironmentFault.exit_code)
+        return _report(options, error, f"cannot use {error.filename}: {error.strerror}", InfrastructureError.exit_code)
     except Exception as error:  # noqa: BLE001  # the one place where a defect becomes a message
         cause = first_cause(error) if isinstance(error, ExceptionGroup) else None
         if cause is not None:

@@ -9,9 +9,9 @@ from millstream.buffers.registry import over
 from millstream.errors import DamageError, MillstreamError, UserError
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.printable import indented
-from millstream.spec.checks import local_faults
-from millstream.spec.faults import SpecError
+from millstream.spec.checks import local_problems
 from millstream.spec.loading import load
+from millstream.spec.problems import SpecError
 from millstream.spec.sql import doubts_of
 from millstream_runner.local.replica import Failure
 from millstream_runner.local.run import ABORTED, RunOptions, RunResult
@@ -26,9 +26,9 @@ def run(arguments: argparse.Namespace) -> int:
         loaded = over(loaded, arguments.ledger)
     for path, doubt in doubts_of(loaded.pipeline):
         print(f"warning: {loaded.note(path, doubt)}; `millstream validate` asks Spark", file=sys.stderr)
-    faults = local_faults(loaded)
-    if faults:
-        raise SpecError(faults)
+    problems = local_problems(loaded)
+    if problems:
+        raise SpecError(problems)
     if arguments.workers is not None and arguments.workers < 1:
         raise UserError(f"--workers {arguments.workers}: at least one process is needed")
     import uvloop

@@ -27,8 +27,8 @@ def run(arguments: argparse.Namespace) -> int:
     if elsewhere is not None:
         vertices = asyncio.run(_look(elsewhere.graph, access_elsewhere(arguments, elsewhere.graph)))
         if arguments.json:
-            told = {"pipeline": elsewhere.pipeline.name, "vertices": [asdict(vertex) for vertex in vertices]}
-            print(json.dumps(told))
+            status = {"pipeline": elsewhere.pipeline.name, "vertices": [asdict(vertex) for vertex in vertices]}
+            print(json.dumps(status))
         else:
             print("\n".join(aligned(_lane_rows(vertices), left={0, 1, 5})))
         return 0

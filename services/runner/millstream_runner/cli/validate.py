@@ -12,11 +12,11 @@ from importlib.util import find_spec
 from typing import Any
 
 from millstream.errors import MillstreamError, UserError
-from millstream.spec.checks import local_faults
+from millstream.spec.checks import local_problems
 from millstream.spec.connectors import Guarantee
-from millstream.spec.faults import Fault, Finding, Note, fault_lines
 from millstream.spec.guarantees import guarantees_of
 from millstream.spec.loading import FileError, Loaded, Partial, load
+from millstream.spec.problems import Finding, Note, Problem, problem_lines
 from millstream.spec.sql import doubts_of
 from millstream_runner.local.storage import reservation_text, reserved_bytes
 
@@ -24,17 +24,17 @@ from millstream_runner.local.storage import reservation_text, reserved_bytes
 def run(arguments: argparse.Namespace) -> int:
     loaded: Loaded | None = None
     partial: Partial | None = None
-    faults: list[Fault] = []
+    problems: list[Problem] = []
     notes: list[Note] = []
     try:
         loaded = load(arguments.file)
     except FileError as error:
-        faults += error.faults
+        problems += error.problems
         partial = error.partial
     if partial is not None and not arguments.file_only:
-        known = {(fault.path, fault.what) for fault in faults}
-        faults += [fault for fault in local_faults(partial) if (fault.path, fault.what) not in known]
-        _ask_spark(partial, faults, notes)
+        known = {(problem.path, problem.what) for problem in problems}
+        problems += [problem for problem in local_problems(partial) if (problem.path, problem.what) not in known]
+        _ask_spark(partial, problems, notes)
     if loaded is not None:
         notes += loaded.notes
         if arguments.file_only:
@@ -43,19 +43,19 @@ def run(arguments: argparse.Namespace) -> int:
                 for path, doubt in doubts_of(loaded.pipeline)
             ]
         else:
-            faults += local_faults(loaded)
-            _ask_spark(loaded, faults, notes)
+            problems += local_problems(loaded)
+            _ask_spark(loaded, problems, notes)
     guarantees = guarantees_of(loaded.graph) if loaded is not None else {}
     if arguments.json:
         reserved = reserved_bytes(loaded.graph) if loaded is not None else {}
-        print(json.dumps(_as_json(str(arguments.file), faults, notes, guarantees) | {"reserved": reserved}))
+        print(json.dumps(_as_json(str(arguments.file), problems, notes, guarantees) | {"reserved": reserved}))
     else:
-        _show(loaded, faults, notes, guarantees)
-    return UserError.exit_code if faults else 0
+        _show(loaded, problems, notes, guarantees)
+    return UserError.exit_code if problems else 0
 
 
-def _ask_spark(loaded: Loaded | Partial, faults: list[Fault], notes: list[Note]) -> None:
-    """Add what Spark says of the queries, as far as they can be read. One that does not start is a fault too."""
+def _ask_spark(loaded: Loaded | Partial, problems: list[Problem], notes: list[Note]) -> None:
+    """Add what Spark says of the queries, as far as they can be read. One that does not start is a problem too."""
     queries = sum(vertex.udf is not None and vertex.udf.sql is not None for vertex in loaded.sound.values())
     if not queries or _has_no_spark():
         return
@@ -72,25 +72,25 @@ def _ask_spark(loaded: Loaded | Partial, faults: list[Fault], notes: list[Note])
         verdict = asyncio.run(check_queries(loaded.sound, spark))
     except MillstreamError as error:
         expected = "a Spark that starts on this machine, to look at the queries"
-        faults.append(loaded.fault(Finding(("spec", "spark"), str(error), expected)))
+        problems.append(loaded.problem(Finding(("spec", "spark"), str(error), expected)))
         return
-    faults += [loaded.fault(finding) for finding in verdict.faults]
-    faults.sort(key=lambda fault: (fault.line, fault.column, fault.path))
+    problems += [loaded.problem(finding) for finding in verdict.problems]
+    problems.sort(key=lambda problem: (problem.line, problem.column, problem.path))
     notes += [loaded.note(path, text) for path, text in verdict.notes]
 
 
 def _has_no_spark() -> bool:
-    """Then that is a fault already."""
+    """Then that is a problem already."""
     return find_spec("pyspark") is None
 
 
 def _as_json(
-    file: str, faults: Sequence[Fault], notes: Sequence[Note], guarantees: Mapping[str, Guarantee]
+    file: str, problems: Sequence[Problem], notes: Sequence[Note], guarantees: Mapping[str, Guarantee]
 ) -> dict[str, Any]:
     return {
         "file": file,
-        "valid": not faults,
-        "faults": [asdict(fault) for fault in faults],
+        "valid": not problems,
+        "problems": [asdict(problem) for problem in problems],
         "notes": [asdict(note) for note in notes],
         "guarantees": {
             sink: {"id": guarantee.id.value, "sentence": guarantee.sentence} for sink, guarantee in guarantees.items()
@@ -99,13 +99,13 @@ def _as_json(
 
 
 def _show(
-    loaded: Loaded | None, faults: Sequence[Fault], notes: Sequence[Note], guarantees: Mapping[str, Guarantee]
+    loaded: Loaded | None, problems: Sequence[Problem], notes: Sequence[Note], guarantees: Mapping[str, Guarantee]
 ) -> None:
-    for line in fault_lines(faults):
+    for line in problem_lines(problems):
         print(line, file=sys.stderr)
-    if faults:
-        print(f"{len(faults)} fault{'' if len(faults) == 1 else 's'}", file=sys.stderr)
-    if loaded is not None and not faults:
+    if problems:
+        print(f"{len(problems)} problem{'' if len(problems) == 1 else 's'}", file=sys.stderr)
+    if loaded is not None and not problems:
         vertices, edges = len(loaded.graph.vertices), len(loaded.graph.edges)
         print(f"{loaded.path}: pipeline {loaded.pipeline.name} is valid ({vertices} vertices, {edges} edges)")
         print(f"it reserves of the broker's storage: {reservation_text(loaded.graph)}")

@@ -42,7 +42,7 @@ async def _run(graph: Graph, directory: DataDirectory, time_us: int | None, *, a
     ):
         watermarks = Watermarks(graph, buffer.broker, buffer.stores, directory.windows)
         lanes = await watermarks.lanes()
-        for line in _told(lanes):
+        for line in _lines(lanes):
             print(line)
         if time_us is None:
             return 0
@@ -63,7 +63,7 @@ async def _run(graph: Graph, directory: DataDirectory, time_us: int | None, *, a
     return 0
 
 
-def _told(lanes: Sequence[LaneTime]) -> Iterator[str]:
+def _lines(lanes: Sequence[LaneTime]) -> Iterator[str]:
     if not lanes:
         yield "no lane has committed anything"
     for one in lanes:

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from millstream.audit import own_file, read_entries, spec_digest, write_entry
-from millstream.errors import EnvironmentFault
+from millstream.errors import InfrastructureError
 from millstream.spec import resolved
 from millstream.spec.loading import Loaded
 from millstream_runner.local.directory import DataDirectory
@@ -26,7 +26,8 @@ __all__ = ["entries", "note", "note_elsewhere", "note_going", "pipeline_of", "sp
 
 
 def note(directory: DataDirectory, action: str, **more: Any) -> None:
-    """Write down that this process is about to do something. Raises `EnvironmentFault` where that cannot be written."""
+    """Write down that this process is about to do something. Raises `InfrastructureError` where that cannot be
+    written."""
     write_entry(directory.audit, action, **{**_pipeline(directory), **more})
 
 
@@ -39,7 +40,7 @@ def note_going(directory: DataDirectory, message: Callable[[str], None], action:
     """Write down what a run does that has begun: it is done also where that cannot be written, with a warning."""
     try:
         note(directory, action, **more)
-    except EnvironmentFault as error:
+    except InfrastructureError as error:
         message(f"warning: {action!r} is missing from the audit: {error}")
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from millstream import limits
 from millstream.background import open_tasks
 from millstream.buffers.technology import Access, Technology
-from millstream.errors import EnvironmentFault
+from millstream.errors import InfrastructureError
 from millstream.health import Health, Patience
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.ports import free_ports
@@ -90,7 +90,7 @@ class EmbeddedBroker:
     async def serve(self) -> None:
         """Start, start again whenever it dies, and return after `stop`.
 
-        Raises `EnvironmentFault` when it does not come up, again and again.
+        Raises `InfrastructureError` when it does not come up, again and again.
         """
         failures = 0
         while not self._stop.is_set():
@@ -124,7 +124,7 @@ class EmbeddedBroker:
                 continue
             failures += 1
             if failures >= (2 if self._first else STARTS_MAX):
-                raise EnvironmentFault(f"the broker {ending.text} and does not come up: {self._tail()}")
+                raise InfrastructureError(f"the broker {ending.text} and does not come up: {self._tail()}")
             _log.warning("the broker %s; it is started again in %.1f s", ending.text, backoff_s(failures))
             if self._first:
                 # Somebody may have taken the port since it was tried.

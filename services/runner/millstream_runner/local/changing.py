@@ -20,7 +20,7 @@ from uuid import uuid4
 from millstream.buffers.registry import technology_of
 from millstream.buffers.technology import Access
 from millstream.durable import step
-from millstream.errors import DamageError, EnvironmentFault, RetryLaterError, UserError
+from millstream.errors import DamageError, InfrastructureError, RetryLaterError, UserError
 from millstream.ledger.protocol import Commit, DurabilityLevel, Ledger
 from millstream.record import LaneId
 from millstream.spec import resolved
@@ -128,7 +128,7 @@ class Change:
         except FileNotFoundError:
             pass
         except OSError as error:
-            raise EnvironmentFault(f"cannot remove {path}: {error.strerror}") from error
+            raise InfrastructureError(f"cannot remove {path}: {error.strerror}") from error
 
 
 def plan_change(directory: DataDirectory, loaded: Loaded, forget: Collection[str]) -> Change | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from millstream.errors import EnvironmentFault
+from millstream.errors import InfrastructureError
 from millstream.spec import resolved
 from millstream.spec.loading import Loaded
 from millstream_runner.local.directory import DataDirectory, Runtime, read_json, write_json
@@ -19,7 +19,7 @@ def refuse_live_runner(directory: DataDirectory, previous: Runtime) -> None:
     """The lock is only as good as its file: somebody may have removed it under a run."""
     runner = previous.runner
     if runner.pid != os.getpid() and is_alive(runner):
-        raise EnvironmentFault(
+        raise InfrastructureError(
             f"the data directory {directory.root} is in use by process {runner.pid}, whose lock file was removed; "
             f"end that run first (`kill {runner.pid}`), or choose another directory with --data-dir"
         )

@@ -34,7 +34,7 @@ from typing import Any, Self
 
 from millstream.buffers.technology import Access, Technology
 from millstream.durable import step
-from millstream.errors import DamageError, EnvironmentFault, UserError
+from millstream.errors import DamageError, InfrastructureError, UserError
 from millstream.files import PRIVATE_DIRECTORY, create_private, open_private, own_directory
 from millstream.sandbox import DATA_DIRECTORIES
 
@@ -188,7 +188,7 @@ class DataDirectory:
         try:
             return self.pipeline.read_text(encoding="utf-8")
         except OSError as error:
-            raise EnvironmentFault(f"cannot read {self.pipeline}: {error.strerror}") from error
+            raise InfrastructureError(f"cannot read {self.pipeline}: {error.strerror}") from error
         except UnicodeDecodeError as error:
             raise DamageError(f"{self.pipeline} is not text ({error}); the next run writes it anew") from error
 
@@ -228,9 +228,9 @@ def held(root: Path) -> Iterator[DataDirectory]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno not in (errno.EAGAIN, errno.EACCES):
-                raise EnvironmentFault(f"cannot lock {directory.lock}: {error.strerror}") from error
+                raise InfrastructureError(f"cannot lock {directory.lock}: {error.strerror}") from error
             holder = os.pread(handle, 32, 0).decode(errors="replace").strip() or "unknown"
-            raise EnvironmentFault(
+            raise InfrastructureError(
                 f"the data directory {root} is in use by process {holder}; end that run first (Ctrl-C in its terminal, "
                 f"or `kill {holder}`), or choose another directory with --data-dir"
             ) from error
@@ -278,7 +278,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise EnvironmentFault(f"cannot read {path}: {error.strerror}") from error
+        raise InfrastructureError(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:
         raise DamageError(f"{path} is not JSON ({error}); remove it") from error
     if not isinstance(data, dict):
@@ -348,4 +348,4 @@ def _explained(what: str) -> Iterator[None]:
             errno.EPERM: "; choose a directory you may write to with --data-dir",
             errno.EROFS: "; choose a directory you may write to with --data-dir",
         }.get(error.errno or 0, "")
-        raise EnvironmentFault(f"{what}: {error.strerror}{advice}") from error
+        raise InfrastructureError(f"{what}: {error.strerror}{advice}") from error

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from millstream.clock import MICROSECONDS
 from millstream.durable import step
-from millstream.errors import EnvironmentFault, UserError
+from millstream.errors import InfrastructureError, UserError
 from millstream.spec.graph import Graph
 from millstream_writer.sinks.file.connector import FileSink
 from millstream_writer.sinks.file.directory import HIDDEN, is_free, runs_of
@@ -42,7 +42,7 @@ def former_outputs(graph: Graph, base_dir: Path) -> list[FormerOutput]:
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:
-            raise EnvironmentFault(f"cannot list {directory}: {error.strerror}") from error
+            raise InfrastructureError(f"cannot list {directory}: {error.strerror}") from error
         parsed = [(name, FinishedName.parse(name)) for name in names]
         files = [directory / name for name, it in parsed if it is not None and it.lane.startswith(f"{vertex}.")]
         if files:
@@ -85,7 +85,7 @@ def move_outputs(outputs: Sequence[FormerOutput], now_us: int) -> list[tuple[Pat
                 with step("outputs.move"):
                     path.rename(target / path.relative_to(output.directory))
         except OSError as error:
-            raise EnvironmentFault(
+            raise InfrastructureError(
                 f"cannot move the files of {output.directory} to {target}: {error.strerror}. Nothing was removed; move "
                 f"what is left yourself, together with {HIDDEN}"
             ) from error

@@ -9,7 +9,7 @@ import signal
 from dataclasses import dataclass, field
 
 from millstream import limits
-from millstream.errors import DamageError, EnvironmentFault, FencedError, MillstreamError, UdfError, UserError
+from millstream.errors import DamageError, FencedError, InfrastructureError, MillstreamError, UdfError, UserError
 
 KILLS_MAX = 30
 """Times in a row a process may be ended from outside without any progress before the run gives up on it: some two
@@ -25,7 +25,7 @@ _FATAL = {UserError.exit_code, UdfError.exit_code, DamageError.exit_code}
 # What people, systems and a machine that runs out of memory send. Any other signal is the process's own crash.
 _FROM_OUTSIDE = {0, *(-number for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP))}
 # Codes of errors that say more than "a defect" when a process ends with them again and again.
-_TELLING = {EnvironmentFault.exit_code, FencedError.exit_code}
+_TELLING = {InfrastructureError.exit_code, FencedError.exit_code}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Ending:
         """That of a run which gives up over it."""
         if self.exit_code in _TELLING:
             return self.exit_code
-        return EnvironmentFault.exit_code if self.from_outside else MillstreamError.exit_code
+        return InfrastructureError.exit_code if self.from_outside else MillstreamError.exit_code
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """Child processes of the runner: starting, telling apart, ending.
 
-A child is tethered (it cannot outlive the runner, however that ends) and leads a session of its own, so that Ctrl-C in
-the terminal reaches the runner alone, which then decides who stops when. What it prints goes, line by line, to its log.
+A child dies with the runner (it cannot outlive the runner, however that ends) and leads a session of its own, so that
+Ctrl-C in the terminal reaches the runner alone, which then decides who stops when. What it prints goes, line by line,
+to its log.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from contextlib import asynccontextmanager, suppress
 
 import psutil
 
-from millstream.errors import EnvironmentFault
+from millstream.die_with_parent import dying_with_parent
+from millstream.errors import InfrastructureError
 from millstream.health import Heartbeat
-from millstream.tether import tethered
 from millstream_runner.local.directory import ProcessIdentity
 from millstream_runner.local.logfiles import LineSplitter
 
@@ -60,7 +61,7 @@ def end_stale(identities: Iterable[ProcessIdentity], *, timeout_s: float = 10.0)
                 stale.append(process)
     _, remaining = psutil.wait_procs(stale, timeout=timeout_s)
     if remaining:
-        raise EnvironmentFault(
+        raise InfrastructureError(
             f"process {remaining[0].pid} of an earlier run does not end; it may hang in disk I/O. Try again later"
         )
     return [process.pid for process in stale]
@@ -117,7 +118,7 @@ async def open_child(
     added = {} if heartbeat is None else heartbeat.environment
     try:
         process = await asyncio.create_subprocess_exec(
-            *tethered(list(command)),
+            *dying_with_parent(list(command)),
             stdin=asyncio.subprocess.PIPE if takes_orders else asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -126,7 +127,7 @@ async def open_child(
             env={**os.environ, **added, **(environment or {})},
         )
     except OSError as error:
-        raise EnvironmentFault(f"cannot start {name} ({command[0]}): {error.strerror}") from error
+        raise InfrastructureError(f"cannot start {name} ({command[0]}): {error.strerror}") from error
     # A child that has ended already is a zombie until it is waited for, so it can still be identified; unless the
     # loop's watcher was faster. Then there is nothing to tell apart any more.
     child = Child(name, process, identify(process.pid) or ProcessIdentity(process.pid, 0.0))

@@ -14,8 +14,8 @@ from pathlib import Path as FilePath
 from typing import TYPE_CHECKING
 
 from millstream.limits import MIB
-from millstream.spec.faults import Finding, Path
 from millstream.spec.models import Spark, Vertex
+from millstream.spec.problems import Finding, Path
 from millstream.wire.reduce.v1 import engine_pb2
 
 if TYPE_CHECKING:
@@ -34,14 +34,14 @@ _OF_CLUSTERS = ("spark.submit.", "spark.executor.", "spark.kubernetes.", "spark.
 class Verdict:
     """What Spark says of all queries."""
 
-    faults: list[Finding] = field(default_factory=list)
+    problems: list[Finding] = field(default_factory=list)
     notes: list[tuple[Path, str]] = field(default_factory=list)
 
 
 async def check_queries(vertices: Mapping[int, Vertex], spark: Spark | None) -> Verdict:
     """Start a Spark on this machine, whatever the pipeline's own is, and ask it. Takes some seconds; once in a process.
 
-    Raises `EnvironmentFault` when it does not start, `UserError` when it does not take the pipeline's settings.
+    Raises `InfrastructureError` when it does not start, `UserError` when it does not take the pipeline's settings.
     """
     from pyspark.logger import PySparkLogger
 
@@ -66,19 +66,19 @@ async def verdict_of(vertices: Mapping[int, Vertex], check: Check) -> Verdict:
             continue
         answer = await check(sql_program(vertex.udf.sql, keyed=vertex.group_by.keyed))
         path = ("spec", "vertices", index, "udf", "sql")
-        verdict.faults += [_finding(path, fault) for fault in answer.faults]
+        verdict.problems += [_finding(path, problem) for problem in answer.faults]
         if answer.one_by_one:
             what = f"windows that close together are computed one by one, which is slower: {answer.one_by_one}"
             verdict.notes.append(((*path, "query"), what))
     return verdict
 
 
-def _finding(path: Path, fault: str) -> Finding:
-    """At the query, or at the part of the value's format that the fault begins with."""
+def _finding(path: Path, problem: str) -> Finding:
+    """At the query, or at the part of the value's format that the problem begins with."""
     for place, expected in _PLACES.items():
-        if fault.startswith(f"{'.'.join(place)}: "):
-            return Finding((*path, *place), fault.partition(": ")[2], expected)
-    return Finding((*path, "query"), fault, "a query that Spark can run over the table `window`")
+        if problem.startswith(f"{'.'.join(place)}: "):
+            return Finding((*path, *place), problem.partition(": ")[2], expected)
+    return Finding((*path, "query"), problem, "a query that Spark can run over the table `window`")
 
 
 _PLACES: Mapping[tuple[str, ...], str] = {

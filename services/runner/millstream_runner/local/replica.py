@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from enum import Enum
 from typing import Any, Generic, Protocol, TypeVar
 
-from millstream.errors import DamageError, EnvironmentFault, FencedError, MillstreamError, UdfError, UserError
+from millstream.errors import DamageError, FencedError, InfrastructureError, MillstreamError, UdfError, UserError
 from millstream.health import Health, Heartbeat, Patience, open_heartbeat
 from millstream.record import ReplicaId
 from millstream_runner.local.directory import RunningProcess
@@ -322,5 +322,5 @@ def worst(failures: list[Failure]) -> Failure | None:
 
 _ORDER = {
     error.exit_code: place
-    for place, error in enumerate((UserError, UdfError, DamageError, EnvironmentFault, FencedError, MillstreamError))
+    for place, error in enumerate((UserError, UdfError, DamageError, InfrastructureError, FencedError, MillstreamError))
 }

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from millstream import limits
 from millstream.buffers.registry import technology_of
 from millstream.clock import SystemClock
-from millstream.errors import DamageError, EnvironmentFault, MillstreamError, RetryLaterError, UserError
+from millstream.errors import DamageError, InfrastructureError, MillstreamError, RetryLaterError, UserError
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.record import ReplicaId
 from millstream.spec.graph import Graph
@@ -54,7 +54,7 @@ from millstream_runner.local.workers import (
     LocalWorker,
     LocalWorkers,
     Logs,
-    Surroundings,
+    WorkerArguments,
     WorkerPlan,
     plan_workers,
 )
@@ -247,7 +247,7 @@ class _Run:
         return summary
 
     async def _run_vertices(self, broker: EmbeddedBroker, view: PipelineView) -> Summary:
-        surroundings = Surroundings(
+        arguments = WorkerArguments(
             self._directory.pipeline,
             self._directory.windows,
             self._options.broker_path or broker.access.url,
@@ -270,7 +270,7 @@ class _Run:
             ]
             draining = tasks.create_task(self._drain_when_asked(view), name="drain")
             for worker in self._workers:
-                tasks.create_task(worker.serve(surroundings), name=worker.plan.name)
+                tasks.create_task(worker.serve(arguments), name=worker.plan.name)
             while not self._workers.are_over:
                 if self._failure() is not None and self._state != "failing":
                     self._state = "failing"
@@ -472,7 +472,7 @@ class _Run:
         """Write a small file for others to look at. A full disk must not stop the run over it."""
         try:
             write_json(path, data, durable=False)
-        except EnvironmentFault as error:
+        except InfrastructureError as error:
             if str(error) != self._last_trouble:
                 self._last_trouble = str(error)
                 self._screen.message(f"warning: {error}")

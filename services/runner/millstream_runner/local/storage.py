@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from millstream.errors import EnvironmentFault
+from millstream.errors import InfrastructureError
 from millstream.limits import MIB
 from millstream.spec.graph import Graph
 from millstream_runner.local.directory import DataDirectory
@@ -32,13 +32,13 @@ def reservation_text(graph: Graph) -> str:
 
 
 def refuse_small_disk(graph: Graph, directory: DataDirectory) -> None:
-    """Raise `EnvironmentFault` where a pipeline that starts from nothing would not get what it reserves."""
+    """Raise `InfrastructureError` where a pipeline that starts from nothing would not get what it reserves."""
     place = _nearest(directory.root)
     freed = sum(file.stat().st_size for file in directory.broker.rglob("*") if file.is_file())
     free = shutil.disk_usage(place).free + freed
     needed = sum(reserved_bytes(graph).values())
     if needed > free * BROKER_SHARE:
-        raise EnvironmentFault(
+        raise InfrastructureError(
             f"the pipeline reserves {reservation_text(graph)}, for its buffers, and the disk that holds {place} has "
             f"{_shown(free)} free, of which the broker takes three quarters. Lower `limits.bufferMaxBytes` (now "
             f"{_shown(graph.pipeline.spec.limits.buffer_max_bytes)} for each buffer), or choose a larger disk with "

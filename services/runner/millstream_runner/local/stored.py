@@ -22,7 +22,7 @@ from millstream_runner.local.view import PipelineView, open_view
 async def open_stored(directory: DataDirectory, graph: Graph) -> AsyncIterator[EmbeddedBroker]:
     """Hold the directory, end what a killed run left behind, and have its broker run meanwhile.
 
-    Raises `EnvironmentFault` when a run has it.
+    Raises `InfrastructureError` when a run has it.
     """
     with held(directory.root):
         runtime = directory.read_runtime()

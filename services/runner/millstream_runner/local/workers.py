@@ -51,7 +51,7 @@ def plan_workers(graph: Graph, workers: int | None, metrics_port_base: int | Non
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class WorkerArguments:
     """What all workers of a run are told."""
 
     pipeline_file: Path
@@ -109,7 +109,7 @@ class LocalWorker:
     def __init__(self, plan: WorkerPlan, logs: Logs, hooks: Hooks) -> None:
         self.plan = plan
         self._hooks = hooks
-        self._told: set[ReplicaId] = set()
+        self._drained: set[ReplicaId] = set()
         """To stop."""
         self._over: dict[ReplicaId, State] = {}
         """Will not be started again."""
@@ -155,26 +155,26 @@ class LocalWorker:
         if state is State.FAILED and self.failure is not None and self.failure.process != replica.name:
             # It ended with a neighbour that failed.
             return State.STOPPED if self.failure.process in self._names else State.FAILED
-        return State.DRAINING if replica in self._told and state is State.RUNNING else state
+        return State.DRAINING if replica in self._drained and state is State.RUNNING else state
 
     def stop(self, replicas: Collection[ReplicaId], *, grace_s: float) -> None:
         """Have these of its replicas finish and end; when it has no others, it is killed after `grace_s`."""
-        new = {replica for replica in self.plan.replicas if replica in replicas} - self._told
-        self._told |= new
-        if set(self.plan.replicas) <= self._told | self._over.keys():
+        new = {replica for replica in self.plan.replicas if replica in replicas} - self._drained
+        self._drained |= new
+        if set(self.plan.replicas) <= self._drained | self._over.keys():
             self._supervisor.stop(grace_s=grace_s)
         for replica in new - self._over.keys():
             self._supervisor.tell(f"stop {replica}")
 
-    async def serve(self, surroundings: Surroundings) -> None:
+    async def serve(self, arguments: WorkerArguments) -> None:
         """Keep it running until all its replicas are over, or it fails for good."""
-        await self._supervisor.serve(lambda: surroundings.command(self._left(), self.plan.metrics_port))
+        await self._supervisor.serve(lambda: arguments.command(self._left(), self.plan.metrics_port))
 
     def _left(self) -> Sequence[ReplicaId]:
         """What a process is started for."""
         left = [replica for replica in self.plan.replicas if replica not in self._over]
         # One that was killed after its last replica had ended, and before it could say so by its exit code.
-        return left or [replica for replica in self.plan.replicas if replica not in self._told]
+        return left or [replica for replica in self.plan.replicas if replica not in self._drained]
 
     @property
     def _names(self) -> set[str]:
@@ -188,21 +188,21 @@ class LocalWorker:
                 continue
             if how == "ended":
                 self._over[replica] = State.ENDED
-            elif replica in self._told:
+            elif replica in self._drained:
                 # One that was stopped by others is started again.
                 self._over[replica] = State.STOPPED
         self._hooks.on_change()
 
     def _remind(self) -> None:
         """A process has been started; what was said before it was there it has not heard."""
-        for replica in self._told - self._over.keys():
+        for replica in self._drained - self._over.keys():
             self._supervisor.tell(f"stop {replica}")
 
     def _look(self) -> None:
         """The state of the process has changed."""
         if self._supervisor.state is State.RESTARTING:
             # As for a process of its own: what was to end and died has ended.
-            self._over.update(dict.fromkeys(self._told - self._over.keys(), State.STOPPED))
+            self._over.update(dict.fromkeys(self._drained - self._over.keys(), State.STOPPED))
         self._hooks.on_change()
 
     async def _have_ended(self) -> bool:

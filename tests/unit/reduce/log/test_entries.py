@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from millstream_reduce.log.entries import (
     ALIGNMENT,
-    EntryFault,
+    EntryError,
     entry_buffers,
     entry_length,
     read_entry,
@@ -47,26 +47,26 @@ def test_every_flipped_bit_is_seen() -> None:
     for bit in range(8 * len(data)):
         damaged = bytearray(data)
         damaged[bit // 8] ^= 1 << bit % 8
-        with pytest.raises(EntryFault):
+        with pytest.raises(EntryError):
             read_entry(memoryview(damaged), 0)
 
 
 def test_every_cut_is_seen() -> None:
     data = encoded(7, b"the meta", b"the body")
     for length in range(len(data)):
-        with pytest.raises(EntryFault):
+        with pytest.raises(EntryError):
             read_entry(memoryview(data)[:length], 0)
 
 
 @given(st.binary(max_size=400))
 def test_other_bytes_are_no_entry(data: bytes) -> None:
-    with pytest.raises(EntryFault):
+    with pytest.raises(EntryError):
         read_entry(memoryview(data), 0)
 
 
 def test_a_meta_that_cannot_be_decoded_is_a_fault() -> None:
     entry = read_entry(memoryview(encoded(1, b"\xff\xff\xff", b"")), 0)
-    with pytest.raises(EntryFault, match="meta cannot be decoded"):
+    with pytest.raises(EntryError, match="meta cannot be decoded"):
         entry.message()
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream.errors import EnvironmentFault, MillstreamError, StorageFullError
+from millstream.errors import InfrastructureError, MillstreamError, StorageFullError
 from millstream_reduce.log.entries import segment_name
 from millstream_reduce.log.log import LogSizes
 from millstream_reduce.log.segments import segment_numbers
@@ -32,7 +32,7 @@ async def write_rounds(directory: Path, kept: KeptEntries, files: DyingFiles) ->
                 written.append(4)
                 await written.sync()
                 acknowledged = written.acknowledged
-    except EnvironmentFault:
+    except InfrastructureError:
         assert files.dead
     return acknowledged
 
@@ -67,7 +67,7 @@ async def test_what_was_acknowledged_survives_the_loss_of_power(tmp_path: Path, 
         # Into the page cache only: a flush that fails its last fsync has written everything.
         sync, files.sync = files.sync, _fail  # type: ignore[method-assign]
         written.append(3)
-        with pytest.raises(EnvironmentFault):
+        with pytest.raises(InfrastructureError):
             await written.sync()
         files.sync = sync  # type: ignore[method-assign]
     for attempt in range(5):
@@ -88,7 +88,7 @@ async def test_what_a_new_owner_read_survives_the_loss_of_power(tmp_path: Path, 
         await written.sync()
         sync, files.sync = files.sync, _fail  # type: ignore[method-assign]
         written.append(3)
-        with pytest.raises(EnvironmentFault):
+        with pytest.raises(InfrastructureError):
             await written.sync()
         files.sync = sync  # type: ignore[method-assign]
     async with opened(tmp_path / "log", 2, files=files) as successor:
@@ -113,7 +113,7 @@ async def test_a_segment_goes_only_when_the_log_does_without_it(tmp_path: Path) 
 
 async def _write_and_need_nothing(directory: Path, kept: KeptEntries, files: DyingFiles) -> int:
     acknowledged = 0
-    with contextlib.suppress(EnvironmentFault):
+    with contextlib.suppress(InfrastructureError):
         async with opened(directory, kept=kept, files=files) as written:
             for _ in range(2):
                 kept.needed = None
@@ -138,13 +138,13 @@ async def test_after_a_call_that_failed_nothing_more_is_acknowledged(tmp_path: P
         await written.sync()
         files.failing[call] = errno.EIO
         written.append(20)
-        with pytest.raises(EnvironmentFault, match=r"Input/output error.*Check the disk"):
+        with pytest.raises(InfrastructureError, match=r"Input/output error.*Check the disk"):
             await written.sync()
         assert not files.failing
         # The call would work now, which says nothing about what it did before.
-        with pytest.raises(EnvironmentFault):
+        with pytest.raises(InfrastructureError):
             await written.log.sync()
-        with pytest.raises(EnvironmentFault):
+        with pytest.raises(InfrastructureError):
             written.append()
         assert written.log.durable < written.log.sequence
     assert 3 <= (await read_back(tmp_path, 2)).prefix <= 23

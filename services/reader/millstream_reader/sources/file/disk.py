@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from millstream.errors import EnvironmentFault
+from millstream.errors import InfrastructureError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -59,7 +59,7 @@ class Worker:
         self._executor = executor
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The function's result, from the thread. Errors: `EnvironmentFault` for those of the operating system."""
+        """The function's result, from the thread. Errors: `InfrastructureError` for those of the operating system."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self._executor, lambda: function(*args, **kwargs))
         except OSError as error:
@@ -80,7 +80,7 @@ async def open_worker(name: str) -> AsyncIterator[Worker]:
         worker.finish()
 
 
-def disk_fault(error: OSError) -> EnvironmentFault:
+def disk_fault(error: OSError) -> InfrastructureError:
     """What a person can do something with."""
     what = error.strerror or str(error)
     if isinstance(error, PermissionError):
@@ -91,4 +91,4 @@ def disk_fault(error: OSError) -> EnvironmentFault:
         advice = "Let the process open more files (ulimit -n), or use narrower `paths`"
     else:
         advice = "Check the disk or mount it is on"
-    return EnvironmentFault(f"{error.filename or 'a file of the source'} cannot be read: {what}. {advice}")
+    return InfrastructureError(f"{error.filename or 'a file of the source'} cannot be read: {what}. {advice}")

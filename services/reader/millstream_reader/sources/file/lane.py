@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 @asynccontextmanager
 async def open_files(
     patterns: FilePatterns, text: TextFormat, lane: LaneId, partitions: int, position: bytes, *, clock: Clock
-) -> AsyncIterator[FileLane]:
+) -> AsyncIterator[FileSourceLane]:
     """A lane of the files there are now, going on at `position`.
 
     Errors: `UserError` when there are none, `DamageError` when the file that was being read is not as it was.
@@ -43,7 +43,7 @@ async def open_files(
         if not found and body is None:
             raise UserError(f"lane {lane}: no file in {patterns.base_dir} matches {patterns}. Correct `paths`")
         names = [name for name in found if _owner(name, partitions) == lane.partition]
-        files = FileLane(names, patterns, text, lane, partitions, worker, clock)
+        files = FileSourceLane(names, patterns, text, lane, partitions, worker, clock)
         try:
             if body is not None:
                 try:
@@ -60,7 +60,7 @@ def _owner(name: str, partitions: int) -> int:
     return zlib.crc32(name.encode("utf-8", "surrogateescape")) % partitions
 
 
-class FileLane:
+class FileSourceLane:
     """One lane of files that end. See `SourceLane`."""
 
     def __init__(

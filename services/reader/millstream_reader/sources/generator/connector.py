@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import AfterValidator, Field
 
 from millstream.limits import RECORD_BYTES_MAX
-from millstream.spec.faults import Path
+from millstream.spec.problems import Path
 from millstream.spec.values import (
     Count,
     Duration,
     PositiveDuration,
-    ShapeFault,
+    ShapeProblem,
     Share,
     SpecModel,
     at_most_one,
-    fault,
+    problem,
 )
 from millstream_reader.connector import SourceConnector, SourceOwner
 
@@ -33,7 +33,7 @@ def _checked_base64(written: str) -> str:
     try:
         base64.b64decode(written, validate=True)
     except binascii.Error:
-        raise fault("the text is not base64", "bytes in standard base64") from None
+        raise problem("the text is not base64", "bytes in standard base64") from None
     return written
 
 
@@ -41,7 +41,7 @@ def _checked_start(written: str) -> str:
     try:
         datetime.fromisoformat(written)
     except ValueError:
-        raise fault(f"{written!r} is not a time", "an RFC 3339 time such as 2024-01-01T00:00:00Z") from None
+        raise problem(f"{written!r} is not a time", "an RFC 3339 time such as 2024-01-01T00:00:00Z") from None
     return written
 
 
@@ -87,20 +87,20 @@ class GeneratorSource(SpecModel):
     """Start value of everything random in this source."""
 
     @classmethod
-    def shape_faults(cls, data: Mapping[str, Any]) -> Iterator[ShapeFault]:
+    def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
         """One kind of value; shares and how far back come in pairs."""
         yield from at_most_one(data, ("value", "valueBlob"), cls.noun)
         for share, by in (("lateShare", "lateBy"), ("outOfOrderShare", "outOfOrderBy")):
             if bool(data.get(share)) != bool(data.get(by)):
                 given, absent = (share, by) if data.get(share) else (by, share)
                 what = f"`{given}` has no effect without `{absent}`"
-                yield ShapeFault((given,), what, f"`{share}` and `{by}` together")
+                yield ShapeProblem((given,), what, f"`{share}` and `{by}` together")
 
-    def relation_faults(self) -> Iterator[ShapeFault]:
+    def relation_problems(self) -> Iterator[ShapeProblem]:
         """With a start but no rate, event time needs a step."""
         if self.start is not None and self.rpu == 0 and self.event_time_step_s is None:
             what = "`start` with `rpu: 0` leaves event time without a step"
-            yield ShapeFault(("start",), what, "`eventTimeStep` as well")
+            yield ShapeProblem(("start",), what, "`eventTimeStep` as well")
 
 
 class _Generator(SourceConnector[GeneratorSource]):

@@ -11,10 +11,10 @@ from pydantic import Field
 
 from millstream.limits import HTTP_CLIENT_CONNECTIONS_MAX, HTTP_CONNECTIONS_MAX, IDS_MAX
 from millstream.spec.connectors import IdBounds, IdsCount, Place
-from millstream.spec.faults import Finding, Path
+from millstream.spec.problems import Finding, Path
 from millstream.spec.references import Secret
 from millstream.spec.tls import stays_on_this_machine
-from millstream.spec.values import Flag, PositiveCount, PositiveDuration, ShapeFault, SpecModel, Text
+from millstream.spec.values import Flag, PositiveCount, PositiveDuration, ShapeProblem, SpecModel, Text
 from millstream_reader.connector import SourceConnector, SourceOwner
 
 if TYPE_CHECKING:
@@ -95,14 +95,14 @@ class HttpSource(SpecModel):
         """Whether senders have to show who they are."""
         return self.auth is not None or (self.tls is not None and self.tls.client_ca is not None)
 
-    def relation_faults(self) -> Iterator[ShapeFault]:
+    def relation_problems(self) -> Iterator[ShapeProblem]:
         """Nobody listens to the network by accident."""
         if self.asks_who and self.allow_unauthenticated:
             what = "`allowUnauthenticated` has no effect where senders show who they are"
-            yield ShapeFault(("allowUnauthenticated",), what, "one of the two")
+            yield ShapeProblem(("allowUnauthenticated",), what, "one of the two")
         if not self.asks_who and not self.allow_unauthenticated and _is_reached_from_outside(self.host):
             what = f"other machines reach {self.host}, and nothing asks senders who they are"
-            yield ShapeFault(("host",), what, "`auth`, `tls.clientCa`, or `allowUnauthenticated: true`")
+            yield ShapeProblem(("host",), what, "`auth`, `tls.clientCa`, or `allowUnauthenticated: true`")
 
 
 class _Http(SourceConnector[HttpSource]):

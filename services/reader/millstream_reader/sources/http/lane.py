@@ -29,7 +29,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from millstream.clock import Clock
-from millstream.errors import DamageError, EnvironmentFault, UserError
+from millstream.errors import DamageError, InfrastructureError, UserError
 from millstream.extract import Extraction
 from millstream.frame import Frame, build_frame
 from millstream.limits import (
@@ -59,7 +59,7 @@ _ANSWER_TIMEOUT_S = 5.0
 
 _BACKLOG = 512
 """Connections that wait to be accepted; then the system drops them, and clients try again."""
-_UNTOLD = frozenset((400, 404, 413, 415, 429, 503))
+_NOT_LOGGED = frozenset((400, 404, 413, 415, 429, 503))
 """Statuses of everyday life, which are counted and not logged."""
 
 _log = logging.getLogger(__name__)
@@ -102,8 +102,8 @@ async def open_http(
     *,
     clock: Clock,
     seen: SeenIds | None = None,
-) -> AsyncIterator[HttpLane]:
-    """A lane that listens. `seen`: the ids it has taken in, which have a bound. Errors: `EnvironmentFault` when it
+) -> AsyncIterator[HttpSourceLane]:
+    """A lane that listens. `seen`: the ids it has taken in, which have a bound. Errors: `InfrastructureError` when it
     cannot, `UserError` where it would listen to anybody."""
     body = unpack_position(position, KIND, partitions, lane)
     taken = 0 if body is None else body.get("taken")
@@ -116,7 +116,7 @@ async def open_http(
         host, port = listener.getsockname()[:2]
         scheme = "http" if plan.tls is None else "https"
         address = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/vertices/{lane.vertex}"
-        http = HttpLane(plan, extraction, lane, partitions, taken, address, clock, seen)
+        http = HttpSourceLane(plan, extraction, lane, partitions, taken, address, clock, seen)
         # The limit on bodies is kept while they are read, where what they unpack to is counted.
         application = web.Application()
         application.router.add_post("/vertices/{vertex}", http.take_in)
@@ -153,7 +153,7 @@ def _listen(plan: HttpPlan, port: int, lane: LaneId) -> socket.socket:
         # `create_server` puts the address into the text; the message below names it better.
         code = error.errno or 0
         reason = os.strerror(code) if code > 0 else error.strerror or str(error)
-        raise EnvironmentFault(
+        raise InfrastructureError(
             f"lane {lane}: the http source cannot listen on {host} port {port}: {reason}. "
             "Stop what uses the port, or choose another `http.host` or `http.port` (0 takes a free port)"
         ) from error
@@ -161,7 +161,7 @@ def _listen(plan: HttpPlan, port: int, lane: LaneId) -> socket.socket:
     return listener
 
 
-class HttpLane:
+class HttpSourceLane:
     """One lane of an HTTP source. See `SourceLane`."""
 
     def __init__(
@@ -288,8 +288,8 @@ class HttpLane:
             count = await self._commit(request)
         except RequestRefused as refusal:
             if self.server is not None:
-                told = refusal.status not in _UNTOLD
-                self.server.refusals.note(f"status {refusal.status}", request.remote or "", logged=told)
+                worth_logging = refusal.status not in _NOT_LOGGED
+                self.server.refusals.note(f"status {refusal.status}", request.remote or "", logged=worth_logging)
             headers = {}
             # What was not read of the body would be taken for the next request.
             if not request.content.at_eof():
@@ -397,7 +397,7 @@ class HttpLane:
 class _HeldBytes:
     """What one request holds of the lane's room for bodies."""
 
-    def __init__(self, lane: HttpLane) -> None:
+    def __init__(self, lane: HttpSourceLane) -> None:
         self._lane = lane
         self._count = 0
 

@@ -29,12 +29,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         pipeline = read_pipeline(options.data_dir / "pipeline.json")
         marks = asyncio.run(read_marks(options.data_dir / "broker" / "store", pipeline))
-        told = verdict(_checks(options, pipeline, marks))
+        report = verdict(_checks(options, pipeline, marks))
     except (OSError, ValueError, KeyError, TimeoutError) as error:
         sys.stderr.write(f"it cannot be judged: {error!r}\n")
         return 2
-    sys.stdout.write(json.dumps(told) + "\n")
-    return 0 if told["sound"] else 1
+    sys.stdout.write(json.dumps(report) + "\n")
+    return 0 if report["sound"] else 1
 
 
 def _checks(

@@ -36,11 +36,11 @@ def checked(subject: str, what: str, faults: Sequence[str], detail: str = "", **
     """A check that holds when there are no faults."""
     if not faults:
         return Check(subject, what, Result.HELD, detail, counts)
-    more = f" (and {len(faults) - FAULTS_SHOWN_MAX:,} more)" if len(faults) > FAULTS_SHOWN_MAX else ""
-    return Check(subject, what, Result.VIOLATED, "; ".join(faults[:FAULTS_SHOWN_MAX]) + more, counts)
+    more = f" (and {len(faults) - PROBLEMS_SHOWN_MAX:,} more)" if len(faults) > PROBLEMS_SHOWN_MAX else ""
+    return Check(subject, what, Result.VIOLATED, "; ".join(faults[:PROBLEMS_SHOWN_MAX]) + more, counts)
 
 
-FAULTS_SHOWN_MAX = 5
+PROBLEMS_SHOWN_MAX = 5
 """Of one check, in words."""
 
 

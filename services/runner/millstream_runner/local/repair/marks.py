@@ -123,12 +123,12 @@ class Marks:
 
     async def older(self) -> AsyncIterator[Finding]:
         for lane in self._stored.known(all_lanes(self._stored.graph)):
-            told = await self._stored.published(lane) if lane not in self._unread else None
-            if told is None:
+            update = await self._stored.published(lane) if lane not in self._unread else None
+            if update is None:
                 continue
             ledger = await self._stored.ledger(lane.vertex)
             try:
-                check_not_older(lane, await self._stored.mark(ledger, lane), told.entry)
+                check_not_older(lane, await self._stored.mark(ledger, lane), update.entry)
             except DamageError as error:
                 yield Finding(
                     "mark",

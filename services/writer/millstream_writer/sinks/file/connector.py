@@ -14,8 +14,8 @@ from pydantic import Field
 from millstream.dead_letter import MEMBERS
 from millstream.spec.columns import Column, repeated_columns
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place, SinkUse
-from millstream.spec.faults import Finding
-from millstream.spec.values import PositiveCount, PositiveDuration, Quantity, ShapeFault, SpecModel, Text
+from millstream.spec.problems import Finding
+from millstream.spec.values import PositiveCount, PositiveDuration, Quantity, ShapeProblem, SpecModel, Text
 from millstream_writer.connector import EnvelopeForm, SinkConnector, SinkOwner
 
 if TYPE_CHECKING:
@@ -53,14 +53,14 @@ class FileSink(SpecModel):
     rolling: Rolling = Rolling()
     """When a file is finished."""
 
-    def relation_faults(self) -> Iterator[ShapeFault]:
+    def relation_problems(self) -> Iterator[ShapeProblem]:
         """Columns where they have a meaning."""
         yield from repeated_columns(self.columns)
         if self.format == "csv" and not self.columns:
-            yield ShapeFault((), "a CSV file needs columns", "`columns: [{name, type}]`")
+            yield ShapeProblem((), "a CSV file needs columns", "`columns: [{name, type}]`")
         if self.format in ("jsonl", "lines") and self.columns:
             what = f"`columns` has no effect with `format: {self.format}`"
-            yield ShapeFault(("columns",), what, "`format: csv` or `parquet`, or no `columns`")
+            yield ShapeProblem(("columns",), what, "`format: csv` or `parquet`, or no `columns`")
 
 
 class _File(SinkConnector[FileSink]):
@@ -80,16 +80,16 @@ class _File(SinkConnector[FileSink]):
         )
         return Guarantee(GuaranteeId.TRANSACTIONAL, what)
 
-    def use_faults(self, settings: FileSink, use: SinkUse) -> Iterator[ShapeFault]:
+    def use_problems(self, settings: FileSink, use: SinkUse) -> Iterator[ShapeProblem]:
         """A file that could never fill up would hold the buffer full for ever; an envelope has its own columns."""
         if (settings.rolling.max_records or 0) > use.buffer_records:
             what = f"a file takes more records than the buffer ({use.buffer_records} records) hands out"
-            yield ShapeFault(("rolling", "maxRecords"), what, f"at most {use.buffer_records}")
+            yield ShapeProblem(("rolling", "maxRecords"), what, f"at most {use.buffer_records}")
         for index, column in enumerate(settings.columns if use.envelope else ()):
             if column.name not in MEMBERS:
                 what = f"the envelope of a record has no `{column.name}`"
                 expected = f"one of {', '.join(MEMBERS)}, or `envelope: false` for columns of the record's own value"
-                yield ShapeFault(("columns", index, "name"), what, expected)
+                yield ShapeProblem(("columns", index, "name"), what, expected)
 
     def local_findings(self, settings: FileSink, place: Place) -> Iterator[Finding]:
         here = (*place.path, "path")

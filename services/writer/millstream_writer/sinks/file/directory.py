@@ -40,7 +40,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from millstream.durable import step
-from millstream.errors import EnvironmentFault, FencedError, RetryLaterError, UserError
+from millstream.errors import FencedError, InfrastructureError, RetryLaterError, UserError
 from millstream.record import Position
 from millstream_writer.sinks.file.names import FinishedName, how_far, lane_text
 
@@ -177,7 +177,7 @@ class LaneDirectory:
         `frame` is the name of the frame with its last record.
         """
         if file.damaged:
-            raise EnvironmentFault(f"{self._owner.where}: {file.path} is damaged and cannot be finished")
+            raise InfrastructureError(f"{self._owner.where}: {file.path} is damaged and cannot be finished")
         name = FinishedName(self._lane, after, end, self._owner.epoch, extension)
         if not file.synced:
             # After a failed fsync the kernel may have forgotten what it could not write; a second one may succeed and
@@ -187,7 +187,7 @@ class LaneDirectory:
                 with step("file_sink.sync", self._owner.vertex):
                     os.fsync(file.descriptor)
             except OSError as error:
-                raise EnvironmentFault(
+                raise InfrastructureError(
                     f"{self._owner.where}: fsync of {file.path} failed ({error.strerror}); the file is given up. "
                     "Nothing is lost: the lane goes on from its mark. Check the disk."
                 ) from error
@@ -235,7 +235,7 @@ class LaneDirectory:
         except OSError as error:
             if file is not None:
                 file.damaged = True
-            raise EnvironmentFault(
+            raise InfrastructureError(
                 f"{self._owner.where}: fsync of the directory {directory} failed ({error.strerror}). Nothing is lost: "
                 "the lane goes on from its mark and looks at the directory again. Check the disk."
             ) from error
@@ -346,7 +346,7 @@ class LaneDirectory:
                 raise FencedError(f"{self._owner.where}: another owner of the lane uses {self._path} now") from error
             if error.errno in _USERS:
                 raise UserError(f"{at}. Choose another path, or change its rights.") from error
-            raise EnvironmentFault(f"{at}. Nothing is lost: the lane goes on from its mark.") from error
+            raise InfrastructureError(f"{at}. Nothing is lost: the lane goes on from its mark.") from error
 
 
 def _entries(path: Path) -> list[Path]:

@@ -69,7 +69,7 @@ class _Sealed(NamedTuple):
     """Name of the frame with its last record."""
 
 
-class FileLane:
+class FileSinkLane:
     """The lane's files. The methods with an underscore and no `async` run in the worker thread, one at a time."""
 
     def __init__(
@@ -276,7 +276,7 @@ async def open_file_sink(
     worker = ThreadPoolExecutor(1, thread_name_prefix="file-sink")
     loop = asyncio.get_running_loop()
     directory = LaneDirectory(base_dir / spec.path, owner)
-    lane: FileLane | None = None
+    lane: FileSinkLane | None = None
     try:
         file_format = await loop.run_in_executor(worker, _format_of, spec, owner.where)
         await loop.run_in_executor(worker, directory.open)
@@ -284,7 +284,7 @@ async def open_file_sink(
         if trust_names:
             finished = await loop.run_in_executor(worker, directory.finished) or start
             await _check_past(directory, start, finished, held_instead, owner.where)
-        lane = FileLane(
+        lane = FileSinkLane(
             directory, file_format, spec.rolling, start=start, finished=finished, clock=clock, worker=worker
         )
         yield lane

@@ -11,10 +11,10 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field
 
 from millstream.spec.connectors import Guarantee, GuaranteeId
-from millstream.spec.faults import Path
+from millstream.spec.problems import Path
 from millstream.spec.references import Reference, TextOrReference
 from millstream.spec.tls import stays_on_this_machine
-from millstream.spec.values import PositiveCount, PositiveDuration, Quantity, SpecModel, Text, fault
+from millstream.spec.values import PositiveCount, PositiveDuration, Quantity, SpecModel, Text, problem
 from millstream_writer.connector import SinkConnector, SinkOwner
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def is_http_url(text: str) -> bool:
 
 def _checked_url(written: str | Reference) -> str | Reference:
     if isinstance(written, str) and not is_http_url(written):
-        raise fault(f"{written!r} is not a URL to send to", "http://host:port/path or https://...")
+        raise problem(f"{written!r} is not a URL to send to", "http://host:port/path or https://...")
     return written
 
 

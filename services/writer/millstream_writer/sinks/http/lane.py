@@ -148,7 +148,7 @@ def request_headers(headers: Mapping[str, bytes]) -> dict[str, str]:
     return sent
 
 
-class HttpLane:
+class HttpSinkLane:
     """The session of one lane. One request at a time."""
 
     def __init__(self, session: aiohttp.ClientSession, spec: HttpSink, url: str, *, envelope: bool) -> None:
@@ -282,4 +282,4 @@ async def open_http_sink(
         cookie_jar=aiohttp.DummyCookieJar(),
     )
     async with session:
-        yield HttpLane(session, spec, url, envelope=envelope)
+        yield HttpSinkLane(session, spec, url, envelope=envelope)

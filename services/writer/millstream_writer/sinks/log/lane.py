@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import TextIO
 
-from millstream.errors import EnvironmentFault
+from millstream.errors import InfrastructureError
 from millstream.printable import printable
 from millstream.record import Position
 from millstream_writer.sink import Guarantee, SinkFrame, SinkLane, WriteResult
@@ -55,7 +55,7 @@ class _LogLane:
                 self._stream.write(record_lines(item))
             self._stream.flush()
         except OSError as error:
-            raise EnvironmentFault(f"the log sink cannot write to its output: {error}") from error
+            raise InfrastructureError(f"the log sink cannot write to its output: {error}") from error
 
 
 @asynccontextmanager

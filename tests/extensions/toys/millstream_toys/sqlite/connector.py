@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING
 
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
-from millstream.spec.faults import Finding
+from millstream.spec.problems import Finding
 from millstream.spec.values import SpecModel, Text
 from millstream_writer.connector import SinkConnector, SinkOwner
 

@@ -14,9 +14,9 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import ErrorDetails
 
 from millstream.spec import numaflow
-from millstream.spec.faults import Finding, Path
 from millstream.spec.models import Pipeline
-from millstream.spec.values import NONE_GIVEN, SPEC_FAULT
+from millstream.spec.problems import Finding, Path
+from millstream.spec.values import NONE_GIVEN, SPEC_PROBLEM
 
 _TYPES = {
     "bool_type": "true or false",
@@ -78,7 +78,7 @@ def _path_in(loc: Path, value: Any, *, is_missing: bool) -> Path:
 
 def _finding(error: ErrorDetails, path: Path, value: Mapping[str, Any]) -> Finding:
     kind, context, written = error["type"], error.get("ctx", {}), error["input"]
-    if kind in (SPEC_FAULT, NONE_GIVEN):
+    if kind in (SPEC_PROBLEM, NONE_GIVEN):
         return Finding(path, context["what"], context["expected"])
     if kind == "missing":
         return Finding(path, f"`{path[-1]}` is missing", _meaning(path, value))

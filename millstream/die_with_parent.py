@@ -1,6 +1,6 @@
 """Starts a command that cannot outlive its parent.
 
-    python -I -S .../tether.py <parent's process id> -- command argument ...
+    python -I -S .../die_with_parent.py <parent's process id> -- command argument ...
 
 Above it: whoever starts processes (the sidecar supervisor, the local runner). Below it: the operating system. It knows
 nothing of Millstream and imports next to nothing, because it stands between every start and its command; it is gone
@@ -8,7 +8,7 @@ nothing of Millstream and imports next to nothing, because it stands between eve
 
 On Linux the kernel sends SIGKILL to the command when the parent dies, however it dies. The kernel means the *thread*
 that started it: start processes from the main thread, or from one that lives as long as the process. A command that
-changes its user, or has set-uid bits, loses the tether. Elsewhere the command is simply run.
+changes its user, or has set-uid bits, outlives it. Elsewhere the command is simply run.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ NOT_RUNNABLE = 126
 """Exit code when the command cannot be run, as in a shell."""
 
 
-def tethered(command: list[str]) -> list[str]:
-    """The command line that runs `command` tethered to the calling process."""
+def dying_with_parent(command: list[str]) -> list[str]:
+    """The command line that runs `command` so that it dies with the calling process."""
     # -I: this file's directory must not be searched for modules (it has a `statistics`), nor PYTHON* variables matter.
     # -S: site packages cost time at every start.
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), "--", *command]
@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> int:
 
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-            print(f"tether: prctl failed: {os.strerror(ctypes.get_errno())}", file=sys.stderr)
+            print(f"die_with_parent: prctl failed: {os.strerror(ctypes.get_errno())}", file=sys.stderr)
             return NOT_RUNNABLE
     # The parent may have died before the line above: then nobody will send the signal, and nobody wants the command.
     if os.getppid() != int(parent):
@@ -48,10 +48,10 @@ def main(arguments: list[str]) -> int:
     try:
         os.execvp(command[0], command)
     except FileNotFoundError:
-        print(f"tether: {command[0]}: command not found", file=sys.stderr)
+        print(f"die_with_parent: {command[0]}: command not found", file=sys.stderr)
         return NOT_FOUND
     except OSError as error:
-        print(f"tether: {command[0]}: {error.strerror}", file=sys.stderr)
+        print(f"die_with_parent: {command[0]}: {error.strerror}", file=sys.stderr)
         return NOT_RUNNABLE
 
 

@@ -9,8 +9,8 @@ Path = tuple[str | int, ...]
 """The way to a value in the file: member names and list indexes."""
 
 
-FAULTS_SHOWN_MAX = 50
-"""Faults that are printed at once: who has more has one cause, or reads `validate --json`."""
+PROBLEMS_SHOWN_MAX = 50
+"""Problems that are printed at once: who has more has one cause, or reads `validate --json`."""
 _STEPS_SHOWN_MAX = 16
 """Deeper than any field; an alias that contains itself goes on without end."""
 
@@ -24,15 +24,15 @@ def path_text(path: Path) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class Problem:
     """One thing that is wrong."""
 
     file: str
     """The pipeline file, as the user named it; empty for a pipeline that has none."""
     line: int
-    """Line in the file, from 1; 0 when the fault is not at a place in it."""
+    """Line in the file, from 1; 0 when the problem is not at a place in it."""
     column: int
-    """Column, from 1; 0 when the fault is not at a place in it."""
+    """Column, from 1; 0 when the problem is not at a place in it."""
     path: str
     """The place in the pipeline, such as `spec.vertices[2].udf`; empty for the whole file."""
     what: str
@@ -51,13 +51,13 @@ class Note:
     """Something that is accepted but has no effect here, or that the user should know."""
 
     file: str
-    """As in `Fault`."""
+    """As in `Problem`."""
     line: int
-    """As in `Fault`."""
+    """As in `Problem`."""
     column: int
-    """As in `Fault`."""
+    """As in `Problem`."""
     path: str
-    """As in `Fault`."""
+    """As in `Problem`."""
     what: str
     """What the user should know."""
 
@@ -68,7 +68,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A fault before it has a file and a line."""
+    """A problem before it has a file and a line."""
 
     path: Path
     """The place in the pipeline."""
@@ -78,17 +78,17 @@ class Finding:
     """What was expected."""
 
 
-def fault_lines(faults: Sequence[Fault]) -> Iterator[str]:
+def problem_lines(problems: Sequence[Problem]) -> Iterator[str]:
     """What is printed of them."""
-    yield from map(str, faults[:FAULTS_SHOWN_MAX])
-    if len(faults) > FAULTS_SHOWN_MAX:
-        yield f"... and {len(faults) - FAULTS_SHOWN_MAX} more faults (`millstream validate --json` has all)"
+    yield from map(str, problems[:PROBLEMS_SHOWN_MAX])
+    if len(problems) > PROBLEMS_SHOWN_MAX:
+        yield f"... and {len(problems) - PROBLEMS_SHOWN_MAX} more problems (`millstream validate --json` has all)"
 
 
 class SpecError(UserError):
-    """A pipeline that cannot be run as written; carries every fault that was found."""
+    """A pipeline that cannot be run as written; carries every problem that was found."""
 
-    def __init__(self, faults: Sequence[Fault]) -> None:
-        self.faults = tuple(faults)
-        """Every fault, in the order of the file."""
-        super().__init__("\n".join(fault_lines(self.faults)))
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(problems)
+        """Every problem, in the order of the file."""
+        super().__init__("\n".join(problem_lines(self.problems)))

@@ -1,7 +1,7 @@
 """The shape of a pipeline as far as it can be read, and everything wrong with that shape.
 
 An outline is taken from the file's plain values, before or after the models have seen them, so that
-the faults of the graph are reported together with the faults of the fields. What cannot be read is
+the problems of the graph are reported together with the problems of the fields. What cannot be read is
 left out, and the checks that would mistake it for something absent are not made.
 """
 
@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millstream.spec import topology
-from millstream.spec.faults import Finding, Path
 from millstream.spec.models import EdgeKind, Source, VertexKind, default_edge_name
+from millstream.spec.problems import Finding, Path
 
 _KINDS: Mapping[str, VertexKind] = {"source": "source", "udf": "map", "sink": "sink"}
 """The kinds of vertices by their field; a udf with `groupBy` is a reduce."""

@@ -4,7 +4,7 @@
                 └─► Outside: ledgers, stores, programs      one for each replica
 
 Above it: the worker and the assembly, which ask for all of it here and open nothing else outside. A simulation gives
-the assembly surroundings of its own, and runs everything above them as it is.
+the assembly environment of its own, and runs everything above them as it is.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class VertexPrograms(Protocol):
     def statistics(self) -> Mapping[str, SidecarStatistics]: ...
 
 
-class Surroundings(Protocol):
+class Environment(Protocol):
     """Everything outside, open."""
 
     @property
@@ -106,15 +106,15 @@ class Surroundings(Protocol):
         """Bounds of a reduce lane's queue. `log_bytes_max`: where the spec bounds its log."""
 
 
-class OpenSurroundings(Protocol):
-    """How a replica comes to its surroundings."""
+class OpenEnvironment(Protocol):
+    """How a replica comes to its environment."""
 
-    def __call__(self, config: VertexConfig) -> AbstractAsyncContextManager[Surroundings]: ...
+    def __call__(self, config: VertexConfig) -> AbstractAsyncContextManager[Environment]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """The surroundings of a replica that runs for its user."""
+    """The environment of a replica that runs for its user."""
 
     broker: Broker
     stores: OtStores
@@ -156,7 +156,7 @@ class Link:
         self._watches = watches
 
     @asynccontextmanager
-    async def surroundings(self, config: VertexConfig) -> AsyncIterator[Outside]:
+    async def environment(self, config: VertexConfig) -> AsyncIterator[Outside]:
         """Those of one replica, with its programs started.
 
         Its ledgers and the stores it publishes in are its own: what they count, and what they know of their last put,
@@ -186,12 +186,12 @@ async def open_link(
 
 @asynccontextmanager
 async def open_outside(config: VertexConfig) -> AsyncIterator[Outside]:
-    """The surroundings of a replica that shares nothing."""
+    """The environment of a replica that shares nothing."""
     name = config.resolved.pipeline.name
     async with (
         open_link(
             technology_of(config.resolved.pipeline), config.broker, name, config.durability, f"{name}/{config.vertex}"
         ) as link,
-        link.surroundings(config) as outside,
+        link.environment(config) as outside,
     ):
         yield outside

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Ordered(Generic[T]):
+class InOrder(Generic[T]):
     """A queue of tasks. One task adds, one takes out."""
 
     def __init__(self) -> None:

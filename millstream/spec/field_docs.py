@@ -16,7 +16,7 @@ _WITHOUT = frozenset(("abc", "builtins", "pydantic", "typing"))
 
 
 @cache
-def meanings_of(model: type) -> dict[str, str]:
+def field_docs_of(model: type) -> dict[str, str]:
     """By field; those of base classes too."""
     found: dict[str, str] = {}
     for owner in reversed(model.__mro__):

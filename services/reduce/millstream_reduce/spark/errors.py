@@ -1,7 +1,7 @@
 """What Spark's exceptions mean: whose fault it is, in words for people.
 
 Above it: `jobs`. Below it: PySpark's exceptions, of classic sessions and of Spark Connect. Everything that a window's
-own rows or the user's own code can cause is a `WindowFault`, and the window it happened in can be found by computing
+own rows or the user's own code can cause is a `WindowError`, and the window it happened in can be found by computing
 fewer windows. A worker that was lost (`WorkerLostError`) may be the fault of a window or of a neighbour on the machine,
 which `jobs` finds out; anything else is about the whole job.
 """
@@ -33,7 +33,7 @@ otherwise."""
 _AWAY = ("Connection refused", "SparkContext was shut down", "has been stopped", "UNAVAILABLE")
 
 
-class WindowFault(Exception):
+class WindowError(Exception):
     """Some window of a job cannot be computed, by its data or the user's code."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
@@ -51,7 +51,7 @@ class WorkerLostError(RetryLaterError):
         """Where it was, as far as it could say."""
 
 
-def meaning(error: Exception, query: str = "") -> WindowFault | MillstreamError:
+def meaning(error: Exception, query: str = "") -> WindowError | MillstreamError:
     """What a job that failed with `error` says. `query`: what the user wrote, where that is SQL."""
     if isinstance(error, MillstreamError):
         return error
@@ -60,14 +60,14 @@ def meaning(error: Exception, query: str = "") -> WindowFault | MillstreamError:
         return error_class(ours[1])(ours[2].strip())
     state = _state_of(error)
     if state.startswith(_USERS_STATES):
-        return WindowFault(_in_query(sentence(text, positions=False), _fragment(error), query))
+        return WindowError(_in_query(sentence(text, positions=False), _fragment(error), query))
     reason = cause(text)
     if _LOST.match(reason) is not None:
         stack = _STACK.search(text)
         return WorkerLostError(f"a process that computed a Spark task has gone: {reason}", stack[0] if stack else "")
     traceback = _TRACEBACK.search(text)
     if traceback is not None:
-        return WindowFault(_last_line(traceback[0]), traceback[0])
+        return WindowError(_last_line(traceback[0]), traceback[0])
     if any(word in text for word in _AWAY) or isinstance(error, (ConnectionError, EOFError)):
         return RetryLaterError(f"Spark went away in the middle of a job: {reason}")
     if "Cannot run program" in reason:

@@ -16,7 +16,7 @@ from millstream.wire.ledger.v1 import mark_pb2
 
 
 @dataclass(frozen=True, slots=True)
-class RoomLimits:
+class BufferLimits:
     """Bounds of one buffer."""
 
     records_max: int
@@ -31,10 +31,10 @@ class RoomLimits:
     """Lanes that write to the buffer."""
 
 
-class Room:
+class Backpressure:
     """The buffers this process writes, and their bounds."""
 
-    def __init__(self, limits: Mapping[BufferId, RoomLimits]) -> None:
+    def __init__(self, limits: Mapping[BufferId, BufferLimits]) -> None:
         self._limits = dict(limits)
         self.fills: Mapping[BufferId, BufferFill] = {buffer: BufferFill(buffer) for buffer in limits}
         self._waiting: dict[BufferId, int] = dict.fromkeys(limits, 0)
