@@ -206,6 +206,9 @@ class NaiveGlobal(Naive):
     def open_windows(self) -> int:
         return super().open_windows() + len(self.kept)
 
+    def open_keys(self) -> int:
+        return len({one.key for one in self.open} | self.kept.keys())
+
     def _end(self, end: int) -> int:
         return min(max(end, self.floor_us + 1), END_OF_TIME_US)
 

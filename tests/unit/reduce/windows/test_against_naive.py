@@ -100,3 +100,16 @@ def test_windows_hold_what_a_naive_model_holds_whatever_happens(kind: str, data:
 @given(data=st.data())
 def test_windows_at_the_ends_of_time_are_those_of_the_naive_model(kind: str, data: st.DataObject) -> None:
     live(data.draw(KINDS[kind]), data.draw(steps(FAR)))
+
+
+def test_last_results_that_go_one_by_one_are_those_of_the_naive_model() -> None:
+    config = WindowConfig(kind="global", count=4, accumulate=True, lateness_us=0, keyed=True)
+    live(
+        config,
+        [
+            ("append", [(0, b""), (0, b""), (0, b""), (0, b""), (13, b"")]),
+            ("close", 0, None),
+            ("append", [(0, b""), (0, b"a")]),
+            ("close", END_OF_TIME_US, 1),
+        ],
+    )
