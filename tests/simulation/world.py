@@ -89,7 +89,7 @@ class Incarnation:
 
 
 @dataclass(frozen=True, slots=True)
-class SimSurroundings:
+class SimEnvironment:
     """`Environment` of one incarnation."""
 
     world: World
@@ -242,13 +242,13 @@ class World:
         )
 
         @asynccontextmanager
-        async def environment(config: VertexConfig) -> AsyncIterator[SimSurroundings]:
+        async def environment(config: VertexConfig) -> AsyncIterator[SimEnvironment]:
             async with AsyncExitStack() as stack:
                 tasks = await stack.enter_async_context(open_tasks())
                 stores = SimOtStores(self.ot, self.shape.name, tasks, life.link, self.history)
                 stack.callback(stores.close)
                 watches = await stack.enter_async_context(open_watches(stores))
-                yield SimSurroundings(
+                yield SimEnvironment(
                     self,
                     life,
                     SimBroker(self.broker, life.link, self.history),
