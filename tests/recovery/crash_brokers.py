@@ -11,10 +11,13 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from millstream.buffers.jetstream.access import BrokerAccess
-from millstream.buffers.jetstream.access_file import load_access
 from millstream.buffers.jetstream.nats_server import open_nats_server
+from millstream.buffers.redis.redis_server import open_redis_server
+from millstream.buffers.registry import technology
+from millstream.buffers.technology import Technology
+from millstream.files import write_private
 from millstream.wire.certificates import make_certificate
 from tests.nats_process import open_nats_process
 
@@ -33,23 +36,40 @@ include "accounts.conf"
 class BrokerPlace:
     """Where a broker is, and the files that say who one is."""
 
+    ledger: str
+    """Key of its technology."""
     url: str
     access_file: str
     """Of the one user there is; empty where each vertex has its own."""
     users: str
     """The directory that `millstream broker config` wrote; empty where there is one user."""
 
-    def access(self, pipeline: str, user: str) -> BrokerAccess:
-        """`user`: a vertex, or `OPERATOR`."""
+    @property
+    def technology(self) -> Technology:
+        return technology(self.ledger)
+
+    def access(self, pipeline: str, user: str) -> Any:
+        """Of the technology. `user`: a vertex, or `OPERATOR`."""
         file = Path(self.users, pipeline, f"{user}.yaml") if self.users else Path(self.access_file)
-        return load_access(file, self.url)
+        return self.technology.load_access(file, self.url)
 
 
 @asynccontextmanager
 async def open_broker(directory: Path) -> AsyncIterator[BrokerPlace]:
     """Of one user, in the clear."""
     async with open_nats_server(directory) as server:
-        yield BrokerPlace(server.url, str(server.access_file), "")
+        yield BrokerPlace("jetstream", server.url, str(server.access_file), "")
+
+
+@asynccontextmanager
+async def open_redis(directory: Path) -> AsyncIterator[BrokerPlace]:
+    """Redis or Valkey, of one user."""
+    async with open_redis_server(directory) as server:
+        (directory / "password").touch(mode=0o600)
+        (directory / "password").write_text(server.access.password or "")
+        access = directory / "access.yaml"
+        write_private(access, "password: {file: password}\n")
+        yield BrokerPlace("redis", server.access.url, str(access), "")
 
 
 @asynccontextmanager
@@ -64,4 +84,4 @@ async def open_secured_broker(directory: Path, files: Iterable[Path]) -> AsyncIt
     assert await config.wait() == 0
     async with open_nats_process(users, _SERVER % (certificate.certificate, certificate.key)) as server:
         # The server tells its addresses as nats://0.0.0.0 does: the certificate is for this one.
-        yield BrokerPlace(server.url.replace("tls://", "nats://"), "", str(users))
+        yield BrokerPlace("jetstream", server.url.replace("tls://", "nats://"), "", str(users))

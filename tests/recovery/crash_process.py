@@ -18,7 +18,7 @@ import sys
 import traceback
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
 from threading import Lock
@@ -32,10 +32,8 @@ import millstream_reduce.lane.opening  # as above
 import millstream_reduce.spark.wire  # noqa: F401  # imported by a reduce lane when it is opened
 import millstream_writer.sinks.file.parquet  # noqa: F401  # imported by the Parquet sink when it is opened
 from millstream.account import Account
-from millstream.buffers.jetstream.access import BrokerAccess
-from millstream.buffers.jetstream.connection import open_connection
-from millstream.buffers.jetstream.ledger import open_jetstream_broker
-from millstream.buffers.jetstream.ot_store import open_jetstream_ot_stores
+from millstream.buffers.registry import over
+from millstream.buffers.technology import InterStepBuffer
 from millstream.clock import SystemClock
 from millstream.durable import crash_at, listen
 from millstream.ledger.protocol import DurabilityLevel
@@ -94,7 +92,7 @@ async def _run_vertex(config: VertexConfig, environment: OpenEnvironment, stoppi
 
 async def _run(run: dict[str, Any], pipeline: CrashPipeline) -> None:
     directory = Path(run["directory"])
-    loaded = load(directory / "pipeline.yaml")
+    loaded = over(load(directory / "pipeline.yaml"), _place(run).ledger)
     spec = resolved.load(resolved.dump(loaded.pipeline, directory))
     environment: OpenEnvironment = _open_short_segments if run["pipeline"] in SHORT_SEGMENTS else open_outside
     stopping = asyncio.Event()
@@ -117,17 +115,25 @@ async def _run(run: dict[str, Any], pipeline: CrashPipeline) -> None:
     await _check_accounts(run, spec, pipeline)
 
 
-def _access(run: dict[str, Any], pipeline: str, user: str = OPERATOR) -> BrokerAccess:
-    return BrokerPlace(**run["broker"]).access(pipeline, user)
+def _place(run: dict[str, Any]) -> BrokerPlace:
+    return BrokerPlace(**run["broker"])
+
+
+def _access(run: dict[str, Any], pipeline: str, user: str = OPERATOR) -> Any:
+    return _place(run).access(pipeline, user)
+
+
+def _open(run: dict[str, Any], pipeline: str) -> AbstractAsyncContextManager[InterStepBuffer]:
+    return _place(run).technology.open(_access(run, pipeline), pipeline, name="test")
 
 
 async def _check_accounts(run: dict[str, Any], spec: resolved.Resolved, pipeline: CrashPipeline) -> None:
     """Every vertex knows where everything went that it was sent."""
     accounts: dict[str, Account] = {}
     name = spec.pipeline.name
-    async with open_jetstream_broker(_access(run, name), name) as broker:
+    async with _open(run, name) as buffer:
         for lane in all_lanes(spec.graph):
-            ledger = await broker.existing_ledger(lane.vertex)
+            ledger = await buffer.broker.existing_ledger(lane.vertex)
             assert ledger is not None
             stored = await ledger.mark(lane)
             assert stored is not None
@@ -146,13 +152,9 @@ async def _prepare(run: dict[str, Any]) -> None:
 async def _delete(run: dict[str, Any]) -> None:
     """What the broker keeps of the pipeline, also of one that failed."""
     name = load(Path(run["directory"]) / "pipeline.yaml").pipeline.name
-    async with (
-        open_jetstream_broker(_access(run, name), name) as broker,
-        open_connection(_access(run, name)) as connection,
-        open_jetstream_ot_stores(connection, name) as stores,
-    ):
-        await broker.delete()
-        await stores.delete()
+    async with _open(run, name) as buffer:
+        await buffer.broker.delete()
+        await buffer.stores.delete()
 
 
 def _run_to_the_end(run: dict[str, Any], points: Points) -> None:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from millstream.die_with_parent import dying_with_parent
-from tests.recovery.crash_brokers import BrokerPlace, open_broker, open_secured_broker
+from tests.recovery.crash_brokers import BrokerPlace, open_broker, open_redis, open_secured_broker
 from tests.recovery.crash_pipelines import PIPELINES
 from tests.recovery.crash_receiver import open_receiver
 from tools.style import REPOSITORY
@@ -178,14 +178,14 @@ def _written(directory: Path, slots: range) -> Iterator[Path]:
 
 @asynccontextmanager
 async def open_crash_runs(
-    directory: Path, *, spark: str | None, at_a_time: int = 3, secured: bool = False
+    directory: Path, *, spark: str | None, at_a_time: int = 3, secured: bool = False, ledger: str = "jetstream"
 ) -> AsyncIterator[CrashRuns]:
     """So many cases at a time, on a broker of their own."""
     slots = range(at_a_time)
     if secured:
         broker = open_secured_broker(directory / "broker", _written(directory / "written", slots))
     else:
-        broker = open_broker(directory / "broker")
+        broker = (open_redis if ledger == "redis" else open_broker)(directory / "broker")
     async with broker as place, open_receiver(directory) as receiver, AsyncExitStack() as stack:
         runs = CrashRuns(directory, place, receiver, spark, secured=secured)
         # What a killed process leaves there goes with it; the name is short enough for sockets.

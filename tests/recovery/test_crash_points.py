@@ -40,7 +40,7 @@ UNREACHED = {
     "file_sink.withdraw": "a run that is refused: tests/contract/sinks/test_file_directory.py",
     "repair": "a command between two runs, which may be made again at any point: tests/mesh/test_repair.py",
     "watermark.forget": "a command between two runs: tests/mesh/test_watermark.py",
-    "redis": "of the other technology: `millstream chaos mesh --ledger redis` kills at random",
+    "redis": "of the other technology: see below",
     "watermark.replicate": "a broker cluster that grows: nothing is lost with the setting of a bucket",
     "log.reserve.give_up": "a full disk: tests/unit/reduce/log/test_faults.py",
     "log.segment.abandon": "a failed write: tests/unit/reduce/log/test_faults.py",
@@ -163,3 +163,37 @@ async def test_killed_with_encryption_users_and_a_sandbox_the_outputs_are_the_sa
             points = rng.sample(sorted(places.values()), SECURED)
             outcomes = await asyncio.gather(*(runs.case(pipeline, point) for point in points))
             assert not report(outcomes), report(outcomes)
+
+
+ELSEWHERE = {
+    "redis.delete": "a pipeline that is started over",
+    "redis.delete_watermarks": "a pipeline that is started over",
+    "redis.forget": "a command between two runs: tests/mesh/test_watermark.py",
+    "redis.remove": "a command between two runs: tests/contract/ledger/test_repair.py",
+}
+"""Steps over Redis that no pipeline here comes to, with the reason."""
+OTHERS = 6
+"""Points of each pipeline that are not of the technology."""
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.guarantee("I1", "I2", "I3", "I6", "I8", "I9")
+async def test_killed_at_every_durable_step_over_redis_the_outputs_are_the_same(
+    tmp_path: Path, spark: SparkDriver
+) -> None:
+    rng = random.Random(SEED)
+    killed: set[str] = set()
+    async with open_crash_runs(tmp_path, spark=spark.address, ledger="redis") as runs:
+        for pipeline in ("map", "windows"):
+            whole = await runs.case(pipeline)
+            assert not whole.failed, whole
+            places = crash_plan.one_of_each(whole.reached, rng)
+            steps = [text for text in places.values() if text.startswith("redis.")]
+            others = rng.sample(sorted(set(places.values()) - set(steps)), OTHERS)
+            outcomes = await asyncio.gather(*(runs.case(pipeline, point) for point in (*steps, *others)))
+            assert not report(outcomes), report(outcomes)
+            killed |= {point for outcome in outcomes for point in outcome.points if point not in outcome.missed}
+    names = crash_plan.names_of(killed)
+    every = {step.name for step in durable_steps.steps() if step.name.startswith("redis.")}
+    assert {f"{step}:{side}" for step in every - ELSEWHERE.keys() for side in ("before", "after")} <= names
+    assert not names & {f"{step}:{side}" for step in ELSEWHERE for side in ("before", "after")}
