@@ -106,6 +106,9 @@ class RedisReader:
         last = self._check.last
         if last is not None:
             entries = await until_answered(self._connection, "XRANGE", self._frames, last.sequence, last.sequence)
+            if self._check.last is not last:
+                # More was handed out meanwhile, and this frame may have been trimmed since: the next look asks again.
+                return
             self._check.stored(_frame(entries[0]).witness if entries else None)
 
     async def read_ahead(self) -> None:

@@ -404,3 +404,21 @@ async def test_what_was_committed_is_counted(owner: LaneOwner, ledger: Ledger) -
     assert statistics.commit_messages == before + 3
     assert statistics.commit_bytes >= 8 + mark_bytes
     assert (statistics.frames_read, statistics.bytes_read) == (1, 5)
+
+
+async def test_a_reader_that_takes_its_time_while_nothing_new_comes_finds_no_damage(
+    harness: Harness, owner: LaneOwner, ledger: Ledger
+) -> None:
+    values = [str(number).encode() for number in range(25)]
+    for value in values:
+        await owner.commit((A, value))
+    async with ledger.read(A, 0, []) as frames:
+        found = [data for _, data, _ in await take(frames, 1)]
+        # Whatever looks whether all is as it was does so for as long as frames are taken.
+        harness.slow_down()
+        for _ in values[1:]:
+            await asyncio.sleep(0.15)
+            found += [data for _, data, _ in await take(frames, 1)]
+        await owner.commit((A, b"more"))
+        found += [data for _, data, _ in await take(frames, 1)]
+    assert found == [*values, b"more"]
