@@ -2,7 +2,7 @@
 
     python tools/defects.py                      all of tests/defects
     python tools/defects.py --only mark          those with `mark` in their name
-    python tools/defects.py --sample 12          so many fast ones, other ones once the code has changed
+    python tools/defects.py --sample 12          so many fast ones: those in changed files first, then any
     python tools/defects.py --json               the same, to be read by programs
 
 Exit code 0 when every test passes without its defect and fails with it. A defect is a patch of the product's code whose
@@ -148,13 +148,28 @@ def parsed(name: str, text: str) -> Defect:
     return Defect(name, tuple(first[1].split(", ")), first[2], second[1], changes)
 
 
-def sample(known: Sequence[Defect], count: int) -> list[Defect]:
-    """Some of those whose tests are fast: the same ones for the same code, and others when it has changed."""
+def sample(known: Sequence[Defect], count: int, changed: frozenset[str] = frozenset()) -> list[Defect]:
+    """So many of those whose tests are fast: first those in files that have changed, then others, the same ones for
+    the same code."""
     known = [defect for defect in known if not defect.test.startswith(SLOW)]
     paths = sorted({path for defect in known for path in defect.changes})
     code = zlib.crc32(b"".join((REPOSITORY / path).read_bytes() for path in paths))
-    chosen = random.Random(code).sample(range(len(known)), min(count, len(known)))
-    return [known[number] for number in sorted(chosen)]
+    order = random.Random(code).sample(known, len(known))
+    # A stable sort: those in changed files keep their order, and the others theirs.
+    order.sort(key=lambda defect: changed.isdisjoint((*defect.changes, defect.test.partition("::")[0])))
+    return sorted(order[:count], key=lambda defect: defect.name)
+
+
+def changed_files() -> frozenset[str]:
+    """Files that differ from the upstream branch, or from the commit before where there is none or nothing differs.
+    None outside of a checkout with a history."""
+
+    def git(*arguments: str) -> list[str]:
+        done = subprocess.run(["git", *arguments], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+        return done.stdout.splitlines() if done.returncode == 0 else []
+
+    base = git("merge-base", "HEAD", "@{upstream}") or ["HEAD~1"]
+    return frozenset(git("diff", "--name-only", base[0]) or git("diff", "--name-only", "HEAD~1"))
 
 
 def planted(defect: Defect, path: str, source: str) -> str:
@@ -312,14 +327,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command."""
     parser = argparse.ArgumentParser(description="Plant known defects and see whether tests notice.")
     parser.add_argument("--only", metavar="NAME", default="", help="those with this in their name")
-    parser.add_argument("--sample", type=int, metavar="COUNT", help="so many of them, chosen by what the code is")
+    parser.add_argument("--sample", type=int, metavar="COUNT", help="so many of them, those in changed files first")
     parser.add_argument("--json", action="store_true", help="print what became of each as JSON")
     options = parser.parse_args(arguments)
     chosen = [defect for defect in defects() if options.only in defect.name]
     if not chosen:
         parser.error(f"no defect has {options.only!r} in its name")
     if options.sample:
-        chosen = sample(chosen, options.sample)
+        chosen = sample(chosen, options.sample, changed_files())
     started = time.monotonic()
     outcomes = run(chosen, say=not options.json)
     caught = sum(outcome.caught for outcome in outcomes)

@@ -55,6 +55,15 @@ def test_tests_notice_them() -> None:
     assert [outcome["caught"] for outcome in json.loads(done.stdout)] == [True] * CAUGHT_HERE
 
 
+def test_those_in_changed_files_come_first() -> None:
+    path = next(iter(next(defect for defect in DEFECTS if not defect.test.startswith(defects.SLOW)).changes))
+    touched = [one for one in DEFECTS if path in one.changes and not one.test.startswith(defects.SLOW)]
+    assert {one.name for one in touched} <= {
+        one.name for one in defects.sample(DEFECTS, len(touched), frozenset((path,)))
+    }
+    assert len(defects.sample(DEFECTS, 5)) == 5
+
+
 def test_a_defect_stands_where_its_lines_stand_and_nowhere_else() -> None:
     defect = defects.parsed("a", PATCH)
     assert (defect.invariants, defect.breaks, defect.test) == (("I1",), "something", "tests/unit/test_a.py::test_a")
