@@ -16,8 +16,8 @@ import asyncio
 import base64
 import json
 import logging
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 from millstream import limits
@@ -26,10 +26,10 @@ from millstream.buffers.jetstream.connection import AnswerLostError, ApiError, B
 from millstream.buffers.jetstream.nats_client import Msg
 from millstream.buffers.jetstream.pages import PageMessage, read_page
 from millstream.durable import step
-from millstream.errors import DamageError, FencedError, InfrastructureError, RetryLaterError
+from millstream.errors import DamageError, InfrastructureError, RetryLaterError
 from millstream.record import LaneId
-from millstream.watermark.publish import CoalescingPublisher
-from millstream.watermark.store import OtStatistics, OtUpdate, decode_update, raise_epoch
+from millstream.watermark.revisions import RevisionedOtStore
+from millstream.watermark.store import OtUpdate, decode_update
 from millstream.watermark.updates import UpdateQueue
 from millstream.wire.watermark.v1.ot_pb2 import OtEntry
 
@@ -41,46 +41,25 @@ _NO_MESSAGE = 10037
 _OWNER_PIPELINE = "millstream.pipeline"
 _OWNER_VERTEX = "millstream.vertex"
 
-_FAILURES = (AnswerLostError, ApiError, TimeoutError)
 
-
-class JetStreamOtStore:
+class JetStreamOtStore(RevisionedOtStore):
     """`OtStore` over one key-value bucket."""
+
+    failures = (AnswerLostError, ApiError, TimeoutError)
 
     def __init__(
         self, connection: BrokerConnection, pipeline: str, vertex: str, tasks: asyncio.TaskGroup, interval_s: float
     ) -> None:
         self._connection = connection
-        self._vertex = vertex
         self._bucket = bucket_name(pipeline, vertex)
         self._stream = f"KV_{self._bucket}"
         self._prefix = f"$KV.{self._bucket}."
-        self._revisions: dict[str, int] = {}
-        self._statistics = OtStatistics()
-        self._publisher = CoalescingPublisher(self._put, self._statistics, tasks, interval_s=interval_s)
-
-    @property
-    def vertex(self) -> str:
-        return self._vertex
-
-    def statistics(self) -> OtStatistics:
-        return self._statistics
-
-    def publish(self, lane: LaneId, entry: OtEntry) -> None:
-        self._publisher.publish(lane.key, entry)
-
-    async def take_over(self, lane: LaneId, epoch: int) -> OtEntry | None:
-        return await raise_epoch(
-            lambda: self._read(lane.key), lambda revision, entry: self._replace(lane.key, revision, entry), epoch
-        )
-
-    async def flush(self) -> None:
-        await self._publisher.flush()
+        super().__init__(vertex, f"bucket {self._bucket}", tasks, interval_s)
 
     async def get_all(self) -> Mapping[str, OtUpdate]:
         try:
             return {update.key: update for update in await self._read_all()}
-        except _FAILURES as error:
+        except self.failures as error:
             raise RetryLaterError(f"bucket {self._bucket} cannot be read: {error!r}") from error
 
     async def stored(self, lane: LaneId) -> OtUpdate | None:
@@ -124,10 +103,6 @@ class JetStreamOtStore:
             if not client.is_closed:
                 await subscription.unsubscribe()
 
-    def close(self) -> None:
-        """End publishing."""
-        self._publisher.cancel()
-
     async def create(self, pipeline: str, replicas: int) -> None:
         """Make the bucket, or see that it is this vertex's."""
         owner = {_OWNER_PIPELINE: pipeline, _OWNER_VERTEX: self._vertex}
@@ -165,24 +140,13 @@ class JetStreamOtStore:
             "metadata": owner,
         }
 
-    async def _put(self, key: str, entry: OtEntry) -> None:
-        async with self._answering(key):
-            revision = self._revisions.pop(key, None)
-            if revision is None:
-                revision, stored = await self._stored(key)
-                if stored is not None and stored.epoch > entry.epoch:
-                    raise FencedError(f"epoch {stored.epoch} publishes, this owner has epoch {entry.epoch}")
-            with step("watermark.publish", self._vertex):
-                self._revisions[key] = await self._put_after(revision, key, entry)
+    async def _publish_after(self, revision: int, key: str, entry: OtEntry) -> int:
+        with step("watermark.publish", self._vertex):
+            return await self._put_after(revision, key, entry)
 
-    async def _read(self, key: str) -> tuple[int, OtEntry | None]:
-        async with self._answering(key):
-            return await self._stored(key)
-
-    async def _replace(self, key: str, revision: int, entry: OtEntry) -> None:
-        async with self._answering(key):
-            with step("watermark.take_over", self._vertex):
-                self._revisions[key] = await self._put_after(revision, key, entry)
+    async def _take_over_after(self, revision: int, key: str, entry: OtEntry) -> int:
+        with step("watermark.take_over", self._vertex):
+            return await self._put_after(revision, key, entry)
 
     @asynccontextmanager
     async def _answering(self, key: str) -> AsyncIterator[None]:
@@ -227,29 +191,11 @@ class JetStreamOtStore:
         update = self._decode(subject, base64.b64decode(stored.get("data", "")))
         return int(stored["seq"]), update.entry
 
-    async def _reread(self, queue: UpdateQueue) -> None:
-        """Read everything at the start, whenever a lost connection is back, and from time to time."""
-        lost = asyncio.Event()
-        forget = self._connection.on_loss(lost.set)
-        try:
-            while not queue.closed:
-                await self._connection.connected()
-                lost.clear()
-                queue.begin_reading()
-                pause_s = limits.OT_REREAD_INTERVAL_S
-                try:
-                    queue.finish_reading(await self._read_all())
-                except _FAILURES as error:
-                    _log.debug("bucket %s cannot be read, trying until it can: %r", self._bucket, error)
-                    queue.abandon_reading()
-                    pause_s = limits.OT_RETRY_INTERVAL_S
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(pause_s):
-                        await lost.wait()
-        except (DamageError, InfrastructureError) as error:
-            queue.fail(error)
-        finally:
-            forget()
+    async def _reachable(self) -> None:
+        await self._connection.connected()
+
+    def _on_loss(self, listener: Callable[[], None]) -> Callable[[], None]:
+        return self._connection.on_loss(listener)
 
     async def _read_all(self) -> list[OtUpdate]:
         """Every key. One that is put again while this reads may be missed or come twice; its watcher hears of it."""
@@ -291,7 +237,7 @@ class JetStreamOtStores:
                 store = JetStreamOtStore(self._connection, self._pipeline, vertex, self._tasks, self._interval_s)
                 try:
                     await store.create(self._pipeline, self._replicas)
-                except _FAILURES as error:
+                except JetStreamOtStore.failures as error:
                     raise RetryLaterError(
                         f"the OT store of vertex {vertex} of pipeline {self._pipeline} cannot be made: {error!r}; "
                         "is the broker up, and has it JetStream?"
@@ -311,7 +257,7 @@ class JetStreamOtStores:
             for name in names:
                 with step("watermark.delete"):
                     await self._connection.api(f"STREAM.DELETE.{name}")
-        except _FAILURES as error:
+        except JetStreamOtStore.failures as error:
             raise RetryLaterError(f"the OT stores of pipeline {self._pipeline} cannot be removed: {error!r}") from error
 
     def close(self) -> None:

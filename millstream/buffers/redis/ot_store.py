@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 
 from redis.exceptions import RedisError
@@ -25,49 +25,28 @@ from millstream.buffers.redis.keys import entries_key, revisions_key, vertices_p
 from millstream.buffers.redis.ledger import remove_matching
 from millstream.buffers.redis.scripts import FORGET, PUT
 from millstream.durable import step
-from millstream.errors import DamageError, FencedError, InfrastructureError, RetryLaterError, StorageFullError
+from millstream.errors import DamageError, RetryLaterError, StorageFullError
 from millstream.record import LaneId
-from millstream.watermark.publish import CoalescingPublisher
-from millstream.watermark.store import OtStatistics, OtUpdate, decode_update, raise_epoch
+from millstream.watermark.revisions import RevisionedOtStore
+from millstream.watermark.store import OtUpdate, decode_update
 from millstream.watermark.updates import UpdateQueue
 from millstream.wire.watermark.v1.ot_pb2 import OtEntry
 
 _log = logging.getLogger(__name__)
 
-_FAILURES = (AnswerLostError, StorageFullError, TimeoutError)
 
-
-class RedisOtStore:
+class RedisOtStore(RevisionedOtStore):
     """`OtStore` over one hash."""
+
+    failures = (AnswerLostError, StorageFullError, TimeoutError)
 
     def __init__(
         self, connection: RedisConnection, pipeline: str, vertex: str, tasks: asyncio.TaskGroup, interval_s: float
     ) -> None:
         self._connection = connection
-        self._vertex = vertex
         self._entries = entries_key(pipeline, vertex)
         self._keys = (self._entries, revisions_key(pipeline, vertex))
-        self._revisions: dict[str, int] = {}
-        self._statistics = OtStatistics()
-        self._publisher = CoalescingPublisher(self._put, self._statistics, tasks, interval_s=interval_s)
-
-    @property
-    def vertex(self) -> str:
-        return self._vertex
-
-    def statistics(self) -> OtStatistics:
-        return self._statistics
-
-    def publish(self, lane: LaneId, entry: OtEntry) -> None:
-        self._publisher.publish(lane.key, entry)
-
-    async def take_over(self, lane: LaneId, epoch: int) -> OtEntry | None:
-        return await raise_epoch(
-            lambda: self._read(lane.key), lambda revision, entry: self._replace(lane.key, revision, entry), epoch
-        )
-
-    async def flush(self) -> None:
-        await self._publisher.flush()
+        super().__init__(vertex, f"the OT store {self._entries}", tasks, interval_s)
 
     async def get_all(self) -> Mapping[str, OtUpdate]:
         async with self._answering("all lanes"):
@@ -99,28 +78,13 @@ class RedisOtStore:
                 for task in running:
                     task.cancel()
 
-    def close(self) -> None:
-        """End publishing."""
-        self._publisher.cancel()
+    async def _publish_after(self, revision: int, key: str, entry: OtEntry) -> int:
+        with step("redis.publish", self._vertex):
+            return await self._put_after(revision, key, entry)
 
-    async def _put(self, key: str, entry: OtEntry) -> None:
-        async with self._answering(key):
-            revision = self._revisions.pop(key, None)
-            if revision is None:
-                revision, stored = await self._stored(key)
-                if stored is not None and stored.epoch > entry.epoch:
-                    raise FencedError(f"epoch {stored.epoch} publishes, this owner has epoch {entry.epoch}")
-            with step("redis.publish", self._vertex):
-                self._revisions[key] = await self._put_after(revision, key, entry)
-
-    async def _read(self, key: str) -> tuple[int, OtEntry | None]:
-        async with self._answering(key):
-            return await self._stored(key)
-
-    async def _replace(self, key: str, revision: int, entry: OtEntry) -> None:
-        async with self._answering(key):
-            with step("redis.take_over_watermark", self._vertex):
-                self._revisions[key] = await self._put_after(revision, key, entry)
+    async def _take_over_after(self, revision: int, key: str, entry: OtEntry) -> int:
+        with step("redis.take_over_watermark", self._vertex):
+            return await self._put_after(revision, key, entry)
 
     @asynccontextmanager
     async def _answering(self, key: str) -> AsyncIterator[None]:
@@ -128,7 +92,7 @@ class RedisOtStore:
         try:
             async with asyncio.timeout(limits.OT_PUT_TIMEOUT_S):
                 yield
-        except _FAILURES as error:
+        except self.failures as error:
             raise RetryLaterError(f"the OT store {self._entries} does not answer ({key}): {error!r}") from error
 
     async def _put_after(self, revision: int, key: str, entry: OtEntry) -> int:
@@ -163,30 +127,11 @@ class RedisOtStore:
         except DamageError as error:
             queue.fail(error)
 
-    async def _reread(self, queue: UpdateQueue) -> None:
-        """Read everything at the start, whenever a connection was lost, and from time to time."""
-        lost = asyncio.Event()
-        forget = self._connection.on_loss(lost.set)
-        try:
-            while not queue.closed:
-                queue.begin_reading()
-                pause_s = limits.OT_REREAD_INTERVAL_S
-                try:
-                    queue.finish_reading(await self._read_all())
-                except _FAILURES as error:
-                    _log.debug("%s cannot be read, trying until it can: %r", self._entries, error)
-                    queue.abandon_reading()
-                    # That was the loss.
-                    lost.clear()
-                    pause_s = limits.OT_RETRY_INTERVAL_S
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(pause_s):
-                        await lost.wait()
-                lost.clear()
-        except (DamageError, InfrastructureError) as error:
-            queue.fail(error)
-        finally:
-            forget()
+    async def _reachable(self) -> None:
+        """Asked at any time: a client of the pool connects when it is used."""
+
+    def _on_loss(self, listener: Callable[[], None]) -> Callable[[], None]:
+        return self._connection.on_loss(listener)
 
     async def _read_all(self) -> list[OtUpdate]:
         """Every lane."""

@@ -1,0 +1,137 @@
+"""What OT stores share whose server gives each entry a revision: a put is guarded with the revision of the put before.
+
+    publish ── put after revision n ──► stored, revision n + 1
+    watcher ◄── puts as they happen ──── and everything, read again from time to time and after a lost connection
+
+An owner that was replaced while it slept has an old revision, so it cannot put its old entry over a newer one.
+
+Above it: vertices, which know `OtStore`. Below it: a technology, which implements what is abstract here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, suppress
+from typing import ClassVar
+
+from millstream import limits
+from millstream.errors import DamageError, FencedError, InfrastructureError
+from millstream.record import LaneId
+from millstream.watermark.publish import CoalescingPublisher
+from millstream.watermark.store import OtStatistics, OtUpdate, raise_epoch
+from millstream.watermark.updates import UpdateQueue
+from millstream.wire.watermark.v1.ot_pb2 import OtEntry
+
+_log = logging.getLogger(__name__)
+
+
+class RevisionedOtStore(ABC):
+    """The part of an `OtStore` that does not depend on the technology."""
+
+    failures: ClassVar[tuple[type[Exception], ...]]
+    """What a request raises that may succeed later."""
+
+    def __init__(self, vertex: str, name: str, tasks: asyncio.TaskGroup, interval_s: float) -> None:
+        """`name`: of the store, for the log. `interval_s`: between two puts of a lane."""
+        self._vertex = vertex
+        self._name = name
+        self._revisions: dict[str, int] = {}
+        """Of the last own put, by lane key."""
+        self._statistics = OtStatistics()
+        self._publisher = CoalescingPublisher(self._put, self._statistics, tasks, interval_s=interval_s)
+
+    @property
+    def vertex(self) -> str:
+        return self._vertex
+
+    def statistics(self) -> OtStatistics:
+        return self._statistics
+
+    def publish(self, lane: LaneId, entry: OtEntry) -> None:
+        self._publisher.publish(lane.key, entry)
+
+    async def take_over(self, lane: LaneId, epoch: int) -> OtEntry | None:
+        return await raise_epoch(
+            lambda: self._read(lane.key), lambda revision, entry: self._replace(lane.key, revision, entry), epoch
+        )
+
+    async def flush(self) -> None:
+        await self._publisher.flush()
+
+    def close(self) -> None:
+        """End publishing."""
+        self._publisher.cancel()
+
+    async def _put(self, key: str, entry: OtEntry) -> None:
+        async with self._answering(key):
+            revision = self._revisions.pop(key, None)
+            if revision is None:
+                revision, stored = await self._stored(key)
+                if stored is not None and stored.epoch > entry.epoch:
+                    raise FencedError(f"epoch {stored.epoch} publishes, this owner has epoch {entry.epoch}")
+            self._revisions[key] = await self._publish_after(revision, key, entry)
+
+    async def _read(self, key: str) -> tuple[int, OtEntry | None]:
+        async with self._answering(key):
+            return await self._stored(key)
+
+    async def _replace(self, key: str, revision: int, entry: OtEntry) -> None:
+        async with self._answering(key):
+            self._revisions[key] = await self._take_over_after(revision, key, entry)
+
+    async def _reread(self, queue: UpdateQueue) -> None:
+        """Read everything at the start, whenever a connection was lost, and from time to time."""
+        lost = asyncio.Event()
+        forget = self._on_loss(lost.set)
+        try:
+            while not queue.closed:
+                await self._reachable()
+                lost.clear()
+                queue.begin_reading()
+                pause_s = limits.OT_REREAD_INTERVAL_S
+                try:
+                    queue.finish_reading(await self._read_all())
+                except self.failures as error:
+                    _log.debug("%s cannot be read, trying until it can: %r", self._name, error)
+                    queue.abandon_reading()
+                    # A loss until now is why it failed; one from now on is news.
+                    lost.clear()
+                    pause_s = limits.OT_RETRY_INTERVAL_S
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(pause_s):
+                        await lost.wait()
+        except (DamageError, InfrastructureError) as error:
+            queue.fail(error)
+        finally:
+            forget()
+
+    @abstractmethod
+    def _answering(self, key: str) -> AbstractAsyncContextManager[None]:
+        """Bounds the wait for answers, and makes each failure of the server a `RetryLaterError`."""
+
+    @abstractmethod
+    async def _stored(self, key: str) -> tuple[int, OtEntry | None]:
+        """The revision of a lane and its entry, as a put has to follow them; 0 and None without one."""
+
+    @abstractmethod
+    async def _publish_after(self, revision: int, key: str, entry: OtEntry) -> int:
+        """Put if the lane still has that revision, as a durable step; returns the new one."""
+
+    @abstractmethod
+    async def _take_over_after(self, revision: int, key: str, entry: OtEntry) -> int:
+        """The same, as the durable step of a takeover."""
+
+    @abstractmethod
+    async def _read_all(self) -> list[OtUpdate]:
+        """Every lane. One that is put meanwhile may be missed or come twice."""
+
+    @abstractmethod
+    async def _reachable(self) -> None:
+        """Return when it makes sense to ask the server."""
+
+    @abstractmethod
+    def _on_loss(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Call `listener` whenever a connection is lost, until the function returned is called."""
