@@ -8,8 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 
 from millstream.record import BufferId, LaneId
+
+
+class LaneReport(Enum):
+    """What the lanes of some kinds of vertex tell beside what all lanes do."""
+
+    INTAKE = "what they take in from outside"
+    FUNCTION = "what they give to a function, record by record"
+    WINDOWS = "what waits in windows"
+    TARGET = "what they give to a target outside"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +142,7 @@ class VertexStatistics:
     pipeline: str
     vertex: str
     vertex_type: str
-    """source, map, reduce or sink."""
+    """source, map, reduce, sink, or as another package calls its kind."""
     replica: int
     lanes: Sequence[LaneStatistics]
     buffers: Sequence[BufferStatistics]
@@ -143,3 +153,5 @@ class VertexStatistics:
     commit_seconds: float = 0.0
     answers_settled: int = 0
     read_restarts: int = 0
+    reports: frozenset[LaneReport] = frozenset()
+    """What its lanes tell beside what all lanes do."""

@@ -10,13 +10,12 @@ import sys
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
-from importlib.util import find_spec
 from pathlib import Path as FilePath
 
 from millstream.sandbox import holds_home, refusal
 from millstream.spec.connectors import Place, lacks
 from millstream.spec.loading import Loaded, Partial
-from millstream.spec.models import FallbackSink, Program, Source, Vertex
+from millstream.spec.models import Program
 from millstream.spec.problems import Finding, Path, Problem
 from millstream.spec.references import Reference, SecretKey, missing, resolve
 from millstream.spec.values import SpecModel
@@ -31,11 +30,13 @@ def local_problems(loaded: Loaded | Partial) -> list[Problem]:
     for index, vertex in loaded.sound.items():
         path: Path = ("spec", "vertices", index)
         findings += _reference_findings(vertex, path, loaded.base_dir)
-        for place, program in _programs(vertex, path):
-            findings += _program_findings(_Program(program, place, loaded.base_dir))
-        findings += _reduce_findings(vertex, path)
-        for where, end in _ends(vertex, path):
-            used = Place((*where, end.kind), path, loaded.base_dir, vertex.replicas, taken)
+        for item in vertex.programs:
+            where = (*path, vertex.key, *item.path)
+            findings += _program_findings(_Program(item.program, where, loaded.base_dir))
+        findings += vertex.definition.local_findings(vertex.settings, (*path, vertex.key))
+        for placed in vertex.ends:
+            end = placed.end
+            used = Place((*path, vertex.key, *placed.path, end.kind), path, loaded.base_dir, vertex.replicas, taken)
             for what, remedy in lacks(end.connector):
                 findings.append(Finding(used.path, f"`{end.kind}` {what}", remedy))
             findings += end.connector.local_findings(end.settings, used)
@@ -54,26 +55,6 @@ class _Program:
     @property
     def directory(self) -> FilePath:
         return self.base_dir / (self.settings.working_dir or ".")
-
-
-def _programs(vertex: Vertex, path: Path) -> Iterator[tuple[Path, Program]]:
-    if vertex.udf is not None:
-        yield (*path, "udf"), vertex.udf
-    if vertex.source is not None and vertex.source.transformer is not None:
-        yield (*path, "source", "transformer"), vertex.source.transformer
-    for place, end in _ends(vertex, path):
-        if end.program is not None:
-            yield (*place, end.kind), end.program
-
-
-def _ends(vertex: Vertex, path: Path) -> Iterator[tuple[Path, Source | FallbackSink]]:
-    """The sources and sinks of a vertex."""
-    if vertex.source is not None:
-        yield (*path, "source"), vertex.source
-    if vertex.sink is not None:
-        yield (*path, "sink"), vertex.sink
-        if vertex.sink.fallback is not None:
-            yield (*path, "sink", "fallback"), vertex.sink.fallback
 
 
 def _program_findings(program: _Program) -> Iterator[Finding]:
@@ -209,12 +190,6 @@ def top_level_names(tree: ast.Module) -> set[str] | None:
                     if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store)
                 }
     return names
-
-
-def _reduce_findings(vertex: Vertex, path: Path) -> Iterator[Finding]:
-    if vertex.kind == "reduce" and find_spec("pyspark") is None:
-        what = "windows are computed by Spark, and the package pyspark is not installed"
-        yield Finding((*path, "udf", "groupBy"), what, "`pip install 'millstream[reduce]'`")
 
 
 def _reference_findings(value: object, path: Path, base_dir: FilePath) -> Iterator[Finding]:

@@ -11,7 +11,7 @@ from typing import Self
 from millstream import retry
 from millstream.limits import MAX_FUTURE_S
 from millstream.spec import topology
-from millstream.spec.models import Backoff, Edge, FallbackSink, Limits, Pipeline, RetryStrategy, Vertex
+from millstream.spec.models import Backoff, Edge, FallbackSink, Limits, Pipeline, Vertex
 from millstream.spec.problems import Problem, SpecError, path_text
 from millstream.spec.shape_checks import outline_of, shape_findings
 
@@ -69,18 +69,18 @@ class Graph:
 
     @property
     def sources(self) -> tuple[Vertex, ...]:
-        """Source vertices (the roots) in topological order."""
-        return tuple(vertex for vertex in self.vertices if vertex.kind == "source")
+        """Vertices without an input, the sources, in topological order."""
+        return tuple(vertex for vertex in self.vertices if not vertex.definition.has_input)
 
     @property
     def sinks(self) -> tuple[Vertex, ...]:
-        """Sink vertices in topological order."""
-        return tuple(vertex for vertex in self.vertices if vertex.kind == "sink")
+        """Vertices without an output, the sinks, in topological order."""
+        return tuple(vertex for vertex in self.vertices if not vertex.definition.has_output)
 
     @property
     def reduces(self) -> tuple[Vertex, ...]:
-        """Reduce vertices in topological order."""
-        return tuple(vertex for vertex in self.vertices if vertex.kind == "reduce")
+        """Vertices with windows, the reduces, in topological order."""
+        return tuple(vertex for vertex in self.vertices if vertex.definition.has_windows)
 
     def vertex(self, name: str) -> Vertex:
         """The vertex of that name. Errors: KeyError."""
@@ -117,31 +117,29 @@ class Graph:
 
     def retry_policy(self, vertex: str) -> retry.RetryPolicy | None:
         """What happens to a record that a vertex's UDF, transformer or sink fails on, or to a window that a reduce
-        fails on; None for a source without a transformer."""
+        fails on; None for a vertex that cannot fail on one, such as a source without a transformer."""
         step = self._vertices[vertex]
-        if step.udf is not None:
-            return self._program_policy(vertex, step.udf.retry_strategy)
-        if step.sink is not None:
-            strategy = step.sink.retry_strategy
-            return _policy(strategy.backoff, retry.OnFailure(strategy.on_failure), strategy.max_retries)
-        assert step.source is not None, "a vertex is a source, a udf or a sink"
-        transformer = step.source.transformer
-        if transformer is None:
+        strategy = step.definition.retry(step.settings)
+        if strategy is None:
             return None
-        return self._program_policy(vertex, transformer.retry_strategy)
+        written = strategy.on_failure
+        on_failure = retry.OnFailure(written) if written else self._default_on_failure(vertex)
+        return _policy(strategy.backoff, on_failure, strategy.max_retries)
 
     def on_invalid(self, vertex: str) -> retry.OnFailure:
         """What happens to a record of a source whose text, event time or key cannot be read."""
-        source = self._vertices[vertex].source
-        written = source.on_invalid if source is not None else None
+        step = self._vertices[vertex]
+        written = step.definition.on_invalid(step.settings)
         return retry.OnFailure(written) if written else self._default_on_failure(vertex)
 
     def max_future_s(self, vertex: str) -> float | None:
         """How far ahead of the clock the event times of a source's records may be; None: no bound."""
-        spec, source = self.pipeline.spec.watermark, self._vertices[vertex].source
-        if source is None or spec.max_future_s is not None or spec.disabled:
-            return spec.max_future_s if source is not None else None
-        return MAX_FUTURE_S if source.connector.strangers else None
+        spec, step = self.pipeline.spec.watermark, self._vertices[vertex]
+        if step.definition.has_input:
+            return None
+        if spec.max_future_s is not None or spec.disabled:
+            return spec.max_future_s
+        return MAX_FUTURE_S if step.definition.strangers(step.settings) else None
 
     def on_future(self, vertex: str) -> retry.OnFailure:
         """What happens to a record whose event time is further ahead: dead letter, drop or stop."""
@@ -149,11 +147,6 @@ class Graph:
         if written == "deadLetter" and not self.dead_letter_edges(vertex):
             return retry.OnFailure.DROP
         return retry.OnFailure(written)
-
-    def _program_policy(self, vertex: str, strategy: RetryStrategy) -> retry.RetryPolicy:
-        written = strategy.on_failure
-        on_failure = retry.OnFailure(written) if written else self._default_on_failure(vertex)
-        return _policy(strategy.backoff, on_failure, strategy.max_retries)
 
     def _default_on_failure(self, vertex: str) -> retry.OnFailure:
         has_edge = bool(self.dead_letter_edges(vertex))

@@ -3,21 +3,16 @@
 Lanes follow from the graph alone, so every process computes the same ones.
 """
 
-from millstream.record import SOURCE_INPUT, WINDOW_INPUT, BufferId, LaneId
+from millstream.record import BufferId, LaneId
 from millstream.spec.graph import Graph
 from millstream.spec.models import Edge
 
 
 def lanes_of(graph: Graph, vertex: str) -> tuple[LaneId, ...]:
-    """The lanes of a vertex: one per input edge and partition; for a source and for a reduce one per partition."""
+    """The lanes of a vertex: one per input edge and partition, or one per partition, as its kind says."""
     step = graph.vertex(vertex)
-    match step.kind:
-        case "source":
-            inputs = [SOURCE_INPUT]
-        case "reduce":
-            inputs = [WINDOW_INPUT]
-        case _:
-            inputs = [edge.name for edge in graph.edges_in[vertex]]
+    one = step.definition.lane_input
+    inputs = [one] if one is not None else [edge.name for edge in graph.edges_in[vertex]]
     partitions = range(step.partitions)
     return tuple(LaneId(vertex, name, partition) for name in inputs for partition in partitions)
 
@@ -42,11 +37,9 @@ def owned_lanes(graph: Graph, vertex: str, replica: int) -> tuple[LaneId, ...]:
 
 def inputs_of(graph: Graph, lane: LaneId) -> tuple[BufferId, ...]:
     """The buffers that a lane reads: none for a source's, one per edge for a reduce's, else one."""
-    if lane.input == SOURCE_INPUT:
-        return ()
-    if lane.input == WINDOW_INPUT:
-        return tuple(BufferId(edge.name, lane.partition) for edge in graph.edges_in[lane.vertex])
-    return (BufferId(lane.input, lane.partition),)
+    inputs = [edge.name for edge in graph.edges_in[lane.vertex]]
+    read = [lane.input] if lane.input in inputs else inputs
+    return tuple(BufferId(name, lane.partition) for name in read)
 
 
 def buffers_of(graph: Graph, edge: Edge) -> tuple[BufferId, ...]:

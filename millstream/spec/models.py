@@ -6,13 +6,15 @@ Numaflow has the concept. It does not know files, graphs or processes.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
+from pydantic_core import InitErrorDetails
 
 from millstream.limits import BUFFER_BYTES_MAX, BUFFER_RECORDS_MAX, BUFFER_USAGE_LIMIT
 from millstream.spec import numaflow
 from millstream.spec.buffers import DEFAULT, InterStepBuffer
+from millstream.spec.kinds import KINDS, PlacedEnd, PlacedProgram, VertexKind, VertexUse
 from millstream.spec.logging import Logging
 from millstream.spec.programs import (
     Backoff,
@@ -33,6 +35,7 @@ from millstream.spec.programs import (
     ValueFormat,
 )
 from millstream.spec.references import Reference, SecretKey, TextOrReference
+from millstream.spec.registry import Choice
 from millstream.spec.sinks import FallbackSink, OnSinkFailure, Sink, SinkRetryStrategy
 from millstream.spec.sources import OnInvalid, Source
 from millstream.spec.spark import Spark
@@ -45,7 +48,6 @@ from millstream.spec.values import (
     ShapeProblem,
     SpecModel,
     Text,
-    exactly_one,
     is_name,
 )
 from millstream.spec.watermark import IdleSource, OnFuture, Watermark
@@ -72,7 +74,6 @@ KIND = "Pipeline"
 PARTITIONS_MAX = 1024
 """Most partitions of a vertex."""
 
-VertexKind = Literal["source", "map", "reduce", "sink"]
 EdgeKind = Literal["data", "deadLetter", "late"]
 OnFull = Literal["retryUntilSuccess", "discardLatest"]
 Partitions = Annotated[int, Field(strict=True, ge=1, le=PARTITIONS_MAX)]
@@ -216,19 +217,15 @@ class Placement(SpecModel):
     all the same."""
 
 
-class Vertex(SpecModel):
+class Vertex(Choice):
     """One step of the pipeline: exactly one of a source, a UDF or a sink."""
 
     noun = "a vertex"
+    registry = KINDS
+    kinds_after = "name"
 
     name: Name
     """Name of the vertex, part of its stream's name."""
-    source: Source | None = None
-    """Makes it a source vertex."""
-    udf: Udf | None = None
-    """Makes it a map vertex, or a reduce vertex where it has `groupBy`."""
-    sink: Sink | None = None
-    """Makes it a sink vertex."""
     partitions: Partitions = 1
     """Lanes per input; for a source and for a reduce, its lanes. Records with the same keys go to the same
     partition."""
@@ -240,32 +237,71 @@ class Vertex(SpecModel):
     limits: VertexLimits | None = None
     """Limits that differ from the pipeline's."""
 
+    _definition: VertexKind[SpecModel] | None = PrivateAttr(None)
+
     @classmethod
-    def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
-        """One kind of vertex."""
-        yield from exactly_one(data, ("source", "udf", "sink"), cls.noun)
+    def validated(
+        cls, data: Any, handler: ModelWrapValidatorHandler[Self], details: list[InitErrorDetails]
+    ) -> Self | None:
+        """Finds its kind."""
+        vertex = super().validated(data, handler, details)
+        if vertex is not None:
+            given = [name for name, value in vertex.settings.members() if value is not None]
+            vertex._definition = KINDS.load(vertex.key).of(given)
+        return vertex
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
-        """A replica without a lane would do nothing; lanes of a reduce share its storage."""
+        """A replica without a lane would do nothing."""
         if self.replicas > self.partitions:
             what = f"{self.replicas} replicas cannot share {self.partitions} partition(s)"
             yield ShapeProblem(("replicas",), what, "at most `partitions`")
-        if self.group_by is not None:
-            yield from self.group_by.sharing_problems(self.partitions, self.replicas)
+        yield from self.definition.sharing_problems(self.settings, self.partitions, self.replicas)
 
     @property
-    def kind(self) -> VertexKind:
-        """Which of the kinds it is."""
-        if self.source is not None:
-            return "source"
-        if self.sink is not None:
-            return "sink"
-        return "map" if self.group_by is None else "reduce"
+    def definition(self) -> VertexKind[SpecModel]:
+        """All that is to be known of its kind."""
+        assert self._definition is not None, "a valid vertex is of a kind"
+        return self._definition
+
+    @property
+    def kind(self) -> str:
+        """What people call its kind: source, map, reduce, sink, or as another package says."""
+        return self.definition.name
+
+    @property
+    def programs(self) -> tuple[PlacedProgram, ...]:
+        """The user's programs."""
+        return tuple(self.definition.programs(self.settings))
+
+    @property
+    def ends(self) -> tuple[PlacedEnd, ...]:
+        """Its sources and sinks."""
+        return tuple(self.definition.ends(self.settings))
 
     @property
     def group_by(self) -> GroupBy | None:
-        """How it groups its records; None unless it is a reduce."""
-        return self.udf.group_by if self.udf is not None else None
+        """How it groups its records; None unless it has windows."""
+        return self.definition.group_by(self.settings)
+
+    @property
+    def sql(self) -> Sql | None:
+        """The query that computes its windows; None where it has none."""
+        return self.definition.sql(self.settings)
+
+    @property
+    def source(self) -> Source | None:
+        """Its settings, for code that is about sources alone."""
+        return self.settings if isinstance(self.settings, Source) else None
+
+    @property
+    def udf(self) -> Udf | None:
+        """Its settings, for code that is about maps and reduces alone."""
+        return self.settings if isinstance(self.settings, Udf) else None
+
+    @property
+    def sink(self) -> Sink | None:
+        """Its settings, for code that is about sinks alone."""
+        return self.settings if isinstance(self.settings, Sink) else None
 
 
 class Metadata(SpecModel):
@@ -310,15 +346,15 @@ class PipelineSpec(SpecModel):
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """What could never happen: a window that closes without watermarks, a file larger than its buffer."""
-        if self.watermark.disabled and any(vertex.kind == "reduce" for vertex in self.vertices):
+        if self.watermark.disabled and any(vertex.definition.has_windows for vertex in self.vertices):
             what = "without watermarks the windows of a reduce never close"
             yield ShapeProblem(("watermark", "disabled"), what, "`disabled: false`, or no `groupBy`")
         for index, vertex in enumerate(self.vertices):
-            if vertex.sink is not None:
-                limits = (vertex.limits or VertexLimits()).over(self.limits)
-                dead_letters = any(edge.to == vertex.name and edge.kind == "deadLetter" for edge in self.edges)
-                for problem in vertex.sink.use_problems(limits.usable_length, dead_letters=dead_letters):
-                    yield problem._replace(loc=("vertices", index, "sink", *problem.loc))
+            limits = (vertex.limits or VertexLimits()).over(self.limits)
+            dead_letters = any(edge.to == vertex.name and edge.kind == "deadLetter" for edge in self.edges)
+            use = VertexUse(limits.usable_length, dead_letters)
+            for problem in vertex.definition.use_problems(vertex.settings, use):
+                yield problem._replace(loc=("vertices", index, *problem.loc))
 
 
 class Pipeline(SpecModel):
@@ -354,7 +390,7 @@ class Pipeline(SpecModel):
 
     def concurrency_of(self, vertex: Vertex) -> int | None:
         """Records of one lane that the vertex's UDF works on at once; None leaves it to the function."""
-        own = vertex.udf.concurrency if vertex.udf is not None else None
+        own = vertex.definition.concurrency(vertex.settings)
         return own or self.limits_of(vertex).concurrency
 
 
@@ -413,7 +449,6 @@ __all__ = [
     "Udf",
     "ValueFormat",
     "Vertex",
-    "VertexKind",
     "VertexLimits",
     "Watermark",
     "Window",

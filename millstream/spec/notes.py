@@ -4,9 +4,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from millstream.spec.graph import Graph
-from millstream.spec.models import FallbackSink, GroupBy, Source, Vertex
+from millstream.spec.models import GroupBy, Vertex
 from millstream.spec.problems import Path
-from millstream.spec.programs import Program
 from millstream.spec.tls import stays_on_this_machine
 from millstream.spec.topology import reachable
 
@@ -16,16 +15,17 @@ def notes_of(value: Mapping[str, Any], graph: Graph) -> Iterator[tuple[Path, str
     spec = value["spec"]
     for index, vertex in enumerate(graph.pipeline.spec.vertices):
         here: Path = ("spec", "vertices", index)
-        for place, end in _ends(vertex, here):
-            yield from end.connector.notes(end.settings, (*place, end.kind))
-        yield from _in_the_clear(vertex, here)
-        if vertex.udf is not None and vertex.udf.sql is not None and vertex.udf.sql.unsafe:
-            what = "`unsafe` lets the query do all that the runner's user may: call Java, read files and other tables"
-            yield (*here, "udf", "sql", "unsafe"), what
-        yield from _idle_settings(spec["vertices"][index], vertex, here)
+        settings: Path = (*here, vertex.key)
+        for placed in vertex.ends:
+            end = placed.end
+            yield from end.connector.notes(end.settings, (*settings, *placed.path, end.kind))
+        yield from _in_the_clear(vertex, settings)
+        yield from vertex.definition.notes(vertex.settings, settings)
+        written = spec["vertices"][index][vertex.key]
+        yield from _idle_settings(written, vertex, settings)
         if vertex.group_by is not None:
-            yield from _grouping(spec["vertices"][index], vertex.group_by, (*here, "udf", "groupBy"))
-            yield from _endless(graph, vertex.group_by, (*here, "udf", "groupBy"))
+            yield from _grouping(written, vertex.group_by, (*settings, "groupBy"))
+            yield from _endless(graph, vertex.group_by, (*settings, "groupBy"))
             yield from _behind_a_cycle(graph, vertex, here)
     if spec.get("spark") is not None and not graph.reduces:
         yield ("spec", "spark"), "`spark` has no effect in a pipeline without a reduce"
@@ -33,40 +33,24 @@ def notes_of(value: Mapping[str, Any], graph: Graph) -> Iterator[tuple[Path, str
 
 def _in_the_clear(vertex: Vertex, here: Path) -> Iterator[tuple[Path, str]]:
     """Records that everybody reads who is between two machines."""
-    programs: list[tuple[Path, Program | None]] = [((*here, "udf"), vertex.udf)]
-    if vertex.source is not None:
-        programs.append(((*here, "source", "transformer"), vertex.source.transformer))
-    programs += [((*place, end.kind), end.program) for place, end in _ends(vertex, here)]
-    for place, program in programs:
-        address = program.address if program is not None and program.tls is None else None
+    for placed in vertex.programs:
+        program = placed.program
+        address = program.address if program.tls is None else None
         if address is None or address.startswith("unix:"):
             continue
         host = address.rpartition(":")[0].strip("[]")
         if not stays_on_this_machine(host):
             what = f"records go to {host} in the clear, and whoever answers there is taken for the function"
             way = "; `tls` beside it encrypts them" if vertex.group_by is None else ""
-            yield (*place, "address"), what + way
-
-
-def _ends(vertex: Vertex, here: Path) -> Iterator[tuple[Path, Source | FallbackSink]]:
-    """The sources and sinks of a vertex."""
-    if vertex.source is not None:
-        yield (*here, "source"), vertex.source
-    if vertex.sink is not None:
-        yield (*here, "sink"), vertex.sink
-        if vertex.sink.fallback is not None:
-            yield (*here, "sink", "fallback"), vertex.sink.fallback
+            yield (*here, *placed.path, "address"), what + way
 
 
 def _idle_settings(written: Mapping[str, Any], vertex: Vertex, here: Path) -> Iterator[tuple[Path, str]]:
-    for kind in ("udf", "sink"):
-        strategy = (written.get(kind) or {}).get("retryStrategy") or {}
-        forever = strategy.get("onFailure", "retry" if kind == "sink" else None) == "retry"
-        if forever and "steps" in (strategy.get("backoff") or {}):
-            path = (*here, kind, "retryStrategy", "backoff", "steps")
-            yield path, "`steps` has no effect with `onFailure: retry`, which never gives up"
-    if vertex.udf is not None and vertex.udf.builtin is not None and vertex.udf.concurrency:
-        yield (*here, "udf", "concurrency"), "`concurrency` has no effect on a built-in"
+    strategy = vertex.definition.retry(vertex.settings)
+    backoff = (written.get("retryStrategy") or {}).get("backoff") or {}
+    if strategy is not None and strategy.on_failure == "retry" and "steps" in backoff:
+        path = (*here, "retryStrategy", "backoff", "steps")
+        yield path, "`steps` has no effect with `onFailure: retry`, which never gives up"
 
 
 def _grouping(written: Mapping[str, Any], group_by: GroupBy, here: Path) -> Iterator[tuple[Path, str]]:
@@ -80,7 +64,7 @@ def _grouping(written: Mapping[str, Any], group_by: GroupBy, here: Path) -> Iter
     if global_ is not None and group_by.allowed_lateness_s and (global_.trigger is None or global_.trigger.count):
         yield (*here, "allowedLateness"), "`allowedLateness` has no effect: nothing is late for a global window"
     if group_by.keeps_input:
-        storage = written["udf"]["groupBy"].get("storage") or {}
+        storage = written["groupBy"].get("storage") or {}
         path = (*here, "storage", "no_store") if storage.get("no_store") is not None else (*here, "keepInput")
         yield (
             path,
@@ -90,7 +74,7 @@ def _grouping(written: Mapping[str, Any], group_by: GroupBy, here: Path) -> Iter
 
 def _endless(graph: Graph, group_by: GroupBy, here: Path) -> Iterator[tuple[Path, str]]:
     global_ = group_by.window.global_
-    endless = [vertex.name for vertex in graph.sources if vertex.source is not None and vertex.source.bounded is False]
+    endless = [vertex.name for vertex in graph.sources if vertex.definition.bounded(vertex.settings) is False]
     if global_ is not None and global_.trigger is None and endless:
         what = f"without a `trigger` a result comes when every source has ended, and `{endless[0]}` has no end"
         yield (*here, "window", "global"), what

@@ -24,7 +24,7 @@ def place(graph: Graph, workers: int) -> tuple[tuple[ReplicaId, ...], ...]:
     replicas = replicas_of(graph)
     alone = [one for one in replicas if graph.vertex(one.vertex).placement.process == "own"]
     shared = [one for one in replicas if one not in alone]
-    sources = [one for one in shared if graph.vertex(one.vertex).source is not None]
+    sources = [one for one in shared if not graph.vertex(one.vertex).definition.has_input]
     others = [one for one in shared if one not in sources]
     if workers == 1 or workers >= len(shared) or not sources or not others:
         return (*_dealt(shared, workers), *((one,) for one in alone))

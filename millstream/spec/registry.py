@@ -111,14 +111,21 @@ class Choice(SpecModel):
 
     registry: ClassVar[Registry[Any]]
     """Of its kinds. Each has a `model` of its settings and a `meaning`, for the reference."""
+    kinds_after: ClassVar[str] = ""
+    """The field behind which the reference has the kinds; empty: before all fields."""
 
-    _kind: str = PrivateAttr("")
+    _key: str = PrivateAttr("")
     _settings: SpecModel | None = PrivateAttr(None)
 
     @property
+    def key(self) -> str:
+        """The name under which its settings stand."""
+        return self._key
+
+    @property
     def kind(self) -> str:
-        """The name of its kind."""
-        return self._kind
+        """What people call its kind."""
+        return self._key
 
     @property
     def settings(self) -> SpecModel:
@@ -171,12 +178,12 @@ class Choice(SpecModel):
         model = super().validated({name: data[name] for name in data if name not in kinds}, handler, details)
         if model is None or len(chosen) != 1:
             return None
-        ((model._kind, model._settings),) = chosen.items()
+        ((model._key, model._settings),) = chosen.items()
         return model
 
     def members(self) -> Iterator[tuple[str, Any]]:
         """The settings too."""
-        yield self.kind, self.settings
+        yield self.key, self.settings
         yield from super().members()
 
     @model_serializer(mode="wrap")
@@ -184,7 +191,7 @@ class Choice(SpecModel):
         settings = self.settings.model_dump(
             mode=info.mode, by_alias=info.by_alias, exclude_unset=info.exclude_unset, exclude_none=info.exclude_none
         )
-        return {self.kind: settings, **handler(self)}
+        return {self.key: settings, **handler(self)}
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
@@ -199,5 +206,8 @@ class Choice(SpecModel):
         properties = handler.resolve_ref_schema(schema)["properties"]
         own = dict(properties)
         properties.clear()
-        properties.update(handler.resolve_ref_schema(handler(members.__pydantic_core_schema__))["properties"], **own)
+        first = list(own).index(cls.kinds_after) + 1 if cls.kinds_after else 0
+        properties.update(list(own.items())[:first])
+        properties.update(handler.resolve_ref_schema(handler(members.__pydantic_core_schema__))["properties"])
+        properties.update(list(own.items())[first:])
         return schema

@@ -1,9 +1,7 @@
 """A pipeline's graph for people: text for a terminal, Mermaid for a page. Pure."""
 
-from collections.abc import Mapping
-
 from millstream.spec.graph import Graph
-from millstream.spec.models import Edge, GroupBy, Vertex, VertexKind
+from millstream.spec.models import Edge, GroupBy, Vertex
 
 
 def to_text(graph: Graph) -> str:
@@ -34,7 +32,7 @@ def to_mermaid(graph: Graph) -> str:
     ids = {vertex.name: f"v{index}" for index, vertex in enumerate(graph.vertices)}
     lines = ["flowchart LR"]
     for vertex in graph.vertices:
-        opening, closing = _SHAPES[vertex.kind]
+        opening, closing = vertex.definition.drawn
         text = f"{vertex.name}<br/>{_description(vertex)}".replace('"', "#quot;")
         lines.append(f'    {ids[vertex.name]}{opening}"{text}"{closing}')
     for edge in graph.edges:
@@ -45,37 +43,14 @@ def to_mermaid(graph: Graph) -> str:
     return "\n".join(lines) + "\n"
 
 
-_SHAPES: Mapping[VertexKind, tuple[str, str]] = {
-    "source": ("([", "])"),
-    "map": ("[", "]"),
-    "reduce": ("[[", "]]"),
-    "sink": ("[(", ")]"),
-}
-
-
 def _description(vertex: Vertex) -> str:
-    parts = [vertex.kind, f"({_contents(vertex)})"]
+    contents = vertex.definition.contents(vertex.settings)
+    parts = [vertex.kind, f"({contents})"] if contents else [vertex.kind]
     if vertex.group_by is not None:
         parts.append(_grouping(vertex.group_by))
     if vertex.partitions > 1:
         parts.append(f"x{vertex.partitions}")
     return " ".join(parts)
-
-
-def _contents(vertex: Vertex) -> str:
-    if vertex.source is not None:
-        return vertex.source.kind
-    if vertex.sink is not None:
-        return vertex.sink.kind
-    assert vertex.udf is not None, "a vertex is a source, a udf or a sink"
-    udf = vertex.udf
-    if udf.builtin is not None:
-        return udf.builtin.name
-    if udf.container is not None:
-        return udf.container.image
-    if udf.sql is not None:
-        return "SQL"
-    return udf.python or udf.address or " ".join(udf.command or ())
 
 
 def _grouping(group_by: GroupBy) -> str:

@@ -9,12 +9,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from millstream.errors import UserError
 from millstream.spec import topology
-from millstream.spec.models import EdgeKind, Source, VertexKind, default_edge_name
+from millstream.spec.kinds import KINDS, VertexKind
+from millstream.spec.models import EdgeKind, Vertex, default_edge_name
 from millstream.spec.problems import Finding, Path
+from millstream.spec.values import SpecModel
 
-_KINDS: Mapping[str, VertexKind] = {"source": "source", "udf": "map", "sink": "sink"}
-"""The kinds of vertices by their field; a udf with `groupBy` is a reduce."""
 _EDGE_KINDS: Mapping[str, EdgeKind] = {"deadLetter": "deadLetter", "late": "late"}
 
 
@@ -24,14 +25,32 @@ class VertexOutline:
 
     index: int
     name: str
-    kind: VertexKind | None
+    kind: VertexKind[SpecModel] | None
     """None when it is none or several of them."""
+    key: str
+    """Under which its settings stand; empty when it is of no kind."""
     settings: Mapping[str, Any]
-    """The contents of `source`, `udf` or `sink`."""
+    """As they are written."""
 
     @property
     def path(self) -> Path:
         return ("spec", "vertices", self.index)
+
+    @property
+    def has_input(self) -> bool:
+        """Whether it reads edges, as far as is known."""
+        return self.kind is None or self.kind.has_input
+
+    @property
+    def has_output(self) -> bool:
+        """Whether it writes data edges, as far as is known."""
+        return self.kind is None or self.kind.has_output
+
+    @property
+    def late_asked(self) -> Path | None:
+        """Where it asks for an edge for late records."""
+        asked = self.kind.late_asked(self.settings) if self.kind is not None else None
+        return (*self.path, self.key, *asked) if asked is not None else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +95,7 @@ def outline_of(pipeline: Any) -> Outline | None:
     return Outline(
         vertices,
         edges,
-        len(vertices) == len(written) and all(vertex.kind for vertex in vertices),
+        len(vertices) == len(written) and all(vertex.kind is not None for vertex in vertices),
         len(edges) == len(arrows),
         watermark if isinstance(watermark := spec.get("watermark"), Mapping) else {},
     )
@@ -86,13 +105,22 @@ def _vertices_of(written: list[Any]) -> Iterator[VertexOutline]:
     for index, vertex in enumerate(written):
         if not isinstance(vertex, Mapping) or not isinstance(vertex.get("name"), str):
             continue
-        kinds = [field for field in _KINDS if vertex.get(field) is not None]
-        kind = _KINDS[kinds[0]] if len(kinds) == 1 else None
-        settings = vertex[kinds[0]] if kind is not None else {}
-        settings = settings if isinstance(settings, Mapping) else {}
-        if kind == "map" and settings.get("groupBy") is not None:
-            kind = "reduce"
-        yield VertexOutline(index, vertex["name"], kind, settings)
+        keys = [
+            key for key, value in vertex.items() if value is not None and isinstance(key, str) and Vertex.is_kind(key)
+        ]
+        key = keys[0] if len(keys) == 1 else ""
+        settings = vertex[key] if isinstance(vertex.get(key), Mapping) else {}
+        yield VertexOutline(index, vertex["name"], _kind_of(key, settings), key, settings)
+
+
+def _kind_of(key: str, settings: Mapping[str, Any]) -> VertexKind[SpecModel] | None:
+    if not key:
+        return None
+    try:
+        return KINDS.load(key).of([name for name, value in settings.items() if value is not None])
+    except UserError:
+        # The models say what is wrong with its package.
+        return None
 
 
 def _edges_of(written: list[Any]) -> Iterator[EdgeOutline]:
@@ -154,20 +182,24 @@ def _unknown_ends(outline: Outline) -> Iterator[Finding]:
 def _wrong_ends(outline: Outline) -> Iterator[Finding]:
     kinds = {vertex.name: vertex.kind for vertex in outline.vertices}
     for edge in outline.edges:
-        if kinds.get(edge.origin) == "sink":
-            what = f"`{edge.origin}` is a sink and has no output"
+        origin, target = kinds.get(edge.origin), kinds.get(edge.target)
+        if origin is not None and not origin.has_output:
+            what = f"`{edge.origin}` is a {origin.name} and has no output"
             yield Finding((*edge.path, "from"), what, "a source or a udf vertex")
-        if kinds.get(edge.target) == "source":
-            what = f"`{edge.target}` is a source and has no input"
+        if target is not None and not target.has_input:
+            what = f"`{edge.target}` is a {target.name} and has no input"
             yield Finding((*edge.path, "to"), what, "a udf or a sink vertex")
 
 
 def _missing_kinds(outline: Outline) -> Iterator[Finding]:
     if not outline.vertices_whole:
         return
-    kinds = {vertex.kind for vertex in outline.vertices}
-    for kind in ("source", "sink"):
-        if kind not in kinds:
+    ends = {
+        "source": any(not vertex.has_input for vertex in outline.vertices),
+        "sink": any(not vertex.has_output for vertex in outline.vertices),
+    }
+    for kind, is_there in ends.items():
+        if not is_there:
             expected = f"at least one vertex with `{kind}`"
             yield Finding(("spec", "vertices"), f"the pipeline has no {kind}", expected)
 
@@ -181,18 +213,18 @@ def _unconnected(outline: Outline) -> Iterator[Finding]:
     arcs = [(edge.origin, edge.target) for edge in outline.edges]
     with_input = {edge.target for edge in outline.edges}
     with_output = {edge.origin for edge in outline.edges if edge.kind == "data"}
-    begins = {v.name for v in outline.vertices if v.kind == "source" or v.name not in with_input}
-    ends = {v.name for v in outline.vertices if v.kind == "sink" or v.name not in with_output}
+    begins = {v.name for v in outline.vertices if not v.has_input or v.name not in with_input}
+    ends = {v.name for v in outline.vertices if not v.has_output or v.name not in with_output}
     reached = topology.reachable(begins, arcs)
     arriving = topology.reachable(ends, [(target, origin) for origin, target in arcs])
     for vertex in outline.vertices:
         name = vertex.name
-        if vertex.kind != "source" and name not in with_input:
+        if vertex.has_input and name not in with_input:
             yield Finding(vertex.path, f"`{name}` has no input", f"an edge to `{name}`")
         elif name not in reached:
             expected = f"an edge into `{name}` or its cycle"
             yield Finding(vertex.path, f"`{name}` cannot be reached from a source", expected)
-        if vertex.kind != "sink" and name not in with_output:
+        if vertex.has_output and name not in with_output:
             expected = f"a data edge from `{name}`"
             yield Finding(vertex.path, f"`{name}` has no output", expected)
         elif name not in arriving:
@@ -213,53 +245,24 @@ def _dead_letters(outline: Outline) -> Iterator[Finding]:
         if edge.origin in topology.reachable([edge.target], arcs):
             what = f"dead letters of `{edge.origin}` would come back to it"
             yield Finding(edge.path, what, "a dead-letter edge out of every cycle")
-        if origin is not None and _never_dead_letters(origin, outline):
+        kind = origin.kind if origin is not None else None
+        if origin is not None and kind is not None and not kind.dead_letters(origin.settings, outline.watermark):
             what = f"`{edge.origin}` never dead-letters a record"
             expected = "`onFailure: deadLetter` (or `onInvalid`), or no such edge"
             yield Finding((*edge.path, "kind"), what, expected)
     if not outline.edges_whole:
         return
-    sources = {vertex.name for vertex in outline.vertices if vertex.kind == "source"}
+    sources = {vertex.name for vertex in outline.vertices if not vertex.has_input}
     if outline.watermark.get("onFuture") == "deadLetter" and not sources & with_edge:
         what = "no source has a dead-letter edge"
         yield Finding(("spec", "watermark", "onFuture"), what, "an edge from a source with `kind: deadLetter`")
     for vertex in outline.vertices:
-        if vertex.name in with_edge:
+        if vertex.name in with_edge or vertex.kind is None:
             continue
-        for path in _asks_for_dead_letters(vertex):
+        for place in vertex.kind.dead_letters_asked(vertex.settings):
+            path = (*vertex.path, vertex.key, *place)
             what = f"`{vertex.name}` has no dead-letter edge"
             yield Finding(path, what, f"an edge from `{vertex.name}` with `kind: deadLetter`")
-
-
-def _policy(settings: Any, field: str) -> Any:
-    """`onFailure` of a program's settings; "" when it is not given."""
-    settings = settings.get(field) if field and isinstance(settings, Mapping) else settings
-    strategy = settings.get("retryStrategy") if isinstance(settings, Mapping) else None
-    policy = strategy.get("onFailure") if isinstance(strategy, Mapping) else None
-    return "" if policy is None else policy
-
-
-def _never_dead_letters(vertex: VertexOutline, outline: Outline) -> bool:
-    possible = ("", "deadLetter")
-    if vertex.kind in ("map", "reduce"):
-        return vertex.settings.get("builtin") is not None or (_policy(vertex.settings, "") not in possible)
-    if vertex.kind == "source":
-        transformer = vertex.settings.get("transformer")
-        may = transformer is not None and _policy(vertex.settings, "transformer") in possible
-        if Source.is_open_to_strangers(vertex.settings) or outline.watermark.get("maxFuture") is not None:
-            may = may or (outline.watermark.get("onFuture") or "") in possible
-        return not may and (vertex.settings.get("onInvalid") or "") not in possible
-    return False
-
-
-def _asks_for_dead_letters(vertex: VertexOutline) -> Iterator[Path]:
-    if vertex.kind in ("map", "reduce") and _policy(vertex.settings, "") == "deadLetter":
-        yield (*vertex.path, "udf", "retryStrategy", "onFailure")
-    if vertex.kind == "source":
-        if _policy(vertex.settings, "transformer") == "deadLetter":
-            yield (*vertex.path, "source", "transformer", "retryStrategy", "onFailure")
-        if vertex.settings.get("onInvalid") == "deadLetter":
-            yield (*vertex.path, "source", "onInvalid")
 
 
 def _reduces(outline: Outline) -> Iterator[Finding]:
@@ -268,8 +271,9 @@ def _reduces(outline: Outline) -> Iterator[Finding]:
     arcs = [(edge.origin, edge.target) for edge in outline.edges if edge.kind != "deadLetter"]
     for vertex in outline.vertices:
         following = [target for origin, target in arcs if origin == vertex.name]
-        if vertex.kind == "reduce" and vertex.name in topology.reachable(following, arcs):
-            what = f"`{vertex.name}` is a reduce and part of a cycle, in which no window could close"
+        kind = vertex.kind
+        if kind is not None and kind.has_windows and vertex.name in topology.reachable(following, arcs):
+            what = f"`{vertex.name}` is a {kind.name} and part of a cycle, in which no window could close"
             yield Finding(vertex.path, what, "a reduce outside of every cycle")
 
 
@@ -283,9 +287,9 @@ def _late_records(outline: Outline) -> Iterator[Finding]:
         with_edge.add(edge.origin)
         origin = vertices.get(edge.origin)
         here = (*edge.path, "kind")
-        if origin is None or origin.kind is None or _on_late(origin) == "edge":
+        if origin is None or origin.kind is None or origin.late_asked is not None:
             continue
-        if origin.kind != "reduce":
+        if not origin.kind.has_windows:
             yield Finding(
                 here, f"`{origin.name}` is no reduce and leaves no record out as late", "another kind of edge"
             )
@@ -294,12 +298,6 @@ def _late_records(outline: Outline) -> Iterator[Finding]:
     if not outline.edges_whole:
         return
     for vertex in outline.vertices:
-        if vertex.kind == "reduce" and _on_late(vertex) == "edge" and vertex.name not in with_edge:
-            path = (*vertex.path, "udf", "groupBy", "onLate")
+        if vertex.late_asked is not None and vertex.name not in with_edge:
             expected = f"an edge from `{vertex.name}` with `kind: late`"
-            yield Finding(path, f"`{vertex.name}` has no late edge", expected)
-
-
-def _on_late(vertex: VertexOutline) -> Any:
-    group_by = vertex.settings.get("groupBy")
-    return group_by.get("onLate") if isinstance(group_by, Mapping) else None
+            yield Finding(vertex.late_asked, f"`{vertex.name}` has no late edge", expected)

@@ -38,12 +38,12 @@ _TABLE = "window"
 def doubts_of(pipeline: Pipeline) -> Iterator[tuple[Path, str]]:
     """Places of queries that may be no SQL, and where in them."""
     for index, vertex in enumerate(pipeline.spec.vertices):
-        if vertex.udf is None or vertex.udf.sql is None:
+        sql = vertex.sql
+        if sql is None:
             continue
-        sql = vertex.udf.sql
         doubt = doubt_of(sql.query) or (None if sql.unsafe else unsafe_part(sql.query))
         if doubt is not None:
-            yield ("spec", "vertices", index, "udf", "sql", "query"), doubt
+            yield ("spec", "vertices", index, vertex.key, "sql", "query"), doubt
 
 
 def doubt_of(query: str) -> str | None:

@@ -7,7 +7,7 @@ histograms are in microseconds. It does not know how metrics leave the process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -17,6 +17,7 @@ from opentelemetry.metrics import CallbackOptions, Histogram, Meter, Observation
 from millstream.clock import END_OF_TIME_US, MICROSECONDS, START_OF_TIME_US, Clock
 from millstream.statistics import (
     BufferStatistics,
+    LaneReport,
     LaneStatistics,
     ReduceStatistics,
     SidecarStatistics,
@@ -51,16 +52,16 @@ class Metric:
 
 
 COMMON_LABELS = ("pipeline", "vertex", "vertex_type", "replica")
-"""Of every metric. `vertex_type`: source, map, reduce or sink."""
+"""Of every metric. `vertex_type`: source, map, reduce, sink, or as another package calls its kind."""
 
 _LANE = "partition_name"
 
 
-def _lanes(read: Callable[[LaneStatistics], float | None], *vertex_types: str) -> Callable[..., Reading]:
-    """One value per lane, where there is one; of all types of vertex, or of some."""
+def _lanes(read: Callable[[LaneStatistics], float | None], report: LaneReport | None = None) -> Callable[..., Reading]:
+    """One value per lane, where there is one; of all kinds of vertex, or of those whose lanes have such a report."""
 
     def reading(statistics: VertexStatistics, now_us: int) -> Reading:
-        if vertex_types and statistics.vertex_type not in vertex_types:
+        if report is not None and report not in statistics.reports:
             return
         for lane in statistics.lanes:
             value = read(lane)
@@ -71,7 +72,7 @@ def _lanes(read: Callable[[LaneStatistics], float | None], *vertex_types: str) -
 
 
 def _windows(read: Callable[[ReduceStatistics], float | None]) -> Callable[..., Reading]:
-    return _lanes(lambda lane: read(lane.reduce) if lane.reduce is not None else None, "reduce")
+    return _lanes(lambda lane: read(lane.reduce) if lane.reduce is not None else None)
 
 
 def _buffers(read: Callable[[BufferStatistics], float], label: str = _LANE) -> Callable[..., Reading]:
@@ -98,7 +99,7 @@ def _vertex(read: Callable[[VertexStatistics], float]) -> Callable[..., Reading]
 
 
 def _transformer(read: Callable[[LaneStatistics], float]) -> Callable[..., Reading]:
-    lanes = _lanes(read, "source")
+    lanes = _lanes(read, LaneReport.INTAKE)
 
     def reading(statistics: VertexStatistics, now_us: int) -> Reading:
         if "transformer" in statistics.sidecars:
@@ -110,7 +111,7 @@ def _transformer(read: Callable[[LaneStatistics], float]) -> Callable[..., Readi
 def _written_records(statistics: VertexStatistics, now_us: int) -> Reading:
     """To buffers; for a sink, to its target."""
     yield from _buffers(lambda buffer: buffer.written_records)(statistics, now_us)
-    yield from _lanes(lambda lane: lane.processed - lane.fallback, "sink")(statistics, now_us)
+    yield from _lanes(lambda lane: lane.processed - lane.fallback, LaneReport.TARGET)(statistics, now_us)
 
 
 def _drops(statistics: VertexStatistics, now_us: int) -> Reading:
@@ -179,11 +180,29 @@ METRICS: tuple[Metric, ...] = (
         _COUNTER,
         (_LANE,),
         "Inputs the function answered with no output.",
-        _lanes(lambda n: n.filtered, "map"),
+        _lanes(lambda n: n.filtered, LaneReport.FUNCTION),
     ),
-    Metric("forwarder_udf_read_total", _COUNTER, (_LANE,), "Given to the function.", _lanes(lambda n: n.inputs, "map")),
-    Metric("forwarder_udf_write_total", _COUNTER, (_LANE,), "Its outputs.", _lanes(lambda n: n.outputs, "map")),
-    Metric("forwarder_udf_error_total", _COUNTER, (_LANE,), "Its errors.", _lanes(lambda n: n.udf_errors, "map")),
+    Metric(
+        "forwarder_udf_read_total",
+        _COUNTER,
+        (_LANE,),
+        "Given to the function.",
+        _lanes(lambda n: n.inputs, LaneReport.FUNCTION),
+    ),
+    Metric(
+        "forwarder_udf_write_total",
+        _COUNTER,
+        (_LANE,),
+        "Its outputs.",
+        _lanes(lambda n: n.outputs, LaneReport.FUNCTION),
+    ),
+    Metric(
+        "forwarder_udf_error_total",
+        _COUNTER,
+        (_LANE,),
+        "Its errors.",
+        _lanes(lambda n: n.udf_errors, LaneReport.FUNCTION),
+    ),
     Metric(
         "source_forwarder_transformer_read_total",
         _COUNTER,
@@ -217,7 +236,7 @@ METRICS: tuple[Metric, ...] = (
         _COUNTER,
         (_LANE,),
         "Records handed to the fallback sink.",
-        _lanes(lambda n: n.fallback, "sink"),
+        _lanes(lambda n: n.fallback, LaneReport.TARGET),
     ),
     Metric(
         "vertex_pending_messages_raw",
@@ -263,7 +282,7 @@ METRICS: tuple[Metric, ...] = (
         _COUNTER,
         (_LANE,),
         "Records left out because their id was committed before.",
-        _lanes(lambda n: n.repeated_ids, "source"),
+        _lanes(lambda n: n.repeated_ids, LaneReport.INTAKE),
     ),
     Metric("millstream_http_connections", _GAUGE, (_LANE,), "Connected senders.", _lanes(lambda n: n.connections)),
     Metric(
@@ -278,7 +297,7 @@ METRICS: tuple[Metric, ...] = (
         _COUNTER,
         (_LANE,),
         "Inputs sent to a late edge.",
-        _lanes(lambda n: n.diverted, "reduce"),
+        _lanes(lambda n: n.diverted, LaneReport.WINDOWS),
     ),
     Metric(
         "millstream_windows_open",
@@ -421,7 +440,11 @@ class VertexMetrics:
     """The numbers of one replica. Made by `Metrics`."""
 
     def __init__(
-        self, statistics: Callable[[], VertexStatistics], labels: Labels, times: Mapping[str, Histogram]
+        self,
+        statistics: Callable[[], VertexStatistics],
+        labels: Labels,
+        reports: Collection[LaneReport],
+        times: Mapping[str, Histogram],
     ) -> None:
         """`labels`: the values of `COMMON_LABELS`."""
         self.labels = dict(labels)
@@ -431,7 +454,7 @@ class VertexMetrics:
         self.records = 0
         self._statistics = statistics
         self._times = times
-        self._is_sink = labels["vertex_type"] == "sink"
+        self._writes_are_commits = LaneReport.TARGET not in reports
         self._ended = False
 
     def refresh(self) -> None:
@@ -449,7 +472,7 @@ class VertexMetrics:
         micros = seconds * MICROSECONDS
         if stage == "commit":
             self._times[COMMIT_TIME].record(seconds, self.labels)
-            if not self._is_sink:
+            if self._writes_are_commits:
                 self._times[WRITE_TIME].record(micros, self.labels)
         elif stage == "close":
             self._times[CLOSE_TIME].record(seconds, self.labels)
@@ -507,10 +530,12 @@ class Metrics:
             self._meter.create_observable_counter(name, callbacks=[self._of_each(total)], description=described[name])
 
     @contextmanager
-    def replica(self, statistics: Callable[[], VertexStatistics], labels: Labels) -> Iterator[VertexMetrics]:
+    def replica(
+        self, statistics: Callable[[], VertexStatistics], labels: Labels, reports: Collection[LaneReport]
+    ) -> Iterator[VertexMetrics]:
         """The metrics of a replica. When the context has ended, its last numbers are told as long as the process lives:
         also by the export at the end."""
-        replica = VertexMetrics(statistics, labels, self._times)
+        replica = VertexMetrics(statistics, labels, reports, self._times)
         self._replicas.append(replica)
         try:
             yield replica

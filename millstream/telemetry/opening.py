@@ -24,7 +24,7 @@ from millstream import limits
 from millstream.background import open_tasks
 from millstream.clock import Clock, SystemClock
 from millstream.errors import UserError
-from millstream.statistics import VertexStatistics
+from millstream.statistics import LaneReport, VertexStatistics
 from millstream.telemetry.telemetry import Telemetry
 
 if TYPE_CHECKING:
@@ -49,6 +49,8 @@ class Identity:
     vertex: str
     vertex_type: str
     replica: int
+    reports: frozenset[LaneReport] = frozenset()
+    """What its lanes tell beside what all lanes do."""
 
     @property
     def name(self) -> str:
@@ -102,7 +104,7 @@ class ProcessTelemetry:
         if self._metrics is None:
             yield Telemetry(tracing, None)
             return
-        with self._metrics.replica(statistics, identity.labels()) as metrics:
+        with self._metrics.replica(statistics, identity.labels(), identity.reports) as metrics:
             yield Telemetry(tracing, metrics)
 
 

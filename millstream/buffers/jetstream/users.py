@@ -121,8 +121,8 @@ def _read_buffers(graph: Graph, vertex: str) -> dict[str, list[str]]:
     buffers: dict[str, list[str]] = {}
     for edge in graph.edges_in[vertex]:
         buffers.setdefault(edge.from_, []).append(edge.name)
-    udf = graph.vertex(vertex).udf
-    if udf is not None and udf.group_by is not None and udf.group_by.keeps_input:
+    group_by = graph.vertex(vertex).group_by
+    if group_by is not None and group_by.keeps_input:
         # A reduce that can make its log anew finds its milestones in its own ledger.
         buffers.setdefault(vertex, []).append(WINDOW_INPUT)
     return buffers

@@ -1,4 +1,4 @@
-"""The ids a source lane has taken in before, from the ledger into memory.
+"""The ids a lane has taken in before, from the ledger into memory.
 
 Above it: the assembly, once the lane is taken over. Below it: the ledger and what the lane remembers.
 """
@@ -10,16 +10,15 @@ from millstream.ledger.protocol import Ledger
 from millstream.record import LaneId
 from millstream.spec.graph import Graph
 from millstream_reader.ids import SeenIds
-from millstream_vertex.settings import ids_max
+from millstream_vertex.settings import id_bounds, ids_max
 from millstream_writer.committer import Committer
 
 
 async def open_seen_ids(
     graph: Graph, ledger: Ledger, lane: LaneId, committer: Committer, clock: Clock
 ) -> SeenIds | None:
-    """Those of a lane whose source may repeat itself, as `committer` stores them; None where none ever does."""
-    source = graph.vertex(lane.vertex).source
-    bounds = source.id_bounds if source is not None else None
+    """Those that `committer` stores; None for a vertex that remembers none."""
+    bounds = id_bounds(graph, lane.vertex)
     if bounds is None:
         return None
     committer.ids_ttl_s = bounds.ttl_s

@@ -100,7 +100,7 @@ class Replay:
             for lane in lanes_of(graph, vertex):
                 if not await self._has_ended(lane):
                     continue
-                if graph.vertex(vertex).kind == "reduce":
+                if graph.vertex(vertex).definition.has_windows:
                     raise UserError(
                         f"vertex {vertex} has ended and its windows are closed, so nothing can be replayed to it or "
                         "through it; nothing was changed. Give the records to a new run as input of their own"

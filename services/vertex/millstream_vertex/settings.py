@@ -50,7 +50,7 @@ def route(graph: Graph, edge: Edge) -> Route:
 
 def ledger_limits(graph: Graph, vertex: str) -> LedgerLimits:
     """What the vertex's ledger may hold: the same for every process that opens it."""
-    ids = _id_bounds(graph, vertex)
+    ids = id_bounds(graph, vertex)
     buffers_bytes = sum(
         graph.limits_of(edge.to).buffer_max_bytes * len(buffers_of(graph, edge)) for edge in graph.edges_out[vertex]
     )
@@ -72,13 +72,14 @@ def ledger_limits(graph: Graph, vertex: str) -> LedgerLimits:
 
 def ids_max(graph: Graph, vertex: str) -> int:
     """Record ids that each lane of a vertex may remember; 0 where none are given."""
-    ids = _id_bounds(graph, vertex)
+    ids = id_bounds(graph, vertex)
     return max(FRAME_RECORDS_MAX, ids.ids_max // len(lanes_of(graph, vertex))) if ids is not None else 0
 
 
-def _id_bounds(graph: Graph, vertex: str) -> IdBounds | None:
-    source = graph.vertex(vertex).source
-    return source.id_bounds if source is not None else None
+def id_bounds(graph: Graph, vertex: str) -> IdBounds | None:
+    """What the lanes of a vertex remember of ids."""
+    step = graph.vertex(vertex)
+    return step.definition.id_bounds(step.settings)
 
 
 def source_watermark(pipeline: Pipeline, restored_us: int) -> SourceWatermark:

@@ -79,17 +79,8 @@ class Programs:
 
 
 def programs_of(vertex: Vertex) -> dict[str, Program]:
-    """The user's programs of a vertex, by role."""
-    # What a reduce names as Python or SQL runs in Spark, and an address is served by somebody else.
-    runs_here = vertex.udf is not None and (vertex.group_by is None or vertex.udf.command or vertex.udf.container)
-    programs: dict[str, Program | None] = {"udf": vertex.udf if runs_here else None}
-    if vertex.source is not None:
-        programs["source"] = vertex.source.program
-        programs["transformer"] = vertex.source.transformer
-    if vertex.sink is not None:
-        programs["sink"] = vertex.sink.program
-        programs["fallback"] = vertex.sink.fallback.program if vertex.sink.fallback is not None else None
-    return {role: program for role, program in programs.items() if program is not None}
+    """The user's programs that a worker of the vertex starts or calls, by role."""
+    return {placed.role: placed.program for placed in vertex.programs if placed.beside}
 
 
 @asynccontextmanager

@@ -20,6 +20,7 @@ from millstream.spec.graph import Graph
 from millstream.spec.lanes import buffers_of, lanes_of
 from millstream.watermark.store import OtListener, OtStore
 from millstream_vertex.cycle import Cycle
+from millstream_vertex.input import LaneInput
 from millstream_vertex.ownership import Ownership
 from millstream_vertex.settings import buffer_limits, ledger_limits, route
 from millstream_vertex.trimming import Trimmer
@@ -48,6 +49,8 @@ class Shared:
         self._listeners: dict[str, list[OtListener]] = defaultdict(list)
         self._ot: dict[str, OtStore] = {}
         self.ownership = Ownership()
+        self.closing_cycle: list[LaneInput] = []
+        """Inputs that are back edges."""
         self.backpressure = Backpressure(
             {
                 buffer: buffer_limits(self.graph, edge)

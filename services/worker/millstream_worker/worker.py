@@ -67,7 +67,8 @@ class WorkerConfig:
     def identities(self) -> Sequence[Identity]:
         """Whose telemetry the worker sends."""
         graph, name = self.resolved.graph, self.resolved.pipeline.name
-        return [Identity(name, one.vertex, graph.vertex(one.vertex).kind, one.number) for one in self.replicas]
+        kinds = {one: graph.vertex(one.vertex).definition for one in self.replicas}
+        return [Identity(name, one.vertex, kind.name, one.number, kind.reports) for one, kind in kinds.items()]
 
     def of(self, replica: ReplicaId) -> VertexConfig:
         """What one of its replicas is told."""
@@ -157,7 +158,9 @@ class Worker:
     def _opened(self) -> None:
         """Another replica is open."""
         self._opening -= 1
-        if not self._opening and all(identity.vertex_type == "source" for identity in self._config.identities):
+        if not self._opening and not any(
+            self._config.resolved.graph.vertex(one.vertex).definition.has_input for one in self._replicas
+        ):
             # Not before they can do their work: on a busy machine a start at a tenth of the processor time takes a
             # minute. And not where others on this event loop would have to give way with them.
             give_way(SOURCE_NICENESS)

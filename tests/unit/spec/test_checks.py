@@ -10,6 +10,7 @@ from ruamel.yaml import YAML
 
 from millstream.spec import checks
 from millstream.spec.loading import Loaded, load
+from millstream_worker.kinds import reduce
 from millstream_writer.sinks.file import connector
 
 
@@ -173,7 +174,7 @@ def test_reduces_need_a_package(base: Path, monkeypatch: pytest.MonkeyPatch) -> 
     window = {"window": {"fixed": {"length": "1m"}}}
     pipeline = loaded(base, udf={"python": "steps:Nope", "groupBy": window})
     assert found(pipeline) == [("[1].udf.python", "steps.py has no `Nope`")]
-    monkeypatch.setattr(checks, "find_spec", lambda _: None)
+    monkeypatch.setattr(reduce, "find_spec", lambda _: None)
     assert found(loaded(base, udf={"command": ["./tool"], "groupBy": window})) == [
         ("[1].udf.groupBy", "windows are computed by Spark, and the package pyspark is not installed")
     ]

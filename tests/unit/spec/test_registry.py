@@ -34,7 +34,7 @@ spec:
   - {name: out, sink: {log: {}}}
   edges: [{from: in, to: out}]
 ''', 'p.yaml')
-print(*sorted(name for name in sys.modules if name.startswith(('millstream_reader', 'millstream_writer'))), sep='\\n')
+print(*sorted(name for name in sys.modules if name.startswith('millstream_')), sep='\\n')
 """
 
 
@@ -43,7 +43,10 @@ def test_a_pipeline_imports_the_objects_it_names_and_nothing_of_their_lanes() ->
     answer = subprocess.run([sys.executable, "-c", PROGRAM], check=True, capture_output=True, text=True, timeout=60)
     modules = set(answer.stdout.split())
     assert {"millstream_reader.sources.generator.connector", "millstream_writer.sinks.log.connector"} <= modules
+    assert "millstream_worker.kinds.source" in modules
+    lanes = ("millstream_vertex", "millstream_reduce", "millstream_udf", "millstream_worker.lanes")
     assert not {name for name in modules if name.endswith(".lane") or ".http" in name or ".file" in name}
+    assert not {name for name in modules if name.startswith(lanes)}
 
 
 @pytest.mark.parametrize("name", [*SOURCES.names, *SINKS.names])

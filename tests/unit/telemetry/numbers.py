@@ -8,6 +8,7 @@ from millstream.clock import END_OF_TIME_US, MICROSECONDS
 from millstream.record import BufferId, LaneId
 from millstream.statistics import (
     BufferStatistics,
+    LaneReport,
     LaneStatistics,
     ListenerStatistics,
     ReduceStatistics,
@@ -85,6 +86,14 @@ WINDOWS = ReduceStatistics(
 )
 
 
+REPORTS = {
+    "source": frozenset({LaneReport.INTAKE}),
+    "map": frozenset({LaneReport.FUNCTION}),
+    "reduce": frozenset({LaneReport.WINDOWS}),
+    "sink": frozenset({LaneReport.TARGET}),
+}
+
+
 def vertex(vertex_type: str = "map") -> VertexStatistics:
     roles = {"source": "transformer", "map": "udf", "reduce": "udf", "sink": "sink"}
     return VertexStatistics(
@@ -100,6 +109,7 @@ def vertex(vertex_type: str = "map") -> VertexStatistics:
         commit_seconds=0.5,
         answers_settled=1,
         read_restarts=4,
+        reports=REPORTS[vertex_type],
     )
 
 

@@ -9,6 +9,7 @@ from millstream.clock import Clock
 from millstream.statistics import VertexStatistics
 from millstream.telemetry import Identity, Telemetry
 from millstream.telemetry import open_telemetry as open_process_telemetry
+from tests.unit.telemetry.numbers import REPORTS
 
 
 @asynccontextmanager
@@ -23,7 +24,7 @@ async def open_telemetry(
     not_ready: Callable[[], str | None] = lambda: None,
     clock: Clock | None = None,
 ) -> AsyncIterator[Telemetry]:
-    identity = Identity(pipeline, vertex, vertex_type, replica)
+    identity = Identity(pipeline, vertex, vertex_type, replica, REPORTS[vertex_type])
     async with open_process_telemetry(
         [identity], metrics_port=metrics_port, not_ready=not_ready, clock=clock
     ) as process:

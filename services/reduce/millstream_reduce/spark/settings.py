@@ -126,8 +126,10 @@ def settings_of(pipeline: Pipeline, base_dir: Path, directory: Path) -> SparkSet
         conf=conf,
         name=pipeline.name,
         functions=any(
-            vertex.group_by is not None and vertex.udf is not None and vertex.udf.python is not None
+            placed.program.python is not None
             for vertex in pipeline.spec.vertices
+            if vertex.group_by is not None
+            for placed in vertex.programs
         ),
     )
 

@@ -227,7 +227,7 @@ def _pipeline_file(options: Options, directory: Path, records: int, rate: int, p
 
 def is_bounded(graph: Graph) -> bool:
     """Whether every source comes to an end by itself, as far as the pipeline says."""
-    return all(vertex.source is None or vertex.source.bounded is not False for vertex in graph.sources)
+    return all(vertex.definition.bounded(vertex.settings) is not False for vertex in graph.sources)
 
 
 async def _judged(options: Options, directory: Path, *, drained: bool) -> dict[str, Any]:

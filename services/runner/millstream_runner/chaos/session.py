@@ -295,7 +295,8 @@ class Session:
 
 def roles_of(graph: Graph) -> tuple[Role, ...]:
     """The roles that processes of this pipeline's run have."""
-    functions = any(vertex.kind == "map" for vertex in graph.vertices)
+    programs = [placed.program for vertex in graph.vertices for placed in vertex.programs if placed.beside]
+    functions = any(program.python or program.command for program in programs)
     roles = tuple(role for role in ROLES if role is not Role.SIDECAR or functions)
     return roles + (SPARK_ROLES if graph.reduces else ())
 

@@ -24,6 +24,7 @@ from millstream.printable import in_line
 from millstream.record import BufferId, Record
 from millstream.spec import resolved
 from millstream.spec.graph import Graph
+from millstream.spec.models import Sink
 from millstream_runner.cli.envelopes import Found, read_buffers, read_files
 from millstream_runner.cli.place import directory_of, is_pipeline_file
 from millstream_runner.local import audit
@@ -60,11 +61,12 @@ def stored_files(graph: Graph, base_dir: Path) -> list[Path]:
     """The directories of file sinks that write dead letters in envelopes."""
     directories = []
     for vertex in graph.sinks:
-        for edge in graph.edges_in[vertex.name]:
-            if vertex.sink is None or not isinstance(vertex.sink.settings, FileSink):
-                continue
-            if edge.kind == "deadLetter" and graph.writes_envelopes(edge.name, vertex.sink):
-                directories.append(base_dir / vertex.sink.settings.path)
+        sink = vertex.sink
+        if not isinstance(sink, Sink) or not isinstance(sink.settings, FileSink):
+            continue
+        edges = [edge for edge in graph.edges_in[vertex.name] if edge.kind == "deadLetter"]
+        if any(graph.writes_envelopes(edge.name, sink) for edge in edges):
+            directories.append(base_dir / sink.settings.path)
     if not directories:
         raise UserError(
             f"pipeline {graph.pipeline.name} has no file sink that stores dead letters: name files, or take --stored "
@@ -155,10 +157,10 @@ def target_of(graph: Graph, envelope: Envelope, to: str | None) -> BufferId:
         keys = [part.encode() for part in envelope.keys]
         return BufferId(edges[0].name, partition_of(keys, partitions) if keys else 0)
     vertex, *rest = envelope.position.split("/")
-    kinds = {step.name: step.kind for step in graph.vertices}
-    if kinds.get(envelope.vertex) == "source":
-        raise ValueError(f"{envelope.vertex} is a source and reads no buffer; --to names a vertex to give it to")
-    if kinds.get(envelope.vertex) == "reduce":
+    kind = next((step.definition for step in graph.vertices if step.name == envelope.vertex), None)
+    if kind is not None and not kind.has_input:
+        raise ValueError(f"{envelope.vertex} is a {kind.name} and reads no buffer; --to names a vertex to give it to")
+    if kind is not None and kind.has_windows:
         raise ValueError(f"it describes a window of {envelope.vertex}, whose records are in no buffer any more")
     names = {edge.name for edge in graph.edges_in.get(vertex, ())}
     if len(rest) != 4 or rest[0] not in names or not 0 <= int(rest[1]) < graph.vertex(vertex).partitions:

@@ -109,7 +109,7 @@ def _lane_rows(vertices: Sequence[VertexProgress]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [("VERTEX", "LANE", "RECORDS", "WAITING", "WATERMARK", "STATE")]
     for vertex in vertices:
         for lane in vertex.lanes:
-            waiting = "" if vertex.kind == "source" else f"{lane.waiting:,}"
+            waiting = "" if not vertex.has_input else f"{lane.waiting:,}"
             watermark = watermark_text(lane.watermark_us, None)
             rows += [(vertex.vertex, lane.lane, f"{lane.records:,}", waiting, watermark, _lane_state(lane))]
     return rows

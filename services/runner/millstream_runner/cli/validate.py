@@ -14,7 +14,7 @@ from typing import Any
 from millstream.errors import MillstreamError, UserError
 from millstream.spec.checks import local_problems
 from millstream.spec.connectors import Guarantee
-from millstream.spec.guarantees import guarantees_of
+from millstream.spec.guarantees import guarantees_of, promises
 from millstream.spec.loading import FileError, Loaded, Partial, load
 from millstream.spec.problems import Finding, Note, Problem, problem_lines
 from millstream.spec.sql import doubts_of
@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _ask_spark(loaded: Loaded | Partial, problems: list[Problem], notes: list[Note]) -> None:
     """Add what Spark says of the queries, as far as they can be read. One that does not start is a problem too."""
-    queries = sum(vertex.udf is not None and vertex.udf.sql is not None for vertex in loaded.sound.values())
+    queries = sum(vertex.sql is not None for vertex in loaded.sound.values())
     if not queries or _has_no_spark():
         return
     # Spark is large, and a pipeline without SQL does not need it.
@@ -109,7 +109,7 @@ def _show(
         vertices, edges = len(loaded.graph.vertices), len(loaded.graph.edges)
         print(f"{loaded.path}: pipeline {loaded.pipeline.name} is valid ({vertices} vertices, {edges} edges)")
         print(f"it reserves of the broker's storage: {reservation_text(loaded.graph)}")
-        for sink, guarantee in guarantees.items():
-            print(f"sink {sink}: {guarantee.sentence}")
+        for vertex, name, guarantee in promises(loaded.graph):
+            print(f"{vertex.kind} {name}: {guarantee.sentence}")
     for note in notes:
         print(f"note: {note}")

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from millstream.errors import UserError
 from millstream.ports import why_not
 from millstream.spec.graph import Graph
+from millstream.spec.models import Source
 from millstream_runner.local.workers import WorkerPlan
 
 _PORT_LAST = 65_535
@@ -35,9 +36,9 @@ def _taken_by_metrics(plans: Iterable[WorkerPlan], host: str) -> Iterator[str]:
 
 
 def _taken_by_sources(graph: Graph) -> Iterator[str]:
-    for vertex in graph.sources:
-        source = vertex.source
-        if source is None:
+    sources = [(vertex, placed.end) for vertex in graph.vertices for placed in vertex.ends]
+    for vertex, source in sources:
+        if not isinstance(source, Source):
             continue
         kind = source.kind
         addresses = (source.connector.address(source.settings, partition) for partition in range(vertex.partitions))

@@ -96,10 +96,9 @@ def move_outputs(outputs: Sequence[FormerOutput], now_us: int) -> list[tuple[Pat
 def _file_sinks(graph: Graph) -> Iterator[tuple[str, str]]:
     """Vertices with a file sink or fallback, and its path."""
     for vertex in graph.vertices:
-        if vertex.sink is not None:
-            for sink in (vertex.sink, vertex.sink.fallback):
-                if sink is not None and isinstance(sink.settings, FileSink):
-                    yield vertex.name, sink.settings.path
+        for placed in vertex.ends:
+            if isinstance(placed.end.settings, FileSink):
+                yield vertex.name, placed.end.settings.path
 
 
 def _aside(directory: Path, now_us: int) -> Path:

@@ -57,6 +57,8 @@ class VertexProgress:
     """How far that is behind the clock; None without a watermark and when all has ended."""
     lanes_ended: int
     lanes: tuple[LaneProgress, ...]
+    has_input: bool = True
+    """Whether it reads buffers, in which records may wait."""
 
 
 @dataclass(slots=True)
@@ -136,6 +138,7 @@ class PipelineProgress:
             watermark_lag_s=lag_s,
             lanes_ended=sum(lane.ended for lane in lanes),
             lanes=tuple(lanes),
+            has_input=vertex.definition.has_input,
         )
 
     def _entry(self, lane: LaneId) -> OtEntry:

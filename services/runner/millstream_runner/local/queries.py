@@ -62,10 +62,10 @@ async def verdict_of(vertices: Mapping[int, Vertex], check: Check) -> Verdict:
 
     verdict = Verdict()
     for index, vertex in vertices.items():
-        if vertex.group_by is None or vertex.udf is None or vertex.udf.sql is None:
+        if vertex.group_by is None or vertex.sql is None:
             continue
-        answer = await check(sql_program(vertex.udf.sql, keyed=vertex.group_by.keyed))
-        path = ("spec", "vertices", index, "udf", "sql")
+        answer = await check(sql_program(vertex.sql, keyed=vertex.group_by.keyed))
+        path = ("spec", "vertices", index, vertex.key, "sql")
         verdict.problems += [_finding(path, problem) for problem in answer.faults]
         if answer.one_by_one:
             what = f"windows that close together are computed one by one, which is slower: {answer.one_by_one}"

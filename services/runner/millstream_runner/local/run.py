@@ -372,7 +372,7 @@ class _Run:
     def _state_of(self, vertex: str) -> str:
         found, restarts = self._workers.states_of(vertex)
         running = State.RUNNING.value
-        if self._spark is not None and not self._spark.is_ready and self._graph.vertex(vertex).kind == "reduce":
+        if self._spark is not None and not self._spark.is_ready and self._graph.vertex(vertex).definition.has_windows:
             running = "waiting for Spark"
         states = Counter(running if state is State.RUNNING else state.value for state in found)
         words = [name if len(states) == 1 else f"{count} {name}" for name, count in states.items()]

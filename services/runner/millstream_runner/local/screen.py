@@ -156,8 +156,8 @@ def table(scene: Scene) -> list[str]:
             vertex.kind,
             f"{vertex.records:,}",
             f"{vertex.records_per_s:,.0f}",
-            "" if vertex.kind == "source" else f"{vertex.waiting:,}",
-            "" if vertex.kind == "source" else f"{vertex.fill:.0%}",
+            "" if not vertex.has_input else f"{vertex.waiting:,}",
+            "" if not vertex.has_input else f"{vertex.fill:.0%}",
             watermark_text(vertex.watermark_us, vertex.watermark_lag_s),
             scene.states.get(vertex.vertex, ""),
         )
@@ -172,7 +172,7 @@ def plain_line(scene: Scene) -> str:
     parts = []
     for vertex in scene.vertices:
         text = f"{vertex.vertex} {vertex.records:,} ({vertex.records_per_s:,.0f}/s"
-        if vertex.kind != "source":
+        if vertex.has_input:
             text += f", {vertex.waiting:,} waiting"
         if vertex.watermark_lag_s is not None:
             text += f", watermark {watermark_text(vertex.watermark_us, vertex.watermark_lag_s)}"

@@ -14,7 +14,7 @@ from typing import Any
 from millstream.errors import DamageError
 from millstream.spec.buffers import DEFAULT
 from millstream.spec.graph import Graph
-from millstream.spec.models import GroupBy, Vertex
+from millstream.spec.models import GroupBy
 from millstream.spec.values import as_duration
 
 
@@ -25,7 +25,7 @@ def shape_of(graph: Graph) -> dict[str, Any]:
         "vertices": {
             vertex.name: {
                 "kind": vertex.kind,
-                "of": _program_kind(vertex),
+                "of": next((placed.end.kind for placed in vertex.ends), ""),
                 "partitions": vertex.partitions,
                 **({"windows": _windows(vertex.group_by)} if vertex.group_by is not None else {}),
             }
@@ -94,14 +94,15 @@ def _changes(before: Mapping[str, Any], now: Mapping[str, Any], forget: Collecti
         what = f"vertex {name} is gone" if new is None else _difference(name, old, new)
         if not what:
             continue
-        fault = _fault(name, old, new, forget)
+        reads = any(ends["to"] == name for ends in before["edges"].values())
+        fault = _fault(name, old, new, forget, reads=reads)
         if fault:
             refused.append(f"{what}: {fault}")
             continue
         if new is None:
             gone.append(name)
         emptied.update((edge, what) for edge, ends in before["edges"].items() if ends["to"] == name)
-        if old["kind"] == "reduce":
+        if "windows" in old:
             closed[name] = what
     for name, old in before["edges"].items():
         new = now["edges"].get(name)
@@ -141,9 +142,11 @@ def _difference(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> st
     return ""
 
 
-def _fault(name: str, old: Mapping[str, Any], new: Mapping[str, Any] | None, forget: Collection[str]) -> str:
+def _fault(
+    name: str, old: Mapping[str, Any], new: Mapping[str, Any] | None, forget: Collection[str], *, reads: bool
+) -> str:
     """Why a difference never fits, whatever waits; empty when it does where nothing waits."""
-    if old["kind"] == "source":
+    if not reads:
         if new is not None:
             return "how far a source has read is kept for each partition, in its own terms"
         if name not in forget:
@@ -171,11 +174,6 @@ def _windows(group_by: GroupBy) -> str:
         text += " accumulating"
     lateness = f" {as_duration(group_by.allowed_lateness_s)} late" if group_by.allowed_lateness_s else ""
     return text + lateness
-
-
-def _program_kind(vertex: Vertex) -> str:
-    program = vertex.source or vertex.sink
-    return program.kind if program is not None else ""
 
 
 def _kind_text(vertex: Mapping[str, Any]) -> str:

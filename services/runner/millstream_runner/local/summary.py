@@ -17,7 +17,9 @@ from millstream.errors import DamageError
 from millstream.ledger.witness import REPAIR
 from millstream.record import BufferId, LaneId
 from millstream.spec.graph import Graph
+from millstream.spec.kinds import VertexKind
 from millstream.spec.lanes import buffers_of, lanes_of
+from millstream.spec.values import SpecModel
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream_runner.local.screen import aligned
 
@@ -27,7 +29,7 @@ class VertexAccount:
     """All lanes of one vertex."""
 
     vertex: str
-    kind: str
+    kind: VertexKind[SpecModel]
     account: Account
     written: int
     """Records written to its buffers, each edge counted."""
@@ -106,7 +108,7 @@ def summarize(graph: Graph, marks: Mapping[LaneId, mark_pb2.Mark], waiting: Mapp
         ended = all(lane in marks and marks[lane].ended for lane in lanes)
         accepted = sum(item.records for lane in lanes if lane in marks for item in marks[lane].accepted)
         sent = sum(written.get(buffer, 0) for buffer in own)
-        vertices.append(VertexAccount(vertex.name, vertex.kind, total, sent, ended, accepted))
+        vertices.append(VertexAccount(vertex.name, vertex.definition, total, sent, ended, accepted))
     edges = []
     for edge in graph.edges:
         buffers = buffers_of(graph, edge)
@@ -132,7 +134,7 @@ def summary_lines(summary: Summary) -> list[str]:
     rows += [
         (
             vertex.vertex,
-            vertex.kind,
+            vertex.kind.name,
             *(
                 f"{count:,}"
                 for count in (
@@ -143,9 +145,9 @@ def summary_lines(summary: Summary) -> list[str]:
                     sum(vertex.account.dropped.values()),
                 )
             ),
-            "" if vertex.kind == "sink" else f"{vertex.written:,}",
+            f"{vertex.written:,}" if vertex.kind.has_output else "",
             f"{vertex.account.late:,}",
-            f"{vertex.account.left_out_late:,}" if vertex.kind == "reduce" else "",
+            f"{vertex.account.left_out_late:,}" if vertex.kind.has_windows else "",
         )
         for vertex in summary.vertices
     ]

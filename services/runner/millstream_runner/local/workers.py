@@ -232,10 +232,7 @@ class Logs:
 
 
 def _prints(graph: Graph, replica: ReplicaId) -> bool:
-    sink = graph.vertex(replica.vertex).sink
-    return sink is not None and any(
-        isinstance(one.settings, LogSink) for one in (sink, sink.fallback) if one is not None
-    )
+    return any(isinstance(placed.end.settings, LogSink) for placed in graph.vertex(replica.vertex).ends)
 
 
 class LocalWorkers:

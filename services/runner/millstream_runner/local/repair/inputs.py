@@ -43,7 +43,9 @@ class Inputs:
 
     async def logs(self) -> AsyncIterator[Finding]:
         lanes = [
-            lane for lane in all_lanes(self._stored.graph) if self._stored.graph.vertex(lane.vertex).kind == "reduce"
+            lane
+            for lane in all_lanes(self._stored.graph)
+            if self._stored.graph.vertex(lane.vertex).definition.has_windows
         ]
         for lane in self._stored.known(lanes):
             ledger, mark = await self._stored.ledger_and_mark(lane)

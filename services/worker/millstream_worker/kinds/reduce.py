@@ -1,0 +1,87 @@
+"""Vertices with a function for each window: a reduce."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from millstream.record import WINDOW_INPUT
+from millstream.spec.kinds import PlacedProgram
+from millstream.spec.problems import Finding, Path
+from millstream.spec.programs import Sql, Udf
+from millstream.spec.values import ShapeProblem
+from millstream.spec.windows import GroupBy
+from millstream.statistics import LaneReport
+from millstream_worker.kinds.udf import UdfKind
+
+if TYPE_CHECKING:
+    from millstream_worker.lanes import LaneOpening, VertexLane
+
+
+class Reduce(UdfKind):
+    """A lane of it reads one partition of all its inputs."""
+
+    name = "reduce"
+    has_windows = True
+    lane_input = WINDOW_INPUT
+    is_paced = True
+    reports = frozenset({LaneReport.WINDOWS})
+    drawn = ("[[", "]]")
+
+    def programs(self, settings: Udf) -> Iterator[PlacedProgram]:
+        # What it names as Python or SQL runs in Spark, and an address is served by somebody else.
+        beside = settings.command is not None or settings.container is not None
+        yield PlacedProgram("udf", (), settings, beside)
+
+    def group_by(self, settings: Udf) -> GroupBy | None:
+        return settings.group_by
+
+    def sql(self, settings: Udf) -> Sql | None:
+        return settings.sql
+
+    def late_asked(self, written: Mapping[str, Any]) -> Path | None:
+        group_by = written.get("groupBy")
+        asked = isinstance(group_by, Mapping) and group_by.get("onLate") == "edge"
+        return ("groupBy", "onLate") if asked else None
+
+    def sharing_problems(self, settings: Udf, partitions: int, replicas: int) -> Iterator[ShapeProblem]:
+        if settings.group_by is not None:
+            yield from settings.group_by.sharing_problems(partitions, replicas)
+
+    def local_findings(self, settings: Udf, path: Path) -> Iterator[Finding]:
+        if find_spec("pyspark") is None:
+            what = "windows are computed by Spark, and the package pyspark is not installed"
+            yield Finding((*path, "groupBy"), what, "`pip install 'millstream[reduce]'`")
+
+    def notes(self, settings: Udf, path: Path) -> Iterator[tuple[Path, str]]:
+        if settings.sql is not None and settings.sql.unsafe:
+            what = "`unsafe` lets the query do all that the runner's user may: call Java, read files and other tables"
+            yield (*path, "sql", "unsafe"), what
+
+    async def open_lane(self, settings: Udf, opening: LaneOpening) -> VertexLane:
+        # What computes windows takes half a second to import, and other vertices do not need it.
+        from millstream_reduce.lane.opening import ReduceOpening
+
+        shared = opening.shared
+        reduce = ReduceOpening(
+            resolved=shared.config.resolved,
+            core=opening.core,
+            router=opening.router,
+            policy=opening.retry_policy,
+            function=shared.programs.reduce_address,
+            replica=shared.config.replica,
+            windows_dir=shared.config.windows_dir,
+            engine=shared.config.spark,
+            ledger=shared.ledger,
+            trimmer=shared.trimmer,
+            listen=shared.listen,
+            open_engine=shared.outside.engine,
+            files=shared.outside.files(),
+            queue_limits=shared.outside.queue_limits,
+            rng=shared.rng,
+        )
+        return await reduce.open(opening.stack)
+
+
+REDUCE = Reduce()

@@ -1,0 +1,107 @@
+"""Vertices that take records in from outside: a source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from millstream.record import SOURCE_INPUT
+from millstream.spec.connectors import IdBounds
+from millstream.spec.kinds import PlacedEnd, PlacedProgram, on_failure_of
+from millstream.spec.problems import Path
+from millstream.spec.programs import RetryStrategy
+from millstream.spec.sources import OnInvalid, Source
+from millstream.statistics import LaneReport
+from millstream_worker.kind import RunnableKind
+
+if TYPE_CHECKING:
+    from millstream_worker.lanes import LaneOpening, VertexLane
+
+
+class SourceVertex(RunnableKind[Source]):
+    """A lane of it reads one split. `millstream.spec.connectors` has the kinds of origin."""
+
+    name = "source"
+    model = Source
+    meaning = "Makes it a source vertex."
+    has_input = False
+    lane_input = SOURCE_INPUT
+    reports = frozenset({LaneReport.INTAKE})
+    drawn = ("([", "])")
+
+    def contents(self, settings: Source) -> str:
+        return settings.kind
+
+    def programs(self, settings: Source) -> Iterator[PlacedProgram]:
+        if settings.program is not None:
+            yield PlacedProgram("source", (settings.kind,), settings.program)
+        if settings.transformer is not None:
+            yield PlacedProgram("transformer", ("transformer",), settings.transformer)
+
+    def ends(self, settings: Source) -> Iterator[PlacedEnd]:
+        yield PlacedEnd((), settings)
+
+    def bounded(self, settings: Source) -> bool | None:
+        return settings.bounded
+
+    def id_bounds(self, settings: Source) -> IdBounds | None:
+        return settings.id_bounds
+
+    def strangers(self, settings: Source) -> bool:
+        return settings.connector.strangers
+
+    def on_invalid(self, settings: Source) -> OnInvalid | None:
+        return settings.on_invalid
+
+    def retry(self, settings: Source) -> RetryStrategy | None:
+        return settings.transformer.retry_strategy if settings.transformer is not None else None
+
+    def dead_letters(self, written: Mapping[str, Any], watermark: Mapping[str, Any]) -> bool:
+        possible = ("", "deadLetter")
+        if (written.get("onInvalid") or "") in possible:
+            return True
+        if written.get("transformer") is not None and on_failure_of(written, "transformer") in possible:
+            return True
+        held_back = Source.is_open_to_strangers(written) or watermark.get("maxFuture") is not None
+        return held_back and (watermark.get("onFuture") or "") in possible
+
+    def dead_letters_asked(self, written: Mapping[str, Any]) -> Iterator[Path]:
+        if on_failure_of(written, "transformer") == "deadLetter":
+            yield ("transformer", "retryStrategy", "onFailure")
+        if written.get("onInvalid") == "deadLetter":
+            yield ("onInvalid",)
+
+    async def open_lane(self, settings: Source, opening: LaneOpening) -> VertexLane:
+        from millstream_reader.sources.opening import open_source
+        from millstream_udf.wire.udf.v1 import udf_pb2
+        from millstream_vertex.settings import future_bound, source_watermark
+        from millstream_vertex.source_lane import SourceVertexLane
+
+        shared, lane, core = opening.shared, opening.lane, opening.core
+        seen = await opening.seen_ids()
+        source = await opening.stack.enter_async_context(
+            open_source(
+                settings,
+                lane,
+                shared.vertex.partitions,
+                core.committer.mark.position,
+                base_dir=shared.config.resolved.base_dir,
+                clock=shared.clock,
+                udf_client=shared.programs.client("source"),
+                stream_name=opening.name,
+                seen=seen,
+            )
+        )
+        mapper = None
+        if settings.transformer is not None:
+            mapper = await opening.mapper("transformer", udf_pb2.KIND_SOURCE_TRANSFORM)
+        watermark = source_watermark(shared.config.resolved.pipeline, core.watermark_us)
+        return SourceVertexLane(
+            *(core, source, mapper, opening.router, watermark, seen, shared.graph.on_invalid(lane.vertex)),
+            pipeline=shared.pipeline,
+            naming=shared.naming,
+            bound=future_bound(shared.graph, lane.vertex, shared.clock, opening.where),
+        )
+
+
+SOURCE = SourceVertex()

@@ -1,0 +1,201 @@
+"""Opens lanes of a replica, of whatever kind its vertex is: what all of them need is here, the rest with each kind.
+
+    take over: ledger, OT store ─► LaneCore ─► the kind opens what is its own ─► VertexLane
+
+Above it: the assembly. Below it: the kinds of vertex, found by `millstream.spec.kinds`.
+"""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from typing import Protocol
+
+from millstream.clock import START_OF_TIME_US
+from millstream.errors import FencedError, MillstreamError, UserError
+from millstream.ledger.marks import fenced
+from millstream.ledger.protocol import Ledger
+from millstream.ledger.witness import from_messages, given_up_of
+from millstream.limits import BYTES_IN_FLIGHT_MAX, FRAMES_IN_FLIGHT_MAX, OT_PUBLISH_INTERVAL_S
+from millstream.record import BufferId, LaneId, Position
+from millstream.retry import RetryPolicy
+from millstream.spec.graph import Graph
+from millstream.spec.lanes import buffers_of, inputs_of, upstream_lanes
+from millstream.statistics import LaneStatistics
+from millstream.telemetry import Telemetry
+from millstream.udf.protocol import StreamName
+from millstream.watermark.store import newest
+from millstream_reader.buffer import open_buffer_reader
+from millstream_reader.ids import SeenIds
+from millstream_reader.tracker import Tracker
+from millstream_udf.wire.udf.v1 import udf_pb2
+from millstream_vertex.buffer_lane import BufferLane
+from millstream_vertex.input import LaneInput
+from millstream_vertex.lane import LaneCore
+from millstream_vertex.lane_log import log_opened
+from millstream_vertex.mapping import Mapper
+from millstream_vertex.past import check_not_older
+from millstream_vertex.remembered import open_seen_ids
+from millstream_vertex.settings import future_bound
+from millstream_worker.kind import RunnableKind
+from millstream_worker.shared import Shared
+from millstream_writer.committer import Committer
+from millstream_writer.routing import Router
+
+
+class VertexLane(Protocol):
+    """A lane of any kind."""
+
+    core: LaneCore
+
+    async def run(self) -> None:
+        """Until its input has ended, or `stop` was called and what was begun is finished."""
+
+    def stop(self) -> None:
+        """Take nothing new in."""
+
+    def statistics(self) -> LaneStatistics: ...
+
+
+async def open_lane(shared: Shared, lane: LaneId, telemetry: Telemetry, stack: AsyncExitStack) -> VertexLane:
+    """Take a lane over and open it on `stack`."""
+    kind = shared.vertex.definition
+    if not isinstance(kind, RunnableKind):
+        raise UserError(f"{shared.pipeline}/{lane}: no worker can run a {kind.name}: its object is no RunnableKind")
+    router = shared.router()
+    core = await _core(shared, lane, telemetry, router)
+    try:
+        opened: VertexLane = await kind.open_lane(shared.vertex.settings, LaneOpening(shared, core, router, stack))
+    except FencedError as update:
+        await shared.ownership.check_known(lane, await shared.ledger(lane.vertex), update)
+        raise
+    return opened
+
+
+class LaneOpening:
+    """A lane that has been taken over and is to be opened: what a kind of vertex makes its lanes of."""
+
+    def __init__(self, shared: Shared, core: LaneCore, router: Router, stack: AsyncExitStack) -> None:
+        self.shared = shared
+        """Of the replica."""
+        self.core = core
+        """Commits for the lane; its committer has the mark."""
+        self.router = router
+        """Where the lane's output goes."""
+        self.stack = stack
+        """Closed when the replica ends."""
+
+    @property
+    def lane(self) -> LaneId:
+        return self.core.lane
+
+    @property
+    def graph(self) -> Graph:
+        return self.shared.graph
+
+    @property
+    def name(self) -> StreamName:
+        """Who calls a program."""
+        return StreamName(self.shared.pipeline, self.lane.vertex, self.lane.key, self.shared.config.replica)
+
+    @property
+    def where(self) -> str:
+        """For messages."""
+        return f"{self.shared.pipeline}/{self.lane}"
+
+    @property
+    def retry_policy(self) -> RetryPolicy:
+        """What happens to a record that the vertex fails on."""
+        policy = self.graph.retry_policy(self.lane.vertex)
+        if policy is None:
+            raise MillstreamError(f"{self.where}: a {self.shared.kind} that may fail on a record has no retry policy")
+        return policy
+
+    async def upstream(self) -> Ledger:
+        """The ledger that has the lane's buffer."""
+        return await self.shared.ledger(self.graph.edge(self.lane.input).from_)
+
+    async def buffer_lane(self) -> BufferLane:
+        """The input side of a lane that reads a buffer."""
+        shared, lane = self.shared, self.lane
+        (buffer,) = inputs_of(shared.graph, lane)
+        writer = shared.graph.edge(lane.input).from_
+        back_edge = lane.input in shared.graph.back_edges
+        lane_input = LaneInput(buffer, upstream_lanes(shared.graph, buffer), back_edge=back_edge)
+        if back_edge:
+            shared.closing_cycle.append(lane_input)
+        await shared.listen(writer, lane_input)
+        mark = self.core.committer.mark
+        reader = await self.stack.enter_async_context(
+            open_buffer_reader(
+                await self.upstream(),
+                buffer,
+                Position(mark.sequence, mark.record_index),
+                lane_input,
+                witnesses=from_messages(mark.read),
+                given_up=given_up_of(mark, buffer.edge),
+            )
+        )
+        return BufferLane(self.core, reader, lane_input, await shared.trimmer(writer))
+
+    async def seen_ids(self) -> SeenIds | None:
+        """The ids that the lane has committed and remembers still; None for a kind without `id_bounds`."""
+        ledger = await self.shared.ledger(self.lane.vertex)
+        return await open_seen_ids(self.graph, ledger, self.lane, self.core.committer, self.shared.clock)
+
+    async def mapper(self, role: str, kind: udf_pb2.Kind.ValueType) -> Mapper:
+        """Calls the program of that role, and applies the vertex's retry policy to its answers."""
+        shared, policy = self.shared, self.retry_policy
+        stream = await self.stack.enter_async_context(shared.programs.open_map(role, kind, self.name))
+        return Mapper(
+            stream,
+            policy,
+            where=self.where,
+            has_dead_letter=self.router.has_dead_letter,
+            needs_tags=self.router.needs_tags,
+            rng=shared.rng,
+            naming=shared.naming,
+            bound=future_bound(shared.graph, self.lane.vertex, shared.clock, self.where),
+        )
+
+
+async def _core(shared: Shared, lane: LaneId, telemetry: Telemetry, router: Router) -> LaneCore:
+    """Take the lane over, in its ledger and in the OT store."""
+    ledger = await shared.ledger(lane.vertex)
+    ot = await shared.ot(lane.vertex)
+    # In this order: what was published speaks of a mark that had landed.
+    update = (await newest(ot)).get(lane.key)
+    if update is not None:
+        check_not_older(lane, await ledger.mark(lane), update.entry)
+    taken_over = await ledger.take_over(lane, shared.owner)
+    log_opened(lane, taken_over.mark)
+    shared.backpressure.written(lane, taken_over.mark.written)
+    epoch = taken_over.mark.epoch
+    published = await ot.take_over(lane, epoch)
+    stored = (await newest(ot)).get(lane.key)
+    if stored is not None and stored.entry.epoch > epoch:
+        raise fenced(lane, stored.entry.epoch, epoch)
+    shared.ownership.own(lane, epoch)
+    # The newest frame of a buffer is never trimmed.
+    sequences = {buffer: await ledger.last_sequence(buffer) for buffer in router.buffers}
+    inside = _inside_a_cycle(shared.graph, lane)
+    return LaneCore(
+        lane,
+        Committer(ledger, lane, taken_over, sequences, router, shared.backpressure, never_waits_for=inside),
+        ot,
+        telemetry,
+        shared.clock,
+        Tracker(pieces_max=FRAMES_IN_FLIGHT_MAX, bytes_max=BYTES_IN_FLIGHT_MAX),
+        watermarks=not shared.config.resolved.pipeline.spec.watermark.disabled,
+        published_us=published.watermark_us if published is not None else START_OF_TIME_US,
+        # Of progress without output only the OT entry tells, which is not published more often either.
+        commit_interval_s=OT_PUBLISH_INTERVAL_S if shared.vertex.definition.is_paced else 0.0,
+    )
+
+
+def _inside_a_cycle(graph: Graph, lane: LaneId) -> list[BufferId]:
+    """For a lane that closes a cycle, the buffers inside that it writes."""
+    if lane.input not in graph.back_edges:
+        return []
+    members = next(group for group in graph.sccs if lane.vertex in group)
+    inside = [edge for edge in graph.edges_out[lane.vertex] if edge.to in members]
+    return [buffer for edge in inside for buffer in buffers_of(graph, edge)]
