@@ -1,4 +1,5 @@
-"""Connectors of a package outside of Millstream, found through its entry points alone, in runs as users start them."""
+"""A source, a sink and a kind of vertex of a package outside of Millstream, found by its entry points alone, in runs as
+users start them."""
 
 from __future__ import annotations
 
@@ -35,6 +36,28 @@ spec:
 """
 
 
+ONCE = """\
+apiVersion: millstream.io/v1alpha1
+kind: Pipeline
+metadata: {name: p}
+spec:
+  vertices:
+  - name: in
+    source: {countdown: {start: NUMBERS, perSecond: 500}}
+  - name: half
+    udf: {python: "steps.py:half"}
+  - name: once
+    dedup: {ttl: 1h}
+    placement: {process: own}
+  - name: out
+    sink: {sqlite: {path: out.db}}
+  edges:
+  - {from: in, to: half}
+  - {from: half, to: once}
+  - {from: once, to: out}
+"""
+
+
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the package with the toys is installed."""
@@ -63,6 +86,8 @@ def test_the_page_shows_the_code_that_runs_here() -> None:
     assert {name for name, _ in blocks} == {
         "pyproject.toml",
         "millstream_toys/countdown/lane.py",
+        "millstream_toys/dedup/kind.py",
+        "millstream_toys/dedup/lane.py",
         "millstream_toys/sqlite/connector.py",
         "millstream_toys/sqlite/lane.py",
     }
@@ -112,3 +137,55 @@ async def test_each_record_of_theirs_counts_once_though_both_ends_are_killed(pip
     assert ended.exit_code == 0, ended.err
     assert "account: BALANCED" in ended.out
     assert rows(pipeline) == list(range(NUMBERS, 0, -1))
+
+
+@pytest.fixture
+def once(pipeline: Path) -> Path:
+    """The directory of a pipeline in which each value comes twice, and goes through `dedup`."""
+    (pipeline / "pipeline.yaml").write_text(ONCE.replace("NUMBERS", str(NUMBERS)))
+    (pipeline / "steps.py").write_text("def half(value):\n    return str(int(value) // 2)\n")
+    return pipeline
+
+
+async def test_a_kind_of_theirs_is_checked_and_drawn_as_any_other(once: Path) -> None:
+    valid = await command(once, "validate", "pipeline.yaml")
+    assert valid.exit_code == 0, valid.err
+    assert "dedup once: each value once in 1h: what was seen is committed with what was let through" in valid.out
+    drawn = await command(once, "graph", "pipeline.yaml")
+    assert "once  dedup (1h)\n└──► out" in drawn.out
+    path = once / "pipeline.yaml"
+    path.write_text(
+        path.read_text().replace("dedup: {ttl: 1h}", "dedup: {ttls: 1h}").replace("  - {from: once, to: out}", "")
+    )
+    wrong = await command(once, "validate", "--json", "pipeline.yaml")
+    problems = {(problem["path"], problem["what"]) for problem in json.loads(wrong.out)["problems"]}
+    assert {
+        ("spec.vertices[2].dedup.ttls", "unknown field `ttls`"),
+        ("spec.vertices[2]", "`once` has no output"),
+    } <= problems
+    assert "`ttl`" in wrong.out
+
+
+async def test_a_kind_that_is_not_installed_is_unknown(once: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONPATH")
+    ended = await command(once, "validate", "--json", "pipeline.yaml")
+    assert ended.exit_code == 2
+    assert "unknown field `dedup`" in {problem["what"] for problem in json.loads(ended.out)["problems"]}
+
+
+@pytest.mark.guarantee("I1")
+async def test_a_kind_of_theirs_commits_once_what_it_has_seen_though_it_is_killed(once: Path) -> None:
+    async with start(once, "run", "pipeline.yaml") as run:
+        for _ in range(2):
+            seen = run.records("once")
+            await run.until(lambda seen=seen: run.records("once") > seen)  # type: ignore[misc]
+            before = run.pids()["once-0"]
+            os.kill(before, signal.SIGKILL)
+            await run.until(lambda before=before: run.pids().get("once-0", before) != before)  # type: ignore[misc]
+        ended = await run.ended()
+    assert ended.exit_code == 0, ended.err
+    assert "account: BALANCED" in ended.out
+    assert rows(once) == list(range(NUMBERS // 2, -1, -1))
+    shown = await command(once, "status")
+    (line,) = (line for line in shown.out.splitlines() if line.startswith("once ") and " dedup " in line)
+    assert f"{NUMBERS:,}" in line

@@ -1,0 +1,1 @@
+"""A kind of vertex that lets each value through once."""
