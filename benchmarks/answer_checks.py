@@ -60,6 +60,9 @@ def pipeline_s(records: int, size: int) -> tuple[float, float]:
         str(records),
         "--size",
         str(size),
+        # What the map takes is told of its process.
+        "--workers",
+        "3",
     ]
     ended = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True)
     result = json.loads(ended.stdout.splitlines()[-1])

@@ -39,6 +39,7 @@ spec:
       udf:
         groupBy: {{window: {{fixed: {{length: 24h}}}}, keyed: true}}
         sql: {{query: "SELECT key, count(*) AS n FROM window GROUP BY key"}}
+      placement: {{process: own}}
     - name: out
       sink: {{blackhole: {{}}}}
   edges:

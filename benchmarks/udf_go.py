@@ -39,6 +39,7 @@ spec:
       source: {{generator: {{rpu: 0, records: {records}, msgSize: {size}}}}}
     - name: map
       udf: {udf}
+      placement: {{process: own}}
     - name: out
       sink: {{blackhole: {{}}}}
   edges:

@@ -213,8 +213,8 @@ class Placement(SpecModel):
     noun = "a placement"
 
     process: Literal["shared", "own"] = "shared"
-    """`shared`: with `millstream run --workers` replicas share processes. `own`: each replica has a process to itself
-    all the same."""
+    """`shared`: `millstream run` has replicas of any vertices share its workers. `own`: each replica has a worker to
+    itself."""
 
 
 class Vertex(Choice):

@@ -1,8 +1,10 @@
 """Which replicas share a process: the workers of a pipeline on one machine. Pure.
 
-Sources share with sources, because a worker of theirs gives way to all others (docs/decisions/0015). Neighbours among
-the rest lie in different workers, so that a vertex and the one it writes to have a processor each, as far as there are
-processors.
+Sources share with sources, because a worker of theirs gives way to all others (docs/decisions/0015). The rest is dealt
+out kind by kind, so that no worker has all that is heavy; within a kind neighbours lie in different workers, so that a
+vertex and the one it writes to have a processor each, as far as there are processors.
+
+The same graph and number of workers always give the same placement.
 """
 
 from __future__ import annotations
@@ -12,6 +14,9 @@ from collections.abc import Sequence
 from millstream.record import ReplicaId
 from millstream.spec.graph import Graph
 
+_HEAVIEST_FIRST = {"reduce": 0, "map": 1}
+"""Kinds that are dealt out before the rest."""
+
 
 def replicas_of(graph: Graph) -> tuple[ReplicaId, ...]:
     """All replicas of all vertices, in topological order of the vertices."""
@@ -19,13 +24,14 @@ def replicas_of(graph: Graph) -> tuple[ReplicaId, ...]:
 
 
 def place(graph: Graph, workers: int) -> tuple[tuple[ReplicaId, ...], ...]:
-    """The replicas of each worker. `workers` at most share, dealt out in the order in which records flow; a replica of
-    a vertex that asks for a process of its own has one besides."""
+    """The replicas of each worker. At most `workers` share; with as many as there are replicas each has its own. A
+    replica of a vertex that asks for a process of its own has one besides."""
     replicas = replicas_of(graph)
     alone = [one for one in replicas if graph.vertex(one.vertex).placement.process == "own"]
     shared = [one for one in replicas if one not in alone]
     sources = [one for one in shared if not graph.vertex(one.vertex).definition.has_input]
     others = [one for one in shared if one not in sources]
+    others.sort(key=lambda one: _HEAVIEST_FIRST.get(graph.vertex(one.vertex).kind, len(_HEAVIEST_FIRST)))
     if workers == 1 or workers >= len(shared) or not sources or not others:
         return (*_dealt(shared, workers), *((one,) for one in alone))
     for_sources = max(1, (workers - 1) * len(sources) // len(shared))

@@ -72,7 +72,7 @@ async def test_ctrl_c_drains_and_the_next_run_goes_on(files: PipelineFiles, tmp_
     async with start(tmp_path, "run", "pipeline.yaml") as run:
         await run.until(lambda: run.records("out") > 0)
         pids = run.pids()
-        assert set(pids) == {"broker", "in-0", "map-0", "out-0"}
+        assert {name for name in pids if not name.startswith("worker.")} == {"broker", "in-0", "map-0", "out-0"}
         run.interrupt()
         ended = await run.ended()
         await until_gone(list(pids.values()))
@@ -113,7 +113,7 @@ async def test_a_killed_runner_takes_all_with_it_and_the_next_run_goes_on(files:
 @pytest.mark.guarantee("I1", "I9")
 async def test_a_run_survives_the_death_of_each_of_its_processes(files: PipelineFiles, tmp_path: Path) -> None:
     numbered(files, 2 * RECORDS, **PACE)
-    async with start(tmp_path, "run", "pipeline.yaml") as run:
+    async with start(tmp_path, "run", "pipeline.yaml", "--workers", "2") as run:
         await run.until(lambda: run.records("out") > 0)
         for name in ("broker", "map-0", "out-0", "in-0"):
             await run.until(lambda name=name: name in run.pids())  # type: ignore[misc]
@@ -122,19 +122,19 @@ async def test_a_run_survives_the_death_of_each_of_its_processes(files: Pipeline
             await run.until(lambda name=name, before=before: run.pids().get(name, before) != before)  # type: ignore[misc]
         ended = await run.ended()
     assert ended.exit_code == 0, ended.err
-    for name in ("the broker", "map-0:"):
+    for name in ("the broker", "worker.1 (map-0, out-0):", "in-0:"):
         assert f"{name} was killed from outside (SIGKILL; was the machine out of memory?); it is started" in ended.err
     assert_each_once(files, 2 * RECORDS)
 
 
 async def test_a_vertex_that_somebody_else_stops_is_started_again(files: PipelineFiles, tmp_path: Path) -> None:
     numbered(files, **PACE)
-    async with start(tmp_path, "run", "pipeline.yaml") as run:
+    async with start(tmp_path, "run", "pipeline.yaml", "--workers", "2") as run:
         await run.until(lambda: run.records("out") > 0)
         os.kill(run.pids()["map-0"], signal.SIGTERM)
         ended = await run.ended()
     assert ended.exit_code == 0, ended.err
-    assert "map-0: ended before its lanes had" in ended.err
+    assert "worker.1 (map-0, out-0): ended before its lanes had" in ended.err
     assert_each_once(files)
 
 

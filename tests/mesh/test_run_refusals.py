@@ -152,9 +152,11 @@ async def test_ports_that_are_taken_are_named_before_anything_is_started(files: 
         port = taken.getsockname()[1]
         small(files)
         # The second process's.
-        ended = await command(tmp_path, "run", "pipeline.yaml", "--metrics-port-base", str(port - 1))
+        options = ("--workers", "2", "--metrics-port-base", str(port - 1))
+        ended = await command(tmp_path, "run", "pipeline.yaml", *options)
         assert ended.exit_code == 2
-        assert f"the metrics of map-0 cannot be served on 127.0.0.1:{port}: Address already in use" in ended.err
+        of_second = "the metrics of worker.1 (map-0, out-0)"
+        assert f"{of_second} cannot be served on 127.0.0.1:{port}: Address already in use" in ended.err
         assert "--metrics-port-base" in ended.err
         assert not (tmp_path / ".millstream/p/broker").exists()
         files.write(

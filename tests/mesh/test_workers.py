@@ -21,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from millstream.clock import SystemClock
 from millstream.errors import FencedError
 from millstream.ports import free_ports
+from millstream.processors import processors
 from millstream.record import LaneId
 from millstream.spec import resolved
 from millstream.spec.loading import load
@@ -248,7 +249,7 @@ async def test_a_run_in_one_worker_survives_its_death_and_drains(files: Pipeline
         run.interrupt()
         ended = await run.ended()
     assert ended.exit_code == 0, ended.err
-    assert "worker.0: was killed from outside" in ended.err
+    assert "worker.0 (in-0, map-0, map-1, out-0): was killed from outside" in ended.err
     # What was on its way when the source stopped has come through: one vertex after another has stopped.
     assert not any(vertex["waiting"] for vertex in run.json("status.json")["vertices"])
     logs = await command(tmp_path, "logs", "map")
@@ -260,6 +261,25 @@ async def test_a_run_in_one_worker_survives_its_death_and_drains(files: Pipeline
     assert again.exit_code == 0, again.err
     assert "account: BALANCED" in again.out
     assert sorted(files.numbers("out")) == list(range(6000))
+
+
+async def test_a_run_has_as_many_workers_as_there_are_processors(files: PipelineFiles, tmp_path: Path) -> None:
+    maps = "".join(
+        f"- name: m{number}\n  partitions: 4\n  replicas: 4\n  udf: {{builtin: {{name: cat}}}}\n" for number in range(3)
+    )
+    files.write(
+        files.generator(10**9, rpu=50) + maps + files.file_sink("out"),
+        ["in -> m0", "m0 -> m1", "m1 -> m2", "m2 -> out"],
+    )
+    async with start(tmp_path, "run", "pipeline.yaml") as run:
+        await run.until(lambda: run.records("out") > 0)
+        pids = run.pids()
+        run.interrupt()
+        assert (await run.ended()).exit_code == 0
+    replicas = ["in-0", *(f"m{vertex}-{replica}" for vertex in range(3) for replica in range(4)), "out-0"]
+    assert len({pids[replica] for replica in replicas}) == min(max(2, processors()), len(replicas))
+    # Its worker gives way to all others, and has nothing else that would have to give way with it.
+    assert [replica for replica in replicas if pids[replica] == pids["in-0"]] == ["in-0"]
 
 
 async def test_a_run_names_the_vertex_of_a_shared_worker_that_fails(files: PipelineFiles, tmp_path: Path) -> None:

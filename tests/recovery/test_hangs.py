@@ -35,6 +35,8 @@ async def main():
 
 asyncio.run(main())
 """
+WORKER = "worker.1 (map-0, out-0)"
+"""Of a run with two."""
 PATIENCE = Patience(hung_s=3.0, start_s=30.0, reported_s=1.5)
 
 
@@ -97,7 +99,7 @@ async def test_stopped_vertices_and_a_stopped_broker_are_replaced(tmp_path: Path
         files.generator(records, rpu=400) + files.function("identity") + files.file_sink("out"),
         ["in -> map", "map -> out"],
     )
-    async with start(tmp_path, "run", "pipeline.yaml") as run:
+    async with start(tmp_path, "run", "pipeline.yaml", "--workers", "2") as run:
         await run.until(lambda: run.records("out") > 0)
         before = run.pids()
         for name in ("map-0", "broker"):
@@ -109,12 +111,12 @@ async def test_stopped_vertices_and_a_stopped_broker_are_replaced(tmp_path: Path
         ended = await run.ended()
     assert ended.exit_code == 0, ended.err
     # The runner, too, may have waited for a processor when it looked.
-    assert re.search(r"warning: map-0: has not answered for \d+ s; it is replaced after 12 s", ended.err)
-    assert "warning: map-0: was stopped by a signal, and did not answer for 12 s: it was killed; it is" in ended.err
+    assert re.search(rf"warning: {re.escape(WORKER)}: has not answered for \d+ s; it is replaced after 12 s", ended.err)
+    assert f"warning: {WORKER}: was stopped by a signal, and did not answer for 12 s: it was killed; it is" in ended.err
     assert re.search(r"warning: runner: the broker has not answered for \d+ s; it is replaced after 12 s", ended.err)
     assert "warning: runner: the broker was stopped by a signal, and did not answer for 12 s: it was" in ended.err
-    # The others waited for the broker, and were well.
-    assert not any(name in line for line in ended.err.splitlines() for name in ("in-0: has not", "out-0: has not"))
+    # The source waited for the broker, and was well.
+    assert "in-0: has not" not in ended.err
     assert sorted(files.numbers("out")) == list(range(records))
 
 

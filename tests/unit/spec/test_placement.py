@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 
 import pytest
 
@@ -51,6 +52,21 @@ def test_sources_share_with_sources_and_neighbours_among_the_rest_lie_apart() ->
 @pytest.mark.parametrize("workers", [4, 5, 100])
 def test_no_worker_is_without_work(workers: int) -> None:
     assert placed(graph(), workers) == [["in-0"], ["first-0"], ["second-0"], ["out-0"]]
+
+
+def test_no_worker_has_all_that_is_heavy() -> None:
+    window = "groupBy: {window: {fixed: {length: 1s}}}, sql: {query: SELECT 1}"
+    names = ("one", "two", "three", "four")
+    udfs = ("builtin: {name: cat}", window, "builtin: {name: cat}", window)
+    vertices = "".join(f"    - {{name: {name}, udf: {{{udf}}}}}\n" for name, udf in zip(names, udfs, strict=True))
+    chain = ("in", *names, "out")
+    edges = "".join(f"    - {{from: {start}, to: {end}}}\n" for start, end in pairwise(chain))
+    text = TEXT.partition("  vertices:")[0].format() + (
+        "  vertices:\n    - {name: in, source: {generator: {}}}\n"
+        f"{vertices}    - {{name: out, sink: {{blackhole: {{}}}}}}\n  edges:\n{edges}"
+    )
+    found = placed(load_text(text, "p.yaml").graph, 3)
+    assert found == [["in-0"], ["two-0", "one-0", "out-0"], ["four-0", "three-0"]]
 
 
 def test_with_a_worker_for_each_replica_sources_do_not_share() -> None:

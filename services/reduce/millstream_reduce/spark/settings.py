@@ -9,7 +9,6 @@ beside it; figures were measured on two cores with Spark 4.3.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from millstream.errors import UserError
 from millstream.limits import MIB
+from millstream.processors import processors
 
 if TYPE_CHECKING:
     from millstream.spec.models import Pipeline
@@ -61,7 +61,7 @@ class SparkSettings:
         if self.remote is not None or match is None:
             return None
         tasks = match["tasks"] or "1"
-        return _processors() if tasks == "*" else int(tasks)
+        return processors() if tasks == "*" else int(tasks)
 
     @property
     def effective_master(self) -> str:
@@ -78,7 +78,7 @@ class SparkSettings:
 
     @property
     def _named_master(self) -> str:
-        return self.master or f"local[{max(2, min(_processors(), LOCAL_TASKS_MAX))}]"
+        return self.master or f"local[{max(2, min(processors(), LOCAL_TASKS_MAX))}]"
 
     def to_json(self) -> str:
         return json.dumps(asdict(self) | {"directory": str(self.directory)}, indent=1) + "\n"
@@ -90,11 +90,6 @@ class SparkSettings:
             return cls(**data | {"directory": Path(data["directory"])})
         except (ValueError, TypeError, KeyError) as error:
             raise UserError(f"these are no settings of a Spark driver: {error!r}") from error
-
-
-def _processors() -> int:
-    """That this process may use, which may be fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def check_address(address: str, token: str) -> None:

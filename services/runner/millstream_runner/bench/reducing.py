@@ -170,7 +170,9 @@ def _fill_file(path: Path, size: int, syncs: int) -> float:
         os.close(descriptor)
 
 
-async def measure_windows(directory: Path, load: WindowLoad, durability: DurabilityLevel) -> Measured:
+async def measure_windows(
+    directory: Path, load: WindowLoad, durability: DurabilityLevel, workers: int | None = None
+) -> Measured:
     """Run the pipeline; `latency` is from the watermark closing windows to the commit of their results."""
     closed_at_start = START_S * load.rate // load.records_per_window
     warm_up = max(_WARM_UP_HAND_OVERS_MIN, WARM_UP_S * load.rate // load.records_per_window)
@@ -185,7 +187,7 @@ async def measure_windows(directory: Path, load: WindowLoad, durability: Durabil
     )
     pipeline = Pipeline(text, ("in-0", "sum-0", "out-0"), "sum-0", CLOSE_TIME, passes_on=False)
     load_of_run = Load(records, load.record_bytes, load.rate, warm_up_count=warm_up)
-    return await measure(directory, pipeline, load_of_run, durability)
+    return await measure(directory, pipeline, load_of_run, durability, workers)
 
 
 async def measure_spark(directory: Path, load: WindowLoad) -> float:

@@ -27,6 +27,7 @@ from millstream.watermark.store import OtStore
 from millstream.wire.certificates import make_certificate
 from millstream_runner.bench.latency import LatencyCounts, scrape_latency
 from millstream_runner.local.directory import DataDirectory, Runtime
+from millstream_runner.local.logfiles import process_label
 from millstream_runner.local.processes import is_alive
 from millstream_runner.local.run import RunOptions, RunResult, run
 from millstream_runner.local.screen import NoScreen
@@ -118,10 +119,16 @@ class Measured:
 
 
 async def measure_map(
-    directory: Path, load: Load, durability: DurabilityLevel, ledger: str, *, tls: bool = False
+    directory: Path,
+    load: Load,
+    durability: DurabilityLevel,
+    ledger: str,
+    *,
+    tls: bool = False,
+    workers: int | None = None,
 ) -> Measured:
     """Generator, a Python function that gives back what it gets, blackhole. `tls`: connections to the broker are
-    encrypted."""
+    encrypted. `workers`: as of `RunOptions`."""
     if tls:
         make_certificate(directory / "data" / "broker")
     write_private(directory / "identity.py", _FUNCTION)
@@ -129,7 +136,7 @@ async def measure_map(
         rate=load.rate, records=load.records, size=load.record_bytes, buffer=BUFFER_RECORDS, ledger=ledger
     )
     pipeline = Pipeline(text, ("in-0", "map-0", "out-0"), "out-0", LATENCY)
-    measured = await measure(directory, pipeline, load, durability)
+    measured = await measure(directory, pipeline, load, durability, workers)
     arrived = measured.records
     if arrived != load.records:
         raise MillstreamError(f"{load.records} records were made, {arrived} were seen to arrive")
@@ -141,11 +148,13 @@ async def measure_map(
     return measured
 
 
-async def measure(directory: Path, pipeline: Pipeline, load: Load, durability: DurabilityLevel) -> Measured:
+async def measure(
+    directory: Path, pipeline: Pipeline, load: Load, durability: DurabilityLevel, workers: int | None = None
+) -> Measured:
     """Run the pipeline below `directory` to its end. Raises what ended it, when it did not end well."""
     loaded = load_text(pipeline.text, directory / "pipeline.yaml")
     base = free_ports(len(pipeline.processes))
-    options = RunOptions(data_dir=directory / "data", durability=durability, metrics_port_base=base)
+    options = RunOptions(data_dir=directory / "data", durability=durability, metrics_port_base=base, workers=workers)
     measured = Measured()
     async with asyncio.TaskGroup() as group:
         watching = group.create_task(
@@ -292,7 +301,7 @@ def _sample_use(directory: DataDirectory, measured: Measured) -> None:
     for process in runtime.processes:
         with suppress(psutil.Error):
             cpu_s, rss = _use_of(psutil.Process(process.identity.pid))
-            use = measured.use.setdefault(process.name, ProcessUse())
+            use = measured.use.setdefault(process_label(process.name, process.replicas), ProcessUse())
             if use.first_cpu_s is None:
                 use.first_cpu_s = cpu_s
             use.cpu_s = max(use.cpu_s, cpu_s - use.first_cpu_s)

@@ -75,7 +75,7 @@ class Options:
     ledger: str | None = None
     """What keeps the records, where that is not what the pipeline says."""
     workers: int | None = None
-    """Processes that share the vertices. None: one for each replica."""
+    """Processes that share the vertices. None: as many as `millstream run` takes."""
     secured: bool = False
     """The broker takes encrypted connections alone, and functions of a pipeline that ships are in a strict sandbox."""
 

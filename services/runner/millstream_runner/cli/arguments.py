@@ -66,7 +66,7 @@ def _add_run(commands: Commands) -> None:
         commands,
         "run",
         "run a pipeline on this machine",
-        "Run a pipeline on this machine: a broker of its own, one process per vertex replica, and your functions.\n"
+        "Run a pipeline on this machine: a broker of its own, workers that run its vertices, and your functions.\n"
         "It ends by itself when every source has ended, with a summary. Ctrl-C finishes what is in flight and ends;\n"
         "a second Ctrl-C ends at once. Nothing is lost either way: the next run with the same data directory goes on.",
     )
@@ -107,7 +107,7 @@ def _add_run(commands: Commands) -> None:
         "--workers",
         type=int,
         metavar="N",
-        help="processes that share the vertices (default: one for each replica of a vertex)",
+        help="processes that share the vertices (default: as many as there are processors, and at least two)",
     )
     command.add_argument(
         "--metrics-port-base",
@@ -424,6 +424,9 @@ def _add_bench(commands: Commands) -> None:
         bench.add_argument(
             "--ledger", metavar="NAME", default="jetstream", help="what keeps the records (default: jetstream)"
         )
+        bench.add_argument(
+            "--workers", type=int, metavar="N", help="processes that share the vertices (default: as for run)"
+        )
         _add_json(bench, "print one JSON object on the last line")
 
 
@@ -479,7 +482,7 @@ def _add_chaos(commands: Commands) -> None:
     )
     command.add_argument("--ledger", metavar="NAME", help="what keeps the records (default: `spec.interStepBuffer`)")
     command.add_argument(
-        "--workers", type=int, metavar="N", help="processes that share the vertices (default: one for each replica)"
+        "--workers", type=int, metavar="N", help="processes that share the vertices (default: as for run)"
     )
     command.add_argument("--id", metavar="FIELD", help="member of your sinks' rows that no two rows may share")
     command.add_argument(

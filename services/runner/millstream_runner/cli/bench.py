@@ -61,11 +61,13 @@ def _load(arguments: argparse.Namespace) -> Load:
 async def _measure(arguments: argparse.Namespace, directory: Path, load: Load) -> dict[str, Any]:
     durability = _durability(arguments)
     (directory / "pipeline").mkdir()
-    measured = await measure_map(directory / "pipeline", load, durability, arguments.ledger)
+    measured = await measure_map(directory / "pipeline", load, durability, arguments.ledger, workers=arguments.workers)
     encrypted = None
     if arguments.tls:
         (directory / "encrypted").mkdir()
-        encrypted = await measure_map(directory / "encrypted", load, durability, arguments.ledger, tls=True)
+        encrypted = await measure_map(
+            directory / "encrypted", load, durability, arguments.ledger, tls=True, workers=arguments.workers
+        )
     size = min(_RAW_RECORD_BYTES_MAX, max(_RAW_RECORD_BYTES_MIN, load.records * load.record_bytes))
     raw_per_s = await technology(arguments.ledger).raw_limit(
         directory / "raw",
@@ -138,7 +140,7 @@ async def _measure_reduce(directory: Path, arguments: argparse.Namespace) -> dic
         query=arguments.query or QUERY,
     )
     (directory / "pipeline").mkdir()
-    measured = await measure_windows(directory / "pipeline", load, _durability(arguments))
+    measured = await measure_windows(directory / "pipeline", load, _durability(arguments), arguments.workers)
     (directory / "alone").mkdir()
     alone_s = await measure_spark(directory / "alone", load)
     ingest = await measure_ingest(directory, records=arguments.ingest_records, record_bytes=arguments.size)

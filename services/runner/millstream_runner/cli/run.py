@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from millstream.buffers.registry import over
-from millstream.errors import DamageError, MillstreamError, UserError
+from millstream.errors import DamageError, MillstreamError
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.printable import indented
 from millstream.spec.checks import local_problems
@@ -29,8 +29,6 @@ def run(arguments: argparse.Namespace) -> int:
     problems = local_problems(loaded)
     if problems:
         raise SpecError(problems)
-    if arguments.workers is not None and arguments.workers < 1:
-        raise UserError(f"--workers {arguments.workers}: at least one process is needed")
     import uvloop
 
     options = RunOptions(

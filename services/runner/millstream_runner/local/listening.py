@@ -30,9 +30,9 @@ def _taken_by_metrics(plans: Iterable[WorkerPlan], host: str) -> Iterator[str]:
             continue
         advice = "choose another --metrics-port-base: each worker takes the next port"
         if not 0 < plan.metrics_port <= _PORT_LAST:
-            yield f"{plan.metrics_port}, for the metrics of {plan.name}, is no port; {advice}"
+            yield f"{plan.metrics_port}, for the metrics of {plan.label}, is no port; {advice}"
         elif (reason := why_not(plan.metrics_port, host)) is not None:
-            yield f"the metrics of {plan.name} cannot be served on {host}:{plan.metrics_port}: {reason}; {advice}"
+            yield f"the metrics of {plan.label} cannot be served on {host}:{plan.metrics_port}: {reason}; {advice}"
 
 
 def _taken_by_sources(graph: Graph) -> Iterator[str]:

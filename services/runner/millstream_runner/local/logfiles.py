@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +21,8 @@ LOG_BYTES_MAX = 16 * 1024 * 1024
 """Of one log file. One older file is kept beside it, so a process leaves at most twice this."""
 WORKER_PREFIX = "worker."
 """Of the name of a worker with several replicas, and of its log: no replica can be called so."""
+_REPLICAS_SHOWN_MAX = 4
+"""Of a worker, in a line for people."""
 LINE_BYTES_MAX = 64 * 1024
 """Of one line; a longer one is cut."""
 
@@ -123,6 +125,15 @@ def parse_line(line: bytes, source: str) -> dict[str, Any]:
 def level_of(entry: Mapping[str, Any]) -> str:
     """The line's level in capitals; a line without one is information."""
     return str(entry.get("level", "INFO")).upper()
+
+
+def process_label(name: str, replicas: Sequence[str]) -> str:
+    """A process for people, who think in vertices: with the replicas that it runs, where its name does not say it."""
+    if len(replicas) < 2:
+        return name
+    more = len(replicas) - _REPLICAS_SHOWN_MAX
+    shown = ", ".join(replicas[:_REPLICAS_SHOWN_MAX])
+    return f"{name} ({shown} and {more} more)" if more > 0 else f"{name} ({shown})"
 
 
 def short_entry(entry: Mapping[str, Any]) -> str:

@@ -21,7 +21,7 @@ from millstream.errors import DamageError, FencedError, InfrastructureError, Mil
 from millstream.health import Health, Heartbeat, Patience, open_heartbeat
 from millstream.record import ReplicaId
 from millstream_runner.local.directory import RunningProcess
-from millstream_runner.local.logfiles import level_of, parse_line
+from millstream_runner.local.logfiles import level_of, parse_line, process_label
 from millstream_runner.local.policy import Ending, Finished, RestartPolicy, StopRun
 from millstream_runner.local.processes import Child, open_child
 
@@ -288,7 +288,12 @@ class Supervisor(Generic[PlanT]):
             "message": text,
         }
         self._keep(json.dumps(entry).encode(), entry)
-        self._on_health(entry)
+        self._on_health({**entry, "process": self._label})
+
+    @property
+    def _label(self) -> str:
+        """The process for people: what it says of itself concerns all its replicas."""
+        return process_label(self.plan.name, [replica.name for replica in self.plan.replicas])
 
     def _take_output(self, lines: list[bytes]) -> None:
         self._keep_output(b"\n".join(lines))
@@ -305,7 +310,8 @@ class Supervisor(Generic[PlanT]):
         if level not in WARNING_LEVELS:
             return
         repeated = entry["message"] == self._error_before
-        shown = repeated or self._on_entry(entry)
+        of_process = entry["process"] == self.plan.name
+        shown = repeated or self._on_entry({**entry, "process": self._label} if of_process else entry)
         # What a function logs is shown, but is not why the process ends.
         if level in ERROR_LEVELS and "role" not in entry:
             self._last_error, self._error_shown = entry, shown

@@ -94,7 +94,7 @@ class RunOptions:
     metrics_host: str = "127.0.0.1"
     """Address that they listen on."""
     workers: int | None = None
-    """Processes that share the vertices. None: one for each replica."""
+    """Processes that share the vertices. None: as many as there are processors, and at least two."""
     log_level: str = "info"
     broker_path: str | None = None
     """URL at which the vertices reach the broker, when something of somebody else's stands between. None: directly."""

@@ -13,20 +13,25 @@ from __future__ import annotations
 import sys
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from millstream.errors import UserError
 from millstream.ledger.protocol import DurabilityLevel
+from millstream.processors import processors
 from millstream.record import ReplicaId
 from millstream.spec.graph import Graph
-from millstream.spec.placement import place, replicas_of
+from millstream.spec.placement import place
 from millstream_runner.local.directory import RunningProcess
-from millstream_runner.local.logfiles import WORKER_PREFIX, LogFile
+from millstream_runner.local.logfiles import WORKER_PREFIX, LogFile, process_label
 from millstream_runner.local.replica import Failure, State, Supervisor
 from millstream_writer.sinks.log.connector import LogSink
 
 WORKER_MODULE = "millstream_worker"
+_WORKERS_MIN = 2
+"""By default: a worker with nothing but sources gives way to the others (docs/decisions/0015), also where all share one
+processor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +47,18 @@ class WorkerPlan:
         """That of its replica where it has one; else a name that no replica can have."""
         return self.replicas[0].name if len(self.replicas) == 1 else f"{WORKER_PREFIX}{self.number}"
 
+    @property
+    def label(self) -> str:
+        """The name with the replicas, for people."""
+        return process_label(self.name, [replica.name for replica in self.replicas])
+
 
 def plan_workers(graph: Graph, workers: int | None, metrics_port_base: int | None) -> Iterator[WorkerPlan]:
-    """`workers`: how many at most share vertices; None for one for each replica. `metrics_port_base`: port of the first
-    one's metrics; None for no metrics."""
-    for number, replicas in enumerate(place(graph, workers or len(replicas_of(graph)))):
+    """`workers`: how many at most share the vertices; None for as many as there are processors. `metrics_port_base`:
+    port of the first one's metrics; None for no metrics. Raises `UserError` when there are to be none."""
+    if workers is not None and workers < 1:
+        raise UserError(f"--workers {workers}: at least one process is needed")
+    for number, replicas in enumerate(place(graph, workers or max(_WORKERS_MIN, processors()))):
         yield WorkerPlan(number, replicas, None if metrics_port_base is None else metrics_port_base + number)
 
 
@@ -134,7 +146,11 @@ class LocalWorker:
 
     @property
     def failure(self) -> Failure | None:
-        return self._supervisor.failure
+        """Why it cannot go on: under the name of the replica that failed, or of the worker with all its replicas."""
+        failure = self._supervisor.failure
+        if failure is None or failure.process != self.plan.name:
+            return failure
+        return replace(failure, process=self.plan.label)
 
     @property
     def restarts(self) -> int:
