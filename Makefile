@@ -16,7 +16,7 @@ CHECKED := millstream services tests tools examples benchmarks
 PRESENT := $(foreach folder,$(CHECKED),$(if $(wildcard $(folder)/*.py $(folder)/*/*.py $(folder)/*/*/*.py),$(folder)))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-images test-collector test-lowest lint types format proto lock dist audit clean
+.PHONY: help setup demo check test test-all test-images test-collector test-lowest lint types format proto lock dist audit clean
 
 help:  ## Show this list.
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -48,6 +48,10 @@ check: $(STAMP) lint types  ## Format, lint, types and the quick unit tests: und
 
 test: $(STAMP) lint types  ## All checks and all tests, the files of tests on WORKERS processes.
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
+
+test-all: $(STAMP) lint types  ## The same with every sweep at full size, and every planted defect (hours).
+	MILLSTREAM_TESTS=all $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
+	$(BIN)/python tools/defects.py
 
 test-images: $(STAMP)  ## Build and run the images (root, podman, buildah, runc, debootstrap; minutes).
 	MILLSTREAM_IMAGES=1 $(BIN)/python -m pytest tests/images

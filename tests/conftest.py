@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 
+from tests.support import sizes
+
 if TYPE_CHECKING:
     from tests.spark_driver import SparkDriver
 
@@ -17,6 +19,14 @@ hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 # For `make check`, which looks at everything a little.
 hypothesis.settings.register_profile("quick", deadline=None, max_examples=10)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves sweeps to `make test-all`."""
+    if not sizes.ALL:
+        sweeps = [item for item in items if item.get_closest_marker("sweep")]
+        config.hook.pytest_deselected(items=sweeps)
+        items[:] = [item for item in items if item not in sweeps]
 
 
 @pytest.fixture(scope="session")

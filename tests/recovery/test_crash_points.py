@@ -19,6 +19,7 @@ from tests.recovery.crash_pipelines import SWEPT
 from tests.recovery.crash_runs import Outcome, open_crash_runs
 from tests.small_disk import give_up
 from tests.spark_driver import SparkDriver
+from tests.support.sizes import sized
 from tools import durable_steps
 
 SEED = 20
@@ -27,6 +28,8 @@ AGAIN = 5
 """Points of each pipeline that others have come to as well."""
 AGAIN_JOINED = 20
 """The same where two vertices meet."""
+SOME = 4
+"""Points of each pipeline, where not every one is tried."""
 ROUNDS = 3
 """Kills one after another, at most, until a point is reached that only comes after kills."""
 
@@ -61,7 +64,22 @@ def recoveries_of(outcomes: Sequence[Outcome]) -> list[tuple[Sequence[str], cras
     return [(outcome.points, outcome.reached) for outcome in outcomes]
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(300)
+@pytest.mark.guarantee("I1", "I2", "I3", "I6", "I8", "I9")
+async def test_killed_at_some_durable_steps_the_outputs_are_the_same(tmp_path: Path, spark: SparkDriver) -> None:
+    rng = random.Random(SEED)
+    async with open_crash_runs(tmp_path, spark=spark.address) as runs:
+        for pipeline in SWEPT:
+            whole = await runs.case(pipeline)
+            assert not whole.failed, whole
+            places = crash_plan.one_of_each(whole.reached, rng)
+            points = rng.sample(sorted(places.values()), SOME)
+            outcomes = await asyncio.gather(*(runs.case(pipeline, point) for point in points))
+            assert not report(outcomes), report(outcomes)
+
+
+@pytest.mark.sweep
+@pytest.mark.timeout(1800)
 @pytest.mark.guarantee("I1", "I2", "I3", "I6", "I8", "I9")
 async def test_killed_at_every_durable_step_the_outputs_are_the_same(
     tmp_path: Path, spark: SparkDriver, capsys: pytest.CaptureFixture[str]
@@ -142,7 +160,7 @@ async def test_of_owners_that_hand_the_same_windows_over_at_once_one_has_an_effe
     assert all("FencedError" in before for befores, _ in found for before in befores)
 
 
-SECURED = 6
+SECURED = sized(3, 6)
 """Points of each pipeline that is encrypted, with a user for each vertex and its map in a sandbox."""
 
 
@@ -172,7 +190,7 @@ ELSEWHERE = {
     "redis.remove": "a command between two runs: tests/contract/ledger/test_repair.py",
 }
 """Steps over Redis that no pipeline here comes to, with the reason."""
-OTHERS = 6
+OTHERS = sized(3, 6)
 """Points of each pipeline that are not of the technology."""
 
 

@@ -18,6 +18,7 @@ import pytest
 
 from millstream.sandbox import refusal
 from tests.small_disk import give_up
+from tests.support.sizes import sized
 
 
 def chaos(pipeline: str, kills: int, records: int, directory: Path, *more: str) -> dict[str, Any]:
@@ -47,7 +48,7 @@ def judged(directory: Path, expect: str) -> tuple[int, list[str]]:
 @pytest.mark.timeout(600)
 @pytest.mark.guarantee("I1", "I2", "I6", "I8", "I9")
 def test_both_sinks_hold_every_record_once_and_agree(tmp_path: Path) -> None:
-    told = chaos("mesh", 23, 20_000, tmp_path / "one")
+    told = chaos("mesh", sized(12, 23), 20_000, tmp_path / "one")
     assert set(told["faults"]) == {"kill runner", "kill broker", "kill worker", "kill sidecar"}
     assert told["resume_s"]["without_spark"]["measured"]
 
@@ -68,7 +69,7 @@ def test_both_sinks_hold_every_record_once_and_agree(tmp_path: Path) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.guarantee("I1", "I2", "I3", "I6", "I8", "I9")
 def test_every_window_has_one_result_and_it_is_right(tmp_path: Path) -> None:
-    told = chaos("windows", 7, 4_000, tmp_path / "one")
+    told = chaos("windows", sized(5, 7), 4_000, tmp_path / "one")
     assert {"kill spark", "kill jvm"} <= told["faults"].keys()
 
 

@@ -32,6 +32,7 @@ from millstream_runner.chaos.builtin_pipelines import SHIPPED, write
 from millstream_runner.chaos.outside import INPUTS, RECEIVED, open_outside, outside_ports
 from tests.power_disk import PowerDisk, open_power_disk
 from tests.support.ledgers import LaneOwner, open_jetstream_harness
+from tests.support.sizes import sized
 
 DISK_BYTES = 8192 * MIB
 """So much the broker wants to be able to reserve; the file takes what is written to it."""
@@ -39,7 +40,7 @@ END_TIMEOUT_S = 120.0
 ENDLESS = 1 << 40
 LAST_S = 2.0
 SEED = 11
-CUTS = 8
+CUTS = sized(4, 8)
 A, B = BufferId("v-a", 0), BufferId("v-b", 0)
 LANE = LaneId("v", "in-v", 0)
 BOUNDS = LedgerLimits(frames_per_buffer_max=100_000)
@@ -204,7 +205,7 @@ async def test_a_disk_is_back_although_a_mount_namespace_holds_the_stopped_one(t
 async def test_broker_and_file_sinks_lose_and_repeat_nothing(tmp_path: Path) -> None:
     async with open_power_disk(tmp_path / "disk", DISK_BYTES) as disk:
         machine = Machine("mesh", disk, tmp_path, rate=1000)
-        for _ in range(5):
+        for _ in range(sized(2, 5)):
             await machine.live_and_lose_power(lambda: machine.files("left"))
         await machine.live_to_the_end()
         violated = await machine.violated("--expect", "mesh")
@@ -216,7 +217,7 @@ async def test_broker_and_file_sinks_lose_and_repeat_nothing(tmp_path: Path) -> 
 async def test_the_log_of_open_windows_loses_and_repeats_nothing(tmp_path: Path) -> None:
     async with open_power_disk(tmp_path / "disk", DISK_BYTES) as disk:
         machine = Machine("windows", disk, tmp_path, rate=150)
-        for _ in range(2):
+        for _ in range(sized(1, 2)):
             await machine.live_and_lose_power(lambda: machine.files("results"))
         await machine.live_to_the_end()
         violated = await machine.violated("--expect", "windows")
@@ -230,7 +231,7 @@ async def test_what_was_acknowledged_to_an_http_client_is_there_after_a_power_cu
         machine = Machine("push", disk, tmp_path, rate=200)
         received = tmp_path / RECEIVED
         async with open_outside(tmp_path, machine.ports, machine.rate) as finish:
-            for _ in range(5):
+            for _ in range(sized(2, 5)):
                 await machine.live_and_lose_power(lambda: received.stat().st_size if received.exists() else 0)
             async with machine.running() as process, asyncio.timeout(END_TIMEOUT_S):
                 await finish()

@@ -25,8 +25,9 @@ from tests.simulation.set_back import with_set_backs
 from tests.simulation.shapes import SHAPES
 from tests.simulation.simulate import Outcome, simulate
 from tests.simulation.world import World
+from tests.support.sizes import sized
 
-SEEDS = 30
+SEEDS = sized(12, 30)
 """Of each shape."""
 REPOSITORY = Path(__file__).resolve().parents[2]
 
