@@ -69,7 +69,7 @@ def test_both_sinks_hold_every_record_once_and_agree(tmp_path: Path) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.guarantee("I1", "I2", "I3", "I6", "I8", "I9")
 def test_every_window_has_one_result_and_it_is_right(tmp_path: Path) -> None:
-    told = chaos("windows", sized(5, 7), 4_000, tmp_path / "one")
+    told = chaos("windows", 7, 4_000, tmp_path / "one")
     assert {"kill spark", "kill jvm"} <= told["faults"].keys()
 
 
