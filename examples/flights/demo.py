@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -25,9 +26,12 @@ import duckdb
 import pyarrow.parquet
 from check import compare
 
+from millstream_runner.chaos.processes import processes_of
+
 HERE = Path(__file__).resolve().parent
 INPUT = HERE / "data" / "flights.csv"
 OUTPUT = HERE / "out"
+LOOK_INTERVAL_S = 0.5
 
 
 def flights() -> Iterator[dict[str, str]]:
@@ -76,6 +80,17 @@ def count_output() -> dict[str, int]:
     return counts
 
 
+def run_and_count(command: list[str]) -> tuple[int, Counter[str]]:
+    """The exit code of a run, and its processes by what they are for, when there were most."""
+    most: Counter[str] = Counter()
+    with subprocess.Popen(command) as run:
+        while True:
+            try:
+                return run.wait(LOOK_INTERVAL_S), most
+            except subprocess.TimeoutExpired:
+                most = max(most, Counter(one.role.value for one in processes_of(run.pid)), key=Counter.total)
+
+
 def main() -> int:
     print("Preparing a year of flights, in the order in which they left ...", flush=True)
     expected = prepare()
@@ -90,9 +105,11 @@ def main() -> int:
         str(HERE / "state"),
         str(HERE / "pipeline.yaml"),
     ]
-    code = subprocess.run(run, check=False).returncode
+    code, processes = run_and_count(run)
     if code != 0:
         return code
+    print(f"\nAt most {processes.total()} processes ran at a time:")
+    print("  " + ", ".join(f"{count} {role}" for role, count in processes.items()))
     counted = count_output()
     print(f"\n{'sink':<12}{'in the file':>12}{'in the sink':>12}")
     for sink, count in expected.items():

@@ -1,10 +1,9 @@
-"""The functions of the flights pipeline. The reduce runs inside Spark, each of the others in a process of its own."""
+"""The functions of the flights pipeline: `enrich` runs in a process of its own, the reduce inside Spark."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from datetime import datetime
 
 import millstream_udf as udf
 from millstream_udf import Message, Record, Window
@@ -32,16 +31,12 @@ LATE_MINUTES = 60
 """A flight is late when it leaves more than this after its scheduled time."""
 
 
-@udf.source_transform
-def schedule(record: Record) -> Message:
-    """Key a flight by its carrier, and date it by its scheduled hour."""
-    flight = json.loads(record.value)
-    return Message(record.value, keys=[flight["carrier"]], event_time=datetime.fromisoformat(flight["time_hour"]))
-
-
 @udf.map
-def enrich(record: Record) -> Message:
-    """Give numbers their types, name the airline, and class the delay."""
+def enrich(record: Record) -> list[Message]:
+    """Give numbers their types, name the airline, and class the delay: once for the carrier, once for the plane.
+
+    Some flights do not say which plane.
+    """
     raw = json.loads(record.value)
     delay = int(raw["dep_delay"]) if raw["dep_delay"] else None
     delay_class = classify(delay)
@@ -57,7 +52,11 @@ def enrich(record: Record) -> Message:
         "dep_delay": delay,
         "distance": int(raw["distance"]),
     }
-    return Message(json.dumps(flight), tags=[delay_class])
+    value = json.dumps(flight)
+    messages = [Message(value, keys=[raw["carrier"]], tags=[delay_class])]
+    if raw["tailnum"]:
+        messages.append(Message(value, keys=[raw["tailnum"]], tags=["plane"]))
+    return messages
 
 
 def classify(delay: int | None) -> str:
@@ -67,13 +66,6 @@ def classify(delay: int | None) -> str:
     if delay > LATE_MINUTES:
         return "late"
     return "delayed" if delay > 15 else "on time"
-
-
-@udf.map
-def by_plane(record: Record) -> Message | None:
-    """Key a flight by the plane that flew it; some flights do not say which."""
-    tailnum = json.loads(record.value)["tailnum"]
-    return Message(record.value, keys=[tailnum]) if tailnum else None
 
 
 @udf.reduce
