@@ -18,5 +18,7 @@ CLOSE_BOUNDS_S = (
 )
 """Bucket bounds of the time from closing windows to their commit: finer where it lies, at most a fifth apart. Its
 quantiles are what a reduce is judged by, and within a bucket they are a guess."""
+LOOP_LAG_BOUNDS_S = tuple(bound for bound in _SECONDS if bound <= 20.0)
+"""Bucket bounds of the event loop's lag: 1 ms to longer than a worker may stand still."""
 PROCESSING_BOUNDS_US = tuple(round(bound * MICROSECONDS) for bound in (0.0001, 0.0002, 0.0005, *_SECONDS))
 """Bucket bounds of processing times: 100 µs to 10 min."""

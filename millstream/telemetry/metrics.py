@@ -23,7 +23,7 @@ from millstream.statistics import (
     SidecarStatistics,
     VertexStatistics,
 )
-from millstream.telemetry.bounds import CLOSE_BOUNDS_S, LATENCY_BOUNDS_S, PROCESSING_BOUNDS_US
+from millstream.telemetry.bounds import CLOSE_BOUNDS_S, LATENCY_BOUNDS_S, LOOP_LAG_BOUNDS_S, PROCESSING_BOUNDS_US
 
 
 class MetricKind(Enum):
@@ -153,6 +153,7 @@ COMMIT_TIME = "millstream_commit_seconds"
 LATENCY = "millstream_end_to_end_latency_seconds"
 LATENCY_SUM = "millstream_end_to_end_record_seconds_total"
 LATENCY_COUNT = "millstream_end_to_end_records_total"
+LOOP_LAG = "millstream_event_loop_lag_seconds"
 
 METRICS: tuple[Metric, ...] = (
     Metric("forwarder_read_total", _COUNTER, (_LANE,), "Records read and done with.", _lanes(lambda n: n.inputs)),
@@ -431,6 +432,12 @@ METRICS: tuple[Metric, ...] = (
     Metric(LATENCY, _HISTOGRAM, (), "From the source to the sink, once per frame, by its oldest record; seconds."),
     Metric(LATENCY_SUM, _COUNTER, (), "The same, summed over all records: with the next one, the mean per record."),
     Metric(LATENCY_COUNT, _COUNTER, (), "Records that reached a sink, as the latency above counts them."),
+    Metric(
+        LOOP_LAG,
+        _HISTOGRAM,
+        (),
+        "How long what is ready waits for its turn on the worker's event loop, sampled ten times a second; seconds.",
+    ),
 )
 
 _STAGE_TIME = {"udf": UDF_TIME, "transformer": TRANSFORMER_TIME, "sink": WRITE_TIME, "reduce": REDUCE_TIME}
@@ -479,6 +486,11 @@ class VertexMetrics:
         elif (name := _STAGE_TIME.get(stage)) is not None:
             self._times[name].record(micros, self.labels)
 
+    def observe_loop_lag(self, seconds: float) -> None:
+        """The replica's event loop is so late."""
+        if not self._ended:
+            self._times[LOOP_LAG].record(seconds, self.labels)
+
     def observe_latency(self, seconds: float, records: int) -> None:
         """A frame whose oldest record entered the pipeline `seconds` ago has been written by a sink."""
         # Clocks of several machines may differ by more than a fast pipeline takes.
@@ -517,6 +529,7 @@ class Metrics:
             (COMMIT_TIME, LATENCY_BOUNDS_S),
             (CLOSE_TIME, CLOSE_BOUNDS_S),
             (LATENCY, LATENCY_BOUNDS_S),
+            (LOOP_LAG, LOOP_LAG_BOUNDS_S),
         ):
             self._times[name] = self._meter.create_histogram(
                 name, description=described[name], explicit_bucket_boundaries_advisory=list(bounds)
@@ -541,6 +554,11 @@ class Metrics:
             yield replica
         finally:
             replica.end()
+
+    def observe_loop_lag(self, seconds: float) -> None:
+        """All replicas share the loop that is so late."""
+        for replica in self._replicas:
+            replica.observe_loop_lag(seconds)
 
     def refresh(self) -> None:
         """Take the statistics that the next collection reports: once for all instruments, on the event loop."""

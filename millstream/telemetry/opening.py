@@ -199,6 +199,7 @@ async def _open_metrics(
     metrics.register()
     async with AsyncExitStack() as stack:
         stack.callback(provider.shutdown)
+        await stack.enter_async_context(_open_loop_lag(metrics, clock))
         if otlp is not None:
             await stack.enter_async_context(_open_export(otlp, metrics, _interval_s(environment)))
         if prometheus is not None:
@@ -208,6 +209,19 @@ async def _open_metrics(
             serving = open_endpoint(endpoint.host, endpoint.port, text, endpoint.not_ready, clock)
             await stack.enter_async_context(serving)
         yield metrics
+
+
+@asynccontextmanager
+async def _open_loop_lag(metrics: Metrics, clock: Clock) -> AsyncIterator[None]:
+    """Measure how late this event loop is."""
+    from millstream.telemetry.loop_lag import measure_loop_lag
+
+    async with open_tasks() as tasks:
+        measuring = tasks.create_task(measure_loop_lag(metrics.observe_loop_lag, clock), name="lag of the event loop")
+        try:
+            yield
+        finally:
+            measuring.cancel()
 
 
 @asynccontextmanager

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import threading
+import time
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from millstream.errors import InfrastructureError
 from millstream.statistics import VertexStatistics
 from millstream.telemetry.bounds import CLOSE_BOUNDS_S, LATENCY_BOUNDS_S, PROCESSING_BOUNDS_US
-from millstream.telemetry.metrics import METRICS, MetricKind
+from millstream.telemetry.metrics import LOOP_LAG, METRICS, MetricKind
 from tests.unit.telemetry.collector import Collector, attributes
 from tests.unit.telemetry.numbers import FixedClock, vertex
 from tests.unit.telemetry.opening import open_telemetry
@@ -46,6 +48,26 @@ async def scrape(port: int) -> dict[str, list[tuple[dict[str, str], float]]]:
             assert common[:2] + common[3:] == ["flights", "clean", "1"]
             samples.setdefault(sample.name, []).append((labels, sample.value))
     return samples
+
+
+async def scrape_with_lag(port: int) -> dict[str, list[tuple[dict[str, str], float]]]:
+    """As `scrape`, once the event loop has been looked at."""
+    async with asyncio.timeout(10):
+        while f"{LOOP_LAG}_count" not in (samples := await scrape(port)):
+            pass
+    return samples
+
+
+async def test_the_lag_of_the_loop_is_told_by_each_replica(free_port: int) -> None:
+    async with open_telemetry("flights", "clean", "map", 1, vertex, metrics_port=free_port):
+        await scrape_with_lag(free_port)
+        held_until_s = time.monotonic() + 0.35
+        while time.monotonic() < held_until_s:
+            # Nothing else has a turn.
+            pass
+        async with asyncio.timeout(10):
+            while (await scrape(free_port))[f"{LOOP_LAG}_sum"][0][1] < 0.2:
+                pass
 
 
 async def test_a_scrape_gives_the_statistics(free_port: int) -> None:
@@ -109,7 +131,7 @@ async def test_every_metric_of_the_table_is_exported_by_some_vertex_and_no_other
             for stage in ("transformer", "udf", "reduce", "sink", "close", "commit"):
                 told.observe_processing(stage, 0.1)
             told.observe_latency(0.1, 1)
-            for name, samples in (await scrape(free_port)).items():
+            for name, samples in (await scrape_with_lag(free_port)).items():
                 seen.add(re.sub(r"_(bucket|count|sum)$", "", name))
                 table = {metric.name: set(metric.labels) for metric in METRICS}
                 if name in table:

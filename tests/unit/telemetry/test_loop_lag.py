@@ -1,0 +1,44 @@
+"""How late an event loop is, sample by sample."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from millstream.telemetry.loop_lag import INTERVAL_S, measure_loop_lag
+
+
+class Moments:
+    """A clock that is read as often as there are moments, and then ends the measurement."""
+
+    def __init__(self, moments_s: Sequence[float]) -> None:
+        self._moments_s = iter(moments_s)
+
+    def now_us(self) -> int:
+        raise AssertionError("no wall clock is needed")
+
+    def monotonic_s(self) -> float:
+        moment_s = next(self._moments_s, None)
+        if moment_s is None:
+            raise asyncio.CancelledError
+        return moment_s
+
+
+@pytest.mark.parametrize(
+    ("woken_s", "expected_s"),
+    [
+        (INTERVAL_S, [0.0]),
+        (INTERVAL_S + 0.03, [0.03]),
+        # A timer of the loop is rounded, and may be early by that.
+        (INTERVAL_S - 0.001, [0.0]),
+        # What became ready in 350 ms without a turn waited for 350, 250, 150 and 50 ms.
+        (INTERVAL_S + 0.35, [0.35, 0.25, 0.15, 0.05]),
+    ],
+)
+async def test_the_samples_are_those_of_every_interval_of_time(woken_s: float, expected_s: list[float]) -> None:
+    seen: list[float] = []
+    with pytest.raises(asyncio.CancelledError):
+        await measure_loop_lag(seen.append, Moments([0.0, woken_s]))
+    assert seen == pytest.approx(expected_s)
