@@ -29,6 +29,7 @@ from millstream_reduce.lane import units
 from millstream_reduce.queue import QueueLimits
 from millstream_worker.assembly import VertexProcess, open_vertex
 from millstream_worker.environment import VertexConfig
+from millstream_worker.trimmers import Trimmers, open_trimmers
 from millstream_worker.watches import Watches, open_watches
 from tests.simulation import model
 from tests.simulation.disk import Died, Disk, SimFiles
@@ -97,6 +98,7 @@ class SimEnvironment:
     broker: SimBroker
     stores: SimOtStores
     watches: Watches
+    trimmers: Trimmers
     programs: SimPrograms
     rng: random.Random
 
@@ -248,12 +250,15 @@ class World:
                 stores = SimOtStores(self.ot, self.shape.name, tasks, life.link, self.history)
                 stack.callback(stores.close)
                 watches = await stack.enter_async_context(open_watches(stores))
+                broker = SimBroker(self.broker, life.link, self.history)
+                trimmers = await stack.enter_async_context(open_trimmers(broker))
                 yield SimEnvironment(
                     self,
                     life,
-                    SimBroker(self.broker, life.link, self.history),
+                    broker,
                     stores,
                     watches,
+                    trimmers,
                     SimPrograms(self.outside, life.vertex, self.shape.behaviours.get(life.vertex, "")),
                     self.rng,
                 )

@@ -34,11 +34,9 @@ class VertexProcess:
 
     async def run(self) -> None:
         """Until every lane has ended, or is finished after `stop`."""
-        trimmers = self._shared.trimmers()
         async with asyncio.TaskGroup() as background:
-            tasks = [background.create_task(self._shared.watch(), name="hear other lanes")]
+            tasks = [background.create_task(self._shared.watch(), name="watch what the worker does for all")]
             tasks.append(background.create_task(self._shared.ownership.watch(), name="watch for other owners"))
-            tasks += [background.create_task(one.run(), name=f"trim {name}") for name, one in trimmers]
             if self._shared.closing_cycle:
                 tasks.append(background.create_task(self._watch_cycle(), name="watch the cycle"))
             async with asyncio.TaskGroup() as running:
@@ -47,8 +45,7 @@ class VertexProcess:
                         running.create_task(lane.run(), name=str(lane.core.lane))
             for task in tasks:
                 task.cancel()
-        for _, trimmer in trimmers:
-            await trimmer.finish()
+        await self._shared.finish_trimming()
         for lane in self._lanes:
             log_finished(lane.statistics())
 

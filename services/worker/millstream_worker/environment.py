@@ -1,7 +1,7 @@
 """What a replica reaches outside its worker: the broker, the OT stores, the user's programs, Spark, the disk.
 
-    worker ─► Link: a connection, watches of OT stores      shared by its replicas
-                └─► Outside: ledgers, stores, programs      one for each replica
+    worker ─► Link: a connection, watches of OT stores, trimmers      shared by its replicas
+                └─► Outside: ledgers, stores, programs                one for each replica
 
 Above it: the worker and the assembly, which ask for all of it here and open nothing else outside. A simulation gives
 the assembly environment of its own, and runs everything above them as it is.
@@ -28,6 +28,7 @@ from millstream.udf.protocol import MapStream, StreamName, UdfClient
 from millstream.watermark.store import OtStores
 from millstream_udf.wire.udf.v1 import udf_pb2
 from millstream_worker.programs import open_programs
+from millstream_worker.trimmers import Trimmers, open_trimmers
 from millstream_worker.watches import Watches, open_watches
 
 if TYPE_CHECKING:
@@ -87,6 +88,10 @@ class Environment(Protocol):
         """How it hears what other lanes publish."""
 
     @property
+    def trimmers(self) -> Trimmers:
+        """What removes what its lanes have consumed."""
+
+    @property
     def programs(self) -> VertexPrograms: ...
 
     @property
@@ -119,6 +124,7 @@ class Outside:
     broker: Broker
     stores: OtStores
     watches: Watches
+    trimmers: Trimmers
     programs: VertexPrograms
     rng: random.Random
     buffer: InterStepBuffer
@@ -149,11 +155,14 @@ class Outside:
 class Link:
     """A worker's connection to its broker as one user, and what its replicas share over it. Made by `open_link`."""
 
-    def __init__(self, link: BufferLink, pipeline: str, require: DurabilityLevel, watches: Watches) -> None:
+    def __init__(
+        self, link: BufferLink, pipeline: str, require: DurabilityLevel, watches: Watches, trimmers: Trimmers
+    ) -> None:
         self._link = link
         self._pipeline = pipeline
         self._require = require
         self._watches = watches
+        self._trimmers = trimmers
 
     @asynccontextmanager
     async def environment(self, config: VertexConfig) -> AsyncIterator[Outside]:
@@ -167,7 +176,9 @@ class Link:
             programs = await stack.enter_async_context(
                 open_programs(config.resolved, config.vertex, config.replica, config.hidden)
             )
-            yield Outside(buffer.broker, buffer.stores, self._watches, programs, random.Random(), buffer)
+            yield Outside(
+                buffer.broker, buffer.stores, self._watches, self._trimmers, programs, random.Random(), buffer
+            )
 
 
 @asynccontextmanager
@@ -180,8 +191,9 @@ async def open_link(
         technology.connect(access, name=name) as link,
         link.open(pipeline, require=require) as buffer,
         open_watches(buffer.stores) as watches,
+        open_trimmers(buffer.broker) as trimmers,
     ):
-        yield Link(link, pipeline, require, watches)
+        yield Link(link, pipeline, require, watches, trimmers)
 
 
 @asynccontextmanager

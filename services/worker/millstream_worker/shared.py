@@ -5,6 +5,7 @@ Above it: the assembly, which opens lanes with it. Below it: the boundaries. It 
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 from collections import defaultdict
@@ -91,12 +92,14 @@ class Shared:
         return self._ledgers[vertex]
 
     async def trimmer(self, vertex: str) -> Trimmer:
-        """That of the ledger of a vertex, for all lanes."""
-        ledger = await self.ledger(vertex)
-        return self._trimmers.setdefault(vertex, Trimmer(ledger.trim))
+        """That of the ledger of a vertex, for all lanes of the worker."""
+        trimmer = await self.outside.trimmers.trimmer(vertex, ledger_limits(self.graph, vertex))
+        return self._trimmers.setdefault(vertex, trimmer)
 
-    def trimmers(self) -> Sequence[tuple[str, Trimmer]]:
-        return tuple(self._trimmers.items())
+    async def finish_trimming(self) -> None:
+        """The last trim of all that the lanes have read."""
+        for trimmer in self._trimmers.values():
+            await trimmer.finish()
 
     async def ot(self, vertex: str) -> OtStore:
         if vertex not in self._ot:
@@ -113,8 +116,10 @@ class Shared:
         await self.outside.watches.catch_up(self._listeners)
 
     async def watch(self) -> None:
-        """Until cancelled. Raises what ends the hearing of other lanes."""
-        await self.outside.watches.failed()
+        """Until cancelled. Raises what ends the hearing of other lanes, or the trimming."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.outside.watches.failed(), name="hear other lanes")
+            tasks.create_task(self.outside.trimmers.failed(), name="trim")
 
     def ledgers(self) -> Sequence[Ledger]:
         return tuple(self._ledgers.values())

@@ -4,9 +4,10 @@
     links ─────┴─► replica: opened ─► runs ─► ended, or stopped
                    replica: opened ─► fails ─► the others finish what is in flight ─► the worker ends
 
-One connection to the broker, one watch of each OT store, one endpoint of metrics and probes for all. A replica that
-has ended leaves the others alone. One that fails ends the worker, and who started that decides what is started again
-(docs/decisions/0023): the error is logged under the name of the replica, and its exit code is the worker's.
+One connection to the broker, one watch of each OT store, one trimmer of each ledger that is read, one endpoint of
+metrics and probes for all. A replica that has ended leaves the others alone. One that fails ends the worker, and who
+started that decides what is started again (docs/decisions/0023): the error is logged under the name of the replica, and
+its exit code is the worker's.
 
 Above it: the process. Below it: the assembly of one replica, and what lies outside.
 """

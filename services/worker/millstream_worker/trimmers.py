@@ -1,0 +1,82 @@
+"""One trimmer for each ledger that replicas of a worker read.
+
+    lanes of replica 1, 2, ... ─► consumed(buffer, sequence) ─► Trimmer of the ledger ─► one trim of all their buffers
+
+Most vertices of a pipeline have several readers, and a worker runs many of them: with a trimmer for each, every quarter
+of a second would cost the broker a request for each.
+
+Above it: what a replica's lanes share (`shared.py`). Below it: the ledgers, which are only trimmed here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Protocol
+
+from millstream.background import open_tasks
+from millstream.ledger.protocol import LedgerLimits
+from millstream.record import BufferId
+from millstream_vertex.trimming import Trimmer
+
+
+class _Ledger(Protocol):
+    async def trim(self, through: Mapping[BufferId, int]) -> None: ...
+
+
+class Ledgers(Protocol):
+    """Opens ledgers, to be trimmed."""
+
+    async def ledger(self, vertex: str, limits: LedgerLimits) -> _Ledger: ...
+
+
+class Trimmers:
+    """Of one worker. Made by `open_trimmers`."""
+
+    def __init__(self, ledgers: Ledgers, tasks: asyncio.TaskGroup) -> None:
+        self._ledgers = ledgers
+        self._tasks = tasks
+        self._trimmers: dict[str, Trimmer] = {}
+        self._running: list[asyncio.Task[None]] = []
+        self._error: Exception | None = None
+        self._failed = asyncio.Event()
+
+    async def trimmer(self, vertex: str, limits: LedgerLimits) -> Trimmer:
+        """That of the ledger of a vertex. `limits`: the ledger's."""
+        if vertex not in self._trimmers:
+            ledger = await self._ledgers.ledger(vertex, limits)
+            # Another replica may have asked meanwhile.
+            if vertex not in self._trimmers:
+                trimmer = self._trimmers[vertex] = Trimmer(ledger.trim)
+                self._running.append(self._tasks.create_task(self._run(trimmer), name=f"trim {vertex}"))
+        return self._trimmers[vertex]
+
+    async def failed(self) -> None:
+        """Until cancelled. Raises what ended a trimmer: each replica ends with it, and reports it for itself."""
+        await self._failed.wait()
+        assert self._error is not None
+        raise self._error
+
+    def close(self) -> None:
+        """End all trimmers. What the lanes have consumed last they have trimmed themselves (`Trimmer.finish`)."""
+        for task in self._running:
+            task.cancel()
+
+    async def _run(self, trimmer: Trimmer) -> None:
+        try:
+            await trimmer.run()
+        except Exception as error:  # noqa: BLE001  # whatever it is, it ends the replicas
+            self._error = error
+            self._failed.set()
+
+
+@asynccontextmanager
+async def open_trimmers(ledgers: Ledgers) -> AsyncIterator[Trimmers]:
+    """Trim what replicas ask for, until the context ends."""
+    async with open_tasks() as tasks:
+        trimmers = Trimmers(ledgers, tasks)
+        try:
+            yield trimmers
+        finally:
+            trimmers.close()
