@@ -73,8 +73,8 @@ class VertexKind(Generic[S]):
     has_windows: ClassVar[bool] = False
     """Whether it keeps records until watermarks pass: it needs an engine, and a place for the records."""
     lane_input: ClassVar[str | None] = None
-    """What the one lane of a partition reads, by a name that no edge has; None: each edge into it has lanes of its
-    own."""
+    """What the one lane of a partition reads: `SOURCE_INPUT` for no edge, `WINDOW_INPUT` for all of them. None: each
+    edge into the vertex has lanes of its own."""
     is_paced: ClassVar[bool] = False
     """Whether its lanes commit often without output: then no more often than watermarks are published."""
     reports: ClassVar[frozenset[LaneReport]] = frozenset()

@@ -175,7 +175,7 @@ async def test_a_kind_that_is_not_installed_is_unknown(once: Path, monkeypatch: 
 
 @pytest.mark.guarantee("I1")
 async def test_a_kind_of_theirs_commits_once_what_it_has_seen_though_it_is_killed(once: Path) -> None:
-    async with start(once, "run", "pipeline.yaml") as run:
+    async with start(once, "run", "--workers", "1", "pipeline.yaml") as run:
         for _ in range(2):
             seen = run.records("once")
             await run.until(lambda seen=seen: run.records("once") > seen)  # type: ignore[misc]
