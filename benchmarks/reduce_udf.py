@@ -24,10 +24,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from millstream.udf.native.reduce_client import reduce_over_grpc
+from millstream.udf.native.reduce_parts import PartEncoder
 from millstream.udf.sidecar import SidecarSpec, open_sidecar, python_command
 from millstream.wire.reduce.v1 import engine_pb2
-from millstream_reduce.udf_client import reduce_over_grpc
-from millstream_reduce.udf_parts import PartEncoder
 from millstream_udf.groups import Group, Part
 from millstream_udf.reduce_arrow import arrow_part
 from millstream_udf.reducing import Answer, load

@@ -5,7 +5,7 @@
       └ once it was ready, it is restarted for ever
 
 Above it: the vertex process. Below it: `client.py`, and the operating system. Streams survive a restart by themselves
-(`stream.py`); what this module knows is processes and sockets.
+(`calls.py`); what this module knows is processes and sockets.
 
 A sidecar is well when it answers Describe (`millstream.health`). A function may compute or block for long without
 being ill, and servers that answer from a thread or process of their own (the Python and Go SDKs do) answer meanwhile.
@@ -44,9 +44,9 @@ from millstream.pauses import Pauses
 from millstream.sandbox import NOT_HELD, Confinement, confined
 from millstream.statistics import SidecarStatistics
 from millstream.udf.background import beside
-from millstream.udf.client import GrpcUdfClient, describe, open_channel
 from millstream.udf.environment import inherited
 from millstream.udf.lines import read_lines
+from millstream.udf.native.client import GrpcUdfClient, describe, open_channel
 from millstream.udf.program_lines import readable
 from millstream.udf.socket_directory import open_socket_directory
 from millstream_udf.wire.udf.v1 import udf_pb2

@@ -9,9 +9,9 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from millstream.retry import Backoff, OnFailure, RetryPolicy
-from millstream.udf import checks, client
+from millstream.udf import checks
+from millstream.udf.native import client, reduce_parts
 from millstream_reader.sources.udsource.lane import frame_of_batch
-from millstream_reduce import udf_parts
 from millstream_udf import columns
 from millstream_udf.groups import Group
 from millstream_udf.values import Window
@@ -143,7 +143,7 @@ def reduce_answer(data: bytes) -> None:
         checks.check_reduce_answer(answer)
     except (ValueError, DecodeError):
         return
-    decoded = udf_parts.decode_answer(answer, _GROUPS[: len(answer.counts)])
+    decoded = reduce_parts.decode_answer(answer, _GROUPS[: len(answer.counts)])
     assert len(decoded.groups) == len(decoded.counts)
     assert len(decoded.results) == sum(decoded.counts)
 

@@ -13,7 +13,7 @@ import pytest
 
 from millstream.errors import UdfError
 from millstream.spec.loading import load
-from millstream.udf.client import ClientTls, open_udf_client
+from millstream.udf.native.client import ClientTls, open_udf_client
 from millstream.wire.certificates import Certificate, make_certificate
 from millstream_udf.context import Context
 from millstream_udf.loading import load as load_function

@@ -20,7 +20,7 @@ from millstream.spec.resolved import Resolved
 from millstream.spec.tls import ProgramTls
 from millstream.statistics import SidecarStatistics
 from millstream.udf.builtin import open_builtin
-from millstream.udf.client import ClientTls, GrpcUdfClient, open_udf_client
+from millstream.udf.native.client import ClientTls, GrpcUdfClient, open_udf_client
 from millstream.udf.program_lines import LEVEL_VARIABLE, parse_line
 from millstream.udf.protocol import MapStream, StreamName, UdfClient
 from millstream.udf.sidecar import LogLine, Sidecar, SidecarSpec, open_sidecar, python_command

@@ -17,7 +17,7 @@ from millstream import limits
 from millstream.errors import UdfError
 from millstream.extract import YEAR_1_US, YEAR_10000_US
 from millstream.udf.checks import check_map_answer
-from millstream.udf.client import open_udf_client
+from millstream.udf.native.client import open_udf_client
 from millstream.udf.protocol import MapStream
 from millstream_udf import columns
 from millstream_udf.wire.udf.v1 import udf_pb2

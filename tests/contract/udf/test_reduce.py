@@ -14,10 +14,10 @@ import pytest
 import pytest_asyncio
 
 from millstream.errors import UdfError
+from millstream.udf.native import reduce_client
+from millstream.udf.native.reduce_client import FunctionLostError, UdfReduction, reduce_over_grpc
 from millstream.udf.sidecar import Sidecar, python_command
 from millstream.wire.reduce.v1 import engine_pb2
-from millstream_reduce import udf_client
-from millstream_reduce.udf_client import FunctionLostError, UdfReduction, reduce_over_grpc
 from millstream_udf.groups import FrameRows, Group, Part
 from millstream_udf.reducing import Answer
 from millstream_udf.values import Message, Window
@@ -243,7 +243,7 @@ async def test_a_large_group_that_always_ends_the_process_fails_alone(sidecar: S
 
 
 async def test_a_group_too_large_to_be_sent_again(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(udf_client, "KEPT_BYTES_MAX", 4 * MIB)
+    monkeypatch.setattr(reduce_client, "KEPT_BYTES_MAX", 4 * MIB)
     chunk = [b"x" * 1000] * 2000
 
     def parts() -> Iterator[Part]:
@@ -264,7 +264,7 @@ async def test_a_group_too_large_to_be_sent_again(sidecar: Sidecar, monkeypatch:
 async def test_a_slow_function_holds_its_caller_up(
     sidecar: Sidecar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(udf_client, "KEPT_BYTES_MAX", 16 * MIB)
+    monkeypatch.setattr(reduce_client, "KEPT_BYTES_MAX", 16 * MIB)
     go_on, begun = tmp_path / "go on", tmp_path / "go on.begun"
     chunk = [b"x" * 1000] * 1000
     taken = 0
@@ -366,7 +366,7 @@ async def test_lines_of_a_function_name_window_and_key(open_function: Open, line
 
 
 def test_nothing_answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("millstream_reduce.udf_stream.CONNECT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("millstream.udf.native.reduce_stream.CONNECT_TIMEOUT_S", 0.2)
     nowhere = engine_pb2.UdfProgram(address=f"unix:{tmp_path / 'none'}", pipeline="p", vertex="v")
     with pytest.raises(FunctionLostError, match=r"p/v: the function at unix:.* has not answered for 0.2 s"):
         list(reduce_over_grpc(nowhere, [part({group("a"): [b"1"]})]))

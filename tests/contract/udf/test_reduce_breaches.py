@@ -14,9 +14,9 @@ import pytest
 
 from millstream.errors import UdfError
 from millstream.udf.checks import check_reduce_answer
+from millstream.udf.native import reduce_stream
+from millstream.udf.native.reduce_client import FunctionLostError, reduce_over_grpc
 from millstream.wire.reduce.v1 import engine_pb2
-from millstream_reduce import udf_stream
-from millstream_reduce.udf_client import FunctionLostError, reduce_over_grpc
 from millstream_udf import columns
 from millstream_udf.groups import FrameRows, Group, Part
 from millstream_udf.reducing import Answer
@@ -140,7 +140,7 @@ async def test_a_message_that_is_too_large(tmp_path: Path) -> None:
 
 
 async def test_streams_that_end_before_their_welcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(udf_stream, "CONNECT_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(reduce_stream, "CONNECT_TIMEOUT_S", 0.5)
     streams = 0
 
     async def serve(context: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from millstream.udf.client import open_udf_client
+from millstream.udf.native.client import open_udf_client
 from millstream.udf.protocol import SourceStream
 from millstream_udf import columns
 from millstream_udf.wire.udf.v1 import udf_pb2

@@ -20,7 +20,7 @@ from millstream.die_with_parent import dying_with_parent
 from millstream.errors import UdfError
 from millstream.frame import build_frame
 from millstream.limits import HUNG_AFTER_S
-from millstream.udf.client import describe
+from millstream.udf.native.client import describe
 from millstream.udf.protocol import StreamName
 from millstream.udf.sidecar import Sidecar, SidecarSpec, open_sidecar, python_command
 from millstream.udf.socket_directory import open_socket_directory, remove_abandoned

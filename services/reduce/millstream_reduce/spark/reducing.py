@@ -32,13 +32,13 @@ from pyspark.sql import DataFrame, SparkSession
 
 from millstream.errors import MillstreamError, UdfError
 from millstream.limits import MIB
+from millstream.udf.native.reduce_client import reduce_over_grpc
 from millstream.wire.reduce.v1 import engine_pb2
 from millstream_reduce.engine import RESULT_SCHEMA
 from millstream_reduce.spark.errors import error_class, error_name, meaning
 from millstream_reduce.spark.manifest import KEY_SEPARATOR, JobWindow, Manifest, Runs, manifest_of
 from millstream_reduce.spark.prepared import manifest_of_run, run_job
 from millstream_reduce.spark.rows import Chunk, Log, chunks_of, join
-from millstream_reduce.udf_client import reduce_over_grpc
 from millstream_udf.context import Context
 from millstream_udf.failures import FAILURES, summary
 from millstream_udf.groups import Group, Part

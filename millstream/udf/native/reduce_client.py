@@ -5,7 +5,7 @@
                                └── what is kept, one group at a time           ▼
     answers, in the order of the groups ◄─────────────────────────────────── answer
 
-Above it: Spark's tasks. Below it: `udf_stream` and `udf_parts`. `parts` is iterated in the caller's thread, so it
+Above it: Spark's tasks. Below it: `reduce_stream` and `reduce_parts`. `parts` is iterated in the caller's thread, so it
 may read what Spark hands in; one more thread receives. Groups are sent ahead of their answers as far as HTTP/2 lets
 them.
 
@@ -25,11 +25,11 @@ from dataclasses import dataclass
 from google.protobuf.message import DecodeError
 
 from millstream.errors import UdfError
+from millstream.udf.calls import FATAL
 from millstream.udf.checks import check_parts, check_reduce_answer, check_reduce_groups
-from millstream.udf.stream import FATAL
+from millstream.udf.native.reduce_parts import PartEncoder, PartMessage, decode_answer, one_by_one
+from millstream.udf.native.reduce_stream import FunctionLostError, Stream, open_stream
 from millstream.wire.reduce.v1 import engine_pb2
-from millstream_reduce.udf_parts import PartEncoder, PartMessage, decode_answer, one_by_one
-from millstream_reduce.udf_stream import FunctionLostError, Stream, open_stream
 from millstream_udf.groups import Group, Part
 from millstream_udf.reducing import Answer, Failure
 from millstream_udf.wire.udf.v1 import udf_pb2

@@ -18,9 +18,9 @@ from google.protobuf.message import DecodeError
 from millstream.errors import UdfError
 from millstream.limits import SIDECAR_BACKOFF_FIRST_S, SIDECAR_BACKOFF_LAST_S
 from millstream.pauses import Pauses
+from millstream.udf.calls import HALF_CLOSE_TIMEOUT_S, PROTOCOL_VERSION, RawCall, raise_fatal
 from millstream.udf.checks import check_parts, check_source_batch
 from millstream.udf.protocol import StreamName
-from millstream.udf.stream import HALF_CLOSE_TIMEOUT_S, PROTOCOL_VERSION, RawCall, raise_fatal
 from millstream_udf.wire.udf.v1 import udf_pb2
 
 _log = logging.getLogger(__name__)

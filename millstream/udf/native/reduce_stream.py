@@ -2,7 +2,7 @@
 
     offer() ─► outbox ─► gRPC's thread ══► function ══► receiving thread ─► inbox ─► take(), wait()
 
-Above it: `udf_client`. Below it: gRPC. Both boxes are bounded, so a slow side stops the other. It knows Hello and
+Above it: `reduce_client`. Below it: gRPC. Both boxes are bounded, so a slow side stops the other. It knows Hello and
 Welcome, and no groups. A process has one channel for each address; it is made at first use, because Spark's workers are
 forked and gRPC must not be used before a fork.
 """
@@ -20,8 +20,8 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from millstream.errors import RetryLaterError, UdfError
-from millstream.udf.client import CHANNEL_OPTIONS, SERVICE
-from millstream.udf.stream import FATAL, PROTOCOL_VERSION
+from millstream.udf.calls import FATAL, PROTOCOL_VERSION
+from millstream.udf.native.client import CHANNEL_OPTIONS, SERVICE
 from millstream.wire.reduce.v1 import engine_pb2
 from millstream_udf.wire.udf.v1 import udf_pb2
 

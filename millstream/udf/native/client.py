@@ -1,6 +1,6 @@
 """Calls a user-defined function over gRPC: an implementation of `millstream.udf.protocol`.
 
-Above it: the lanes of the vertex process. Below it: `stream.py` and gRPC. It knows what Map, Sink and Source say; it
+Above it: the lanes of the vertex process. Below it: `calls.py` and gRPC. It knows what Map, Sink and Source say; it
 does not know which process is behind the socket (`sidecar.py`), nor retry policies.
 """
 
@@ -19,10 +19,10 @@ from google.protobuf.message import DecodeError
 
 from millstream.errors import UdfError
 from millstream.limits import ANSWER_RECORDS_MAX, GRPC_MESSAGE_BYTES_MAX
+from millstream.udf.calls import PROTOCOL_VERSION, CallStream, Dialect, open_call_stream
 from millstream.udf.checks import check_map_answer, check_parts, check_sink_answer
+from millstream.udf.native.source_stream import open_source_stream
 from millstream.udf.protocol import MapStream, SinkStream, SourceStream, StreamName
-from millstream.udf.source_stream import open_source_stream
-from millstream.udf.stream import PROTOCOL_VERSION, CallStream, Dialect, open_call_stream
 from millstream_udf.wire.frame.v1 import frame_pb2
 from millstream_udf.wire.udf.v1 import udf_pb2
 

@@ -1,7 +1,7 @@
 """The messages of a reduce stream: parts of groups out of Arrow, answers into results. Pure.
 
-Above it: `udf_client`. Below it: the column codecs. A message holds the records of many groups, or some of one that is
-larger than PART_BYTES; values and event times are copied once, out of Arrow's buffers into the message.
+Above it: `reduce_client`. Below it: the column codecs. A message holds the records of many groups, or some of one that
+is larger than PART_BYTES; values and event times are copied once, out of Arrow's buffers into the message.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream.udf.checks import check_reduce_answer, check_reduce_groups
-from millstream_reduce import udf_parts
-from millstream_reduce.udf_parts import PartEncoder, PartMessage, decode_answer, one_by_one
+from millstream.udf.native import reduce_parts
+from millstream.udf.native.reduce_parts import PartEncoder, PartMessage, decode_answer, one_by_one
 from millstream_udf import columns
 from millstream_udf.groups import Group, Part, decode_part
 from millstream_udf.reduce_arrow import arrow_part
@@ -90,8 +90,8 @@ def same(one: Record, other: Record) -> bool:
 @pytest.fixture(autouse=True, scope="module")
 def _small_messages() -> Iterable[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(udf_parts, "PART_BYTES", 120)
-        patch.setattr(udf_parts, "PART_GROUPS", 3)
+        patch.setattr(reduce_parts, "PART_BYTES", 120)
+        patch.setattr(reduce_parts, "PART_GROUPS", 3)
         yield
 
 

@@ -1,0 +1,1 @@
+"""The protocol of docs/udf-protocol.md: gRPC, with frames as they are."""
