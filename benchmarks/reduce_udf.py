@@ -24,9 +24,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from millstream.udf.function import open_local_function
 from millstream.udf.native.reduce_client import reduce_over_grpc
 from millstream.udf.native.reduce_parts import PartEncoder
-from millstream.udf.sidecar import SidecarSpec, open_sidecar, python_command
+from millstream.udf.sidecar import SidecarSpec, python_command
 from millstream.wire.reduce.v1 import engine_pb2
 from millstream_udf.groups import Group, Part
 from millstream_udf.reduce_arrow import arrow_part
@@ -87,7 +88,7 @@ async def behind(command: list[str], name: str, records: int) -> dict[str, float
     """Of a function in its own process."""
     figures = {}
     spec = SidecarSpec(command, "udf", "benchmark", "reduce")
-    async with open_sidecar(spec, log=lambda _, line: print(line, file=sys.stderr)) as sidecar:
+    async with open_local_function(spec, log=lambda _, line: print(line, file=sys.stderr)) as sidecar:
         program = engine_pb2.UdfProgram(address=sidecar.address, pipeline="benchmark", vertex="reduce")
 
         def reduce(parts: Iterable[Part]) -> Iterable[Answer]:

@@ -13,7 +13,8 @@ import time
 from pathlib import Path
 
 from millstream.sandbox import Confinement
-from millstream.udf.sidecar import SidecarSpec, open_sidecar, python_command
+from millstream.udf.function import open_local_function
+from millstream.udf.sidecar import SidecarSpec, python_command
 
 _FUNCTION = "def process(value: bytes) -> bytes:\n    return value\n"
 _HELD = {
@@ -27,7 +28,7 @@ async def start_s(directory: Path, held: Confinement) -> float:
     """Seconds until a function answers."""
     spec = SidecarSpec(python_command("f.py:process"), "udf", "bench", "f", cwd=directory, held=held)
     begun = time.perf_counter()
-    async with open_sidecar(spec, log=lambda _stream, _line: None):
+    async with open_local_function(spec, log=lambda _stream, _line: None):
         return time.perf_counter() - begun
 
 

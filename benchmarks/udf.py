@@ -23,9 +23,11 @@ from typing import Any
 
 import uvloop
 
-from millstream.frame import build_frame
+from millstream.frame import Frame, build_frame
+from millstream.spec.protocols import FunctionKind
+from millstream.udf.function import open_local_function
 from millstream.udf.protocol import StreamName
-from millstream.udf.sidecar import SidecarSpec, open_sidecar, python_command
+from millstream.udf.sidecar import SidecarSpec, python_command
 from millstream_udf.answering import answer_map, context_of
 from millstream_udf.definition import define
 from millstream_udf.execution import open_function
@@ -37,16 +39,16 @@ SLOW_IN_FLIGHT = 500
 FUNCTIONS = Path(__file__).parent / "udf_functions.py"
 
 
-def frame_of(records: int) -> bytes:
+def frame_of(records: int) -> Frame:
     """Values of random-looking, equal size."""
     values = [b"%0*d" % (RECORD_BYTES, index) for index in range(records)]
-    return build_frame(values, array("q", range(records)), ingest_time_us=0).encode()
+    return build_frame(values, array("q", range(records)), ingest_time_us=0)
 
 
 async def measure_stage(function: Callable[..., Any], records: int, seconds: float) -> float:
     """Records per second of CPU."""
     hello = udf_pb2.Hello(protocol_version=1, kind=udf_pb2.KIND_MAP)
-    call = udf_pb2.SealedMapCall(call_id=1, frame=frame_of(records))
+    call = udf_pb2.SealedMapCall(call_id=1, frame=frame_of(records).encode())
     async with open_function(define(function, "function"), context_of(hello)) as opened:
         lane = opened.lane()
         await answer_map(lane, hello, call)
@@ -63,8 +65,8 @@ async def measure_stream(function: str, records: int, in_flight: int, seconds: f
     done = 0
     spec = SidecarSpec(python_command(f"{FUNCTIONS}:{function}"), "udf", "benchmark", function, env=env)
     async with (
-        open_sidecar(spec, log=lambda _, line: print(line, file=sys.stderr)) as sidecar,
-        sidecar.open_map(udf_pb2.KIND_MAP, StreamName("benchmark", function, "in.0", 0)) as stream,
+        open_local_function(spec, log=lambda _, line: print(line, file=sys.stderr)) as sidecar,
+        sidecar.open_map(FunctionKind.MAP, StreamName("benchmark", function, "in.0", 0)) as stream,
     ):
         await stream.call(frame, watermark_us=0)
         began = time.monotonic()

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Field
 
 from millstream.limits import ANSWER_RECORDS_MAX_MAX
 from millstream.retry import ASKED_MAX
+from millstream.spec.protocols import NATIVE, PROTOCOLS, FunctionKind, ProtocolName
 from millstream.spec.references import TextOrReference
 from millstream.spec.tls import ProgramTls
 from millstream.spec.values import (
@@ -263,6 +264,8 @@ class Program(SpecModel):
 
     noun = "a user-defined program"
     kinds: ClassVar[tuple[str, ...]] = ("command", "python", "container", "address")
+    function: ClassVar[FunctionKind] = FunctionKind.MAP
+    """What it is for."""
 
     command: Annotated[tuple[Text, ...], Field(min_length=1)] | None = None
     """Program and arguments, started once per replica without a shell."""
@@ -276,6 +279,9 @@ class Program(SpecModel):
     `groupBy`, as the Spark tasks reach it."""
     tls: ProgramTls | None = None
     """Encrypts the connection to an `address` of the form `host:port`. Default: it is in the clear."""
+    protocol: ProtocolName = NATIVE
+    """How the vertex talks with the program of a `command` or at an `address`: `millstream` (docs/udf-protocol.md), or
+    the name of a protocol of an installed package (docs/extending.md)."""
     env: tuple[EnvVar, ...] = ()
     """Environment variables added for `command` and `python`."""
     working_dir: Text | None = None
@@ -303,8 +309,26 @@ class Program(SpecModel):
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """Environment variables have one value each."""
         yield from _repeated_names(self.env, ("env",))
+        yield from self._protocol_problems()
         if self.container is not None:
             yield from _repeated_names(self.container.env, ("container", "env"))
+
+    def _protocol_problems(self) -> Iterator[ShapeProblem]:
+        """The protocol has what the program is for."""
+        protocol, name = PROTOCOLS.load(self.protocol), self.protocol
+        kind = self.function_kind
+        if name != NATIVE and not (self.command or self.container or self.address):
+            what = "`protocol` belongs to programs that are processes of the user's own"
+            yield ShapeProblem(("protocol",), what, "a `command` or an `address`, or no `protocol`")
+        elif kind not in protocol.serves:
+            yield ShapeProblem(("protocol",), f"the protocol `{name}` has no {kind.value} functions", "another one")
+        elif self.tls is not None and not protocol.encrypts:
+            yield ShapeProblem(("tls",), f"the protocol `{name}` encrypts no connections", "no `tls`")
+
+    @property
+    def function_kind(self) -> FunctionKind:
+        """What it is for, with what stands beside it."""
+        return self.function
 
 
 _HELD = ("limits", "sandbox", "network", "readable")
@@ -420,6 +444,7 @@ class Udf(Program):
     noun = "a udf"
     kinds: ClassVar[tuple[str, ...]] = ("command", "python", "builtin", "container", "address")
     reduce_kinds: ClassVar[tuple[str, ...]] = ("sql", "python", "command", "container", "address")
+    function = FunctionKind.MAP
 
     builtin: MapBuiltin | None = None
     """A built-in: `cat` or `filter`. Not with `groupBy`."""
@@ -436,6 +461,11 @@ class Udf(Program):
     Only for functions that make very many records of one; not with `groupBy`."""
     retry_strategy: RetryStrategy = RetryStrategy()
     """What happens when it fails on a record, or for a reduce on a window."""
+
+    @property
+    def function_kind(self) -> FunctionKind:
+        """What it is for, with what stands beside it."""
+        return FunctionKind.MAP if self.group_by is None else FunctionKind.REDUCE
 
     @classmethod
     def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
@@ -483,6 +513,7 @@ class Transformer(Program):
 
     noun = "a transformer"
     kinds: ClassVar[tuple[str, ...]] = ("command", "python", "builtin", "container", "address")
+    function = FunctionKind.SOURCE_TRANSFORM
 
     builtin: TransformBuiltin | None = None
     """A built-in: `eventTime`, `filter` or `cat`."""

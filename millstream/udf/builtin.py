@@ -16,14 +16,14 @@ from typing import Any
 from millstream.extract import Extraction, member, time_parser
 from millstream.frame import Frame
 from millstream.spec.programs import CatBuiltin, EventTime, EventTimeBuiltin, FilterArguments, FilterBuiltin
+from millstream.udf.answers import MapAnswer, Outcome, Result
 from millstream.udf.protocol import MapStream, StreamName
 from millstream_udf import columns
-from millstream_udf.wire.udf.v1 import udf_pb2
 
 _CALLS_MAX = 1
 """They answer at once, so a second call in flight would only wait."""
 
-_Answer = Callable[[Frame], udf_pb2.SealedMapAnswer]
+_Answer = Callable[[Frame], MapAnswer]
 
 
 class _BuiltinStream:
@@ -36,15 +36,15 @@ class _BuiltinStream:
 
     async def call(
         self,
-        frame: bytes,
+        frame: Frame,
         *,
         watermark_us: int,
         attempt: int = 0,
         traceparent: str = "",
         id_prefix: str = "",
         first_index: int = 0,
-    ) -> udf_pb2.SealedMapAnswer:
-        return self._answer(Frame.decode(frame))
+    ) -> MapAnswer:
+        return self._answer(frame)
 
 
 @asynccontextmanager
@@ -62,21 +62,21 @@ async def open_builtin(
     yield _BuiltinStream(answer)
 
 
-def cat(frame: Frame) -> udf_pb2.SealedMapAnswer:
+def cat(frame: Frame) -> MapAnswer:
     """Every record as it is."""
-    return udf_pb2.SealedMapAnswer(records=frame.records, values=frame.values_column)
+    return MapAnswer(records=frame.records, values=frame.values_column)
 
 
 def filtering(arguments: FilterArguments) -> _Answer:
     """Keeps the records that fulfil the condition."""
     keeps = _condition(arguments)
 
-    def answer(frame: Frame) -> udf_pb2.SealedMapAnswer:
+    def answer(frame: Frame) -> MapAnswer:
         values = frame.values()
         parents = [index for index, value in enumerate(values) if keeps(_parsed(value))]
         if len(parents) == len(values):
             return cat(frame)
-        return udf_pb2.SealedMapAnswer(
+        return MapAnswer(
             records=len(parents),
             values=columns.pack_bytes([values[index] for index in parents]),
             parents=columns.pack_offsets(parents),
@@ -96,25 +96,23 @@ def timing(arguments: EventTime) -> _Answer:
             return (partial(extraction.header_time_us, headers) for headers in frame.headers())
         return (partial(_field_time_us, extraction, value) for value in frame.values())
 
-    def answer(frame: Frame) -> udf_pb2.SealedMapAnswer:
+    def answer(frame: Frame) -> MapAnswer:
         times: list[int] = []
         parents: list[int] = []
-        outcomes: list[udf_pb2.Outcome] = []
+        outcomes: list[Outcome] = []
         for index, time_us in enumerate(times_of(frame)):
             try:
                 times.append(time_us())
             except ValueError as error:
-                outcomes.append(
-                    udf_pb2.Outcome(index=index, result=udf_pb2.Outcome.RESULT_ERROR, reason=f"eventTime: {error}")
-                )
+                outcomes.append(Outcome(index, Result.ERROR, reason=f"eventTime: {error}"))
             else:
                 parents.append(index)
         if not outcomes:
-            return udf_pb2.SealedMapAnswer(
+            return MapAnswer(
                 records=frame.records, values=frame.values_column, event_times_us=columns.pack_times(times)
             )
         values = frame.values()
-        return udf_pb2.SealedMapAnswer(
+        return MapAnswer(
             records=len(parents),
             values=columns.pack_bytes([values[index] for index in parents]),
             parents=columns.pack_offsets(parents),

@@ -1,11 +1,12 @@
-"""One stream of calls that survives the death of the process it talks to.
+"""Calls of one lane, and their answers, over streams that may break.
 
-    call() ──► outbox ──► write ══► sidecar ══► read ──► answer() of the call
+    call() ──► outbox ──► send ══► function ══► receive ──► answer() of the call
                  ▲                     x stream breaks
                  └── all calls without an answer, in order, on the next stream
 
-Above it: `client.py`, which knows what calls and answers look like. Below it: gRPC. An answer settles the call it names
-once; a call is sent as often as streams break. It knows nothing of the process behind the socket.
+Above it: a protocol, which knows what calls and answers look like. Below it: its wire, one stream to the function. An
+answer settles the call it names once; a call is sent as often as streams break. It knows nothing of the process behind
+the wire.
 """
 
 from __future__ import annotations
@@ -14,13 +15,9 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
-
-import grpc
-import grpc.aio
-from google.protobuf.message import DecodeError
+from typing import Generic, Protocol, TypeVar
 
 from millstream.errors import UdfError
 from millstream.limits import SIDECAR_BACKOFF_FIRST_S, SIDECAR_BACKOFF_LAST_S
@@ -30,53 +27,44 @@ from millstream.udf.protocol import StreamName
 
 _log = logging.getLogger(__name__)
 
-PROTOCOL_VERSION = 1
-"""Of `proto/millstream/udf/v1/udf.proto`."""
 HALF_CLOSE_TIMEOUT_S = 1.0
 """How long an idle stream may take to end after it was half-closed."""
-
-# A stream that ends with one of these would end with it again: somebody has to change something.
-FATAL = {
-    grpc.StatusCode.UNIMPLEMENTED: "the function does not serve this kind",
-    grpc.StatusCode.FAILED_PRECONDITION: "the function refused the stream",
-    grpc.StatusCode.INVALID_ARGUMENT: "the function refused the stream",
-    grpc.StatusCode.PERMISSION_DENIED: "the function refused the stream",
-    grpc.StatusCode.UNAUTHENTICATED: "the function refused the stream",
-    grpc.StatusCode.RESOURCE_EXHAUSTED: "a message was larger than the protocol allows",
-    grpc.StatusCode.OUT_OF_RANGE: "a message was larger than the protocol allows",
-}
-
-RawCall = Any
-"""grpc.aio.StreamStreamCall of bytes; its stubs are generic where the class is not."""
 
 _Answer = TypeVar("_Answer")
 _T = TypeVar("_T")
 
 
-class Welcome(Protocol):
-    """The server's first message."""
+class WireEndedError(Exception):
+    """The stream has ended, why says its text; the next one may work."""
 
-    @property
-    def protocol_version(self) -> int: ...
-    @property
-    def calls_max(self) -> int: ...
+
+class Wire(Protocol):
+    """One stream to a function. Its methods raise `WireEndedError` when it has ended, however it did, and `UdfError`
+    when the next one would end as well."""
+
+    async def send(self, message: bytes) -> None: ...
+
+    async def receive(self) -> bytes: ...
+
+    async def half_close(self) -> None:
+        """Nothing more is sent; the function ends the stream when it has answered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect(Generic[_Answer]):
-    """What one kind of stream says."""
+    """What one kind of stream says. `welcome` and `answer` raise `ValueError` for bytes that are no message of it."""
 
-    method: str
-    """Full gRPC method name."""
+    open: Callable[[], AbstractAsyncContextManager[Wire]]
+    """A new stream; waits for the function."""
     hello: bytes
-    """The encoded first message."""
-    welcome: Callable[[bytes], Welcome | None]
-    """Decodes the server's first message; None when it is something else."""
-    answer: Callable[[bytes], tuple[int, _Answer]]
-    """Decodes an answer: call id and answer. Raises `ValueError`."""
-    check: Callable[[_Answer, int], None]
-    """Raises `ValueError` when an answer does not fit a call of so many records."""
-    failed: Callable[[int, str], _Answer]
+    """The first message."""
+    welcome: Callable[[bytes], int]
+    """Reads the function's first message: how many calls it allows without an answer. Raises `UdfError` when the two
+    sides do not fit."""
+    answer: Callable[[bytes], tuple[int, Callable[[int], _Answer]]]
+    """Reads an answer: the id of its call, and what makes the answer to a call of so many records of it. That raises
+    `ValueError` when it does not fit such a call."""
+    failed: Callable[[str], _Answer]
     """The answer that says that a call has failed as a whole, and why."""
 
 
@@ -94,9 +82,8 @@ class _Call(Generic[_Answer]):
 class CallStream(Generic[_Answer]):
     """Calls and their answers. Made by `open_call_stream`."""
 
-    def __init__(self, channel: grpc.aio.Channel, name: StreamName, dialect: Dialect[_Answer]) -> None:
-        self._channel = channel
-        self._name = name
+    def __init__(self, name: StreamName, dialect: Dialect[_Answer]) -> None:
+        self._where = name.where
         self._dialect = dialect
         self._waiting: dict[int, _Call[_Answer]] = {}
         """Without an answer, in the order of calling."""
@@ -142,7 +129,7 @@ class CallStream(Generic[_Answer]):
         try:
             await self._keep_open()
         except Exception as error:
-            # Whoever waits for an answer must hear of it, whatever it is.
+            # Every caller that waits for an answer gets the error, whatever it is.
             self._failed = error
             if not self._welcomed.done():
                 self._welcomed.set_exception(error)
@@ -167,7 +154,7 @@ class CallStream(Generic[_Answer]):
             oldest = next(iter(self._waiting.values()), None)
             _log.warning(
                 "%s: the stream to the function ended (%s); %d calls without an answer are sent again in %.1f s%s",
-                self.where,
+                self._where,
                 why,
                 len(self._waiting),
                 pauses.next_s,
@@ -179,81 +166,60 @@ class CallStream(Generic[_Answer]):
 
     async def _one_stream(self) -> str:
         """Open a stream and use it until it ends; why it did. Raises `UdfError` for ends that would come again."""
-        stream: RawCall = self._channel.stream_stream(self._dialect.method)(wait_for_ready=True)
         try:
-            await stream.write(self._dialect.hello)
-            welcome = await stream.read()
-            if welcome is grpc.aio.EOF:
-                raise_fatal(self.where, await stream.code(), await stream.details())
-                return f"before it began: {await stream.details() or 'no reason given'}"
-            self._take_welcome(welcome)
-            self._outbox = deque(call for call in self._waiting.values() if not call.answered.done())
-            self._waiting = {call.call_id: call for call in self._outbox}
-            self._sent = 0
-            async with beside(self._write(stream), f"calls of {self.where}"):
-                while (data := await stream.read()) is not grpc.aio.EOF:
-                    self._settle(data)
-            raise_fatal(self.where, await stream.code(), await stream.details())
-            return f"{(await stream.code()).name}: {await stream.details() or 'the function closed it'}"
-        except grpc.aio.AioRpcError as error:
-            raise_fatal(self.where, error.code(), error.details())
-            return f"{error.code().name}: {error.details()}"
-        except asyncio.InvalidStateError as error:
-            # A write on a stream that has just ended.
-            return str(error)
-        finally:
-            stream.cancel()
+            async with self._dialect.open() as wire:
+                await wire.send(self._dialect.hello)
+                self._take_welcome(await wire.receive())
+                self._outbox = deque(call for call in self._waiting.values() if not call.answered.done())
+                self._waiting = {call.call_id: call for call in self._outbox}
+                self._sent = 0
+                async with beside(self._send(wire), f"calls of {self._where}"):
+                    while True:
+                        self._settle(await wire.receive())
+        except WireEndedError as ended:
+            return str(ended)
 
-    async def _write(self, stream: RawCall) -> None:
+    async def _send(self, wire: Wire) -> None:
         try:
             while True:
                 while self._outbox and self._sent < self.calls_max:
                     call = self._outbox.popleft()
                     call.sends += 1
                     self._sent += 1
-                    await stream.write(call.message)
+                    await wire.send(call.message)
                 if self._closing and not self._outbox:
-                    await stream.done_writing()
+                    await wire.half_close()
                     return
                 self._wake.clear()
                 await self._wake.wait()
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            # The stream has ended; the reader knows how.
+        except (WireEndedError, UdfError):
+            # What receives finds the same.
             return
 
     def _take_welcome(self, data: bytes) -> None:
-        welcome = self._decoded(self._dialect.welcome, data)
-        if welcome is None:
-            raise self._broken("its first message is not Welcome")
-        if welcome.protocol_version != PROTOCOL_VERSION:
-            raise self._broken(
-                f"it speaks version {welcome.protocol_version} of the protocol, and this Millstream version "
-                f"{PROTOCOL_VERSION}; "
-                "install a version of the SDK that goes with it"
-            )
-        if welcome.calls_max < 1:
-            raise self._broken("it allows no calls (calls_max is 0)")
-        self.calls_max = welcome.calls_max
+        self.calls_max = self._decoded(self._dialect.welcome, data)
+        if self.calls_max < 1:
+            raise self._broken("it allows no calls")
         if not self._welcomed.done():
             self._welcomed.set_result(None)
 
     def _settle(self, data: bytes) -> None:
-        call_id, answer = self._decoded(self._dialect.answer, data)
+        call_id, fit = self._decoded(self._dialect.answer, data)
         call = self._waiting.get(call_id)
         if call is None or not call.sends:
             raise self._broken(
                 f"it answered call {call_id} twice"
                 if 0 < call_id <= self._ids
-                else f"it answered call {call_id}, which nobody made"
+                else f"it answered call {call_id}, which was not made"
             )
         try:
-            self._dialect.check(answer, call.records)
+            answer = fit(call.records)
         except ValueError as error:
-            answer = self._dialect.failed(call_id, self._refuse(call, error))
+            answer = self._dialect.failed(self._refuse(call, error))
         del self._waiting[call_id]
         self._sent -= 1
         self._wake.set()
-        # Whoever called may have been cancelled; the answer is then of no use to anybody.
+        # The caller may have been cancelled; then the answer is of no use.
         if not call.answered.done():
             call.answered.set_result(answer)
 
@@ -264,37 +230,24 @@ class CallStream(Generic[_Answer]):
         what = f"its answer to call {call.call_id} ({call.records} records{which}) does not fit: {error}"
         if self.refused.bit_count() == 1:
             # At each doubling: a function may do so at every call.
-            _log.warning("%s: %s (%d such answers; nothing of them is used)", self.where, what, self.refused)
+            _log.warning("%s: %s (%d such answers; nothing of them is used)", self._where, what, self.refused)
         return f"the function breaks its protocol: {what}"
 
     def _decoded(self, decode: Callable[[bytes], _T], data: bytes) -> _T:
         try:
             return decode(data)
-        except (DecodeError, ValueError) as error:
+        except ValueError as error:
             raise self._broken(f"it sent {len(data)} bytes that are no message of the protocol: {error}") from error
 
     def _broken(self, what: str) -> UdfError:
-        return UdfError(f"{self.where}: the function breaks its protocol: {what}")
-
-    @property
-    def where(self) -> str:
-        """For messages."""
-        return f"{self._name.pipeline}/{self._name.vertex}/{self._name.lane}"
-
-
-def raise_fatal(where: str, code: grpc.StatusCode, details: str | None) -> None:
-    """Raise `UdfError` when a stream ended in a way that would come again."""
-    if code in FATAL:
-        raise UdfError(f"{where}: {FATAL[code]}: {details or code.name}")
+        return UdfError(f"{self._where}: the function breaks its protocol: {what}")
 
 
 @asynccontextmanager
-async def open_call_stream(
-    channel: grpc.aio.Channel, name: StreamName, dialect: Dialect[_Answer]
-) -> AsyncIterator[CallStream[_Answer]]:
+async def open_call_stream(name: StreamName, dialect: Dialect[_Answer]) -> AsyncIterator[CallStream[_Answer]]:
     """A stream that is open. Waits for the process behind it; raises `UdfError` when the two sides do not fit."""
-    stream = CallStream(channel, name, dialect)
-    async with beside(stream.run(), f"stream of {stream.where}") as running:
+    stream = CallStream(name, dialect)
+    async with beside(stream.run(), f"stream of {name.where}") as running:
         await stream.wait_welcomed()
         yield stream
         stream.finish()

@@ -3,7 +3,8 @@
 The one place where what a function gave is judged, before anything is made of it: behind it, columns can be cut, passed
 on and stored as they are. Costs one look at a column, none at an item.
 
-Above it: the streams of `client.py`, and the tasks of Spark. Below it: the column codecs. Raises `ValueError` that says
+Above it: every protocol, which checks each answer that it has in our own types, before it gives it on. Below it: the
+column codecs. Raises `ValueError` that says
 what does not fit; who asked and what follows is the caller's to say.
 """
 
@@ -12,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from millstream.extract import YEAR_1_US, YEAR_10000_US
-from millstream.frame import Frame
 from millstream.limits import (
     ANSWER_ITEMS_PER_RECORD_MAX,
     ANSWER_RECORDS_MAX,
@@ -23,17 +23,13 @@ from millstream.limits import (
     SOURCE_POSITION_BYTES_MAX,
     TRACEPARENT_BYTES_MAX,
 )
+from millstream.udf.answers import MapAnswer, Outcome, ReadBatch, Result, SinkAnswer
 from millstream_udf import columns
-from millstream_udf.wire.frame.v1 import frame_pb2
-from millstream_udf.wire.udf.v1 import udf_pb2
 
-_OUTCOME = udf_pb2.Outcome
-MAP_RESULTS = frozenset(
-    (_OUTCOME.RESULT_ERROR, _OUTCOME.RESULT_RETRY, _OUTCOME.RESULT_DEAD_LETTER, _OUTCOME.RESULT_DROP)
-)
-SINK_RESULTS = MAP_RESULTS | {_OUTCOME.RESULT_FALLBACK}
+MAP_RESULTS = frozenset((Result.ERROR, Result.RETRY, Result.DEAD_LETTER, Result.DROP))
+SINK_RESULTS = MAP_RESULTS | {Result.FALLBACK}
 
-_ITEMS_MAX = ANSWER_ITEMS_PER_RECORD_MAX * ANSWER_RECORDS_MAX
+ITEMS_MAX = ANSWER_ITEMS_PER_RECORD_MAX * ANSWER_RECORDS_MAX
 
 
 def check_parts(message: bytes, path: Sequence[int] = ()) -> None:
@@ -44,7 +40,7 @@ def check_parts(message: bytes, path: Sequence[int] = ()) -> None:
 
 
 def check_map_answer(
-    answer: udf_pb2.SealedMapAnswer,
+    answer: MapAnswer,
     inputs: int,
     *,
     outputs_max: int = ANSWER_RECORDS_MAX,
@@ -58,7 +54,7 @@ def check_map_answer(
     if count > outputs_max:
         raise ValueError(f"it has {count:,} outputs; at most {outputs_max:,} are taken of one call (`outputsMax`)")
     failed = check_outcomes(answer.outcomes, inputs, MAP_RESULTS)
-    _in_column("values", columns.check_bytes, answer.values, count)
+    in_column("values", columns.check_bytes, answer.values, count)
     if answer.parents:
         _check_parents(answer.parents, count, inputs, failed)
     elif count and count != inputs:
@@ -71,95 +67,60 @@ def check_map_answer(
         if not times_allowed:
             raise ValueError("it sets event times, which only a source transform can")
         _check_times(answer.event_times_us, count)
-    _check_columns(answer, count, ANSWER_ITEMS_PER_RECORD_MAX * outputs_max)
+    check_columns(answer.keys, answer.headers, answer.tags, count, ANSWER_ITEMS_PER_RECORD_MAX * outputs_max)
 
 
-def check_sink_answer(answer: udf_pb2.SinkAnswer, records: int) -> None:
+def check_sink_answer(answer: SinkAnswer, records: int) -> None:
     """Its outcomes are of records of the call."""
     if not answer.error:
         check_outcomes(answer.outcomes, records, SINK_RESULTS)
 
 
-def check_source_batch(batch: udf_pb2.SourceBatch, records_max: int) -> None:
+def check_read_batch(batch: ReadBatch, records_max: int) -> None:
     """At most so many records that can be sent, and every column has an entry for each."""
     if batch.error:
         return
     if len(batch.position) > SOURCE_POSITION_BYTES_MAX:
         raise ValueError(f"its position has {len(batch.position)} bytes; at most {SOURCE_POSITION_BYTES_MAX} are kept")
-    if not batch.HasField("frame"):
+    frame = batch.frame
+    if frame is None:
         return
-    sealed = frame_pb2.SealedFrame.FromString(batch.frame.SerializeToString())
-    records = len(sealed.event_times_us) // 8
-    if records > records_max:
-        raise ValueError(f"it has {records} records; at most {records_max} were asked for")
-    if sealed.event_times_us:
-        _check_times(sealed.event_times_us, records)
-    _in_column("values", columns.check_bytes, sealed.values, records)
-    if sealed.ids:
-        _in_column("ids", columns.check_bytes, sealed.ids, records, text=True)
-    _check_columns(sealed, records, _ITEMS_MAX)
-    info = sealed.info
-    if not 0 <= info.ingest_time_us < YEAR_10000_US or len(info.traceparent) > TRACEPARENT_BYTES_MAX:
+    if frame.records > records_max:
+        raise ValueError(f"it has {frame.records} records; at most {records_max} were asked for")
+    _check_times(frame.event_times_column, frame.records)
+    in_column("values", columns.check_bytes, frame.values_column, frame.records)
+    if frame.ids_column:
+        in_column("ids", columns.check_bytes, frame.ids_column, frame.records, text=True)
+    check_columns(frame.keys_column, frame.headers_column, b"", frame.records)
+    if not 0 <= frame.ingest_time_us < YEAR_10000_US or len(frame.traceparent) > TRACEPARENT_BYTES_MAX:
         raise ValueError("its info has a time or a trace context that is none")
-    frame = Frame(
-        *(records, 0, 0, 0, sealed.values, sealed.event_times_us),
-        *(sealed.keys, sealed.headers, sealed.ids),
-    )
     if frame.size > RECORD_BYTES_MAX and (largest := max(frame.record_sizes())) > RECORD_BYTES_MAX:
         raise ValueError(f"a record has {largest} bytes; at most {RECORD_BYTES_MAX} can be sent")
 
 
-def check_reduce_answer(answer: udf_pb2.SealedReduceAnswer) -> None:
-    """Every column has an entry per result; what `check_reduce_groups` has seen is taken for right."""
-    count = sum(answer.counts)
-    if count > ANSWER_RECORDS_MAX:
-        raise ValueError(
-            f"it has {count:,} results; at most {ANSWER_RECORDS_MAX:,} are taken at once, and more in further answers"
-        )
-    _in_column("values", columns.check_bytes, answer.values, count)
-    _check_columns(answer, count, _ITEMS_MAX)
-
-
-def check_reduce_groups(answer: udf_pb2.SealedReduceAnswer, groups: int) -> None:
-    """It speaks of at most `groups` groups, and each failure of one of them: so much has to be right for what is wrong
-    with the rest to be theirs."""
-    if not answer.counts:
-        raise ValueError("it speaks of no group")
-    if len(answer.counts) > groups:
-        raise ValueError(f"it speaks of {len(answer.counts)} groups, and {groups} have no answer yet")
-    failed = [failure.index for failure in answer.failures]
-    if failed and max(failed) >= len(answer.counts):
-        raise ValueError(f"a failure speaks of group {max(failed)} of {len(answer.counts)}")
-    if len(set(failed)) != len(failed):
-        raise ValueError("two failures speak of one group")
-
-
-def check_outcomes(outcomes: Collection[udf_pb2.Outcome], inputs: int, results: Collection[int]) -> set[int]:
+def check_outcomes(outcomes: Collection[Outcome], inputs: int, results: Collection[Result]) -> set[int]:
     """Each names an input of the call, none twice, and has one of these results. The inputs they name."""
     named: set[int] = set()
     for outcome in outcomes:
-        if outcome.index >= inputs:
+        if not 0 <= outcome.index < inputs:
             raise ValueError(f"an outcome speaks of input {outcome.index} of {inputs}")
         if outcome.index in named:
             raise ValueError(f"two outcomes speak of input {outcome.index}")
-        if outcome.result == _OUTCOME.RESULT_UNSPECIFIED:
-            raise ValueError(f"the outcome of input {outcome.index} has no result")
         if outcome.result not in results:
-            raise ValueError(f"the outcome of input {outcome.index} has a result, {outcome.result}, that is none here")
+            result = outcome.result.value
+            raise ValueError(f"the outcome of input {outcome.index} has a result, {result}, that is none here")
         named.add(outcome.index)
     return named
 
 
-def _check_columns(
-    answer: udf_pb2.SealedMapAnswer | udf_pb2.SealedReduceAnswer | frame_pb2.SealedFrame, count: int, items_max: int
-) -> None:
-    _in_column("keys", columns.check_lists, answer.keys, count, items_max=items_max)
-    if not isinstance(answer, frame_pb2.SealedFrame):
-        _in_column("tags", columns.check_lists, answer.tags, count, items_max=items_max)
-    if len(answer.headers) > COLUMN_BYTES_UNCOUNTED:
+def check_columns(keys: bytes, headers: bytes, tags: bytes, count: int, items_max: int = ITEMS_MAX) -> None:
+    """Keys, headers and tags of so many records can be read."""
+    in_column("keys", columns.check_lists, keys, count, items_max=items_max)
+    in_column("tags", columns.check_lists, tags, count, items_max=items_max)
+    if len(headers) > COLUMN_BYTES_UNCOUNTED:
         # Two for each header, and the starts.
-        _in_column("headers", count_parts, memoryview(answer.headers), (), 2 * items_max + 1)
-    _in_column("headers", columns.check_headers, answer.headers, count, items_max=items_max)
+        in_column("headers", count_parts, memoryview(headers), (), 2 * items_max + 1)
+    in_column("headers", columns.check_headers, headers, count, items_max=items_max)
 
 
 def _check_parents(data: bytes, count: int, inputs: int, failed: set[int]) -> None:
@@ -186,7 +147,8 @@ def _check_times(data: bytes, count: int) -> None:
             raise ValueError(f"the event time of record {place}, {time_us} us, is not in the years 1 to 9999")
 
 
-def _in_column(name: str, check: Callable[..., object], *arguments: object, **options: object) -> None:
+def in_column(name: str, check: Callable[..., object], *arguments: object, **options: object) -> None:
+    """Checks a column; the error names it."""
     try:
         check(*arguments, **options)
     except ValueError as error:

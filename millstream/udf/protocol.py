@@ -1,27 +1,58 @@
-"""The caller's side of a user-defined function: the boundary between a vertex and a sidecar.
+"""The caller's side of a user-defined function: what a vertex sees of one, and what a protocol has to give.
 
-Above it: the lanes of the vertex process. Below it: gRPC over a unix socket (`client.py`), and the process itself
-(`sidecar.py`). It knows encoded frames and answers; it does not know buffers, marks or policies.
+    lane ─► UdfClient: streams of one function        (`function.py` joins the two below)
+              ├─► Connection: what the function says of itself, and its streams     from a `UdfProtocol`
+              └─► Sidecar: its process (`sidecar.py`), which knows no protocol
+
+Above it: the lanes of the vertex process. Below it: the protocols, each in a folder, found by name
+(`millstream.spec.protocols`). It knows frames and answers; it does not know buffers, marks or policies.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
+from millstream.errors import MillstreamError, UdfError
+from millstream.frame import Frame
 from millstream.limits import ANSWER_RECORDS_MAX
-from millstream_udf.wire.udf.v1 import udf_pb2
+from millstream.spec.protocols import PROTOCOLS, FunctionKind, ProtocolKind
+from millstream.udf.answers import Description, MapAnswer, ReadBatch, SinkAnswer
+
+SOCKET_VARIABLE = "MILLSTREAM_UDF_SOCKET"
+"""Environment variable that tells a sidecar where to serve."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamName:
-    """Who opens a stream: told to the function in Hello, and part of every error."""
+    """Who opens a stream: the function gets it, and it is part of every error."""
 
     pipeline: str
     vertex: str
     lane: str
     replica: int
+
+    @property
+    def where(self) -> str:
+        """For messages."""
+        return f"{self.pipeline}/{self.vertex}/{self.lane}"
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTls:
+    """How a connection to a function is encrypted; PEM."""
+
+    ca: bytes | None = None
+    """Authorities that the function's certificate may come from; None: those of the system."""
+    certificate: bytes | None = None
+    """Our own, where the function asks for one."""
+    key: bytes | None = field(default=None, repr=False)
+    server_name: str | None = None
+    """The name that the function's certificate is for, where the address has another."""
 
 
 class MapStream(Protocol):
@@ -33,16 +64,16 @@ class MapStream(Protocol):
 
     async def call(
         self,
-        frame: bytes,
+        frame: Frame,
         *,
         watermark_us: int,
         attempt: int = 0,
         traceparent: str = "",
         id_prefix: str = "",
         first_index: int = 0,
-    ) -> udf_pb2.SealedMapAnswer:
-        """Send one encoded frame and wait for its answer; many calls may wait at once, and the order of sending is
-        that of calling.
+    ) -> MapAnswer:
+        """Send one frame and wait for its answer; many calls may wait at once, and the order of sending is that of
+        calling.
 
         When the sidecar dies or the stream breaks, the call is sent again on the next stream: the answer that is
         returned is the only one that counts, and every column of it fits the call: instead of one that does not, one
@@ -59,15 +90,15 @@ class SinkStream(Protocol):
     def calls_max(self) -> int: ...
 
     async def call(
-        self, frame: bytes, *, id_prefix: str, first_index: int, attempt: int = 0, traceparent: str = ""
-    ) -> udf_pb2.SinkAnswer:
-        """Send one encoded frame and wait for its answer; as `MapStream.call`."""
+        self, frame: Frame, *, id_prefix: str, first_index: int, attempt: int = 0, traceparent: str = ""
+    ) -> SinkAnswer:
+        """Send one frame and wait for its answer; as `MapStream.call`."""
 
 
 class SourceStream(Protocol):
     """One open stream for one lane of a user-defined source. One read at a time."""
 
-    async def read(self, records_max: int, bytes_max: int, timeout_s: float) -> udf_pb2.SourceBatch:
+    async def read(self, records_max: int, bytes_max: int, timeout_s: float) -> ReadBatch:
         """As `SourceLane.read`; instead of a batch that does not fit, one with an `error` is returned. After a break,
         and after such a batch, the stream is opened again at the position of the last batch that was read: what was
         read before is still in this process, and would come twice from the last committed one."""
@@ -79,15 +110,72 @@ class UdfClient(Protocol):
     """A running function, ready to be called."""
 
     @property
-    def description(self) -> udf_pb2.DescribeResponse: ...
+    def description(self) -> Description: ...
 
     def open_map(
-        self, kind: udf_pb2.Kind.ValueType, name: StreamName, *, outputs_max: int = ANSWER_RECORDS_MAX
+        self, kind: FunctionKind, name: StreamName, *, outputs_max: int = ANSWER_RECORDS_MAX
     ) -> AbstractAsyncContextManager[MapStream]:
-        """`kind` is KIND_MAP or KIND_SOURCE_TRANSFORM; an answer has at most so many outputs."""
+        """`kind` is MAP or SOURCE_TRANSFORM; an answer has at most so many outputs."""
 
     def open_sink(self, name: StreamName) -> AbstractAsyncContextManager[SinkStream]: ...
 
     def open_source(
         self, name: StreamName, *, position: bytes, partition: int, partitions: int
     ) -> AbstractAsyncContextManager[SourceStream]: ...
+
+
+class NoAnswerError(Exception):
+    """The function did not say what it is: not in time, or nothing listens. The text says what was in the way."""
+
+
+class Connection:
+    """To one address, of a function that may be away and come back. A protocol overrides `describe`, and the streams of
+    the kinds that it serves."""
+
+    @abstractmethod
+    async def describe(self, timeout_s: float, *, wait: bool = True) -> Description:
+        """What the function says of itself; this is also how it is asked whether it is well.
+
+        With `wait`, a function that is just being started is waited for. Raises `NoAnswerError` when there is no answer
+        after `timeout_s`, and `UdfError` for one that does not fit.
+        """
+
+    def open_map(
+        self, kind: FunctionKind, name: StreamName, *, outputs_max: int
+    ) -> AbstractAsyncContextManager[MapStream]:
+        """See `UdfClient`."""
+        raise _absent(kind, name)
+
+    def open_sink(self, name: StreamName) -> AbstractAsyncContextManager[SinkStream]:
+        """See `UdfClient`."""
+        raise _absent(FunctionKind.SINK, name)
+
+    def open_source(
+        self, name: StreamName, *, position: bytes, partition: int, partitions: int
+    ) -> AbstractAsyncContextManager[SourceStream]:
+        """See `UdfClient`."""
+        raise _absent(FunctionKind.SOURCE, name)
+
+
+class UdfProtocol(ProtocolKind):
+    """A protocol between a vertex and its functions."""
+
+    @abstractmethod
+    def connect(self, target: str, tls: ClientTls | None = None) -> AbstractAsyncContextManager[Connection]:
+        """A connection to `unix:/path` or `host:port`. Nothing needs to listen there yet."""
+
+    def environment(self, socket: Path) -> Mapping[str, str]:
+        """The environment variables that tell a program where to serve."""
+        return {SOCKET_VARIABLE: str(socket)}
+
+
+def protocol_of(name: str) -> UdfProtocol:
+    """The protocol of that name."""
+    found = PROTOCOLS.load(name)
+    if not isinstance(found, UdfProtocol):
+        raise MillstreamError(f"the UDF protocol {name} cannot be spoken: it is no {UdfProtocol.__name__}")
+    return found
+
+
+def _absent(kind: FunctionKind, name: StreamName) -> UdfError:
+    return UdfError(f"{name.where}: the protocol of the function has no streams of a {kind.value}")

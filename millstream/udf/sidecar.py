@@ -1,13 +1,13 @@
 """The process of a user-defined function: started, watched, restarted, ended.
 
-    start ─► Describe answers ─► ready ─► exits or hangs ─► backoff ─► start ...
+    start ─► answers the probe ─► ready ─► exits or hangs ─► backoff ─► start ...
       │ fails before it was ever ready, STARTS_MAX times in a row: UdfError
       └ once it was ready, it is restarted for ever
 
-Above it: the vertex process. Below it: `client.py`, and the operating system. Streams survive a restart by themselves
-(`calls.py`); what this module knows is processes and sockets.
+Above it: `function.py`, which gives it the probe of a protocol. Below it: `millstream.processes`. What this module
+knows is processes and sockets, and no protocol; streams survive a restart by themselves (`calls.py`).
 
-A sidecar is well when it answers Describe (`millstream.health`). A function may compute or block for long without
+A sidecar is well when it answers the probe (`millstream.health`). A function may compute or block for long without
 being ill, and servers that answer from a thread or process of their own (the Python and Go SDKs do) answer meanwhile.
 One that does not answer is reported soon, but killed and started anew only after `hung_after_s`: choose it longer than
 the longest call of a server that cannot answer while it computes. One that a signal has stopped computes nothing, and
@@ -24,52 +24,45 @@ import asyncio
 import logging
 import os
 import shlex
-import signal
 import sys
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import grpc
-import grpc.aio
 
 from millstream.die_with_parent import NOT_FOUND, NOT_RUNNABLE
 from millstream.errors import InfrastructureError, UdfError
 from millstream.health import Health, Patience
 from millstream.limits import DRAIN_TIMEOUT_S, SIDECAR_BACKOFF_FIRST_S, SIDECAR_BACKOFF_LAST_S
+from millstream.lines import LastLines, text_of
 from millstream.pauses import Pauses
+from millstream.processes import Process, Stop, exit_text, open_process
 from millstream.sandbox import NOT_HELD, Confinement, confined
 from millstream.statistics import SidecarStatistics
 from millstream.udf.background import beside
 from millstream.udf.environment import inherited
-from millstream.udf.lines import read_lines
-from millstream.udf.native.client import GrpcUdfClient, describe, open_channel
 from millstream.udf.program_lines import readable
-from millstream.udf.socket_directory import open_socket_directory
-from millstream_udf.wire.udf.v1 import udf_pb2
+from millstream.udf.protocol import NoAnswerError
 
 _log = logging.getLogger(__name__)
 
-SOCKET_VARIABLE = "MILLSTREAM_UDF_SOCKET"
-"""Environment variable that tells a sidecar where to serve."""
 STARTS_MAX = 3
 """Starts in a row that may fail before the function was ever ready."""
 REPORTED_AFTER_S = 10.0
 """Without an answer for so long, it is reported: a function that is slow in a server that cannot answer meanwhile is
 nothing to report at once."""
-_DESCRIBE_TIMEOUT_S = 5.0
+_PROBE_TIMEOUT_S = 5.0
 LINES_KEPT = 30
 """Last lines of the sidecar's standard error, for the message when it dies."""
-OUTPUT_TIMEOUT_S = 2.0
-"""How long output may still come after the process has ended: a child of its own may hold the pipe open."""
 # Exit codes that another start would only repeat: the command cannot be run, or names no function.
 _HOPELESS = {2, NOT_FOUND, NOT_RUNNABLE, NOT_HELD}
 
 LogLine = Callable[[str, str], None]
 """Gets "stdout" or "stderr", and a line without its end."""
+Probe = Callable[[float], Awaitable[object]]
+"""Returns when the function has answered, waiting for it for so many seconds. Raises `NoAnswerError`, and `UdfError`
+when what answers does not fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,35 +98,29 @@ def python_command(function: str) -> list[str]:
     return [sys.executable, "-m", "millstream_udf", function]
 
 
-class Sidecar(GrpcUdfClient):
-    """A function and its process; see `UdfClient`. Made by `open_sidecar`."""
+class Sidecar:
+    """A function's process. Runs inside `open_sidecar`."""
 
-    def __init__(self, spec: SidecarSpec, socket: Path, channel: grpc.aio.Channel, log: LogLine) -> None:
-        super().__init__(channel, udf_pb2.DescribeResponse())
-        self._spec = spec
+    def __init__(
+        self, spec: SidecarSpec, socket: Path, serves_at: Mapping[str, str], probe: Probe, log: LogLine
+    ) -> None:
+        """`serves_at`: environment variables that tell the program to serve at `socket`."""
+        self.spec = spec
         self._socket = socket
+        self._serves_at = serves_at
+        self._probe = probe
         self._log_line = log
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._process: asyncio.subprocess.Process | None = None
-        self._last_lines: deque[str] = deque(maxlen=LINES_KEPT)
+        self._process: Process | None = None
+        self._last_lines = LastLines(LINES_KEPT)
         self._tail_before = ""
         """What was last reported of a process that had died."""
         self._restarts = 0
         self._is_ready = False
 
-    @property
-    def address(self) -> str:
-        """Where it serves, for callers in other processes of this machine."""
-        return f"unix:{self._socket}"
-
     def statistics(self) -> SidecarStatistics:
-        return SidecarStatistics(
-            running=self._is_ready,
-            restarts=self._restarts,
-            pid=None if self._process is None else self._process.pid,
-            language=self.description.language,
-            sdk_version=self.description.sdk_version,
-        )
+        pid = None if self._process is None else self._process.pid
+        return SidecarStatistics(running=self._is_ready, restarts=self._restarts, pid=pid)
 
     async def wait_ready(self) -> None:
         """Returns when it has answered for the first time. Raises `UdfError` when it never will."""
@@ -155,7 +142,7 @@ class Sidecar(GrpcUdfClient):
                 pauses.begin_again()
             self._restarts += 1
             _log.warning(
-                "%s %s; it is started again in %.1f s%s", self._spec.where, run.why, pauses.next_s, self._new_tail()
+                "%s %s; it is started again in %.1f s%s", self.spec.where, run.why, pauses.next_s, self._new_tail()
             )
             await pauses.wait()
 
@@ -179,39 +166,51 @@ class Sidecar(GrpcUdfClient):
         except UdfError as error:
             # It answers, and does not speak our protocol.
             return _Run(str(error), 0.0, hopeless=True)
-        except OSError as error:
-            return _Run(f"cannot be started: {error}", 0.0, hopeless=False)
+        except InfrastructureError as error:
+            return _Run(str(error), 0.0, hopeless=False)
 
-    async def _wait_well(self, process: asyncio.subprocess.Process) -> None:
-        """Returns when it has answered Describe. Raises `_NotReady` when it has ended before, or took too long."""
-        spec = self._spec
-        async with beside(process.wait(), "exit") as ended, beside(self._describe(), "describe") as described:
-            await asyncio.wait((ended, described), return_when=asyncio.FIRST_COMPLETED)
-            answer = described.result() if described.done() else None
-        if answer is not None:
-            self.description = answer
+    async def _wait_well(self, process: Process) -> None:
+        """Returns when it has answered. Raises `_NotReady` when it has ended before, or took too long, and `UdfError`
+        when what answers does not fit."""
+        spec = self.spec
+        async with beside(process.wait(), "exit") as ended, beside(self._first_answer(), "probe") as asked:
+            await asyncio.wait((ended, asked), return_when=asyncio.FIRST_COMPLETED)
+            answer = asked.result() if asked.done() else None
+        if isinstance(answer, UdfError):
+            raise answer
+        if answer is True:
             if not self._ready.done():
                 self._ready.set_result(None)
-        elif process.returncode is not None:
+        elif process.exit_code is not None:
             raise _NotReady(
-                f"exited with {_exit_text(process.returncode)} before it was ready",
-                hopeless=process.returncode in _HOPELESS,
-                not_held=process.returncode == NOT_HELD,
+                f"exited with {exit_text(process.exit_code)} before it was ready",
+                hopeless=process.exit_code in _HOPELESS,
+                not_held=process.exit_code == NOT_HELD,
             )
         else:
-            raise _NotReady(
-                f"did not answer at {SOCKET_VARIABLE} within {spec.start_timeout_s:g} s of its start", hopeless=False
-            )
+            where = " or ".join(self._serves_at)
+            raise _NotReady(f"did not answer at {where} within {spec.start_timeout_s:g} s of its start", hopeless=False)
 
-    async def _describe(self) -> udf_pb2.DescribeResponse | None:
+    async def _first_answer(self) -> bool | UdfError:
+        """Whether it has answered in time, or why it does not fit."""
         try:
-            return await describe(self._channel, self._spec.start_timeout_s)
-        except grpc.aio.AioRpcError:
-            return None
+            await self._probe(self.spec.start_timeout_s)
+        except NoAnswerError:
+            return False
+        except UdfError as error:
+            return error
+        return True
 
-    async def _watch(self, process: asyncio.subprocess.Process) -> str:
-        """Returns when the process has ended, or is to be ended because it hangs: why."""
-        spec = self._spec
+    async def _is_well(self) -> bool:
+        try:
+            await self._probe(_PROBE_TIMEOUT_S)
+        except (NoAnswerError, UdfError):
+            return False
+        return True
+
+    async def _watch(self, process: Process) -> str:
+        """Returns when the process has ended, or was killed because it hangs: why."""
+        spec = self.spec
         patience = Patience(hung_s=spec.hung_after_s, reported_s=min(REPORTED_AFTER_S, spec.hung_after_s / 2))
         health = Health(
             process.pid,
@@ -220,85 +219,63 @@ class Sidecar(GrpcUdfClient):
             has_answered=True,
             waits=spec.held.strict,
         )
-        async with beside(process.wait(), "exit") as ended, beside(health.until_hung(self._is_well), "health") as hung:
-            await asyncio.wait((ended, hung), return_when=asyncio.FIRST_COMPLETED)
-            if health.hung:
-                _signal_group(process, signal.SIGKILL)
-                await ended
-                return f"{health.hung}: it was killed"
-        return f"exited with {_exit_text(process.returncode)}"
-
-    async def _is_well(self) -> bool:
-        try:
-            await describe(self._channel, _DESCRIBE_TIMEOUT_S)
-        except (grpc.aio.AioRpcError, UdfError):
-            return False
-        return True
+        async with beside(process.kill_when_hung(health, self._is_well), "health"):
+            code = await process.wait()
+        return f"{health.hung}: it was killed" if health.hung else f"exited with {exit_text(code)}"
 
     @asynccontextmanager
-    async def _open_process(self) -> AsyncIterator[asyncio.subprocess.Process]:
-        spec = self._spec
+    async def _open_process(self) -> AsyncIterator[Process]:
+        spec = self.spec
         # What a killed predecessor left must not be taken for its successor.
         self._socket.unlink(missing_ok=True)
         environment = self._environment()
-        process = await asyncio.create_subprocess_exec(
-            *confined(
-                spec.command,
-                spec.held,
-                cwd=spec.cwd or Path.cwd(),
-                sockets=self._socket.parent,
-                search=environment.get("PATH", os.defpath),
-            ),
-            env=environment,
-            cwd=spec.cwd,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
+        command = confined(
+            spec.command,
+            spec.held,
+            cwd=spec.cwd or Path.cwd(),
+            sockets=self._socket.parent,
+            search=environment.get("PATH", os.defpath),
         )
-        self._process = process
-        assert process.stdout is not None
-        assert process.stderr is not None
-        async with (
-            beside(read_lines(process.stdout, lambda line: self._log_line("stdout", line)), "stdout") as stdout,
-            beside(read_lines(process.stderr, self._take_error_line), "stderr") as stderr,
-        ):
+        async with open_process(
+            command,
+            name="its process",
+            stdout=self._take_lines,
+            stderr=self._take_error_lines,
+            environment=environment,
+            cwd=spec.cwd,
+            group=True,
+            is_tied=True,
+            stop=Stop(spec.stop_timeout_s),
+        ) as process:
+            self._process = process
             try:
                 yield process
             finally:
-                await self._end(process)
                 self._process = None
-                await asyncio.wait((stdout, stderr), timeout=OUTPUT_TIMEOUT_S)
-
-    async def _end(self, process: asyncio.subprocess.Process) -> None:
-        try:
-            if process.returncode is None:
-                _signal_group(process, signal.SIGTERM)
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(process.wait(), self._spec.stop_timeout_s)
-        finally:
-            # Also what it started itself and did not end.
-            _signal_group(process, signal.SIGKILL)
-        await process.wait()
 
     def _environment(self) -> dict[str, str]:
-        spec = self._spec
+        spec = self.spec
         return {
             **inherited(os.environ),
             **spec.held.environment,
             **spec.env,
-            SOCKET_VARIABLE: str(self._socket),
+            **self._serves_at,
             "MILLSTREAM_PIPELINE": spec.pipeline,
             "MILLSTREAM_VERTEX": spec.vertex,
             "MILLSTREAM_REPLICA": str(spec.replica),
         }
 
-    def _take_error_line(self, line: str) -> None:
-        self._last_lines.extend(readable(line))
-        self._log_line("stderr", line)
+    def _take_lines(self, lines: list[bytes]) -> None:
+        for line in lines:
+            self._log_line("stdout", text_of(line))
+
+    def _take_error_lines(self, lines: list[bytes]) -> None:
+        for line in map(text_of, lines):
+            self._last_lines.add(*readable(line))
+            self._log_line("stderr", line)
 
     def _tail(self) -> str:
-        return "".join(f"\n    {line}" for line in self._last_lines)
+        return f"\n{text}" if (text := self._last_lines.text("    ")) else ""
 
     def _new_tail(self) -> str:
         """The last lines, unless they were those of the process before, or come with the error of the last start."""
@@ -310,8 +287,9 @@ class Sidecar(GrpcUdfClient):
 
     def _never_ready(self, why: str, starts: int) -> str:
         tries = "" if starts == 1 else f" (tried {starts} times)"
-        printed = f"Its last lines:{self._tail()}" if self._last_lines else "It printed no error"
-        return f"{self._spec.where} {why}{tries}\n  command: {shlex.join(self._spec.command)}\n  {printed}"
+        tail = self._tail()
+        printed = f"Its last lines:{tail}" if tail else "It printed no error"
+        return f"{self.spec.where} {why}{tries}\n  command: {shlex.join(self.spec.command)}\n  {printed}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,29 +314,15 @@ class _NotReady(Exception):
 
 
 @asynccontextmanager
-async def open_sidecar(spec: SidecarSpec, *, log: LogLine) -> AsyncIterator[Sidecar]:
-    """A function whose process is running and answers, and goes on running until the end of the block.
+async def open_sidecar(sidecar: Sidecar) -> AsyncIterator[None]:
+    """Its process is running and answers, and goes on running until the end of the block.
 
     Raises `UdfError` with its exit code and last lines when it cannot be brought to answer. The event loop must run in
     a thread that lives as long as the process: see `millstream.die_with_parent`.
     """
+    spec = sidecar.spec
     if spec.cwd is not None and not spec.cwd.is_dir():
         raise UdfError(f"{spec.where}: the working directory {spec.cwd} does not exist")
-    with open_socket_directory() as directory:
-        async with open_channel(f"unix:{directory / 'udf.sock'}") as channel:
-            sidecar = Sidecar(spec, directory / "udf.sock", channel, log)
-            async with beside(sidecar.supervise(), f"process of {spec.where}"):
-                await sidecar.wait_ready()
-                yield sidecar
-
-
-def _signal_group(process: asyncio.subprocess.Process, number: int) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, number)
-
-
-def _exit_text(code: int | None) -> str:
-    if code is not None and code < 0:
-        with suppress(ValueError):
-            return f"signal {signal.Signals(-code).name}"
-    return f"code {code}"
+    async with beside(sidecar.supervise(), f"process of {spec.where}"):
+        await sidecar.wait_ready()
+        yield

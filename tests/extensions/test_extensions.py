@@ -6,14 +6,16 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
 import textwrap
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.mesh.running import command, start
@@ -33,6 +35,24 @@ spec:
     sink: {sqlite: {path: out.db}}
   edges:
   - {from: in, to: out}
+"""
+
+SQUARES = """\
+apiVersion: millstream.io/v1alpha1
+kind: Pipeline
+metadata: {name: p}
+spec:
+  vertices:
+  - name: in
+    source: {countdown: {start: NUMBERS, perSecond: 1000}}
+  - name: square
+    udf: {command: [PYTHON, square.py], protocol: lines}
+    placement: {process: own}
+  - name: out
+    sink: {sqlite: {path: out.db}}
+  edges:
+  - {from: in, to: square}
+  - {from: square, to: out}
 """
 
 
@@ -75,6 +95,24 @@ def pipeline(installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     return tmp_path
 
 
+@pytest.fixture
+def squares(pipeline: Path) -> Path:
+    """The directory of a pipeline with a function that speaks the protocol of the toys."""
+    shutil.copy(TOYS / "square.py", pipeline)
+    text = SQUARES.replace("NUMBERS", str(NUMBERS)).replace("PYTHON", sys.executable)
+    (pipeline / "pipeline.yaml").write_text(text)
+    return pipeline
+
+
+def function_of(worker: int) -> int | None:
+    """Id of the process of the function that a worker has started; None while there is none."""
+    for process in psutil.Process(worker).children(recursive=True):
+        with suppress(psutil.Error):
+            if "square.py" in process.cmdline() and "--" not in process.cmdline():
+                return process.pid
+    return None
+
+
 def rows(directory: Path) -> list[int]:
     with closing(sqlite3.connect(directory / "out.db")) as database:
         return [int(value) for (value,) in database.execute("SELECT value FROM records ORDER BY rowid")]
@@ -88,6 +126,8 @@ def test_the_page_shows_the_code_that_runs_here() -> None:
         "millstream_toys/countdown/lane.py",
         "millstream_toys/dedup/kind.py",
         "millstream_toys/dedup/lane.py",
+        "millstream_toys/lines/connection.py",
+        "millstream_toys/lines/protocol.py",
         "millstream_toys/sqlite/connector.py",
         "millstream_toys/sqlite/lane.py",
     }
@@ -189,3 +229,38 @@ async def test_a_kind_of_theirs_commits_once_what_it_has_seen_though_it_is_kille
     shown = await command(once, "status")
     (line,) = (line for line in shown.out.splitlines() if line.startswith("once ") and " dedup " in line)
     assert f"{NUMBERS:,}" in line
+
+
+@pytest.mark.guarantee("I1")
+async def test_each_record_counts_once_through_a_function_of_another_protocol_that_is_killed(squares: Path) -> None:
+    async with start(squares, "run", "pipeline.yaml") as run:
+        await run.until(lambda: run.records("out") > 0)
+        before = function_of(run.pids()["square-0"])
+        assert before is not None
+        os.kill(before, signal.SIGKILL)
+        await run.until(lambda: function_of(run.pids()["square-0"]) not in (None, before))
+        ended = await run.ended()
+    assert ended.exit_code == 0, ended.err
+    assert "account: BALANCED" in ended.out
+    assert rows(squares) == [number**2 for number in range(NUMBERS, 0, -1)]
+
+
+@pytest.mark.parametrize(
+    ("written", "problem"),
+    [
+        ("command: [PYTHON, square.py], protocol: telegraph", "there is no UDF protocol `telegraph`"),
+        ('python: "square.py:answer", protocol: lines', "`protocol` belongs to programs that are processes"),
+        ("address: host:1, tls: {}, protocol: lines", "the protocol `lines` encrypts no connections"),
+        (
+            "command: [PYTHON, square.py], protocol: lines, groupBy: {window: {fixed: {length: 1s}}}",
+            "the protocol `lines` has no reduce functions",
+        ),
+    ],
+)
+async def test_a_protocol_that_a_program_cannot_speak(squares: Path, written: str, problem: str) -> None:
+    path = squares / "pipeline.yaml"
+    program = f"command: [{sys.executable}, square.py], protocol: lines"
+    path.write_text(path.read_text().replace(program, written.replace("PYTHON", sys.executable)))
+    ended = await command(squares, "validate", "--json", "pipeline.yaml")
+    assert ended.exit_code == 2
+    assert problem in " ".join(str(found["what"]) for found in json.loads(ended.out)["problems"])

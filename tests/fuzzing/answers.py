@@ -8,10 +8,11 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from millstream.frame import Frame
 from millstream.retry import Backoff, OnFailure, RetryPolicy
 from millstream.udf import checks
-from millstream.udf.native import client, reduce_parts
-from millstream_reader.sources.udsource.lane import frame_of_batch
+from millstream.udf.answers import MapAnswer
+from millstream.udf.native import client, messages, reduce_checks, reduce_parts
 from millstream_udf import columns
 from millstream_udf.groups import Group
 from millstream_udf.values import Window
@@ -29,11 +30,11 @@ class _OneAnswer:
 
     calls_max = 1
 
-    def __init__(self, answer: udf_pb2.SealedMapAnswer) -> None:
+    def __init__(self, answer: MapAnswer) -> None:
         self._answers = [answer]
 
-    async def call(self, frame: bytes, **_: Any) -> udf_pb2.SealedMapAnswer:
-        return self._answers.pop() if self._answers else udf_pb2.SealedMapAnswer()
+    async def call(self, frame: Frame, **_: Any) -> MapAnswer:
+        return self._answers.pop() if self._answers else MapAnswer()
 
 
 def _at_once(coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -50,8 +51,8 @@ _POLICY = RetryPolicy(Backoff(0.0, steps=1), OnFailure.DEAD_LETTER, asked_max=0)
 
 def map_answer(data: bytes) -> None:
     try:
-        _, answer = client.map_answer(data)
-        checks.check_map_answer(answer, INPUTS.records, outputs_max=100, times_allowed=True)
+        _, fit = client.map_answer(data, outputs_max=100, times_allowed=True)
+        answer = fit(INPUTS.records)
     except (ValueError, DecodeError):
         return
     mapper = Mapper(
@@ -94,8 +95,8 @@ def parts(data: bytes) -> None:
 
 def sink_answer(data: bytes) -> None:
     try:
-        _, answer = client.sink_answer(data)
-        checks.check_sink_answer(answer, 3)
+        _, fit = client.sink_answer(data)
+        answer = fit(3)
     except (ValueError, DecodeError):
         return
     assert all(0 <= failure.index < 3 for failure in failures_of(answer, 3))
@@ -113,16 +114,12 @@ def _sink_seeds() -> Sequence[bytes]:
 def source_batch(data: bytes) -> None:
     try:
         checks.check_parts(data, (2, 1, 5))
-        batch = udf_pb2.SourceResponse.FromString(data).batch
-        checks.check_source_batch(batch, 10)
+        batch = messages.batch_of(udf_pb2.SourceResponse.FromString(data).batch, 10)
     except (ValueError, DecodeError):
         return
-    if batch.error or not batch.HasField("frame"):
-        return
-    made = frame_of_batch(batch.frame, 5)
-    if made is not None:
-        made.check()
-        use(made)
+    if batch.frame is not None:
+        batch.frame.check()
+        use(batch.frame)
 
 
 def _source_seeds() -> Sequence[bytes]:
@@ -139,8 +136,8 @@ def reduce_answer(data: bytes) -> None:
     try:
         checks.check_parts(data, (2,))
         answer = udf_pb2.SealedReduceResponse.FromString(data).answer
-        checks.check_reduce_groups(answer, len(_GROUPS))
-        checks.check_reduce_answer(answer)
+        reduce_checks.check_reduce_groups(answer, len(_GROUPS))
+        reduce_checks.check_reduce_answer(answer)
     except (ValueError, DecodeError):
         return
     decoded = reduce_parts.decode_answer(answer, _GROUPS[: len(answer.counts)])

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from millstream.udf.sidecar import SidecarSpec, open_sidecar, python_command
+from millstream.udf.function import open_local_function
+from millstream.udf.sidecar import SidecarSpec, python_command
 from tests.mesh.reducing import (
     BASE_S,
     CONTENTS,
@@ -266,7 +267,7 @@ async def test_windows_computed_by_a_program_that_runs_already(
     files: PipelineFiles, tmp_path: Path, spark: SparkDriver
 ) -> None:
     spec = SidecarSpec(python_command("reduces.py:contents"), "udf", "p", "sum", 0, cwd=tmp_path)
-    async with open_sidecar(spec, log=lambda stream, line: None) as sidecar:
+    async with open_local_function(spec, log=lambda stream, line: None) as sidecar:
         await by_program(f"address: '{sidecar.address}'", files, tmp_path, spark)
 
 

@@ -13,7 +13,8 @@ import pytest
 
 from millstream import health
 from millstream.sandbox import Confinement, refusal
-from millstream.udf.sidecar import SidecarSpec, open_sidecar, python_command
+from millstream.udf.function import open_local_function
+from millstream.udf.sidecar import SidecarSpec, python_command
 from tests.mesh.conftest import PipelineFiles
 from tests.mesh.running import Running, start, until_gone
 from tests.small_disk import give_up
@@ -85,7 +86,7 @@ async def test_a_function_that_is_stopped_in_its_sandbox_is_replaced_before_one_
     (tmp_path / "functions.py").write_text("def identity(value):\n    return value\n")
     command = python_command("functions.py:identity")
     spec = SidecarSpec(command, "udf", "p", "map", cwd=tmp_path, held=Confinement(strict=True), hung_after_s=600)
-    async with asyncio.timeout(60), open_sidecar(spec, log=lambda *_: None) as sidecar:
+    async with asyncio.timeout(60), open_local_function(spec, log=lambda *_: None) as sidecar:
         outer = psutil.Process(sidecar.statistics().pid)
         (function,) = outer.children()
         function.suspend()

@@ -13,7 +13,8 @@ import pytest
 
 from millstream.errors import UdfError
 from millstream.spec.loading import load
-from millstream.udf.native.client import ClientTls, open_udf_client
+from millstream.udf.function import open_remote_function
+from millstream.udf.protocol import ClientTls
 from millstream.wire.certificates import Certificate, make_certificate
 from millstream_udf.context import Context
 from millstream_udf.loading import load as load_function
@@ -85,7 +86,7 @@ async def test_whoever_has_another_certificate_is_not_the_function(
             key=own.key.read_bytes(),
             server_name="function.example",
         )
-        async with open_udf_client(address, tls=right, timeout_s=30) as client:
+        async with open_remote_function(address, tls=right, timeout_s=30) as client:
             assert client.description.language == "python"
         for wrong in (
             None,
@@ -95,7 +96,7 @@ async def test_whoever_has_another_certificate_is_not_the_function(
             ClientTls(own.certificate.read_bytes(), right.certificate, right.key, right.server_name),
         ):
             with pytest.raises(UdfError, match="no function answered"):
-                async with open_udf_client(address, tls=wrong, timeout_s=1):
+                async with open_remote_function(address, tls=wrong, timeout_s=1):
                     pass
 
 

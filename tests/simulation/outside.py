@@ -17,11 +17,11 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 
 from millstream.frame import Frame, build_frame
+from millstream.spec.protocols import FunctionKind
 from millstream.statistics import SidecarStatistics
+from millstream.udf.answers import Description, MapAnswer, Outcome, ReadBatch, Result, SinkAnswer
 from millstream.udf.protocol import MapStream, SinkStream, SourceStream, StreamName
 from millstream_udf import columns
-from millstream_udf.wire.frame.v1 import frame_pb2
-from millstream_udf.wire.udf.v1 import udf_pb2
 from tests.simulation.history import Violation
 
 BASE_US = 1_700_000_000_000_000
@@ -117,9 +117,7 @@ class SimPrograms:
     async def _map(self) -> AsyncIterator[MapStream]:
         yield SimMap(self._outside, self._vertex, self._behaviour)
 
-    def open_map(
-        self, role: str, kind: udf_pb2.Kind.ValueType, name: StreamName
-    ) -> AbstractAsyncContextManager[MapStream]:
+    def open_map(self, role: str, kind: FunctionKind, name: StreamName) -> AbstractAsyncContextManager[MapStream]:
         return self._map()
 
     def statistics(self) -> Mapping[str, SidecarStatistics]:
@@ -139,40 +137,40 @@ class SimMap:
 
     async def call(
         self,
-        frame: bytes,
+        frame: Frame,
         *,
         watermark_us: int,
         attempt: int = 0,
         traceparent: str = "",
         id_prefix: str = "",
         first_index: int = 0,
-    ) -> udf_pb2.SealedMapAnswer:
+    ) -> MapAnswer:
         async with self._calls:
             await asyncio.sleep(self._outside.pause_s())
         outside = self._outside
         outside.calls += 1
         nonce = b"!%d" % outside.calls
-        values = Frame.decode(frame).values()
+        values = frame.values()
         fails = outside.rng.randrange(len(values)) if outside.rng.random() < outside.temper.failing else None
         made: list[bytes] = []
         parents: list[int] = []
         tags: list[tuple[bytes, ...]] = []
-        outcomes: list[udf_pb2.Outcome] = []
+        outcomes: list[Outcome] = []
         for index, value in enumerate(values):
             answer = answers_of(self._behaviour, value)
             if index == fails:
-                outcomes.append(_outcome(index, udf_pb2.Outcome.RESULT_ERROR, "fails now and then"))
+                outcomes.append(_outcome(index, Result.ERROR, "fails now and then"))
             elif answer == "dead":
-                outcomes.append(_outcome(index, udf_pb2.Outcome.RESULT_DEAD_LETTER, "as it should"))
+                outcomes.append(_outcome(index, Result.DEAD_LETTER, "as it should"))
             elif answer == "drop":
-                outcomes.append(_outcome(index, udf_pb2.Outcome.RESULT_DROP, "as it should"))
+                outcomes.append(_outcome(index, Result.DROP, "as it should"))
             else:
                 assert not isinstance(answer, str)
                 for k, own in answer:
                     made.append(value + b"/" + self._vertex + b":%d" % k + nonce)
                     parents.append(index)
                     tags.append(own)
-        return udf_pb2.SealedMapAnswer(
+        return MapAnswer(
             records=len(made),
             values=columns.pack_bytes(made),
             parents=columns.pack_offsets(parents),
@@ -181,8 +179,8 @@ class SimMap:
         )
 
 
-def _outcome(index: int, result: udf_pb2.Outcome.Result.ValueType, reason: str) -> udf_pb2.Outcome:
-    return udf_pb2.Outcome(index=index, result=result, reason=reason)
+def _outcome(index: int, result: Result, reason: str) -> Outcome:
+    return Outcome(index, result, reason)
 
 
 class SimClient:
@@ -193,11 +191,11 @@ class SimClient:
         self._vertex = vertex
 
     @property
-    def description(self) -> udf_pb2.DescribeResponse:
-        return udf_pb2.DescribeResponse(protocol_version=1)
+    def description(self) -> Description:
+        return Description()
 
     def open_map(
-        self, kind: udf_pb2.Kind.ValueType, name: StreamName, *, outputs_max: int = 0
+        self, kind: FunctionKind, name: StreamName, *, outputs_max: int = 0
     ) -> AbstractAsyncContextManager[MapStream]:
         raise AssertionError("a source or a sink is no map")
 
@@ -222,14 +220,14 @@ class SimSource:
         if split.gives_ids:
             self._next = max(0, self._next - outside.rng.randrange(6))
 
-    async def read(self, records_max: int, bytes_max: int, timeout_s: float) -> udf_pb2.SourceBatch:
+    async def read(self, records_max: int, bytes_max: int, timeout_s: float) -> ReadBatch:
         outside, records = self._outside, self._split.records
         if self._next < len(records):
             wait_s = records[self._next].arrives_s - outside.now_s()
             if wait_s > 0:
                 await asyncio.sleep(min(wait_s, timeout_s))
                 if wait_s > timeout_s:
-                    return udf_pb2.SourceBatch(position=b"%d" % self._next)
+                    return ReadBatch(position=b"%d" % self._next)
         begin = self._next
         while self._next < len(records) and records[self._next].arrives_s <= outside.now_s():
             self._next += 1
@@ -238,24 +236,20 @@ class SimSource:
         taken = records[begin : self._next]
         if self._split.gives_ids and taken and outside.rng.random() < 0.2:
             taken = [*taken, outside.rng.choice(records[: self._next])]
-        batch = udf_pb2.SourceBatch(position=b"%d" % self._next, ended=self._next == len(records))
-        if taken:
-            batch.frame.CopyFrom(_frame_of(taken))
-        return batch
+        return ReadBatch(_frame_of(taken) if taken else None, b"%d" % self._next, ended=self._next == len(records))
 
     async def committed(self, position: bytes) -> None:
         self._split.acknowledged = max(self._split.acknowledged, int(position or b"0"))
 
 
-def _frame_of(records: Sequence[Given]) -> frame_pb2.Frame:
-    frame = build_frame(
+def _frame_of(records: Sequence[Given]) -> Frame:
+    return build_frame(
         [record.value for record in records],
         array("q", [record.time_us for record in records]),
         ingest_time_us=BASE_US,
         keys=[(record.key.encode(),) for record in records],
         ids=[record.record_id.encode() for record in records] if records[0].record_id else None,
     )
-    return frame_pb2.Frame.FromString(frame.encode())
 
 
 class SimSink:
@@ -268,10 +262,10 @@ class SimSink:
         self._target = target
 
     async def call(
-        self, frame: bytes, *, id_prefix: str, first_index: int, attempt: int = 0, traceparent: str = ""
-    ) -> udf_pb2.SinkAnswer:
+        self, frame: Frame, *, id_prefix: str, first_index: int, attempt: int = 0, traceparent: str = ""
+    ) -> SinkAnswer:
         await asyncio.sleep(self._outside.pause_s())
-        records = Frame.decode(frame)
+        records = frame
         ids = records.ids() or [f"{id_prefix}{first_index + index}" for index in range(records.records)]
         fails = self._outside.rng.random() < self._outside.temper.failing
         for record_id, value in zip(ids, records.values(), strict=True):
@@ -280,4 +274,4 @@ class SimSink:
             if known != value and not self._target.delivered_again:
                 raise Violation(f"I1: record {record_id} of a sink was {known!r} and is {value!r}")
             self._target.deliveries += 1
-        return udf_pb2.SinkAnswer(error="fails now and then" if fails else "")
+        return SinkAnswer(error="fails now and then" if fails else "")

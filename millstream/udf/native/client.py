@@ -1,124 +1,93 @@
-"""Calls a user-defined function over gRPC: an implementation of `millstream.udf.protocol`.
+"""A connection of the native protocol: gRPC to a unix socket or another machine.
 
-Above it: the lanes of the vertex process. Below it: `calls.py` and gRPC. It knows what Map, Sink and Source say; it
-does not know which process is behind the socket (`sidecar.py`), nor retry policies.
+Above it: `millstream.udf.function`. Below it: `millstream.udf.calls`, and gRPC. It knows what Map, Sink and Source say;
+it does not know which process is behind the address, nor retry policies.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
-from millstream.errors import UdfError
-from millstream.limits import ANSWER_RECORDS_MAX, GRPC_MESSAGE_BYTES_MAX
-from millstream.udf.calls import PROTOCOL_VERSION, CallStream, Dialect, open_call_stream
-from millstream.udf.checks import check_map_answer, check_parts, check_sink_answer
+from millstream.frame import Frame
+from millstream.spec.protocols import FunctionKind
+from millstream.udf.answers import Description, MapAnswer, SinkAnswer
+from millstream.udf.calls import CallStream, Dialect, open_call_stream
+from millstream.udf.checks import check_parts
+from millstream.udf.native.messages import calls_allowed, description_of, hello_of, map_answer_of, sink_answer_of
+from millstream.udf.native.service import CHANNEL_OPTIONS, SERVICE
 from millstream.udf.native.source_stream import open_source_stream
-from millstream.udf.protocol import MapStream, SinkStream, SourceStream, StreamName
-from millstream_udf.wire.frame.v1 import frame_pb2
-from millstream_udf.wire.udf.v1 import udf_pb2
-
-_log = logging.getLogger(__name__)
-
-SERVICE = "/millstream.udf.v1.Udf"
-"""Prefix of the method names."""
-
-CHANNEL_OPTIONS = (
-    ("grpc.max_receive_message_length", GRPC_MESSAGE_BYTES_MAX),
-    ("grpc.max_send_message_length", GRPC_MESSAGE_BYTES_MAX),
-    # A sidecar is next door: when it is back it should be noticed at once. The supervisor has the backoff.
-    ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 1000),
-    ("grpc.max_reconnect_backoff_ms", 500),
-    # Each function has a channel, and with it a connection, of its own.
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.enable_http_proxy", 0),
+from millstream.udf.native.wire import open_wire
+from millstream.udf.protocol import (
+    ClientTls,
+    Connection,
+    MapStream,
+    NoAnswerError,
+    SinkStream,
+    SourceStream,
+    StreamName,
 )
+from millstream_udf.wire.udf.v1 import udf_pb2
 
 _ANSWER = (2,)
 """Number of the answer's field in a response."""
 
-_KIND_NAMES = {
-    udf_pb2.KIND_MAP: "map",
-    udf_pb2.KIND_SOURCE_TRANSFORM: "source transform",
-    udf_pb2.KIND_SINK: "sink",
-    udf_pb2.KIND_SOURCE: "source",
-    udf_pb2.KIND_REDUCE: "reduce",
-}
+_Message = TypeVar("_Message", bound=Message)
 
 
-class GrpcUdfClient:
-    """A function behind a socket. Made by `open_udf_client`; see `UdfClient`."""
+class NativeConnection(Connection):
+    """See `Connection`. Made by `open_connection`."""
 
-    def __init__(self, channel: grpc.aio.Channel, description: udf_pb2.DescribeResponse) -> None:
+    def __init__(self, channel: grpc.aio.Channel) -> None:
         self._channel = channel
-        self.description = description
+
+    async def describe(self, timeout_s: float, *, wait: bool = True) -> Description:
+        method: Any = self._channel.unary_unary(f"{SERVICE}/Describe")
+        try:
+            return description_of(await method(b"", timeout=timeout_s, wait_for_ready=wait))
+        except grpc.aio.AioRpcError as error:
+            raise NoAnswerError(f"{error.code().name}: {error.details()}") from error
 
     @asynccontextmanager
-    async def open_map(
-        self, kind: udf_pb2.Kind.ValueType, name: StreamName, *, outputs_max: int = ANSWER_RECORDS_MAX
-    ) -> AsyncIterator[MapStream]:
-        """A map or source transform stream."""
-        times_allowed = kind == udf_pb2.KIND_SOURCE_TRANSFORM
+    async def open_map(self, kind: FunctionKind, name: StreamName, *, outputs_max: int) -> AsyncIterator[MapStream]:
+        times_allowed = kind is FunctionKind.SOURCE_TRANSFORM
         dialect = Dialect(
-            method=f"{SERVICE}/Map",
-            hello=udf_pb2.SealedMapRequest(hello=_hello(kind, name)).SerializeToString(),
-            welcome=_map_welcome,
-            answer=map_answer,
-            check=partial(check_map_answer, outputs_max=outputs_max, times_allowed=times_allowed),
-            failed=lambda call_id, error: udf_pb2.SealedMapAnswer(call_id=call_id, error=error),
+            open=partial(open_wire, self._channel, f"{SERVICE}/Map", name.where),
+            hello=udf_pb2.SealedMapRequest(hello=hello_of(kind, name)).SerializeToString(),
+            welcome=partial(_map_welcome, where=name.where),
+            answer=partial(map_answer, outputs_max=outputs_max, times_allowed=times_allowed),
+            failed=lambda error: MapAnswer(error=error),
         )
-        self.check_kind(kind, name)
-        async with open_call_stream(self._channel, name, dialect) as stream:
-            yield _GrpcMapStream(stream)
+        async with open_call_stream(name, dialect) as stream:
+            yield _MapStream(stream)
 
     @asynccontextmanager
     async def open_sink(self, name: StreamName) -> AsyncIterator[SinkStream]:
-        """A sink stream."""
         dialect = Dialect(
-            method=f"{SERVICE}/Sink",
-            hello=udf_pb2.SealedSinkRequest(hello=_hello(udf_pb2.KIND_SINK, name)).SerializeToString(),
-            welcome=_sink_welcome,
+            open=partial(open_wire, self._channel, f"{SERVICE}/Sink", name.where),
+            hello=udf_pb2.SealedSinkRequest(hello=hello_of(FunctionKind.SINK, name)).SerializeToString(),
+            welcome=partial(_sink_welcome, where=name.where),
             answer=sink_answer,
-            check=check_sink_answer,
-            failed=lambda call_id, error: udf_pb2.SinkAnswer(call_id=call_id, error=error),
+            failed=lambda error: SinkAnswer(error=error),
         )
-        self.check_kind(udf_pb2.KIND_SINK, name)
-        async with open_call_stream(self._channel, name, dialect) as stream:
-            yield _GrpcSinkStream(stream)
+        async with open_call_stream(name, dialect) as stream:
+            yield _SinkStream(stream)
 
-    @asynccontextmanager
-    async def open_source(
+    def open_source(
         self, name: StreamName, *, position: bytes, partition: int, partitions: int
-    ) -> AsyncIterator[SourceStream]:
-        """A source stream."""
-        self.check_kind(udf_pb2.KIND_SOURCE, name)
+    ) -> AbstractAsyncContextManager[SourceStream]:
         opening = udf_pb2.SourceOpen(position=position, partition=partition, partitions=partitions)
-        hello = _hello(udf_pb2.KIND_SOURCE, name)
-        async with open_source_stream(self._channel, f"{SERVICE}/Source", name, hello, opening) as stream:
-            yield stream
-
-    def check_kind(self, kind: udf_pb2.Kind.ValueType, name: StreamName) -> None:
-        """Raises `UdfError` when the function does not serve `kind`. (A reduce function's streams are opened by Spark's
-        tasks.)"""
-        if kind not in self.description.kinds:
-            raise UdfError(
-                f"{name.pipeline}/{name.vertex}: the function serves {_named(self.description.kinds)}, and this "
-                f"vertex needs a "
-                f"{_KIND_NAMES[kind]}"
-            )
+        return open_source_stream(self._channel, name, opening)
 
 
-class _GrpcMapStream:
-    def __init__(self, stream: CallStream[udf_pb2.SealedMapAnswer]) -> None:
+class _MapStream:
+    def __init__(self, stream: CallStream[MapAnswer]) -> None:
         self._stream = stream
 
     @property
@@ -127,18 +96,18 @@ class _GrpcMapStream:
 
     async def call(
         self,
-        frame: bytes,
+        frame: Frame,
         *,
         watermark_us: int,
         attempt: int = 0,
         traceparent: str = "",
         id_prefix: str = "",
         first_index: int = 0,
-    ) -> udf_pb2.SealedMapAnswer:
+    ) -> MapAnswer:
         def encode(call_id: int) -> bytes:
             call = udf_pb2.SealedMapCall(
                 call_id=call_id,
-                frame=frame,
+                frame=frame.encode(),
                 watermark_us=watermark_us,
                 attempt=attempt,
                 traceparent=traceparent,
@@ -147,11 +116,11 @@ class _GrpcMapStream:
             )
             return udf_pb2.SealedMapRequest(call=call).SerializeToString()
 
-        return await self._stream.call(encode, _records(frame), _first(id_prefix, first_index))
+        return await self._stream.call(encode, frame.records, _first(id_prefix, first_index))
 
 
-class _GrpcSinkStream:
-    def __init__(self, stream: CallStream[udf_pb2.SinkAnswer]) -> None:
+class _SinkStream:
+    def __init__(self, stream: CallStream[SinkAnswer]) -> None:
         self._stream = stream
 
     @property
@@ -159,12 +128,12 @@ class _GrpcSinkStream:
         return self._stream.calls_max
 
     async def call(
-        self, frame: bytes, *, id_prefix: str, first_index: int, attempt: int = 0, traceparent: str = ""
-    ) -> udf_pb2.SinkAnswer:
+        self, frame: Frame, *, id_prefix: str, first_index: int, attempt: int = 0, traceparent: str = ""
+    ) -> SinkAnswer:
         def encode(call_id: int) -> bytes:
             call = udf_pb2.SealedSinkCall(
                 call_id=call_id,
-                frame=frame,
+                frame=frame.encode(),
                 id_prefix=id_prefix,
                 first_index=first_index,
                 attempt=attempt,
@@ -172,20 +141,7 @@ class _GrpcSinkStream:
             )
             return udf_pb2.SealedSinkRequest(call=call).SerializeToString()
 
-        return await self._stream.call(encode, _records(frame), _first(id_prefix, first_index))
-
-
-@dataclass(frozen=True, slots=True)
-class ClientTls:
-    """How a connection to a function is encrypted; PEM."""
-
-    ca: bytes | None = None
-    """Authorities that the function's certificate may come from; None: those that gRPC comes with."""
-    certificate: bytes | None = None
-    """Our own, where the function asks for one."""
-    key: bytes | None = field(default=None, repr=False)
-    server_name: str | None = None
-    """The name that the function's certificate is for, where the address has another."""
+        return await self._stream.call(encode, frame.records, _first(id_prefix, first_index))
 
 
 @asynccontextmanager
@@ -203,93 +159,55 @@ async def open_channel(target: str, tls: ClientTls | None = None) -> AsyncIterat
         await channel.close()
 
 
-async def describe(channel: grpc.aio.Channel, timeout_s: float, *, wait: bool = True) -> udf_pb2.DescribeResponse:
-    """What the function says of itself.
-
-    Raises `UdfError` when it does not fit, `grpc.aio.AioRpcError` when it does not say.
-    """
-    method: Any = channel.unary_unary(f"{SERVICE}/Describe")
-    data = await method(b"", timeout=timeout_s, wait_for_ready=wait)
-    try:
-        description = udf_pb2.DescribeResponse.FromString(data)
-    except DecodeError as error:
-        raise UdfError(f"what answers Describe does not speak the protocol: {error}") from error
-    if description.protocol_version < PROTOCOL_VERSION:
-        raise UdfError(
-            f"the function speaks version {description.protocol_version} of the protocol and this Millstream version "
-            f"{PROTOCOL_VERSION}: install a newer SDK ({description.language or 'language unknown'}, "
-            f"{description.sdk_version or 'version unknown'})"
-        )
-    return description
-
-
 @asynccontextmanager
-async def open_udf_client(
-    target: str, *, tls: ClientTls | None = None, timeout_s: float = 60.0
-) -> AsyncIterator[GrpcUdfClient]:
-    """A client of a function that somebody else runs (a container of the same pod), at `unix:/path` or `host:port`.
-
-    Waits for it up to `timeout_s`; raises `UdfError` when it does not answer.
-    """
+async def open_connection(target: str, tls: ClientTls | None = None) -> AsyncIterator[Connection]:
+    """A connection to `unix:/path` or `host:port`."""
     async with open_channel(target, tls) as channel:
-        try:
-            description = await describe(channel, timeout_s)
-        except grpc.aio.AioRpcError as error:
-            asked = "is it running?" if tls is None else "is it running, and do both take the other's certificate?"
-            raise UdfError(
-                f"no function answered at {target} within {timeout_s:g} s ({error.code().name}: {error.details()}); "
-                f"{asked}"
-            ) from error
-        yield GrpcUdfClient(channel, description)
+        yield NativeConnection(channel)
 
 
-def _hello(kind: udf_pb2.Kind.ValueType, name: StreamName) -> udf_pb2.Hello:
-    return udf_pb2.Hello(
-        protocol_version=PROTOCOL_VERSION,
-        kind=kind,
-        pipeline=name.pipeline,
-        vertex=name.vertex,
-        lane=name.lane,
-        replica=name.replica,
-    )
+def decoded(kind: type[_Message], data: bytes) -> _Message:
+    """A message. Raises `ValueError` for bytes that are none."""
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise ValueError(str(error)) from error
 
 
-def _map_welcome(data: bytes) -> udf_pb2.Welcome | None:
-    message = udf_pb2.SealedMapResponse.FromString(data)
-    return message.welcome if message.HasField("welcome") else None
-
-
-def map_answer(data: bytes) -> tuple[int, udf_pb2.SealedMapAnswer]:
-    """Call id and answer. Raises `DecodeError` and `ValueError`."""
+def map_answer(data: bytes, *, outputs_max: int, times_allowed: bool = False) -> tuple[int, Callable[[int], MapAnswer]]:
+    """See `Dialect.answer`."""
     check_parts(data, _ANSWER)
-    message = udf_pb2.SealedMapResponse.FromString(data)
+    message = decoded(udf_pb2.SealedMapResponse, data)
     if not message.HasField("answer"):
         raise ValueError("an answer was expected")
-    return message.answer.call_id, message.answer
+    answer = message.answer
+    fit = partial(map_answer_of, answer, outputs_max=outputs_max, times_allowed=times_allowed)
+    return answer.call_id, fit
 
 
-def _sink_welcome(data: bytes) -> udf_pb2.Welcome | None:
-    message = udf_pb2.SinkResponse.FromString(data)
-    return message.welcome if message.HasField("welcome") else None
-
-
-def sink_answer(data: bytes) -> tuple[int, udf_pb2.SinkAnswer]:
-    """Call id and answer. Raises `DecodeError` and `ValueError`."""
+def sink_answer(data: bytes) -> tuple[int, Callable[[int], SinkAnswer]]:
+    """See `Dialect.answer`."""
     check_parts(data, _ANSWER)
-    message = udf_pb2.SinkResponse.FromString(data)
+    message = decoded(udf_pb2.SinkResponse, data)
     if not message.HasField("answer"):
         raise ValueError("an answer was expected")
-    return message.answer.call_id, message.answer
+    return message.answer.call_id, partial(sink_answer_of, message.answer)
+
+
+def _map_welcome(data: bytes, *, where: str) -> int:
+    message = decoded(udf_pb2.SealedMapResponse, data)
+    if not message.HasField("welcome"):
+        raise ValueError("its first message is not Welcome")
+    return calls_allowed(message.welcome, where)
+
+
+def _sink_welcome(data: bytes, *, where: str) -> int:
+    message = decoded(udf_pb2.SinkResponse, data)
+    if not message.HasField("welcome"):
+        raise ValueError("its first message is not Welcome")
+    return calls_allowed(message.welcome, where)
 
 
 def _first(id_prefix: str, first_index: int) -> str:
     """Id of a call's first record, where the call has its records' ids."""
     return f"{id_prefix}{first_index}" if id_prefix else ""
-
-
-def _records(frame: bytes) -> int:
-    return frame_pb2.SealedFrame.FromString(frame).info.records
-
-
-def _named(kinds: Sequence[udf_pb2.Kind.ValueType]) -> str:
-    return " and ".join(_KIND_NAMES.get(kind, f"kind {kind}") for kind in kinds) or "nothing"

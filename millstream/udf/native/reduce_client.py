@@ -25,10 +25,11 @@ from dataclasses import dataclass
 from google.protobuf.message import DecodeError
 
 from millstream.errors import UdfError
-from millstream.udf.calls import FATAL
-from millstream.udf.checks import check_parts, check_reduce_answer, check_reduce_groups
+from millstream.udf.checks import check_parts
+from millstream.udf.native.reduce_checks import check_reduce_answer, check_reduce_groups
 from millstream.udf.native.reduce_parts import PartEncoder, PartMessage, decode_answer, one_by_one
 from millstream.udf.native.reduce_stream import FunctionLostError, Stream, open_stream
+from millstream.udf.native.service import FATAL
 from millstream.wire.reduce.v1 import engine_pb2
 from millstream_udf.groups import Group, Part
 from millstream_udf.reducing import Answer, Failure

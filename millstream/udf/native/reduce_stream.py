@@ -20,8 +20,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from millstream.errors import RetryLaterError, UdfError
-from millstream.udf.calls import FATAL, PROTOCOL_VERSION
-from millstream.udf.native.client import CHANNEL_OPTIONS, SERVICE
+from millstream.udf.native.service import CHANNEL_OPTIONS, FATAL, PROTOCOL_VERSION, SERVICE
 from millstream.wire.reduce.v1 import engine_pb2
 from millstream_udf.wire.udf.v1 import udf_pb2
 

@@ -24,10 +24,10 @@ from millstream.frame import Frame, build_frame
 from millstream.limits import RECORD_BYTES_MAX
 from millstream.naming import NO_ORIGIN, WITH_VALUES, Naming, Origin, reason_and_detail
 from millstream.retry import OnFailure, RetryPolicy, Waiting
+from millstream.udf.answers import MapAnswer, Outcome, Result
 from millstream.udf.protocol import MapStream
 from millstream.watermark import future
 from millstream_udf import columns
-from millstream_udf.wire.udf.v1 import udf_pb2
 
 Tags = Sequence[tuple[bytes, ...]]
 
@@ -35,8 +35,6 @@ _log = logging.getLogger(__name__)
 
 WHOLE_CALLS_MAX = 3
 """A call that fails as a whole and is to be tried for ever is tried this often before it is made in halves."""
-
-_OUTCOME = udf_pb2.Outcome
 
 
 @dataclass(slots=True)
@@ -82,7 +80,7 @@ class _Attempted:
     rows: dict[int, list[Row]] = field(default_factory=dict)
     """Outputs of each input that is done; an empty list for one that was filtered."""
     dropped: dict[int, str] = field(default_factory=dict)
-    dead: dict[int, udf_pb2.Outcome] = field(default_factory=dict)
+    dead: dict[int, Outcome] = field(default_factory=dict)
 
     def attempts(self, index: int) -> int:
         """How often it was handed to the function in vain."""
@@ -122,7 +120,7 @@ class Mapper:
         """Process the records of `frame`. Raises `UdfError` when the policy says stop or the function breaks the
         protocol. That an answer fits its call is the stream's to see to."""
         answer = await self._stream.call(
-            frame.encode(),
+            frame,
             watermark_us=watermark_us,
             traceparent=traceparent,
             id_prefix=origin.id_prefix,
@@ -135,7 +133,7 @@ class Mapper:
                 return mapped
         return await self._take_in_parts(frame, answer, watermark_us, traceparent, origin)
 
-    def _take_whole(self, frame: Frame, answer: udf_pb2.SealedMapAnswer) -> Mapped:
+    def _take_whole(self, frame: Frame, answer: MapAnswer) -> Mapped:
         """Every input is done: make the output frame of the answer's columns and what is inherited."""
         account = Account(inputs=frame.records, outputs=answer.records)
         parents = self._parents(answer)
@@ -145,13 +143,13 @@ class Mapper:
         account.processed, account.filtered = done, frame.records - done
         return Mapped(output, tags, None, account)
 
-    def _parents(self, answer: udf_pb2.SealedMapAnswer) -> array[int] | None:
+    def _parents(self, answer: MapAnswer) -> array[int] | None:
         """Input of each output; None when output i is of input i."""
         if answer.parents or not answer.records:
             return columns.unpack_offsets(answer.parents)
         return None
 
-    def _output(self, frame: Frame, answer: udf_pb2.SealedMapAnswer, parents: array[int] | None) -> Frame | None:
+    def _output(self, frame: Frame, answer: MapAnswer, parents: array[int] | None) -> Frame | None:
         if not answer.records:
             return None
         times = answer.event_times_us
@@ -176,7 +174,7 @@ class Mapper:
         return output
 
     async def _take_in_parts(
-        self, frame: Frame, answer: udf_pb2.SealedMapAnswer, watermark_us: int, traceparent: str, origin: Origin
+        self, frame: Frame, answer: MapAnswer, watermark_us: int, traceparent: str, origin: Origin
     ) -> Mapped:
         """Some inputs were not simply processed: keep what is done, try again what may be, until nothing is left."""
         attempted = _Attempted(frame, origin, [0] * frame.records)
@@ -184,7 +182,7 @@ class Mapper:
         pending: list[int] = list(range(frame.records))
         retries = errors = 0
         while True:
-            errors += sum(outcome.result == _OUTCOME.RESULT_ERROR for outcome in answer.outcomes) or bool(answer.error)
+            errors += sum(outcome.result == Result.ERROR for outcome in answer.outcomes) or bool(answer.error)
             middle = len(pending) // 2
             if answer.error and middle and self._is_last(attempted.failed, pending):
                 # The answer names no record. In halves the function shows which it fails on, and the others need not
@@ -201,7 +199,7 @@ class Mapper:
             retries += len(pending)
             part = _with_ids(frame.take(pending), origin, pending)
             answer = await self._stream.call(
-                part.encode(),
+                part,
                 watermark_us=watermark_us,
                 attempt=max(attempted.attempts(index) for index in pending),
                 traceparent=traceparent,
@@ -217,16 +215,11 @@ class Mapper:
             return max(attempts[index] for index in pending) >= WHOLE_CALLS_MAX
         return not all(self._policy.backoff.allows(attempts[index] + 1) for index in pending)
 
-    def _sort(
-        self, pending: Sequence[int], answer: udf_pb2.SealedMapAnswer, attempted: _Attempted
-    ) -> tuple[list[int], float]:
+    def _sort(self, pending: Sequence[int], answer: MapAnswer, attempted: _Attempted) -> tuple[list[int], float]:
         """Take an answer to the inputs `pending` in. Returns which to try again, after how long."""
         frame, failed = attempted.frame, attempted.failed
         if answer.error:
-            outcomes = {
-                place: _OUTCOME(index=place, result=_OUTCOME.RESULT_ERROR, reason=answer.error)
-                for place in range(len(pending))
-            }
+            outcomes = {place: Outcome(place, Result.ERROR, answer.error) for place in range(len(pending))}
         else:
             outcomes = {outcome.index: outcome for outcome in answer.outcomes}
             self._keep_rows(frame, pending, answer, attempted)
@@ -234,17 +227,18 @@ class Mapper:
             self._refuse_future(pending, attempted)
         again: list[int] = []
         delay_s = 0.0
-        for place, outcome in outcomes.items():
+        for place, given in outcomes.items():
             index = pending[place]
             attempted.rows.pop(index, None)
-            outcome.reason, outcome.detail = reason_and_detail(outcome.reason, outcome.detail)
-            if outcome.result == _OUTCOME.RESULT_RETRY:
+            reason, detail = reason_and_detail(given.reason, given.detail)
+            outcome = replace(given, reason=reason, detail=detail)
+            if outcome.result == Result.RETRY:
                 if self._may_wait(index, outcome, attempted):
                     again.append(index)
                     delay_s = max(delay_s, outcome.delay_us / 1e6)
-            elif outcome.result == _OUTCOME.RESULT_DROP:
+            elif outcome.result == Result.DROP:
                 attempted.dropped[index] = outcome.reason or "dropped by the function"
-            elif outcome.result == _OUTCOME.RESULT_DEAD_LETTER:
+            elif outcome.result == Result.DEAD_LETTER:
                 self._give_up(index, outcome, attempted, attempted.attempts(index) + 1)
             else:
                 failed[index] += 1
@@ -255,7 +249,7 @@ class Mapper:
                     self._give_up(index, outcome, attempted, attempted.attempts(index))
         return sorted(again), delay_s
 
-    def _may_wait(self, index: int, outcome: udf_pb2.Outcome, attempted: _Attempted) -> bool:
+    def _may_wait(self, index: int, outcome: Outcome, attempted: _Attempted) -> bool:
         """Whether the function may see this input again, as it asks; says so when it has asked for long."""
         waiting = attempted.asked.setdefault(index, Waiting())
         if waiting.again(outcome.delay_us / 1e6):
@@ -268,13 +262,13 @@ class Mapper:
             )
         if self._policy.on_failure is OnFailure.RETRY or waiting.times <= self._policy.asked_max:
             return True
-        outcome.reason = f"asked by Retry to see it again {waiting.times} times" + (
+        reason = f"asked by Retry to see it again {waiting.times} times" + (
             f": {outcome.reason}" if outcome.reason else ""
         )
-        self._give_up(index, outcome, attempted, attempted.attempts(index))
+        self._give_up(index, replace(outcome, reason=reason), attempted, attempted.attempts(index))
         return False
 
-    def _give_up(self, index: int, outcome: udf_pb2.Outcome, attempted: _Attempted, attempts: int) -> None:
+    def _give_up(self, index: int, outcome: Outcome, attempted: _Attempted, attempts: int) -> None:
         if self._policy.on_failure is OnFailure.DROP:
             attempted.dropped[index] = "function failed"
         elif self._has_dead_letter and self._policy.on_failure is not OnFailure.STOP:
@@ -287,9 +281,7 @@ class Mapper:
                 "Fix the function and start again (nothing was lost), or set udf.retryStrategy.onFailure."
             )
 
-    def _keep_rows(
-        self, frame: Frame, pending: Sequence[int], answer: udf_pb2.SealedMapAnswer, attempted: _Attempted
-    ) -> None:
+    def _keep_rows(self, frame: Frame, pending: Sequence[int], answer: MapAnswer, attempted: _Attempted) -> None:
         part = frame if len(pending) == frame.records else frame.take(pending)
         failed = {outcome.index for outcome in answer.outcomes}
         values = columns.unpack_bytes(answer.values)
@@ -321,7 +313,7 @@ class Mapper:
             if largest > RECORD_BYTES_MAX:
                 del attempted.rows[index]
                 reason = f"the function put out a record of {largest} bytes; at most {RECORD_BYTES_MAX} can be sent"
-                self._give_up(index, _OUTCOME(reason=reason), attempted, attempted.attempts(index) + 1)
+                self._give_up(index, Outcome(index, Result.ERROR, reason), attempted, attempted.attempts(index) + 1)
 
     def _refuse_future(self, pending: Sequence[int], attempted: _Attempted) -> None:
         """Inputs of which the function made a record that lies beyond the bound of event time are held back."""
@@ -340,7 +332,7 @@ class Mapper:
             if bound.on_future is OnFailure.DROP:
                 attempted.dropped[index] = future.DROPPED
             else:
-                attempted.dead[index] = _OUTCOME(reason=bound.reason(time_us))
+                attempted.dead[index] = Outcome(index, Result.DEAD_LETTER, bound.reason(time_us))
             bound.held_back(1, time_us)
 
     def _assemble(self, frame: Frame, attempted: _Attempted) -> Mapped:

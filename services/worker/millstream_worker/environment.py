@@ -22,11 +22,11 @@ from millstream.buffers.technology import Access, InterStepBuffer, Technology
 from millstream.buffers.technology import Link as BufferLink
 from millstream.ledger.protocol import Broker, DurabilityLevel
 from millstream.limits import LOG_BYTES_MAX
+from millstream.spec.protocols import FunctionKind
 from millstream.spec.resolved import Resolved
 from millstream.statistics import SidecarStatistics
 from millstream.udf.protocol import MapStream, StreamName, UdfClient
 from millstream.watermark.store import OtStores
-from millstream_udf.wire.udf.v1 import udf_pb2
 from millstream_worker.programs import open_programs
 from millstream_worker.trimmers import Trimmers, open_trimmers
 from millstream_worker.watches import Watches, open_watches
@@ -65,9 +65,7 @@ class VertexPrograms(Protocol):
     def reduce_address(self, name: StreamName) -> str | None:
         """Where Spark's tasks reach the reduce function beside this process; None where the vertex has none."""
 
-    def open_map(
-        self, role: str, kind: udf_pb2.Kind.ValueType, name: StreamName
-    ) -> AbstractAsyncContextManager[MapStream]:
+    def open_map(self, role: str, kind: FunctionKind, name: StreamName) -> AbstractAsyncContextManager[MapStream]:
         """A stream of the map or source transform of that role."""
 
     def statistics(self) -> Mapping[str, SidecarStatistics]: ...

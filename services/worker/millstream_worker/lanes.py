@@ -20,6 +20,7 @@ from millstream.record import BufferId, LaneId, Position
 from millstream.retry import RetryPolicy
 from millstream.spec.graph import Graph
 from millstream.spec.lanes import buffers_of, inputs_of, upstream_lanes
+from millstream.spec.protocols import FunctionKind
 from millstream.statistics import LaneStatistics
 from millstream.telemetry import Telemetry
 from millstream.udf.protocol import StreamName
@@ -27,7 +28,6 @@ from millstream.watermark.store import newest
 from millstream_reader.buffer import open_buffer_reader
 from millstream_reader.ids import SeenIds
 from millstream_reader.tracker import Tracker
-from millstream_udf.wire.udf.v1 import udf_pb2
 from millstream_vertex.buffer_lane import BufferLane
 from millstream_vertex.input import LaneInput
 from millstream_vertex.lane import LaneCore
@@ -142,7 +142,7 @@ class LaneOpening:
         ledger = await self.shared.ledger(self.lane.vertex)
         return await open_seen_ids(self.graph, ledger, self.lane, self.core.committer, self.shared.clock)
 
-    async def mapper(self, role: str, kind: udf_pb2.Kind.ValueType) -> Mapper:
+    async def mapper(self, role: str, kind: FunctionKind) -> Mapper:
         """Calls the program of that role, and applies the vertex's retry policy to its answers."""
         shared, policy = self.shared, self.retry_policy
         stream = await self.stack.enter_async_context(shared.programs.open_map(role, kind, self.name))

@@ -15,16 +15,16 @@ from millstream.errors import MillstreamError, UserError
 from millstream.limits import ANSWER_RECORDS_MAX
 from millstream.sandbox import DATA_DIRECTORIES, Confinement
 from millstream.spec.models import Program, Transformer, Udf, Vertex
+from millstream.spec.protocols import FunctionKind
 from millstream.spec.references import Secret, referenced_files, resolve
 from millstream.spec.resolved import Resolved
 from millstream.spec.tls import ProgramTls
 from millstream.statistics import SidecarStatistics
 from millstream.udf.builtin import open_builtin
-from millstream.udf.native.client import ClientTls, GrpcUdfClient, open_udf_client
+from millstream.udf.function import Function, LocalFunction, open_local_function, open_remote_function
 from millstream.udf.program_lines import LEVEL_VARIABLE, parse_line
-from millstream.udf.protocol import MapStream, StreamName, UdfClient
-from millstream.udf.sidecar import LogLine, Sidecar, SidecarSpec, open_sidecar, python_command
-from millstream_udf.wire.udf.v1 import udf_pb2
+from millstream.udf.protocol import ClientTls, MapStream, StreamName, UdfClient, protocol_of
+from millstream.udf.sidecar import LogLine, SidecarSpec, python_command
 
 log = logging.getLogger(__name__)
 
@@ -39,32 +39,27 @@ CONCURRENCY_VARIABLE = "MILLSTREAM_UDF_CONCURRENCY"
 class Programs:
     """The running programs of one vertex, by role: udf, transformer, sink, fallback, source."""
 
-    def __init__(
-        self, programs: Mapping[str, Program], sidecars: Mapping[str, Sidecar], remote: Mapping[str, GrpcUdfClient]
-    ) -> None:
+    def __init__(self, programs: Mapping[str, Program], functions: Mapping[str, Function]) -> None:
         self._programs = programs
-        self._sidecars = sidecars
-        self._remote = remote
-        """Those that somebody else runs."""
+        self._functions = functions
+        """Those that are no built-ins."""
 
     def client(self, role: str) -> UdfClient | None:
         """The running program of that role; None where the vertex has none."""
-        return self._sidecars.get(role) or self._remote.get(role)
+        return self._functions.get(role)
 
     def reduce_address(self, name: StreamName) -> str | None:
         """Where Spark's tasks reach the reduce function beside this process; None where the vertex has none.
 
         Raises `UdfError` when what runs there is no reduce function.
         """
-        sidecar = self._sidecars.get("udf")
-        if sidecar is None:
+        function = self._functions.get("udf")
+        if not isinstance(function, LocalFunction):
             return None
-        sidecar.check_kind(udf_pb2.KIND_REDUCE, name)
-        return sidecar.address
+        function.check_kind(FunctionKind.REDUCE, name)
+        return function.address
 
-    def open_map(
-        self, role: str, kind: udf_pb2.Kind.ValueType, name: StreamName
-    ) -> AbstractAsyncContextManager[MapStream]:
+    def open_map(self, role: str, kind: FunctionKind, name: StreamName) -> AbstractAsyncContextManager[MapStream]:
         """A stream of the map or source transform of that role."""
         client, program = self.client(role), self._programs.get(role)
         if isinstance(program, Udf | Transformer):
@@ -75,7 +70,8 @@ class Programs:
         raise MillstreamError(f"vertex {name.vertex} has no {role}")
 
     def statistics(self) -> Mapping[str, SidecarStatistics]:
-        return {role: sidecar.statistics() for role, sidecar in self._sidecars.items()}
+        local = {role: one for role, one in self._functions.items() if isinstance(one, LocalFunction)}
+        return {role: function.statistics() for role, function in local.items()}
 
 
 def programs_of(vertex: Vertex) -> dict[str, Program]:
@@ -93,18 +89,20 @@ async def open_programs(
     """
     programs = programs_of(resolved.graph.vertex(vertex))
     async with AsyncExitStack() as stack:
-        sidecars: dict[str, Sidecar] = {}
-        remote: dict[str, GrpcUdfClient] = {}
+        functions: dict[str, Function] = {}
         for role, program in programs.items():
+            protocol = protocol_of(program.protocol)
             if program.address is not None:
                 tls = _tls(resolved, f"vertex {vertex}: `tls` of its {role}", program.tls)
-                remote[role] = await stack.enter_async_context(open_udf_client(program.address, tls=tls))
+                remote = open_remote_function(program.address, protocol=protocol, tls=tls)
+                functions[role] = await stack.enter_async_context(remote)
                 continue
             spec = _sidecar_spec(resolved, vertex, replica, role, program)
             if spec is not None:
                 spec = replace(spec, held=_held(resolved, program, hidden))
-                sidecars[role] = await stack.enter_async_context(open_sidecar(spec, log=program_logger(role)))
-        yield Programs(programs, sidecars, remote)
+                local = open_local_function(spec, protocol=protocol, log=program_logger(role))
+                functions[role] = await stack.enter_async_context(local)
+        yield Programs(programs, functions)
 
 
 def _tls(resolved: Resolved, what: str, tls: ProgramTls | None) -> ClientTls | None:

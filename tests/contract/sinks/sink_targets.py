@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from millstream.spec.models import FallbackSink
+from millstream.udf.function import open_local_function
 from millstream.udf.protocol import UdfClient
-from millstream.udf.sidecar import SidecarSpec, open_sidecar, python_command
+from millstream.udf.sidecar import SidecarSpec, python_command
 from millstream_writer.sink import Guarantee
 from tests.contract.sinks.file_target import file_spec, numbers_in
 from tests.contract.sinks.http_target import HttpTarget, open_http_target
@@ -64,6 +65,6 @@ async def open_target(kind: str, directory: Path) -> AsyncIterator[SinkTarget]:
             function = f"{WRITING_SINK}:append"
             env = {"SINK_TARGET": str(directory / "written")}
             process = SidecarSpec(python_command(function), role="sink", pipeline="p", vertex="out", env=env)
-            client = await stack.enter_async_context(open_sidecar(process, log=lambda _, line: None))
+            client = await stack.enter_async_context(open_local_function(process, log=lambda _, line: None))
             spec = FallbackSink.model_validate({"udsink": {"python": function}})
             yield SinkTarget(kind, directory, spec, udf_client=client)

@@ -16,7 +16,8 @@ from millstream.account import Account
 from millstream.errors import UdfError
 from millstream.record import Position
 from millstream.retry import Backoff, OnFailure, RetryPolicy
-from millstream.udf.checks import check_sink_answer
+from millstream.udf.answers import SinkAnswer
+from millstream.udf.native.messages import sink_answer_of
 from millstream_udf.wire.udf.v1 import udf_pb2
 from millstream_writer.delivery import Delivery, DeliveryLimits
 from millstream_writer.sinks.opening import open_sink
@@ -71,7 +72,7 @@ async def test_a_record_the_sink_cannot_take_stops_the_lane_with_its_name_and_th
 
 
 def test_a_call_that_failed_as_a_whole_has_failed_for_each_record() -> None:
-    failures = failures_of(udf_pb2.SinkAnswer(error="boom"), 3)
+    failures = failures_of(SinkAnswer(error="boom"), 3)
     assert [(f.index, f.retryable, f.attempted, f.detail) for f in failures] == [
         (i, True, True, "boom") for i in range(3)
     ]
@@ -87,4 +88,4 @@ def test_a_call_that_failed_as_a_whole_has_failed_for_each_record() -> None:
 )
 def test_an_answer_that_makes_no_sense_is_an_error(outcomes: list[udf_pb2.Outcome], what: str) -> None:
     with pytest.raises(ValueError, match=what):
-        check_sink_answer(udf_pb2.SinkAnswer(outcomes=outcomes), 3)
+        sink_answer_of(udf_pb2.SinkAnswer(outcomes=outcomes), 3)

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from millstream.clock import SystemClock
 from millstream.spec.models import Source
+from millstream.udf.function import open_local_function
 from millstream.udf.protocol import StreamName
-from millstream.udf.sidecar import SidecarSpec, open_sidecar, python_command
+from millstream.udf.sidecar import SidecarSpec, python_command
 from millstream_reader.source import SourceLane
 from millstream_reader.sources.opening import open_source
 from tests.contract.sources.lanes import lane_id, read_to_end
@@ -21,7 +22,7 @@ async def test_a_source_of_the_users_own(tmp_path: Path) -> None:
     source = Source.model_validate({"udsource": {"python": f"{COUNTING}:Counting"}, "keys": ["number"]})
     lines: list[str] = []
     spec = SidecarSpec(python_command(f"{COUNTING}:Counting"), role="source", pipeline="p", vertex="in", cwd=tmp_path)
-    async with open_sidecar(spec, log=lambda _, line: lines.append(line)) as sidecar:
+    async with open_local_function(spec, log=lambda _, line: lines.append(line)) as sidecar:
 
         @asynccontextmanager
         async def opened(position: bytes) -> AsyncIterator[SourceLane]:

@@ -12,18 +12,20 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from millstream.frame import build_frame
+from millstream.frame import Frame, build_frame
+from millstream.spec.protocols import FunctionKind
+from millstream.udf.answers import MapAnswer
+from millstream.udf.function import LocalFunction, open_local_function
 from millstream.udf.protocol import MapStream, StreamName
-from millstream.udf.sidecar import Sidecar, SidecarSpec, open_sidecar, python_command
+from millstream.udf.sidecar import SidecarSpec, python_command
 from millstream_udf import columns
-from millstream_udf.wire.udf.v1 import udf_pb2
 
 HERE = Path(__file__).parent
 GO_EXAMPLE = HERE.parents[2] / "examples" / "udf-go"
 NAME = StreamName("flights", "clean", "in-clean.0", 0)
 
 Lines = list[tuple[str, str]]
-Open = Callable[[Sequence[str]], AbstractAsyncContextManager[Sidecar]]
+Open = Callable[[Sequence[str]], AbstractAsyncContextManager[LocalFunction]]
 
 
 @pytest.fixture(scope="session")
@@ -79,24 +81,24 @@ def lines() -> Lines:
 def open_function(lines: Lines) -> Open:
     """Opens a sidecar of a command."""
 
-    def opened(command: Sequence[str]) -> AbstractAsyncContextManager[Sidecar]:
+    def opened(command: Sequence[str]) -> AbstractAsyncContextManager[LocalFunction]:
         spec = SidecarSpec(command, "udf", NAME.pipeline, NAME.vertex, start_timeout_s=30, stop_timeout_s=10)
-        return open_sidecar(spec, log=lambda stream, line: lines.append((stream, line)))
+        return open_local_function(spec, log=lambda stream, line: lines.append((stream, line)))
 
     return opened
 
 
 @pytest_asyncio.fixture
-async def sidecar(command: list[str], open_function: Open) -> AsyncIterator[Sidecar]:
+async def sidecar(command: list[str], open_function: Open) -> AsyncIterator[LocalFunction]:
     """The function of the suite, running."""
     async with open_function(command) as running:
         yield running
 
 
 @pytest_asyncio.fixture
-async def stream(sidecar: Sidecar) -> AsyncIterator[MapStream]:
+async def stream(sidecar: LocalFunction) -> AsyncIterator[MapStream]:
     """An open map stream of it."""
-    async with sidecar.open_map(udf_pb2.KIND_MAP, NAME) as opened:
+    async with sidecar.open_map(FunctionKind.MAP, NAME) as opened:
         yield opened
 
 
@@ -106,17 +108,17 @@ def frame_of(
     keys: Sequence[Sequence[bytes]] | None = None,
     headers: Sequence[Mapping[str, bytes]] | None = None,
     ids: Sequence[bytes] | None = None,
-) -> bytes:
-    """An encoded frame."""
+) -> Frame:
+    """A frame."""
     times = array("q", range(1000, 1000 + len(values)))
-    return build_frame(values, times, ingest_time_us=1, keys=keys, headers=headers, ids=ids).encode()
+    return build_frame(values, times, ingest_time_us=1, keys=keys, headers=headers, ids=ids)
 
 
-def values_of(answer: udf_pb2.SealedMapAnswer) -> list[bytes]:
+def values_of(answer: MapAnswer) -> list[bytes]:
     """Values of the outputs."""
     return columns.unpack_bytes(answer.values)
 
 
-def parents_of(answer: udf_pb2.SealedMapAnswer) -> list[int]:
+def parents_of(answer: MapAnswer) -> list[int]:
     """Input of each output."""
     return columns.unpack_offsets(answer.parents).tolist() if answer.parents else list(range(answer.records))

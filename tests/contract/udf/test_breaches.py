@@ -16,8 +16,10 @@ import pytest
 from millstream import limits
 from millstream.errors import UdfError
 from millstream.extract import YEAR_1_US, YEAR_10000_US
-from millstream.udf.checks import check_map_answer
-from millstream.udf.native.client import open_udf_client
+from millstream.spec.protocols import FunctionKind
+from millstream.udf.answers import MapAnswer
+from millstream.udf.function import open_remote_function
+from millstream.udf.native.messages import map_answer_of
 from millstream.udf.protocol import MapStream
 from millstream_udf import columns
 from millstream_udf.wire.udf.v1 import udf_pb2
@@ -69,8 +71,8 @@ async def serving(
     try:
         async with (
             asyncio.timeout(20),
-            open_udf_client(f"unix:{directory}/s", timeout_s=10) as client,
-            client.open_map(udf_pb2.KIND_MAP, NAME) as stream,
+            open_remote_function(f"unix:{directory}/s", timeout_s=10) as client,
+            client.open_map(FunctionKind.MAP, NAME) as stream,
         ):
             yield stream
     finally:
@@ -105,7 +107,10 @@ async def serving(
         ({"headers": headers_column([0, 1, 9], 2)}, "headers: offsets do not begin at 0 and end at 2"),
         ({"headers": b"\x12\x01\xff"}, "headers: not a column"),
         ({"event_times_us": columns.pack_times([1, 2])}, "sets event times, which only a source transform can"),
-        ({"outcomes": [udf_pb2.Outcome(index=0, result=udf_pb2.Outcome.RESULT_FALLBACK)]}, "a result, 5, that is none"),
+        (
+            {"outcomes": [udf_pb2.Outcome(index=0, result=udf_pb2.Outcome.RESULT_FALLBACK)]},
+            "a result, fallback, that is none",
+        ),
         ({"outcomes": [udf_pb2.Outcome(index=2, result=udf_pb2.Outcome.RESULT_DROP)]}, "input 2 of 2"),
         ({"outcomes": [udf_pb2.Outcome(index=1, result=udf_pb2.Outcome.RESULT_DROP)]}, "both an outcome and an output"),
         ({"outcomes": [udf_pb2.Outcome(index=0)]}, "has no result"),
@@ -121,9 +126,9 @@ async def serving(
 )
 def test_an_answer_that_does_not_fit(changes: dict[str, Any], message: str) -> None:
     sound = answer(udf_pb2.SealedMapCall())
-    check_map_answer(udf_pb2.SealedMapResponse.FromString(sound).answer, 2)
+    map_answer_of(udf_pb2.SealedMapResponse.FromString(sound).answer, 2)
     with pytest.raises(ValueError, match=message):
-        check_map_answer(udf_pb2.SealedMapResponse.FromString(answer(udf_pb2.SealedMapCall(), **changes)).answer, 2)
+        map_answer_of(udf_pb2.SealedMapResponse.FromString(answer(udf_pb2.SealedMapCall(), **changes)).answer, 2)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +141,7 @@ def test_an_answer_that_does_not_fit(changes: dict[str, Any], message: str) -> N
 async def test_an_answer_that_does_not_fit_is_a_failure_of_the_function(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, changes: dict[str, Any], message: str
 ) -> None:
-    async def called(stream: MapStream) -> udf_pb2.SealedMapAnswer:
+    async def called(stream: MapStream) -> MapAnswer:
         return await stream.call(frame_of([b"a", b"b"]), watermark_us=0, id_prefix="clean/in/0/7/", first_index=3)
 
     def first_is_wrong(call: udf_pb2.SealedMapCall) -> Iterator[bytes]:
@@ -154,8 +159,8 @@ async def test_an_answer_that_does_not_fit_is_a_failure_of_the_function(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"call_id": 77}, "answered call 77, which nobody made"),
-        ({"call_id": 0}, "answered call 0, which nobody made"),
+        ({"call_id": 77}, "answered call 77, which was not made"),
+        ({"call_id": 0}, "answered call 0, which was not made"),
         # Two MiB of them, which would take sixty.
         ({"reason": b"\x4a\x00" * limits.MIB}, "more fields than such a message can have"),
     ],
@@ -183,10 +188,10 @@ async def test_an_answer_that_belongs_to_no_call(tmp_path: Path, changes: dict[s
 def test_an_event_time_that_no_calendar_has(time_us: int) -> None:
     sound = udf_pb2.SealedMapAnswer(records=1, values=columns.pack_bytes([b"a"]))
     sound.event_times_us = columns.pack_times([YEAR_10000_US - 1])
-    check_map_answer(sound, 1, times_allowed=True)
+    map_answer_of(sound, 1, times_allowed=True)
     sound.event_times_us = columns.pack_times([time_us])
     with pytest.raises(ValueError, match=r"record 0, -?[0-9]+ us, is not in the years 1 to 9999"):
-        check_map_answer(sound, 1, times_allowed=True)
+        map_answer_of(sound, 1, times_allowed=True)
 
 
 @pytest.mark.guarantee("I10")
@@ -194,12 +199,12 @@ def test_outputs_are_bounded_as_the_spec_says() -> None:
     sound = udf_pb2.SealedMapAnswer(
         records=9, values=columns.pack_bytes([b""] * 9), parents=columns.pack_offsets([0] * 9)
     )
-    check_map_answer(sound, 1, outputs_max=9)
+    map_answer_of(sound, 1, outputs_max=9)
     with pytest.raises(ValueError, match="9 outputs; at most 8"):
-        check_map_answer(sound, 1, outputs_max=8)
+        map_answer_of(sound, 1, outputs_max=8)
     sound.keys = columns.pack_lists([[b"k"] * 5] * 9)
     with pytest.raises(ValueError, match="45 items; at most 36"):
-        check_map_answer(sound, 1, outputs_max=9)
+        map_answer_of(sound, 1, outputs_max=9)
 
 
 async def test_an_answer_twice(tmp_path: Path) -> None:
@@ -295,5 +300,5 @@ async def test_a_call_that_was_given_up_is_not_missed(tmp_path: Path) -> None:
 
 async def test_nobody_there(tmp_path: Path) -> None:
     with pytest.raises(UdfError, match=r"no function answered at unix:.* within 0\.2 s"):
-        async with open_udf_client(f"unix:{tmp_path}/nobody", timeout_s=0.2):
+        async with open_remote_function(f"unix:{tmp_path}/nobody", timeout_s=0.2):
             pass

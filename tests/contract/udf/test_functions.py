@@ -15,8 +15,11 @@ import grpc.aio
 import pytest
 
 from millstream.errors import UdfError
+from millstream.spec.protocols import FunctionKind
+from millstream.udf.answers import MapAnswer, Result
+from millstream.udf.function import LocalFunction
 from millstream.udf.protocol import MapStream
-from millstream.udf.sidecar import Sidecar, python_command
+from millstream.udf.sidecar import python_command
 from millstream_udf import columns
 from millstream_udf.wire.udf.v1 import udf_pb2
 from tests.contract.udf.conftest import NAME, Open, frame_of, parents_of, values_of
@@ -24,7 +27,7 @@ from tests.contract.udf.conftest import NAME, Open, frame_of, parents_of, values
 TIMEOUT_S = 30
 
 
-async def call(stream: MapStream, *values: bytes) -> udf_pb2.SealedMapAnswer:
+async def call(stream: MapStream, *values: bytes) -> MapAnswer:
     async with asyncio.timeout(TIMEOUT_S):
         return await stream.call(frame_of(values), watermark_us=0)
 
@@ -65,12 +68,12 @@ async def test_outcomes_leave_neighbours_alone(stream: MapStream) -> None:
     assert parents_of(answer) == [0, 2, 6]
     kinds = {outcome.index: outcome for outcome in answer.outcomes}
     assert sorted(kinds) == [1, 3, 4, 5]
-    assert kinds[1].result == udf_pb2.Outcome.RESULT_ERROR
+    assert kinds[1].result == Result.ERROR
     assert "failed: why" in kinds[1].reason
-    assert kinds[3].result == udf_pb2.Outcome.RESULT_RETRY
+    assert kinds[3].result == Result.RETRY
     assert kinds[3].delay_us == 250_000
-    assert (kinds[4].result, kinds[4].reason) == (udf_pb2.Outcome.RESULT_DEAD_LETTER, "poison")
-    assert (kinds[5].result, kinds[5].reason) == (udf_pb2.Outcome.RESULT_DROP, "unwanted")
+    assert (kinds[4].result, kinds[4].reason) == (Result.DEAD_LETTER, "poison")
+    assert (kinds[5].result, kinds[5].reason) == (Result.DROP, "unwanted")
 
 
 async def test_a_reason_is_one_line(stream: MapStream) -> None:
@@ -84,7 +87,7 @@ async def test_a_reason_is_one_line(stream: MapStream) -> None:
     assert "obey" in panic.detail
 
 
-async def test_a_client_of_another_version(sidecar: Sidecar) -> None:
+async def test_a_client_of_another_version(sidecar: LocalFunction) -> None:
     hello = udf_pb2.Hello(protocol_version=2, kind=udf_pb2.KIND_MAP, pipeline="flights", vertex="clean")
     async with asyncio.timeout(TIMEOUT_S), grpc.aio.insecure_channel(sidecar.address) as channel:
         raw: Any = channel.stream_stream("/millstream.udf.v1.Udf/Map")()
@@ -123,10 +126,10 @@ async def test_answers_belong_to_their_calls(stream: MapStream) -> None:
     assert [values_of(answer) for answer in answers] == [[b"%d" % n] * (1 + n % 7) for n in range(200)]
 
 
-async def test_lanes_share_a_process(sidecar: Sidecar) -> None:
+async def test_lanes_share_a_process(sidecar: LocalFunction) -> None:
     async with (
-        sidecar.open_map(udf_pb2.KIND_MAP, NAME) as one,
-        sidecar.open_map(udf_pb2.KIND_MAP, NAME) as two,
+        sidecar.open_map(FunctionKind.MAP, NAME) as one,
+        sidecar.open_map(FunctionKind.MAP, NAME) as two,
     ):
         answers = await asyncio.gather(call(one, b"a"), call(two, b"b"))
     assert [values_of(answer) for answer in answers] == [[b"A"], [b"B"]]
@@ -137,7 +140,9 @@ async def test_a_large_frame_goes_through(stream: MapStream) -> None:
     assert values_of(await call(stream, *values)) == [b"V" * 1000] * 4096
 
 
-async def test_a_crash_in_the_middle_is_answered_once(stream: MapStream, sidecar: Sidecar, tmp_path: Path) -> None:
+async def test_a_crash_in_the_middle_is_answered_once(
+    stream: MapStream, sidecar: LocalFunction, tmp_path: Path
+) -> None:
     crash = b"exit:" + os.fsencode(tmp_path / "crashed")
     async with asyncio.timeout(TIMEOUT_S):
         answers = await asyncio.gather(*(call(stream, value) for value in (b"a", crash, b"b", b"c")))
@@ -145,7 +150,7 @@ async def test_a_crash_in_the_middle_is_answered_once(stream: MapStream, sidecar
     assert sidecar.statistics().restarts == 1
 
 
-async def test_killed_under_load(stream: MapStream, sidecar: Sidecar) -> None:
+async def test_killed_under_load(stream: MapStream, sidecar: LocalFunction) -> None:
     answered: list[list[bytes]] = []
     halfway = asyncio.Event()
 
@@ -166,7 +171,7 @@ async def test_killed_under_load(stream: MapStream, sidecar: Sidecar) -> None:
     assert sidecar.statistics().restarts == 1
 
 
-async def test_drain_answers_what_is_held(stream: MapStream, sidecar: Sidecar, tmp_path: Path) -> None:
+async def test_drain_answers_what_is_held(stream: MapStream, sidecar: LocalFunction, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     async with asyncio.TaskGroup() as tasks:
         held = tasks.create_task(call(stream, b"wait:" + os.fsencode(gate)))
@@ -192,7 +197,7 @@ async def test_an_answer_that_is_too_large_is_told(stream: MapStream) -> None:
     assert "larger than" in told or "the limit is 67,108,864" in told
 
 
-async def test_a_kind_it_does_not_serve(sidecar: Sidecar) -> None:
+async def test_a_kind_it_does_not_serve(sidecar: LocalFunction) -> None:
     with pytest.raises(UdfError, match=r"flights/clean: the function serves map.*needs a sink"):
         async with sidecar.open_sink(NAME):
             pass
@@ -209,7 +214,7 @@ async def test_output_lines_are_passed_on(open_function: Open, lines: list[tuple
     )
     async with (
         open_function(python_command(f"{script}:process")) as sidecar,
-        sidecar.open_map(udf_pb2.KIND_MAP, NAME) as stream,
+        sidecar.open_map(FunctionKind.MAP, NAME) as stream,
     ):
         await call(stream, b"x")
     assert ("stdout", "out x") in lines

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from millstream.udf.sidecar import SidecarSpec, open_sidecar
-from millstream_udf.wire.udf.v1 import udf_pb2
+from millstream.spec.protocols import FunctionKind
+from millstream.udf.function import open_local_function
+from millstream.udf.sidecar import SidecarSpec
 from tests.contract.udf.conftest import GO_EXAMPLE, NAME, frame_of, values_of
 
 ROOT = Path(__file__).parents[3]
@@ -45,8 +46,8 @@ async def test_the_pipeline_says_how_many_records_are_worked_on_at_once(go_comma
     spec = SidecarSpec(go_command, "udf", NAME.pipeline, NAME.vertex, env=env, stop_timeout_s=10)
     async with (
         asyncio.timeout(60),
-        open_sidecar(spec, log=print) as sidecar,
-        sidecar.open_map(udf_pb2.KIND_MAP, NAME) as stream,
+        open_local_function(spec, log=print) as sidecar,
+        sidecar.open_map(FunctionKind.MAP, NAME) as stream,
         asyncio.TaskGroup() as tasks,
     ):
         assert sidecar.description.concurrency == 2

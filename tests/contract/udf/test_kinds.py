@@ -13,12 +13,14 @@ from pathlib import Path
 import pytest
 
 from millstream.errors import UdfError
-from millstream.udf.sidecar import Sidecar, SidecarSpec, open_sidecar, python_command
+from millstream.spec.protocols import FunctionKind
+from millstream.udf.answers import Result
+from millstream.udf.function import LocalFunction, open_local_function
+from millstream.udf.sidecar import SidecarSpec, python_command
 from millstream_udf import columns
-from millstream_udf.wire.udf.v1 import udf_pb2
 from tests.contract.udf.conftest import HERE, NAME, frame_of, values_of
 
-Serve = Callable[[str], AbstractAsyncContextManager[Sidecar]]
+Serve = Callable[[str], AbstractAsyncContextManager[LocalFunction]]
 Command = Callable[[str], list[str]]
 
 
@@ -42,17 +44,17 @@ def serve(served_command: Command, log: Path) -> Serve:
     """Opens one of the functions."""
 
     @asynccontextmanager
-    async def served(name: str) -> AsyncIterator[Sidecar]:
+    async def served(name: str) -> AsyncIterator[LocalFunction]:
         command = served_command(name)
         spec = SidecarSpec(command, "udf", NAME.pipeline, NAME.vertex, env={"SERVED_LOG": str(log)}, stop_timeout_s=10)
-        async with asyncio.timeout(60), open_sidecar(spec, log=print) as sidecar:
+        async with asyncio.timeout(60), open_local_function(spec, log=print) as sidecar:
             yield sidecar
 
     return served
 
 
 async def test_a_map_is_told_the_ids_of_its_records(serve: Serve) -> None:
-    async with serve("named") as sidecar, sidecar.open_map(udf_pb2.KIND_MAP, NAME) as stream:
+    async with serve("named") as sidecar, sidecar.open_map(FunctionKind.MAP, NAME) as stream:
         prefix = "map/in-map/0/7/"
         answer = await stream.call(frame_of([b"a", b"b"]), watermark_us=0, id_prefix=prefix, first_index=3)
         own = await stream.call(frame_of([b"a"], ids=[b"web-7"]), watermark_us=0, id_prefix=prefix)
@@ -65,12 +67,12 @@ async def test_a_sink(serve: Serve, log: Path, name: str) -> None:
     async with serve(name) as sidecar, sidecar.open_sink(NAME) as stream:
         answer = await stream.call(frame_of([b"a", b"bad", b"c"]), id_prefix="clean/in/0/17/", first_index=5)
     (outcome,) = answer.outcomes
-    assert (outcome.index, outcome.result) == (1, udf_pb2.Outcome.RESULT_FALLBACK)
+    assert (outcome.index, outcome.result) == (1, Result.FALLBACK)
     assert log.read_bytes() == b"clean/in/0/17/5 a\nclean/in/0/17/7 c\n"
 
 
 async def test_a_source_transform(serve: Serve) -> None:
-    async with serve("stamp") as sidecar, sidecar.open_map(udf_pb2.KIND_SOURCE_TRANSFORM, NAME) as stream:
+    async with serve("stamp") as sidecar, sidecar.open_map(FunctionKind.SOURCE_TRANSFORM, NAME) as stream:
         answer = await stream.call(frame_of([b"70", b"80"]), watermark_us=0)
     assert columns.unpack_times(answer.event_times_us).tolist() == [70, 80]
     assert columns.unpack_lists(answer.keys, 2) == [(b"k",), (b"k",)]
@@ -79,7 +81,7 @@ async def test_a_source_transform(serve: Serve) -> None:
 async def test_a_source_transform_is_no_map(serve: Serve) -> None:
     async with serve("stamp") as sidecar:
         with pytest.raises(UdfError, match="the function serves source transform, and this vertex needs a map"):
-            async with sidecar.open_map(udf_pb2.KIND_MAP, NAME):
+            async with sidecar.open_map(FunctionKind.MAP, NAME):
                 pass
 
 
@@ -96,7 +98,7 @@ async def test_a_source_is_read_to_its_end(serve: Serve, log: Path) -> None:
             if batch.error:
                 errors.append(batch.error)
                 continue
-            values += columns.unpack_bytes(batch.frame.values.SerializeToString())
+            values += batch.frame.values() if batch.frame is not None else []
             ended = batch.ended
             await stream.committed(batch.position)
     # The function lost the numbers of the read it failed; that is its own affair. What it gave came once and in order.
@@ -124,7 +126,7 @@ async def test_a_source_that_dies_goes_on_behind_what_was_read(serve: Serve, log
     ):
         for read in range(4):
             batch = await stream.read(10, 1 << 20, 1.0)
-            values += columns.unpack_bytes(batch.frame.values.SerializeToString())
+            values += batch.frame.values() if batch.frame is not None else []
             if read == 0:
                 await stream.committed(batch.position)
             if read == 1:
@@ -137,7 +139,7 @@ async def test_a_source_that_dies_goes_on_behind_what_was_read(serve: Serve, log
 
 
 async def test_slow_calls_wait_together(serve: Serve) -> None:
-    async with serve("wait") as sidecar, sidecar.open_map(udf_pb2.KIND_MAP, NAME) as stream:
+    async with serve("wait") as sidecar, sidecar.open_map(FunctionKind.MAP, NAME) as stream:
         assert stream.calls_max >= 500
         began = time.monotonic()
         # 40 calls of 10 records of 100 ms each: 40 s one after the other.
@@ -149,7 +151,7 @@ async def test_slow_calls_wait_together(serve: Serve) -> None:
 
 async def test_a_quick_call_overtakes_a_slow_one(serve: Serve) -> None:
     order: list[bytes] = []
-    async with serve("wait") as sidecar, sidecar.open_map(udf_pb2.KIND_MAP, NAME) as stream:
+    async with serve("wait") as sidecar, sidecar.open_map(FunctionKind.MAP, NAME) as stream:
 
         async def call(milliseconds: bytes) -> None:
             order.extend(values_of(await stream.call(frame_of([milliseconds]), watermark_us=0)))
@@ -163,9 +165,9 @@ async def test_a_quick_call_overtakes_a_slow_one(serve: Serve) -> None:
 @pytest.mark.parametrize("served_command", ["python"], indirect=True)
 async def test_a_function_that_asks_to_end_its_process_has_failed_on_the_record(serve: Serve, tmp_path: Path) -> None:
     once = os.fsencode(tmp_path / "once")
-    async with serve("leave_politely") as sidecar, sidecar.open_map(udf_pb2.KIND_MAP, NAME) as stream:
+    async with serve("leave_politely") as sidecar, sidecar.open_map(FunctionKind.MAP, NAME) as stream:
         (outcome,) = (await stream.call(frame_of([once]), watermark_us=0)).outcomes
-        assert (outcome.index, outcome.result) == (0, udf_pb2.Outcome.RESULT_ERROR)
+        assert (outcome.index, outcome.result) == (0, Result.ERROR)
         assert outcome.reason == "it called sys.exit(7): raise an exception instead"
         assert values_of(await stream.call(frame_of([once]), watermark_us=0)) == [b"second"]
         assert sidecar.statistics().restarts == 0
@@ -173,6 +175,6 @@ async def test_a_function_that_asks_to_end_its_process_has_failed_on_the_record(
 
 async def test_a_function_that_ends_its_process(serve: Serve, tmp_path: Path) -> None:
     once = os.fsencode(tmp_path / "once")
-    async with serve("leave") as sidecar, sidecar.open_map(udf_pb2.KIND_MAP, NAME) as stream:
+    async with serve("leave") as sidecar, sidecar.open_map(FunctionKind.MAP, NAME) as stream:
         assert values_of(await stream.call(frame_of([once]), watermark_us=0)) == [b"second"]
         assert sidecar.statistics().restarts == 1

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from millstream.errors import UdfError
+from millstream.spec.protocols import FunctionKind
 from millstream.telemetry.logging import configure_logging
+from millstream.udf.function import LocalFunction, open_local_function
 from millstream.udf.program_lines import LEVEL_VARIABLE, parse_line
-from millstream.udf.sidecar import Sidecar, SidecarSpec, open_sidecar, python_command
-from millstream_udf.wire.udf.v1 import udf_pb2
+from millstream.udf.sidecar import SidecarSpec, python_command
 from millstream_worker.programs import program_logger
 from tests.contract.udf.conftest import HERE, NAME, frame_of
 from tests.unit.telemetry.collector import attributes, open_collector
@@ -47,17 +48,17 @@ def log() -> Iterator[Log]:
 
 
 @asynccontextmanager
-async def running(command: Sequence[str], level: str = "info", **env: str) -> AsyncIterator[Sidecar]:
+async def running(command: Sequence[str], level: str = "info", **env: str) -> AsyncIterator[LocalFunction]:
     spec = SidecarSpec(
         command, "udf", NAME.pipeline, NAME.vertex, env={LEVEL_VARIABLE: level, **env}, stop_timeout_s=10
     )
-    async with asyncio.timeout(60), open_sidecar(spec, log=program_logger("udf")) as sidecar:
+    async with asyncio.timeout(60), open_local_function(spec, log=program_logger("udf")) as sidecar:
         yield sidecar
 
 
 async def call(name: str, values: Sequence[bytes], level: str = "info", **env: str) -> None:
     command = python_command(f"{HERE / 'logging_functions.py'}:{name}")
-    async with running(command, level, **env) as sidecar, sidecar.open_map(udf_pb2.KIND_MAP, NAME) as stream:
+    async with running(command, level, **env) as sidecar, sidecar.open_map(FunctionKind.MAP, NAME) as stream:
         answer = await stream.call(frame_of(values), watermark_us=0, attempt=2, traceparent=PARENT)
         assert not answer.error
 
@@ -112,7 +113,7 @@ async def test_a_program_in_any_language_writes_such_lines(log: Log) -> None:
 @pytest.mark.parametrize("level", ["info", "debug"])
 async def test_a_go_function_logs_level_fields_and_its_call(log: Log, go_command: list[str], level: str) -> None:
     logging.getLogger().setLevel(logging.DEBUG)
-    async with running(go_command, level) as sidecar, sidecar.open_map(udf_pb2.KIND_MAP, NAME) as stream:
+    async with running(go_command, level) as sidecar, sidecar.open_map(FunctionKind.MAP, NAME) as stream:
         answer = await stream.call(frame_of([b"log:7 is late"]), watermark_us=0, attempt=2, traceparent=PARENT)
         assert not answer.error
     late, *others = log.entries()

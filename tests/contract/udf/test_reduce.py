@@ -14,14 +14,15 @@ import pytest
 import pytest_asyncio
 
 from millstream.errors import UdfError
+from millstream.spec.protocols import FunctionKind
+from millstream.udf.function import LocalFunction
 from millstream.udf.native import reduce_client
 from millstream.udf.native.reduce_client import FunctionLostError, UdfReduction, reduce_over_grpc
-from millstream.udf.sidecar import Sidecar, python_command
+from millstream.udf.sidecar import python_command
 from millstream.wire.reduce.v1 import engine_pb2
 from millstream_udf.groups import FrameRows, Group, Part
 from millstream_udf.reducing import Answer
 from millstream_udf.values import Message, Window
-from millstream_udf.wire.udf.v1 import udf_pb2
 from tests.contract.udf.conftest import HERE, NAME, Lines, Open, frame_of
 
 MIB = 1 << 20
@@ -38,7 +39,7 @@ def part(
     """Whole groups, behind the rest of one that the part before left open."""
     values = [*(more_of or ()), *(value for values in groups.values() for value in values)]
     counts = [*([] if more_of is None else [len(more_of)]), *map(len, groups.values())]
-    return Part(list(groups), counts, FrameRows(frame_of(values) if values else b""), unfinished)
+    return Part(list(groups), counts, FrameRows(frame_of(values).encode() if values else b""), unfinished)
 
 
 Results = dict[Group, list[bytes | Message]]
@@ -75,25 +76,25 @@ def counted(one: Group, values: Sequence[bytes], times: tuple[int, int], *, own:
 
 
 @pytest_asyncio.fixture
-async def sidecar(reduce_command: list[str], open_function: Open) -> AsyncIterator[Sidecar]:
+async def sidecar(reduce_command: list[str], open_function: Open) -> AsyncIterator[LocalFunction]:
     """The reduce function, running."""
     async with open_function(reduce_command) as running:
         yield running
 
 
-def program(sidecar: Sidecar) -> engine_pb2.UdfProgram:
+def program(sidecar: LocalFunction) -> engine_pb2.UdfProgram:
     return engine_pb2.UdfProgram(
         address=sidecar.address, pipeline=NAME.pipeline, vertex=NAME.vertex, lane="window.0", replica=0
     )
 
 
-async def reduced(sidecar: Sidecar, parts: Iterable[Part]) -> tuple[Results, dict[Group, str]]:
+async def reduced(sidecar: LocalFunction, parts: Iterable[Part]) -> tuple[Results, dict[Group, str]]:
     """Through the client, in a thread of its own as in a Spark worker."""
     return await asyncio.to_thread(lambda: results_of(reduce_over_grpc(program(sidecar), parts)))
 
 
-async def test_groups_in_one_message_and_one_over_many(sidecar: Sidecar) -> None:
-    assert list(sidecar.description.kinds) == [udf_pb2.KIND_REDUCE]
+async def test_groups_in_one_message_and_one_over_many(sidecar: LocalFunction) -> None:
+    assert sidecar.description.kinds == {FunctionKind.REDUCE}
     small = {group(str(key)): [b"%d" % key] * (1 + key % 3) for key in range(500)}
     large = group("large", "one")
     chunk = [b"%0100d" % index for index in range(4000)]
@@ -116,23 +117,23 @@ async def test_groups_in_one_message_and_one_over_many(sidecar: Sidecar) -> None
         at += len(values)
 
 
-async def test_keys_and_headers_of_records_come_along(sidecar: Sidecar) -> None:
+async def test_keys_and_headers_of_records_come_along(sidecar: LocalFunction) -> None:
     frame = frame_of(
         [b"1", b"2", b"3"], keys=[[b"a"], [b"b", b"c"], []], headers=[{}, {"x": b"1", "y": b"2"}, {"z": b""}]
     )
     whole = group()
-    results, _ = await reduced(sidecar, [Part([whole], [3], FrameRows(frame))])
+    results, _ = await reduced(sidecar, [Part([whole], [3], FrameRows(frame.encode()))])
     assert results[whole] == [b"3 records, 3 bytes, 3 headers,  a/b/c, 60000000 to 120000000 early 0, 1000 to 1002"]
 
 
-async def test_results_with_keys_tags_and_headers(sidecar: Sidecar) -> None:
+async def test_results_with_keys_tags_and_headers(sidecar: LocalFunction) -> None:
     one, other = group("k"), group("l")
     results, _ = await reduced(sidecar, [part({one: [b"dress:yes"], other: [b"none"]})])
     assert results[one] == [Message(b"yes", ["new", "key"], ["late", "red"], {"colour": b"red"}), b"plain"]
     assert results[other] == []
 
 
-async def test_an_error_is_of_its_own_group(sidecar: Sidecar) -> None:
+async def test_an_error_is_of_its_own_group(sidecar: LocalFunction) -> None:
     groups = {group(str(key)): [b"fail:%d" % key if key in (3, 7) else b"1", b"2"] for key in range(10)}
     results, failures = await reduced(sidecar, [part(groups)])
     assert set(failures) == {group("3"), group("7")}
@@ -140,7 +141,7 @@ async def test_an_error_is_of_its_own_group(sidecar: Sidecar) -> None:
     assert list(results) == [one for one in groups if one not in failures]
 
 
-async def test_an_error_in_a_group_over_many_messages(sidecar: Sidecar) -> None:
+async def test_an_error_in_a_group_over_many_messages(sidecar: LocalFunction) -> None:
     chunk = [b"x" * 1000] * 2000
     bad, good = group("bad"), group("good")
     parts = [part({bad: [b"fail:at once", *chunk]}, unfinished=True), part({}, more_of=chunk, unfinished=True)]
@@ -149,7 +150,7 @@ async def test_an_error_in_a_group_over_many_messages(sidecar: Sidecar) -> None:
     assert list(results) == [good]
 
 
-async def test_a_function_need_not_read_all(sidecar: Sidecar) -> None:
+async def test_a_function_need_not_read_all(sidecar: LocalFunction) -> None:
     chunk = [b"x" * 1000] * 2000
     one, other = group("a"), group("b")
     parts = [part({one: [b"early", *chunk]}, unfinished=True), part({other: [b"1"]}, more_of=chunk)]
@@ -158,7 +159,7 @@ async def test_a_function_need_not_read_all(sidecar: Sidecar) -> None:
     assert results[other] == [counted(other, [b"1"], (3000, 3000))]
 
 
-async def test_a_group_without_records_is_never_sent(sidecar: Sidecar) -> None:
+async def test_a_group_without_records_is_never_sent(sidecar: LocalFunction) -> None:
     empty, one, slow = group("empty"), group("one"), group("slow")
     # The last one begins without a record and gets its first two parts later.
     parts = [
@@ -174,26 +175,26 @@ async def test_a_group_without_records_is_never_sent(sidecar: Sidecar) -> None:
     assert results[slow] == [counted(slow, [b"2"], (1000, 1000))]
 
 
-async def test_nothing_is_opened_for_nothing(sidecar: Sidecar) -> None:
+async def test_nothing_is_opened_for_nothing(sidecar: LocalFunction) -> None:
     reduction = UdfReduction(engine_pb2.UdfProgram(address="unix:/nowhere/at/all"))
     assert list(reduction.run([part({group("empty"): []})])) == []
     assert reduction.statistics().groups_sent == 0
 
 
-async def test_more_results_than_one_message_holds(sidecar: Sidecar) -> None:
+async def test_more_results_than_one_message_holds(sidecar: LocalFunction) -> None:
     one, other = group("a"), group("b")
     results, _ = await reduced(sidecar, [part({one: [b"many:50000"], other: [b"1"]})])
     assert results[one] == [b"%0100d" % index for index in range(50_000)]
     assert len(results[other]) == 1
 
 
-async def test_a_result_that_is_no_record(sidecar: Sidecar) -> None:
+async def test_a_result_that_is_no_record(sidecar: LocalFunction) -> None:
     results, failures = await reduced(sidecar, [part({group("a"): [b"large"], group("b"): [b"1"]})])
     assert "8,388,608 bytes; the most is 7,340,032" in failures[group("a")]
     assert list(results) == [group("b")]
 
 
-async def test_a_function_killed_in_the_middle_of_a_group(sidecar: Sidecar) -> None:
+async def test_a_function_killed_in_the_middle_of_a_group(sidecar: LocalFunction) -> None:
     chunk = [b"x" * 1000] * 2000
     small = {group(str(key)): [b"1"] for key in range(100)}
     large, last = group("large"), group("last")
@@ -216,7 +217,7 @@ async def test_a_function_killed_in_the_middle_of_a_group(sidecar: Sidecar) -> N
     assert reduction.statistics().breaks >= 1
 
 
-async def test_a_function_that_ends_its_process_once(sidecar: Sidecar, tmp_path: Path) -> None:
+async def test_a_function_that_ends_its_process_once(sidecar: LocalFunction, tmp_path: Path) -> None:
     exits = b"exit:" + os.fsencode(tmp_path / "once")
     groups = {group(str(key)): [exits if key == 50 else b"1", b"2"] for key in range(100)}
     results, failures = await reduced(sidecar, [part(groups)])
@@ -225,7 +226,7 @@ async def test_a_function_that_ends_its_process_once(sidecar: Sidecar, tmp_path:
     assert results[group("50")] == [counted(group("50"), [exits, b"2"], (1100, 1101))]
 
 
-async def test_a_group_that_always_ends_the_process_fails_alone(sidecar: Sidecar) -> None:
+async def test_a_group_that_always_ends_the_process_fails_alone(sidecar: LocalFunction) -> None:
     groups = {group(str(key)): [b"die" if key == 5 else b"1"] for key in range(10)}
     results, failures = await reduced(sidecar, [part(groups)])
     assert list(failures) == [group("5")]
@@ -233,7 +234,7 @@ async def test_a_group_that_always_ends_the_process_fails_alone(sidecar: Sidecar
     assert list(results) == [one for one in groups if one != group("5")]
 
 
-async def test_a_large_group_that_always_ends_the_process_fails_alone(sidecar: Sidecar) -> None:
+async def test_a_large_group_that_always_ends_the_process_fails_alone(sidecar: LocalFunction) -> None:
     chunk = [b"x" * 1000] * 2000
     bad, good = group("bad"), group("good")
     parts = [part({bad: [b"die", *chunk]}, unfinished=True), part({}, more_of=chunk, unfinished=True)]
@@ -242,7 +243,7 @@ async def test_a_large_group_that_always_ends_the_process_fails_alone(sidecar: S
     assert results[good] == [counted(good, [b"1"], (3000, 3000))]
 
 
-async def test_a_group_too_large_to_be_sent_again(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_group_too_large_to_be_sent_again(sidecar: LocalFunction, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reduce_client, "KEPT_BYTES_MAX", 4 * MIB)
     chunk = [b"x" * 1000] * 2000
 
@@ -262,7 +263,7 @@ async def test_a_group_too_large_to_be_sent_again(sidecar: Sidecar, monkeypatch:
 
 
 async def test_a_slow_function_holds_its_caller_up(
-    sidecar: Sidecar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sidecar: LocalFunction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reduce_client, "KEPT_BYTES_MAX", 16 * MIB)
     go_on, begun = tmp_path / "go on", tmp_path / "go on.begun"
@@ -298,7 +299,7 @@ async def test_a_slow_function_holds_its_caller_up(
     assert memory < 300 * MIB
 
 
-async def test_what_the_caller_raises_ends_the_stream(sidecar: Sidecar) -> None:
+async def test_what_the_caller_raises_ends_the_stream(sidecar: LocalFunction) -> None:
     def parts() -> Iterator[Part]:
         yield part({group("a"): [b"1"]}, unfinished=True)
         raise OSError("the segment is gone")
@@ -310,7 +311,7 @@ async def test_what_the_caller_raises_ends_the_stream(sidecar: Sidecar) -> None:
     assert list(results) == [group("b")]
 
 
-async def test_two_streams_at_once(sidecar: Sidecar, tmp_path: Path) -> None:
+async def test_two_streams_at_once(sidecar: LocalFunction, tmp_path: Path) -> None:
     chunk = [b"x" * 100] * 1000
 
     def parts(number: int) -> Iterator[Part]:
@@ -324,7 +325,7 @@ async def test_two_streams_at_once(sidecar: Sidecar, tmp_path: Path) -> None:
         assert list(results) == [group(str(number), str(key)) for key in range(20)]
 
 
-async def test_a_function_that_drains_answers_what_is_whole(sidecar: Sidecar) -> None:
+async def test_a_function_that_drains_answers_what_is_whole(sidecar: LocalFunction) -> None:
     chunk = [b"x" * 1000] * 2000
     large = group("large")
 
@@ -345,7 +346,7 @@ async def test_a_function_that_drains_answers_what_is_whole(sidecar: Sidecar) ->
 async def test_a_map_is_no_reduce(open_function: Open) -> None:
     async with open_function(python_command(f"{HERE / 'conformance.py'}:obey")) as sidecar:
         with pytest.raises(UdfError, match=r"the function serves map, and this vertex needs a reduce"):
-            sidecar.check_kind(udf_pb2.KIND_REDUCE, NAME)
+            sidecar.check_kind(FunctionKind.REDUCE, NAME)
         with pytest.raises(UdfError, match=r"obey serves map; vertex clean of flights asks for reduce"):
             await reduced(sidecar, [part({group("a"): [b"1"]})])
 

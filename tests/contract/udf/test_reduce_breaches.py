@@ -13,8 +13,8 @@ import grpc.aio
 import pytest
 
 from millstream.errors import UdfError
-from millstream.udf.checks import check_reduce_answer
 from millstream.udf.native import reduce_stream
+from millstream.udf.native.reduce_checks import check_reduce_answer
 from millstream.udf.native.reduce_client import FunctionLostError, reduce_over_grpc
 from millstream.wire.reduce.v1 import engine_pb2
 from millstream_udf import columns
@@ -27,7 +27,7 @@ from tests.contract.udf.misfits import bytes_column, headers_column, list_column
 
 WELCOME = udf_pb2.SealedReduceResponse(welcome=udf_pb2.Welcome(protocol_version=1, calls_max=1)).SerializeToString()
 GROUPS = [Group(Window(0, 10), (key,)) for key in ("a", "b")]
-PART = Part(GROUPS, [1, 1], FrameRows(frame_of([b"1", b"2"])))
+PART = Part(GROUPS, [1, 1], FrameRows(frame_of([b"1", b"2"]).encode()))
 
 Serve = Callable[[Any], Any]
 
@@ -183,8 +183,8 @@ async def test_results_of_half_a_group_come_again_whole(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("part", "message"),
     [
-        (udf_pb2.SealedReducePart(counts=[1], frame=frame_of([b"1"])), "count"),
-        (udf_pb2.SealedReducePart(groups=[udf_pb2.Group()], counts=[2], frame=frame_of([b"1"])), "count"),
+        (udf_pb2.SealedReducePart(counts=[1], frame=frame_of([b"1"]).encode()), "count"),
+        (udf_pb2.SealedReducePart(groups=[udf_pb2.Group()], counts=[2], frame=frame_of([b"1"]).encode()), "count"),
         (udf_pb2.SealedReducePart(), "count"),
     ],
 )

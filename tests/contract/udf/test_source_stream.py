@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from millstream.udf.native.client import open_udf_client
+from millstream.udf.function import open_remote_function
 from millstream.udf.protocol import SourceStream
 from millstream_udf import columns
 from millstream_udf.wire.udf.v1 import udf_pb2
@@ -23,7 +23,7 @@ WELCOME = udf_pb2.SourceResponse(welcome=udf_pb2.Welcome(protocol_version=1, cal
 
 def batch(values: bytes, position: bytes) -> bytes:
     response = udf_pb2.SourceResponse(batch=udf_pb2.SourceBatch(position=position))
-    response.batch.frame.ParseFromString(frame_of([b"a", b"b"]))
+    response.batch.frame.ParseFromString(frame_of([b"a", b"b"]).encode())
     response.batch.frame.values.ParseFromString(values)
     return response.SerializeToString()
 
@@ -47,7 +47,7 @@ async def serving(directory: Path, serve: Callable[[Any], Any]) -> AsyncIterator
     try:
         async with (
             asyncio.timeout(40),
-            open_udf_client(f"unix:{directory}/s", timeout_s=30) as client,
+            open_remote_function(f"unix:{directory}/s", timeout_s=30) as client,
             client.open_source(NAME, position=b"", partition=0, partitions=1) as stream,
         ):
             yield stream

@@ -20,12 +20,12 @@ from millstream.die_with_parent import dying_with_parent
 from millstream.errors import UdfError
 from millstream.frame import build_frame
 from millstream.limits import HUNG_AFTER_S
-from millstream.udf.native.client import describe
+from millstream.spec.protocols import FunctionKind
+from millstream.udf.function import LocalFunction, open_local_function
 from millstream.udf.protocol import StreamName
-from millstream.udf.sidecar import Sidecar, SidecarSpec, open_sidecar, python_command
+from millstream.udf.sidecar import SidecarSpec, python_command
 from millstream.udf.socket_directory import open_socket_directory, remove_abandoned
 from millstream_udf import columns
-from millstream_udf.wire.udf.v1 import udf_pb2
 
 NAME = StreamName("flights", "clean", "in-clean.0", 0)
 TIMEOUT_S = 60
@@ -64,9 +64,9 @@ def is_gone(pid: int) -> bool:
         return True
 
 
-async def call(sidecar: Sidecar, value: bytes) -> list[bytes]:
-    frame = build_frame([value], array("q", [1]), ingest_time_us=1).encode()
-    async with asyncio.timeout(TIMEOUT_S), sidecar.open_map(udf_pb2.KIND_MAP, NAME) as stream:
+async def call(sidecar: LocalFunction, value: bytes) -> list[bytes]:
+    frame = build_frame([value], array("q", [1]), ingest_time_us=1)
+    async with asyncio.timeout(TIMEOUT_S), sidecar.open_map(FunctionKind.MAP, NAME) as stream:
         return columns.unpack_bytes((await stream.call(frame, watermark_us=0)).values)
 
 
@@ -91,7 +91,10 @@ class process:
 )
 async def test_a_function_that_cannot_be_served(tmp_path: Path, temporary: Path, text: str, parts: list[str]) -> None:
     with pytest.raises(UdfError) as error:
-        async with asyncio.timeout(TIMEOUT_S), open_sidecar(spec_of(script(tmp_path, text)), log=lambda *_: None):
+        async with (
+            asyncio.timeout(TIMEOUT_S),
+            open_local_function(spec_of(script(tmp_path, text)), log=lambda *_: None),
+        ):
             pass
     message = str(error.value)
     assert message.startswith("flights/clean: udf exited with code")
@@ -111,26 +114,28 @@ async def test_a_function_that_cannot_be_served(tmp_path: Path, temporary: Path,
 )
 async def test_a_command_that_does_not_serve(command: list[str], message: str) -> None:
     with pytest.raises(UdfError, match=message):
-        async with asyncio.timeout(TIMEOUT_S), open_sidecar(spec_of(command), log=lambda *_: None):
+        async with asyncio.timeout(TIMEOUT_S), open_local_function(spec_of(command), log=lambda *_: None):
             pass
 
 
 async def test_a_command_that_never_answers() -> None:
     silent = [sys.executable, "-c", "import time; time.sleep(600)"]
     with pytest.raises(UdfError, match=r"did not answer at MILLSTREAM_UDF_SOCKET within 0\.2 s"):
-        async with open_sidecar(spec_of(silent, start_timeout_s=0.2), log=lambda *_: None):
+        async with open_local_function(spec_of(silent, start_timeout_s=0.2), log=lambda *_: None):
             pass
 
 
 async def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(UdfError, match=r"the working directory .* does not exist"):
-        async with open_sidecar(spec_of(["true"], cwd=tmp_path / "gone"), log=lambda *_: None):
+        async with open_local_function(spec_of(["true"], cwd=tmp_path / "gone"), log=lambda *_: None):
             pass
 
 
 @pytest.mark.guarantee("I8")
 async def test_nothing_is_left_behind(tmp_path: Path, temporary: Path) -> None:
-    async with open_sidecar(spec_of(script(tmp_path, "def process(value): return value\n")), log=print) as sidecar:
+    async with open_local_function(
+        spec_of(script(tmp_path, "def process(value): return value\n")), log=print
+    ) as sidecar:
         pid = sidecar.statistics().pid
         assert pid is not None
         assert list(temporary.iterdir())
@@ -140,17 +145,19 @@ async def test_nothing_is_left_behind(tmp_path: Path, temporary: Path) -> None:
 
 async def test_an_error_in_the_block_comes_out_as_it_is(tmp_path: Path) -> None:
     with pytest.raises(KeyError):
-        async with open_sidecar(spec_of(script(tmp_path, "def process(value): return value\n")), log=print):
+        async with open_local_function(spec_of(script(tmp_path, "def process(value): return value\n")), log=print):
             raise KeyError
 
 
-def came_back(sidecar: Sidecar, deaths: int) -> bool:
+def came_back(sidecar: LocalFunction, deaths: int) -> bool:
     statistics = sidecar.statistics()
     return statistics.restarts == deaths and statistics.running
 
 
 async def test_it_is_restarted_as_often_as_it_dies(tmp_path: Path) -> None:
-    async with open_sidecar(spec_of(script(tmp_path, "def process(value): return value\n")), log=print) as sidecar:
+    async with open_local_function(
+        spec_of(script(tmp_path, "def process(value): return value\n")), log=print
+    ) as sidecar:
         for deaths in range(1, 4):
             assert await call(sidecar, b"x") == [b"x"]
             pid = sidecar.statistics().pid
@@ -172,17 +179,17 @@ async def test_one_that_ignores_being_told_is_killed_with_its_children(tmp_path:
         "            while True: pass\n"
         "        return str(self.child.pid)\n",
     )
-    frame = build_frame([b"hold"], array("q", [1]), ingest_time_us=1).encode()
-    async with open_sidecar(spec_of(command, stop_timeout_s=0.5), log=print) as sidecar:
+    frame = build_frame([b"hold"], array("q", [1]), ingest_time_us=1)
+    async with open_local_function(spec_of(command, stop_timeout_s=0.5), log=print) as sidecar:
         (child,) = await call(sidecar, b"child")
         pid = sidecar.statistics().pid
         assert pid is not None
-        async with sidecar.open_map(udf_pb2.KIND_MAP, NAME) as stream, asyncio.TaskGroup() as tasks:
+        async with sidecar.open_map(FunctionKind.MAP, NAME) as stream, asyncio.TaskGroup() as tasks:
             held = tasks.create_task(stream.call(frame, watermark_us=0))
             # It computes for ever, and is well all the same: the process answers beside the function.
             await until(lambda: psutil.Process(pid).cpu_times().user > 0.5 or held.done())
-            description = await describe(sidecar._channel, 10)
-            assert description.language == "python"
+            await sidecar.ask(10)
+            assert sidecar.description.language == "python"
             held.cancel()
     assert is_gone(pid)
     assert is_gone(int(child))
@@ -203,9 +210,9 @@ async def test_one_whose_interpreter_is_held_is_reported_and_replaced(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     spec = spec_of(script(tmp_path, HOLDS_THE_INTERPRETER), hung_after_s=2.0)
-    frame = build_frame([b"hold"], array("q", [1]), ingest_time_us=1).encode()
-    async with open_sidecar(spec, log=print) as sidecar:
-        async with sidecar.open_map(udf_pb2.KIND_MAP, NAME) as stream, asyncio.TaskGroup() as tasks:
+    frame = build_frame([b"hold"], array("q", [1]), ingest_time_us=1)
+    async with open_local_function(spec, log=print) as sidecar:
+        async with sidecar.open_map(FunctionKind.MAP, NAME) as stream, asyncio.TaskGroup() as tasks:
             held = tasks.create_task(stream.call(frame, watermark_us=0))
             await until(lambda: sidecar.statistics().restarts == 1)
             held.cancel()
@@ -219,7 +226,9 @@ async def test_one_that_a_signal_has_stopped_is_reported_and_replaced_soon(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     # As patient as it is by default with a slow function.
-    async with open_sidecar(spec_of(script(tmp_path, "def process(value): return value\n")), log=print) as sidecar:
+    async with open_local_function(
+        spec_of(script(tmp_path, "def process(value): return value\n")), log=print
+    ) as sidecar:
         pid = sidecar.statistics().pid
         assert pid is not None
         begun_s = time.monotonic()
@@ -243,10 +252,10 @@ async def test_last_lines_are_reported_once_however_often_it_dies_with_them(
         "    print(value.decode(), file=sys.stderr, flush=True)\n"
         "    os._exit(7)\n",
     )
-    async with open_sidecar(spec_of(command), log=lambda *_: None) as sidecar:
+    async with open_local_function(spec_of(command), log=lambda *_: None) as sidecar:
         for deaths, value in enumerate((b"first", b"first", b"second"), start=1):
-            frame = build_frame([value], array("q", [1]), ingest_time_us=1).encode()
-            async with sidecar.open_map(udf_pb2.KIND_MAP, NAME) as stream, asyncio.TaskGroup() as tasks:
+            frame = build_frame([value], array("q", [1]), ingest_time_us=1)
+            async with sidecar.open_map(FunctionKind.MAP, NAME) as stream, asyncio.TaskGroup() as tasks:
                 dying = tasks.create_task(stream.call(frame, watermark_us=0))
                 await until(lambda: sidecar.statistics().restarts >= deaths)  # noqa: B023  # within the round
                 dying.cancel()
@@ -261,7 +270,7 @@ import asyncio, sys
 from millstream.udf.sidecar import *
 async def main():
     spec = SidecarSpec(python_command(sys.argv[1]), "udf", "p", "v")
-    async with open_sidecar(spec, log=lambda *_: None) as sidecar:
+    async with open_local_function(spec, log=lambda *_: None) as sidecar:
         print(sidecar.statistics().pid, sidecar._socket.parent, flush=True)
         await asyncio.Event().wait()
 asyncio.run(main())

@@ -9,11 +9,11 @@ import pytest
 
 from millstream.frame import build_frame
 from millstream.spec.programs import CatBuiltin, EventTimeBuiltin, FilterBuiltin
+from millstream.udf.answers import MapAnswer, Result
 from millstream.udf.builtin import open_builtin
 from millstream.udf.checks import check_map_answer
 from millstream.udf.protocol import StreamName
 from millstream_udf import columns
-from millstream_udf.wire.udf.v1 import udf_pb2
 
 NAME = StreamName("flights", "clean", "in-clean.0", 0)
 
@@ -22,10 +22,10 @@ async def answer_of(
     builtin: CatBuiltin | FilterBuiltin | EventTimeBuiltin,
     values: list[bytes],
     headers: list[dict[str, bytes]] | None = None,
-) -> udf_pb2.SealedMapAnswer:
+) -> MapAnswer:
     frame = build_frame(values, array("q", range(len(values))), ingest_time_us=1, headers=headers)
     async with open_builtin(builtin, NAME) as stream:
-        answer = await stream.call(frame.encode(), watermark_us=0)
+        answer = await stream.call(frame, watermark_us=0)
     check_map_answer(answer, len(values), times_allowed=True)
     return answer
 
@@ -88,7 +88,7 @@ async def test_event_time_of_a_header() -> None:
     answer = await answer_of(builtin, [b"x", b"y"], [{"at": b"1970-01-01T00:00:01Z"}, {}])
     assert columns.unpack_times(answer.event_times_us).tolist() == [1_000_000]
     (outcome,) = answer.outcomes
-    assert (outcome.index, outcome.result) == (1, udf_pb2.Outcome.RESULT_ERROR)
+    assert (outcome.index, outcome.result) == (1, Result.ERROR)
     assert "there is no header `at`" in outcome.reason
 
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream.udf.checks import check_reduce_answer, check_reduce_groups
 from millstream.udf.native import reduce_parts
+from millstream.udf.native.reduce_checks import check_reduce_answer, check_reduce_groups
 from millstream.udf.native.reduce_parts import PartEncoder, PartMessage, decode_answer, one_by_one
 from millstream_udf import columns
 from millstream_udf.groups import Group, Part, decode_part

@@ -19,6 +19,8 @@ from millstream.naming import WITH_VALUES, Naming
 from millstream.record import BufferId, LaneId, Position, Record
 from millstream.retry import Backoff, OnFailure, RetryPolicy
 from millstream.telemetry import Telemetry
+from millstream.udf.answers import MapAnswer
+from millstream.udf.native.messages import map_answer_of
 from millstream.udf.protocol import MapStream
 from millstream.watermark.future import FutureBound
 from millstream.watermark.memory import MemoryOtStores, OtMemory, open_memory_ot_stores
@@ -66,25 +68,25 @@ class InProcessStream:
 
     async def call(
         self,
-        frame: bytes,
+        frame: Frame,
         *,
         watermark_us: int,
         attempt: int = 0,
         traceparent: str = "",
         id_prefix: str = "",
         first_index: int = 0,
-    ) -> udf_pb2.SealedMapAnswer:
-        self.calls.append(Frame.decode(frame).records)
+    ) -> MapAnswer:
+        self.calls.append(frame.records)
         call = udf_pb2.SealedMapCall(
             call_id=1,
-            frame=frame,
+            frame=frame.encode(),
             watermark_us=watermark_us,
             attempt=attempt,
             id_prefix=id_prefix,
             first_index=first_index,
         )
         answer = encode_map(await answer_map(self._lane, self._hello, call))
-        return udf_pb2.SealedMapResponse.FromString(answer).answer
+        return map_answer_of(udf_pb2.SealedMapResponse.FromString(answer).answer, frame.records, times_allowed=True)
 
 
 @asynccontextmanager

@@ -14,11 +14,11 @@ from millstream.frame import Frame, frame_of_records
 from millstream.naming import Naming, Origin
 from millstream.record import Record
 from millstream.retry import Backoff, OnFailure, RetryPolicy, Waiting
+from millstream.udf.answers import MapAnswer, Outcome, Result
 from millstream.watermark.future import DROPPED, FutureBound
 from millstream_udf import Context, DeadLetter, Drop, Message, Retry, source_transform
 from millstream_udf import map as map_function
 from millstream_udf.values import Record as Input
-from millstream_udf.wire.udf.v1 import udf_pb2
 from millstream_vertex.mapping import Mapped
 from tests.support.ledgers import SettableClock
 from tests.unit.vertex.lane_rig import STOP, mapper_of, open_stream, records_of
@@ -235,34 +235,32 @@ class Answering:
 
     calls_max = 1
 
-    def __init__(self, answer: udf_pb2.SealedMapAnswer) -> None:
+    def __init__(self, answer: MapAnswer) -> None:
         self._answer = answer
 
     async def call(
         self,
-        frame: bytes,
+        frame: Frame,
         *,
         watermark_us: int,
         attempt: int = 0,
         traceparent: str = "",
         id_prefix: str = "",
         first_index: int = 0,
-    ) -> udf_pb2.SealedMapAnswer:
+    ) -> MapAnswer:
         return self._answer
 
 
 @pytest.mark.parametrize(
     "answer",
     [
-        udf_pb2.SealedMapAnswer(error=STACK),
-        udf_pb2.SealedMapAnswer(outcomes=[udf_pb2.Outcome(index=0, result=udf_pb2.Outcome.RESULT_ERROR, reason=STACK)]),
-        udf_pb2.SealedMapAnswer(
-            outcomes=[udf_pb2.Outcome(index=0, result=udf_pb2.Outcome.RESULT_DEAD_LETTER, reason=STACK)]
-        ),
+        MapAnswer(error=STACK),
+        MapAnswer(outcomes=[Outcome(0, Result.ERROR, reason=STACK)]),
+        MapAnswer(outcomes=[Outcome(0, Result.DEAD_LETTER, reason=STACK)]),
     ],
     ids=["of the call", "error", "dead letter"],
 )
-async def test_the_reason_is_the_beginning_of_what_went_wrong(answer: udf_pb2.SealedMapAnswer) -> None:
+async def test_the_reason_is_the_beginning_of_what_went_wrong(answer: MapAnswer) -> None:
     mapper = mapper_of(Answering(answer), policy(1, OnFailure.DEAD_LETTER), dead_letter=True)
     result = await mapper.map(records_of(b"a"), watermark_us=0)
     assert result.dead_letters is not None
@@ -272,8 +270,8 @@ async def test_the_reason_is_the_beginning_of_what_went_wrong(answer: udf_pb2.Se
 
 
 async def test_the_reason_of_a_drop_is_one_line() -> None:
-    outcome = udf_pb2.Outcome(index=0, result=udf_pb2.Outcome.RESULT_DROP, reason=STACK)
-    mapper = mapper_of(Answering(udf_pb2.SealedMapAnswer(outcomes=[outcome])))
+    outcome = Outcome(0, Result.DROP, reason=STACK)
+    mapper = mapper_of(Answering(MapAnswer(outcomes=[outcome])))
     result = await mapper.map(records_of(b"a"), watermark_us=0)
     assert result.account.dropped == {"panic: assignment to entry in nil map": 1}
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from millstream.spec.problems import Path
 from millstream.spec.programs import Udf
+from millstream.spec.protocols import FunctionKind
 from millstream.statistics import LaneReport
 from millstream_worker.kinds.udf import UdfKind
 
@@ -28,11 +29,10 @@ class Map(UdfKind):
             yield (*path, "concurrency"), "`concurrency` has no effect on a built-in"
 
     async def open_lane(self, settings: Udf, opening: LaneOpening) -> VertexLane:
-        from millstream_udf.wire.udf.v1 import udf_pb2
         from millstream_vertex.map_lane import MapLane
 
         base = await opening.buffer_lane()
-        mapper = await opening.mapper("udf", udf_pb2.KIND_MAP)
+        mapper = await opening.mapper("udf", FunctionKind.MAP)
         limits = opening.graph.limits_of(opening.lane.vertex)
         # The default of 500 is Numaflow's; only who sets it wants calls that small.
         batch = limits.read_batch_size if "read_batch_size" in limits.model_fields_set else None

@@ -10,6 +10,7 @@ from millstream.spec.connectors import IdBounds
 from millstream.spec.kinds import PlacedEnd, PlacedProgram, on_failure_of
 from millstream.spec.problems import Path
 from millstream.spec.programs import RetryStrategy
+from millstream.spec.protocols import FunctionKind
 from millstream.spec.sources import OnInvalid, Source
 from millstream.statistics import LaneReport
 from millstream_worker.kind import RunnableKind
@@ -73,7 +74,6 @@ class SourceVertex(RunnableKind[Source]):
 
     async def open_lane(self, settings: Source, opening: LaneOpening) -> VertexLane:
         from millstream_reader.sources.opening import open_source
-        from millstream_udf.wire.udf.v1 import udf_pb2
         from millstream_vertex.settings import future_bound, source_watermark
         from millstream_vertex.source_lane import SourceVertexLane
 
@@ -94,7 +94,7 @@ class SourceVertex(RunnableKind[Source]):
         )
         mapper = None
         if settings.transformer is not None:
-            mapper = await opening.mapper("transformer", udf_pb2.KIND_SOURCE_TRANSFORM)
+            mapper = await opening.mapper("transformer", FunctionKind.SOURCE_TRANSFORM)
         watermark = source_watermark(shared.config.resolved.pipeline, core.watermark_us)
         return SourceVertexLane(
             *(core, source, mapper, opening.router, watermark, seen, shared.graph.on_invalid(lane.vertex)),

@@ -11,6 +11,7 @@ from millstream.errors import MillstreamError
 from millstream.limits import IDS_MAX
 from millstream.spec.connectors import IdBounds, IdsCount
 from millstream.spec.programs import Program
+from millstream.spec.protocols import FunctionKind
 from millstream.spec.values import PositiveDuration
 from millstream_reader.connector import SourceConnector, SourceOwner
 
@@ -22,6 +23,7 @@ class UserSource(Program):
     """A source that the user wrote."""
 
     noun = "a udsource"
+    function = FunctionKind.SOURCE
 
     id_ttl_s: Annotated[PositiveDuration, Field(ge=1)] = Field(default=24 * 3600.0, alias="idTtl")
     """How long the id of a record is remembered, where the source gives ids. Duration of at least 1s, default 24h."""

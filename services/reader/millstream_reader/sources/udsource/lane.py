@@ -6,20 +6,18 @@ the function gave fits together. It knows nothing of processes.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 from millstream.clock import Clock
 from millstream.errors import UdfError
-from millstream.frame import Frame
-from millstream.limits import SIDECAR_BACKOFF_FIRST_S
+from millstream.limits import SIDECAR_BACKOFF_FIRST_S, SIDECAR_BACKOFF_LAST_S
+from millstream.pauses import Pauses
 from millstream.record import LaneId
 from millstream.udf.protocol import SourceStream, StreamName, UdfClient
 from millstream_reader.source import SourceBatch
-from millstream_udf import columns
-from millstream_udf.wire.frame.v1 import frame_pb2
 
 _log = logging.getLogger(__name__)
 
@@ -53,6 +51,7 @@ class UserDefinedLane:
         self._gives_ids = False
         self._pending: int | None = None
         self._failed_reads = 0
+        self._pauses = Pauses(SIDECAR_BACKOFF_FIRST_S, SIDECAR_BACKOFF_LAST_S)
         self._ended = False
         self._draining = False
 
@@ -70,8 +69,11 @@ class UserDefinedLane:
             await self._bear_failed_read(batch.error)
             return SourceBatch(None, self._position)
         self._failed_reads = 0
-        self._pending = batch.pending if batch.HasField("pending") else None
-        frame = frame_of_batch(batch.frame, self._clock.now_us()) if batch.HasField("frame") else None
+        self._pauses.begin_again()
+        self._pending = batch.pending
+        frame = batch.frame
+        if frame is not None and not frame.ingest_time_us:
+            frame = replace(frame, ingest_time_us=self._clock.now_us())
         self._gives_ids = self._gives_ids or bool(frame is not None and frame.ids_column)
         self._position = batch.position
         self._ended = batch.ended
@@ -93,31 +95,10 @@ class UserDefinedLane:
                 f"lane {self._lane}: the source function failed {self._failed_reads} reads in a row: {reason}. "
                 "Correct the function, or what it reads from; nothing was lost"
             )
-        pause_s = SIDECAR_BACKOFF_FIRST_S * 2 ** (self._failed_reads - 1)
         _log.warning(
             "lane %s: the source function failed a read, next try in %.1f s: %s",
             self._lane,
-            pause_s,
+            self._pauses.next_s,
             reason,
         )
-        await asyncio.sleep(pause_s)
-
-
-def frame_of_batch(frame: frame_pb2.Frame, now_us: int) -> Frame | None:
-    """The function's columns, with the frame's own figures filled in; None without records."""
-    sealed = frame_pb2.SealedFrame.FromString(frame.SerializeToString())
-    times = columns.unpack_times(sealed.event_times_us)
-    if not times:
-        return None
-    return Frame(
-        records=len(times),
-        event_time_min_us=min(times),
-        event_time_max_us=max(times),
-        ingest_time_us=sealed.info.ingest_time_us or now_us,
-        values_column=sealed.values,
-        event_times_column=sealed.event_times_us,
-        keys_column=sealed.keys,
-        headers_column=sealed.headers,
-        ids_column=sealed.ids,
-        traceparent=sealed.info.traceparent,
-    )
+        await self._pauses.wait()

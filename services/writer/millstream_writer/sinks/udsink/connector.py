@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from millstream.errors import UserError
 from millstream.spec.connectors import Guarantee, GuaranteeId
 from millstream.spec.programs import Program
+from millstream.spec.protocols import FunctionKind
 from millstream_writer.connector import SinkConnector, SinkOwner
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ class UserSink(Program):
     """A sink that the user wrote."""
 
     noun = "a udsink"
+    function = FunctionKind.SINK
 
 
 class _Udsink(SinkConnector[UserSink]):

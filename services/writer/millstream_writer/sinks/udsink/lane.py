@@ -12,38 +12,35 @@ from contextlib import asynccontextmanager
 
 from millstream.naming import reason_and_detail
 from millstream.record import Position
+from millstream.udf.answers import Outcome, Result, SinkAnswer
 from millstream.udf.protocol import SinkStream, StreamName, UdfClient
-from millstream_udf.wire.udf.v1 import udf_pb2
 from millstream_writer.sink import Guarantee, SinkFailure, SinkFrame, SinkLane, WriteResult
 
 FAILED = "function failed"
 """What a record is counted under when the function gave an error; the error itself is in the message."""
 _NO_REASON = "no reason given"
 
-_OUTCOME = udf_pb2.Outcome
 
-
-def failures_of(answer: udf_pb2.SinkAnswer, records: int) -> list[SinkFailure]:
+def failures_of(answer: SinkAnswer, records: int) -> list[SinkFailure]:
     """What an answer says about the records it does not count as written."""
     if answer.error:
         return [SinkFailure(row, FAILED, retryable=True, detail=answer.error) for row in range(records)]
     return [_failure_of(outcome) for outcome in answer.outcomes]
 
 
-def _failure_of(outcome: udf_pb2.Outcome) -> SinkFailure:
+def _failure_of(outcome: Outcome) -> SinkFailure:
     row = outcome.index
-    outcome.reason, outcome.detail = reason_and_detail(outcome.reason, outcome.detail)
-    reason = outcome.reason or _NO_REASON
-    if outcome.result == _OUTCOME.RESULT_RETRY:
+    given, detail = reason_and_detail(outcome.reason, outcome.detail)
+    reason = given or _NO_REASON
+    if outcome.result == Result.RETRY:
         return SinkFailure(row, reason, retryable=True, attempted=False, asked=True, delay_s=outcome.delay_us / 1e6)
-    if outcome.result == _OUTCOME.RESULT_DEAD_LETTER:
-        return SinkFailure(row, reason, retryable=False, detail=outcome.detail)
-    if outcome.result == _OUTCOME.RESULT_DROP:
+    if outcome.result == Result.DEAD_LETTER:
+        return SinkFailure(row, reason, retryable=False, detail=detail)
+    if outcome.result == Result.DROP:
         return SinkFailure(row, reason, retryable=False, drop=True)
-    if outcome.result == _OUTCOME.RESULT_FALLBACK:
-        return SinkFailure(row, reason, retryable=False, fallback=True, detail=outcome.detail)
-    detail = f"{outcome.reason}\n{outcome.detail}" if outcome.detail else outcome.reason
-    return SinkFailure(row, FAILED, retryable=True, detail=detail)
+    if outcome.result == Result.FALLBACK:
+        return SinkFailure(row, reason, retryable=False, fallback=True, detail=detail)
+    return SinkFailure(row, FAILED, retryable=True, detail=f"{given}\n{detail}" if detail else given)
 
 
 class _UdfLane:
@@ -60,7 +57,7 @@ class _UdfLane:
 
     async def write(self, frames: Sequence[SinkFrame], end: Position) -> WriteResult:
         calls = asyncio.Semaphore(self._stream.calls_max)
-        answers: list[udf_pb2.SinkAnswer | None] = [None] * len(frames)
+        answers: list[SinkAnswer | None] = [None] * len(frames)
         try:
             # Tasks start in the order they are made and a semaphore lets them in by turns: calls are sent in order.
             async with asyncio.TaskGroup() as group:
@@ -81,11 +78,11 @@ class _UdfLane:
         number: int,
         item: SinkFrame,
         calls: asyncio.Semaphore,
-        answers: list[udf_pb2.SinkAnswer | None],
+        answers: list[SinkAnswer | None],
     ) -> None:
         async with calls:
             answers[number] = await self._stream.call(
-                item.frame.encode(),
+                item.frame,
                 id_prefix=item.id_prefix,
                 first_index=item.first_index,
                 attempt=item.attempt,

@@ -1,0 +1,234 @@
+"""Processes that this one starts: tied to it, their output read by lines, ended politely and otherwise by force.
+
+    open_process ─► runs ─► ends by itself, is hung (killed), or the block ends: asked to end ─► killed
+                     └─► lines of its output, until the last one
+
+Above it: all that starts processes and keeps them running: the runner (broker, workers, Spark driver), vertices
+(functions), the Spark driver (its JVM), chaos. Each decides for itself what an end means and whether there is another
+start; pauses between starts are `millstream.pauses`, the last lines for a message `millstream.lines`. Below it: asyncio
+and the operating system.
+
+A process leads a session of its own, so Ctrl-C in the terminal reaches the one that started it alone, and ends with it,
+however that ends (`millstream.die_with_parent`): start processes from a thread that lives as long as this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, cast
+
+from millstream.die_with_parent import dying_with_parent
+from millstream.errors import InfrastructureError
+from millstream.health import Health
+from millstream.lines import LineSplitter
+
+OUTPUT_TIMEOUT_S = 1.0
+"""How long output may still come after the process has ended: one that it left behind may hold the pipe open."""
+
+OnLines = Callable[[list[bytes]], None]
+"""Gets lines without their ends, as many as have come."""
+Output = OnLines | IO[bytes] | int | None
+"""What becomes of an output: lines for a callback, a file, or what `subprocess` has numbers for. None: as this
+process's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """How a process is asked to end when its block does. It is killed after that."""
+
+    timeout_s: float = 0.0
+    """How long it may take. 0: it is not asked."""
+    by: signal.Signals | None = signal.SIGTERM
+    """None: by the end of its standard input."""
+
+
+KILLED = Stop()
+"""It is not asked."""
+
+
+class _Pipes(asyncio.SubprocessProtocol):
+    """What a process writes, and when it has ended.
+
+    asyncio's own `Process.wait` returns only when all pipes are closed, so a process that was left behind and holds one
+    would hide that the one it was started by has ended.
+    """
+
+    def __init__(self, outputs: Mapping[int, OnLines]) -> None:
+        self._outputs = outputs
+        self._splitters = {descriptor: LineSplitter() for descriptor in outputs}
+        self._open = set(outputs)
+        self.ended = asyncio.Event()
+        self.read = asyncio.Event()
+        """Everything that was written."""
+        self.error: Exception | None = None
+        """What a callback raised."""
+        if not outputs:
+            self.read.set()
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        self._give(fd, list(self._splitters[fd].feed(data)))
+
+    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
+        if fd not in self._open:
+            return
+        self._give(fd, list(self._splitters[fd].flush()))
+        self._open.discard(fd)
+        if not self._open:
+            self.read.set()
+
+    def process_exited(self) -> None:
+        self.ended.set()
+
+    def _give(self, fd: int, lines: list[bytes]) -> None:
+        if not lines or self.error is not None:
+            return
+        try:
+            self._outputs[fd](lines)
+        except Exception as error:  # noqa: BLE001  # whatever it is
+            # It comes out of `open_process`. What would handle it here would only log it.
+            self.error = error
+
+
+class Process:
+    """One process. Made by `open_process`."""
+
+    def __init__(self, transport: asyncio.SubprocessTransport, pipes: _Pipes, *, group: bool) -> None:
+        self.pid = transport.get_pid()
+        self._transport = transport
+        self._pipes = pipes
+        self._group = group
+
+    @property
+    def exit_code(self) -> int | None:
+        """Negative: the signal that ended it. None: it runs."""
+        return self._transport.get_returncode()
+
+    @property
+    def running(self) -> bool:
+        return self.exit_code is None
+
+    def tell(self, order: str) -> None:
+        """A line for its standard input, where that is a pipe."""
+        if (stdin := self._stdin) is not None and self.running:
+            stdin.write(f"{order}\n".encode())
+
+    @property
+    def _stdin(self) -> asyncio.WriteTransport | None:
+        return cast("asyncio.WriteTransport | None", self._transport.get_pipe_transport(0))
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal: to its group, if it was started so. One that has ended gets none."""
+        with suppress(ProcessLookupError, PermissionError):
+            if self._group:
+                os.killpg(self.pid, number)
+            else:
+                self._transport.send_signal(number)
+
+    def kill(self) -> None:
+        """End it by force."""
+        self.signal(signal.SIGKILL)
+
+    async def kill_when_hung(self, health: Health, ask: Callable[[], Awaitable[object]]) -> None:
+        """Returns when it was killed because it hangs; see `Health.until_hung`."""
+        await health.until_hung(ask)
+        # One that is stopped takes no other signal.
+        self.kill()
+
+    async def wait(self) -> int:
+        """The exit code, when it has ended; negative: the signal that ended it."""
+        await self._pipes.ended.wait()
+        code = self.exit_code
+        assert code is not None, "it has ended"
+        return code
+
+    async def end(self, stop: Stop) -> None:
+        """Ask it to end, and kill it when it has not in time. Returns when it has ended."""
+        try:
+            if self.running and stop.timeout_s > 0:
+                if stop.by is not None:
+                    self.signal(stop.by)
+                elif (stdin := self._stdin) is not None:
+                    stdin.close()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(stop.timeout_s):
+                        await self.wait()
+        finally:
+            # With a group: also what it started itself and did not end.
+            self.kill()
+        await self.wait()
+
+
+@asynccontextmanager
+async def open_process(
+    command: Sequence[str],
+    *,
+    name: str,
+    stdin: int = asyncio.subprocess.DEVNULL,
+    stdout: Output = None,
+    stderr: Output = None,
+    environment: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    pass_fds: Sequence[int] = (),
+    group: bool = False,
+    is_tied: bool = False,
+    stop: Stop = KILLED,
+) -> AsyncIterator[Process]:
+    """Start a process. When the block ends it has ended, and what it wrote has been read.
+
+    Args:
+        command: Program and arguments.
+        name: For messages.
+        stdin: As for `subprocess`.
+        stdout, stderr: What becomes of its output.
+        environment: All of it; None: this process's.
+        cwd: Working directory; None: this process's.
+        pass_fds: File descriptors that it inherits.
+        group: Signals go to all that it starts in its session, too.
+        is_tied: The command sees to it itself that it ends with this process (`millstream.sandbox`).
+        stop: How it is asked to end.
+
+    Raises `InfrastructureError` when it cannot be started.
+    """
+    outputs = {descriptor: output for descriptor, output in ((1, stdout), (2, stderr)) if callable(output)}
+    try:
+        transport, pipes = await asyncio.get_running_loop().subprocess_exec(
+            lambda: _Pipes(outputs),
+            *(command if is_tied else dying_with_parent(list(command))),
+            stdin=stdin,
+            stdout=asyncio.subprocess.PIPE if callable(stdout) else stdout,
+            stderr=asyncio.subprocess.PIPE if callable(stderr) else stderr,
+            env=environment,
+            cwd=cwd,
+            pass_fds=pass_fds,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise InfrastructureError(f"cannot start {name} ({command[0]}): {error.strerror}") from error
+    process = Process(transport, pipes, group=group)
+    try:
+        yield process
+    finally:
+        try:
+            await process.end(stop)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(OUTPUT_TIMEOUT_S):
+                    await pipes.read.wait()
+        finally:
+            transport.close()
+    if pipes.error is not None:
+        raise pipes.error
+
+
+def exit_text(code: int) -> str:
+    """An exit code in words: `code 3`, `signal SIGKILL`."""
+    if code < 0:
+        with suppress(ValueError):
+            return f"signal {signal.Signals(-code).name}"
+        return f"signal {-code}"
+    return f"code {code}"

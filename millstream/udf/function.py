@@ -1,0 +1,131 @@
+"""A function that can be called: a connection of its protocol, to a process that is started here or runs elsewhere.
+
+Above it: the vertex process. Below it: the protocol (`protocol.py`) and the process (`sidecar.py`), neither of which
+knows the other: the process is asked whether it is well by a question of the protocol's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from millstream.errors import UdfError
+from millstream.limits import ANSWER_RECORDS_MAX
+from millstream.spec.protocols import NATIVE, FunctionKind
+from millstream.statistics import SidecarStatistics
+from millstream.udf.answers import Description
+from millstream.udf.protocol import (
+    ClientTls,
+    Connection,
+    MapStream,
+    NoAnswerError,
+    SinkStream,
+    SourceStream,
+    StreamName,
+    UdfProtocol,
+    protocol_of,
+)
+from millstream.udf.sidecar import LogLine, Sidecar, SidecarSpec, open_sidecar
+from millstream.udf.socket_directory import open_socket_directory
+
+
+class Function:
+    """A function behind an address; see `UdfClient`. Made by `open_local_function` and `open_remote_function`."""
+
+    def __init__(self, connection: Connection, address: str) -> None:
+        self._connection = connection
+        self.address = address
+        """Where it serves, for callers in other processes of this machine."""
+        self.description = Description()
+        """What it said of itself when it was last asked."""
+
+    async def ask(self, timeout_s: float) -> None:
+        """Ask it what it is, waiting for it for so long. Raises as `Connection.describe`."""
+        self.description = await self._connection.describe(timeout_s)
+
+    def open_map(
+        self, kind: FunctionKind, name: StreamName, *, outputs_max: int = ANSWER_RECORDS_MAX
+    ) -> AbstractAsyncContextManager[MapStream]:
+        """A map or source transform stream."""
+        self.check_kind(kind, name)
+        return self._connection.open_map(kind, name, outputs_max=outputs_max)
+
+    def open_sink(self, name: StreamName) -> AbstractAsyncContextManager[SinkStream]:
+        """A sink stream."""
+        self.check_kind(FunctionKind.SINK, name)
+        return self._connection.open_sink(name)
+
+    def open_source(
+        self, name: StreamName, *, position: bytes, partition: int, partitions: int
+    ) -> AbstractAsyncContextManager[SourceStream]:
+        """A source stream."""
+        self.check_kind(FunctionKind.SOURCE, name)
+        return self._connection.open_source(name, position=position, partition=partition, partitions=partitions)
+
+    def check_kind(self, kind: FunctionKind, name: StreamName) -> None:
+        """Raises `UdfError` when the function does not serve `kind`. (A reduce function's streams are opened by Spark's
+        tasks.)"""
+        kinds = self.description.kinds
+        if kind not in kinds:
+            served = " and ".join(known.value for known in FunctionKind if known in kinds) or "nothing"
+            raise UdfError(
+                f"{name.pipeline}/{name.vertex}: the function serves {served}, and this vertex needs a {kind.value}"
+            )
+
+
+class LocalFunction(Function):
+    """A function in a process of ours."""
+
+    def __init__(
+        self, connection: Connection, spec: SidecarSpec, socket: Path, serves_at: Mapping[str, str], log: LogLine
+    ) -> None:
+        super().__init__(connection, _address(socket))
+        self.sidecar = Sidecar(spec, socket, serves_at, self.ask, log)
+
+    def statistics(self) -> SidecarStatistics:
+        described = self.description
+        return replace(self.sidecar.statistics(), language=described.language, sdk_version=described.sdk_version)
+
+
+def _address(socket: Path) -> str:
+    return f"unix:{socket}"
+
+
+@asynccontextmanager
+async def open_local_function(
+    spec: SidecarSpec, *, log: LogLine, protocol: UdfProtocol | None = None
+) -> AsyncIterator[LocalFunction]:
+    """A function whose process is running and answers, and goes on running until the end of the block.
+    `protocol`: None for the native one.
+
+    Raises `UdfError` with its exit code and last lines when it cannot be brought to answer. The event loop must run in
+    a thread that lives as long as the process: see `millstream.die_with_parent`.
+    """
+    protocol = protocol or protocol_of(NATIVE)
+    with open_socket_directory() as directory:
+        socket = directory / "udf.sock"
+        async with protocol.connect(_address(socket)) as connection:
+            function = LocalFunction(connection, spec, socket, protocol.environment(socket), log)
+            async with open_sidecar(function.sidecar):
+                yield function
+
+
+@asynccontextmanager
+async def open_remote_function(
+    address: str, *, protocol: UdfProtocol | None = None, tls: ClientTls | None = None, timeout_s: float = 60.0
+) -> AsyncIterator[Function]:
+    """A function that somebody else runs (a container of the same pod), at `unix:/path` or `host:port`.
+
+    `protocol`: None for the native one. Waits for it up to `timeout_s`; raises `UdfError` when it does not answer.
+    """
+    protocol = protocol or protocol_of(NATIVE)
+    async with protocol.connect(address, tls) as connection:
+        function = Function(connection, address)
+        try:
+            await function.ask(timeout_s)
+        except NoAnswerError as error:
+            asked = "is it running?" if tls is None else "is it running, and do both take the other's certificate?"
+            raise UdfError(f"no function answered at {address} within {timeout_s:g} s ({error}); {asked}") from error
+        yield function

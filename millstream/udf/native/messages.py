@@ -1,0 +1,160 @@
+"""The protocol's messages in values of ours, and back. Pure.
+
+Each answer is checked here (`millstream.udf.checks`), so nothing that does not fit its call leaves this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from google.protobuf.message import DecodeError
+
+from millstream.errors import UdfError
+from millstream.frame import Frame
+from millstream.limits import ANSWER_RECORDS_MAX
+from millstream.spec.protocols import FunctionKind
+from millstream.udf.answers import Description, MapAnswer, Outcome, ReadBatch, Result, SinkAnswer
+from millstream.udf.checks import check_map_answer, check_read_batch, check_sink_answer
+from millstream.udf.native.service import PROTOCOL_VERSION
+from millstream.udf.protocol import StreamName
+from millstream_udf import columns
+from millstream_udf.wire.frame.v1 import frame_pb2
+from millstream_udf.wire.udf.v1 import udf_pb2
+
+KINDS = {
+    FunctionKind.MAP: udf_pb2.KIND_MAP,
+    FunctionKind.SOURCE_TRANSFORM: udf_pb2.KIND_SOURCE_TRANSFORM,
+    FunctionKind.SINK: udf_pb2.KIND_SINK,
+    FunctionKind.SOURCE: udf_pb2.KIND_SOURCE,
+    FunctionKind.REDUCE: udf_pb2.KIND_REDUCE,
+}
+_RESULTS = {
+    udf_pb2.Outcome.RESULT_ERROR: Result.ERROR,
+    udf_pb2.Outcome.RESULT_RETRY: Result.RETRY,
+    udf_pb2.Outcome.RESULT_DEAD_LETTER: Result.DEAD_LETTER,
+    udf_pb2.Outcome.RESULT_DROP: Result.DROP,
+    udf_pb2.Outcome.RESULT_FALLBACK: Result.FALLBACK,
+}
+
+
+def hello_of(kind: FunctionKind, name: StreamName) -> udf_pb2.Hello:
+    """The first message of a stream."""
+    return udf_pb2.Hello(
+        protocol_version=PROTOCOL_VERSION,
+        kind=KINDS[kind],
+        pipeline=name.pipeline,
+        vertex=name.vertex,
+        lane=name.lane,
+        replica=name.replica,
+    )
+
+
+def description_of(data: bytes) -> Description:
+    """What the function says of itself. Raises `UdfError` when it does not fit."""
+    try:
+        described = udf_pb2.DescribeResponse.FromString(data)
+    except DecodeError as error:
+        raise UdfError(f"what answers Describe does not speak the protocol: {error}") from error
+    if described.protocol_version < PROTOCOL_VERSION:
+        raise UdfError(
+            f"the function speaks version {described.protocol_version} of the protocol and this Millstream version "
+            f"{PROTOCOL_VERSION}: install a newer SDK ({described.language or 'language unknown'}, "
+            f"{described.sdk_version or 'version unknown'})"
+        )
+    kinds = frozenset(kind for kind, number in KINDS.items() if number in described.kinds)
+    return Description(kinds, described.language, described.sdk_version, described.concurrency)
+
+
+def calls_allowed(welcome: udf_pb2.Welcome, where: str) -> int:
+    """How many calls the function takes at once. Raises `UdfError` when the two sides do not fit."""
+    if welcome.protocol_version != PROTOCOL_VERSION:
+        raise UdfError(
+            f"{where}: the function breaks its protocol: it speaks version {welcome.protocol_version} of the protocol, "
+            f"and this Millstream version {PROTOCOL_VERSION}; install a version of the SDK that goes with it"
+        )
+    return welcome.calls_max
+
+
+def map_answer_of(
+    sealed: udf_pb2.SealedMapAnswer,
+    inputs: int,
+    *,
+    outputs_max: int = ANSWER_RECORDS_MAX,
+    times_allowed: bool = False,
+) -> MapAnswer:
+    """Raises `ValueError` when it does not fit a call of so many inputs."""
+    if sealed.error:
+        return MapAnswer(error=sealed.error)
+    answer = MapAnswer(
+        records=sealed.records,
+        values=sealed.values,
+        parents=sealed.parents,
+        keys=sealed.keys,
+        tags=sealed.tags,
+        headers=sealed.headers,
+        event_times_us=sealed.event_times_us,
+        outcomes=outcomes_of(sealed.outcomes),
+    )
+    check_map_answer(answer, inputs, outputs_max=outputs_max, times_allowed=times_allowed)
+    return answer
+
+
+def sink_answer_of(message: udf_pb2.SinkAnswer, records: int) -> SinkAnswer:
+    """Raises `ValueError` when it does not fit a call of so many records."""
+    if message.error:
+        return SinkAnswer(error=message.error)
+    answer = SinkAnswer(outcomes_of(message.outcomes))
+    check_sink_answer(answer, records)
+    return answer
+
+
+def outcomes_of(outcomes: Iterable[udf_pb2.Outcome]) -> tuple[Outcome, ...]:
+    """Raises `ValueError` for one without a result that there is."""
+    return tuple(
+        Outcome(outcome.index, _result_of(outcome), outcome.reason, outcome.detail, outcome.delay_us)
+        for outcome in outcomes
+    )
+
+
+def _result_of(outcome: udf_pb2.Outcome) -> Result:
+    found = _RESULTS.get(outcome.result)
+    if found is None:
+        result = f"a result, {outcome.result}, that there is not" if outcome.result else "no result"
+        raise ValueError(f"the outcome of input {outcome.index} has {result}")
+    return found
+
+
+def batch_of(message: udf_pb2.SourceBatch, records_max: int) -> ReadBatch:
+    """Raises `ValueError` when it does not fit a read of so many records."""
+    if message.error:
+        return ReadBatch(error=message.error)
+    batch = ReadBatch(
+        frame=_frame_of(message.frame) if message.HasField("frame") else None,
+        position=message.position,
+        ended=message.ended,
+        pending=message.pending if message.HasField("pending") else None,
+    )
+    check_read_batch(batch, records_max)
+    return batch
+
+
+def _frame_of(message: frame_pb2.Frame) -> Frame | None:
+    """The function's columns; None without records."""
+    sealed = frame_pb2.SealedFrame.FromString(message.SerializeToString())
+    if len(sealed.event_times_us) % 8:
+        raise ValueError(f"its event times have {len(sealed.event_times_us)} bytes, which is no number of times")
+    times = columns.unpack_times(sealed.event_times_us)
+    if not times:
+        return None
+    return Frame(
+        records=len(times),
+        event_time_min_us=min(times),
+        event_time_max_us=max(times),
+        ingest_time_us=sealed.info.ingest_time_us,
+        values_column=sealed.values,
+        event_times_column=sealed.event_times_us,
+        keys_column=sealed.keys,
+        headers_column=sealed.headers,
+        ids_column=sealed.ids,
+        traceparent=sealed.info.traceparent,
+    )

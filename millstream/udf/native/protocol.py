@@ -1,0 +1,22 @@
+"""The native protocol, as pipeline files name it: `millstream`."""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+
+from millstream.spec.protocols import FunctionKind
+from millstream.udf.protocol import ClientTls, Connection, UdfProtocol
+
+
+class _Native(UdfProtocol):
+    serves = frozenset(FunctionKind)
+    encrypts = True
+
+    def connect(self, target: str, tls: ClientTls | None = None) -> AbstractAsyncContextManager[Connection]:
+        # gRPC takes a while to import, and `validate` calls no function.
+        from millstream.udf.native.client import open_connection
+
+        return open_connection(target, tls)
+
+
+NATIVE = _Native()

@@ -1,0 +1,31 @@
+"""Names and settings of the gRPC service, for its asynchronous and its synchronous client."""
+
+import grpc
+
+from millstream.limits import GRPC_MESSAGE_BYTES_MAX
+
+PROTOCOL_VERSION = 1
+"""Of `proto/millstream/udf/v1/udf.proto`."""
+SERVICE = "/millstream.udf.v1.Udf"
+"""Prefix of the method names."""
+CHANNEL_OPTIONS = (
+    ("grpc.max_receive_message_length", GRPC_MESSAGE_BYTES_MAX),
+    ("grpc.max_send_message_length", GRPC_MESSAGE_BYTES_MAX),
+    # A sidecar is next door: when it is back it should be noticed at once. The supervisor has the backoff.
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    # Each function has a channel, and with it a connection, of its own.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+)
+FATAL = {
+    grpc.StatusCode.UNIMPLEMENTED: "the function does not serve this kind",
+    grpc.StatusCode.FAILED_PRECONDITION: "the function refused the stream",
+    grpc.StatusCode.INVALID_ARGUMENT: "the function refused the stream",
+    grpc.StatusCode.PERMISSION_DENIED: "the function refused the stream",
+    grpc.StatusCode.UNAUTHENTICATED: "the function refused the stream",
+    grpc.StatusCode.RESOURCE_EXHAUSTED: "a message was larger than the protocol allows",
+    grpc.StatusCode.OUT_OF_RANGE: "a message was larger than the protocol allows",
+}
+"""A stream that ends with one of these would end with it again: somebody has to change something."""

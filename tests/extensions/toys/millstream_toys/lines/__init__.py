@@ -1,0 +1,1 @@
+"""A UDF protocol: lines of JSON over a unix socket."""
