@@ -25,6 +25,7 @@ import psutil
 
 from millstream.background import open_tasks
 from millstream.limits import HUNG_AFTER_S, SILENCE_REPORTED_AFTER_S, START_TIMEOUT_S
+from millstream.lines import LineSplitter
 
 HEARTBEAT_VARIABLE = "MILLSTREAM_HEARTBEAT_FD"
 """Environment variable with the number of the file descriptor that a process writes its heartbeat to."""
@@ -157,7 +158,7 @@ class Heartbeat:
         self._read_end = read_end
         self._on_said = on_said
         self._beaten = asyncio.Event()
-        self._rest = b""
+        self._lines = LineSplitter()
 
     @property
     def environment(self) -> dict[str, str]:
@@ -172,9 +173,9 @@ class Heartbeat:
     def take(self) -> None:
         """Read what has come. Called by the event loop, and once more when the process has ended."""
         with suppress(BlockingIOError):
-            *lines, self._rest = (self._rest + os.read(self._read_end, 65536)).split(b"\n")
+            data = os.read(self._read_end, 65536)
             self._beaten.set()
-            for line in lines:
+            for line in self._lines.feed(data):
                 if line:
                     self._on_said(line.decode())
 

@@ -6,6 +6,7 @@ For what is tried until it works (a server away, a full disk). How a user's reco
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 
 class Pauses:
@@ -22,11 +23,25 @@ class Pauses:
         """Whether this is the first failure: the one that is worth a line in the log."""
         return self.next_s == self._first_s
 
-    async def wait(self) -> None:
-        """Make the next pause."""
+    def take(self) -> float:
+        """How long the next pause is, for one that makes it itself."""
         pause_s, self.next_s = self.next_s, min(2 * self.next_s, self._last_s)
-        await asyncio.sleep(pause_s)
+        return pause_s
+
+    async def wait(self, *, unless: asyncio.Event | None = None) -> None:
+        """Make the next pause. It ends early when that event happens."""
+        await pause(self.take(), unless=unless)
 
     def begin_again(self) -> None:
         """It has worked meanwhile."""
         self.next_s = self._first_s
+
+
+async def pause(seconds: float, *, unless: asyncio.Event | None = None) -> None:
+    """Wait so long, or until that event has happened."""
+    if unless is None:
+        await asyncio.sleep(seconds)
+        return
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await unless.wait()

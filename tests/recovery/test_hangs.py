@@ -18,7 +18,8 @@ import pytest
 from millstream.errors import FencedError
 from millstream.health import Health, Patience, open_heartbeat
 from millstream.limits import HUNG_AFTER_S
-from millstream_runner.local.processes import Child, open_child
+from millstream.lines import text_of
+from millstream.processes import Process, open_process
 from tests.mesh.conftest import PipelineFiles
 from tests.mesh.running import start
 
@@ -41,17 +42,18 @@ PATIENCE = Patience(hung_s=3.0, start_s=30.0, reported_s=1.5)
 
 
 @asynccontextmanager
-async def watched(code: str) -> AsyncIterator[tuple[Child, Health, list[str]]]:
+async def watched(code: str) -> AsyncIterator[tuple[Process, Health, list[str]]]:
     """A process with a heartbeat that runs `code` in its event loop, who watches it, and what is reported."""
     reports: list[str] = []
     with open_heartbeat() as heartbeat:
         async with (
-            open_child(
-                "child",
+            open_process(
                 [sys.executable, "-c", BEATS, code],
-                on_output=lambda _: None,
-                on_line=lambda line: reports.append(line.decode()),
-                heartbeat=heartbeat,
+                name="child",
+                stdout=lambda _: None,
+                stderr=lambda lines: reports.extend(map(text_of, lines)),
+                environment={**os.environ, **heartbeat.environment},
+                pass_fds=(heartbeat.write_end,),
             ) as child,
             asyncio.timeout(LIMIT_S),
             asyncio.TaskGroup() as tasks,

@@ -5,15 +5,10 @@ import os
 from datetime import UTC, datetime
 from pathlib import Path
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from millstream.buffers.jetstream.technology import TECHNOLOGY as JETSTREAM
 from millstream.buffers.redis.technology import TECHNOLOGY as REDIS
 from millstream.ledger.protocol import DurabilityLevel
 from millstream_runner.local.logfiles import (
-    LINE_BYTES_MAX,
-    LineSplitter,
     LogFile,
     format_entry,
     level_of,
@@ -58,28 +53,6 @@ def test_a_full_disk_loses_lines_and_nothing_else(tmp_path: Path) -> None:
     with LogFile(path) as log:
         log.write(b"lost")
         assert log.lines_lost == 1
-
-
-@given(st.lists(st.binary(max_size=20).map(lambda line: line.replace(b"\n", b" "))), st.data())
-def test_lines_come_out_as_they_went_in_wherever_they_are_cut(lines: list[bytes], data: st.DataObject) -> None:
-    stream = b"".join(line + b"\n" for line in lines)
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)))))
-    splitter = LineSplitter()
-    found: list[bytes] = []
-    for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
-        found += splitter.feed(stream[start:end])
-    assert found == lines
-    assert list(splitter.flush()) == []
-
-
-def test_a_line_without_end_takes_bounded_memory_and_is_cut() -> None:
-    splitter = LineSplitter()
-    found: list[bytes] = []
-    for _ in range(100):
-        found += splitter.feed(b"x" * 10_000)
-    found += splitter.feed(b"x\nnext\nrest")
-    assert found == [b"x" * LINE_BYTES_MAX, b"next"]
-    assert list(splitter.flush()) == [b"rest"]
 
 
 def test_a_line_that_is_no_log_line_becomes_a_message() -> None:

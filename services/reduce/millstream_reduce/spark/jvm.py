@@ -23,8 +23,8 @@ import os
 import re
 import signal
 import struct
+import tempfile
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -33,10 +33,11 @@ from pathlib import Path
 import psutil
 
 from millstream.background import open_tasks
-from millstream.die_with_parent import dying_with_parent
 from millstream.errors import InfrastructureError, UserError
 from millstream.files import write_private
 from millstream.health import Health, Patience
+from millstream.lines import LastLines, text_of
+from millstream.processes import Process, Stop, exit_text, open_process
 from millstream.udf.environment import inherited
 from millstream_reduce.spark.java import MLLIB_MODULE, Java, Question, java_arguments, launcher_jar, spark_home
 
@@ -47,7 +48,7 @@ START_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 10.0
 _POLL_S = 0.01
 _LINES_KEPT = 12
-_LINE_BYTES_MAX = 64 * 1024
+_LAUNCHER_LINES_KEPT = 100
 _OUT_OF_MEMORY_EXIT = 3
 """Exit code that -XX:+ExitOnOutOfMemoryError gives."""
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -99,13 +100,13 @@ class SparkEndedError(InfrastructureError):
 class Jvm:
     """A JVM that runs, or has ended."""
 
-    def __init__(self, process: asyncio.subprocess.Process, memory_bytes: int) -> None:
+    def __init__(self, process: Process, memory_bytes: int, last_lines: LastLines) -> None:
+        """`last_lines`: of what it prints."""
         self._process = process
         self._memory_bytes = memory_bytes
+        self._last_lines = last_lines
         self._signs = SignsOfLife(process.pid)
         self._health = Health(process.pid, Patience(), report=lambda text: _log.warning("Spark's JVM %s", text))
-        self.last_lines: deque[str] = deque(maxlen=_LINES_KEPT)
-        """What it said last."""
 
     @property
     def pid(self) -> int:
@@ -118,7 +119,7 @@ class Jvm:
     @property
     def killed_by(self) -> int:
         """The signal that ended it, if it was one that comes from outside; otherwise 0."""
-        code = -(self._process.returncode or 0)
+        code = -(self._process.exit_code or 0)
         return code if code in _FROM_OUTSIDE else 0
 
     def begin_to_ask(self, ask: Ask) -> None:
@@ -131,15 +132,10 @@ class Jvm:
 
     async def end_when_hung(self) -> None:
         """Kill it when it hangs."""
-        await self._health.until_hung(self._signs.look)
-        self.kill()
-
-    def kill(self) -> None:
-        with suppress(ProcessLookupError):
-            self._process.kill()
+        await self._process.kill_when_hung(self._health, self._signs.look)
 
     def _describe(self, exit_code: int) -> str:
-        printed = "\n".join(self.last_lines)
+        printed = self._last_lines.text()
         if exit_code == _OUT_OF_MEMORY_EXIT or "java.lang.OutOfMemoryError" in printed:
             return (
                 f"Spark ran out of memory ({self._memory_bytes >> 20} MiB): raise `spec.spark.driverMemory`, or make "
@@ -147,12 +143,9 @@ class Jvm:
             )
         if self._health.hung:
             return f"Spark's JVM {self._health.hung}: it was killed"
-        how = f"exit code {exit_code}"
+        how = exit_text(exit_code)
         if exit_code == -signal.SIGKILL:
             how = "killed; perhaps by the system, for want of memory"
-        elif exit_code < 0:
-            with suppress(ValueError):
-                how = signal.Signals(-exit_code).name
         return f"Spark's JVM ended ({how}). " + (f"It said last:\n{printed}" if printed else "It said nothing")
 
 
@@ -166,43 +159,33 @@ async def open_jvm(
     """
     connection = command.directory / "gateway"
     environment = _environment(command, connection)
+    last_lines = LastLines(_LINES_KEPT)
     try:
         question = Question(command.java, command.master, command.conf, environment, command.directory)
         launched = await java_arguments(question, lambda asked: _ask_launcher(command, environment, asked))
-        process = await asyncio.create_subprocess_exec(
-            *dying_with_parent(_arguments(command, launched)),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            cwd=command.directory,
-            env=environment,
-            start_new_session=True,
-            limit=_LINE_BYTES_MAX,
-        )
+        arguments = _arguments(command, launched)
     except OSError as error:
         raise InfrastructureError(f"cannot start Spark: {error}") from error
-    on_started()
-    jvm = Jvm(process, command.memory_bytes)
-    assert process.stdin is not None, "it is a pipe"
-    assert process.stdout is not None, "it is a pipe"
-    async with open_tasks() as tasks:
-        reading = tasks.create_task(_read_lines(process.stdout, jvm), name="output of the JVM")
-        watching = tasks.create_task(jvm.end_when_hung(), name="watch over the JVM")
-        try:
-            yield jvm, await _gateway(process, jvm, connection)
-        finally:
-            # One that ends answers nothing, and has a limit of its own.
-            watching.cancel()
-            # It ends when its standard input does; what it removes at its end is worth a moment.
-            process.stdin.close()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(command.stop_timeout_s):
-                    await process.wait()
-            jvm.kill()
-            await process.wait()
-            # A Python worker that still runs may hold the pipe.
-            await asyncio.wait((reading,), timeout=1.0)
-            reading.cancel()
+    async with open_process(
+        arguments,
+        name="Spark",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=lambda lines: _log_lines(lines, last_lines),
+        stderr=asyncio.subprocess.STDOUT,
+        environment=environment,
+        cwd=command.directory,
+        # It ends when its standard input does; what it removes at its end is worth a moment.
+        stop=Stop(command.stop_timeout_s, by=None),
+    ) as process:
+        on_started()
+        jvm = Jvm(process, command.memory_bytes, last_lines)
+        async with open_tasks() as tasks:
+            watching = tasks.create_task(jvm.end_when_hung(), name="watch over the JVM")
+            try:
+                yield jvm, await _gateway(process, jvm, connection, last_lines)
+            finally:
+                # One that ends answers nothing, and has a limit of its own.
+                watching.cancel()
 
 
 async def _ask_launcher(command: JvmCommand, environment: Mapping[str, str], arguments: Sequence[str]) -> list[str]:
@@ -211,27 +194,31 @@ async def _ask_launcher(command: JvmCommand, environment: Mapping[str, str], arg
         *(str(command.java.executable), "-Xmx64m", "-XX:+UseSerialGC", "-XX:-UsePerfData", "-XX:TieredStopAtLevel=1"),
         *("-cp", str(launcher_jar()), "org.apache.spark.launcher.Main", *arguments),
     ]
-    process = await asyncio.create_subprocess_exec(
-        *dying_with_parent(asking),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=environment,
-        start_new_session=True,
-    )
-    async with open_tasks() as tasks:
-        jvm = Jvm(process, 0)
-        watching = tasks.create_task(jvm.end_when_hung(), name="watch over the launcher")
-        answer, errors = await process.communicate()
-        watching.cancel()
-    _, begun, launched = answer.partition(b"\0\n")
-    code = process.returncode or 0
+    errors = LastLines(_LAUNCHER_LINES_KEPT)
+    # What it answers is no text: arguments, each with a NUL behind it.
+    with tempfile.TemporaryFile(dir=command.directory) as answer:
+        async with (
+            open_process(
+                asking,
+                name="Spark's launcher",
+                stdout=answer,
+                stderr=lambda lines: errors.add(*map(text_of, lines)),
+                environment=environment,
+            ) as process,
+            open_tasks() as tasks,
+        ):
+            jvm = Jvm(process, 0, errors)
+            watching = tasks.create_task(jvm.end_when_hung(), name="watch over the launcher")
+            code = await process.wait()
+            watching.cancel()
+        answer.seek(0)
+        _, begun, launched = answer.read().partition(b"\0\n")
     if code < 0:
         raise SparkEndedError(f"Spark does not start: {await jvm.ended()}", jvm.killed_by)
     if code != 0 or not begun:
-        raise InfrastructureError(f"{command.java.executable} does not run: {errors.decode(errors='replace').strip()}")
+        raise InfrastructureError(f"{command.java.executable} does not run: {errors.text().strip()}")
     if _USAGE_ERROR in launched:
-        raise UserError(f"Spark does not take its settings (`spec.spark`): {errors.decode(errors='replace').strip()}")
+        raise UserError(f"Spark does not take its settings (`spec.spark`): {errors.text().strip()}")
     return [argument.decode() for argument in launched.split(b"\0")[:-1]]
 
 
@@ -282,16 +269,16 @@ def _scala_version() -> str:
     return launcher_jar().name.split("_")[1].split("-")[0]
 
 
-async def _gateway(process: asyncio.subprocess.Process, jvm: Jvm, connection: Path) -> Gateway:
+async def _gateway(process: Process, jvm: Jvm, connection: Path, last_lines: LastLines) -> Gateway:
     """What the JVM writes when it can be spoken to: a file that appears whole."""
     try:
         async with asyncio.timeout(START_TIMEOUT_S):
             while not connection.exists():
-                if process.returncode is not None:
+                if not process.running:
                     raise SparkEndedError(f"Spark does not start: {await jvm.ended()}", jvm.killed_by)
                 await asyncio.sleep(_POLL_S)
     except TimeoutError:
-        printed = "\n".join(jvm.last_lines)
+        printed = last_lines.text()
         raise InfrastructureError(
             f"Spark has not started within {START_TIMEOUT_S:.0f} s. It said last:\n{printed}"
         ) from None
@@ -302,23 +289,16 @@ async def _gateway(process: asyncio.subprocess.Process, jvm: Jvm, connection: Pa
     return Gateway(port, data[2 * _PORT.size :][:length].decode())
 
 
-async def _read_lines(stream: asyncio.StreamReader, jvm: Jvm) -> None:
+def _log_lines(lines: list[bytes], last_lines: LastLines) -> None:
     """Log what the JVM, its Python workers and the functions in them print.
 
     Spark calls an error what is a failed attempt here; what matters of it is told by those who waited for the job.
     """
-    while True:
-        try:
-            line = await stream.readline()
-        except ValueError:
-            # Longer than the limit; its beginning is lost.
-            continue
-        if not line:
-            return
-        text = line.decode(errors="replace").rstrip()
+    for line in lines:
+        text = text_of(line).rstrip()
         if not text:
             continue
-        jvm.last_lines.append(text)
+        last_lines.add(text)
         match = _DATED.fullmatch(text)
         _log.info("%s", f"{match['level']} {match['text']}" if match else text)
 

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import psutil
 
-from millstream.die_with_parent import dying_with_parent
 from millstream.errors import UserError
 from millstream.files import append_private
 from millstream.limits import KIB, MIB
+from millstream.processes import open_process
 from millstream_runner.chaos.lossy_path import LossyPath
 from millstream_runner.chaos.plan import FaultKind, NetworkFault, Strike
 from millstream_runner.chaos.processes import RunProcess
@@ -82,31 +82,20 @@ class Injector:
     async def _succeed(self, strike: Strike, victim: RunProcess) -> None:
         """Another process does the work of the one that sleeps, until a while after that has woken up."""
         with append_private(self._log_file) as log:
-            successor = await asyncio.create_subprocess_exec(
-                *dying_with_parent(list(victim.command)),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        try:
-            await asyncio.sleep(strike.lasts_s)
-            try:
-                victim.process.send_signal(signal.SIGCONT)
-            except psutil.NoSuchProcess:
-                # It slept for so long that the runner has replaced it.
-                return
-            self.succeeded += 1
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_SUCCESSOR_GRACE_S):
-                    await successor.wait()
-            # The runner starts the one before again only when it has ended, and then fences the successor.
-            self.fenced += not victim.process.is_running()
-        finally:
-            if successor.returncode is None:
-                with suppress(ProcessLookupError):
-                    successor.kill()
-                await successor.wait()
+            running = open_process(victim.command, name="a successor", stdout=log, stderr=log)
+            async with running as successor:
+                await asyncio.sleep(strike.lasts_s)
+                try:
+                    victim.process.send_signal(signal.SIGCONT)
+                except psutil.NoSuchProcess:
+                    # It slept for so long that the runner has replaced it.
+                    return
+                self.succeeded += 1
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_SUCCESSOR_GRACE_S):
+                        await successor.wait()
+                # The runner starts the one before again only when it has ended, and then fences the successor.
+                self.fenced += not victim.process.is_running()
 
 
 async def _break(path: LossyPath, strike: Strike) -> bool:

@@ -6,16 +6,15 @@ Above it: the experiment. Below it: `millstream_runner.chaos.oracle`, of which i
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from millstream.die_with_parent import dying_with_parent
 from millstream.errors import InfrastructureError
 from millstream.ports import free_ports
+from millstream.processes import Process, Stop, open_process
 from millstream_runner.chaos.builtin_pipelines import Ports
 
 SPLITS = 2
@@ -40,8 +39,7 @@ async def open_outside(directory: Path, ports: Ports, rate: float) -> AsyncItera
         feeding = await stack.enter_async_context(_running("feeder", feeder))
 
         async def finish() -> None:
-            with suppress(ProcessLookupError):
-                os.kill(feeding.pid, signal.SIGTERM)
+            feeding.signal(signal.SIGTERM)
             try:
                 async with asyncio.timeout(_FINISH_TIMEOUT_S):
                     await feeding.wait()
@@ -53,23 +51,9 @@ async def open_outside(directory: Path, ports: Ports, rate: float) -> AsyncItera
         yield finish
 
 
-@asynccontextmanager
-async def _running(name: str, options: list[str]) -> AsyncIterator[asyncio.subprocess.Process]:
+def _running(name: str, options: list[str]) -> AbstractAsyncContextManager[Process]:
     command = [sys.executable, "-m", f"millstream_runner.chaos.oracle.{name}", *options]
-    process = await asyncio.create_subprocess_exec(*dying_with_parent(command), start_new_session=True)
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            with suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGTERM)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_STOP_TIMEOUT_S):
-                    await process.wait()
-        if process.returncode is None:
-            with suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGKILL)
-            await process.wait()
+    return open_process(command, name=f"the {name}", stop=Stop(_STOP_TIMEOUT_S))
 
 
 def outside_ports() -> Ports:

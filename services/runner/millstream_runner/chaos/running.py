@@ -6,16 +6,15 @@ Above it: the session. Below it: `millstream_runner.chaos.runner` as a process, 
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import psutil
 
-from millstream.die_with_parent import dying_with_parent
 from millstream.files import append_private
+from millstream.processes import Process, Stop, open_process
 from millstream_runner.chaos.plan import Role
 from millstream_runner.chaos.processes import RunProcess
 from millstream_runner.local.directory import DataDirectory, Runtime
@@ -31,7 +30,9 @@ class RunnerProcess:
         self.data = data
         self.log_file = log_file
         self._command = command
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: Process | None = None
+        self._life = AsyncExitStack()
+        """Ends the one that runs now."""
         self._over = asyncio.Event()
         self._killing = False
 
@@ -49,7 +50,7 @@ class RunnerProcess:
     @property
     def exit_code(self) -> int | None:
         """None as long as it runs."""
-        return None if self._process is None else self._process.returncode
+        return None if self._process is None else self._process.exit_code
 
     def runtime(self) -> Runtime | None:
         """Where its broker is; None until it has told."""
@@ -75,19 +76,17 @@ class RunnerProcess:
 
     async def restart(self) -> None:
         """Kill the runner, and start it again: it reads the pipeline anew."""
-        process = self._process
-        assert process is not None, "it was started"
+        assert self._process is not None, "it was started"
         self._killing = True
-        with suppress(ProcessLookupError):
-            os.kill(process.pid, signal.SIGKILL)
-        await process.wait()
+        self._process.kill()
+        await self._life.aclose()
         await self._start()
         self._killing = False
 
     def ask_to_end(self) -> None:
         """Have it drain."""
-        with suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGINT)
+        assert self._process is not None, "it was started"
+        self._process.signal(signal.SIGINT)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -99,17 +98,14 @@ class RunnerProcess:
                 yield
             finally:
                 watching.cancel()
-                await self._end()
+                await self._life.aclose()
 
     async def _start(self) -> None:
         with append_private(self.log_file) as log:
-            self._process = await asyncio.create_subprocess_exec(
-                *dying_with_parent(list(self._command)),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
+            process = open_process(
+                self._command, name="the runner", stdout=log, stderr=log, stop=Stop(STOP_TIMEOUT_S, signal.SIGINT)
             )
+            self._process = await self._life.enter_async_context(process)
 
     async def _watch(self) -> None:
         while True:
@@ -121,16 +117,3 @@ class RunnerProcess:
                 return
             # Its successor is being started.
             await asyncio.sleep(0.01)
-
-    async def _end(self) -> None:
-        process = self._process
-        if process is None or process.returncode is not None:
-            return
-        self.ask_to_end()
-        try:
-            async with asyncio.timeout(STOP_TIMEOUT_S):
-                await process.wait()
-        except TimeoutError:
-            with suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGKILL)
-            await process.wait()

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from millstream.errors import UserError
+from millstream.lines import LineSplitter
 from millstream_runner.cli.place import directory_of, is_pipeline_file
-from millstream_runner.local.logfiles import WORKER_PREFIX, LineSplitter, format_entry, level_of, older, parse_line
+from millstream_runner.local.logfiles import WORKER_PREFIX, format_entry, level_of, older, parse_line
 
 _FOLLOW_INTERVAL_S = 0.2
 _READ_BYTES = 1024 * 1024

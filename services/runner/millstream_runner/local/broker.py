@@ -10,10 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
-from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 from millstream import limits
@@ -22,10 +19,12 @@ from millstream.buffers.technology import Access, Technology
 from millstream.errors import InfrastructureError
 from millstream.health import Health, Patience
 from millstream.ledger.protocol import DurabilityLevel
+from millstream.lines import LastLines, text_of
 from millstream.ports import free_ports
+from millstream.processes import Process, Stop, open_process
 from millstream_runner.local.directory import ProcessIdentity, write_text
-from millstream_runner.local.policy import Ending, backoff_s
-from millstream_runner.local.processes import Child, open_child
+from millstream_runner.local.policy import Ending, restart_pauses
+from millstream_runner.local.processes import identity_of
 
 _log = logging.getLogger(__name__)
 
@@ -36,6 +35,7 @@ STARTS_MAX = 10
 _STOP_TIMEOUT_S = 10.0
 """From SIGTERM to SIGKILL. Every acknowledged write is in the store either way."""
 _POLL_S = 0.005
+_LINES_KEPT = 5
 _FULL_BYTES = limits.MIB
 """Less than this is free on a disk that is full: one message may be as large."""
 ROOM_BYTES_MIN = 32 * limits.MIB
@@ -68,7 +68,7 @@ class EmbeddedBroker:
         self._write_failed = asyncio.Event()
         self._for_room = False
         """The broker was ended to recover from a full disk."""
-        self._last_lines: deque[str] = deque(maxlen=5)
+        self._last_lines = LastLines(_LINES_KEPT)
         self._first = True
         self.ready = asyncio.Event()
         """Set while the broker takes connections."""
@@ -92,23 +92,26 @@ class EmbeddedBroker:
 
         Raises `InfrastructureError` when it does not come up, again and again.
         """
-        failures = 0
+        failures, pauses = 0, restart_pauses()
         while not self._stop.is_set():
             self._prepare()
             self._write_failed.clear()
-            async with open_child(
-                NAME,
+            async with open_process(
                 self._server.command(),
-                on_output=self._take_lines,
-                on_line=self._take_line,
-                environment=self._server.environment,
+                name=NAME,
+                stdout=self._take_lines,
+                stderr=self._take_lines,
+                environment={**os.environ, **self._server.environment},
             ) as child:
-                self.identity = child.identity
+                self.identity = identity_of(child.pid)
                 health = Health(child.pid, Patience(), report=self._report_health)
                 async with open_tasks() as tasks:
-                    watching = tasks.create_task(self._end_when_hung(child, health), name="health of the broker")
+                    watching = tasks.create_task(
+                        child.kill_when_hung(health, self._server.answers), name="health of the broker"
+                    )
                     if await self._until_ready(child):
                         failures = 0
+                        pauses.begin_again()
                         self._first = False
                         self.ready.set()
                         self._on_started()
@@ -125,13 +128,11 @@ class EmbeddedBroker:
             failures += 1
             if failures >= (2 if self._first else STARTS_MAX):
                 raise InfrastructureError(f"the broker {ending.text} and does not come up: {self._tail()}")
-            _log.warning("the broker %s; it is started again in %.1f s", ending.text, backoff_s(failures))
+            _log.warning("the broker %s; it is started again in %.1f s", ending.text, pauses.next_s)
             if self._first:
                 # Somebody may have taken the port since it was tried.
                 self._server.port = free_ports()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(backoff_s(failures)):
-                    await self._stop.wait()
+            await pauses.wait(unless=self._stop)
 
     def _take_lines(self, lines: list[bytes]) -> None:
         for line in lines:
@@ -141,7 +142,7 @@ class EmbeddedBroker:
         entry = self._server.log_entry(line)
         if entry is not None:
             self._on_line(entry)
-        self._last_lines.append(line.decode(errors="replace"))
+        self._last_lines.add(text_of(line))
         if self._server.says_disk_full(line):
             self._write_failed.set()
 
@@ -149,7 +150,7 @@ class EmbeddedBroker:
         for name, text in self._server.prepare().items():
             write_text(self._directory / name, text, durable=False)
 
-    async def _until_ready(self, child: Child) -> bool:
+    async def _until_ready(self, child: Process) -> bool:
         """True when the broker takes connections; False when it has ended, or `stop` was called, before."""
         while child.running and not self._stop.is_set():
             if await self._server.is_ready(child.pid):
@@ -157,16 +158,10 @@ class EmbeddedBroker:
             await asyncio.sleep(_POLL_S)
         return False
 
-    async def _end_when_hung(self, child: Child, health: Health) -> None:
-        """Also when it does not come up in time."""
-        await health.until_hung(self._server.answers)
-        # One that is stopped takes no other signal.
-        child.signal(signal.SIGKILL)
-
     def _report_health(self, text: str) -> None:
         _log.warning("the broker %s", text)
 
-    async def _until_over(self, child: Child) -> None:
+    async def _until_over(self, child: Process) -> None:
         """Returns when the child has ended, of itself or because of `stop`."""
         async with asyncio.TaskGroup() as group:
             tasks = [
@@ -177,11 +172,11 @@ class EmbeddedBroker:
             for task in tasks:
                 task.cancel()
 
-    async def _end_when_told(self, child: Child) -> None:
+    async def _end_when_told(self, child: Process) -> None:
         await self._stop.wait()
-        await self._end(child)
+        await child.end(Stop(_STOP_TIMEOUT_S))
 
-    async def _watch_disk(self, child: Child) -> None:
+    async def _watch_disk(self, child: Process) -> None:
         """Reports a full disk, and room on it.
 
         A stream that could not write what it had taken takes nothing any more until the broker is started again. What
@@ -200,7 +195,7 @@ class EmbeddedBroker:
                 await self._until(lambda: self._free_bytes() >= ROOM_BYTES_MIN)
                 _log.warning("there is room again: the broker is started again")
                 self._for_room = True
-                await self._end(child)
+                await child.end(Stop(_STOP_TIMEOUT_S))
                 return
             _log.warning("there is room again")
 
@@ -218,10 +213,5 @@ class EmbeddedBroker:
             return ROOM_BYTES_MIN
         return (disk.f_bfree if os.geteuid() == 0 else disk.f_bavail) * disk.f_frsize
 
-    async def _end(self, child: Child) -> None:
-        child.signal(signal.SIGTERM)
-        await asyncio.sleep(_STOP_TIMEOUT_S)
-        child.signal(signal.SIGKILL)
-
     def _tail(self) -> str:
-        return "\n".join(self._last_lines) or "it wrote nothing"
+        return self._last_lines.text() or "it wrote nothing"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,8 +23,6 @@ WORKER_PREFIX = "worker."
 """Of the name of a worker with several replicas, and of its log: no replica can be called so."""
 _REPLICAS_SHOWN_MAX = 4
 """Of a worker, in a line for people."""
-LINE_BYTES_MAX = 64 * 1024
-"""Of one line; a longer one is cut."""
 
 
 class LogFile:
@@ -75,34 +73,6 @@ class LogFile:
 def older(path: Path) -> Path:
     """Where a log file goes when a new one is begun."""
     return path.with_name(path.name + ".1")
-
-
-class LineSplitter:
-    """Cuts a byte stream into lines of bounded length. Pure."""
-
-    def __init__(self) -> None:
-        self._rest = b""
-        self._skipping = False
-
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        """The lines that `data` completes."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            if self._skipping:
-                # The end of a line whose beginning has been handed out already.
-                self._skipping = False
-            else:
-                yield line[:LINE_BYTES_MAX]
-        if len(self._rest) > LINE_BYTES_MAX:
-            if not self._skipping:
-                yield self._rest[:LINE_BYTES_MAX]
-            self._skipping, self._rest = True, b""
-
-    def flush(self) -> Iterator[bytes]:
-        """What is left when the stream has ended without a line feed."""
-        if self._rest and not self._skipping:
-            yield self._rest
-        self._rest, self._skipping = b"", False
 
 
 def parse_line(line: bytes, source: str) -> dict[str, Any]:

@@ -8,8 +8,10 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass, field
 
-from millstream import limits
 from millstream.errors import DamageError, FencedError, InfrastructureError, MillstreamError, UdfError, UserError
+from millstream.limits import SIDECAR_BACKOFF_FIRST_S, SIDECAR_BACKOFF_LAST_S
+from millstream.pauses import Pauses
+from millstream.processes import exit_text
 
 KILLS_MAX = 30
 """Times in a row a process may be ended from outside without any progress before the run gives up on it: some two
@@ -26,6 +28,11 @@ _FATAL = {UserError.exit_code, UdfError.exit_code, DamageError.exit_code}
 _FROM_OUTSIDE = {0, *(-number for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP))}
 # Codes of errors that say more than "a defect" when a process ends with them again and again.
 _TELLING = {InfrastructureError.exit_code, FencedError.exit_code}
+
+
+def restart_pauses() -> Pauses:
+    """Before a process that has ended is started again."""
+    return Pauses(SIDECAR_BACKOFF_FIRST_S, SIDECAR_BACKOFF_LAST_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +55,7 @@ class Ending:
             return f"ended with exit code {self.exit_code}"
         if -self.exit_code == signal.SIGKILL:
             return "was killed from outside (SIGKILL; was the machine out of memory?)"
-        return f"was ended {'from outside ' if self.from_outside else ''}by {_signal_name(-self.exit_code)}"
+        return f"was ended {'from outside ' if self.from_outside else ''}by {exit_text(self.exit_code)}"
 
     @property
     def from_outside(self) -> bool:
@@ -104,6 +111,8 @@ class RestartPolicy:
 
     failures: list[Ending] = field(default_factory=list)
     """In a row, without progress between them."""
+    pauses: Pauses = field(default_factory=restart_pauses)
+    """After them."""
 
     def judge(self, ending: Ending, *, lanes_ended: bool, progressed: bool, well_s: float) -> Verdict:
         """The process has ended without having been told to by the runner.
@@ -121,20 +130,9 @@ class RestartPolicy:
             return StopRun(ending.exit_code, ending.text)
         if progressed or well_s >= STEADY_S:
             self.failures.clear()
+            self.pauses.begin_again()
         self.failures.append(ending)
         alike = sum(map(ending.is_like, self.failures))
         if alike >= ending.attempts_max:
             return StopRun(ending.run_exit_code, f"{ending.text}, {alike} times without any progress between them")
-        return Restart(backoff_s(len(self.failures)))
-
-
-def backoff_s(failures: int) -> float:
-    """Pause after the n-th failure in a row: the first, then double, up to the last."""
-    return float(min(limits.SIDECAR_BACKOFF_FIRST_S * 2.0 ** (failures - 1), limits.SIDECAR_BACKOFF_LAST_S))
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+        return Restart(self.pauses.take())

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
@@ -19,14 +20,20 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from millstream.errors import DamageError, FencedError, InfrastructureError, MillstreamError, UdfError, UserError
 from millstream.health import Health, Heartbeat, Patience, open_heartbeat
+from millstream.lines import LastLines
+from millstream.pauses import pause
+from millstream.processes import Process, open_process
 from millstream.record import ReplicaId
-from millstream_runner.local.directory import RunningProcess
+from millstream_runner.local.directory import ProcessIdentity, RunningProcess
 from millstream_runner.local.logfiles import level_of, parse_line, process_label
 from millstream_runner.local.policy import Ending, Finished, RestartPolicy, StopRun
-from millstream_runner.local.processes import Child, open_child
+from millstream_runner.local.processes import identity_of
 
 ERROR_LEVELS = frozenset({"ERROR", "CRITICAL", "FATAL"})
 WARNING_LEVELS = ERROR_LEVELS | {"WARNING", "WARN"}
+
+LINES_KEPT = 3
+"""Of what a process prints that are no lines of a log, for the message when it dies."""
 
 
 class State(Enum):
@@ -120,25 +127,26 @@ class Supervisor(Generic[PlanT]):
         self._on_health = on_health
         self._on_change = on_change
         self._stop = asyncio.Event()
-        self._child: Child | None = None
+        self._process: Process | None = None
+        self._identity: ProcessIdentity | None = None
         self._last_error: Mapping[str, Any] = {}
         self._error_shown = False
         self._error_before = ""
         """The last error of the process that this one was started in place of, unless that one had got on."""
-        self._last_lines: list[str] = []
+        self._last_lines = LastLines(LINES_KEPT)
 
     @property
     def process(self) -> RunningProcess | None:
         """The process that runs now."""
-        if self._child is None:
+        if self._identity is None:
             return None
         replicas = tuple(replica.name for replica in self.plan.replicas)
-        return RunningProcess(self.plan.name, self._child.identity, self.plan.metrics_port, replicas)
+        return RunningProcess(self.plan.name, self._identity, self.plan.metrics_port, replicas)
 
     def tell(self, order: str) -> None:
         """A line for the process that runs now, if it takes orders."""
-        if self._child is not None:
-            self._child.tell(order)
+        if self._process is not None:
+            self._process.tell(order)
 
     def stop(self, *, grace_s: float) -> None:
         """Ask the process to drain and end; after `grace_s` it is killed. It is not started again.
@@ -178,7 +186,8 @@ class Supervisor(Generic[PlanT]):
                 if len(policy.failures) == 1:
                     self._error_before = ""
                 self._report_restart(ending, verdict.delay_s)
-                await self._pause(verdict.delay_s)
+                self._set_state(State.RESTARTING)
+                await pause(verdict.delay_s, unless=self._stop)
             self._set_state(State.STOPPED)
         finally:
             self.over.set()
@@ -186,57 +195,49 @@ class Supervisor(Generic[PlanT]):
 
     async def _run_once(self, command: Sequence[str]) -> tuple[Ending, float]:
         """How the process ended, and how many seconds it was well."""
-        self._last_error, self._error_shown, self._last_lines = {}, False, []
+        self._last_error, self._error_shown = {}, False
+        self._last_lines.clear()
         begun_s = time.monotonic()
         with open_heartbeat(self._on_said) as heartbeat:
-            async with (
-                open_child(
-                    self.plan.name,
-                    command,
-                    on_output=self._take_output,
-                    on_line=self._take_line,
-                    heartbeat=heartbeat,
-                    takes_orders=self._takes_orders,
-                ) as child,
-                asyncio.TaskGroup() as group,
-            ):
-                self._child = child
+            async with self._open_process(command, heartbeat) as process, asyncio.TaskGroup() as group:
+                self._process, self._identity = process, identity_of(process.pid)
                 if not self._stop.is_set():
                     self._set_state(State.RUNNING)
                 self._on_started()
-                health = Health(child.pid, Patience(), report=self._report_health)
+                health = Health(process.pid, Patience(), report=self._report_health)
                 tasks = [
-                    group.create_task(self._end_when_told(child), name="end"),
+                    group.create_task(self._end_when_told(process), name="end"),
                     group.create_task(
-                        self._end_when_hung(child, health, heartbeat), name=f"health of {self.plan.name}"
+                        process.kill_when_hung(health, heartbeat.beat), name=f"health of {self.plan.name}"
                     ),
                 ]
-                exit_code = await child.wait()
+                exit_code = await process.wait()
                 for task in tasks:
                     task.cancel()
             # What it said last.
             heartbeat.take()
-        self._child = None
+        self._process = self._identity = None
         return Ending(exit_code, health.hung), time.monotonic() - begun_s - health.silent_s
 
-    async def _end_when_hung(self, child: Child, health: Health, heartbeat: Heartbeat) -> None:
-        await health.until_hung(heartbeat.beat)
-        # One that is stopped takes no other signal.
-        child.signal(signal.SIGKILL)
+    def _open_process(self, command: Sequence[str], heartbeat: Heartbeat) -> AbstractAsyncContextManager[Process]:
+        """Killed when the block ends, if it still runs."""
+        return open_process(
+            command,
+            name=self.plan.name,
+            stdin=asyncio.subprocess.PIPE if self._takes_orders else asyncio.subprocess.DEVNULL,
+            stdout=self._take_output,
+            stderr=self._take_lines,
+            environment={**os.environ, **heartbeat.environment},
+            pass_fds=(heartbeat.write_end,),
+        )
 
-    async def _end_when_told(self, child: Child) -> None:
+    async def _end_when_told(self, process: Process) -> None:
         await self._stop.wait()
-        child.signal(signal.SIGTERM)
+        process.signal(signal.SIGTERM)
 
     def _kill(self) -> None:
-        if self._child is not None:
-            self._child.signal(signal.SIGKILL)
-
-    async def _pause(self, seconds: float) -> None:
-        self._set_state(State.RESTARTING)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._stop.wait()
+        if self._process is not None:
+            self._process.kill()
 
     @property
     def _failing(self) -> str:
@@ -251,7 +252,7 @@ class Supervisor(Generic[PlanT]):
         return now != before
 
     def _fail(self, verdict: StopRun) -> None:
-        message = str(self._last_error.get("message", "")) or "\n".join(self._last_lines)
+        message = str(self._last_error.get("message", "")) or self._last_lines.text()
         self.failure = Failure(
             process=self._failing,
             exit_code=verdict.exit_code,
@@ -269,7 +270,7 @@ class Supervisor(Generic[PlanT]):
             cause = "the same error again" if message == self._error_before else ""
         else:
             # Of one that died without a word the last line tells.
-            cause = "" if ending.hung else (self._last_lines or [""])[-1]
+            cause = "" if ending.hung else self._last_lines.last
         self._error_before = message
         self._report(f"{ending.text}; it is started again in {delay_s:.1f} s" + (f" ({cause})" if cause else ""))
 
@@ -299,12 +300,16 @@ class Supervisor(Generic[PlanT]):
         self._keep_output(b"\n".join(lines))
         self._on_output(lines)
 
+    def _take_lines(self, lines: list[bytes]) -> None:
+        for line in lines:
+            self._take_line(line)
+
     def _take_line(self, line: bytes) -> None:
         entry = parse_line(line, self.plan.name)
         self._keep(line, entry)
         if "level" not in entry:
             # No log line: what Python or the system prints when a process dies. The end of it tells the cause.
-            self._last_lines = [*self._last_lines[-2:], str(entry["message"])]
+            self._last_lines.add(str(entry["message"]))
             return
         level = level_of(entry)
         if level not in WARNING_LEVELS:
