@@ -185,10 +185,10 @@ def _wrong_ends(outline: Outline) -> Iterator[Finding]:
         origin, target = kinds.get(edge.origin), kinds.get(edge.target)
         if origin is not None and not origin.has_output:
             what = f"`{edge.origin}` is a {origin.name} and has no output"
-            yield Finding((*edge.path, "from"), what, "a source or a udf vertex")
+            yield Finding((*edge.path, "from"), what, "a vertex with an output")
         if target is not None and not target.has_input:
             what = f"`{edge.target}` is a {target.name} and has no input"
-            yield Finding((*edge.path, "to"), what, "a udf or a sink vertex")
+            yield Finding((*edge.path, "to"), what, "a vertex with an input")
 
 
 def _missing_kinds(outline: Outline) -> Iterator[Finding]:

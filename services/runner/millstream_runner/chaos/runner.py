@@ -25,6 +25,7 @@ from millstream_runner.local.causes import first_cause
 from millstream_runner.local.run import RunOptions, run
 from millstream_runner.local.screen import choose_screen
 from millstream_runner.local.summary import summary_lines
+from millstream_writer.sinks.file.connector import FileSink
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,13 +61,13 @@ def _run(options: argparse.Namespace) -> int:
 def redirected(loaded: Loaded, directory: Path) -> Loaded:
     """The same pipeline, its file sinks writing below `directory`, each under the name of its vertex."""
     contents: dict[str, Any] = loaded.pipeline.model_dump(mode="json", by_alias=True, exclude_unset=True)
-    for vertex in contents["spec"]["vertices"]:
-        sink = vertex.get("sink")
-        if sink is None:
-            continue
-        for part, name in ((sink, vertex["name"]), (sink.get("fallback") or {}, f"{vertex['name']}.fallback")):
-            if part.get("file") is not None:
-                part["file"]["path"] = str(directory.absolute() / name)
+    for vertex, written in zip(loaded.pipeline.spec.vertices, contents["spec"]["vertices"], strict=True):
+        for placed in vertex.ends:
+            if isinstance(placed.end.settings, FileSink):
+                part = written[vertex.key]
+                for step in (*placed.path, placed.end.kind):
+                    part = part[step]
+                part["path"] = str(directory.absolute() / ".".join((vertex.name, *map(str, placed.path))))
     pipeline = Pipeline.model_validate(contents)
     return dataclasses.replace(loaded, pipeline=pipeline, graph=Graph.of(pipeline))
 
