@@ -82,7 +82,7 @@ def test_a_ledger_that_is_set_back_and_refilled_is_noticed_before_a_record_is_us
 @pytest.mark.guarantee("I15")
 def test_a_ledger_that_is_set_back_behind_the_end_of_its_last_writer_is_noticed() -> None:
     # A source commits its end, its ledger is set back, and it publishes the end: it would be gone, and readers wait.
-    outcome = simulate(390, adjust=with_set_backs)
+    outcome = simulate(1345, adjust=with_set_backs)
     assert outcome.removed
     assert outcome.noticed
     assert not outcome.violation
