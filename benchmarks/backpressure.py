@@ -27,6 +27,7 @@ import aiohttp
 import uvloop
 from observed_run import MIB, ObservedRun, Sample, machine, mib, open_run, raw_limit
 
+from millstream import codes
 from millstream.errors import MillstreamError
 
 RECORD_BYTES = 100
@@ -113,7 +114,7 @@ async def open_target(directory: Path) -> AsyncIterator[tuple[asyncio.subprocess
         async with asyncio.timeout(30):
             while not port_file.exists():
                 if process.returncode is not None:
-                    raise MillstreamError("the target did not start")
+                    raise MillstreamError(codes.EXPERIMENT_FAILED, "the target did not start")
                 await asyncio.sleep(0.02)
         yield process, int(port_file.read_text())
     finally:

@@ -29,6 +29,7 @@ from uuid import UUID
 
 import aiohttp
 
+from millstream import codes
 from millstream.errors import MillstreamError
 from millstream.ports import free_ports
 from millstream_runner.local.directory import DataDirectory
@@ -145,7 +146,7 @@ async def until_ready(senders: Senders, session: aiohttp.ClientSession, run: asy
     async with asyncio.timeout(READY_TIMEOUT_S):
         while not await senders.is_ready(session):
             if run.returncode is not None:
-                raise MillstreamError(f"the run has ended with exit code {run.returncode}")
+                raise MillstreamError(codes.EXPERIMENT_FAILED, f"the run has ended with exit code {run.returncode}")
             await asyncio.sleep(0.05)
 
 
@@ -182,7 +183,7 @@ async def kill_again_and_again(
             await asyncio.sleep(rng.random())
             source = pid_of(directory, "in-0")
             if source is None:
-                raise MillstreamError("the run has no source")
+                raise MillstreamError(codes.EXPERIMENT_FAILED, "the run has no source")
             with suppress(ProcessLookupError):
                 os.kill(source, signal.SIGKILL)
             ready = asyncio.Event()

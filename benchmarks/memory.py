@@ -22,6 +22,7 @@ from pathlib import Path
 import uvloop
 from observed_run import MIB, Sample, machine, mib, open_run, raw_limit
 
+from millstream import codes
 from millstream.errors import MillstreamError
 
 RECORD_BYTES = 100
@@ -91,7 +92,7 @@ async def measure(directory: Path, minutes: float) -> tuple[float, list[Course]]
         rate = run.steady_records_per_s("out", began_s, run.now_s())
         ended = await run.stop()
         if not ended.balanced:
-            raise MillstreamError(f"the account does not balance\n{ended.output}")
+            raise MillstreamError(codes.EXPERIMENT_FAILED, f"the account does not balance\n{ended.output}")
     courses = [
         course_of(name, [(sample.at_s, sample.rss_bytes[name]) for sample in samples if name in sample.rss_bytes])
         for name in sorted(samples[0].rss_bytes)

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import psutil
 
+from millstream import codes
 from millstream.buffers.jetstream.raw_limit import measure_raw_limit
 from millstream.buffers.registry import technology_of
 from millstream.clock import MICROSECONDS
@@ -138,7 +139,9 @@ class ObservedRun:
                     self.check_runs()
                     await asyncio.sleep(_LOOK_INTERVAL_S)
         except TimeoutError:
-            raise MillstreamError(f"not {what} within {timeout_s:.0f} s\n{self._output()}") from None
+            raise MillstreamError(
+                codes.EXPERIMENT_FAILED, f"not {what} within {timeout_s:.0f} s\n{self._output()}"
+            ) from None
 
     async def watch(self, seconds: float, each: Callable[[Sample], None], interval_s: float = 1.0) -> None:
         """Let it run for so long, a sample now and then."""
@@ -151,7 +154,9 @@ class ObservedRun:
     def check_runs(self) -> None:
         """Raises `MillstreamError` when it has ended."""
         if self._process.returncode is not None:
-            raise MillstreamError(f"the run ended with exit code {self._process.returncode}\n{self._output()}")
+            raise MillstreamError(
+                codes.EXPERIMENT_FAILED, f"the run ended with exit code {self._process.returncode}\n{self._output()}"
+            )
 
     async def stop(self) -> Ended:
         """Ctrl-C: drained, and ended. Nothing is counted any more."""

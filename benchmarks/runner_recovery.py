@@ -31,6 +31,7 @@ from typing import Any
 import psutil
 from observed_run import machine
 
+from millstream import codes
 from millstream.errors import MillstreamError
 from millstream_reduce.spark import aot
 from millstream_runner.local.directory import DataDirectory
@@ -95,7 +96,9 @@ class Run:
             if self._last_window_end_s() > ended_after_s:
                 return time.time()
             time.sleep(_LOOK_INTERVAL_S)
-        raise MillstreamError(f"no result:\n{(self._directory / 'messages').read_text()[-3000:]}")
+        raise MillstreamError(
+            codes.EXPERIMENT_FAILED, f"no result:\n{(self._directory / 'messages').read_text()[-3000:]}"
+        )
 
     def moments(self) -> dict[str, float]:
         """When each process of this run was started, and how far Spark was when, since 1970."""

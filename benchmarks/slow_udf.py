@@ -22,6 +22,7 @@ from pathlib import Path
 import uvloop
 from observed_run import MIB, Sample, machine, mib, open_run, raw_limit
 
+from millstream import codes
 from millstream.errors import MillstreamError
 
 RECORD_BYTES = 100
@@ -95,7 +96,7 @@ async def measure(directory: Path, seconds: float, delay_s: float, in_flight: in
         rate = run.steady_records_per_s("map", began_s, run.now_s())
         ended = await run.stop()
         if not ended.balanced:
-            raise MillstreamError(f"the account does not balance\n{ended.output}")
+            raise MillstreamError(codes.EXPERIMENT_FAILED, f"the account does not balance\n{ended.output}")
     return Outcome(rate, limit, rss_max)
 
 

@@ -20,6 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from millstream import codes
 from millstream.errors import InfrastructureError
 from millstream.files import make_private_directories, open_private
 
@@ -54,8 +55,9 @@ def write_entry(path: Path, action: str, **more: Any) -> None:
             _append(path, line)
     except OSError as error:
         raise InfrastructureError(
+            codes.AUDIT_UNWRITABLE,
             f"the audit file {path} cannot be written ({error.strerror}), and without an entry nothing is done: free "
-            "some space, or see to its rights"
+            "some space, or see to its rights",
         ) from error
 
 
@@ -90,8 +92,9 @@ def own_file() -> Path:
         make_private_directories(directory)
     except OSError as error:
         raise InfrastructureError(
+            codes.AUDIT_UNWRITABLE,
             f"{directory}, where your audit file lies, cannot be made ({error.strerror}), and without an entry nothing "
-            f"is done: name another file in {FILE_VARIABLE}"
+            f"is done: name another file in {FILE_VARIABLE}",
         ) from error
     return directory / "audit.jsonl"
 

@@ -26,6 +26,7 @@ from contextlib import AbstractContextManager
 from threading import Lock
 from types import TracebackType
 
+from millstream import codes
 from millstream.errors import UserError
 
 CRASH_AT = "MILLSTREAM_CRASH_AT"
@@ -93,7 +94,7 @@ def crash_at(text: str, signal_number: signal.Signals = signal.SIGKILL) -> Liste
     """
     match = _FORM.fullmatch(text)
     if match is None:
-        raise UserError(f"{CRASH_AT}={text}: expected a point such as log.entries.sync:after#3@sum")
+        raise UserError(codes.OPTION_VALUE, f"{CRASH_AT}={text}: expected a point such as log.entries.sync:after#3@sum")
     wanted, vertex, time = match["point"], match["vertex"], int(match["time"] or 1)
     lock = Lock()
     reached = 0

@@ -1,12 +1,15 @@
 """Errors, by who must act and what helps.
 
-A message says what happened, where (pipeline, vertex, lane, position) and what to do. The exit code of a
-process is that of the error that ended it.
+A message says what happened, where (pipeline, vertex, lane, position) and what to do; the code (`millstream.codes`) is
+what one looks up. The class is what programs decide by. The exit code of a process is that of the error that ended it.
 """
 
 from __future__ import annotations
 
 from typing import ClassVar
+
+from millstream import codes
+from millstream.codes.code import Code
 
 
 class MillstreamError(Exception):
@@ -14,6 +17,18 @@ class MillstreamError(Exception):
 
     exit_code: ClassVar[int] = 70
     """Exit code of a process that ends with this error."""
+
+    def __init__(self, code: Code, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        """What happened, as one can look it up."""
+        # Where only a traceback arrives, as from a Python worker of Spark's, it has the code all the same.
+        self.add_note(code.id)
+
+    @property
+    def shown(self) -> str:
+        """What the command line prints of it."""
+        return f"error[{self.code}]: {self}"
 
 
 class UserError(MillstreamError):
@@ -62,3 +77,21 @@ class BufferFullError(RetryLaterError):
 
 class StorageFullError(RetryLaterError):
     """The server refused a commit because its storage is full; nothing of it was stored."""
+
+
+def kind_of(error: MillstreamError) -> str:
+    """What another process needs to make the error again, beside its text: `DamageError MS-5102`.
+
+    Of a class that is not in this module it names the nearest one above it that is.
+    """
+    known = next(kind for kind in type(error).__mro__ if globals().get(kind.__name__) is kind)
+    return f"{known.__name__} {error.code}"
+
+
+def error_of(kind: str, message: str) -> MillstreamError | None:
+    """Inverse of `kind_of`; None where it is none of ours, or of another version's."""
+    name, _, written = kind.partition(" ")
+    found, code = globals().get(name), codes.find(written)
+    if code is None or not isinstance(found, type) or not issubclass(found, MillstreamError):
+        return None
+    return found(code, message)

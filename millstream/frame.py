@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from google.protobuf.message import DecodeError
 
+from millstream import codes
 from millstream.errors import DamageError
 from millstream.record import Record
 from millstream_udf import columns
@@ -84,11 +85,13 @@ class Frame:
         try:
             sealed = frame_pb2.SealedFrame.FromString(data)
         except DecodeError as error:
-            raise DamageError(f"{len(data)} bytes are not a frame: {error}") from error
+            raise DamageError(codes.FRAME_UNREADABLE, f"{len(data)} bytes are not a frame: {error}") from error
         info = sealed.info
         if info.records < 1 or len(sealed.event_times_us) != 8 * info.records:
             raise DamageError(
-                f"a frame says it has {info.records} records, and has {len(sealed.event_times_us)} bytes of event times"
+                codes.FRAME_UNREADABLE,
+                f"a frame says it has {info.records} records, and has {len(sealed.event_times_us)} bytes of event "
+                "times",
             )
         return cls(
             records=info.records,

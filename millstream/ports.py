@@ -10,6 +10,7 @@ import random
 import socket
 from pathlib import Path
 
+from millstream import codes
 from millstream.errors import InfrastructureError
 
 _FIRST, _LAST = 10_240, 65_535
@@ -32,7 +33,7 @@ def free_ports(count: int = 1) -> int:
     for first in random.sample(places, len(places)):
         if all(map(is_free, range(first, first + count))):
             return first
-    raise InfrastructureError(f"no {count} free ports in a row on 127.0.0.1")
+    raise InfrastructureError(codes.PORT_TAKEN, f"no {count} free ports in a row on 127.0.0.1")
 
 
 def is_free(port: int) -> bool:

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
 
+from millstream import codes
 from millstream.die_with_parent import dying_with_parent
 from millstream.errors import InfrastructureError
 from millstream.health import Health
@@ -209,7 +210,9 @@ async def open_process(
             start_new_session=True,
         )
     except OSError as error:
-        raise InfrastructureError(f"cannot start {name} ({command[0]}): {error.strerror}") from error
+        raise InfrastructureError(
+            codes.PROCESS_NOT_STARTED, f"cannot start {name} ({command[0]}): {error.strerror}"
+        ) from error
     process = Process(transport, pipes, group=group)
     try:
         yield process

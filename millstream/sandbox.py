@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from millstream import confine
+from millstream import codes, confine
 from millstream.errors import UserError
 
 NOT_HELD = confine.NOT_HELD
@@ -82,8 +82,9 @@ def confined(
     settings: dict[str, object] = {}
     if held.strict and holds_home(cwd):
         raise UserError(
+            codes.SANDBOX_IMPOSSIBLE,
             f"a sandbox would show its function {cwd}, which holds your home directory: give it a `workingDir` with "
-            "nothing but code in it"
+            "nothing but code in it",
         )
     if held.strict or held.limits:
         settings = {"limits": dict(held.limits), "strict": held.strict, "check": check}

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
+from millstream import codes
 from millstream.errors import UserError
 from millstream.spec import yaml_text
 from millstream.spec.messages import findings_of
@@ -44,7 +45,9 @@ class TlsFiles(SpecModel):
     def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
         """A certificate and its key."""
         if (data.get("certificate") is None) != (data.get("key") is None):
-            yield ShapeProblem((), "`certificate` and `key` belong together", "both of them, or neither")
+            yield ShapeProblem(
+                codes.FIELDS_CONFLICT, (), "`certificate` and `key` belong together", "both of them, or neither"
+            )
 
 
 def read_access(path: Path, model: type[WrittenT]) -> WrittenT:
@@ -53,25 +56,31 @@ def read_access(path: Path, model: type[WrittenT]) -> WrittenT:
         with path.open("rb") as stream:
             data = stream.read(FILE_BYTES_MAX + 1)
     except OSError as error:
-        raise UserError(f"the broker's access file {path} cannot be read: {error.strerror}") from error
+        raise UserError(
+            codes.BROKER_ACCESS_FILE, f"the broker's access file {path} cannot be read: {error.strerror}"
+        ) from error
     if len(data) > FILE_BYTES_MAX:
-        raise UserError(f"the broker's access file {path} is larger than {FILE_BYTES_MAX} bytes")
+        raise UserError(
+            codes.BROKER_ACCESS_FILE, f"the broker's access file {path} is larger than {FILE_BYTES_MAX} bytes"
+        )
     try:
         document = yaml_text.parse(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
-        raise UserError(f"the broker's access file {path} is not UTF-8") from error
+        raise UserError(codes.BROKER_ACCESS_FILE, f"the broker's access file {path} is not UTF-8") from error
     except yaml_text.UnreadableError as problem:
-        raise UserError(f"the broker's access file {path}: {problem.problem.what}") from None
-    findings = [Finding(problem.path, problem.what, problem.expected) for problem in document.problems]
+        raise UserError(codes.BROKER_ACCESS_FILE, f"the broker's access file {path}: {problem.problem.what}") from None
+    findings = [Finding(problem.code, problem.path, problem.what, problem.expected) for problem in document.problems]
     if not isinstance(document.value, dict):
-        raise UserError(f"the broker's access file {path} is not a mapping, such as `user: NAME`")
+        raise UserError(
+            codes.BROKER_ACCESS_FILE, f"the broker's access file {path} is not a mapping, such as `user: NAME`"
+        )
     findings += placeholders(document.value)
     try:
         written = model.model_validate(document.value)
     except ValidationError as failure:
         findings += findings_of(failure, document.value, set())
     if findings:
-        raise UserError("\n".join(f"{path}: {_text(finding)}" for finding in findings))
+        raise UserError(codes.BROKER_ACCESS_FILE, "\n".join(f"{path}: {_text(finding)}" for finding in findings))
     return written
 
 
@@ -85,8 +94,9 @@ def check_url(server: str, schemes: tuple[str, ...]) -> None:
     parts = urlsplit(server if "//" in server else f"{schemes[0]}://{server}")
     if parts.username is not None or parts.password is not None:
         raise UserError(
+            codes.BROKER_ADDRESS,
             f"the URL of the broker at {parts.hostname} has a user or password in it, which every user of this machine "
-            "can read off the command line; put them into a file and name it with --broker-access (deploy/README.md)"
+            "can read off the command line; put them into a file and name it with --broker-access (deploy/README.md)",
         )
     try:
         valid = parts.scheme in schemes and bool(parts.hostname) and (parts.port is None or parts.port > 0)
@@ -94,7 +104,10 @@ def check_url(server: str, schemes: tuple[str, ...]) -> None:
         valid = False
     if not valid:
         usual, encrypted = schemes
-        raise UserError(f"{server!r} is no URL of a broker; expected {usual}://HOST:PORT, or {encrypted}://HOST:PORT")
+        raise UserError(
+            codes.BROKER_ADDRESS,
+            f"{server!r} is no URL of a broker; expected {usual}://HOST:PORT, or {encrypted}://HOST:PORT",
+        )
 
 
 def _text(finding: Finding) -> str:
@@ -111,6 +124,8 @@ def tls_context(files: TlsFiles, base: Path, path: Path) -> ssl.SSLContext:
             context.load_cert_chain(base / files.certificate, base / files.key, password=lambda: "")
     except (OSError, ssl.SSLError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise UserError(f"{path}: tls: the certificates cannot be used: {reason}; they are PEM files") from error
+        raise UserError(
+            codes.CERTIFICATES, f"{path}: tls: the certificates cannot be used: {reason}; they are PEM files"
+        ) from error
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context

@@ -11,6 +11,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
+from millstream import codes
 from millstream.errors import UserError
 from millstream.spec.buffers import BUILT_IN, GROUP, known
 from millstream.spec.graph import Graph
@@ -32,10 +33,11 @@ def technology(key: str) -> Technology:
             return loaded
     except ModuleNotFoundError as error:
         raise UserError(
+            codes.EXTRA_NEEDED,
             f"ledgers in {key} need the package {error.name}, which is not installed here: "
-            f"`pip install 'millstream[{key}]'`"
+            f"`pip install 'millstream[{key}]'`",
         ) from error
-    raise UserError(f"there is no ledger technology {key!r}; there are: {', '.join(known())}")
+    raise UserError(codes.EXTENSION, f"there is no ledger technology {key!r}; there are: {', '.join(known())}")
 
 
 def technology_of(pipeline: Pipeline) -> Technology:

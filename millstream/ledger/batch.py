@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from millstream import limits
+from millstream import codes, limits
 from millstream.errors import MillstreamError, UserError
 from millstream.ledger import witness
 from millstream.ledger.protocol import Commit
@@ -89,14 +89,16 @@ def check_commit(commit: Commit, sizes: Sequence[int]) -> None:
 def _check(commit: Commit, sizes: Sequence[int]) -> None:
     if len(sizes) > limits.COMMIT_MESSAGES_MAX:
         raise MillstreamError(
+            codes.BROKER_ANSWER,
             f"a commit of lane {commit.lane} has {len(sizes)} messages; at most {limits.COMMIT_MESSAGES_MAX} "
-            "are one batch"
+            "are one batch",
         )
     for size in sizes:
         if size > limits.MESSAGE_BYTES_MAX - ENVELOPE_BYTES:
             raise UserError(
+                codes.RECORD_TOO_LARGE,
                 f"a frame of {size} bytes that lane {commit.lane} commits is larger than a message of the broker "
-                f"({limits.MESSAGE_BYTES_MAX} bytes, less {ENVELOPE_BYTES} for headers); make the record smaller"
+                f"({limits.MESSAGE_BYTES_MAX} bytes, less {ENVELOPE_BYTES} for headers); make the record smaller",
             )
 
 

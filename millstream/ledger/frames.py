@@ -8,6 +8,7 @@ Above it: whoever reads buffers. Below it: the codec of frames.
 
 from __future__ import annotations
 
+from millstream import codes
 from millstream.errors import DamageError
 from millstream.frame import Frame
 from millstream.ledger.protocol import StoredFrame
@@ -34,8 +35,9 @@ def decoded(writer: str, buffer: BufferId, stored: StoredFrame) -> Frame:
         return readable(stored)
     except ValueError as error:
         raise DamageError(
+            codes.FRAME_UNREADABLE,
             f"buffer {buffer}: {name_for_people(writer, stored)} at sequence {stored.sequence} cannot be used: "
-            f"{error}. No record of it was used. {REPAIR}"
+            f"{error}. No record of it was used. {REPAIR}",
         ) from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from millstream import codes
 from millstream.clock import START_OF_TIME_US
 from millstream.errors import DamageError, FencedError
 from millstream.ledger.protocol import StoredMark
@@ -24,13 +25,16 @@ def taken_over(stored: StoredMark | None, owner: str, commit_id: bytes) -> mark_
 def fenced(lane: LaneId, newest: int, own: int, by: str = "") -> FencedError:
     """What an owner of epoch `own` is told that was replaced by one of epoch `newest`."""
     name = f" by {by!r}" if by else ""
-    return FencedError(f"lane {lane} was taken over{name} (epoch {newest}); this owner (epoch {own}) must stop")
+    return FencedError(
+        codes.LANE_TAKEN_OVER, f"lane {lane} was taken over{name} (epoch {newest}); this owner (epoch {own}) must stop"
+    )
 
 
 def lost_mark(lane: LaneId, after: int, stored: StoredMark | None) -> DamageError:
     """What an owner is told whose mark was at stream sequence `after`, where `stored` is what the ledger has now."""
     found = "is gone" if stored is None else f"is back at {stored.sequence}"
     return DamageError(
+        codes.LEDGER_CUT,
         f"the mark of lane {lane}, which was at sequence {after}, {found}: the ledger of vertex {lane.vertex} has lost "
-        f"its end, was set back or was made anew. {REPAIR}"
+        f"its end, was set back or was made anew. {REPAIR}",
     )

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from uuid import UUID, uuid5
 
+from millstream import codes
 from millstream.clock import Clock, SystemClock
 from millstream.errors import BufferFullError, DamageError, DurabilityError, FencedError, StorageFullError
 from millstream.ledger.batch import Message, commit_messages, decode_ids, frame_sequences, stored_mark
@@ -294,8 +295,9 @@ class MemoryLedger:
         """Raise `DamageError` when the stream does not hold what was read."""
         if self._stream.last_sequence < after:
             raise DamageError(
+                codes.LEDGER_CUT,
                 f"{subject} was read up to sequence {after}, and {self._id} holds sequences up to "
-                f"{self._stream.last_sequence}: it has lost its end. {REPAIR}"
+                f"{self._stream.last_sequence}: it has lost its end. {REPAIR}",
             )
         if check.last is not None:
             check.stored(self._stream.witness(check.last.sequence))
@@ -357,12 +359,16 @@ class MemoryLedger:
         if full or fault is _Fault.BUFFER_FULL:
             self._statistics.full_refusals += 1
             raise BufferFullError(
-                f"a commit of lane {commit.lane} to {self._id} was refused: a buffer is full ({full})"
+                codes.BUFFER_FULL,
+                f"a commit of lane {commit.lane} to {self._id} was refused: a buffer is full ({full})",
             )
         size = self._stream.bytes + sum(len(message.data) for message in messages)
         if size > self._stream.limits.bytes_max or fault is _Fault.STORAGE_FULL:
             self._statistics.full_refusals += 1
-            raise StorageFullError(f"a commit of lane {commit.lane} to {self._id} was refused: the storage is full")
+            raise StorageFullError(
+                codes.BROKER_STORAGE_FULL,
+                f"a commit of lane {commit.lane} to {self._id} was refused: the storage is full",
+            )
 
     def _apply(self, commit: Commit, messages: Sequence[Message]) -> int:
         now_s = self._clock.monotonic_s()
@@ -416,8 +422,9 @@ class MemoryBroker:
     async def ledger(self, vertex: str, limits: LedgerLimits) -> Ledger:
         if self._require is not DurabilityLevel.MEMORY:
             raise DurabilityError(
+                codes.NOT_DURABLE,
                 f"a broker in memory keeps nothing, and durability {self._require.value!r} is required; ask for "
-                "'memory' by name"
+                "'memory' by name",
             )
         stream = self._streams.get(vertex)
         if stream is None:

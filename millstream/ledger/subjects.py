@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from millstream import codes
 from millstream.errors import UserError
 from millstream.record import BufferId, LaneId
 
@@ -72,5 +73,7 @@ def _lane_prefix(stream: str, lane: LaneId) -> str:
 
 def _token(name: str) -> str:
     if not _TOKEN.fullmatch(name):
-        raise UserError(f"{name!r} cannot be part of a broker's subject: use letters, digits, '-' and '_'")
+        raise UserError(
+            codes.BROKER_NAME, f"{name!r} cannot be part of a broker's subject: use letters, digits, '-' and '_'"
+        )
     return name

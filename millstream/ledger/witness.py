@@ -16,6 +16,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Mapping
 
+from millstream import codes
 from millstream.errors import DamageError
 from millstream.ledger.protocol import GivenUp, Witness
 from millstream.wire.ledger.v1 import mark_pb2
@@ -112,10 +113,11 @@ class ReadCheck:
         if found is not None and (found.lane, found.number) != (self.last.lane, self.last.number):
             there = f"frame {found.number} of lane {found.lane}"
         raise DamageError(
+            codes.LEDGER_CUT,
             f"{self._subject}: the last frame that was read, frame {self.last.number} of lane {self.last.lane} at "
             f"sequence {self.last.sequence}, is not there any more: {self._stream} holds {there} at that sequence. It "
             "lost its end or was set back, and may have been written again since; no record that came after was used. "
-            f"{REPAIR}"
+            f"{REPAIR}",
         )
 
     def next(self, found: Witness | None, sequence: int) -> None:
@@ -137,9 +139,10 @@ class ReadCheck:
             self.stored(found)
         if expected is None and before is not None and found.number != before + 1:
             raise DamageError(
+                codes.BUFFER_GAP,
                 f"{self._subject}: after frame {before} of lane {found.lane} comes frame {found.number}, at sequence "
                 f"{sequence}; what lies between sequences {self._after} and {sequence} of {self._stream} is damaged. "
-                f"{REPAIR}"
+                f"{REPAIR}",
             )
         self._numbers[found.lane] = found.number
         self._after = sequence

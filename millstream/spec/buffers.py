@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator
 
+from millstream import codes
 from millstream.spec.values import problem
 
 BUILT_IN = ("jetstream", "redis")
@@ -25,12 +26,12 @@ def known() -> list[str]:
 def _one_known(written: Mapping[str, Any]) -> Mapping[str, Any]:
     listed = ", ".join(f"`{key}: {{}}`" for key in known())
     if len(written) != 1:
-        raise problem(f"it names {len(written)} technologies", f"one of {listed}")
+        raise problem(codes.FIELDS_CONFLICT, f"it names {len(written)} technologies", f"one of {listed}")
     key = next(iter(written))
     if key not in known():
-        raise problem(f"there is no technology `{key}` for it", f"one of {listed}")
+        raise problem(codes.NOT_ALLOWED, f"there is no technology `{key}` for it", f"one of {listed}")
     if key in BUILT_IN and written[key]:
-        raise problem(f"`{key}` has no settings here", f"`{key}: {{}}`")
+        raise problem(codes.UNKNOWN_FIELD, f"`{key}` has no settings here", f"`{key}: {{}}`")
     return written
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path as FilePath
 
+from millstream import codes
 from millstream.sandbox import holds_home, refusal
 from millstream.spec.connectors import Place, lacks
 from millstream.spec.loading import Loaded, Partial
@@ -38,7 +39,7 @@ def local_problems(loaded: Loaded | Partial) -> list[Problem]:
             end = placed.end
             used = Place((*path, vertex.key, *placed.path, end.kind), path, loaded.base_dir, vertex.replicas, taken)
             for what, remedy in lacks(end.connector):
-                findings.append(Finding(used.path, f"`{end.kind}` {what}", remedy))
+                findings.append(Finding(codes.EXTRA_NEEDED, used.path, f"`{end.kind}` {what}", remedy))
             findings += end.connector.local_findings(end.settings, used)
     problems = [loaded.problem(finding) for finding in findings]
     return sorted(problems, key=lambda problem: (problem.line, problem.column, problem.path))
@@ -62,6 +63,7 @@ def _program_findings(program: _Program) -> Iterator[Finding]:
     if settings.container is not None:
         what = "this machine's runner starts no containers"
         yield Finding(
+            codes.FUNCTION_IN_CONTAINER,
             (*program.path, "container"),
             what,
             "`command` or `python`; `millstream validate --file-only` takes it as it is",
@@ -69,7 +71,7 @@ def _program_findings(program: _Program) -> Iterator[Finding]:
         return
     if not program.directory.is_dir():
         what = f"there is no directory {program.directory}"
-        yield Finding((*program.path, "workingDir"), what, "an existing directory")
+        yield Finding(codes.NO_SUCH_FILE, (*program.path, "workingDir"), what, "an existing directory")
     elif settings.command is not None:
         yield from _command_findings(program, settings.command[0])
     elif settings.python is not None:
@@ -85,18 +87,27 @@ def _held_findings(program: _Program) -> Iterator[Finding]:
         path = (*program.path, "readable", index)
         shown = program.base_dir / name
         if not shown.exists():
-            yield Finding(path, f"there is no {shown}", "an existing file or directory")
+            yield Finding(codes.NO_SUCH_FILE, path, f"there is no {shown}", "an existing file or directory")
         elif holds_home(shown):
-            yield Finding(path, f"{shown} holds your home directory", "a directory that may be shown")
+            yield Finding(
+                codes.SANDBOX_IMPOSSIBLE, path, f"{shown} holds your home directory", "a directory that may be shown"
+            )
     if strict and holds_home(program.directory):
         what = f"the sandbox would show {program.directory}, which holds your home directory"
-        yield Finding((*program.path, "sandbox"), what, "a `workingDir` with nothing but code in it")
+        yield Finding(
+            codes.SANDBOX_IMPOSSIBLE, (*program.path, "sandbox"), what, "a `workingDir` with nothing but code in it"
+        )
         return
     limits = settings.limits.given if settings.limits is not None else {}
     if strict or limits:
         why = refusal(strict=strict, network=settings.network, limits=frozenset(limits))
         if why is not None:
-            yield Finding((*program.path, "sandbox" if strict else "limits"), why, "a system that can, or none of it")
+            yield Finding(
+                codes.SANDBOX_IMPOSSIBLE,
+                (*program.path, "sandbox" if strict else "limits"),
+                why,
+                "a system that can, or none of it",
+            )
 
 
 def _command_findings(program: _Program, command: str) -> Iterator[Finding]:
@@ -104,13 +115,17 @@ def _command_findings(program: _Program, command: str) -> Iterator[Finding]:
     search = _variable(program, "PATH", os.environ.get("PATH", os.defpath))
     if os.sep not in command:
         if shutil.which(command, path=search) is None:
-            yield Finding(path, f"there is no program `{command}` on the PATH", "a program that is installed")
+            yield Finding(
+                codes.NO_SUCH_FILE, path, f"there is no program `{command}` on the PATH", "a program that is installed"
+            )
         return
     file = program.directory / command
     if not file.is_file():
-        yield Finding(path, f"there is no file {file}", "a program, relative to the working directory")
+        yield Finding(
+            codes.NO_SUCH_FILE, path, f"there is no file {file}", "a program, relative to the working directory"
+        )
     elif not os.access(file, os.X_OK):
-        yield Finding(path, f"{file} may not be executed", f"`chmod +x {file}`")
+        yield Finding(codes.FILE_UNUSABLE, path, f"{file} may not be executed", f"`chmod +x {file}`")
 
 
 def _variable(program: _Program, name: str, default: str) -> str:
@@ -125,13 +140,17 @@ def _python_findings(program: _Program, reference: str) -> Iterator[Finding]:
     if module.endswith(".py"):
         file: FilePath | None = program.directory / module
         if file is None or not file.is_file():
-            yield Finding(path, f"there is no file {file}", "a file, relative to the working directory")
+            yield Finding(
+                codes.NO_SUCH_FILE, path, f"there is no file {file}", "a file, relative to the working directory"
+            )
             return
     else:
         found = _module_file(module, program)
         if found is None:
             what = f"there is no Python module `{module}`"
-            yield Finding(path, what, f"a module that is installed or lies in {program.directory}")
+            yield Finding(
+                codes.FUNCTION_NOT_FOUND, path, what, f"a module that is installed or lies in {program.directory}"
+            )
             return
         file = found if found.suffix == ".py" else None
     if file is None:
@@ -139,14 +158,21 @@ def _python_findings(program: _Program, reference: str) -> Iterator[Finding]:
     try:
         tree = ast.parse(file.read_bytes(), filename=str(file))
     except (SyntaxError, ValueError) as problem:
-        yield Finding(path, f"{file} is not Python: {problem}", "a file that Python can compile")
+        yield Finding(
+            codes.FUNCTION_NOT_FOUND, path, f"{file} is not Python: {problem}", "a file that Python can compile"
+        )
     except OSError as problem:
-        yield Finding(path, f"{file} cannot be read: {problem.strerror}", "a file you may read")
+        yield Finding(codes.FILE_UNUSABLE, path, f"{file} cannot be read: {problem.strerror}", "a file you may read")
     else:
         names = top_level_names(tree)
         if names is not None and function not in names:
             offered = ", ".join(sorted(name for name in names if not name.startswith("_")))
-            yield Finding(path, f"{file} has no `{function}`", f"one of {offered}" if offered else "a function")
+            yield Finding(
+                codes.FUNCTION_NOT_FOUND,
+                path,
+                f"{file} has no `{function}`",
+                f"one of {offered}" if offered else "a function",
+            )
 
 
 def _module_file(module: str, program: _Program) -> FilePath | None:
@@ -197,7 +223,7 @@ def _reference_findings(value: object, path: Path, base_dir: FilePath) -> Iterat
     if isinstance(value, Reference | SecretKey):
         why = missing(value, base_dir)
         if why is not None:
-            yield Finding(path, why, "the value there, before the pipeline is started")
+            yield Finding(codes.SECRET_MISSING, path, why, "the value there, before the pipeline is started")
     elif isinstance(value, SpecModel):
         for name, member in value.members():
             yield from _reference_findings(member, (*path, name), base_dir)

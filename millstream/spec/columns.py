@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Literal
 
+from millstream import codes
 from millstream.spec.values import ShapeProblem, SpecModel, Text
 
 ColumnType = Literal["string", "int", "float", "bool", "timestamp"]
@@ -25,5 +26,5 @@ def repeated_columns(columns: tuple[Column, ...]) -> Iterator[ShapeProblem]:
     for index, column in enumerate(columns):
         if column.name in seen:
             what = f"column `{column.name}` is there twice"
-            yield ShapeProblem(("columns", index, "name"), what, "each column once")
+            yield ShapeProblem(codes.NAME_TWICE, ("columns", index, "name"), what, "each column once")
         seen.add(column.name)

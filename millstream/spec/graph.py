@@ -41,7 +41,7 @@ class Graph:
         outline = outline_of(pipeline.model_dump(mode="json", by_alias=True))
         findings = list(shape_findings(outline)) if outline is not None else []
         if findings:
-            raise SpecError([Problem("", 0, 0, path_text(f.path), f.what, f.expected) for f in findings])
+            raise SpecError([Problem(f.code, "", 0, 0, path_text(f.path), f.what, f.expected) for f in findings])
         nodes = [vertex.name for vertex in pipeline.spec.vertices]
         edges = pipeline.spec.edges
         arcs = list(dict.fromkeys((edge.from_, edge.to) for edge in edges))

@@ -16,6 +16,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from millstream import codes
+from millstream.codes.code import Code
 from millstream.spec import numaflow, yaml_text
 from millstream.spec.graph import Graph
 from millstream.spec.messages import findings_of
@@ -127,27 +129,27 @@ def load_text(text: str, path: FilePath | str) -> Loaded:
 
 
 def _text_of(file: FilePath) -> str:
-    def refusal(what: str, expected: str) -> FileError:
-        return FileError([Problem(str(file), 0, 0, "", what, expected)])
+    def refusal(code: Code, what: str, expected: str) -> FileError:
+        return FileError([Problem(code, str(file), 0, 0, "", what, expected)])
 
     try:
         if file.is_dir():
-            raise refusal("it is a directory", "a pipeline file in it, such as pipeline.yaml")
+            raise refusal(codes.NOT_YAML, "it is a directory", "a pipeline file in it, such as pipeline.yaml")
         with file.open("rb") as stream:
             data = stream.read(FILE_BYTES_MAX + 1)
     except FileNotFoundError:
         expected = "an existing file; `millstream init` makes a working one"
-        raise refusal("there is no such file", expected) from None
+        raise refusal(codes.NO_SUCH_FILE, "there is no such file", expected) from None
     except OSError as problem:
-        raise refusal(f"it cannot be read: {problem.strerror}", "a file you may read") from None
+        raise refusal(codes.FILE_UNUSABLE, f"it cannot be read: {problem.strerror}", "a file you may read") from None
     if len(data) > FILE_BYTES_MAX:
-        raise refusal("the file is too large", f"at most {FILE_BYTES_MAX} bytes of YAML")
+        raise refusal(codes.FILE_TOO_LARGE, "the file is too large", f"at most {FILE_BYTES_MAX} bytes of YAML")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as problem:
         line = data.count(b"\n", 0, problem.start) + 1
         column = problem.start - (data.rfind(b"\n", 0, problem.start) + 1) + 1
-        refused = Problem(str(file), line, column, "", "the text is not UTF-8", "a file in UTF-8")
+        refused = Problem(codes.NOT_YAML, str(file), line, column, "", "the text is not UTF-8", "a file in UTF-8")
         raise FileError([refused]) from None
 
 
@@ -156,7 +158,7 @@ def _validated(sifted: numaflow.Sifted) -> tuple[Pipeline | None, list[Finding]]
     findings += _empty_groups(sifted.value)
     findings += placeholders(sifted.value)
     if not isinstance(sifted.value, dict):
-        findings.append(Finding((), "the file is not a mapping", "a Pipeline: `apiVersion: ...`"))
+        findings.append(Finding(codes.NOT_YAML, (), "the file is not a mapping", "a Pipeline: `apiVersion: ...`"))
         return None, findings
     try:
         return Pipeline.model_validate(sifted.value), findings
@@ -187,19 +189,18 @@ def _empty_groups(value: Any) -> Iterator[Finding]:
         udf = vertex.get("udf") if isinstance(vertex, dict) else None
         if isinstance(udf, dict) and "groupBy" in udf and udf["groupBy"] is None:
             path = ("spec", "vertices", index, "udf", "groupBy")
-            yield Finding(path, "`groupBy` is empty", "its window: `window: {fixed: {length: 60s}}`")
+            yield Finding(codes.FIELD_EMPTY, path, "`groupBy` is empty", "its window: `window: {fixed: {length: 60s}}`")
 
 
 def _problem(file: str, document: yaml_text.Document, finding: Finding) -> Problem:
-    unknown = finding.what.startswith("unknown field")
-    place = document.place_of(finding.path, key=unknown)
+    place = document.place_of(finding.path, key=finding.code is codes.UNKNOWN_FIELD)
     text = path_text(finding.path)
-    return Problem(file, place.line, place.column, text, finding.what, finding.expected)
+    return Problem(finding.code, file, place.line, place.column, text, finding.what, finding.expected)
 
 
 def _text_problem(file: str, problem: yaml_text.TextProblem) -> Problem:
     place, text = problem.place, path_text(problem.path)
-    return Problem(file, place.line, place.column, text, problem.what, problem.expected)
+    return Problem(problem.code, file, place.line, place.column, text, problem.what, problem.expected)
 
 
 def _notes(file: str, document: yaml_text.Document, sifted: numaflow.Sifted, graph: Graph) -> Iterator[Note]:

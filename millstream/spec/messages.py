@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from pydantic.alias_generators import to_camel
 from pydantic_core import ErrorDetails
 
+from millstream import codes
 from millstream.spec import numaflow
 from millstream.spec.models import Pipeline
 from millstream.spec.problems import Finding, Path
@@ -79,33 +80,33 @@ def _path_in(loc: Path, value: Any, *, is_missing: bool) -> Path:
 def _finding(error: ErrorDetails, path: Path, value: Mapping[str, Any]) -> Finding:
     kind, context, written = error["type"], error.get("ctx", {}), error["input"]
     if kind in (SPEC_PROBLEM, NONE_GIVEN):
-        return Finding(path, context["what"], context["expected"])
+        return Finding(codes.CODES[context["code"]], path, context["what"], context["expected"])
     if kind == "missing":
-        return Finding(path, f"`{path[-1]}` is missing", _meaning(path, value))
+        return Finding(codes.FIELD_MISSING, path, f"`{path[-1]}` is missing", _meaning(path, value))
     if kind == "extra_forbidden":
-        return Finding(path, f"unknown field `{path[-1]}`", _nearest(path, value))
+        return Finding(codes.UNKNOWN_FIELD, path, f"unknown field `{path[-1]}`", _nearest(path, value))
     if written is None:
         expected = _TYPES.get(kind, "a value, or leave the field out")
-        return Finding(path, f"`{path[-1]}` is empty", expected)
+        return Finding(codes.FIELD_EMPTY, path, f"`{path[-1]}` is empty", expected)
     if kind == "literal_error":
-        return Finding(path, f"{_shown(written)} is not allowed", _choice(context["expected"]))
+        return Finding(codes.NOT_ALLOWED, path, f"{_shown(written)} is not allowed", _choice(context["expected"]))
     if kind == "union_tag_invalid":
         what = f"{_shown(context['tag'])} is not allowed"
-        return Finding((*path, "name"), what, _choice(context["expected_tags"]))
+        return Finding(codes.NOT_ALLOWED, (*path, "name"), what, _choice(context["expected_tags"]))
     if kind == "union_tag_not_found":
-        return Finding((*path, "name"), "`name` is missing", "the name of the built-in")
+        return Finding(codes.FIELD_MISSING, (*path, "name"), "`name` is missing", "the name of the built-in")
     if kind in _TYPES:
-        return Finding(path, f"{_shown(written)} is of another type", _TYPES[kind])
+        return Finding(codes.WRONG_TYPE, path, f"{_shown(written)} is of another type", _TYPES[kind])
     if kind in _BOUNDS:
         key, words = _BOUNDS[kind]
         bound = context[key]
         number = int(bound) if bound == int(bound) else bound
-        return Finding(path, f"{_shown(written)} is out of range", f"{words} {number}")
+        return Finding(codes.OUT_OF_RANGE, path, f"{_shown(written)} is out of range", f"{words} {number}")
     if kind == "too_short":
-        return Finding(path, "the list is empty", "at least one entry")
+        return Finding(codes.FIELD_EMPTY, path, "the list is empty", "at least one entry")
     if kind == "finite_number":
-        return Finding(path, f"{_shown(written)} is out of range", "a finite number")
-    return Finding(path, error["msg"], "a value as the reference describes it")
+        return Finding(codes.OUT_OF_RANGE, path, f"{_shown(written)} is out of range", "a finite number")
+    return Finding(codes.VALUE_MALFORMED, path, error["msg"], "a value as the reference describes it")
 
 
 def _shown(written: Any) -> str:

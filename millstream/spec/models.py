@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
 from pydantic_core import InitErrorDetails
 
+from millstream import codes
 from millstream.limits import BUFFER_BYTES_MAX, BUFFER_RECORDS_MAX, BUFFER_USAGE_LIMIT
 from millstream.spec import numaflow
 from millstream.spec.buffers import DEFAULT, InterStepBuffer
@@ -191,7 +192,7 @@ class Edge(SpecModel):
         """Dead letters and late records have no tags to test."""
         taken = _TAKEN_WHOLE.get(str(data.get("kind")))
         if taken is not None and data.get("conditions"):
-            yield ShapeProblem(("conditions",), taken, "no conditions")
+            yield ShapeProblem(codes.FIELDS_CONFLICT, ("conditions",), taken, "no conditions")
 
 
 _TAKEN_WHOLE = {
@@ -254,7 +255,7 @@ class Vertex(Choice):
         """A replica without a lane would do nothing."""
         if self.replicas > self.partitions:
             what = f"{self.replicas} replicas cannot share {self.partitions} partition(s)"
-            yield ShapeProblem(("replicas",), what, "at most `partitions`")
+            yield ShapeProblem(codes.OUT_OF_RANGE, ("replicas",), what, "at most `partitions`")
         yield from self.definition.sharing_problems(self.settings, self.partitions, self.replicas)
 
     @property
@@ -348,7 +349,9 @@ class PipelineSpec(SpecModel):
         """What could never happen: a window that closes without watermarks, a file larger than its buffer."""
         if self.watermark.disabled and any(vertex.definition.has_windows for vertex in self.vertices):
             what = "without watermarks the windows of a reduce never close"
-            yield ShapeProblem(("watermark", "disabled"), what, "`disabled: false`, or no `groupBy`")
+            yield ShapeProblem(
+                codes.FIELDS_CONFLICT, ("watermark", "disabled"), what, "`disabled: false`, or no `groupBy`"
+            )
         for index, vertex in enumerate(self.vertices):
             limits = (vertex.limits or VertexLimits()).over(self.limits)
             dead_letters = any(edge.to == vertex.name and edge.kind == "deadLetter" for edge in self.edges)

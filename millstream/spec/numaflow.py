@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from millstream import codes
 from millstream.spec.connectors import SINKS, SOURCES
 from millstream.spec.problems import Finding, Path
 from millstream.spec.registry import Registry
@@ -174,11 +175,13 @@ def _sift(value: Any, path: Path, sifted: Sifted) -> Any:
         elif name in _WITHOUT_EFFECT.get(place, {}):
             sifted.notes.append((here, f"`{name}` {_WITHOUT_EFFECT[place][name]}"))
         elif name in _UNSUPPORTED.get(place, {}):
-            sifted.problems.append(Finding(here, *_UNSUPPORTED[place][name]))
+            sifted.problems.append(Finding(codes.NOT_SUPPORTED, here, *_UNSUPPORTED[place][name]))
         elif name in _CONNECTORS.get(place, ()) and name not in _REGISTRIES[place]:
             *others, last = _REGISTRIES[place].names
             expected = f"{', '.join(others)} or {last}"
-            sifted.problems.append(Finding(here, f"the {name} {place} is not supported yet", expected))
+            sifted.problems.append(
+                Finding(codes.NOT_SUPPORTED, here, f"the {name} {place} is not supported yet", expected)
+            )
         else:
             rest[name] = _sift(member, here, sifted)
     return rest
@@ -206,7 +209,7 @@ def _narrow_reduces(sifted: Sifted) -> None:
 def _sift_lifecycle(value: Any, path: Path, sifted: Sifted) -> None:
     if not isinstance(value, dict):
         expected = "a mapping with `desiredPhase`"
-        sifted.problems.append(Finding(path, "`lifecycle` is not a mapping", expected))
+        sifted.problems.append(Finding(codes.WRONG_TYPE, path, "`lifecycle` is not a mapping", expected))
         return
     for name, member in value.items():
         here = (*path, name)
@@ -214,9 +217,9 @@ def _sift_lifecycle(value: Any, path: Path, sifted: Sifted) -> None:
             sifted.notes.append((here, f"`{name}` {NO_EFFECT}"))
         elif name != "desiredPhase":
             names = ", ".join(("desiredPhase", *_LIFECYCLE))
-            sifted.problems.append(Finding(here, f"unknown field `{name}`", f"one of {names}"))
+            sifted.problems.append(Finding(codes.UNKNOWN_FIELD, here, f"unknown field `{name}`", f"one of {names}"))
         elif member == "Running":
             sifted.notes.append((here, f"`desiredPhase` {NO_EFFECT}, which always runs"))
         else:
             what = f"`desiredPhase: {member}` is not supported yet"
-            sifted.problems.append(Finding(here, what, "`Running`"))
+            sifted.problems.append(Finding(codes.NOT_SUPPORTED, here, what, "`Running`"))

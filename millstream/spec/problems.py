@@ -2,7 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from millstream import codes
+from millstream.codes.code import Code
 from millstream.errors import UserError
 
 Path = tuple[str | int, ...]
@@ -11,6 +14,7 @@ Path = tuple[str | int, ...]
 
 PROBLEMS_SHOWN_MAX = 50
 """Problems that are printed at once: who has more has one cause, or reads `validate --json`."""
+_TOLD = ("file", "line", "column", "path", "what", "expected")
 _STEPS_SHOWN_MAX = 16
 """Deeper than any field; an alias that contains itself goes on without end."""
 
@@ -27,6 +31,8 @@ def path_text(path: Path) -> str:
 class Problem:
     """One thing that is wrong."""
 
+    code: Code
+    """What is wrong, as one can look it up."""
     file: str
     """The pipeline file, as the user named it; empty for a pipeline that has none."""
     line: int
@@ -43,7 +49,11 @@ class Problem:
     def __str__(self) -> str:
         place = ":".join(str(part) for part in (self.file, self.line, self.column) if part)
         head = ": ".join(part for part in (place, self.path, self.what) if part)
-        return f"{head} (expected: {self.expected})"
+        return f"{head} (expected: {self.expected}) [{self.code}]"
+
+    def as_json(self) -> dict[str, Any]:
+        """Its fields, with the code as it is printed."""
+        return {"code": self.code.id} | {name: getattr(self, name) for name in _TOLD}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +80,8 @@ class Note:
 class Finding:
     """A problem before it has a file and a line."""
 
+    code: Code
+    """What is wrong, as one can look it up."""
     path: Path
     """The place in the pipeline."""
     what: str
@@ -91,4 +103,11 @@ class SpecError(UserError):
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
         """Every problem, in the order of the file."""
-        super().__init__("\n".join(problem_lines(self.problems)))
+        found = {problem.code for problem in self.problems}
+        code = found.pop() if len(found) == 1 else codes.PIPELINE_INVALID
+        super().__init__(code, "\n".join(problem_lines(self.problems)))
+
+    @property
+    def shown(self) -> str:
+        """Each problem has its own code in its line."""
+        return str(self)

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
+from millstream import codes
 from millstream.limits import ANSWER_RECORDS_MAX_MAX
 from millstream.retry import ASKED_MAX
 from millstream.spec.protocols import NATIVE, PROTOCOLS, FunctionKind, ProtocolName
@@ -53,6 +54,7 @@ def _is_strptime(pattern: str) -> bool:
 def _checked_time_format(written: str) -> str:
     if written not in TIME_FORMATS and not _is_strptime(written):
         raise problem(
+            codes.VALUE_MALFORMED,
             f"{written!r} is not an event time format",
             f"one of {', '.join(TIME_FORMATS)}, or a strptime pattern such as '%Y-%m-%d %H:%M:%S'",
         )
@@ -65,6 +67,7 @@ def _checked_python(written: str) -> str:
     place_is_sound = module.endswith(".py") or all(part.isidentifier() for part in module.split("."))
     if not (separator and name_is_sound and place_is_sound):
         raise problem(
+            codes.VALUE_MALFORMED,
             f"{written!r} does not name a Python function",
             "'package.module:function' or 'path/to/file.py:function'",
         )
@@ -73,7 +76,7 @@ def _checked_python(written: str) -> str:
 
 def _checked_scalar(written: Any) -> Any:
     if not isinstance(written, str | int | float | bool | None):
-        raise problem("a list or mapping cannot be compared", "a text, number, true or false")
+        raise problem(codes.WRONG_TYPE, "a list or mapping cannot be compared", "a text, number, true or false")
     return written
 
 
@@ -142,7 +145,7 @@ class FilterArguments(SpecModel):
             re.compile(self.matches or "")
         except re.error as problem:
             what = f"{self.matches!r} is not a regular expression: {problem}"
-            yield ShapeProblem(("matches",), what, "an expression as Python's `re` takes it")
+            yield ShapeProblem(codes.VALUE_MALFORMED, ("matches",), what, "an expression as Python's `re` takes it")
 
 
 class CatBuiltin(SpecModel):
@@ -228,7 +231,7 @@ class RetryStrategy(SpecModel):
 def _checked_address(written: str) -> str:
     match = _ADDRESS.fullmatch(written)
     if match is None or not 0 < int(match["port"] or 1) <= 65535:
-        raise problem(f"{written!r} is not an address", "'host:port' or 'unix:/path'")
+        raise problem(codes.VALUE_MALFORMED, f"{written!r} is not an address", "'host:port' or 'unix:/path'")
     return written
 
 
@@ -319,11 +322,17 @@ class Program(SpecModel):
         kind = self.function_kind
         if name != NATIVE and not (self.command or self.container or self.address):
             what = "`protocol` belongs to programs that are processes of the user's own"
-            yield ShapeProblem(("protocol",), what, "a `command` or an `address`, or no `protocol`")
+            yield ShapeProblem(
+                codes.FIELDS_CONFLICT, ("protocol",), what, "a `command` or an `address`, or no `protocol`"
+            )
         elif kind not in protocol.serves:
-            yield ShapeProblem(("protocol",), f"the protocol `{name}` has no {kind.value} functions", "another one")
+            yield ShapeProblem(
+                codes.NOT_ALLOWED, ("protocol",), f"the protocol `{name}` has no {kind.value} functions", "another one"
+            )
         elif self.tls is not None and not protocol.encrypts:
-            yield ShapeProblem(("tls",), f"the protocol `{name}` encrypts no connections", "no `tls`")
+            yield ShapeProblem(
+                codes.FIELDS_CONFLICT, ("tls",), f"the protocol `{name}` encrypts no connections", "no `tls`"
+            )
 
     @property
     def function_kind(self) -> FunctionKind:
@@ -339,7 +348,10 @@ def _idle_tls(data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
     address = data.get("address")
     if data.get("tls") is not None and (address is None or str(address).startswith("unix:")):
         yield ShapeProblem(
-            ("tls",), "`tls` encrypts connections to another machine", "`address: host:port`, or no `tls`"
+            codes.FIELDS_CONFLICT,
+            ("tls",),
+            "`tls` encrypts connections to another machine",
+            "`address: host:port`, or no `tls`",
         )
 
 
@@ -349,12 +361,14 @@ def _idle_process_settings(data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
             for name in ("network", "readable"):
                 if data.get(name):
                     what = f"`{name}` opens a sandbox, and the program has none"
-                    yield ShapeProblem((name,), what, f"`sandbox: strict` beside it, or no `{name}`")
+                    yield ShapeProblem(
+                        codes.FIELDS_CONFLICT, (name,), what, f"`sandbox: strict` beside it, or no `{name}`"
+                    )
         return
     for name in ("env", "workingDir", *_HELD):
         if data.get(name):
             what = f"`{name}` belongs to `command` and `python` programs"
-            yield ShapeProblem((name,), what, "the setting in `container`, or none")
+            yield ShapeProblem(codes.FIELDS_CONFLICT, (name,), what, "the setting in `container`, or none")
 
 
 def _repeated_names(env: tuple[EnvVar, ...], loc: tuple[str, ...]) -> Iterator[ShapeProblem]:
@@ -362,13 +376,13 @@ def _repeated_names(env: tuple[EnvVar, ...], loc: tuple[str, ...]) -> Iterator[S
     for index, variable in enumerate(env):
         if variable.name in seen:
             what = f"`{variable.name}` is set twice"
-            yield ShapeProblem((*loc, index, "name"), what, "each variable once")
+            yield ShapeProblem(codes.NAME_TWICE, (*loc, index, "name"), what, "each variable once")
         seen.add(variable.name)
 
 
 def _checked_delimiter(written: str) -> str:
     if len(written) != 1:
-        raise problem(f"{written!r} is not one character", 'a character such as ";"')
+        raise problem(codes.VALUE_MALFORMED, f"{written!r} is not one character", 'a character such as ";"')
     return written
 
 
@@ -398,17 +412,26 @@ class ValueFormat(SpecModel):
         needed, allowed = settings
         for name in needed:
             if data.get(name) is None:
-                yield ShapeProblem((), f"`{format_}` values need `{name}`", _VALUE_EXAMPLES[name])
+                yield ShapeProblem(
+                    codes.FIELDS_CONFLICT, (), f"`{format_}` values need `{name}`", _VALUE_EXAMPLES[name]
+                )
         for name in ("fields", "delimiter", "avroSchema"):
             if data.get(name) is not None and name not in (*needed, *allowed):
-                yield ShapeProblem((name,), f"`{name}` has no effect on `{format_}` values", f"no `{name}`")
+                yield ShapeProblem(
+                    codes.FIELDS_CONFLICT, (name,), f"`{name}` has no effect on `{format_}` values", f"no `{name}`"
+                )
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """A schema is JSON."""
         try:
             json.loads(self.avro_schema or "{}")
         except ValueError as problem:
-            yield ShapeProblem(("avroSchema",), f"the schema is not JSON: {problem}", _VALUE_EXAMPLES["avroSchema"])
+            yield ShapeProblem(
+                codes.VALUE_MALFORMED,
+                ("avroSchema",),
+                f"the schema is not JSON: {problem}",
+                _VALUE_EXAMPLES["avroSchema"],
+            )
 
 
 _VALUE_SETTINGS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -474,34 +497,44 @@ class Udf(Program):
             misplaced = [name for name in ("sql",) if data.get(name) is not None]
             for name in misplaced:
                 what = f"`{name}` is a way to compute windows, and the vertex has none"
-                yield ShapeProblem((name,), what, "`groupBy` beside it, or another program")
+                yield ShapeProblem(codes.FIELDS_CONFLICT, (name,), what, "`groupBy` beside it, or another program")
             if not misplaced:
                 yield from exactly_one(data, cls.kinds, cls.noun)
         else:
             misplaced = ["builtin"] if data.get("builtin") is not None else []
             if misplaced:
                 what = "a built-in works on records, not on windows"
-                yield ShapeProblem(("builtin",), what, f"one of {', '.join(f'`{name}`' for name in cls.reduce_kinds)}")
+                yield ShapeProblem(
+                    codes.NOT_ALLOWED,
+                    ("builtin",),
+                    what,
+                    f"one of {', '.join(f'`{name}`' for name in cls.reduce_kinds)}",
+                )
             else:
                 yield from exactly_one(data, cls.reduce_kinds, "a udf with `groupBy`")
             if data.get("concurrency") is not None:
                 what = "a reduce works on windows, as many at once as Spark has tasks"
-                yield ShapeProblem(("concurrency",), what, "no `concurrency`")
+                yield ShapeProblem(codes.FIELDS_CONFLICT, ("concurrency",), what, "no `concurrency`")
             if data.get("outputsMax") is not None:
                 yield ShapeProblem(
-                    ("outputsMax",), "a reduce gives its results in any number of answers", "no `outputsMax`"
+                    codes.FIELDS_CONFLICT,
+                    ("outputsMax",),
+                    "a reduce gives its results in any number of answers",
+                    "no `outputsMax`",
                 )
             if data.get("tls") is not None:
                 what = "Spark's tasks call the function of a reduce, and they do so in the clear"
-                yield ShapeProblem(("tls",), what, "a function beside them, and no `tls`")
+                yield ShapeProblem(codes.FIELDS_CONFLICT, ("tls",), what, "a function beside them, and no `tls`")
             if data.get("python") is not None and data.get("env"):
                 what = "the function runs inside Spark's Python workers"
-                yield ShapeProblem(("env",), what, "`spark.executorEnv.NAME` in `spec.spark.conf`")
+                yield ShapeProblem(
+                    codes.FIELDS_CONFLICT, ("env",), what, "`spark.executorEnv.NAME` in `spec.spark.conf`"
+                )
             if data.get("python") is not None:
                 for name in _HELD:
                     if data.get(name):
                         what = "the function runs inside Spark's Python workers, which are not held"
-                        yield ShapeProblem((name,), what, "the function behind `command`")
+                        yield ShapeProblem(codes.FIELDS_CONFLICT, (name,), what, "the function behind `command`")
         yield from _idle_process_settings(data)
         if data.get("groupBy") is None:
             yield from _idle_tls(data)

@@ -12,6 +12,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
+from millstream import codes
 from millstream.errors import UserError
 from millstream.spec.registry import Registry
 from millstream.spec.values import problem
@@ -49,11 +50,11 @@ PROTOCOLS: Registry[ProtocolKind] = Registry(
 def _known(name: str) -> str:
     remedy = f"one of {', '.join(f'`{known}`' for known in PROTOCOLS.names)}"
     if name not in PROTOCOLS:
-        raise problem(f"there is no UDF protocol `{name}`", remedy)
+        raise problem(codes.NOT_ALLOWED, f"there is no UDF protocol `{name}`", remedy)
     try:
         PROTOCOLS.load(name)
     except UserError as error:
-        raise problem(str(error), "a package that works with this version of Millstream") from error
+        raise problem(codes.EXTENSION, str(error), "a package that works with this version of Millstream") from error
     return name
 
 

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Tag
 
+from millstream import codes
 from millstream.errors import UserError
 from millstream.spec.problems import Finding, Path
 from millstream.spec.values import ShapeProblem, SpecModel, Text, exactly_one
@@ -97,7 +98,7 @@ def placeholders(value: object, path: Path = ()) -> Iterator[Finding]:
         name = found[0][2:-1]
         what = f"`{found[0]}` is not expanded: nothing in a pipeline file is"
         expected = f"`{{env: {name}}}` where a value may be a secret (see docs/spec.md), else the value itself"
-        yield Finding(path, what, expected)
+        yield Finding(codes.VALUE_MALFORMED, path, what, expected)
 
 
 def referenced_files(value: object, base_dir: FilePath) -> Iterator[FilePath]:
@@ -132,13 +133,14 @@ def resolve(value: object, base_dir: FilePath, what: str) -> str:
         return value
     if isinstance(value, SecretKey):
         raise UserError(
-            f"{what}: a Kubernetes Secret cannot be read outside Kubernetes; use `{{env: NAME}}` or `{{file: PATH}}`"
+            codes.SECRET_MISSING,
+            f"{what}: a Kubernetes Secret cannot be read outside Kubernetes; use `{{env: NAME}}` or `{{file: PATH}}`",
         )
     assert isinstance(value, Reference), value
     if value.env is not None:
         text = os.environ.get(value.env, "")
         if not text:
-            raise UserError(f"{what}: the environment variable {value.env} is not set")
+            raise UserError(codes.SECRET_MISSING, f"{what}: the environment variable {value.env} is not set")
         return value.prefix + text
     assert value.file is not None, "one of the two is there"
     return value.prefix + _contents(base_dir / value.file, what)
@@ -149,16 +151,18 @@ def _contents(path: FilePath, what: str) -> str:
         with path.open("rb") as stream:
             data = stream.read(VALUE_BYTES_MAX + 1)
     except FileNotFoundError as error:
-        raise UserError(f"{what}: there is no file {path}") from error
+        raise UserError(codes.SECRET_MISSING, f"{what}: there is no file {path}") from error
     except OSError as error:
-        raise UserError(f"{what}: {path} cannot be read: {error.strerror}") from error
+        raise UserError(codes.SECRET_MISSING, f"{what}: {path} cannot be read: {error.strerror}") from error
     if len(data) > VALUE_BYTES_MAX:
-        raise UserError(f"{what}: {path} is larger than {VALUE_BYTES_MAX} bytes, which no such value is")
+        raise UserError(
+            codes.SECRET_MISSING, f"{what}: {path} is larger than {VALUE_BYTES_MAX} bytes, which no such value is"
+        )
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
-        raise UserError(f"{what}: {path} is not UTF-8") from error
+        raise UserError(codes.SECRET_MISSING, f"{what}: {path} is not UTF-8") from error
     text = text.removesuffix("\n").removesuffix("\r")
     if not text:
-        raise UserError(f"{what}: {path} is empty")
+        raise UserError(codes.SECRET_MISSING, f"{what}: {path} is empty")
     return text

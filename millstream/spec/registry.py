@@ -25,6 +25,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, InitErrorDetails
 
+from millstream import codes
 from millstream.errors import UserError
 from millstream.spec.values import ShapeProblem, SpecModel, exactly_one, field_detail, shape_detail
 
@@ -76,13 +77,18 @@ class Registry(Generic[K]):
             entry, *others = self._installed[name].values()
             if others:
                 packages = ", ".join(sorted(_package(one) for one in (entry, *others)))
-                raise UserError(f"several packages have a {self._noun} called {name}: {packages}; remove all but one")
+                raise UserError(
+                    codes.EXTENSION,
+                    f"several packages have a {self._noun} called {name}: {packages}; remove all but one",
+                )
         try:
             found = entry.load()
         except Exception as error:
-            raise UserError(f"{self._of_package(entry)} cannot be loaded: {error!r}") from error
+            raise UserError(codes.EXTENSION, f"{self._of_package(entry)} cannot be loaded: {error!r}") from error
         if not isinstance(found, self._of):
-            raise UserError(f"{self._of_package(entry)} does not fit: {entry.value} is no {self._of.__name__}")
+            raise UserError(
+                codes.EXTENSION, f"{self._of_package(entry)} does not fit: {entry.value} is no {self._of.__name__}"
+            )
         return found
 
     def _of_package(self, entry: EntryPoint) -> str:
@@ -170,7 +176,9 @@ class Choice(SpecModel):
             try:
                 chosen[name] = cls.registry.load(name).model.model_validate(data[name])
             except UserError as error:
-                problem = ShapeProblem((name,), str(error), "a package that works with this version of Millstream")
+                problem = ShapeProblem(
+                    codes.EXTENSION, (name,), str(error), "a package that works with this version of Millstream"
+                )
                 details.append(shape_detail(problem))
             except ValidationError as failure:
                 errors = failure.errors()

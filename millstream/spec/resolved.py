@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from millstream import codes
 from millstream.errors import UserError
 from millstream.spec.graph import Graph
 from millstream.spec.models import Pipeline
@@ -47,12 +48,14 @@ def load(text: str) -> Resolved:
         contents = json.loads(text)
         if contents["format"] != FORMAT:
             raise UserError(
+                codes.RESOLVED_PIPELINE,
                 f"the resolved pipeline has format {contents['format']}, this program reads "
-                f"{FORMAT}: start the pipeline again with one version of Millstream"
+                f"{FORMAT}: start the pipeline again with one version of Millstream",
             )
         pipeline = Pipeline.model_validate(contents["pipeline"])
         return Resolved(pipeline, Graph.of(pipeline), Path(contents["baseDir"]))
     except (ValidationError, ValueError, KeyError, TypeError) as problem:
         raise UserError(
-            f"this is no resolved pipeline: {problem}. `millstream compile pipeline.yaml` writes one"
+            codes.RESOLVED_PIPELINE,
+            f"this is no resolved pipeline: {problem}. `millstream compile pipeline.yaml` writes one",
         ) from problem

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from millstream import codes
 from millstream.errors import UserError
 from millstream.spec import topology
 from millstream.spec.kinds import KINDS, VertexKind
@@ -153,19 +154,19 @@ def _repeated(outline: Outline) -> Iterator[Finding]:
         first = vertices.setdefault(vertex.name, vertex.index)
         if first != vertex.index:
             what = f"vertex `{vertex.name}` is there twice; the first is vertices[{first}]"
-            yield Finding((*vertex.path, "name"), what, "a name of its own")
+            yield Finding(codes.NAME_TWICE, (*vertex.path, "name"), what, "a name of its own")
     pairs: dict[tuple[str, str, str], int] = {}
     names: dict[str, int] = {}
     for edge in outline.edges:
         first = pairs.setdefault((edge.origin, edge.target, edge.kind), edge.index)
         if first != edge.index:
             what = f"the edge from `{edge.origin}` to `{edge.target}` is there twice"
-            yield Finding(edge.path, f"{what}; the first is edges[{first}]", "each edge once")
+            yield Finding(codes.EDGE_NOT_ALLOWED, edge.path, f"{what}; the first is edges[{first}]", "each edge once")
             continue
         first = names.setdefault(edge.name, edge.index)
         if first != edge.index:
             what = f"edge name `{edge.name}` is there twice; the first is edges[{first}]"
-            yield Finding(edge.path, what, "a `name` of its own for one of them")
+            yield Finding(codes.NAME_TWICE, edge.path, what, "a `name` of its own for one of them")
 
 
 def _unknown_ends(outline: Outline) -> Iterator[Finding]:
@@ -176,7 +177,7 @@ def _unknown_ends(outline: Outline) -> Iterator[Finding]:
         for member, name in (("from", edge.origin), ("to", edge.target)):
             if name not in known:
                 expected = f"one of {', '.join(sorted(known))}"
-                yield Finding((*edge.path, member), f"there is no vertex `{name}`", expected)
+                yield Finding(codes.NO_SUCH_VERTEX, (*edge.path, member), f"there is no vertex `{name}`", expected)
 
 
 def _wrong_ends(outline: Outline) -> Iterator[Finding]:
@@ -185,10 +186,10 @@ def _wrong_ends(outline: Outline) -> Iterator[Finding]:
         origin, target = kinds.get(edge.origin), kinds.get(edge.target)
         if origin is not None and not origin.has_output:
             what = f"`{edge.origin}` is a {origin.name} and has no output"
-            yield Finding((*edge.path, "from"), what, "a vertex with an output")
+            yield Finding(codes.EDGE_NOT_ALLOWED, (*edge.path, "from"), what, "a vertex with an output")
         if target is not None and not target.has_input:
             what = f"`{edge.target}` is a {target.name} and has no input"
-            yield Finding((*edge.path, "to"), what, "a vertex with an input")
+            yield Finding(codes.EDGE_NOT_ALLOWED, (*edge.path, "to"), what, "a vertex with an input")
 
 
 def _missing_kinds(outline: Outline) -> Iterator[Finding]:
@@ -201,7 +202,7 @@ def _missing_kinds(outline: Outline) -> Iterator[Finding]:
     for kind, is_there in ends.items():
         if not is_there:
             expected = f"at least one vertex with `{kind}`"
-            yield Finding(("spec", "vertices"), f"the pipeline has no {kind}", expected)
+            yield Finding(codes.NOT_CONNECTED, ("spec", "vertices"), f"the pipeline has no {kind}", expected)
 
 
 def _unconnected(outline: Outline) -> Iterator[Finding]:
@@ -220,16 +221,16 @@ def _unconnected(outline: Outline) -> Iterator[Finding]:
     for vertex in outline.vertices:
         name = vertex.name
         if vertex.has_input and name not in with_input:
-            yield Finding(vertex.path, f"`{name}` has no input", f"an edge to `{name}`")
+            yield Finding(codes.NOT_CONNECTED, vertex.path, f"`{name}` has no input", f"an edge to `{name}`")
         elif name not in reached:
             expected = f"an edge into `{name}` or its cycle"
-            yield Finding(vertex.path, f"`{name}` cannot be reached from a source", expected)
+            yield Finding(codes.NOT_CONNECTED, vertex.path, f"`{name}` cannot be reached from a source", expected)
         if vertex.has_output and name not in with_output:
             expected = f"a data edge from `{name}`"
-            yield Finding(vertex.path, f"`{name}` has no output", expected)
+            yield Finding(codes.NOT_CONNECTED, vertex.path, f"`{name}` has no output", expected)
         elif name not in arriving:
             expected = f"an edge out of `{name}` or its cycle"
-            yield Finding(vertex.path, f"`{name}` leads to no sink", expected)
+            yield Finding(codes.NOT_CONNECTED, vertex.path, f"`{name}` leads to no sink", expected)
 
 
 def _dead_letters(outline: Outline) -> Iterator[Finding]:
@@ -244,25 +245,27 @@ def _dead_letters(outline: Outline) -> Iterator[Finding]:
         origin = vertices.get(edge.origin)
         if edge.origin in topology.reachable([edge.target], arcs):
             what = f"dead letters of `{edge.origin}` would come back to it"
-            yield Finding(edge.path, what, "a dead-letter edge out of every cycle")
+            yield Finding(codes.CYCLE, edge.path, what, "a dead-letter edge out of every cycle")
         kind = origin.kind if origin is not None else None
         if origin is not None and kind is not None and not kind.dead_letters(origin.settings, outline.watermark):
             what = f"`{edge.origin}` never dead-letters a record"
             expected = "`onFailure: deadLetter` (or `onInvalid`), or no such edge"
-            yield Finding((*edge.path, "kind"), what, expected)
+            yield Finding(codes.SIDE_EDGE, (*edge.path, "kind"), what, expected)
     if not outline.edges_whole:
         return
     sources = {vertex.name for vertex in outline.vertices if not vertex.has_input}
     if outline.watermark.get("onFuture") == "deadLetter" and not sources & with_edge:
         what = "no source has a dead-letter edge"
-        yield Finding(("spec", "watermark", "onFuture"), what, "an edge from a source with `kind: deadLetter`")
+        yield Finding(
+            codes.SIDE_EDGE, ("spec", "watermark", "onFuture"), what, "an edge from a source with `kind: deadLetter`"
+        )
     for vertex in outline.vertices:
         if vertex.name in with_edge or vertex.kind is None:
             continue
         for place in vertex.kind.dead_letters_asked(vertex.settings):
             path = (*vertex.path, vertex.key, *place)
             what = f"`{vertex.name}` has no dead-letter edge"
-            yield Finding(path, what, f"an edge from `{vertex.name}` with `kind: deadLetter`")
+            yield Finding(codes.SIDE_EDGE, path, what, f"an edge from `{vertex.name}` with `kind: deadLetter`")
 
 
 def _reduces(outline: Outline) -> Iterator[Finding]:
@@ -274,7 +277,7 @@ def _reduces(outline: Outline) -> Iterator[Finding]:
         kind = vertex.kind
         if kind is not None and kind.has_windows and vertex.name in topology.reachable(following, arcs):
             what = f"`{vertex.name}` is a {kind.name} and part of a cycle, in which no window could close"
-            yield Finding(vertex.path, what, "a reduce outside of every cycle")
+            yield Finding(codes.CYCLE, vertex.path, what, "a reduce outside of every cycle")
 
 
 def _late_records(outline: Outline) -> Iterator[Finding]:
@@ -291,13 +294,18 @@ def _late_records(outline: Outline) -> Iterator[Finding]:
             continue
         if not origin.kind.has_windows:
             yield Finding(
-                here, f"`{origin.name}` is no reduce and leaves no record out as late", "another kind of edge"
+                codes.SIDE_EDGE,
+                here,
+                f"`{origin.name}` is no reduce and leaves no record out as late",
+                "another kind of edge",
             )
         else:
-            yield Finding(here, f"`{origin.name}` drops its late records", "`onLate: edge` in its `groupBy`")
+            yield Finding(
+                codes.SIDE_EDGE, here, f"`{origin.name}` drops its late records", "`onLate: edge` in its `groupBy`"
+            )
     if not outline.edges_whole:
         return
     for vertex in outline.vertices:
         if vertex.late_asked is not None and vertex.name not in with_edge:
             expected = f"an edge from `{vertex.name}` with `kind: late`"
-            yield Finding(vertex.late_asked, f"`{vertex.name}` has no late edge", expected)
+            yield Finding(codes.SIDE_EDGE, vertex.late_asked, f"`{vertex.name}` has no late edge", expected)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Literal
 
+from millstream import codes
 from millstream.retry import ASKED_MAX
 from millstream.spec.connectors import SINKS, Guarantee, SinkKind, SinkUse
 from millstream.spec.programs import Backoff, Program
@@ -68,10 +69,10 @@ class Sink(FallbackSink):
         asked = self.retry_strategy.on_failure == "fallback"
         if asked and self.fallback is None:
             loc = ("retryStrategy", "onFailure")
-            yield ShapeProblem(loc, "there is no fallback sink", "`fallback` with a sink")
+            yield ShapeProblem(codes.FIELDS_CONFLICT, loc, "there is no fallback sink", "`fallback` with a sink")
         if self.fallback is not None and not asked and not self.connector.asks_for_fallback:
             what = "`fallback` is never used"
-            yield ShapeProblem(("fallback",), what, "`retryStrategy.onFailure: fallback`")
+            yield ShapeProblem(codes.FIELDS_CONFLICT, ("fallback",), what, "`retryStrategy.onFailure: fallback`")
 
     def use_problems(self, buffer_records: int, *, dead_letters: bool) -> Iterator[ShapeProblem]:
         """What is wrong with it and its fallback behind such a buffer. `dead_letters`: an edge with them leads here."""

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Literal
 
+from millstream import codes
 from millstream.errors import UserError
 from millstream.spec.connectors import SOURCES, IdBounds, SourceKind
 from millstream.spec.programs import EventTime, Program, Transformer
@@ -35,7 +36,7 @@ class Source(Choice):
         """Event time is where the source has it."""
         if self.event_time is not None and self.event_time.header is not None and not self.connector.has_headers:
             what = f"records of a {self.kind} source have no headers"
-            yield ShapeProblem(("eventTime", "header"), what, "`eventTime.field`")
+            yield ShapeProblem(codes.FIELDS_CONFLICT, ("eventTime", "header"), what, "`eventTime.field`")
 
     @property
     def connector(self) -> SourceKind[SpecModel]:

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from millstream import codes
 from millstream.limits import MIB
 from millstream.spec.references import TextOrReference
 from millstream.spec.values import Quantity, ShapeProblem, SpecModel, at_most_one, problem
@@ -30,6 +31,7 @@ _OF_FIELDS: Mapping[str, str] = {
 def _checked_master(written: str) -> str:
     if _MASTER.fullmatch(written) is None:
         raise problem(
+            codes.VALUE_MALFORMED,
             f"{written!r} is not a Spark master",
             "'local[*]', 'local[2]', 'spark://host:port', 'k8s://https://host:port' or 'yarn'",
         )
@@ -38,7 +40,7 @@ def _checked_master(written: str) -> str:
 
 def _checked_remote(written: str) -> str:
     if _REMOTE.fullmatch(written) is None:
-        raise problem(f"{written!r} is not a Spark Connect address", "'sc://host:port'")
+        raise problem(codes.VALUE_MALFORMED, f"{written!r} is not a Spark Connect address", "'sc://host:port'")
     return written
 
 
@@ -74,26 +76,38 @@ class Spark(SpecModel):
         yield from at_most_one(data, ("master", "remote"), cls.noun)
         if data.get("remote") is not None and data.get("driverMemory") is not None:
             what = "`driverMemory` belongs to a driver that is started here"
-            yield ShapeProblem(("driverMemory",), what, "the setting of the server, or no `remote`")
+            yield ShapeProblem(
+                codes.FIELDS_CONFLICT, ("driverMemory",), what, "the setting of the server, or no `remote`"
+            )
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """A heap that Spark takes; settings that are Spark's and have no field here."""
         if self.driver_memory < DRIVER_MEMORY_MIN:
-            yield ShapeProblem(("driverMemory",), "Spark does not start with so small a heap", "at least 512Mi")
+            yield ShapeProblem(
+                codes.OUT_OF_RANGE, ("driverMemory",), "Spark does not start with so small a heap", "at least 512Mi"
+            )
         if self.encryption and self.remote is not None:
             what = "`encryption` belongs to a driver that is started here"
-            yield ShapeProblem(("encryption",), what, "settings of the server, and `token`")
+            yield ShapeProblem(codes.FIELDS_CONFLICT, ("encryption",), what, "settings of the server, and `token`")
         if self.encryption and (self.master or "").startswith("spark://") and _SECRET not in self.conf:
             what = f"`encryption` needs the secret of the cluster, `{_SECRET}` in `conf`"
-            yield ShapeProblem(("encryption",), what, f"`conf: {{{_SECRET}: {{env: NAME}}}}`")
+            yield ShapeProblem(codes.FIELDS_CONFLICT, ("encryption",), what, f"`conf: {{{_SECRET}: {{env: NAME}}}}`")
         if self.token is not None and self.remote is None:
             yield ShapeProblem(
-                ("token",), "`token` is for a Spark Connect server", "`remote: sc://host:port` beside it"
+                codes.FIELDS_CONFLICT,
+                ("token",),
+                "`token` is for a Spark Connect server",
+                "`remote: sc://host:port` beside it",
             )
         for name in self.conf:
             if name in _OF_FIELDS:
-                yield ShapeProblem(("conf", name), f"`{name}` has a field of its own", _OF_FIELDS[name])
+                yield ShapeProblem(
+                    codes.FIELDS_CONFLICT, ("conf", name), f"`{name}` has a field of its own", _OF_FIELDS[name]
+                )
             elif not name.startswith("spark."):
                 yield ShapeProblem(
-                    ("conf", name), f"`{name}` is no setting of Spark's", "a name that begins with `spark.`"
+                    codes.NOT_ALLOWED,
+                    ("conf", name),
+                    f"`{name}` is no setting of Spark's",
+                    "a name that begins with `spark.`",
                 )

@@ -6,6 +6,7 @@ import ipaddress
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from millstream import codes
 from millstream.spec.references import Secret
 from millstream.spec.values import ShapeProblem, SpecModel, Text
 
@@ -29,7 +30,9 @@ class ProgramTls(SpecModel):
     def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
         """A certificate and its key."""
         if (data.get("certificate") is None) != (data.get("key") is None):
-            yield ShapeProblem((), "`certificate` and `key` belong together", "both of them, or neither")
+            yield ShapeProblem(
+                codes.FIELDS_CONFLICT, (), "`certificate` and `key` belong together", "both of them, or neither"
+            )
 
 
 def stays_on_this_machine(host: str) -> bool:

@@ -25,6 +25,8 @@ from pydantic.alias_generators import to_camel
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 
+from millstream import codes
+from millstream.codes.code import Code
 from millstream.record import SOURCE_INPUT, WINDOW_INPUT
 from millstream.spec.field_docs import field_docs_of
 
@@ -70,15 +72,16 @@ _EDGE_NAME_EXPECTED = (
 class ShapeProblem(NamedTuple):
     """A problem that a model finds itself: where (relative to the model), what, what was expected."""
 
+    code: Code
     loc: tuple[str | int, ...]
     what: str
     expected: str
-    code: LiteralString = SPEC_PROBLEM
+    type: LiteralString = SPEC_PROBLEM
 
 
-def problem(what: str, expected: str, code: LiteralString = SPEC_PROBLEM) -> PydanticCustomError:
+def problem(code: Code, what: str, expected: str, type_: LiteralString = SPEC_PROBLEM) -> PydanticCustomError:
     """The error a field validator raises; both texts reach the user unchanged."""
-    return PydanticCustomError(code, "{what}", {"what": what, "expected": expected})
+    return PydanticCustomError(type_, "{what}", {"what": what, "expected": expected, "code": code.number})
 
 
 def parse_duration(written: object) -> float:
@@ -88,9 +91,9 @@ def parse_duration(written: object) -> float:
     """
     seconds = _duration_s(written)
     if seconds is None:
-        raise problem(f"{_shown(written)} is not a duration", _DURATION_EXPECTED)
+        raise problem(codes.VALUE_MALFORMED, f"{_shown(written)} is not a duration", _DURATION_EXPECTED)
     if not 0 <= seconds <= _DURATION_MAX_S:
-        raise problem(f"{_shown(written)} is out of range", f"{_DURATION_EXPECTED}, 0 to 10 years")
+        raise problem(codes.OUT_OF_RANGE, f"{_shown(written)} is out of range", f"{_DURATION_EXPECTED}, 0 to 10 years")
     return seconds
 
 
@@ -129,9 +132,9 @@ def parse_quantity(written: object) -> int:
     """
     size = _quantity_bytes(written)
     if size is None:
-        raise problem(f"{_shown(written)} is not a size in bytes", _QUANTITY_EXPECTED)
+        raise problem(codes.VALUE_MALFORMED, f"{_shown(written)} is not a size in bytes", _QUANTITY_EXPECTED)
     if not 0 <= size <= _QUANTITY_MAX:
-        raise problem(f"{_shown(written)} is out of range", f"{_QUANTITY_EXPECTED}, 0 to 1 EiB")
+        raise problem(codes.OUT_OF_RANGE, f"{_shown(written)} is out of range", f"{_QUANTITY_EXPECTED}, 0 to 1 EiB")
     return size
 
 
@@ -157,19 +160,19 @@ def _shown(written: object) -> str:
 
 def _positive(seconds: float) -> float:
     if seconds <= 0:
-        raise problem("the duration must be longer than 0", _DURATION_EXPECTED)
+        raise problem(codes.OUT_OF_RANGE, "the duration must be longer than 0", _DURATION_EXPECTED)
     return seconds
 
 
 def _positive_size(size: int) -> int:
     if size <= 0:
-        raise problem("the size must be larger than 0", _QUANTITY_EXPECTED)
+        raise problem(codes.OUT_OF_RANGE, "the size must be larger than 0", _QUANTITY_EXPECTED)
     return size
 
 
 def _checked_name(name: str) -> str:
     if not is_name(name):
-        raise problem(f"{_shown(name)} is not a valid name", _NAME_EXPECTED)
+        raise problem(codes.VALUE_MALFORMED, f"{_shown(name)} is not a valid name", _NAME_EXPECTED)
     return name
 
 
@@ -180,15 +183,15 @@ def is_name(name: str) -> bool:
 
 def _checked_edge_name(name: str) -> str:
     if len(name) > EDGE_NAME_LENGTH_MAX or _NAME.fullmatch(name) is None:
-        raise problem(f"{_shown(name)} is not a valid edge name", _EDGE_NAME_EXPECTED)
+        raise problem(codes.VALUE_MALFORMED, f"{_shown(name)} is not a valid edge name", _EDGE_NAME_EXPECTED)
     if name in (SOURCE_INPUT, WINDOW_INPUT):
-        raise problem(f"the edge name {name!r} is reserved", "another name")
+        raise problem(codes.NOT_ALLOWED, f"the edge name {name!r} is reserved", "another name")
     return name
 
 
 def _filled(text: str) -> str:
     if not text.strip():
-        raise problem("the text is empty", "a text that is not empty")
+        raise problem(codes.FIELD_EMPTY, "the text is empty", "a text that is not empty")
     return text
 
 
@@ -304,7 +307,7 @@ class SpecModel(BaseModel):
 
 def shape_detail(item: ShapeProblem) -> InitErrorDetails:
     """A problem for pydantic."""
-    return InitErrorDetails(type=problem(item.what, item.expected, item.code), loc=item.loc, input=None)
+    return InitErrorDetails(type=problem(item.code, item.what, item.expected, item.type), loc=item.loc, input=None)
 
 
 def field_detail(error: dict[str, Any]) -> InitErrorDetails:
@@ -322,19 +325,19 @@ def exactly_one(data: Mapping[str, Any], names: tuple[str, ...], noun: str) -> I
     expected = f"exactly one of {_listed(names)}"
     empty = [name for name in names if name in data and data[name] is None]
     if len(given) > 1:
-        yield ShapeProblem((), f"{noun} has {_listed(tuple(given))} together", expected)
+        yield ShapeProblem(codes.FIELDS_CONFLICT, (), f"{noun} has {_listed(tuple(given))} together", expected)
     elif empty:
         what = f"`{empty[0]}` is empty"
-        yield ShapeProblem((empty[0],), what, "a value (`{}` where it has defaults)")
+        yield ShapeProblem(codes.FIELD_EMPTY, (empty[0],), what, "a value (`{}` where it has defaults)")
     else:
-        yield ShapeProblem((), f"{noun} has none of {_listed(names)}", expected, NONE_GIVEN)
+        yield ShapeProblem(codes.FIELD_MISSING, (), f"{noun} has none of {_listed(names)}", expected, NONE_GIVEN)
 
 
 def at_most_one(data: Mapping[str, Any], names: tuple[str, ...], noun: str) -> Iterator[ShapeProblem]:
     """A problem when more than one of the fields has a value."""
     given = tuple(name for name in names if data.get(name) is not None)
     if len(given) > 1:
-        yield ShapeProblem((), f"{noun} has {_listed(given)} together", "at most one of them")
+        yield ShapeProblem(codes.FIELDS_CONFLICT, (), f"{noun} has {_listed(given)} together", "at most one of them")
 
 
 def _listed(names: tuple[str, ...]) -> str:

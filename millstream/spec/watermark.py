@@ -5,6 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from millstream import codes
 from millstream.spec.values import Duration, Flag, PositiveDuration, ShapeProblem, SpecModel
 
 OnFuture = Literal["deadLetter", "drop", "stop"]
@@ -29,11 +30,11 @@ class IdleSource(SpecModel):
         """A step is not longer than the silence it stands for."""
         if self.increment_by_s > self.threshold_s:
             what = "`incrementBy` is longer than `threshold`"
-            yield ShapeProblem(("incrementBy",), what, "at most `threshold`")
+            yield ShapeProblem(codes.OUT_OF_RANGE, ("incrementBy",), what, "at most `threshold`")
         delay_s = self.init_source_delay_s
         if delay_s is not None and delay_s < self.threshold_s:
             what = "`initSourceDelay` is shorter than `threshold`"
-            yield ShapeProblem(("initSourceDelay",), what, "at least `threshold`")
+            yield ShapeProblem(codes.OUT_OF_RANGE, ("initSourceDelay",), what, "at least `threshold`")
 
 
 class Watermark(SpecModel):

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
+from millstream import codes
 from millstream.clock import MICROSECONDS
 from millstream.limits import LOG_SEGMENT_BYTES, MIB, PANES_PER_WINDOW_MAX, WINDOWS_PER_RECORD_MAX
 from millstream.spec.values import (
@@ -46,7 +47,7 @@ WindowKind = Literal["fixed", "sliding", "session", "global"]
 
 def _checked_span(seconds: float) -> float:
     if seconds < SPAN_MIN_S:
-        raise problem("the duration is too short", 'at least "1ms"')
+        raise problem(codes.OUT_OF_RANGE, "the duration is too short", 'at least "1ms"')
     return seconds
 
 
@@ -85,10 +86,12 @@ class SlidingWindow(SpecModel):
         panes = length_us // math.gcd(length_us, slide_us)
         if windows > WINDOWS_PER_RECORD_MAX:
             what = f"each record would be in {windows:,} windows"
-            yield ShapeProblem(("slide",), what, f"a slide that gives at most {WINDOWS_PER_RECORD_MAX:,}")
+            yield ShapeProblem(
+                codes.OUT_OF_RANGE, ("slide",), what, f"a slide that gives at most {WINDOWS_PER_RECORD_MAX:,}"
+            )
         elif panes > PANES_PER_WINDOW_MAX:
             what = f"`length` and `slide` have so short a common divisor that a window has {panes:,} parts"
-            yield ShapeProblem(("slide",), what, "a slide that divides the length, or nearly")
+            yield ShapeProblem(codes.OUT_OF_RANGE, ("slide",), what, "a slide that divides the length, or nearly")
 
 
 class SessionWindow(SpecModel):
@@ -278,16 +281,19 @@ class GroupBy(SpecModel):
         if self.early is not None and not self.window.streaming:
             what = "`early` has no effect without `streaming: true`"
             expected = "no `early`: its trigger says when" if self.window.global_ else "`streaming: true` in the window"
-            yield ShapeProblem(("early",), what, expected)
+            yield ShapeProblem(codes.FIELDS_CONFLICT, ("early",), what, expected)
         if self.keep_input is False and self._stores_nothing:
             what = "without storage the windows are only in the input"
-            yield ShapeProblem(("keepInput",), what, "`keepInput: true`, or another storage")
+            yield ShapeProblem(codes.FIELDS_CONFLICT, ("keepInput",), what, "`keepInput: true`, or another storage")
         elif self.keeps_input and self.window.counts:
             what = "a window that a count triggers cannot be made anew from its input: which records are in it depends "
             what += "on those before them, which are gone"
             where = ("keepInput",) if self.keep_input else ("storage", "no_store")
             yield ShapeProblem(
-                where, what, "`emptyDir` or `persistentVolumeClaim` without `keepInput`, or a trigger with `every`"
+                codes.FIELDS_CONFLICT,
+                where,
+                what,
+                "`emptyDir` or `persistentVolumeClaim` without `keepInput`, or a trigger with `every`",
             )
 
     @property
@@ -318,7 +324,9 @@ class GroupBy(SpecModel):
         room for a few segments."""
         if not self.keyed and partitions > 1:
             what = "a reduce that is not keyed has one partition: a window's records meet in one place"
-            yield ShapeProblem(("partitions",), what, "`partitions: 1`, or `keyed: true` in `groupBy`")
+            yield ShapeProblem(
+                codes.FIELDS_CONFLICT, ("partitions",), what, "`partitions: 1`, or `keyed: true` in `groupBy`"
+            )
         share = self.log_bytes_max(partitions, replicas)
         if share is not None and share < LOG_BYTES_MIN:
             lanes = _lanes_of_a_replica(partitions, replicas)
@@ -326,7 +334,10 @@ class GroupBy(SpecModel):
             field = ("persistentVolumeClaim", "volumeSize") if claimed else ("emptyDir", "sizeLimit")
             what = f"the storage is too small for the log{'s' if lanes > 1 else ''} of {lanes} lane(s)"
             yield ShapeProblem(
-                ("udf", "groupBy", "storage", *field), what, f"at least {lanes * LOG_BYTES_MIN // MIB}Mi"
+                codes.OUT_OF_RANGE,
+                ("udf", "groupBy", "storage", *field),
+                what,
+                f"at least {lanes * LOG_BYTES_MIN // MIB}Mi",
             )
 
 

@@ -13,6 +13,8 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
+from millstream import codes
+from millstream.codes.code import Code
 from millstream.spec.problems import Path
 
 NODES_MAX = 100_000
@@ -39,6 +41,7 @@ class Place:
 class TextProblem:
     """Something wrong with the text as YAML."""
 
+    code: Code
     place: Place
     path: Path
     what: str
@@ -83,11 +86,11 @@ def parse(text: str) -> Document:
     nodes = _composed(text)
     if not nodes:
         what = "the file is empty"
-        raise UnreadableError(TextProblem(Place(1, 1), (), what, "a Pipeline in YAML"))
+        raise UnreadableError(TextProblem(codes.NOT_YAML, Place(1, 1), (), what, "a Pipeline in YAML"))
     if len(nodes) > 1:
         what = f"the file has {len(nodes)} YAML documents"
         expected = "one; put each pipeline into a file of its own"
-        raise UnreadableError(TextProblem(_place(nodes[1]), (), what, expected))
+        raise UnreadableError(TextProblem(codes.NOT_YAML, _place(nodes[1]), (), what, expected))
     document = Document()
     document.value = _Reader(document).value(nodes[0], ())
     return document
@@ -101,14 +104,16 @@ def _composed(text: str) -> list[Node]:
         mark = problem.problem_mark or problem.context_mark
         place = Place(mark.line + 1, mark.column + 1) if mark is not None else Place(1, 1)
         parts = (str(part) for part in (problem.problem, problem.context) if part)
-        refused = TextProblem(place, (), f"not YAML: {', '.join(parts)}", "YAML")
+        refused = TextProblem(codes.NOT_YAML, place, (), f"not YAML: {', '.join(parts)}", "YAML")
         raise UnreadableError(refused) from None
     except RecursionError:
-        refused = TextProblem(Place(1, 1), (), "the values are nested too deeply", f"at most {DEPTH_MAX} levels")
+        refused = TextProblem(
+            codes.FILE_TOO_LARGE, Place(1, 1), (), "the values are nested too deeply", f"at most {DEPTH_MAX} levels"
+        )
         raise UnreadableError(refused) from None
     except (YAMLError, ValueError) as problem:
         what = f"not YAML: {' '.join(str(problem).split()) or type(problem).__name__}"
-        raise UnreadableError(TextProblem(Place(1, 1), (), what, "YAML")) from None
+        raise UnreadableError(TextProblem(codes.NOT_YAML, Place(1, 1), (), what, "YAML")) from None
     return [node for node in nodes if not _is_blank(node)]
 
 
@@ -135,9 +140,9 @@ class _Reader:
         if self._nodes > NODES_MAX or len(path) > DEPTH_MAX:
             what = "the document unfolds into too much"
             expected = f"at most {NODES_MAX} values and {DEPTH_MAX} levels"
-            raise UnreadableError(TextProblem(_place(node), path, what, expected))
+            raise UnreadableError(TextProblem(codes.FILE_TOO_LARGE, _place(node), path, what, expected))
         if not isinstance(node, ScalarNode) and str(node.tag) not in _COLLECTION_TAGS:
-            self._problem(node, path, f"the tag `{node.tag}` is not supported", "plain YAML values")
+            self._problem(codes.YAML_FEATURE, node, path, f"the tag `{node.tag}` is not supported", "plain YAML values")
         if isinstance(node, MappingNode):
             return self._mapping(node, path)
         if isinstance(node, SequenceNode):
@@ -159,7 +164,7 @@ class _Reader:
             if key in result:
                 first = self._document.keys[(*path, key)]
                 what = f"`{key}` is there twice; the first is in line {first.line}"
-                self._problem(key_node, (*path, key), what, "each key once")
+                self._problem(codes.YAML_FEATURE, key_node, (*path, key), what, "each key once")
                 continue
             self._document.keys[(*path, key)] = _place(key_node)
             result[key] = self.value(value_node, (*path, key))
@@ -169,7 +174,7 @@ class _Reader:
 
     def _merge(self, node: Node, path: Path, result: dict[str, Any]) -> None:
         if not isinstance(node, MappingNode):
-            self._problem(node, path, "`<<` merges something that is no mapping", "a mapping")
+            self._problem(codes.YAML_FEATURE, node, path, "`<<` merges something that is no mapping", "a mapping")
             return
         document = self._document
         keys, values = dict(document.keys), dict(document.values)
@@ -188,7 +193,9 @@ class _Reader:
     def _key(self, node: Node, path: Path) -> str | None:
         if isinstance(node, ScalarNode) and node.tag in _TEXT_TAGS:
             return str(node.value)
-        self._problem(node, path, "a key is not a text", "a text; quote it if it looks like a number")
+        self._problem(
+            codes.YAML_FEATURE, node, path, "a key is not a text", "a text; quote it if it looks like a number"
+        )
         return None
 
     def _scalar(self, node: Node, path: Path) -> Any:
@@ -199,16 +206,22 @@ class _Reader:
             return None
         if node.tag == f"{_TAG}int" and _AMBIGUOUS.fullmatch(text) is not None:
             expected = "digits without `_` and without a 0 in front, or a quoted text"
-            self._problem(node, path, f"`{text}` means different things to different readers of YAML", expected)
+            self._problem(
+                codes.YAML_FEATURE,
+                node,
+                path,
+                f"`{text}` means different things to different readers of YAML",
+                expected,
+            )
         try:
             return _plain(str(node.tag), text)
         except ValueError:
             shown = str(node.tag).replace(_TAG, "!!")
-            self._problem(node, path, f"`{shown} {text}` is not supported", "plain YAML values")
+            self._problem(codes.YAML_FEATURE, node, path, f"`{shown} {text}` is not supported", "plain YAML values")
             return None
 
-    def _problem(self, node: Node, path: Path, what: str, expected: str) -> None:
-        self._document.problems.append(TextProblem(_place(node), path, what, expected))
+    def _problem(self, code: Code, node: Node, path: Path, what: str, expected: str) -> None:
+        self._document.problems.append(TextProblem(code, _place(node), path, what, expected))
 
 
 def _plain(tag: str, text: str) -> bool | int | float:

@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
+from millstream import codes
 from millstream.clock import Clock
 from millstream.errors import InfrastructureError
 from millstream.limits import METRICS_CLIENT_CONNECTIONS_MAX, METRICS_CONNECTIONS_MAX
@@ -57,8 +58,9 @@ async def open_endpoint(
         code = error.errno or 0
         reason = os.strerror(code) if code > 0 else error.strerror
         raise InfrastructureError(
+            codes.PORT_TAKEN,
             f"the metrics endpoint cannot listen on {host}:{port}: {reason}; "
-            "choose another port: --metrics-port-base of `millstream run`, --metrics-port of a vertex process"
+            "choose another port: --metrics-port-base of `millstream run`, --metrics-port of a vertex process",
         ) from error
     with listener:
         listener.setblocking(False)

@@ -15,6 +15,7 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
+from millstream.errors import MillstreamError
 from millstream.printable import printable
 from millstream.record import ReplicaId
 
@@ -82,13 +83,16 @@ def log_trace(trace_id: str) -> Iterator[None]:
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, Any]:
-    """What a record says beside its message: replica, lane and trace of the task that logs it, and its extras."""
+    """What a record says beside its message: replica, lane and trace of the task that logs it, the code of an error,
+    and its extras."""
     fields: dict[str, Any] = {}
     if (replica := _replica.get()) is not None:
         fields["vertex"], fields["replica"] = replica.vertex, replica.number
     for name, variable in (("lane", _lane), ("trace_id", _trace_id)):
         if value := variable.get():
             fields[name] = value
+    if (code := _code_of(record)) is not None:
+        fields["code"] = code
     return fields | _extras(record)
 
 
@@ -130,7 +134,8 @@ class _PlainFormatter(logging.Formatter):
         place = self._place if current is None else f" {current.vertex}/{current.number}"
         lane = f" {_lane.get()}" if _lane.get() else ""
         line = f"{time} {record.levelname:<7}{place}{lane} {record.getMessage()}"
-        line += "".join(f" {name}={value}" for name, value in _extras(record).items())
+        extras = ({"code": code} if (code := _code_of(record)) is not None else {}) | _extras(record)
+        line += "".join(f" {name}={value}" for name, value in extras.items())
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
         return printable(line)
@@ -138,6 +143,13 @@ class _PlainFormatter(logging.Formatter):
 
 def _time_of(record: logging.LogRecord) -> datetime:
     return datetime.fromtimestamp(record.created, tz=UTC)
+
+
+def _code_of(record: logging.LogRecord) -> str | None:
+    """Of the error of ours that is logged, as an argument of the message or with its stack trace."""
+    arguments = record.args if isinstance(record.args, tuple) else ()
+    raised = record.exc_info[1] if record.exc_info else None
+    return next((error.code.id for error in (*arguments, raised) if isinstance(error, MillstreamError)), None)
 
 
 def _extras(record: logging.LogRecord) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from millstream import limits
+from millstream import codes, limits
 from millstream.background import open_tasks
 from millstream.clock import Clock, SystemClock
 from millstream.errors import UserError
@@ -282,8 +282,9 @@ def _exports(signal: str, environment: Mapping[str, str]) -> bool:
     protocol = _setting("PROTOCOL", signal, environment)
     if protocol not in ("", "grpc"):
         raise UserError(
+            codes.TELEMETRY_SETTINGS,
             f"OTEL_EXPORTER_OTLP_PROTOCOL is {protocol}, and Millstream exports over grpc only; "
-            "leave it out, and point OTEL_EXPORTER_OTLP_ENDPOINT at the collector's gRPC port (usually 4317)"
+            "leave it out, and point OTEL_EXPORTER_OTLP_ENDPOINT at the collector's gRPC port (usually 4317)",
         )
     return True
 

@@ -19,6 +19,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
+from millstream import codes
 from millstream.errors import UdfError
 from millstream.limits import SIDECAR_BACKOFF_FIRST_S, SIDECAR_BACKOFF_LAST_S
 from millstream.pauses import Pauses
@@ -240,7 +241,7 @@ class CallStream(Generic[_Answer]):
             raise self._broken(f"it sent {len(data)} bytes that are no message of the protocol: {error}") from error
 
     def _broken(self, what: str) -> UdfError:
-        return UdfError(f"{self._where}: the function breaks its protocol: {what}")
+        return UdfError(codes.FUNCTION_PROTOCOL, f"{self._where}: the function breaks its protocol: {what}")
 
 
 @asynccontextmanager

@@ -11,6 +11,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from millstream import codes
 from millstream.errors import UdfError
 from millstream.limits import ANSWER_RECORDS_MAX
 from millstream.spec.protocols import NATIVE, FunctionKind
@@ -71,7 +72,8 @@ class Function:
         if kind not in kinds:
             served = " and ".join(known.value for known in FunctionKind if known in kinds) or "nothing"
             raise UdfError(
-                f"{name.pipeline}/{name.vertex}: the function serves {served}, and this vertex needs a {kind.value}"
+                codes.FUNCTION_KIND,
+                f"{name.pipeline}/{name.vertex}: the function serves {served}, and this vertex needs a {kind.value}",
             )
 
 
@@ -127,5 +129,8 @@ async def open_remote_function(
             await function.ask(timeout_s)
         except NoAnswerError as error:
             asked = "is it running?" if tls is None else "is it running, and do both take the other's certificate?"
-            raise UdfError(f"no function answered at {address} within {timeout_s:g} s ({error}); {asked}") from error
+            raise UdfError(
+                codes.FUNCTION_NOT_STARTED,
+                f"no function answered at {address} within {timeout_s:g} s ({error}); {asked}",
+            ) from error
         yield function

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from millstream import codes
 from millstream.errors import MillstreamError, UdfError
 from millstream.frame import Frame
 from millstream.limits import ANSWER_RECORDS_MAX
@@ -173,9 +174,11 @@ def protocol_of(name: str) -> UdfProtocol:
     """The protocol of that name."""
     found = PROTOCOLS.load(name)
     if not isinstance(found, UdfProtocol):
-        raise MillstreamError(f"the UDF protocol {name} cannot be spoken: it is no {UdfProtocol.__name__}")
+        raise MillstreamError(
+            codes.IMPOSSIBLE, f"the UDF protocol {name} cannot be spoken: it is no {UdfProtocol.__name__}"
+        )
     return found
 
 
 def _absent(kind: FunctionKind, name: StreamName) -> UdfError:
-    return UdfError(f"{name.where}: the protocol of the function has no streams of a {kind.value}")
+    return UdfError(codes.FUNCTION_KIND, f"{name.where}: the protocol of the function has no streams of a {kind.value}")

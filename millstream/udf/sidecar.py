@@ -31,6 +31,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from millstream import codes
 from millstream.die_with_parent import NOT_FOUND, NOT_RUNNABLE
 from millstream.errors import InfrastructureError, UdfError
 from millstream.health import Health, Patience
@@ -134,8 +135,12 @@ class Sidecar:
             starts += 1
             run = await self._run_once()
             if not self._ready.done() and (run.hopeless or starts >= STARTS_MAX):
-                kind = InfrastructureError if run.not_held else UdfError
-                self._ready.set_exception(kind(self._never_ready(run.why, starts)))
+                never = self._never_ready(run.why, starts)
+                self._ready.set_exception(
+                    InfrastructureError(codes.FUNCTION_NOT_HELD, never)
+                    if run.not_held
+                    else UdfError(codes.FUNCTION_NOT_STARTED, never)
+                )
                 return
             # One that ran for a while has recovered from whatever it was.
             if run.ready_s > SIDECAR_BACKOFF_LAST_S:
@@ -322,7 +327,7 @@ async def open_sidecar(sidecar: Sidecar) -> AsyncIterator[None]:
     """
     spec = sidecar.spec
     if spec.cwd is not None and not spec.cwd.is_dir():
-        raise UdfError(f"{spec.where}: the working directory {spec.cwd} does not exist")
+        raise UdfError(codes.FUNCTION_NOT_STARTED, f"{spec.where}: the working directory {spec.cwd} does not exist")
     async with beside(sidecar.supervise(), f"process of {spec.where}"):
         await sidecar.wait_ready()
         yield

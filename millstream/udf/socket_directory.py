@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from millstream import codes
 from millstream.errors import InfrastructureError
 from millstream.files import PRIVATE_FILE, opened_directory
 
@@ -38,16 +39,17 @@ def open_socket_directory() -> Iterator[Path]:
     try:
         base = Path(tempfile.gettempdir())
     except FileNotFoundError as error:
-        raise InfrastructureError(f"{_NO_PLACE}: {error.strerror}") from error
+        raise InfrastructureError(codes.TEMPORARY_DIRECTORY, f"{_NO_PLACE}: {error.strerror}") from error
     if len(os.fsencode(base)) + 40 > SOCKET_PATH_BYTES_MAX:
         raise InfrastructureError(
-            f"the temporary directory {base} has too long a name for unix sockets: set TMPDIR to a shorter one"
+            codes.TEMPORARY_DIRECTORY,
+            f"the temporary directory {base} has too long a name for unix sockets: set TMPDIR to a shorter one",
         )
     remove_abandoned(base)
     try:
         directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
     except OSError as error:
-        raise InfrastructureError(f"{_NO_PLACE}: {base}: {error.strerror}") from error
+        raise InfrastructureError(codes.TEMPORARY_DIRECTORY, f"{_NO_PLACE}: {base}: {error.strerror}") from error
     try:
         with _locked(directory):
             yield directory

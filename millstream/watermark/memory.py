@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from millstream import limits
+from millstream import codes, limits
 from millstream.background import open_tasks
 from millstream.errors import FencedError, RetryLaterError
 from millstream.record import LaneId
@@ -70,7 +70,7 @@ class OtMemory:
 
     def _bucket(self, pipeline: str, vertex: str) -> _Bucket:
         if self._away:
-            raise RetryLaterError(f"the OT store of {pipeline}/{vertex} is away")
+            raise RetryLaterError(codes.BROKER_AWAY, f"the OT store of {pipeline}/{vertex} is away")
         return self._buckets.setdefault((pipeline, vertex), _Bucket())
 
     def _delete(self, pipeline: str, vertex: str | None) -> None:
@@ -80,10 +80,10 @@ class OtMemory:
     def _put(self, bucket: _Bucket, key: str, entry: OtEntry) -> None:
         if self._away or self._puts_to_lose:
             self._puts_to_lose = max(0, self._puts_to_lose - 1)
-            raise RetryLaterError(f"lane {key}: no answer to a put")
+            raise RetryLaterError(codes.BROKER_AWAY, f"lane {key}: no answer to a put")
         stored = bucket.entries.get(key)
         if stored is not None and OtEntry.FromString(stored).epoch > entry.epoch:
-            raise FencedError(f"a newer owner than epoch {entry.epoch} publishes")
+            raise FencedError(codes.LANE_TAKEN_OVER, f"a newer owner than epoch {entry.epoch} publishes")
         bucket.entries[key] = entry.SerializeToString()
         bucket.revisions[key] = bucket.revisions.get(key, 0) + 1
         update = decode_update("in memory", key, bucket.entries[key])
@@ -93,7 +93,7 @@ class OtMemory:
             _tell(bucket, update)
         if self._answers_to_lose:
             self._answers_to_lose -= 1
-            raise RetryLaterError(f"lane {key}: no answer to a put")
+            raise RetryLaterError(codes.BROKER_AWAY, f"lane {key}: no answer to a put")
 
 
 class MemoryOtStore:
@@ -166,7 +166,7 @@ class MemoryOtStore:
     async def _put_after(self, key: str, guard: int, entry: OtEntry) -> None:
         bucket = self._memory._bucket(self._pipeline, self._vertex)
         if bucket.revisions.get(key, 0) != guard:
-            raise RetryLaterError(f"lane {key} was put by somebody else")
+            raise RetryLaterError(codes.BROKER_AWAY, f"lane {key} was put by somebody else")
         self._memory._put(bucket, key, entry)
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import ClassVar
 
-from millstream import limits
+from millstream import codes, limits
 from millstream.errors import DamageError, FencedError, InfrastructureError
 from millstream.record import LaneId
 from millstream.watermark.publish import CoalescingPublisher
@@ -71,7 +71,9 @@ class RevisionedOtStore(ABC):
             if revision is None:
                 revision, stored = await self._stored(key)
                 if stored is not None and stored.epoch > entry.epoch:
-                    raise FencedError(f"epoch {stored.epoch} publishes, this owner has epoch {entry.epoch}")
+                    raise FencedError(
+                        codes.LANE_TAKEN_OVER, f"epoch {stored.epoch} publishes, this owner has epoch {entry.epoch}"
+                    )
             self._revisions[key] = await self._publish_after(revision, key, entry)
 
     async def _read(self, key: str) -> tuple[int, OtEntry | None]:

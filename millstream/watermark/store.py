@@ -19,6 +19,7 @@ from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
+from millstream import codes
 from millstream.clock import START_OF_TIME_US
 from millstream.errors import DamageError, RetryLaterError
 from millstream.limits import OT_RETRY_INTERVAL_S
@@ -68,8 +69,9 @@ def decode_update(bucket: str, key: str, data: bytes) -> OtUpdate:
         return OtUpdate(key, OtEntry.FromString(data))
     except DecodeError as error:
         raise DamageError(
+            codes.WATERMARK_UNREADABLE,
             f"the watermark of lane {key} in bucket {bucket} cannot be read ({len(data)} bytes: {error}); "
-            "`millstream repair --accept-loss` removes it, and the lane publishes it anew at its start"
+            "`millstream repair --accept-loss` removes it, and the lane publishes it anew at its start",
         ) from error
 
 

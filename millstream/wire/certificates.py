@@ -11,6 +11,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from millstream import codes
 from millstream.errors import UserError
 from millstream.files import make_private_directories
 
@@ -38,9 +39,11 @@ def make_certificate(directory: Path, name: str = "127.0.0.1", file: str = "serv
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError as error:
-        raise UserError("certificates are made by the program openssl, which is not installed here") from error
+        raise UserError(
+            codes.CERTIFICATES, "certificates are made by the program openssl, which is not installed here"
+        ) from error
     if done.returncode:
-        raise UserError(f"openssl made no certificate: {done.stderr.strip()}")
+        raise UserError(codes.CERTIFICATES, f"openssl made no certificate: {done.stderr.strip()}")
     made.key.chmod(0o600)
     return made
 

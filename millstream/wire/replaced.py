@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from millstream import codes
 from millstream.clock import Clock
 from millstream.errors import UserError
 from millstream.files import write_private
@@ -72,7 +73,7 @@ class Tokens:
         """`texts`: of one text, with a token on each line. Errors: `UserError` where there is none."""
         self._tokens = [line.strip().encode() for text in texts for line in text.splitlines() if line.strip()]
         if not self._tokens:
-            raise UserError("there is no token")
+            raise UserError(codes.SECRET_MISSING, "there is no token")
 
     def holds(self, shown: bytes) -> bool:
         """Whether a token is valid; takes as long for one that nearly is."""
@@ -107,7 +108,9 @@ def server_context(texts: Sequence[str], what: str) -> ssl.SSLContext:
             context.verify_mode = ssl.CERT_REQUIRED
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or str(error)
-        raise UserError(f"{what}: the certificates cannot be used: {reason}; they are PEM files that fit") from error
+        raise UserError(
+            codes.CERTIFICATES, f"{what}: the certificates cannot be used: {reason}; they are PEM files that fit"
+        ) from error
     return context
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from millstream import codes
 from millstream.limits import MIB
 from millstream.ports import free_ports, is_free
 from tests.mesh.running import command, start
@@ -58,6 +59,7 @@ async def test_a_typo_and_a_missing_file_are_named_with_their_lines(files: Pipel
     missing = await command(tmp_path, "run", "no.yaml")
     assert missing.exit_code == 2
     assert "no.yaml: there is no such file" in missing.err
+    assert codes.NO_SUCH_FILE.id in missing.err
 
 
 async def test_a_function_that_fails_stops_the_run_and_nothing_is_lost(files: PipelineFiles, tmp_path: Path) -> None:
@@ -68,7 +70,14 @@ async def test_a_function_that_fails_stops_the_run_and_nothing_is_lost(files: Pi
     assert failed.exit_code == 3
     assert "no such column: x" in failed.err
     assert failed.err.count("the function failed on record ") == 1, failed.err
-    assert "millstream run: map-0 ended with exit code 3\n" in failed.err
+    assert "millstream run: error[MS-3001]: map-0 ended with exit code 3\n" in failed.err
+    assert "error[MS-3001]: map-0: " in failed.err, "it was shown when it happened"
+    assert failed.err.endswith("`millstream explain MS-3001` says what that means for the data, and what to do\n")
+    shown = json.loads((await command(tmp_path, "status", "--json")).out)["failure"]
+    assert (shown["process"], shown["code"], shown["exit_code"]) == ("map-0", "MS-3001", 3)
+    (audit,) = tmp_path.glob(".millstream/*/audit.jsonl")
+    end = [entry for entry in map(json.loads, audit.read_text().splitlines()) if entry["action"] == "end"]
+    assert [entry["code"] for entry in end] == ["MS-3001"]
     assert "nothing is lost" in failed.out
     assert "Traceback" not in failed.err.splitlines()[-1]
     path.write_text(path.read_text().replace("bad.py:f", "functions.py:identity"))

@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from millstream import codes
 from millstream.buffers.jetstream.connection import open_connection
-from millstream.errors import DamageError, UserError
+from millstream.errors import UserError
 from millstream_runner.local.directory import read_json
 from tests.mesh.changing import Changing, open_changer, open_changing
 from tests.mesh.conftest import PipelineFiles
 from tests.mesh.reducing import assert_balanced, running, until
+from tests.support.errors import raises
 
 RECORDS = 10
 """That come between two changes."""
@@ -115,6 +117,6 @@ async def test_a_pipeline_killed_before_its_first_run_may_be_another_one(tmp_pat
             assert is_shape_of(changing, 1)
         # What a run with --fresh leaves that is killed while it removes the data of another one.
         changing.directory.pipeline.unlink()
-        with pytest.raises(DamageError, match="run the pipeline as it was once more, then change it; or start over"):
+        with raises(codes.SHAPE_UNREADABLE):
             await changing.run_of(story.path(2))
         await story.run(1)

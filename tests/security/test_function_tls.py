@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from millstream.errors import UdfError
+from millstream import codes
 from millstream.spec.loading import load
 from millstream.udf.function import open_remote_function
 from millstream.udf.protocol import ClientTls
@@ -21,6 +21,7 @@ from millstream_udf.loading import load as load_function
 from millstream_udf.server import Server
 from millstream_udf.thread import open_thread
 from tests.mesh.conftest import PipelineFiles
+from tests.support.errors import raises
 from tests.support.pipelines import open_pipeline
 
 RECORDS = 500
@@ -95,7 +96,7 @@ async def test_whoever_has_another_certificate_is_not_the_function(
             ClientTls(right.ca, server_name=right.server_name),
             ClientTls(own.certificate.read_bytes(), right.certificate, right.key, right.server_name),
         ):
-            with pytest.raises(UdfError, match="no function answered"):
+            with raises(codes.FUNCTION_NOT_STARTED):
                 async with open_remote_function(address, tls=wrong, timeout_s=1):
                     pass
 

@@ -10,6 +10,7 @@ import grpc
 import psutil
 import pytest
 
+from millstream import codes
 from millstream.errors import UserError
 from millstream.ports import free_ports
 from millstream.wire.reduce.v1 import engine_pb2, spark_pb2, spark_pb2_grpc
@@ -18,6 +19,7 @@ from millstream_reduce.spark.wire import open_spark_client
 from tests.contract.reduce.spark_requests import request, sql, write_windows
 from tests.security.conftest import Stranger
 from tests.spark_driver import open_spark_driver
+from tests.support.errors import raises
 
 if TYPE_CHECKING:
     from tests.spark_driver import SparkDriver
@@ -113,7 +115,7 @@ async def check_service(address: str) -> None:
                     pass
             assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
     async with asyncio.timeout(LIMIT_S), open_spark_client(address, "another") as client:
-        with pytest.raises(UserError, match="need the same one"):
+        with raises(codes.SPARK_TOKEN):
             await client.check(sql())
 
 

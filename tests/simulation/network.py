@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from uuid import UUID
 
+from millstream import codes
 from millstream.errors import DamageError, FencedError, RetryLaterError
 from millstream.ledger.marks import taken_over
 from millstream.ledger.memory import MemoryBroker
@@ -111,7 +112,7 @@ class Network:
                     self._later(self.way_s(), _quietly, do, is_lost)
                 return await answer
             if not again:
-                raise RetryLaterError("no answer")
+                raise RetryLaterError(codes.BROKER_AWAY, "no answer")
 
     def _arrive(self, do: Callable[[], T], answer: asyncio.Future[T], is_lost: Callable[[bool], bool]) -> None:
         if is_lost(False):

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from millstream import codes
 from millstream.durable import CRASH_AT, crash_at, listen, step
-from millstream.errors import UserError
+from tests.support.errors import raises
 
 STEPS = """\
 import sys
@@ -84,5 +85,5 @@ def test_a_process_dies_at_the_point_it_is_told(point: str, done: int | None) ->
 
 @pytest.mark.parametrize("text", ["", "log.entries.sync", "log:after", "log.entries.sync:during", "a.b:after#0"])
 def test_a_point_of_another_form_is_refused(text: str) -> None:
-    with pytest.raises(UserError, match="expected a point such as"):
+    with raises(codes.OPTION_VALUE):
         crash_at(text)

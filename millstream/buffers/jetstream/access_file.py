@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from millstream import codes
 from millstream.buffers.access_files import TlsFiles, check_url, read_access, secret, tls_context
 from millstream.buffers.jetstream.access import INBOX, BrokerAccess
 from millstream.errors import UserError
@@ -48,11 +49,16 @@ class AccessFile(SpecModel):
     def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
         """One way to say who one is."""
         if (data.get("user") is None) != (data.get("password") is None):
-            yield ShapeProblem((), "`user` and `password` belong together", "both of them, or another credential")
+            yield ShapeProblem(
+                codes.FIELDS_CONFLICT,
+                (),
+                "`user` and `password` belong together",
+                "both of them, or another credential",
+            )
         ways = [name for name in ("user", "token", "nkey", "creds") if data.get(name) is not None]
         if len(ways) > 1:
             listed = ", ".join(f"`{way}`" for way in ways)
-            yield ShapeProblem((), f"it has {listed} together", "one way to say who connects")
+            yield ShapeProblem(codes.FIELDS_CONFLICT, (), f"it has {listed} together", "one way to say who connects")
 
 
 def load_access(path: Path | None, url: str) -> BrokerAccess:
@@ -99,13 +105,14 @@ def _check_readable(path: Path, what: str) -> None:
         with path.open("rb"):
             pass
     except OSError as error:
-        raise UserError(f"{what}: {path} cannot be read: {error.strerror}") from error
+        raise UserError(codes.BROKER_ACCESS_FILE, f"{what}: {path} cannot be read: {error.strerror}") from error
 
 
 def _check_nkeys(path: Path) -> None:
     # The client needs it to sign.
     if find_spec("nkeys") is None:
         raise UserError(
+            codes.EXTRA_NEEDED,
             f"{path}: an NKey or a credentials file needs a package that is not installed here: "
-            "`pip install 'millstream[nkeys]'`"
+            "`pip install 'millstream[nkeys]'`",
         )

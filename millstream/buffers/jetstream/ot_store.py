@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from millstream import limits
+from millstream import codes, limits
 from millstream.background import open_tasks
 from millstream.buffers.jetstream.connection import AnswerLostError, ApiError, BrokerConnection
 from millstream.buffers.jetstream.nats_client import Msg
@@ -60,7 +60,7 @@ class JetStreamOtStore(RevisionedOtStore):
         try:
             return {update.key: update for update in await self._read_all()}
         except self.failures as error:
-            raise RetryLaterError(f"bucket {self._bucket} cannot be read: {error!r}") from error
+            raise RetryLaterError(codes.BROKER_AWAY, f"bucket {self._bucket} cannot be read: {error!r}") from error
 
     async def stored(self, lane: LaneId) -> OtUpdate | None:
         subject = f"{self._prefix}{lane.key}"
@@ -117,9 +117,10 @@ class JetStreamOtStore(RevisionedOtStore):
         found = info["config"].get("metadata", {})
         if any(found.get(name) != value for name, value in owner.items()):
             raise InfrastructureError(
+                codes.LEDGER_NAME_TAKEN,
                 f"bucket {self._bucket} belongs to vertex {found.get(_OWNER_VERTEX)} of pipeline "
                 f"{found.get(_OWNER_PIPELINE)}, and vertex {self._vertex} of pipeline {pipeline} needs that name; "
-                "rename one of the two"
+                "rename one of the two",
             )
         if info["config"]["num_replicas"] != replicas:
             changed = {**info["config"], "num_replicas": replicas}
@@ -157,10 +158,12 @@ class JetStreamOtStore(RevisionedOtStore):
         except ApiError as error:
             if error.code in _WRONG_REVISION:
                 # An own put that was stored and not answered, or another owner: the next attempt finds out.
-                raise RetryLaterError(f"bucket {self._bucket}: {key} was put by somebody else") from error
-            raise RetryLaterError(f"bucket {self._bucket} refuses {key}: {error}") from error
+                raise RetryLaterError(
+                    codes.BROKER_AWAY, f"bucket {self._bucket}: {key} was put by somebody else"
+                ) from error
+            raise RetryLaterError(codes.BROKER_AWAY, f"bucket {self._bucket} refuses {key}: {error}") from error
         except (AnswerLostError, TimeoutError) as error:
-            raise RetryLaterError(f"bucket {self._bucket} does not answer: {error!r}") from error
+            raise RetryLaterError(codes.BROKER_AWAY, f"bucket {self._bucket} does not answer: {error!r}") from error
 
     async def _put_after(self, revision: int, key: str, entry: OtEntry) -> int:
         """Put, if the key still has that revision; returns the new one."""
@@ -239,8 +242,9 @@ class JetStreamOtStores:
                     await store.create(self._pipeline, self._replicas)
                 except JetStreamOtStore.failures as error:
                     raise RetryLaterError(
+                        codes.BROKER_AWAY,
                         f"the OT store of vertex {vertex} of pipeline {self._pipeline} cannot be made: {error!r}; "
-                        "is the broker up, and has it JetStream?"
+                        "is the broker up, and has it JetStream?",
                     ) from error
                 self._stores[vertex] = store
             return self._stores[vertex]
@@ -258,7 +262,9 @@ class JetStreamOtStores:
                 with step("watermark.delete"):
                     await self._connection.api(f"STREAM.DELETE.{name}")
         except JetStreamOtStore.failures as error:
-            raise RetryLaterError(f"the OT stores of pipeline {self._pipeline} cannot be removed: {error!r}") from error
+            raise RetryLaterError(
+                codes.BROKER_AWAY, f"the OT stores of pipeline {self._pipeline} cannot be removed: {error!r}"
+            ) from error
 
     def close(self) -> None:
         """End publishing."""

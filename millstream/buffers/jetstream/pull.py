@@ -24,7 +24,7 @@ from contextlib import asynccontextmanager
 from typing import NamedTuple
 from uuid import uuid4
 
-from millstream import limits
+from millstream import codes, limits
 from millstream.buffers.jetstream.connection import AnswerLostError, ApiError, BrokerConnection
 from millstream.buffers.jetstream.nats_client import Msg, nats_errors
 from millstream.buffers.jetstream.requests import NO_MESSAGE, message_headers
@@ -265,15 +265,18 @@ class PullReader:
             if error.code != _NO_STREAM:
                 raise
             raise DamageError(
-                f"{self._subject}: the stream {self._stream} is gone; it was read up to sequence {self._last}. {REPAIR}"
+                codes.LEDGER_GONE,
+                f"{self._subject}: the stream {self._stream} is gone; it was read up to sequence {self._last}. "
+                f"{REPAIR}",
             ) from error
         state = info["state"]
         if info["created"] != self._created or state["last_seq"] < self._last:
             raise DamageError(
+                codes.LEDGER_CUT,
                 f"{self._subject} was read up to sequence {self._last}, and the stream {self._stream}, made at "
                 f"{info['created']}, "
                 f"holds sequences {state['first_seq']} to {state['last_seq']}: it is not the one that was read, "
-                f"or it has lost its end. {REPAIR}"
+                f"or it has lost its end. {REPAIR}",
             )
         await self._check_witness()
 

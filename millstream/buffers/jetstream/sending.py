@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from uuid import uuid4
 
-from millstream import limits
+from millstream import codes, limits
 from millstream.buffers.jetstream.connection import ApiError, BrokerConnection
 from millstream.buffers.jetstream.nats_client import nats_errors
 from millstream.durable import step
@@ -51,8 +51,9 @@ async def send_commit(
     except nats_errors.MaxPayloadError as error:
         answer.cancel()
         raise UserError(
+            codes.BROKER_MESSAGE_SIZE,
             f"the broker at {connection.place} takes messages of at most {connection.client.max_payload} bytes; "
-            f"set its max_payload to {limits.MESSAGE_BYTES_MAX}"
+            f"set its max_payload to {limits.MESSAGE_BYTES_MAX}",
         ) from error
     except BaseException:
         answer.cancel()
@@ -63,5 +64,7 @@ async def send_commit(
     if refusal is not None:
         raise ApiError(refusal.get("err_code", 0), refusal.get("description", ""))
     if reply.get("count", 1) != last:
-        raise MillstreamError(f"the broker acknowledged {reply.get('count')} messages of a batch of {last}: {reply}")
+        raise MillstreamError(
+            codes.BROKER_ANSWER, f"the broker acknowledged {reply.get('count')} messages of a batch of {last}: {reply}"
+        )
     return int(reply["seq"])

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
+from millstream import codes
 from millstream.buffers.jetstream.access import BrokerAccess
 from millstream.buffers.jetstream.nats_server import find_nats_server
 from millstream.buffers.jetstream.ping import answers_ping
@@ -72,7 +73,7 @@ class JetStreamServer:
             _adopt(store)
         except OSError as error:
             raise InfrastructureError(
-                f"cannot prepare the broker's directory {self._directory}: {error.strerror}"
+                codes.CANNOT_WRITE, f"cannot prepare the broker's directory {self._directory}: {error.strerror}"
             ) from error
         config = server_config(
             store_dir=store,

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from datetime import datetime
 from typing import Any
 
+from millstream import codes
 from millstream.buffers.jetstream.connection import AnswerLostError, BrokerConnection
 from millstream.buffers.jetstream.pages import PageMessage, read_page
 from millstream.buffers.jetstream.requests import tries
@@ -42,9 +43,10 @@ async def stored_ids(
             digests = batch.decode_ids(message.data)
         except ValueError as error:
             raise DamageError(
+                codes.IDS_UNREADABLE,
                 f"remembered ids of records in {stream} ({message.subject}, sequence {message.sequence}, "
                 f"{len(message.data)} bytes) cannot be read: {error}. Records with these ids would be taken in again. "
-                f"{REPAIR}"
+                f"{REPAIR}",
             ) from error
         page.append((message.sequence, StoredIds(digests, max(0.0, age_s))))
 

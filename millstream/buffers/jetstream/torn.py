@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from millstream import codes
 from millstream.buffers.jetstream.requests import message_headers, tries
 from millstream.buffers.jetstream.sending import BATCH_COMMIT, BATCH_ID, BATCH_SEQUENCE
 from millstream.errors import DamageError
@@ -107,10 +108,11 @@ class TornEnds:
 
     def _damage(self, torn: TornBatch, why: str) -> DamageError:
         return DamageError(
+            codes.COMMIT_TORN,
             f"the broker stored a part of a commit of lane {torn.lane}, sequences {torn.first} to {torn.last} of "
             f"{self._name}, and {why}: it will not be completed, so the lane's mark cannot be read, and those who read "
             "its buffers may have seen records that were not committed. Restore the stream, see what `millstream "
-            "repair` says (with --accept-loss it cuts the part off), or start the pipeline over"
+            "repair` says (with --accept-loss it cuts the part off), or start the pipeline over",
         )
 
 

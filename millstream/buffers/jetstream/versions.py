@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from millstream import codes
 from millstream.errors import InfrastructureError
 
 VERSION_MIN = (2, 14, 6)
@@ -24,7 +25,8 @@ def check_version(server: Mapping[str, Any], place: str) -> None:
         return
     wanted = ".".join(map(str, VERSION_MIN))
     raise InfrastructureError(
+        codes.BROKER_VERSION,
         f"the broker at {place} is NATS {version}; Millstream needs {wanted} or later: older ones take no "
         "commits after some that were refused, or leave one half stored. Replace the server's program; its data can "
-        "stay"
+        "stay",
     )

@@ -10,6 +10,7 @@ Above it: the technology. Below it: what all access files share.
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from millstream import codes
 from millstream.buffers.access_files import TlsFiles, check_url, read_access, secret, tls_context
 from millstream.buffers.redis.access import SCHEME, TLS_SCHEME, RedisAccess
 from millstream.errors import UserError
@@ -39,7 +40,10 @@ def load_access(path: Path | None, url: str) -> RedisAccess:
     encrypted = urlsplit(url).scheme == TLS_SCHEME
     written = AccessFile() if path is None else read_access(path, AccessFile)
     if written.user is not None and written.password is None:
-        raise UserError(f"{path}: it has a `user` and no `password` (expected: both of them, or a `password` alone)")
+        raise UserError(
+            codes.BROKER_ACCESS_FILE,
+            f"{path}: it has a `user` and no `password` (expected: both of them, or a `password` alone)",
+        )
     base = (path or Path()).absolute().parent
     tls = TlsFiles() if written.tls is None and encrypted else written.tls
     if path is None:

@@ -20,6 +20,7 @@ from redis.asyncio.connection import Connection, ConnectionPool, SSLConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from millstream import codes
 from millstream.buffers.redis.access import RedisAccess
 from millstream.buffers.redis.scripts import Script
 from millstream.errors import InfrastructureError, StorageFullError
@@ -80,8 +81,9 @@ class RedisConnection:
             except AnswerLostError as error:
                 if asyncio.get_running_loop().time() >= deadline_s:
                     raise InfrastructureError(
+                        codes.BROKER_UNREACHABLE,
                         f"the Redis server at {self.place} could not be reached in {timeout_s:g} s ({error}); see that "
-                        "it runs, and that the address is right"
+                        "it runs, and that the address is right",
                     ) from error
             else:
                 return
@@ -122,8 +124,9 @@ class RedisConnection:
                 answer = await self._client.execute_command(*command)  # type: ignore[no-untyped-call]
         except _NOT_ADMITTED as error:
             raise InfrastructureError(
+                codes.BROKER_REFUSES,
                 f"the Redis server at {self.place} refuses {self._access.identity} ({error}); see that the credentials "
-                "are those of a user it knows"
+                "are those of a user it knows",
             ) from error
         except exceptions.NoScriptError:
             raise
@@ -142,15 +145,18 @@ class RedisConnection:
         if text.startswith(_BUSY):
             return AnswerLostError(text)
         if isinstance(error, exceptions.OutOfMemoryError) or text.startswith(_FULL):
-            return StorageFullError(f"the Redis server at {self.place} has no room: {text}")
+            return StorageFullError(codes.BROKER_STORAGE_FULL, f"the Redis server at {self.place} has no room: {text}")
         if isinstance(error, exceptions.ReadOnlyError):
-            return InfrastructureError(f"the Redis server at {self.place} is a replica: name the one that takes writes")
+            return InfrastructureError(
+                codes.BROKER_ROLE, f"the Redis server at {self.place} is a replica: name the one that takes writes"
+            )
         if isinstance(error, exceptions.NoPermissionError):
             return InfrastructureError(
+                codes.BROKER_RIGHTS,
                 f"the Redis server at {self.place} does not let {self._access.identity} use {what}: {text}; grant it "
-                "that (docs/guarantees.md)"
+                "that (docs/guarantees.md)",
             )
-        return InfrastructureError(f"the Redis server at {self.place} refuses {what}: {text}")
+        return InfrastructureError(codes.BROKER_COMMAND, f"the Redis server at {self.place} refuses {what}: {text}")
 
     def _lost(self, error: Exception) -> None:
         if self._up:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from millstream import codes
 from millstream.buffers.redis.connection import RedisConnection, pairs, until_answered
 from millstream.errors import DurabilityError, InfrastructureError
 from millstream.ledger.protocol import Durability, DurabilityLevel
@@ -34,15 +35,19 @@ async def check_server(connection: RedisConnection) -> None:
     if found is not None and (int(found[1]), int(found[2])) < VERSION_MIN:
         wanted = ".".join(map(str, VERSION_MIN))
         raise InfrastructureError(
-            f"the server at {connection.place} is Redis {version}; Millstream needs {wanted} or later"
+            codes.BROKER_VERSION,
+            f"the server at {connection.place} is Redis {version}; Millstream needs {wanted} or later",
         )
     if info.get("cluster_enabled") == "1":
         raise InfrastructureError(
+            codes.BROKER_ROLE,
             f"the server at {connection.place} is one of a Redis cluster; ledgers need a server of their own, not a "
-            "cluster (docs/guarantees.md)"
+            "cluster (docs/guarantees.md)",
         )
     if info.get("role", "master") != "master":
-        raise InfrastructureError(f"the server at {connection.place} is a replica: name the one that takes writes")
+        raise InfrastructureError(
+            codes.BROKER_ROLE, f"the server at {connection.place} is a replica: name the one that takes writes"
+        )
 
 
 async def ask_durability(connection: RedisConnection) -> Durability:
@@ -87,13 +92,15 @@ def check(durability: Durability, require: DurabilityLevel, place: str) -> None:
     wanted = "appendonly yes, appendfsync always, no-appendfsync-on-rewrite no and maxmemory-policy noeviction"
     if not durability.verified:
         raise DurabilityError(
+            codes.DURABILITY_UNKNOWN,
             f"whether the server at {place} keeps what it acknowledges is not known, and durability {require.value!r} "
             f"is required: {durability.evidence}. Let its user use CONFIG GET; or, where that is not possible and you "
-            f"know that it has {wanted}, start with `--durability unverified`"
+            f"know that it has {wanted}, start with `--durability unverified`",
         )
     raise DurabilityError(
+        codes.NOT_DURABLE,
         f"the server at {place} would not keep what it acknowledges: durability is {durability.level.value!r}, "
-        f"{require.value!r} is required ({durability.evidence}). Set {wanted}, or ask for a weaker durability by name"
+        f"{require.value!r} is required ({durability.evidence}). Set {wanted}, or ask for a weaker durability by name",
     )
 
 

@@ -20,7 +20,7 @@ from uuid import uuid4
 
 from google.protobuf.message import DecodeError
 
-from millstream import limits
+from millstream import codes, limits
 from millstream.buffers.redis import durability
 from millstream.buffers.redis.connection import (
     AnswerLostError,
@@ -195,15 +195,18 @@ class RedisLedger:
         where = f"a commit of lane {commit.lane} to {self._name}"
         if what == b"full":
             self._statistics.full_refusals += 1
-            raise BufferFullError(f"{where} was refused: buffer {details[0].decode()} is full")
+            raise BufferFullError(codes.BUFFER_FULL, f"{where} was refused: buffer {details[0].decode()} is full")
         if what == b"storage":
             self._statistics.full_refusals += 1
-            raise StorageFullError(f"{where} was refused: the ledger holds its {int(details[0]):,} bytes")
+            raise StorageFullError(
+                codes.BROKER_STORAGE_FULL, f"{where} was refused: the ledger holds its {int(details[0]):,} bytes"
+            )
         if what == b"gone":
             raise DamageError(
+                codes.LEDGER_GONE,
                 f"{where}: the ledger {self._id} at {self._connection.place} is gone"
                 + (f", and {details[0].decode()} is in its place" if details[0] else "")
-                + f". {REPAIR}"
+                + f". {REPAIR}",
             )
         sequence, data = int(details[0]), details[1]
         stored = StoredMark(self._decoded(commit.lane, data), sequence) if data else None
@@ -216,8 +219,9 @@ class RedisLedger:
             return mark_pb2.Mark.FromString(data)
         except DecodeError as error:
             raise DamageError(
+                codes.MARK_UNREADABLE,
                 f"the mark of lane {lane} ({mark_key(self._key, lane)}) cannot be read; the lane cannot know where it "
-                f"was. {REPAIR}"
+                f"was. {REPAIR}",
             ) from error
 
     async def ids(self, lane: LaneId) -> AsyncIterator[StoredIds]:
@@ -237,8 +241,9 @@ class RedisLedger:
             return decode_ids(data)
         except ValueError as error:
             raise DamageError(
+                codes.IDS_UNREADABLE,
                 f"remembered ids of records in {key} ({entry.decode()}, {len(data)} bytes) cannot be read: {error}. "
-                f"Records with these ids would be taken in again. {REPAIR}"
+                f"Records with these ids would be taken in again. {REPAIR}",
             ) from error
 
     @asynccontextmanager
@@ -262,8 +267,9 @@ class RedisLedger:
         with step("redis.trim", self._vertex):
             if await changed(self._connection, TRIM, [self._key, counts_key(self._key)], arguments) == b"gone":
                 raise InfrastructureError(
+                    codes.LEDGER_REMOVED,
                     f"the ledger {self._name} at {self._connection.place} is gone; restore it, or start the pipeline "
-                    "over"
+                    "over",
                 )
         self._statistics.trims += 1
 
@@ -296,7 +302,9 @@ class RedisBroker:
 
     async def ledger(self, vertex: str, limits: LedgerLimits) -> Ledger:
         if limits.replicas > 1:
-            raise InfrastructureError("Redis keeps one copy that a commit waits for; a ledger cannot have more there")
+            raise InfrastructureError(
+                codes.BROKER_ROLE, "Redis keeps one copy that a commit waits for; a ledger cannot have more there"
+            )
         found = await durability.ask_durability(self._connection)
         durability.check(found, self._require, self._connection.place)
         with step("redis.make", vertex):
@@ -325,9 +333,10 @@ class RedisBroker:
     def _opened(self, vertex: str, ledger_id: str, layout: str, found: Durability) -> RedisLedger:
         if layout != LAYOUT:
             raise InfrastructureError(
+                codes.LEDGER_LAYOUT,
                 f"the ledger of vertex {vertex} at {self._connection.place} is laid out as another version of "
                 f"Millstream does it (layout {layout}; this one reads {LAYOUT}); go on with that version, or start the "
-                "pipeline over"
+                "pipeline over",
             )
         known = self._ledgers.get(vertex)
         if known is None or known.ledger_id.partition(" ")[2] != ledger_id:

@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager, suppress
 
 from redis.exceptions import RedisError
 
-from millstream import limits
+from millstream import codes, limits
 from millstream.background import open_tasks
 from millstream.buffers.redis.connection import AnswerLostError, RedisConnection, pairs
 from millstream.buffers.redis.keys import entries_key, revisions_key, vertices_pattern
@@ -93,14 +93,16 @@ class RedisOtStore(RevisionedOtStore):
             async with asyncio.timeout(limits.OT_PUT_TIMEOUT_S):
                 yield
         except self.failures as error:
-            raise RetryLaterError(f"the OT store {self._entries} does not answer ({key}): {error!r}") from error
+            raise RetryLaterError(
+                codes.BROKER_AWAY, f"the OT store {self._entries} does not answer ({key}): {error!r}"
+            ) from error
 
     async def _put_after(self, revision: int, key: str, entry: OtEntry) -> int:
         """Put, if the lane still has that revision; returns the new one."""
         stored = int(await self._connection.change(PUT, self._keys, [key, revision, entry.SerializeToString()]))
         if not stored:
             # An own put that was stored and not answered, or another owner: the next attempt finds out.
-            raise RetryLaterError(f"the OT store {self._entries}: {key} was put by somebody else")
+            raise RetryLaterError(codes.BROKER_AWAY, f"the OT store {self._entries}: {key} was put by somebody else")
         return stored
 
     async def _stored(self, key: str) -> tuple[int, OtEntry | None]:

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from millstream import limits
+from millstream import codes, limits
 from millstream.background import open_tasks
 from millstream.buffers.redis.connection import (
     BLOCK_S,
@@ -97,11 +97,15 @@ class RedisReader:
         found = await until_answered(self._connection, "HMGET", self._ledger, "id", "sequence")
         held = found[0].decode() if found[0] is not None else None
         if held is None:
-            raise DamageError(f"{self._name}: its ledger is gone; it was read up to sequence {self._last}. {REPAIR}")
+            raise DamageError(
+                codes.LEDGER_GONE,
+                f"{self._name}: its ledger is gone; it was read up to sequence {self._last}. {REPAIR}",
+            )
         if held != self._ledger_id or int(found[1]) < self._last:
             raise DamageError(
+                codes.LEDGER_CUT,
                 f"{self._name} was read up to sequence {self._last}, and its ledger, {held}, holds sequences up to "
-                f"{int(found[1])}: it is not the one that was read, or it has lost its end. {REPAIR}"
+                f"{int(found[1])}: it is not the one that was read, or it has lost its end. {REPAIR}",
             )
         last = self._check.last
         if last is not None:

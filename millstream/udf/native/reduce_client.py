@@ -24,6 +24,7 @@ from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
+from millstream import codes
 from millstream.errors import UdfError
 from millstream.udf.checks import check_parts
 from millstream.udf.native.reduce_checks import check_reduce_answer, check_reduce_groups
@@ -161,7 +162,8 @@ class UdfReduction:
         """What a break means for the first group without an answer."""
         self._breaks += 1
         if (fatal := FATAL.get(stream.code)) is not None:
-            raise UdfError(f"{self._where}: {fatal}: {stream.details or stream.code.name}")
+            error_code, what = fatal
+            raise UdfError(error_code, f"{self._where}: {what}: {stream.details or stream.code.name}")
         number = self._answered
         if number == self._encoder.count:
             return
@@ -192,7 +194,9 @@ class UdfReduction:
                 sealed = udf_pb2.SealedReduceResponse.FromString(data).answer
                 check_reduce_groups(sealed, self._encoder.count - self._answered)
             except (ValueError, DecodeError) as error:
-                raise UdfError(f"{self._where} gave an answer that does not fit: {error}") from error
+                raise UdfError(
+                    codes.FUNCTION_PROTOCOL, f"{self._where} gave an answer that does not fit: {error}"
+                ) from error
             groups = [self._encoder.group(self._answered + index) for index in range(len(sealed.counts))]
             yield from self._hold(self._decoded(sealed, groups), len(data))
 

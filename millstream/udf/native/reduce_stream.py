@@ -19,6 +19,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
+from millstream import codes
 from millstream.errors import RetryLaterError, UdfError
 from millstream.udf.native.service import CHANNEL_OPTIONS, FATAL, PROTOCOL_VERSION, SERVICE
 from millstream.wire.reduce.v1 import engine_pb2
@@ -47,6 +48,9 @@ _channels_lock = threading.Lock()
 
 class FunctionLostError(RetryLaterError):
     """The function went away, and the caller has to begin anew."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(codes.FUNCTION_UNREACHABLE, message)
 
 
 class Stream:
@@ -179,7 +183,8 @@ def open_stream(program: engine_pb2.UdfProgram, where: str, first: int) -> Strea
         # A server that drains takes no streams any more, until the next has its place.
         stream.close()
         if stream.code in FATAL:
-            raise UdfError(f"{where}: {FATAL[stream.code]}: {stream.details or stream.code.name}")
+            error_code, what = FATAL[stream.code]
+            raise UdfError(error_code, f"{where}: {what}: {stream.details or stream.code.name}")
         threading.Event().wait(REOPEN_PAUSE_S)
         if time.monotonic() > deadline:
             raise FunctionLostError(f"{where} has opened no stream for {CONNECT_TIMEOUT_S:g} s ({stream.why})")
@@ -201,7 +206,9 @@ def _is_welcomed(stream: Stream, where: str) -> bool:
     for data in stream.wait():
         if not _is_welcome(data):
             stream.close()
-            raise UdfError(f"{where} does not speak the protocol: its first message is no Welcome")
+            raise UdfError(
+                codes.FUNCTION_PROTOCOL, f"{where} does not speak the protocol: its first message is no Welcome"
+            )
         return True
     return False
 

@@ -2,6 +2,7 @@
 
 import grpc
 
+from millstream import codes
 from millstream.limits import GRPC_MESSAGE_BYTES_MAX
 
 PROTOCOL_VERSION = 1
@@ -20,12 +21,12 @@ CHANNEL_OPTIONS = (
     ("grpc.enable_http_proxy", 0),
 )
 FATAL = {
-    grpc.StatusCode.UNIMPLEMENTED: "the function does not serve this kind",
-    grpc.StatusCode.FAILED_PRECONDITION: "the function refused the stream",
-    grpc.StatusCode.INVALID_ARGUMENT: "the function refused the stream",
-    grpc.StatusCode.PERMISSION_DENIED: "the function refused the stream",
-    grpc.StatusCode.UNAUTHENTICATED: "the function refused the stream",
-    grpc.StatusCode.RESOURCE_EXHAUSTED: "a message was larger than the protocol allows",
-    grpc.StatusCode.OUT_OF_RANGE: "a message was larger than the protocol allows",
+    grpc.StatusCode.UNIMPLEMENTED: (codes.FUNCTION_KIND, "the function does not serve this kind"),
+    grpc.StatusCode.FAILED_PRECONDITION: (codes.FUNCTION_REFUSES, "the function refused the stream"),
+    grpc.StatusCode.INVALID_ARGUMENT: (codes.FUNCTION_REFUSES, "the function refused the stream"),
+    grpc.StatusCode.PERMISSION_DENIED: (codes.FUNCTION_REFUSES, "the function refused the stream"),
+    grpc.StatusCode.UNAUTHENTICATED: (codes.FUNCTION_REFUSES, "the function refused the stream"),
+    grpc.StatusCode.RESOURCE_EXHAUSTED: (codes.FUNCTION_MESSAGE_SIZE, "a message was larger than the protocol allows"),
+    grpc.StatusCode.OUT_OF_RANGE: (codes.FUNCTION_MESSAGE_SIZE, "a message was larger than the protocol allows"),
 }
 """A stream that ends with one of these would end with it again: somebody has to change something."""

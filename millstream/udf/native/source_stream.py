@@ -14,6 +14,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import grpc.aio
 from google.protobuf.message import DecodeError
 
+from millstream import codes
 from millstream.errors import UdfError
 from millstream.limits import SIDECAR_BACKOFF_FIRST_S, SIDECAR_BACKOFF_LAST_S
 from millstream.pauses import Pauses
@@ -138,7 +139,7 @@ class NativeSourceStream:
             raise self._broken(f"it sent {len(data)} bytes that are no message of the protocol: {error}") from error
 
     def _broken(self, what: str) -> UdfError:
-        return UdfError(f"{self._name.where}: the source function breaks its protocol: {what}")
+        return UdfError(codes.FUNCTION_PROTOCOL, f"{self._name.where}: the source function breaks its protocol: {what}")
 
 
 @asynccontextmanager

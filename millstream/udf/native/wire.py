@@ -61,7 +61,8 @@ class GrpcWire:
 
     def _ended(self, code: grpc.StatusCode, details: str | None) -> NoReturn:
         if code in FATAL:
-            raise UdfError(f"{self._where}: {FATAL[code]}: {details or code.name}")
+            error_code, what = FATAL[code]
+            raise UdfError(error_code, f"{self._where}: {what}: {details or code.name}")
         raise WireEndedError(f"{code.name}: {details or 'the function closed it'}")
 
 

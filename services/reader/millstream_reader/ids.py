@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from millstream import limits
+from millstream import codes, limits
 from millstream.clock import Clock
 from millstream.errors import MillstreamError
 from millstream.frame import Frame
@@ -97,7 +97,7 @@ class SeenIds:
         """What of `frame` is new, from now on seen. `made_up`: as in `SourceBatch`; those are not remembered."""
         ids = frame.id_bytes()
         if ids is None:
-            raise MillstreamError("a source that may repeat itself gave records without ids")
+            raise MillstreamError(codes.IMPOSSIBLE, "a source that may repeat itself gave records without ids")
         self._forget()
         period = self._period_of(self._clock.monotonic_s() + self.ttl_s)
         indexes: list[int] = []

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.ipc as ipc
 from google.protobuf.message import DecodeError
 
+from millstream import codes
 from millstream.errors import DamageError
 from millstream.frame import KEY_SEPARATOR, Frame
 from millstream_reduce.windowing import Keys, Rows, Times
@@ -58,7 +59,9 @@ def batch_of_frames(frames: Sequence[Frame]) -> pa.RecordBatch:
         if has_headers:
             arrays.append(_joined([_headers(frame) for frame in frames]))
     except (ValueError, DecodeError, pa.ArrowInvalid) as error:
-        raise DamageError(f"a frame of {frames[0].records} records or one after it cannot be read: {error}") from error
+        raise DamageError(
+            codes.SEGMENT_DAMAGED, f"a frame of {frames[0].records} records or one after it cannot be read: {error}"
+        ) from error
     return pa.RecordBatch.from_arrays(arrays, schema=schema(has_keys, has_headers))
 
 
@@ -78,7 +81,7 @@ def decoded(body: memoryview, has_keys: bool, has_headers: bool) -> pa.RecordBat
     try:
         return ipc.read_record_batch(pa.py_buffer(body), schema(has_keys, has_headers))
     except (pa.ArrowInvalid, OSError) as error:
-        raise DamageError(f"{len(body)} bytes are not a record batch: {error}") from error
+        raise DamageError(codes.SEGMENT_DAMAGED, f"{len(body)} bytes are not a record batch: {error}") from error
 
 
 def event_times(batch: pa.RecordBatch) -> Times:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 
+from millstream import codes
 from millstream.clock import MICROSECONDS
 from millstream.errors import MillstreamError
 from millstream.record import LaneId
@@ -34,7 +35,7 @@ def window_config(group_by: GroupBy) -> WindowConfig:
             "session", timeout_us=_us(window.session.timeout_s), keyed=group_by.keyed, lateness_us=lateness_us
         )
     if window.global_ is None:
-        raise MillstreamError("a window is fixed, sliding, session or global")
+        raise MillstreamError(codes.IMPOSSIBLE, "a window is fixed, sliding, session or global")
     trigger = window.global_.trigger
     every_s = trigger.every_s if trigger is not None else None
     return WindowConfig(
@@ -56,7 +57,7 @@ def program_of(resolved: Resolved, lane: LaneId, replica: int, sidecar_address: 
     """How the lane's windows are computed. `sidecar_address`: of the UDF that the vertex has started itself, if any."""
     udf = resolved.graph.vertex(lane.vertex).udf
     if udf is None or udf.group_by is None:
-        raise MillstreamError(f"vertex {lane.vertex} is no reduce")
+        raise MillstreamError(codes.IMPOSSIBLE, f"vertex {lane.vertex} is no reduce")
     if udf.sql is not None:
         return sql_program(udf.sql, keyed=udf.group_by.keyed)
     program = engine_pb2.Program(keyed=udf.group_by.keyed)
@@ -93,7 +94,7 @@ def _sql(sql: Sql) -> engine_pb2.SqlProgram:
 def _udf(pipeline: str, udf: Udf, lane: LaneId, replica: int, sidecar_address: str | None) -> engine_pb2.UdfProgram:
     address = udf.address or sidecar_address
     if address is None:
-        raise MillstreamError(f"vertex {lane.vertex}: its program runs nowhere")
+        raise MillstreamError(codes.IMPOSSIBLE, f"vertex {lane.vertex}: its program runs nowhere")
     return engine_pb2.UdfProgram(address=address, pipeline=pipeline, vertex=lane.vertex, lane=lane.key, replica=replica)
 
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from millstream import codes
 from millstream.errors import DamageError, MillstreamError
 from millstream.wire.reduce.v1 import engine_pb2, wal_pb2
 from millstream_reduce.batches import decoded
@@ -109,7 +110,9 @@ def rows_of(directory: Path, window: wal_pb2.Window) -> Sequence[Row]:
             bodies[piece.location] = _rows_at(directory, piece.location)
         held += bodies[piece.location][piece.first_row : piece.first_row + piece.rows]
     if len(held) != window.rows:
-        raise MillstreamError(f"a window of {window.rows} rows was handed over with {len(held)} of them in {directory}")
+        raise MillstreamError(
+            codes.IMPOSSIBLE, f"a window of {window.rows} rows was handed over with {len(held)} of them in {directory}"
+        )
     return held
 
 
@@ -118,9 +121,9 @@ def _rows_at(directory: Path, location: Location) -> list[Row]:
     try:
         entry = read_entry(memoryview(path.read_bytes()), location.offset)
     except FileNotFoundError as error:
-        raise DamageError(f"segment {path} is gone") from error
+        raise DamageError(codes.SEGMENT_MISSING, f"segment {path} is gone") from error
     except EntryError as fault:
-        raise DamageError(f"{path}, {fault}") from fault
+        raise DamageError(codes.SEGMENT_DAMAGED, f"{path}, {fault}") from fault
     append = entry.message().append
     batch = decoded(entry.body, append.has_keys, append.has_headers)
     values: list[bytes] = batch.column("value").to_pylist()  # type: ignore[assignment]  # it has no nulls

@@ -26,6 +26,7 @@ from pathlib import Path
 
 import numpy as np
 
+from millstream import codes
 from millstream.errors import DamageError, FencedError, RetryLaterError, StorageFullError
 from millstream.ledger.protocol import Witness
 from millstream.ledger.witness import REPAIR, from_messages
@@ -445,8 +446,9 @@ async def open_queue(
         await log.in_thread(lambda: results.remove(mark.hand_over))
         if mark.result_records and await log.in_thread(lambda: results.read(mark.hand_over + 1)) is None:
             raise DamageError(
+                codes.RESULTS_LOST,
                 f"{identity}: {mark.result_records} results of hand-over {mark.hand_over + 1} are committed, and the "
-                f"others, which {directory} should hold, are gone. {REPAIR}"
+                f"others, which {directory} should hold, are gone. {REPAIR}",
             )
         queue = Queue(log, contents, results, limits, keep_late=keep_late)
         yield queue

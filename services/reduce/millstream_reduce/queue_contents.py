@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from millstream import codes
 from millstream.errors import DamageError
 from millstream.frame import Frame
 from millstream.ledger.witness import REPAIR, from_messages, merged
@@ -178,16 +179,18 @@ class QueueContents:
         gone = [number for number in beyond if number not in self.pending]
         if gone and not missing:
             raise DamageError(
+                codes.LEDGER_CUT,
                 f"{self.where}: the results of hand-overs {gone[0]} to {gone[-1]} were committed, and the lane's mark "
                 f"in the ledger says that those up to number {self.progress.hand_over} were: the ledger was set back. "
-                f"{REPAIR}"
+                f"{REPAIR}",
             )
         if missing and (not self.input_is_kept or self.progress.closing):
             # In the middle of windows of one moment, the input does not tell which of them are committed.
             state = f"ends with segment {end.newest}" if end.newest else "is empty"
             raise DamageError(
+                codes.LOG_BEHIND_LEDGER,
                 f"{self.where}: the log {state} and has lost what the lane's mark in the ledger counts on: "
-                f"{'; '.join(missing)}. {REPAIR}"
+                f"{'; '.join(missing)}. {REPAIR}",
             )
         self._logged_hand_over = self.last_hand_over
         self.last_hand_over = max(self.last_hand_over, self.progress.hand_over)

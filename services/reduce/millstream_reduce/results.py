@@ -16,6 +16,7 @@ import contextlib
 import os
 from pathlib import Path
 
+from millstream import codes
 from millstream.durable import step
 from millstream.errors import DamageError, InfrastructureError, StorageFullError
 from millstream.ledger.witness import REPAIR
@@ -69,9 +70,10 @@ class ResultFiles:
         except OSError as error:
             with contextlib.suppress(OSError), step("result.abandon", self._vertex):
                 self._files.remove(unnamed)
-            kind = StorageFullError if error.errno in NO_SPACE else InfrastructureError
             message = f"{self._where}: cannot keep the results of hand-over {number} in {path}: {error.strerror}"
-            raise kind(message) from error
+            if error.errno in NO_SPACE:
+                raise StorageFullError(codes.DISK_FULL, message) from error
+            raise InfrastructureError(codes.CANNOT_WRITE, message) from error
         finally:
             if descriptor is not None:
                 self._files.close(descriptor)
@@ -89,8 +91,9 @@ class ResultFiles:
                 raise EntryError(0, f"it holds the results of hand-over {entry.sequence}")
         except EntryError as fault:
             raise DamageError(
+                codes.RESULTS_LOST,
                 f"{self._where}: {path}, {fault}. The results of hand-over {number} were committed in part, and the "
-                f"rest is lost. {REPAIR}"
+                f"rest is lost. {REPAIR}",
             ) from fault
         return bytes(entry.body)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from millstream import codes
 from millstream.clock import END_OF_TIME_US
 from millstream.errors import UserError
 from millstream.limits import LOG_SEGMENT_BYTES, LOG_UNSYNCED_BYTES_MAX, MIB
@@ -49,7 +50,7 @@ async def set_log_back(
     sizes = LogSizes(LOG_SEGMENT_BYTES, LOG_UNSYNCED_BYTES_MAX + 16 * MIB)
     async with open_log(directory, identity, contents, files=files or SystemFiles(), sizes=sizes) as log:
         if contents.windowing.closed_us >= END_OF_TIME_US:
-            raise UserError(f"{identity}: its input has ended, and with it event time")
+            raise UserError(codes.NOT_SET_BACK, f"{identity}: its input has ended, and with it event time")
         floor_us = closed_us - config.lateness_us
         last = (floor_us - config.length_us) // (config.slide_us or config.length_us or 1)
         open_windows = encoding.set_back(contents.windowing.checkpoint(), closed_us, floor_us, last)

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from millstream import codes
 from millstream.account import Account
 from millstream.dead_letter import headers_of
 from millstream.errors import UdfError, UserError
@@ -276,9 +277,10 @@ class Mapper:
         else:
             named = self._naming.of(attempted.frame, index, attempted.origin)
             raise UdfError(
+                codes.FUNCTION_FAILED,
                 f"{self._where}: the function failed on {named} after {attempts} attempt(s): {outcome.reason}\n"
                 f"{outcome.detail}\n"
-                "Fix the function and start again (nothing was lost), or set udf.retryStrategy.onFailure."
+                "Fix the function and start again (nothing was lost), or set udf.retryStrategy.onFailure.",
             )
 
     def _keep_rows(self, frame: Frame, pending: Sequence[int], answer: MapAnswer, attempted: _Attempted) -> None:
@@ -327,7 +329,7 @@ class Mapper:
                 continue
             if bound.on_future is OnFailure.STOP:
                 named = self._naming.of(attempted.frame, index, attempted.origin)
-                raise UserError(bound.stopped(time_us, named))
+                raise UserError(codes.EVENT_TIME_AHEAD, bound.stopped(time_us, named))
             del attempted.rows[index]
             if bound.on_future is OnFailure.DROP:
                 attempted.dropped[index] = future.DROPPED

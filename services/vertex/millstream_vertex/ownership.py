@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from millstream import codes
 from millstream.errors import DamageError, FencedError, RetryLaterError
 from millstream.ledger.marks import fenced
 from millstream.ledger.protocol import Ledger
@@ -70,7 +71,8 @@ class Ownership:
         if stored is None or stored.mark.epoch > epoch:
             return
         raise DamageError(
+            codes.LEDGER_CUT,
             f"{refusal}. But the ledger of vertex {lane.vertex} knows no newer owner: it lost its end or was set back. "
             "Restore it, or start the pipeline over; or, where that owner has left files of a file sink, move them all "
-            "away together with .millstream: then what lies behind the mark is written as it is now"
+            "away together with .millstream: then what lies behind the mark is written as it is now",
         ) from refusal

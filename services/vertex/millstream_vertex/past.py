@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from millstream import codes
 from millstream.account import consumed
 from millstream.errors import DamageError
 from millstream.ledger.protocol import GivenUp, Ledger, StoredMark
@@ -27,8 +28,9 @@ def check_not_older(lane: LaneId, stored: StoredMark | None, entry: ot_pb2.OtEnt
         return
     state = "is gone" if stored is None else f"is back at epoch {stored.mark.epoch}"
     raise DamageError(
+        codes.LEDGER_CUT,
         f"the mark of lane {lane} in the ledger of vertex {lane.vertex} {state}, and the lane had published more: "
-        f"{'; '.join(lacking)}. The ledger has lost its end, was set back, or its mark is damaged. {REPAIR}"
+        f"{'; '.join(lacking)}. The ledger has lost its end, was set back, or its mark is damaged. {REPAIR}",
     )
 
 

@@ -16,6 +16,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from millstream import codes
 from millstream.account import Account
 from millstream.clock import Clock
 from millstream.errors import InfrastructureError, UserError
@@ -102,8 +103,9 @@ class Replay:
                     continue
                 if graph.vertex(vertex).definition.has_windows:
                     raise UserError(
+                        codes.NOT_REPLAYED,
                         f"vertex {vertex} has ended and its windows are closed, so nothing can be replayed to it or "
-                        "through it; nothing was changed. Give the records to a new run as input of their own"
+                        "through it; nothing was changed. Give the records to a new run as input of their own",
                     )
                 if lane.input in read:
                     ended.append(lane)
@@ -138,9 +140,10 @@ class Replay:
             except TimeoutError:
                 names = ", ".join(sorted({str(item.buffer) for item in part}))
                 raise InfrastructureError(
+                    codes.BUFFERS_TAKE_NOTHING,
                     f"the buffers {names} take nothing: they are full, or "
                     f"the broker does not answer. {done.records} records were put back; run the pipeline, then replay "
-                    "again: those are left out"
+                    "again: those are left out",
                 ) from None
             done.records += len(part)
         # Also when nothing was new: the replay before may have been broken off between its commit and this.
@@ -169,7 +172,7 @@ class Replay:
         """Own the lane as a vertex process would: whoever had it is fenced."""
         ledger = await self._ledger(lane.vertex)
         if ledger is None:
-            raise UserError(f"vertex {lane.vertex} has stored nothing yet: run the pipeline first")
+            raise UserError(codes.NOT_REPLAYED, f"vertex {lane.vertex} has stored nothing yet: run the pipeline first")
         taken_over = await ledger.take_over(lane, "millstream deadletters replay")
         # An edge may discard what does not fit; a record that is put back is not to be lost by it.
         routes = [

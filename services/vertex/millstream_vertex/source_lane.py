@@ -10,6 +10,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from millstream import codes
 from millstream.account import Account
 from millstream.dead_letter import headers_of
 from millstream.durable import step
@@ -221,9 +222,10 @@ class SourceVertexLane:
             unit.account.dead_lettered += len(invalid)
         else:
             raise UserError(
+                codes.RECORD_INVALID,
                 f"{self.core.lane}: {self._named(invalid[0], batch)}\n"
                 "Put the input right and start again (nothing was lost), or set the source's onInvalid to drop or "
-                "deadLetter."
+                "deadLetter.",
             )
 
     def _headers_of(self, item: InvalidRecord, batch: SourceBatch) -> dict[str, bytes]:
@@ -289,7 +291,7 @@ class SourceVertexLane:
         origin = Origin(source_position=_position_text(unit.source_position or b""))
         if bound.on_future is OnFailure.STOP:
             named = self._naming.of(frame, beyond[0], origin)
-            raise UserError(bound.stopped(times_us[beyond[0]], named))
+            raise UserError(codes.EVENT_TIME_AHEAD, bound.stopped(times_us[beyond[0]], named))
         if bound.on_future is OnFailure.DROP:
             unit.account.drop(future.DROPPED, len(beyond))
         else:

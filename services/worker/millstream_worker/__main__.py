@@ -19,6 +19,7 @@ from pathlib import Path
 
 import uvloop
 
+from millstream import codes
 from millstream.audit import named_file, spec_digest, write_entry
 from millstream.buffers.registry import technology_of
 from millstream.buffers.technology import Access, Technology
@@ -69,7 +70,9 @@ def _config(options: argparse.Namespace) -> WorkerConfig:
     try:
         text = options.pipeline.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--pipeline: the resolved pipeline {options.pipeline} cannot be read: {error}") from error
+        raise UserError(
+            codes.RESOLVED_PIPELINE, f"--pipeline: the resolved pipeline {options.pipeline} cannot be read: {error}"
+        ) from error
     pipeline = resolved.load(text)
     technology = technology_of(pipeline.pipeline)
     return WorkerConfig(
@@ -92,10 +95,13 @@ def _replicas(options: argparse.Namespace, pipeline: Resolved) -> Sequence[Repli
     for name in options.replicas:
         vertex, _, number = name.rpartition("-")
         if not number.isdecimal():
-            raise UserError(f"--replicas: {name!r} is no replica; they are called <vertex>-<number>, as map-0")
+            raise UserError(
+                codes.NOT_IN_PIPELINE,
+                f"--replicas: {name!r} is no replica; they are called <vertex>-<number>, as map-0",
+            )
         found.append(_known(pipeline, ReplicaId(vertex, int(number)), "--replicas", "--replicas"))
     if len(set(found)) < len(found):
-        raise UserError(f"--replicas: one is named twice: {' '.join(options.replicas)}")
+        raise UserError(codes.OPTION_VALUE, f"--replicas: one is named twice: {' '.join(options.replicas)}")
     return found
 
 
@@ -105,11 +111,15 @@ def _known(pipeline: Resolved, replica: ReplicaId, of_vertex: str, of_number: st
     vertex = vertices.get(replica.vertex)
     name = pipeline.pipeline.name
     if vertex is None:
-        raise UserError(f"{of_vertex}: pipeline {name} has no vertex {replica.vertex}; it has {', '.join(vertices)}")
+        raise UserError(
+            codes.NOT_IN_PIPELINE,
+            f"{of_vertex}: pipeline {name} has no vertex {replica.vertex}; it has {', '.join(vertices)}",
+        )
     if not 0 <= replica.number < vertex.replicas:
         raise UserError(
+            codes.NOT_IN_PIPELINE,
             f"{of_number}: vertex {vertex.name} of pipeline {name} has {vertex.replicas} replica(s), numbered from 0; "
-            f"there is no replica {replica.number}"
+            f"there is no replica {replica.number}",
         )
     return replica
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 
+from millstream import codes
 from millstream.errors import DamageError, FencedError, MillstreamError, UserError
 
 _log = logging.getLogger(__name__)
@@ -31,9 +32,10 @@ def report(error: BaseException) -> int:
             "has it",
             first.name,
             _OF_EXTRAS[first.name],
+            extra={"code": codes.EXTRA_NEEDED.id},
         )
         return UserError.exit_code
-    _log.error("defect: %r", first, exc_info=first)
+    _log.error("defect: %r", first, exc_info=first, extra={"code": codes.DEFECT.id})
     return MillstreamError.exit_code
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from typing import Protocol
 
+from millstream import codes
 from millstream.clock import START_OF_TIME_US
 from millstream.errors import FencedError, MillstreamError, UserError
 from millstream.ledger.marks import fenced
@@ -60,7 +61,9 @@ async def open_lane(shared: Shared, lane: LaneId, telemetry: Telemetry, stack: A
     """Take a lane over and open it on `stack`."""
     kind = shared.vertex.definition
     if not isinstance(kind, RunnableKind):
-        raise UserError(f"{shared.pipeline}/{lane}: no worker can run a {kind.name}: its object is no RunnableKind")
+        raise UserError(
+            codes.EXTENSION, f"{shared.pipeline}/{lane}: no worker can run a {kind.name}: its object is no RunnableKind"
+        )
     router = shared.router()
     core = await _core(shared, lane, telemetry, router)
     try:
@@ -107,7 +110,9 @@ class LaneOpening:
         """What happens to a record that the vertex fails on."""
         policy = self.graph.retry_policy(self.lane.vertex)
         if policy is None:
-            raise MillstreamError(f"{self.where}: a {self.shared.kind} that may fail on a record has no retry policy")
+            raise MillstreamError(
+                codes.IMPOSSIBLE, f"{self.where}: a {self.shared.kind} that may fail on a record has no retry policy"
+            )
         return policy
 
     async def upstream(self) -> Ledger:

@@ -11,6 +11,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import replace
 from pathlib import Path
 
+from millstream import codes
 from millstream.errors import MillstreamError, UserError
 from millstream.limits import ANSWER_RECORDS_MAX
 from millstream.sandbox import DATA_DIRECTORIES, Confinement
@@ -67,7 +68,7 @@ class Programs:
                 return client.open_map(kind, name, outputs_max=program.outputs_max or ANSWER_RECORDS_MAX)
             if program.builtin is not None:
                 return open_builtin(program.builtin, name)
-        raise MillstreamError(f"vertex {name.vertex} has no {role}")
+        raise MillstreamError(codes.IMPOSSIBLE, f"vertex {name.vertex} has no {role}")
 
     def statistics(self) -> Mapping[str, SidecarStatistics]:
         local = {role: one for role, one in self._functions.items() if isinstance(one, LocalFunction)}
@@ -125,8 +126,9 @@ def _sidecar_spec(resolved: Resolved, vertex: str, replica: int, role: str, prog
     """How the program is started; None for a built-in."""
     if program.container is not None:
         raise UserError(
+            codes.FUNCTION_IN_CONTAINER,
             f"vertex {vertex}: its {role} is a container image, and this process starts no containers; "
-            "start it beside this process and name its `address`, or use `command` or `python`"
+            "start it beside this process and name its `address`, or use `command` or `python`",
         )
     if program.python is not None:
         command = python_command(program.python)

@@ -14,6 +14,7 @@ from collections import defaultdict, deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from millstream import codes
 from millstream.account import Account
 from millstream.errors import (
     BufferFullError,
@@ -147,9 +148,10 @@ class Committer:
         frames = join_small([pair for unit in units for pair in unit.frames])
         if len(frames) > COMMIT_FRAMES_MAX:
             raise UserError(
+                codes.COMMIT_TOO_LARGE,
                 f"{self._lane}: what is to be committed together became {len(frames)} frames; "
                 f"{COMMIT_FRAMES_MAX} are the most. Let the function give fewer outputs for one input, "
-                "or send them to fewer edges and partitions"
+                "or send them to fewer edges and partitions",
             )
         frames_records = sum(frame.records for _, frame in frames)
         ids = b"".join(unit.ids for unit in units)

@@ -18,9 +18,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from millstream import codes
 from millstream.account import Account
 from millstream.durable import step
-from millstream.errors import RetryLaterError, UserError
+from millstream.errors import RetryLaterError, UdfError, UserError
 from millstream.naming import WITH_VALUES, Naming, Origin
 from millstream.record import Position
 from millstream.retry import OnFailure, RetryPolicy, Waiting
@@ -333,10 +334,11 @@ class Delivery:
                 f": {failure.detail}" if failure.detail and (self._naming.values or not failure.shows_value) else ""
             )
             raise self._stop_error(
+                codes.SINK_FUNCTION_FAILED if issubclass(self._stop_error, UdfError) else codes.SINK_REFUSED,
                 f"{self._where}: the {which} did not take {self._named(frame, row)} "
                 f"after {attempts} attempt(s): {why}{detail}\n"
                 "Nothing was lost. Put the cause right and start again, or set sink.retryStrategy.onFailure "
-                "to fallback or drop."
+                "to fallback or drop.",
             )
 
     async def _until_done(self, call: Callable[[], Awaitable[None]]) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from millstream import codes
 from millstream.errors import MillstreamError
 from millstream.frame import Frame, partition_of
 from millstream.limits import FRAME_BYTES_MAX, FRAME_RECORDS_MAX
@@ -58,7 +59,7 @@ def tag_condition(operator: str, values: Sequence[str]) -> Callable[[frozenset[b
         return lambda tags: wanted <= tags
     if operator == "not":
         return wanted.isdisjoint
-    raise MillstreamError(f"the spec let an unknown tag operator pass: {operator!r}")
+    raise MillstreamError(codes.IMPOSSIBLE, f"the spec let an unknown tag operator pass: {operator!r}")
 
 
 @dataclass(slots=True)

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import uvloop
 
+from millstream import codes
 from millstream.buffers.jetstream.access import BrokerAccess
 from millstream.buffers.jetstream.access_file import load_access
 from millstream.buffers.jetstream.connection import BrokerConnection, open_connection
@@ -23,6 +24,7 @@ from millstream.buffers.jetstream.nats_server import open_nats_server
 from millstream.errors import InfrastructureError, UserError
 from millstream.wire.certificates import make_certificate
 from tests.nats_process import open_nats_process
+from tests.support.errors import raises
 
 SECRET = "s3cret-of-the-broker"
 SERVER = 'listen: "127.0.0.1:-1"\njetstream {{ store_dir: "{store}" }}\n'
@@ -195,7 +197,7 @@ def test_a_url_with_a_secret_is_refused_without_showing_it(url: str) -> None:
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:4222", "nats://", "nats://host:port"])
 def test_a_url_of_something_else_is_refused(url: str) -> None:
-    with pytest.raises(UserError, match="is no URL of a broker"):
+    with raises(codes.BROKER_ADDRESS):
         load_access(None, url)
 
 

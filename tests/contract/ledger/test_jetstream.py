@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream import limits
+from millstream import codes, limits
 from millstream.buffers.jetstream import durability
 from millstream.buffers.jetstream import ledger as jetstream
 from millstream.buffers.jetstream.access import BrokerAccess
@@ -26,12 +26,12 @@ from millstream.errors import (
     InfrastructureError,
     RetryLaterError,
     StorageFullError,
-    UserError,
 )
 from millstream.ledger.protocol import DurabilityLevel, Ledger, LedgerLimits
 from millstream.record import BufferId, LaneId
 from tests.nats_process import open_nats_process
 from tests.support.answers import taken
+from tests.support.errors import raises
 from tests.support.ledgers import PIPELINE, JetStreamHarness, LaneOwner, open_jetstream_harness
 
 A = BufferId("v-a", 0)
@@ -189,7 +189,7 @@ async def test_storage_that_cannot_be_reserved_is_told_at_the_start(tmp_path: Pa
         open_nats_server(tmp_path, file_store_bytes_max=32 * limits.MIB) as server,
         open_jetstream_broker(server.access, PIPELINE) as broker,
     ):
-        with pytest.raises(InfrastructureError, match="cannot reserve"):
+        with raises(codes.BROKER_RESERVATION):
             await broker.ledger("v", SMALL)
 
 
@@ -288,7 +288,7 @@ async def test_a_ledger_of_another_layout_is_left_alone(harness: JetStreamHarnes
 
 
 async def test_a_name_that_cannot_be_a_subject_is_refused(harness: JetStreamHarness) -> None:
-    with pytest.raises(UserError, match="subject"):
+    with raises(codes.BROKER_NAME):
         await harness.broker.ledger("v.*", SMALL)
 
 

@@ -8,10 +8,12 @@ from itertools import pairwise
 
 import pytest
 
+from millstream import codes
 from millstream import limits as all_limits
-from millstream.errors import BufferFullError, FencedError, MillstreamError, StorageFullError, UserError
+from millstream.errors import BufferFullError, FencedError, MillstreamError, StorageFullError
 from millstream.ledger.protocol import Ledger, LedgerLimits, StoredFrame
 from millstream.record import ID_DIGEST_BYTES, BufferId, LaneId, id_digest
+from tests.support.errors import raises
 from tests.support.ledgers import Harness, LaneOwner
 
 A = BufferId("v-a", 0)
@@ -346,7 +348,7 @@ async def test_frames_of_every_size_come_back_whole(owner: LaneOwner, ledger: Le
 
 
 async def test_a_frame_larger_than_a_message_is_the_users_to_change(owner: LaneOwner, ledger: Ledger) -> None:
-    with pytest.raises(UserError, match="make the record smaller"):
+    with raises(codes.RECORD_TOO_LARGE):
         await owner.commit((A, b"a"), (A, bytes(all_limits.MESSAGE_BYTES_MAX)))
     await owner.commit((A, b"b"))
     assert await stored(ledger, A) == [b"b"]

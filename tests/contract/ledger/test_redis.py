@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from millstream import codes
 from millstream.buffers.redis.connection import open_connection
 from millstream.buffers.redis.durability import judge
 from millstream.buffers.redis.technology import TECHNOLOGY
-from millstream.errors import DamageError, DurabilityError, StorageFullError
+from millstream.errors import DamageError, DurabilityError
 from millstream.ledger.protocol import DurabilityLevel, LedgerLimits
 from millstream.record import BufferId, LaneId
+from tests.support.errors import raises
 from tests.support.ledgers import PIPELINE, LaneOwner, RedisHarness, open_redis_harness
 
 A = BufferId("v-a", 0)
@@ -77,7 +79,7 @@ async def test_a_log_that_was_lost_is_noticed_by_writer_and_reader(harness: Redi
         async with asyncio.timeout(WAIT_S):
             with pytest.raises(DamageError, match=r"is gone.*millstream repair"):
                 await owner.commit((A, b"1"))
-            with pytest.raises(DamageError, match="its ledger is gone"):
+            with raises(codes.LEDGER_GONE):
                 await anext(frames)
 
 
@@ -93,7 +95,7 @@ async def test_a_ledger_that_was_emptied_and_made_anew_while_the_server_ran_is_n
         anew = await (await harness.other_process()).ledger("v", LIMITS)
         assert anew.ledger_id != ledger.ledger_id
         async with asyncio.timeout(WAIT_S):
-            with pytest.raises(DamageError, match="it is not the one that was read"):
+            with raises(codes.LEDGER_CUT):
                 await anext(frames)
             with pytest.raises(DamageError, match="is in its place"):
                 await owner.commit((A, b"1"))
@@ -105,7 +107,7 @@ async def test_a_server_without_memory_refuses_a_commit_whole(harness: RedisHarn
     commit = owner.commit_of((A, b"0"))
     async with open_connection(harness.server.access) as connection:
         await connection.ask("CONFIG", "SET", "maxmemory", "1")
-        with pytest.raises(StorageFullError, match="has no room"):
+        with raises(codes.BROKER_STORAGE_FULL):
             await owner.send(commit)
         await connection.ask("CONFIG", "SET", "maxmemory", "0")
     await owner.send(commit)

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from millstream.errors import DamageError, FencedError, InfrastructureError, UserError
+from millstream import codes
+from millstream.errors import FencedError, InfrastructureError, UserError
 from millstream.record import Position
 from millstream_writer.sinks.file.directory import DirectoryOwner, LaneDirectory, UnfinishedFile
 from millstream_writer.sinks.file.names import FinishedName
@@ -24,6 +25,7 @@ from tests.contract.sinks.file_target import (
     sink_owner,
     value_of,
 )
+from tests.support.errors import raises
 from tests.unit.writer.sink_frames import sink_frame
 
 
@@ -137,7 +139,7 @@ def test_positions_of_another_run_are_not_taken_for_ours(tmp_path: Path, other: 
     directory = opened(tmp_path, owner(1))
     directory.finish(begun(directory), Position(0), Position(9), "jsonl")
     directory.close()
-    with pytest.raises(UserError, match="move the files away") as raised:
+    with raises(codes.OUTPUTS_OF_EARLIER_RUN) as raised:
         opened(tmp_path, other)
     (file,) = finished_files(tmp_path)
     assert file.name in str(raised.value)
@@ -187,7 +189,7 @@ def test_files_of_which_nothing_says_who_wrote_them_are_refused(tmp_path: Path) 
     directory.close()
     shutil.rmtree(tmp_path / ".millstream")
     before = _everything(tmp_path)
-    with pytest.raises(UserError, match="move the files away"):
+    with raises(codes.OUTPUTS_OF_EARLIER_RUN):
         opened(tmp_path, owner(2))
     assert _everything(tmp_path) == before
 
@@ -225,7 +227,7 @@ def test_files_that_hold_the_same_records_stop_the_lane(tmp_path: Path) -> None:
     directory = opened(tmp_path, owner(1))
     for end in (Position(3), Position(5)):
         directory.finish(begun(directory), Position(0), end, "jsonl")
-    with pytest.raises(DamageError, match="same records"):
+    with raises(codes.SINK_FILES_OVERLAP):
         opened(tmp_path, owner(2)).finished()
 
 
@@ -242,7 +244,7 @@ def test_files_moved_away_are_reported_and_the_lane_goes_on(tmp_path: Path, capl
 def test_a_path_that_cannot_be_a_directory_is_the_users_to_change(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file", tmp_path / "file" / "below", tmp_path / ("x" * 300)):
-        with pytest.raises(UserError, match="Choose another path"):
+        with raises(codes.SINK_PATH):
             opened(path, owner(1))
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
+from millstream import codes
 from millstream.errors import UserError
 from millstream.frame import build_frame
 from millstream.record import Position
@@ -20,6 +21,7 @@ from millstream_writer.sink import Guarantee, SinkFailure, SinkFrame, SinkLane
 from millstream_writer.sinks.http.connector import HttpSink
 from millstream_writer.sinks.http.lane import open_http_sink, retry_after_s
 from tests.contract.sinks.http_target import HttpTarget, open_http_target
+from tests.support.errors import raises
 from tests.unit.writer.sink_frames import sink_frame
 
 END = Position(9)
@@ -216,7 +218,7 @@ async def test_the_trace_goes_on_in_the_target() -> None:
     "options", [{"headers": {"X-Bad": "a\r\nX-More: b"}}, {"headers": {"X Bad": "a"}}, {"idempotencyHeader": "Key:"}]
 )
 async def test_headers_that_cannot_be_sent_are_the_users_to_change(options: dict[str, object]) -> None:
-    with pytest.raises(UserError, match="of the http sink cannot be sent"):
+    with raises(codes.HTTP_SINK_SETTINGS):
         async with opened(HttpTarget(), **options):
             pass
 

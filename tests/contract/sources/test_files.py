@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from millstream.errors import DamageError, InfrastructureError, UserError
+from millstream import codes
+from millstream.errors import DamageError, InfrastructureError
 from millstream_reader.source import SourceBatch
 from tests.contract.sources.lanes import open_lane, read_to_end, records_of, values
+from tests.support.errors import raises
 
 SPEC = {"file": {"paths": ["*.txt"]}}
 
@@ -29,7 +31,7 @@ async def position_in(folder: Path, records: int) -> bytes:
 @pytest.mark.parametrize("paths", [["a.txt", "no.txt"], ["*.csv"]])
 async def test_no_file_is_the_users_to_correct(tmp_path: Path, paths: list[str]) -> None:
     write(tmp_path, "a.txt", 1)
-    with pytest.raises(UserError, match=r"Correct `paths`"):
+    with raises(codes.SOURCE_FILES_MISSING):
         async with open_lane({"file": {"paths": paths}}, base_dir=tmp_path):
             pass
 

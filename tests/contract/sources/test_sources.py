@@ -16,10 +16,12 @@ from typing import Any
 
 import pytest
 
-from millstream.errors import DamageError, UserError
+from millstream import codes
+from millstream.errors import UserError
 from millstream.record import Record
 from millstream_reader.source import SourceBatch, SourceLane
 from tests.contract.sources.lanes import open_lane, read_to_end, values
+from tests.support.errors import raises
 
 
 @dataclass(frozen=True)
@@ -199,6 +201,6 @@ async def test_a_position_holds_for_its_own_source_and_partitions_only(tmp_path:
     with pytest.raises(UserError, match="the source is now `file`, and was `generator`"):
         async with open_lane(files, position, base_dir=tmp_path):
             pass
-    with pytest.raises(DamageError, match="is not one of a source"):
+    with raises(codes.POSITION_UNREADABLE):
         async with open_lane(generator, b"\x00\x01"):
             pass

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream.errors import UserError
+from millstream import codes
 from millstream.spec import resolved
 from millstream.spec.loading import load
 from millstream_runner.cli.arguments import parser
@@ -19,6 +19,7 @@ from millstream_runner.cli.main import main
 from millstream_runner.cli.run import result_text
 from millstream_runner.local.run import RunResult
 from millstream_runner.local.summary import Summary
+from tests.support.errors import raises
 
 DOCS = Path(__file__).parents[3] / "docs/cli.md"
 HEAVY = ("nats", "grpc", "aiohttp", "opentelemetry", "pyarrow", "numpy", "pyspark", "sqlglot")
@@ -57,7 +58,7 @@ def test_compile_writes_what_a_vertex_takes(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_a_pipeline_file_is_no_resolved_pipeline() -> None:
-    with pytest.raises(UserError, match="millstream compile"):
+    with raises(codes.RESOLVED_PIPELINE):
         resolved.load("apiVersion: millstream.io/v1alpha1")
 
 

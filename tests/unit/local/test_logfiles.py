@@ -88,6 +88,7 @@ def test_entries_for_people() -> None:
     entry = parse_line(json.dumps({**line, "vertex": "map", "exception": "Traceback"}).encode(), "map-0")
     assert level_of(entry) == "WARNING"
     assert short_entry(entry) == "warning: map-0: slow"
+    assert short_entry({**entry, "level": "error", "code": "MS-5002"}) == "error[MS-5002]: map-0: slow"
     text = format_entry(entry)
     assert text.startswith("2026-01-05T09:00:00.000001+00:00 WARNING map-0")
     assert text.endswith("slow  [lane=in-map.0]\n    Traceback")

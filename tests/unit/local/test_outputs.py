@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from millstream import codes
 from millstream.durable import listen
 from millstream.errors import UserError
 from millstream.record import Position
@@ -13,6 +14,7 @@ from millstream.spec.graph import Graph
 from millstream.spec.loading import load
 from millstream_runner.local.outputs import former_outputs, move_outputs, refuse_former_outputs
 from millstream_writer.sinks.file.directory import DirectoryOwner, LaneDirectory
+from tests.support.errors import raises
 
 NOW_US = 1_700_000_000_000_000
 PIPELINE = """\
@@ -83,7 +85,7 @@ def test_they_are_moved_with_what_belongs_to_them_and_nothing_else(graph: Graph,
 def test_those_of_a_run_that_goes_on_stay(graph: Graph, tmp_path: Path) -> None:
     directory = written(tmp_path / "copy", "copy")
     before = names(tmp_path)
-    with pytest.raises(UserError, match="another run writes into"):
+    with raises(codes.OUTPUT_IN_USE):
         move_outputs(former_outputs(graph, tmp_path), NOW_US)
     assert names(tmp_path) == before
     directory.close()

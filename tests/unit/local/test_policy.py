@@ -2,6 +2,8 @@
 
 import pytest
 
+from millstream import codes
+from millstream.codes.code import Code
 from millstream_runner.local.policy import (
     FAILURES_MAX,
     HANGS_MAX,
@@ -43,31 +45,36 @@ def test_a_replica_that_somebody_else_told_to_stop_is_started_again() -> None:
 @pytest.mark.parametrize("code", [2, 3, 5])
 def test_the_users_fault_and_damage_stop_the_run_at_once(code: int) -> None:
     verdict = judge(RestartPolicy(), code, progressed=True, well_s=1000)
-    assert verdict == StopRun(code, f"ended with exit code {code}")
+    assert verdict == StopRun(code, f"ended with exit code {code}", None)
 
 
 @pytest.mark.parametrize(
-    ("code", "hung", "attempts", "exit_code"),
+    ("code", "hung", "attempts", "exit_code", "error_code"),
     [
         # Whoever kills, or a machine without memory: not a defect of ours.
-        (-9, "", KILLS_MAX, 4),
-        (-15, "", KILLS_MAX, 4),
-        (0, "", KILLS_MAX, 4),
+        (-9, "", KILLS_MAX, 4, codes.PROCESS_KILLED),
+        (-15, "", KILLS_MAX, 4, codes.PROCESS_KILLED),
+        (0, "", KILLS_MAX, 4, codes.PROCESS_KILLED),
         # A crash of its own.
-        (-11, "", FAILURES_MAX, 70),
-        (70, "", FAILURES_MAX, 70),
-        (4, "", FAILURES_MAX, 4),
+        (-11, "", FAILURES_MAX, 70, codes.PROCESS_CRASHES),
+        (70, "", FAILURES_MAX, 70, codes.PROCESS_CRASHES),
+        # What these are the process has said itself.
+        (4, "", FAILURES_MAX, 4, None),
         # Somebody else takes its lanes over, again and again.
-        (6, "", FAILURES_MAX, 6),
-        (-9, HUNG, HANGS_MAX, 70),
+        (6, "", FAILURES_MAX, 6, None),
+        (-9, HUNG, HANGS_MAX, 70, codes.PROCESS_HANGS),
     ],
 )
-def test_a_process_that_never_gets_on_is_given_up(code: int, hung: str, attempts: int, exit_code: int) -> None:
+def test_a_process_that_never_gets_on_is_given_up(
+    code: int, hung: str, attempts: int, exit_code: int, error_code: Code | None
+) -> None:
     policy = RestartPolicy()
     verdicts = [judge(policy, code, hung=hung) for _ in range(attempts)]
     assert verdicts[:-1] == [Restart(pause_s) for pause_s in PAUSES[: attempts - 1]]
     assert isinstance(verdicts[-1], StopRun)
     assert verdicts[-1].exit_code == exit_code
+    assert verdicts[-1].code is error_code
+    assert error_code is None or error_code.exit_code == exit_code
     assert f"{attempts} times without any progress" in verdicts[-1].reason
 
 

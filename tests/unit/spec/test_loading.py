@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from millstream import codes
 from millstream.errors import UserError
 from millstream.spec.loading import FILE_BYTES_MAX, load, load_text
 from millstream.spec.problems import PROBLEMS_SHOWN_MAX, SpecError
@@ -333,7 +334,7 @@ def test_a_missing_field_says_what_it_is() -> None:
     with pytest.raises(SpecError) as caught:
         load_text(vertices(IN, OUT).replace("{from: in, to: out}", "{to: out}"), "p.yaml")
     assert [str(problem) for problem in caught.value.problems] == [
-        "p.yaml:8:11: spec.edges[0].from: `from` is missing (expected: `from`: Vertex that writes)"
+        "p.yaml:8:11: spec.edges[0].from: `from` is missing (expected: `from`: Vertex that writes) [MS-2205]"
     ]
 
 
@@ -438,7 +439,8 @@ def test_the_error_is_the_users_and_lists_every_problem() -> None:
     with pytest.raises(UserError) as caught:
         load_text(vertices(IN, OUT).replace("in, to: out", "a, to: b"), "p.yaml")
     assert caught.value.exit_code == 2
+    assert caught.value.code is codes.NO_SUCH_VERTEX
     assert str(caught.value).splitlines() == [
-        "p.yaml:8:18: spec.edges[0].from: there is no vertex `a` (expected: one of in, out)",
-        "p.yaml:8:25: spec.edges[0].to: there is no vertex `b` (expected: one of in, out)",
+        "p.yaml:8:18: spec.edges[0].from: there is no vertex `a` (expected: one of in, out) [MS-2214]",
+        "p.yaml:8:25: spec.edges[0].to: there is no vertex `b` (expected: one of in, out) [MS-2214]",
     ]

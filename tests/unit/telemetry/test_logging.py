@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from millstream import codes
+from millstream.errors import DamageError
 from millstream.telemetry.logging import configure_logging, log_lane
 
 log = logging.getLogger("millstream.test")
@@ -46,6 +48,26 @@ def test_a_line_is_an_object_with_who_and_what() -> None:
         "sequence": 17,
         "where": str(object),
     }
+
+
+def test_the_code_of_an_error_is_a_field() -> None:
+    error = DamageError(codes.MARK_UNREADABLE, "the mark cannot be read")
+    stream = StringIO()
+    configure_logging("flights", "clean", stream=stream)
+    log.error("%s", error)
+    log.error("%s; asking again", "the broker is away")
+    try:
+        raise error
+    except DamageError:
+        log.exception("it failed")
+    said, other, raised = lines(stream)
+    assert (said["message"], said["code"]) == ("the mark cannot be read", "MS-5002")
+    assert "code" not in other
+    assert raised["code"] == "MS-5002"
+    plain = StringIO()
+    configure_logging("flights", "clean", stream=plain, human=True)
+    log.error("%s", error)
+    assert plain.getvalue().endswith("the mark cannot be read code=MS-5002\n")
 
 
 def test_an_exception_stays_on_its_line() -> None:

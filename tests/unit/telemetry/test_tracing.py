@@ -19,13 +19,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream import limits
-from millstream.errors import UserError
+from millstream import codes, limits
 from millstream.frame import Frame, frame_of_records
 from millstream.record import Record
 from millstream.telemetry import Telemetry
 from millstream.telemetry.logging import configure_logging
 from millstream.telemetry.tracing import contexts_of, parse_traceparent
+from tests.support.errors import raises
 from tests.unit.telemetry.collector import Collector, attributes
 from tests.unit.telemetry.numbers import vertex
 from tests.unit.telemetry.opening import open_telemetry
@@ -212,7 +212,7 @@ async def test_an_export_that_cannot_be_done_is_refused_at_the_start(
     collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
-    with pytest.raises(UserError, match="grpc only"):
+    with raises(codes.TELEMETRY_SETTINGS):
         async with open_telemetry("flights", "clean", "map", 0, vertex):
             pytest.fail("opened")
 

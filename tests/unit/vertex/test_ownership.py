@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from millstream import codes
 from millstream.errors import DamageError, FencedError
 from millstream.ledger.memory import open_memory_broker
 from millstream.ledger.protocol import LedgerLimits
@@ -57,7 +58,7 @@ async def test_an_owner_asks_for_its_mark_whether_it_was_replaced() -> None:
 
 @pytest.mark.guarantee("I15")
 async def test_a_newer_owner_that_the_ledger_does_not_know_means_that_the_ledger_is_older() -> None:
-    told = FencedError("out/in-out.0: out is in use by a newer owner (epoch 3, ours is 1)")
+    told = FencedError(codes.OUTPUT_TAKEN_OVER, "out/in-out.0: out is in use by a newer owner (epoch 3, ours is 1)")
     async with open_memory_broker("p") as broker:
         ledger = await broker.ledger("clean", LedgerLimits(frames_per_buffer_max=10))
         ownership = Ownership()

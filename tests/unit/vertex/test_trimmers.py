@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from millstream import codes
 from millstream.errors import DamageError
 from millstream.ledger.protocol import LedgerLimits
 from millstream.record import BufferId
@@ -64,7 +65,10 @@ async def test_two_readers_of_one_ledger_cost_one_trim() -> None:
 
 
 async def test_what_ends_a_trimmer_ends_each_replica() -> None:
-    async with asyncio.timeout(10), open_trimmers(Trimmed(DamageError("a frame is gone"))) as trimmers:
+    async with (
+        asyncio.timeout(10),
+        open_trimmers(Trimmed(DamageError(codes.LEDGER_GONE, "a frame is gone"))) as trimmers,
+    ):
         (await trimmers.trimmer("in", LIMITS)).consumed(A, 5)
         for _ in range(2):
             with pytest.raises(DamageError, match="a frame is gone"):

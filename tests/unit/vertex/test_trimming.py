@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from millstream import codes
 from millstream.errors import RetryLaterError
 from millstream.record import BufferId
 from millstream_vertex.trimming import Trimmer
@@ -26,7 +27,7 @@ class Trims:
     async def __call__(self, through: Mapping[BufferId, int]) -> None:
         if self._failures:
             self._failures -= 1
-            raise RetryLaterError("the broker cannot do that now")
+            raise RetryLaterError(codes.BROKER_AWAY, "the broker cannot do that now")
         self.done.append(through)
         await self.held.wait()
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from millstream import codes
 from millstream.account import OTHER_REASONS, REASONS_MAX, Account
 from millstream.clock import END_OF_TIME_US
 from millstream.errors import DamageError, FencedError
@@ -15,6 +16,7 @@ from millstream.ledger.memory import MemoryBroker
 from millstream.record import BufferId, LaneId, Position
 from millstream_writer.committer import Committer, Unit
 from millstream_writer.routing import Route, Router
+from tests.support.errors import raises
 from tests.unit.vertex.lane_rig import LANE, Rig, open_backpressure, open_rig, records_of
 
 A, B = BufferId("map-a", 0), BufferId("map-b", 0)
@@ -60,7 +62,7 @@ async def test_a_lane_that_has_ended_looks_whether_its_last_commit_is_still_ther
     with pytest.raises(DamageError, match=r"is back at \d+: the ledger of vertex map has lost its end"):
         await committer.confirm()
     await rig.committer(LANE, ROUTER)
-    with pytest.raises(FencedError, match="taken over"):
+    with raises(codes.LANE_TAKEN_OVER):
         await committer.confirm()
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from millstream import codes
 from millstream.account import OTHER_REASONS, REASONS_MAX, Account
 from millstream.errors import RetryLaterError, UdfError, UserError
 from millstream.record import Position
@@ -66,7 +67,7 @@ class ListSink:
     def _refuse_while_away(self) -> None:
         if self.away:
             self.away -= 1
-            raise RetryLaterError("the target is away")
+            raise RetryLaterError(codes.TARGET_AWAY, "the target is away")
 
 
 def delivery(
@@ -316,7 +317,7 @@ async def test_reasons_cannot_fill_the_mark() -> None:
 async def test_other_errors_pass_through() -> None:
     class Broken(ListSink):
         async def write(self, frames: Sequence[SinkFrame], end: Position) -> WriteResult:
-            raise UserError("broken")
+            raise UserError(codes.CONNECTOR_SETTINGS, "broken")
 
     with pytest.raises(UserError, match="broken"):
         await delivery(Broken()).write([sink_frame([b"a"], 1)], Position(1))

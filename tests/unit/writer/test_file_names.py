@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.errors import DamageError
+from millstream import codes
 from millstream.record import Position
 from millstream_writer.sinks.file.names import FinishedName, how_far, lane_text
+from tests.support.errors import raises
 
 positions = st.builds(Position, st.integers(0, 10**20), st.integers(0, 10**9))
 lanes = st.from_regex(r"[a-z0-9][a-z0-9.-]{0,40}", fullmatch=True)
@@ -59,7 +60,7 @@ def test_files_moved_away_are_spoken_of_and_do_not_stop_the_lane() -> None:
 
 @pytest.mark.parametrize("other", [(1, 4), (0, 2), (0, 9), (1, 2)])
 def test_records_in_two_files_are_damage(other: tuple[int, int]) -> None:
-    with pytest.raises(DamageError, match="same records") as raised:
+    with raises(codes.SINK_FILES_OVERLAP) as raised:
         how_far([named(0, 2), named(*other)], "p/out/in.0")
     assert str(named(*other)) in str(raised.value)
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from millstream import codes
 from millstream.clock import Clock
 from millstream.errors import UserError
 from millstream.extract import Extraction, time_parser
@@ -43,9 +44,11 @@ async def open_source(
     """
     connector, settings = source.connector, source.settings
     if not isinstance(connector, SourceConnector):
-        raise UserError(f"lane {lane}: the source {source.kind} cannot be opened: its object is no SourceConnector")
+        raise UserError(
+            codes.EXTENSION, f"lane {lane}: the source {source.kind} cannot be opened: its object is no SourceConnector"
+        )
     for what, remedy in lacks(connector):
-        raise UserError(f"lane {lane}: the {source.kind} source {what}: {remedy}")
+        raise UserError(codes.EXTRA_NEEDED, f"lane {lane}: the {source.kind} source {what}: {remedy}")
     extraction = extraction_of(source)
     owner = SourceOwner(
         lane=lane,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from millstream import codes
 from millstream.errors import DamageError, UserError
 from millstream.record import LaneId
 
@@ -37,20 +38,25 @@ def unpack_position(position: bytes, kind: str, partitions: int, lane: LaneId) -
             body.pop("partitions"),
         )
     except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
-        raise DamageError(f"lane {lane}: the stored position {position[:80]!r} is not one of a source") from error
+        raise DamageError(
+            codes.POSITION_UNREADABLE, f"lane {lane}: the stored position {position[:80]!r} is not one of a source"
+        ) from error
     start_over = "put it back, or start over with --fresh"
     if found_kind != kind:
         raise UserError(
-            f"lane {lane}: the source is now `{kind}`, and was `{found_kind}` in earlier runs; {start_over}"
+            codes.SOURCE_CHANGED,
+            f"lane {lane}: the source is now `{kind}`, and was `{found_kind}` in earlier runs; {start_over}",
         )
     if version != _VERSION:
         raise UserError(
+            codes.OTHER_VERSION,
             f"lane {lane}: the stored position has version {version}; this release reads version {_VERSION}. "
-            "Run the release that wrote it, or start over with --fresh"
+            "Run the release that wrote it, or start over with --fresh",
         )
     if found_partitions != partitions:
         raise UserError(
+            codes.SOURCE_CHANGED,
             f"lane {lane}: the vertex now has {partitions} partitions, and had {found_partitions} in earlier runs; "
-            f"they decide which lane reads what, so {start_over}"
+            f"they decide which lane reads what, so {start_over}",
         )
     return dict(body)

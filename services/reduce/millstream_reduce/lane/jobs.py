@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 from google.protobuf.message import DecodeError
 
+from millstream import codes
 from millstream.errors import DamageError, UdfError, UserError
 from millstream.frame import KEY_SEPARATOR
 from millstream.record import LaneId
@@ -56,7 +57,9 @@ class Computed:
             failures = json.loads((table.schema.metadata or {})[b"failures"])
             messages = [engine_pb2.WindowFailure.FromString(bytes.fromhex(text)) for text in failures]
         except (pa.ArrowException, OSError, KeyError, TypeError, ValueError, RecursionError, DecodeError) as error:
-            raise DamageError(f"kept results of windows cannot be read ({len(data)} bytes: {error})") from error
+            raise DamageError(
+                codes.RESULTS_LOST, f"kept results of windows cannot be read ({len(data)} bytes: {error})"
+            ) from error
         return cls(table, messages)
 
 
@@ -89,7 +92,7 @@ class HandOverJobs:
         """Raises `UserError` when the program cannot run at all, long before the first window closes."""
         answer = await self._engine.check(self._program)
         if answer.faults:
-            raise UserError("\n".join([f"{self._where}: the windows cannot be computed", *answer.faults]))
+            raise UserError(codes.QUERY, "\n".join([f"{self._where}: the windows cannot be computed", *answer.faults]))
 
     async def compute(self, hand_over: wal_pb2.HandOver, traceparent: str) -> Computed:
         """The results of every window; those that fail are tried again alone. Raises `UdfError` when one fails for good
@@ -138,11 +141,12 @@ class HandOverJobs:
             first = given_up[0]
             window = describe(hand_over.windows[first.window], first)
             raise UdfError(
+                codes.WINDOW_FAILED,
                 f"{self._where}: window {window['start']} to {window['end']}"
                 + (f", key {window['key']!r}" if "key" in window else "")
                 + f": {first.reason}\n{first.detail}".rstrip()
                 + "\nNothing was lost: put the function right and start again, or let `retryStrategy.onFailure` "
-                "drop such windows or send them to a dead-letter edge."
+                "drop such windows or send them to a dead-letter edge.",
             )
         return given_up
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from google.protobuf.message import DecodeError
 
+from millstream import codes
 from millstream.errors import DamageError
 from millstream.frame import Frame, build_frame
 from millstream.ledger.frames import decoded
@@ -80,8 +81,9 @@ async def open_milestones(
                     stored.extend((frame.sequence, wal_pb2.Milestone.FromString(value)) for value in values)
                 except DecodeError as error:
                     raise DamageError(
+                        codes.MILESTONE_UNREADABLE,
                         f"a milestone of lane {lane} at sequence {frame.sequence} cannot be read: {error}. Its log "
-                        f"could not be made anew from its input. {REPAIR}"
+                        f"could not be made anew from its input. {REPAIR}",
                     ) from error
                 if frame.sequence >= last:
                     break

@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from millstream import codes
 from millstream.errors import MillstreamError, UserError
 from millstream.ledger.protocol import Ledger, Witness
 from millstream.ledger.witness import from_messages, given_up_of
@@ -76,9 +77,9 @@ class ReduceOpening:
         where = f"{self.resolved.pipeline.name}/{lane}"
         vertex = graph.vertex(lane.vertex)
         if vertex.group_by is None:
-            raise MillstreamError(f"{where}: a lane of a {vertex.kind} vertex has no windows")
+            raise MillstreamError(codes.IMPOSSIBLE, f"{where}: a lane of a {vertex.kind} vertex has no windows")
         if self.windows_dir is None or self.engine is None:
-            raise UserError(f"{where}: a reduce needs --windows-dir and --spark")
+            raise UserError(codes.OPTIONS_CONFLICT, f"{where}: a reduce needs --windows-dir and --spark")
         group_by, mark = vertex.group_by, self.core.committer.mark
         config = window_config(group_by)
         late_to_edge = group_by.on_late == "edge"

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from millstream import codes
 from millstream.clock import END_OF_TIME_US, START_OF_TIME_US
 from millstream.errors import DamageError
 from millstream.ledger.witness import REPAIR, from_messages, merged
@@ -181,7 +182,8 @@ def check_told(where: str, directory: Path, found: int, mark: mark_pb2.Mark) -> 
     """
     if found != mark.account.open:
         raise DamageError(
+            codes.LOG_BEHIND_LEDGER,
             f"{where}: the log in {directory} holds {found:,} records of windows that are not committed, and the "
             f"lane's mark in the ledger counts {mark.account.open:,}: a log that is made anew from the input lacks "
-            f"what was read before `keepInput` was set, or what the input has lost. {REPAIR}"
+            f"what was read before `keepInput` was set, or what the input has lost. {REPAIR}",
         )

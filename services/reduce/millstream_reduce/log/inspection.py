@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from millstream import codes
 from millstream.errors import DamageError
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.log import damage
@@ -96,7 +97,7 @@ def inspect_log(directory: Path, *, verify: bool) -> LogInspection:
         except FileNotFoundError:
             if segment_numbers(directory) == before:
                 raise
-    raise DamageError(f"{directory}: its segments come and go; look at it again")
+    raise DamageError(codes.LOG_UNSTEADY, f"{directory}: its segments come and go; look at it again")
 
 
 def _inspect(directory: Path, numbers: list[int], verify: bool) -> LogInspection:

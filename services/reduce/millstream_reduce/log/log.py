@@ -23,8 +23,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from millstream import codes
 from millstream.durable import step
-from millstream.errors import DamageError, FencedError, InfrastructureError, StorageFullError, UserError
+from millstream.errors import (
+    DamageError,
+    FencedError,
+    InfrastructureError,
+    MillstreamError,
+    StorageFullError,
+    UserError,
+)
 from millstream.files import make_private_directories
 from millstream.ledger.witness import REPAIR
 from millstream.limits import LOG_RESERVE_BYTES, LOG_SEGMENT_BYTES
@@ -233,12 +241,15 @@ class Log:
             await asyncio.wait([flushing])
             error = flushing.exception()
             if isinstance(error, StorageFullError):
-                raise StorageFullError(str(error)) from error
+                raise StorageFullError(error.code, str(error)) from error
         self._check()
 
     def _check(self) -> None:
-        if self._failure is not None:
-            raise type(self._failure)(str(self._failure)) from self._failure
+        failure = self._failure
+        if isinstance(failure, MillstreamError):
+            raise type(failure)(failure.code, str(failure)) from failure
+        if failure is not None:
+            raise type(failure)(str(failure)) from failure
 
     def _start_flush(self) -> asyncio.Future[None]:
         items, self._pending = self._pending, deque()
@@ -253,7 +264,9 @@ class Log:
             elif isinstance(error, StorageFullError):
                 self._pending.extendleft(reversed(items))
             else:
-                self._failure = error if isinstance(error, Exception) else InfrastructureError(repr(error))
+                self._failure = (
+                    error if isinstance(error, Exception) else InfrastructureError(codes.CANNOT_WRITE, repr(error))
+                )
 
         flushing = asyncio.get_running_loop().run_in_executor(self._executor, self._writer.flush, items)
         flushing.add_done_callback(flushed)
@@ -321,8 +334,10 @@ class Log:
         try:
             self._open()
         except OSError as error:
-            kind = StorageFullError if error.errno in NO_SPACE else InfrastructureError
-            raise kind(f"{self.identity}: cannot open the log in {self.directory}: {error.strerror}") from error
+            message = f"{self.identity}: cannot open the log in {self.directory}: {error.strerror}"
+            if error.errno in NO_SPACE:
+                raise StorageFullError(codes.DISK_FULL, message) from error
+            raise InfrastructureError(codes.CANNOT_WRITE, message) from error
 
     def _open(self) -> None:
         _make_directory(self.directory, self.identity, self._files)
@@ -342,15 +357,16 @@ class Log:
             self._writer.reserve()
             return
         raise InfrastructureError(
+            codes.LOG_SHARED,
             f"{self.identity}: another process goes on writing to {self.directory} as if it were of a newer epoch: two "
-            f"lanes must not share a directory"
+            f"lanes must not share a directory",
         )
 
     def _read_back(self) -> LogEnd:
         try:
             end = read_log(self.directory, self.identity, self._contents)
         except DamageError as error:
-            raise DamageError(f"{self.identity}: {error}. {REPAIR}") from error
+            raise DamageError(error.code, f"{self.identity}: {error}. {REPAIR}") from error
         self._contents.recovered(end)
         return end
 
@@ -367,7 +383,9 @@ class Log:
                 with step("log.end.sync", self.identity.vertex):
                     self._files.sync(descriptor)
             except OSError as error:
-                raise InfrastructureError(f"{self.identity}: fsync of {path} failed: {error.strerror}") from error
+                raise InfrastructureError(
+                    codes.FSYNC_FAILED, f"{self.identity}: fsync of {path} failed: {error.strerror}"
+                ) from error
             finally:
                 os.close(descriptor)
 
@@ -426,4 +444,4 @@ def _make_directory(directory: Path, identity: LogIdentity, files: Files) -> Non
             with step("log.directory.sync", identity.vertex):
                 files.sync_directory(path.parent)
     except (FileExistsError, NotADirectoryError) as error:
-        raise UserError(f"{directory} cannot hold a log: a file is in the way") from error
+        raise UserError(codes.LOG_OF_ANOTHER, f"{directory} cannot hold a log: a file is in the way") from error

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from millstream import codes
 from millstream.errors import DamageError
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.log import damage
@@ -93,11 +94,14 @@ def _check_present(directory: Path, end: LogEnd) -> None:
         try:
             found = path.stat().st_size
         except FileNotFoundError:
-            raise DamageError(f"{path} is missing. {damage.affected(directory, number, 0, length)}") from None
+            raise DamageError(
+                codes.SEGMENT_MISSING, f"{path} is missing. {damage.affected(directory, number, 0, length)}"
+            ) from None
         if found < length:
             raise DamageError(
+                codes.SEGMENT_DAMAGED,
                 f"{path} has {found} bytes, and {newest_path.name} says that it had {length}: it was cut, or an old "
-                f"copy was put in its place. {damage.affected(directory, number, found, length)}"
+                f"copy was put in its place. {damage.affected(directory, number, found, length)}",
             )
         if number < end.first:
             with mapped(path) as data:
@@ -132,12 +136,13 @@ def _checked_header(directory: Path, path: Path, data: memoryview, end: LogEnd) 
         header = read_header(path, data)
     except DamageError as error:
         number = int(path.stem)
-        raise DamageError(f"{error}. {damage.affected(directory, number, 0, len(data))}") from error
+        raise DamageError(error.code, f"{error}. {damage.affected(directory, number, 0, len(data))}") from error
     check_same_log(path, header.segment, end.log_id, segment_path(directory, end.newest))
     if end.sequence and header.sequence != end.sequence + 1:
         raise DamageError(
+            codes.SEGMENT_MISPLACED,
             f"{path}: its first entry has the log sequence number {header.sequence}, and the segment before ends with "
-            f"{end.sequence}: one of the two was replaced by an old copy"
+            f"{end.sequence}: one of the two was replaced by an old copy",
         )
     return header
 
@@ -173,6 +178,7 @@ def proof_of_damage(data: memoryview, offset: int, sequence: int) -> int | None:
 def _damage(directory: Path, path: Path, number: int, fault: EntryError, length: int, proof: int | None) -> DamageError:
     because = "the segment is sealed" if proof is None else f"entry {proof} behind it shows that it had been durable"
     return DamageError(
+        codes.SEGMENT_DAMAGED,
         f"{path}, offset {fault.offset}: {fault.reason}. It was not torn by a crash ({because}). "
-        f"{damage.affected(directory, number, fault.offset, length)}. Nothing was skipped"
+        f"{damage.affected(directory, number, fault.offset, length)}. Nothing was skipped",
     )

@@ -25,6 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from millstream import codes
 from millstream.durable import step
 from millstream.errors import DamageError, FencedError, UserError
 from millstream.files import append_private, make_private_directories, open_private
@@ -88,7 +89,9 @@ def mapped(path: Path) -> Iterator[memoryview]:
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise DamageError(f"{path} is no file: something else is in the place of a segment")
+            raise DamageError(
+                codes.SEGMENT_MISPLACED, f"{path} is no file: something else is in the place of a segment"
+            )
         length = status.st_size
         if length == 0:
             yield memoryview(b"")
@@ -106,15 +109,19 @@ def read_header(path: Path, data: memoryview) -> Header:
         entry = read_entry(data, 0)
         header = header_of(entry)
     except EntryError as fault:
-        raise DamageError(f"{path}: the header of the segment is damaged ({fault.reason})") from fault
+        raise DamageError(
+            codes.SEGMENT_DAMAGED, f"{path}: the header of the segment is damaged ({fault.reason})"
+        ) from fault
     if header.segment.format != FORMAT:
         raise UserError(
+            codes.OTHER_VERSION,
             f"{path} was written in format {header.segment.format}, this version reads {FORMAT}: use the version that "
-            f"wrote it"
+            f"wrote it",
         )
     if segment_name(header.segment.number) != path.name:
         raise DamageError(
-            f"{path}: its header says that it is segment {header.segment.number}: somebody renamed or copied it"
+            codes.SEGMENT_MISPLACED,
+            f"{path}: its header says that it is segment {header.segment.number}: somebody renamed or copied it",
         )
     return header
 
@@ -131,9 +138,10 @@ def check_same_log(path: Path, segment: wal_pb2.Segment, log_id: bytes, other: P
     """Raises `DamageError` when a segment belongs to another log than `other`."""
     if segment.log_id != log_id:
         raise DamageError(
+            codes.SEGMENT_MISPLACED,
             f"{path} is a segment of another log ({segment.pipeline}/{segment.vertex}/window.{segment.partition}, id "
             f"{segment.log_id.hex()}; {other.name} has the id {log_id.hex()}): put the right file back, or move the "
-            f"wrong one away"
+            f"wrong one away",
         )
 
 
@@ -141,15 +149,20 @@ def check_owner(path: Path, segment: wal_pb2.Segment, identity: LogIdentity) -> 
     """Raises `UserError` for a log of somebody else, `FencedError` for one that has a newer owner."""
     found = f"{segment.pipeline}/{segment.vertex}/window.{segment.partition}"
     if found != str(identity):
-        raise UserError(f"{path.parent} holds the log of {found}, not that of {identity}: give each its own directory")
+        raise UserError(
+            codes.LOG_OF_ANOTHER,
+            f"{path.parent} holds the log of {found}, not that of {identity}: give each its own directory",
+        )
     if segment.ledger_id != identity.ledger_id:
         raise UserError(
+            codes.LOG_OF_ANOTHER,
             f"{path.parent} holds the log of another run of {identity}, whose ledger is gone; positions mean something "
-            f"else now. Remove the directory to start over, or bring the ledger back"
+            f"else now. Remove the directory to start over, or bring the ledger back",
         )
     if segment.epoch > identity.epoch:
         raise FencedError(
-            f"{identity}: {path.parent} has a newer owner (epoch {segment.epoch}, ours is {identity.epoch})"
+            codes.LOG_TAKEN_OVER,
+            f"{identity}: {path.parent} has a newer owner (epoch {segment.epoch}, ours is {identity.epoch})",
         )
 
 
@@ -174,7 +187,10 @@ def check_claim(directory: Path, identity: LogIdentity) -> None:
     """Raises `FencedError` when a newer owner has put its name down."""
     newest = max(owner_epochs(directory), default=identity.epoch)
     if newest > identity.epoch:
-        raise FencedError(f"{identity}: {directory} has a newer owner (epoch {newest}, ours is {identity.epoch})")
+        raise FencedError(
+            codes.LOG_TAKEN_OVER,
+            f"{identity}: {directory} has a newer owner (epoch {newest}, ours is {identity.epoch})",
+        )
 
 
 def owner_epochs(directory: Path) -> list[int]:

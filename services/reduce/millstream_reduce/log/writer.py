@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from millstream import codes
 from millstream.durable import step
 from millstream.errors import FencedError, InfrastructureError, StorageFullError
 from millstream_reduce.log.entries import total_length
@@ -194,19 +195,23 @@ class LogWriter:
     def _failed_sync(self, error: OSError, path: Path) -> InfrastructureError:
         # The kernel may have dropped the pages and forget the error: a second fsync that succeeds says nothing.
         return InfrastructureError(
+            codes.FSYNC_FAILED,
             f"{self._identity}: fsync of {path} failed ({error.strerror}). Nothing that was not durable before is "
-            f"acknowledged; the lane has to start again. Check the disk"
+            f"acknowledged; the lane has to start again. Check the disk",
         )
 
     def _explained(self, error: OSError, path: Path, doing: str) -> Exception:
         if error.errno in NO_SPACE:
             return StorageFullError(
+                codes.DISK_FULL,
                 f"{self._identity}: no room to {doing} {path} ({error.strerror}); nothing acknowledged is lost, and "
-                f"the lane goes on when there is room"
+                f"the lane goes on when there is room",
             )
         if error.errno == errno.EEXIST:
-            return FencedError(f"{self._identity}: {path} was begun by another owner")
-        return InfrastructureError(f"{self._identity}: cannot {doing} {path}: {error.strerror}. Check the disk")
+            return FencedError(codes.LOG_TAKEN_OVER, f"{self._identity}: {path} was begun by another owner")
+        return InfrastructureError(
+            codes.CANNOT_WRITE, f"{self._identity}: cannot {doing} {path}: {error.strerror}. Check the disk"
+        )
 
 
 def _batch(items: deque[WriteEntry | BeginSegment]) -> list[WriteEntry]:

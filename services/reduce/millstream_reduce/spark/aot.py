@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from millstream import codes
 from millstream.errors import InfrastructureError
 from millstream_reduce.spark.java import Java, cache_directories, find_java, spark_home, writable_cache
 
@@ -66,8 +67,9 @@ async def open_recording(java: Java) -> AsyncIterator[Path]:
     """Where a cache is to be written; when the block ends it is put in its place, whole, or there is none."""
     if java.major < JAVA_MIN:
         raise InfrastructureError(
+            codes.JAVA_UNUSABLE,
             f"an ahead-of-time cache needs Java {JAVA_MIN} or later, and {java.origin} is Java {java.version}; without "
-            "one Spark takes twice as long to start. Unset JAVA_HOME to use the Java of `millstream[reduce]`"
+            "one Spark takes twice as long to start. Unset JAVA_HOME to use the Java of `millstream[reduce]`",
         )
     place = writable_cache()
     with tempfile.TemporaryDirectory(prefix="recording-", dir=place) as temporary:
@@ -75,7 +77,8 @@ async def open_recording(java: Java) -> AsyncIterator[Path]:
         yield written
         if not written.is_file():
             raise InfrastructureError(
-                "Spark's JVM has ended without writing its ahead-of-time cache; see what it said above"
+                codes.SPARK_CACHE,
+                "Spark's JVM has ended without writing its ahead-of-time cache; see what it said above",
             )
         os.chmod(written, 0o644)
         os.replace(written, place / _name(java))

@@ -26,6 +26,7 @@ from typing import NoReturn
 
 import uvloop
 
+from millstream import codes
 from millstream.background import open_tasks
 from millstream.errors import InfrastructureError, MillstreamError
 from millstream.health import start_heartbeat
@@ -58,7 +59,9 @@ def _settings(options: argparse.Namespace) -> SparkSettings:
     try:
         text = file.read_text(encoding="utf-8")
     except OSError as error:
-        raise InfrastructureError(f"the settings of Spark, {file}, cannot be read: {error}") from error
+        raise InfrastructureError(
+            codes.CANNOT_READ, f"the settings of Spark, {file}, cannot be read: {error}"
+        ) from error
     if options.settings is not None:
         return SparkSettings.from_json(text)
     # What reads a pipeline takes time to import, and a runner has done it already.
@@ -122,7 +125,7 @@ def _report(group: BaseExceptionGroup[BaseException]) -> int:
     if ours:
         first = (lost or ours)[0]
         return _exit_code_of(first)
-    log.error("defect: %r", errors[0], exc_info=errors[0])
+    log.error("defect: %r", errors[0], exc_info=errors[0], extra={"code": codes.DEFECT.id})
     return MillstreamError.exit_code
 
 

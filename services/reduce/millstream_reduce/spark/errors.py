@@ -11,13 +11,14 @@ from __future__ import annotations
 import re
 from difflib import get_close_matches
 
-from millstream import errors
-from millstream.errors import MillstreamError, RetryLaterError
+from millstream import codes
+from millstream.errors import MillstreamError, RetryLaterError, error_of
 
 _POSITION = re.compile(r"line (\d+),? pos(?:ition)? (\d+)")
 _STATE = re.compile(r"\s*SQLSTATE: \w+.*", re.DOTALL)
 _CONDITION = re.compile(r"^\s*\[([A-Z0-9_.]+)\]\s*")
 _OURS = re.compile(r"^millstream(?:_reduce)?\.[\w.]*?(\w+): (.*)", re.MULTILINE)
+_NOTED_CODE = re.compile(r"^\s*(MS-\d{4})$", re.MULTILINE)
 _STACK = re.compile(r"(?:Fatal Python error|Current thread|Thread) .*?(?=\n\s*at |\Z)", re.DOTALL)
 """What Python's fault handler wrote when a signal ended a worker."""
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\):.*", re.DOTALL)
@@ -46,7 +47,7 @@ class WorkerLostError(RetryLaterError):
     """A process that computed a task has gone: a Python worker, or an executor of a cluster."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
-        super().__init__(reason)
+        super().__init__(codes.SPARK_WORKER_LOST, reason)
         self.detail = detail
         """Where it was, as far as it could say."""
 
@@ -57,7 +58,7 @@ def meaning(error: Exception, query: str = "") -> WindowError | MillstreamError:
         return error
     text = str(error)
     if (ours := _OURS.search(text)) is not None:
-        return error_class(ours[1])(ours[2].strip())
+        return _raised_in_task(ours[1], ours[2].strip(), text[ours.end() :])
     state = _state_of(error)
     if state.startswith(_USERS_STATES):
         return WindowError(_in_query(sentence(text, positions=False), _fragment(error), query))
@@ -69,22 +70,24 @@ def meaning(error: Exception, query: str = "") -> WindowError | MillstreamError:
     if traceback is not None:
         return WindowError(_last_line(traceback[0]), traceback[0])
     if any(word in text for word in _AWAY) or isinstance(error, (ConnectionError, EOFError)):
-        return RetryLaterError(f"Spark went away in the middle of a job: {reason}")
+        return RetryLaterError(codes.SPARK_LOST, f"Spark went away in the middle of a job: {reason}")
     if "Cannot run program" in reason:
         reason += ". Spark's Python workers run the Python that `spark.pyspark.python` (`spec.spark.conf`) names"
-    return RetryLaterError(f"a Spark job failed: {reason}")
+    return RetryLaterError(codes.SPARK_JOB, f"a Spark job failed: {reason}")
 
 
-def error_name(error: MillstreamError) -> str:
-    """Name for `error_class`: of its class, or the nearest above it in `millstream.errors`."""
-    names = (kind.__name__ for kind in type(error).__mro__ if getattr(errors, kind.__name__, None) is kind)
-    return str(next(names))
-
-
-def error_class(name: str) -> type[MillstreamError]:
-    """The class of this name in `millstream.errors`; of another, what is tried again."""
-    kind = getattr(errors, name, None)
-    return kind if isinstance(kind, type) and issubclass(kind, MillstreamError) else RetryLaterError
+def _raised_in_task(name: str, message: str, rest: str) -> MillstreamError:
+    """An error of ours, of which Spark has handed on the traceback alone: after the message come its notes."""
+    noted = _NOTED_CODE.search(rest)
+    written = noted[1] if noted is not None else ""
+    found = error_of(f"{name} {written}", message)
+    if found is not None:
+        return found
+    # Of a class of this package, which only those that raise it know: the job is tried again.
+    code = codes.find(written)
+    if code is None or code.exit_code != RetryLaterError.exit_code:
+        code = codes.SPARK_JOB
+    return RetryLaterError(code, message)
 
 
 def sentence(text: str, first_line_number: int = 1, *, positions: bool = True) -> str:

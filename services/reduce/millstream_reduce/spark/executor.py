@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millstream import codes
 from millstream.errors import MillstreamError, RetryLaterError
 from millstream.limits import MIB
 from millstream.wire.reduce.v1 import engine_pb2
@@ -176,7 +177,7 @@ class Executor:
         except Exception as error:  # noqa: BLE001  # a defect must not leave those who wait without an answer
             await self._session.check_alive()
             _log.exception("defect: a job failed in a way nobody expected")
-            _fail(requests, MillstreamError(f"defect in a Spark job: {error!r}"))
+            _fail(requests, MillstreamError(codes.DEFECT, f"defect in a Spark job: {error!r}"))
         else:
             self.jobs += 1
             job_s = time.monotonic() - begun_s

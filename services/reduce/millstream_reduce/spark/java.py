@@ -24,6 +24,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from millstream import codes
 from millstream.errors import InfrastructureError
 
 CACHE_VARIABLE = "MILLSTREAM_CACHE"
@@ -68,13 +69,15 @@ def find_java(environment: Mapping[str, str] = os.environ) -> Java:
     java = _named(environment) or _bundled() or _on_path(environment)
     if java is None:
         raise InfrastructureError(
+            codes.JAVA_UNUSABLE,
             "Spark needs a Java, and there is none: install the packages of the reduce (`pip install "
-            '"millstream[reduce]"` brings one along), or set JAVA_HOME to a Java of version 17 or later'
+            '"millstream[reduce]"` brings one along), or set JAVA_HOME to a Java of version 17 or later',
         )
     if java.major < VERSION_MIN:
         raise InfrastructureError(
+            codes.JAVA_UNUSABLE,
             f"Spark needs Java {VERSION_MIN} or later, and {java.origin} is Java {java.version} ({java.executable}): "
-            "set JAVA_HOME to a newer one, or unset it to use the one that comes with `millstream[reduce]`"
+            "set JAVA_HOME to a newer one, or unset it to use the one that comes with `millstream[reduce]`",
         )
     return java
 
@@ -84,7 +87,8 @@ def spark_home() -> Path:
     spec = importlib.util.find_spec("pyspark")
     if spec is None or spec.origin is None:
         raise InfrastructureError(
-            'a reduce needs Spark, which is not installed here: `pip install "millstream[reduce]"` installs it'
+            codes.SPARK_NOT_INSTALLED,
+            'a reduce needs Spark, which is not installed here: `pip install "millstream[reduce]"` installs it',
         )
     return Path(spec.origin).parent
 
@@ -108,7 +112,9 @@ def writable_cache(environment: Mapping[str, str] = os.environ) -> Path:
             with tempfile.TemporaryFile(dir=directory):
                 return directory
     names = " nor ".join(str(directory) for directory in candidates)
-    raise InfrastructureError(f"cannot write into {names}: set {CACHE_VARIABLE} to a directory for files made once")
+    raise InfrastructureError(
+        codes.SPARK_CACHE, f"cannot write into {names}: set {CACHE_VARIABLE} to a directory for files made once"
+    )
 
 
 def _named(environment: Mapping[str, str]) -> Java | None:
@@ -117,7 +123,9 @@ def _named(environment: Mapping[str, str]) -> Java | None:
         return None
     executable = Path(home) / "bin" / "java"
     if not os.access(executable, os.X_OK):
-        raise InfrastructureError(f"JAVA_HOME is {home}, but there is no {executable} to run: correct it, or unset it")
+        raise InfrastructureError(
+            codes.JAVA_UNUSABLE, f"JAVA_HOME is {home}, but there is no {executable} to run: correct it, or unset it"
+        )
     return Java(Path(home), executable, _version(Path(home), executable), "that of JAVA_HOME")
 
 
@@ -177,11 +185,13 @@ def _version(home: Path, executable: Path) -> str:
             [executable, "-version"], capture_output=True, text=True, timeout=_VERSION_TIMEOUT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise InfrastructureError(f"{executable} cannot be run: {error}") from error
+        raise InfrastructureError(codes.JAVA_UNUSABLE, f"{executable} cannot be run: {error}") from error
     match = re.search(r'version "([^"]+)"', answer.stderr + answer.stdout)
     if match is None:
         printed = (answer.stderr + answer.stdout).strip() or "nothing"
-        raise InfrastructureError(f"{executable} does not tell its version; it printed: {printed[:500]}")
+        raise InfrastructureError(
+            codes.JAVA_UNUSABLE, f"{executable} does not tell its version; it printed: {printed[:500]}"
+        )
     return match[1]
 
 

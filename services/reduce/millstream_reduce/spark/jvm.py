@@ -32,7 +32,9 @@ from pathlib import Path
 
 import psutil
 
+from millstream import codes
 from millstream.background import open_tasks
+from millstream.codes.code import Code
 from millstream.errors import InfrastructureError, UserError
 from millstream.files import write_private
 from millstream.health import Health, Patience
@@ -91,8 +93,8 @@ class JvmCommand:
 class SparkEndedError(InfrastructureError):
     """Spark's JVM has ended, or was ended because it hung."""
 
-    def __init__(self, reason: str, killed_by: int = 0) -> None:
-        super().__init__(reason)
+    def __init__(self, code: Code, reason: str, killed_by: int = 0) -> None:
+        super().__init__(code, reason)
         self.killed_by = killed_by
         """The signal from outside that ended it; 0 when it ended otherwise."""
 
@@ -165,7 +167,7 @@ async def open_jvm(
         launched = await java_arguments(question, lambda asked: _ask_launcher(command, environment, asked))
         arguments = _arguments(command, launched)
     except OSError as error:
-        raise InfrastructureError(f"cannot start Spark: {error}") from error
+        raise InfrastructureError(codes.SPARK_NOT_STARTED, f"cannot start Spark: {error}") from error
     async with open_process(
         arguments,
         name="Spark",
@@ -214,11 +216,15 @@ async def _ask_launcher(command: JvmCommand, environment: Mapping[str, str], arg
         answer.seek(0)
         _, begun, launched = answer.read().partition(b"\0\n")
     if code < 0:
-        raise SparkEndedError(f"Spark does not start: {await jvm.ended()}", jvm.killed_by)
+        raise SparkEndedError(codes.SPARK_NOT_STARTED, f"Spark does not start: {await jvm.ended()}", jvm.killed_by)
     if code != 0 or not begun:
-        raise InfrastructureError(f"{command.java.executable} does not run: {errors.text().strip()}")
+        raise InfrastructureError(
+            codes.JAVA_UNUSABLE, f"{command.java.executable} does not run: {errors.text().strip()}"
+        )
     if _USAGE_ERROR in launched:
-        raise UserError(f"Spark does not take its settings (`spec.spark`): {errors.text().strip()}")
+        raise UserError(
+            codes.SPARK_SETTINGS, f"Spark does not take its settings (`spec.spark`): {errors.text().strip()}"
+        )
     return [argument.decode() for argument in launched.split(b"\0")[:-1]]
 
 
@@ -275,12 +281,14 @@ async def _gateway(process: Process, jvm: Jvm, connection: Path, last_lines: Las
         async with asyncio.timeout(START_TIMEOUT_S):
             while not connection.exists():
                 if not process.running:
-                    raise SparkEndedError(f"Spark does not start: {await jvm.ended()}", jvm.killed_by)
+                    raise SparkEndedError(
+                        codes.SPARK_NOT_STARTED, f"Spark does not start: {await jvm.ended()}", jvm.killed_by
+                    )
                 await asyncio.sleep(_POLL_S)
     except TimeoutError:
         printed = last_lines.text()
         raise InfrastructureError(
-            f"Spark has not started within {START_TIMEOUT_S:.0f} s. It said last:\n{printed}"
+            codes.SPARK_NOT_STARTED, f"Spark has not started within {START_TIMEOUT_S:.0f} s. It said last:\n{printed}"
         ) from None
     data = connection.read_bytes()
     connection.unlink()

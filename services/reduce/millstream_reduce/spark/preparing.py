@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from millstream import codes
 from millstream.errors import InfrastructureError
 from millstream.files import append_private, make_private_directories
 from millstream.wire.reduce.v1 import engine_pb2, wal_pb2
@@ -170,4 +171,6 @@ def warm_up(spark: SparkSession, windows: Sequence[JobWindow]) -> None:
         advice = ""
         if "ModuleNotFoundError" in failure.reason + failure.detail:
             advice = ". The Python of the executors (`spark.pyspark.python`) needs the packages of `millstream[reduce]`"
-        raise InfrastructureError(f"Spark is there, but cannot run the simplest job: {failure.reason}{advice}")
+        raise InfrastructureError(
+            codes.SPARK_RUNS_NO_JOB, f"Spark is there, but cannot run the simplest job: {failure.reason}{advice}"
+        )

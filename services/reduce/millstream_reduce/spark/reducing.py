@@ -30,12 +30,13 @@ import pyarrow.compute
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 
-from millstream.errors import MillstreamError, UdfError
+from millstream import codes
+from millstream.errors import MillstreamError, RetryLaterError, UdfError, error_of, kind_of
 from millstream.limits import MIB
 from millstream.udf.native.reduce_client import reduce_over_grpc
 from millstream.wire.reduce.v1 import engine_pb2
 from millstream_reduce.engine import RESULT_SCHEMA
-from millstream_reduce.spark.errors import error_class, error_name, meaning
+from millstream_reduce.spark.errors import meaning
 from millstream_reduce.spark.manifest import KEY_SEPARATOR, JobWindow, Manifest, Runs, manifest_of
 from millstream_reduce.spark.prepared import manifest_of_run, run_job
 from millstream_reduce.spark.rows import Chunk, Log, chunks_of, join
@@ -226,7 +227,7 @@ class GroupReducer:
                     yield from _reduced(reduce, reader.parts(log, task))
         except MillstreamError as error:
             # As an exception it would be tried again by Spark, which knows less than those above.
-            rows.add(_ALL_WINDOWS, None, None, None, None, None, str(error), error_name(error))
+            rows.add(_ALL_WINDOWS, None, None, None, None, None, str(error), kind_of(error))
             yield rows.take()
 
 
@@ -303,9 +304,11 @@ def load(program: engine_pb2.PythonProgram) -> Reducer:
     try:
         reducer = reducing.load(target, program.directory, context_of(program))
     except LoadError as error:
-        raise UdfError(str(error)) from error
+        raise UdfError(codes.FUNCTION_IMPORT, str(error)) from error
     except FAILURES as error:
-        raise UdfError(f"{target} cannot be imported: {_where(error)}{summary(error)}") from error
+        raise UdfError(
+            codes.FUNCTION_IMPORT, f"{target} cannot be imported: {_where(error)}{summary(error)}"
+        ) from error
     if len(sys.modules) > modules:
         # As in `worker_daemon`: Spark has a worker collect garbage after every task, for what was imported in vain.
         gc.collect()
@@ -325,7 +328,9 @@ def _reduce(program: engine_pb2.Program) -> Reduce:
             raise
         except FAILURES as error:
             # What a group raises is in its answer: this is the function's set-up.
-            raise UdfError(f"{program.python.target} cannot be set up: {_where(error)}{summary(error)}") from error
+            raise UdfError(
+                codes.FUNCTION_IMPORT, f"{program.python.target} cannot be set up: {_where(error)}{summary(error)}"
+            ) from error
 
     return reduce
 
@@ -378,7 +383,7 @@ def _without_failures(table: pa.Table) -> tuple[pa.Table, list[engine_pb2.Window
     for row in failed.select(["window", "key", "reason", "detail"]).to_pylist():
         window = row["window"]
         if window == _ALL_WINDOWS:
-            raise error_class(row["detail"])(row["reason"])
+            raise error_of(row["detail"], row["reason"]) or RetryLaterError(codes.SPARK_JOB, row["reason"])
         if window in failures:
             others[window] = others.get(window, 0) + 1
             continue

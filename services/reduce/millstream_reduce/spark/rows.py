@@ -24,6 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute
 
+from millstream import codes
 from millstream.errors import DamageError
 from millstream_reduce.batches import decoded
 from millstream_reduce.log.entries import EntryError, read_entry, segment_name
@@ -89,7 +90,9 @@ class Log:
             self._bodies[place] = batch
         needed = int((runs.first_rows + runs.rows).max())
         if batch.num_rows < needed:
-            raise DamageError(f"{_place_of(runs)}: {batch.num_rows} rows, of which row {needed} is needed")
+            raise DamageError(
+                codes.SEGMENT_DAMAGED, f"{_place_of(runs)}: {batch.num_rows} rows, of which row {needed} is needed"
+            )
         return batch
 
     def _read(self, runs: Runs, *, check: bool) -> pa.RecordBatch:
@@ -98,9 +101,9 @@ class Log:
             append = entry.message().append
             return decoded(entry.body, append.has_keys, append.has_headers)
         except EntryError as fault:
-            raise DamageError(f"{_place_of(runs)}: {fault.reason}") from fault
+            raise DamageError(codes.SEGMENT_DAMAGED, f"{_place_of(runs)}: {fault.reason}") from fault
         except (DamageError, OSError, ValueError) as error:
-            raise DamageError(f"{_place_of(runs)}: {error}") from error
+            raise DamageError(codes.SEGMENT_DAMAGED, f"{_place_of(runs)}: {error}") from error
 
     def _segment(self, runs: Runs) -> memoryview:
         if (mapped := self._segments.get((runs.directory, runs.segment))) is None:

@@ -18,6 +18,7 @@ from py4j.java_gateway import is_instance_of  # type: ignore[import-untyped]
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
+from millstream import codes
 from millstream.errors import UserError
 from millstream.spec.sql import UNSAFE_FUNCTIONS, unsafe_part
 
@@ -62,6 +63,9 @@ _instances: dict[tuple[str, str], bool] = {}
 
 class UnsafeQueryError(UserError):
     """A query does more than compute over its window. The message says where and what."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(codes.QUERY_UNSAFE, message)
 
 
 def check_text(spark: SparkSession, query: str, table: str) -> None:

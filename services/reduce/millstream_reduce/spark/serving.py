@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import grpc
 import grpc.aio
 
+from millstream import codes
 from millstream.background import open_tasks
 from millstream.errors import InfrastructureError, MillstreamError, RetryLaterError
 from millstream.limits import GRPC_MESSAGE_BYTES_MAX
@@ -88,7 +89,7 @@ async def _open_server(service: SparkDriverService, address: str, token: str) ->
     try:
         bound = server.add_insecure_port(address)
     except RuntimeError as error:
-        raise InfrastructureError(f"the Spark driver cannot listen on {address}: {error}") from error
+        raise InfrastructureError(codes.PORT_TAKEN, f"the Spark driver cannot listen on {address}: {error}") from error
     await server.start()
     _log.debug("listening on %s (%d)", address, bound)
     return server

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
+from millstream import codes
 from millstream.background import open_tasks
 from millstream.errors import InfrastructureError, MillstreamError, UserError
 from millstream.files import make_private_directories
@@ -55,6 +56,9 @@ Answer = TypeVar("Answer")
 
 class SessionLostError(SparkEndedError):
     """The session is gone: a new process has to begin anew."""
+
+    def __init__(self, reason: str, killed_by: int = 0) -> None:
+        super().__init__(codes.SPARK_LOST, reason, killed_by)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +251,7 @@ async def _unless_ended(jvm: Jvm, work: Coroutine[Any, Any, Answer]) -> Answer:
         ending.cancel()
         working.cancel()
     if ended is not None:
-        raise SparkEndedError(f"Spark does not start: {ended}", jvm.killed_by)
+        raise SparkEndedError(codes.SPARK_NOT_STARTED, f"Spark does not start: {ended}", jvm.killed_by)
     answer = working.result()
     if isinstance(answer, Exception):
         raise answer
@@ -269,7 +273,9 @@ async def _in_time(
             return await asyncio.get_running_loop().run_in_executor(calls, function, *arguments)
     except TimeoutError:
         raise InfrastructureError(
-            f"{settings.place} has been reached, but gives no session within {SESSION_TIMEOUT_S:.0f} s. Look at its log"
+            codes.SPARK_NOT_STARTED,
+            f"{settings.place} has been reached, but gives no session within {SESSION_TIMEOUT_S:.0f} s. Look at its "
+            "log",
         ) from None
     except MillstreamError:
         raise
@@ -281,8 +287,8 @@ def _start_fault(place: str, error: Exception) -> MillstreamError:
     """Spark did not take its settings, or could not do what they say."""
     text = first_line(error)
     if "IllegalArgumentException" in text or "IllegalArgumentException" in type(error).__name__:
-        return UserError(f"Spark does not take its settings (`spec.spark`): {text}")
-    return InfrastructureError(f"Spark does not start on {place}: {text}")
+        return UserError(codes.SPARK_SETTINGS, f"Spark does not take its settings (`spec.spark`): {text}")
+    return InfrastructureError(codes.SPARK_NOT_STARTED, f"Spark does not start on {place}: {text}")
 
 
 def _import_connect() -> None:
@@ -390,7 +396,9 @@ def _clear(directory: Path) -> None:
         shutil.rmtree(directory, ignore_errors=True)
         make_private_directories(directory)
     except OSError as error:
-        raise InfrastructureError(f"cannot make {directory} for Spark's temporary files: {error.strerror}") from error
+        raise InfrastructureError(
+            codes.CANNOT_WRITE, f"cannot make {directory} for Spark's temporary files: {error.strerror}"
+        ) from error
 
 
 def first_line(error: BaseException) -> str:
@@ -449,7 +457,8 @@ async def await_server(place: str, *, wait_s: float = WAIT_S) -> None:
             return
         if time.monotonic() >= deadline_s:
             raise InfrastructureError(
-                f"Spark cannot be reached at {place} ({trouble}): start it, or correct `spec.spark` of the pipeline"
+                codes.SPARK_UNREACHABLE,
+                f"Spark cannot be reached at {place} ({trouble}): start it, or correct `spec.spark` of the pipeline",
             )
         if not warned:
             warned = True

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from millstream import codes
 from millstream.errors import UserError
 from millstream.limits import MIB
 from millstream.processors import processors
@@ -89,15 +90,16 @@ class SparkSettings:
             data = json.loads(text)
             return cls(**data | {"directory": Path(data["directory"])})
         except (ValueError, TypeError, KeyError) as error:
-            raise UserError(f"these are no settings of a Spark driver: {error!r}") from error
+            raise UserError(codes.SPARK_SETTINGS, f"these are no settings of a Spark driver: {error!r}") from error
 
 
 def check_address(address: str, token: str) -> None:
     """Raise `UserError` where anybody who reaches `address` could have queries and functions run."""
     if not token and not address.startswith("unix:"):
         raise UserError(
+            codes.SPARK_TOKEN,
             f"the Spark driver would run what anybody asks for who reaches {address}: give it and its vertices the "
-            f"same secret in the environment variable {TOKEN_VARIABLE}, or let it listen on a Unix socket (unix:/path)"
+            f"same secret in the environment variable {TOKEN_VARIABLE}, or let it listen on a Unix socket (unix:/path)",
         )
 
 

@@ -23,6 +23,7 @@ from pyspark.errors import ParseException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as spark_types
 
+from millstream import codes
 from millstream.errors import UserError
 from millstream.wire.reduce.v1 import engine_pb2
 from millstream_reduce.spark import errors, safety
@@ -162,6 +163,9 @@ class SqlPlan:
 
 class QueryError(UserError):
     """The query cannot run. The message says where and why."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(codes.QUERY, message)
 
 
 def plan_sql(spark: SparkSession, program: engine_pb2.SqlProgram) -> SqlPlan:

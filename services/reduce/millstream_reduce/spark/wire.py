@@ -26,8 +26,8 @@ import grpc
 import grpc.aio
 import pyarrow as pa
 
-from millstream import errors
-from millstream.errors import MillstreamError, RetryLaterError, UserError
+from millstream import codes
+from millstream.errors import MillstreamError, RetryLaterError, UserError, error_of, kind_of
 from millstream.limits import GRPC_MESSAGE_BYTES_MAX, MIB
 from millstream.retry import Backoff
 from millstream.wire.reduce.v1 import engine_pb2, spark_pb2, spark_pb2_grpc
@@ -71,7 +71,7 @@ async def _refuse(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> 
 
 PART_BYTES_MAX = 8 * MIB
 """Of rows in one message, unless a single row is larger."""
-ERROR_CLASS = "millstream-error"
+ERROR_KIND = "millstream-error"
 """Key of the trailing metadata."""
 MESSAGE_BYTES_MAX = 4096
 """Of an error's text: it travels in a header."""
@@ -103,17 +103,13 @@ def decoded_rows(parts: Sequence[bytes], schema: pa.Schema) -> pa.Table:
 def error_parts(error: MillstreamError) -> tuple[str, tuple[tuple[str, str], ...]]:
     """Text and trailing metadata for an error."""
     text = str(error).encode()[:MESSAGE_BYTES_MAX].decode(errors="ignore")
-    known = next(kind for kind in type(error).__mro__ if getattr(errors, kind.__name__, None) is kind)
-    return text, ((ERROR_CLASS, known.__name__),)
+    return text, ((ERROR_KIND, kind_of(error)),)
 
 
-def error_of(text: str, metadata: Sequence[tuple[str, str | bytes]]) -> MillstreamError | None:
+def error_from(text: str, metadata: Sequence[tuple[str, str | bytes]]) -> MillstreamError | None:
     """Inverse of `error_parts`; None when it is no error of ours."""
-    name = dict(metadata).get(ERROR_CLASS)
-    kind = getattr(errors, name, None) if isinstance(name, str) else None
-    if not isinstance(kind, type) or not issubclass(kind, MillstreamError):
-        return None
-    return kind(text)
+    kind = dict(metadata).get(ERROR_KIND)
+    return error_of(kind, text) if isinstance(kind, str) else None
 
 
 _log = logging.getLogger(__name__)
@@ -178,7 +174,9 @@ class SparkClient:
             if message.WhichOneof("part") == "summary":
                 return decoded_rows(parts, RESULT_SCHEMA), message.summary
             parts.append(message.rows)
-        raise MillstreamError(f"the Spark driver at {self._address} ended an answer without its summary")
+        raise MillstreamError(
+            codes.SPARK_DRIVER_ANSWER, f"the Spark driver at {self._address} ended an answer without its summary"
+        )
 
     def _call(self, method: Callable[..., Any], request: Any) -> Any:
         return method(request, metadata=self._metadata, wait_for_ready=True)
@@ -201,18 +199,24 @@ class SparkClient:
     def _trouble(self, error: grpc.aio.AioRpcError) -> RetryLaterError:
         """What has happened, when asking again may help. Raises what it is when not."""
         text = error.details() or ""
-        ours = error_of(text, tuple(error.trailing_metadata() or ()))
+        ours = error_from(text, tuple(error.trailing_metadata() or ()))
         if isinstance(ours, RetryLaterError):
             return ours
         if ours is not None:
             raise ours from None
         if error.code() is grpc.StatusCode.UNAUTHENTICATED:
             raise UserError(
-                f"the Spark driver at {self._address} refuses: {text}. It and its vertices need the same one"
+                codes.SPARK_TOKEN,
+                f"the Spark driver at {self._address} refuses: {text}. It and its vertices need the same one",
             )
         if error.code() in _FOR_GOOD:
-            raise MillstreamError(f"the Spark driver at {self._address} refuses a request: {error.code().name}: {text}")
-        return RetryLaterError(f"the Spark driver at {self._address} has gone away ({error.code().name})")
+            raise MillstreamError(
+                codes.SPARK_DRIVER_ANSWER,
+                f"the Spark driver at {self._address} refuses a request: {error.code().name}: {text}",
+            )
+        return RetryLaterError(
+            codes.SPARK_LOST, f"the Spark driver at {self._address} has gone away ({error.code().name})"
+        )
 
 
 @asynccontextmanager

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
+from millstream import codes
 from millstream.errors import DamageError, UserError
 from millstream.wire.reduce.v1 import windows_pb2
 from millstream_reduce.values import Location
@@ -185,18 +186,22 @@ def _parsed(checkpoint: bytes, settings: str, kind: str) -> tuple[windows_pb2.Op
     try:
         message = windows_pb2.OpenWindows.FromString(checkpoint)
     except DecodeError as error:
-        raise DamageError(f"a checkpoint of open windows cannot be read ({error}): restore the log") from error
+        raise DamageError(
+            codes.CHECKPOINT_UNREADABLE, f"a checkpoint of open windows cannot be read ({error}): restore the log"
+        ) from error
     if message.format != FORMAT:
         raise DamageError(
+            codes.CHECKPOINT_UNREADABLE,
             f"a checkpoint of open windows has format {message.format}, this version reads {FORMAT}: continue with the"
-            " version that wrote it, or restore the log"
+            " version that wrote it, or restore the log",
         )
     open_ = message.WhichOneof("open")
     _check(open_ is not None)
     if message.settings != settings:
         raise UserError(
+            codes.WINDOWS_CHANGED,
             f"the open windows are of other settings ({message.settings}) than the vertex now has ({settings}): give it"
-            " those back and let the pipeline drain, or start it with a new data directory"
+            " those back and let the pipeline drain, or start it with a new data directory",
         )
     columns = (message.segments, message.offsets, message.lengths)
     places = [_column(column, "<u8").tolist() for column in columns]
@@ -212,7 +217,9 @@ def _parsed(checkpoint: bytes, settings: str, kind: str) -> tuple[windows_pb2.Op
 
 def _check(whole: bool) -> None:
     if not whole:
-        raise DamageError("a checkpoint of open windows does not fit together: restore the log")
+        raise DamageError(
+            codes.CHECKPOINT_UNREADABLE, "a checkpoint of open windows does not fit together: restore the log"
+        )
 
 
 def _packed(values: Sequence[int] | npt.NDArray[Any], dtype: str) -> bytes:

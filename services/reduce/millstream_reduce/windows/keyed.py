@@ -15,6 +15,7 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
+from millstream import codes
 from millstream.clock import END_OF_TIME_US, START_OF_TIME_US
 from millstream.errors import DamageError
 from millstream_reduce.values import Location, Window, WindowContents
@@ -31,8 +32,9 @@ NO_LIMIT = START_OF_TIME_US - 1
 def closed_before(location: Location) -> DamageError:
     """What is wrong with rows that no window was for when they were logged."""
     return DamageError(
+        codes.SEGMENT_MISPLACED,
         f"the entry at {location.offset} of segment {location.segment} holds records whose windows were closed"
-        " before it: the log or the vertex's window settings changed; restore them"
+        " before it: the log or the vertex's window settings changed; restore them",
     )
 
 

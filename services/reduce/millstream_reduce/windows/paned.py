@@ -22,6 +22,7 @@ from itertools import accumulate, chain
 
 import numpy as np
 
+from millstream import codes
 from millstream.clock import END_OF_TIME_US, START_OF_TIME_US
 from millstream.errors import DamageError
 from millstream_reduce.values import Location, Piece, Window, WindowContents
@@ -133,8 +134,9 @@ class PanedWindows:
         closed = self._last_closed()
         if not all(self._is_admitted(number, closed) for number, _, _ in runs):
             raise DamageError(
+                codes.SEGMENT_MISPLACED,
                 f"the entry at {location.offset} of segment {location.segment} holds records whose windows were closed"
-                " before it: the log or the vertex's window settings changed; restore them"
+                " before it: the log or the vertex's window settings changed; restore them",
             )
         if self._next_closed() is not None and (not self._frozen or self._frozen[-1][0] < closed):
             self._frozen.append((closed, self._entries.next_number))

@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from millstream import codes
 from millstream.errors import RetryLaterError
 from millstream.telemetry.metrics import LATENCY
 
@@ -62,7 +63,7 @@ async def scrape_latency(port: int, metric: str = LATENCY) -> LatencyCounts:
     try:
         return parse_latency(await asyncio.to_thread(_get, f"http://127.0.0.1:{port}/metrics"), metric)
     except OSError as error:
-        raise RetryLaterError(f"no metrics on port {port}: {error}") from error
+        raise RetryLaterError(codes.TARGET_AWAY, f"no metrics on port {port}: {error}") from error
 
 
 def _get(url: str) -> str:

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from millstream import codes
 from millstream.clock import END_OF_TIME_US, MICROSECONDS
 from millstream.errors import UserError
 from millstream.files import open_private
@@ -203,7 +204,7 @@ async def measure_spark(directory: Path, load: WindowLoad) -> float:
             result = await session.run(jobs.run, program, windows)
             times_s.append(time.perf_counter() - begun_s)
             if result.failures:
-                raise UserError(f"--query: {result.failures[0].reason}")
+                raise UserError(codes.OPTION_VALUE, f"--query: {result.failures[0].reason}")
     return statistics.median(times_s[_WARM_UP_JOBS:])
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 
+from millstream import codes
 from millstream.buffers.registry import technology_of
 from millstream.buffers.technology import Technology
 from millstream.clock import MICROSECONDS
@@ -139,11 +140,14 @@ async def measure_map(
     measured = await measure(directory, pipeline, load, durability, workers)
     arrived = measured.records
     if arrived != load.records:
-        raise MillstreamError(f"{load.records} records were made, {arrived} were seen to arrive")
+        raise MillstreamError(
+            codes.EXPERIMENT_FAILED, f"{load.records} records were made, {arrived} were seen to arrive"
+        )
     if not measured.records_per_s:
         raise UserError(
+            codes.OPTION_VALUE,
             f"{load.records:,} records are too few to measure: when the last process was up, all of them, or nearly "
-            "all, had been made; try more"
+            "all, had been made; try more",
         )
     return measured
 
@@ -173,19 +177,21 @@ async def _run(loaded: Loaded, options: RunOptions) -> RunResult:
     result = await run(loaded, options, NoScreen(notes))
     if result.failure is not None:
         failure = result.failure
-        raise MillstreamError(f"{failure.process} {failure.reason}: {failure.message}\n{notes.getvalue()}")
+        raise MillstreamError(
+            codes.EXPERIMENT_FAILED, f"{failure.process} {failure.reason}: {failure.message}\n{notes.getvalue()}"
+        )
     return result
 
 
 def _check(result: RunResult, load: Load) -> None:
     summary = result.summary
     if summary is None or not summary.ended:
-        raise InfrastructureError("the benchmark was stopped before its end")
+        raise InfrastructureError(codes.EXPERIMENT_STOPPED, "the benchmark was stopped before its end")
     if not summary.balanced:
-        raise MillstreamError(f"the account does not balance: {'; '.join(summary.differences)}")
+        raise MillstreamError(codes.UNBALANCED, f"the account does not balance: {'; '.join(summary.differences)}")
     processed = summary.vertices[1].account.processed
     if processed != load.records:
-        raise MillstreamError(f"{load.records} records were made, and {processed} processed")
+        raise MillstreamError(codes.UNBALANCED, f"{load.records} records were made, and {processed} processed")
 
 
 async def _watch(options: RunOptions, pipeline: Pipeline, used: Technology, load: Load, measured: Measured) -> None:
@@ -291,7 +297,7 @@ def _port_of(directory: DataDirectory, replica: str) -> int:
     for process in runtime.processes if runtime is not None else ():
         if replica in process.replicas and process.metrics_port is not None:
             return process.metrics_port
-    raise MillstreamError(f"{replica} runs, and no process of the run says so")
+    raise MillstreamError(codes.EXPERIMENT_FAILED, f"{replica} runs, and no process of the run says so")
 
 
 def _sample_use(directory: DataDirectory, measured: Measured) -> None:

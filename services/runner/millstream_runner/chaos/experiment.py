@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
@@ -25,6 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from millstream import codes
 from millstream.buffers.registry import over
 from millstream.errors import DamageError, InfrastructureError, MillstreamError, UdfError, UserError
 from millstream.files import make_private_directories, write_private
@@ -45,9 +47,10 @@ from millstream_runner.chaos.session import Outcome, Plan, Session, Struck
 from millstream_runner.local.directory import DataDirectory
 
 ORACLE_TIMEOUT_S = 600.0
-_FAULTS: Mapping[int, type[MillstreamError]] = {
+_ERRORS: Mapping[int, type[MillstreamError]] = {
     kind.exit_code: kind for kind in (UserError, UdfError, InfrastructureError, DamageError)
 }
+_CODE = re.compile(r"\[(MS-\d{4})\]")
 _TAIL_BYTES = 2000
 _ENDLESS = 1 << 40
 """Records of a pipeline that ships, until it is known how many there are to be."""
@@ -125,14 +128,16 @@ async def conduct(options: Options, on_struck: Callable[[Struck], None]) -> Expe
     """Run the experiment. Raises `SpecError` and other faults of before the start, and `MillstreamError` when there is
     no verdict."""
     if options.kills is None and options.seconds is None:
-        raise UserError("say how many faults (--kills) or for how long (--seconds)")
+        raise UserError(codes.OPTIONS_CONFLICT, "say how many faults (--kills) or for how long (--seconds)")
     if any(
         limit is not None and limit <= 0 for limit in (options.kills, options.seconds, options.records, options.rate)
     ):
-        raise UserError("--kills, --seconds, --records and --rate are more than nothing")
+        raise UserError(codes.OPTION_VALUE, "--kills, --seconds, --records and --rate are more than nothing")
     directory = options.directory.absolute()
     if (directory / "state").exists():
-        raise UserError(f"{directory} holds an experiment already; name another directory, or remove it")
+        raise UserError(
+            codes.PATH_EXISTS, f"{directory} holds an experiment already; name another directory, or remove it"
+        )
     make_private_directories(directory)
     if FaultKind.DISK in options.kinds:
         refuse_large_disk(directory)
@@ -177,18 +182,30 @@ async def conduct(options: Options, on_struck: Callable[[Struck], None]) -> Expe
         outcome = await Session(loaded.graph, runner, injector, plan, on_struck, finish, settle).run()
     if not outcome.struck and outcome.exit_code:
         # Nothing was done to it: it is not for an oracle to say what is wrong.
-        kind = _FAULTS.get(outcome.exit_code, MillstreamError)
-        raise kind(f"the run ended before anything was done to it:\n{_tail(outcome.runner_log)}")
+        raise _ended_early(outcome.exit_code, _tail(outcome.runner_log))
     verdict = await _judged(options, directory, drained=outcome.drained)
     write_private(directory / "verdict.json", json.dumps(verdict, indent=1))
     return Experiment(outcome, verdict, options.kills)
+
+
+def _ended_early(exit_code: int, log: str) -> MillstreamError:
+    """The error that ended a run, as its log says it; where it says none, that there was nothing to judge."""
+    text = f"the run ended before anything was done to it:\n{log}"
+    for said in reversed(_CODE.findall(log)):
+        code = codes.find(said)
+        if code is not None and code.exit_code == exit_code and exit_code in _ERRORS:
+            return _ERRORS[exit_code](code, text)
+    return MillstreamError(codes.EXPERIMENT_FAILED, text)
 
 
 def _refuse_unknown_wire(options: Options, loaded: Loaded) -> None:
     """Faults of the network and encryption are those of one protocol."""
     used = loaded.pipeline.spec.buffer_technology
     if used != DEFAULT and (FaultKind.NETWORK in options.kinds or options.secured):
-        raise UserError(f"--faults network and --secured are for {DEFAULT}; this pipeline keeps its records in {used}")
+        raise UserError(
+            codes.OPTIONS_CONFLICT,
+            f"--faults network and --secured are for {DEFAULT}; this pipeline keeps its records in {used}",
+        )
 
 
 def _settle(options: Options, directory: Path, records: int, rate: int, ports: Ports, taken: int) -> None:
@@ -220,7 +237,9 @@ def _pipeline_file(options: Options, directory: Path, records: int, rate: int, p
     shipped = SHIPPED.get(options.pipeline)
     if shipped is None:
         if options.records is not None or options.rate is not None:
-            raise UserError(f"--records and --rate are for the pipelines that ship: {', '.join(SHIPPED)}")
+            raise UserError(
+                codes.OPTIONS_CONFLICT, f"--records and --rate are for the pipelines that ship: {', '.join(SHIPPED)}"
+            )
         return Path(options.pipeline)
     return write(shipped, directory / "pipeline", records, rate, ports, sandboxed=options.secured)
 
@@ -249,12 +268,16 @@ async def _judged(options: Options, directory: Path, *, drained: bool) -> dict[s
         async with asyncio.timeout(ORACLE_TIMEOUT_S):
             output, errors = await process.communicate()
     except TimeoutError as error:
-        raise InfrastructureError(f"the oracle has no verdict after {ORACLE_TIMEOUT_S:.0f} s") from error
+        raise InfrastructureError(
+            codes.EXPERIMENT_STOPPED, f"the oracle has no verdict after {ORACLE_TIMEOUT_S:.0f} s"
+        ) from error
     finally:
         if process.returncode is None:
             os.kill(process.pid, 9)
             await process.wait()
     if process.returncode not in (0, 1):
-        raise MillstreamError(f"the oracle has no verdict: {errors.decode(errors='replace')[-2000:]}")
+        raise MillstreamError(
+            codes.EXPERIMENT_FAILED, f"the oracle has no verdict: {errors.decode(errors='replace')[-2000:]}"
+        )
     on_struck: dict[str, Any] = json.loads(output.splitlines()[-1])
     return on_struck

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import psutil
 
+from millstream import codes
 from millstream.errors import UserError
 from millstream.files import append_private
 from millstream.limits import KIB, MIB
@@ -169,13 +170,15 @@ def refuse_large_disk(directory: Path) -> None:
     total = shutil.disk_usage(directory).total
     if total > SMALL_DISK_BYTES_MAX:
         raise UserError(
+            codes.EXPERIMENT_DISK,
             f"{directory} lies on a file system of {total // MIB:,} MiB; a disk is filled only when it is small (at "
-            f"most {SMALL_DISK_BYTES_MAX // MIB:,} MiB), for example one made with `mount -t tmpfs -o size=1g`"
+            f"most {SMALL_DISK_BYTES_MAX // MIB:,} MiB), for example one made with `mount -t tmpfs -o size=1g`",
         )
     device = directory.stat().st_dev
     for other in (Path("/"), Path.home(), Path.cwd(), Path(tempfile.gettempdir())):
         if other.exists() and other.stat().st_dev == device:
             raise UserError(
+                codes.EXPERIMENT_DISK,
                 f"{directory} lies on the same file system as {other}, and others need that; name a directory on a "
-                "small file system of its own"
+                "small file system of its own",
             )

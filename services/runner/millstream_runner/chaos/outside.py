@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+from millstream import codes
 from millstream.errors import InfrastructureError
 from millstream.ports import free_ports
 from millstream.processes import Process, Stop, open_process
@@ -45,7 +46,8 @@ async def open_outside(directory: Path, ports: Ports, rate: float) -> AsyncItera
                     await feeding.wait()
             except TimeoutError:
                 raise InfrastructureError(
-                    f"the source did not acknowledge what it was sent within {_FINISH_TIMEOUT_S:.0f} s"
+                    codes.EXPERIMENT_STOPPED,
+                    f"the source did not acknowledge what it was sent within {_FINISH_TIMEOUT_S:.0f} s",
                 ) from None
 
         yield finish

@@ -43,16 +43,17 @@ def _run(options: argparse.Namespace) -> int:
         settings = RunOptions(data_dir=options.data_dir, broker_path=options.broker_path, workers=options.workers)
         result = uvloop.run(run(loaded, settings, screen))
     except MillstreamError as error:
-        screen.message(str(error))
+        screen.message(error.shown)
         return error.exit_code
     except BaseExceptionGroup as group:
         cause = first_cause(group)
         if cause is None:
             raise
-        screen.message(str(cause))
+        screen.message(cause.shown)
         return cause.exit_code
     if result.failure is not None:
-        screen.message(f"{result.failure.process} {result.failure.reason}: {result.failure.message}")
+        code = f"error[{result.failure.code}]: " if result.failure.code is not None else ""
+        screen.message(f"{code}{result.failure.process} {result.failure.reason}: {result.failure.message}")
     for line in summary_lines(result.summary) if result.summary is not None else ():
         screen.message(line)
     return result.exit_code

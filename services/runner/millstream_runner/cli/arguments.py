@@ -45,6 +45,7 @@ def parser() -> argparse.ArgumentParser:
     _add_broker_users(commands)
     _add_watermark(commands)
     _add_init(commands)
+    _add_explain(commands)
     _add_version(commands)
     _add_bench(commands)
     _add_spark(commands)
@@ -357,6 +358,18 @@ def _add_init(commands: Commands) -> None:
     command.add_argument(
         "--template", choices=("map", "reduce"), default="map", help="what to begin with (default: map)"
     )
+
+
+def _add_explain(commands: Commands) -> None:
+    command = _command(
+        commands,
+        "explain",
+        "say what an error code means",
+        "Say what happened, what it means for the data and what to do, for a code such as MS-4010 (or ms-4010, or\n"
+        "4010). Without a code, list them all; a word finds codes whose titles have it.",
+    )
+    command.add_argument("code", nargs="?", metavar="CODE", help="of the error (default: all codes)")
+    _add_json(command)
 
 
 def _add_version(commands: Commands) -> None:

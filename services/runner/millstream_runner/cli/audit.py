@@ -6,6 +6,7 @@ import argparse
 import json
 from typing import Any
 
+from millstream import codes
 from millstream.audit import FILE_VARIABLE, TO_LOG, own_file, read_entries
 from millstream.errors import UserError
 from millstream.printable import in_line
@@ -18,10 +19,13 @@ _KNOWN = ("time", "action", "user", "process", "command", "pipeline", "spec")
 def run(arguments: argparse.Namespace) -> int:
     if arguments.elsewhere and (arguments.data_dir or arguments.pipeline or arguments.of):
         raise UserError(
-            "a pipeline's file, --data-dir and --pipeline name a run on this machine; leave them out with --elsewhere"
+            codes.OPTIONS_CONFLICT,
+            "a pipeline's file, --data-dir and --pipeline name a run on this machine; leave them out with --elsewhere",
         )
     if arguments.elsewhere and own_file() == TO_LOG:
-        raise UserError(f"{FILE_VARIABLE} sends these entries to standard error: look where that is kept")
+        raise UserError(
+            codes.OPTIONS_CONFLICT, f"{FILE_VARIABLE} sends these entries to standard error: look where that is kept"
+        )
     found = read_entries(own_file()) if arguments.elsewhere else entries(directory_of(arguments))
     for entry in found:
         print(json.dumps(entry) if arguments.json else in_line(_line(entry)))

@@ -10,6 +10,7 @@ from typing import Any
 
 import uvloop
 
+from millstream import codes
 from millstream.buffers.registry import technology
 from millstream.errors import UserError
 from millstream.ledger.protocol import DurabilityLevel
@@ -47,7 +48,7 @@ def _durability(arguments: argparse.Namespace) -> DurabilityLevel:
 def _check_positive(arguments: argparse.Namespace, *options: str) -> None:
     for name in options:
         if getattr(arguments, name.replace("-", "_")) < 1:
-            raise UserError(f"--{name} {getattr(arguments, name)}: at least 1 is needed")
+            raise UserError(codes.OPTION_VALUE, f"--{name} {getattr(arguments, name)}: at least 1 is needed")
 
 
 def _load(arguments: argparse.Namespace) -> Load:

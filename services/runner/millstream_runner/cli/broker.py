@@ -8,6 +8,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from millstream import codes
 from millstream.buffers.jetstream.server_config import SYSTEM_ACCOUNT, new_password
 from millstream.buffers.jetstream.users import BrokerUser, accounts_text, users_of
 from millstream.buffers.registry import technology_of
@@ -36,9 +37,13 @@ def run(arguments: argparse.Namespace) -> int:
 def _config(graphs: Sequence[Graph], directory: Path, ca: Path | None) -> int:
     pipelines = {graph.pipeline.name: users_of(graph) for graph in graphs}
     if len(pipelines) < len(graphs):
-        raise UserError("two of the files have a pipeline of the same name: each has an account of its own")
+        raise UserError(
+            codes.BROKER_NAME, "two of the files have a pipeline of the same name: each has an account of its own"
+        )
     if SYSTEM_ACCOUNT in pipelines:
-        raise UserError(f"a pipeline cannot be called {SYSTEM_ACCOUNT}: that is the server's own account")
+        raise UserError(
+            codes.BROKER_NAME, f"a pipeline cannot be called {SYSTEM_ACCOUNT}: that is the server's own account"
+        )
     make_private(directory)
     variables: dict[str, str] = {}
     lines = ["# The passwords of the users in accounts.conf. For the server alone."]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import uvloop
 
+from millstream import codes
 from millstream.errors import UserError
 from millstream_runner.chaos.experiment import Experiment, Options, conduct
 from millstream_runner.chaos.plan import FaultKind
@@ -65,5 +66,7 @@ def _kinds(text: str) -> tuple[FaultKind, ...]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     unknown = [name for name in names if name not in known]
     if unknown or not names:
-        raise UserError(f"--faults {text!r}: expected some of {', '.join(known)}, separated by commas")
+        raise UserError(
+            codes.OPTION_VALUE, f"--faults {text!r}: expected some of {', '.join(known)}, separated by commas"
+        )
     return tuple(dict.fromkeys(known[name] for name in names))

@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from millstream import codes
 from millstream.errors import InfrastructureError
 from millstream.spec import resolved
 from millstream.spec.loading import load
@@ -23,5 +24,5 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         output.write_text(f"{text}\n", encoding="utf-8")
     except OSError as error:
-        raise InfrastructureError(f"{output} cannot be written: {error.strerror}") from error
+        raise InfrastructureError(codes.CANNOT_WRITE, f"{output} cannot be written: {error.strerror}") from error
     return 0

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from millstream import codes
 from millstream.buffers.registry import technology_of
 from millstream.clock import SystemClock
 from millstream.dead_letter import Envelope
@@ -42,7 +43,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.files and is_pipeline_file(arguments.files[0]):
         arguments.of = arguments.files.pop(0)
     if arguments.stored and arguments.files:
-        raise UserError(f"--stored reads the pipeline's buffers, and {arguments.files[0]} is a file: give one of them")
+        raise UserError(
+            codes.OPTIONS_CONFLICT,
+            f"--stored reads the pipeline's buffers, and {arguments.files[0]} is a file: give one of them",
+        )
     if arguments.action == "list" and arguments.files:
         return _list(arguments, _wanted(arguments, read_files(arguments.files)))
     directory = directory_of(arguments)
@@ -69,8 +73,9 @@ def stored_files(graph: Graph, base_dir: Path) -> list[Path]:
             directories.append(base_dir / sink.settings.path)
     if not directories:
         raise UserError(
+            codes.NO_DEAD_LETTERS,
             f"pipeline {graph.pipeline.name} has no file sink that stores dead letters: name files, or take --stored "
-            "for those that wait in buffers"
+            "for those that wait in buffers",
         )
     return sorted({path for path in directories if path.exists()})
 
@@ -112,8 +117,9 @@ def _replay(arguments: argparse.Namespace, directory: DataDirectory, graph: Grap
     runtime = directory.read_runtime()
     if runtime is not None and is_alive(runtime.runner):
         raise UserError(
+            codes.PIPELINE_RUNS,
             f"pipeline {graph.pipeline.name} is running (process {runtime.runner.pid}): end it with Ctrl-C, which "
-            "drains it, replay, and run it again"
+            "drains it, replay, and run it again",
         )
     returned: list[Returned] = []
     refused: Counter[str] = Counter()
@@ -152,7 +158,9 @@ def target_of(graph: Graph, envelope: Envelope, to: str | None) -> BufferId:
     if to is not None:
         edges = [edge for edge in graph.edges_in.get(to, ()) if edge.kind == "data"]
         if not edges:
-            raise UserError(f"pipeline {graph.pipeline.name} has no vertex {to!r} that reads a data edge")
+            raise UserError(
+                codes.NOT_IN_PIPELINE, f"pipeline {graph.pipeline.name} has no vertex {to!r} that reads a data edge"
+            )
         partitions = graph.vertex(to).partitions
         keys = [part.encode() for part in envelope.keys]
         return BufferId(edges[0].name, partition_of(keys, partitions) if keys else 0)

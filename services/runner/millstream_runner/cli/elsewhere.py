@@ -6,6 +6,7 @@ import argparse
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from millstream import codes
 from millstream.buffers.registry import technology_of
 from millstream.buffers.technology import Access
 from millstream.errors import UserError
@@ -17,14 +18,21 @@ from millstream_runner.local.view import PipelineView, open_view
 def pipeline_elsewhere(arguments: argparse.Namespace) -> Loaded | None:
     """The pipeline that `--broker` and `--file` name; None when a local run is meant."""
     if arguments.broker is None and arguments.broker_access is not None:
-        raise UserError("--broker-access says who connects to the broker at --broker: give that as well")
+        raise UserError(
+            codes.OPTIONS_CONFLICT, "--broker-access says who connects to the broker at --broker: give that as well"
+        )
     if arguments.broker is None and arguments.file is None:
         return None
     file = arguments.file or arguments.of
     if arguments.broker is None or file is None:
-        raise UserError("--broker and --file belong together: the broker's address, and the pipeline that runs over it")
+        raise UserError(
+            codes.OPTIONS_CONFLICT,
+            "--broker and --file belong together: the broker's address, and the pipeline that runs over it",
+        )
     if arguments.data_dir is not None or arguments.pipeline is not None:
-        raise UserError("--data-dir and --pipeline name a run on this machine; leave them out with --broker")
+        raise UserError(
+            codes.OPTIONS_CONFLICT, "--data-dir and --pipeline name a run on this machine; leave them out with --broker"
+        )
     return load(file)
 
 
@@ -39,7 +47,8 @@ async def open_elsewhere(graph: Graph, access: Access) -> AsyncIterator[Pipeline
     async with open_view(graph, access) as view:
         if await view.durability() is None:
             raise UserError(
+                codes.NO_SUCH_RUN,
                 f"the broker at --broker has nothing of pipeline {graph.pipeline.name}: its vertices have not started, "
-                "or run over another broker or account"
+                "or run over another broker or account",
             )
         yield view

@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from millstream import codes
 from millstream.dead_letter import MEMBERS, Envelope, envelope_line, envelope_of, read_envelope, time_text
 from millstream.errors import UserError
 from millstream.ledger.frames import decoded
@@ -42,7 +43,7 @@ def read_files(paths: Sequence[Path]) -> Iterator[Found]:
     """Those in these files, and in the files of these directories. Raises `UserError` naming what is none."""
     for path in paths:
         if not path.exists():
-            raise UserError(f"there is no {path}")
+            raise UserError(codes.NO_DEAD_LETTERS, f"there is no {path}")
         known = (*_LINES, *_TABLES)
         files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.suffix in known)
         for file in files:
@@ -52,7 +53,7 @@ def read_files(paths: Sequence[Path]) -> Iterator[Found]:
                     line = row if isinstance(row, bytes) else _line_of(row)
                     yield Found(f"{file}:{number}", line, read_envelope(line))
             except (ValueError, TypeError, RecursionError, csv.Error) as error:
-                raise UserError(f"{file}:{number}: {error}") from None
+                raise UserError(codes.DEAD_LETTER_UNREADABLE, f"{file}:{number}: {error}") from None
 
 
 async def read_buffers(view: PipelineView, graph: Graph) -> AsyncIterator[Found]:
@@ -96,7 +97,8 @@ def _parquet_rows(file: Path) -> Iterator[dict[str, Any]]:
         import pyarrow.parquet as pq
     except ImportError as error:
         raise UserError(
-            f"{file}: reading Parquet needs Arrow, which is not installed ({error}): pip install 'millstream[arrow]'"
+            codes.EXTRA_NEEDED,
+            f"{file}: reading Parquet needs Arrow, which is not installed ({error}): pip install 'millstream[arrow]'",
         ) from error
     try:
         with pq.ParquetFile(file) as table:

@@ -7,6 +7,7 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
+from millstream import codes
 from millstream.errors import InfrastructureError, UserError
 
 _SUFFIX = ".template"
@@ -19,7 +20,9 @@ def run(arguments: argparse.Namespace) -> int:
     contents = list(_files_below(template, Path()))
     taken = [name for name, _ in contents if (target / name).exists()]
     if taken:
-        raise UserError(f"{target / taken[0]} exists already; nothing was written. Choose another directory")
+        raise UserError(
+            codes.PATH_EXISTS, f"{target / taken[0]} exists already; nothing was written. Choose another directory"
+        )
     try:
         for name, text in contents:
             (target / name).parent.mkdir(parents=True, exist_ok=True)
@@ -28,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
                 file.write(text)
             print(f"wrote {target / name}")
     except OSError as error:
-        raise InfrastructureError(f"cannot write {error.filename}: {error.strerror}") from error
+        raise InfrastructureError(codes.CANNOT_WRITE, f"cannot write {error.filename}: {error.strerror}") from error
     print(f"\nnext:\n  cd {target}\n  millstream run pipeline.yaml\n  python -m unittest")
     return 0
 

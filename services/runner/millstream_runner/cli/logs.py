@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from millstream import codes
 from millstream.errors import UserError
 from millstream.lines import LineSplitter
 from millstream_runner.cli.place import directory_of, is_pipeline_file
@@ -42,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     directory = directory_of(arguments)
     names = _processes(directory.logs, arguments.vertex)
     if arguments.tail is not None and arguments.tail < 0:
-        raise UserError(f"--tail {arguments.tail}: a number of lines is needed")
+        raise UserError(codes.OPTION_VALUE, f"--tail {arguments.tail}: a number of lines is needed")
     since = _since(arguments.since) if arguments.since is not None else ""
     levels = _LEVELS[_LEVELS.index(arguments.level) :]
 
@@ -70,7 +71,8 @@ def _since(text: str) -> str:
             moment = datetime.fromisoformat(text)
     except (ValueError, OverflowError) as error:
         raise UserError(
-            f"--since {text!r}: a length of time is needed (30s, 10m, 2h, 1d) or a time (2026-01-31T12:00:00Z)"
+            codes.OPTION_VALUE,
+            f"--since {text!r}: a length of time is needed (30s, 10m, 2h, 1d) or a time (2026-01-31T12:00:00Z)",
         ) from error
     return moment.astimezone(UTC).isoformat(timespec="microseconds")
 
@@ -82,7 +84,10 @@ def _processes(logs: Path, vertex: str | None) -> list[str]:
         return known
     chosen = [name for name in known if name == vertex or name.rpartition("-")[0] == vertex]
     if not chosen:
-        raise UserError(f"there is no log of {vertex!r} in {logs}; there are logs of: {', '.join(known) or 'nothing'}")
+        raise UserError(
+            codes.NOT_IN_PIPELINE,
+            f"there is no log of {vertex!r} in {logs}; there are logs of: {', '.join(known) or 'nothing'}",
+        )
     # What a worker with several replicas says of itself may concern any of them.
     return chosen + [name for name in known if name.startswith(WORKER_PREFIX) and name not in chosen]
 

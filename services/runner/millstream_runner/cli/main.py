@@ -13,9 +13,11 @@ import sys
 import traceback
 from collections.abc import Sequence
 
+from millstream import codes
 from millstream.errors import InfrastructureError, MillstreamError, UserError
 from millstream.printable import printable_output
 from millstream_runner.cli.arguments import parser
+from millstream_runner.cli.explain import explained_by
 from millstream_runner.local.causes import first_cause
 
 INTERRUPTED = 130
@@ -44,19 +46,18 @@ def _run(options: argparse.Namespace) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except MillstreamError as error:
-        return _report(options, error, str(error), error.exit_code)
+        return _report(options, error, error)
     except ModuleNotFoundError as error:
         return _report_missing(options, error)
     except OSError as error:
         # A file that a command was given, or that lies in a data directory, and that it cannot read.
         if error.filename is None:
-            return _report(options, error, _defect(error), MillstreamError.exit_code)
-        return _report(options, error, f"cannot use {error.filename}: {error.strerror}", InfrastructureError.exit_code)
+            return _report(options, error, _defect(error))
+        text = f"cannot use {error.filename}: {error.strerror}"
+        return _report(options, error, InfrastructureError(codes.CANNOT_READ, text))
     except Exception as error:  # noqa: BLE001  # the one place where a defect becomes a message
         cause = first_cause(error) if isinstance(error, ExceptionGroup) else None
-        if cause is not None:
-            return _report(options, error, str(cause), cause.exit_code)
-        return _report(options, error, _defect(error), MillstreamError.exit_code)
+        return _report(options, error, cause or _defect(error))
     return code
 
 
@@ -64,17 +65,20 @@ def _report_missing(options: argparse.Namespace, error: ModuleNotFoundError) -> 
     """A command needs a package that is not installed: with an extra that is the user's to change."""
     package = (error.name or "").partition(".")[0]
     if package not in _OF_REDUCES:
-        return _report(options, error, _defect(error), MillstreamError.exit_code)
+        return _report(options, error, _defect(error))
     text = f"the package {package} is not installed: `pip install 'millstream[reduce]'` brings all that reduces need"
-    return _report(options, error, text, UserError.exit_code)
+    return _report(options, error, UserError(codes.EXTRA_NEEDED, text))
 
 
-def _defect(error: Exception) -> str:
-    return f"defect in Millstream: {error!r}; run again with --debug and report what it prints"
+def _defect(error: Exception) -> MillstreamError:
+    text = f"defect in Millstream: {error!r}; run again with --debug and report what it prints"
+    return MillstreamError(codes.DEFECT, text)
 
 
-def _report(options: argparse.Namespace, error: Exception, text: str, exit_code: int) -> int:
+def _report(options: argparse.Namespace, error: Exception, meant: MillstreamError) -> int:
+    """Print an error of ours, and give its exit code; `error` is what was raised."""
     if options.debug:
         traceback.print_exception(error)
-    print(f"millstream {options.command}: {text}", file=sys.stderr)
-    return exit_code
+    print(f"millstream {options.command}: {meant.shown}", file=sys.stderr)
+    print(explained_by(meant.code), file=sys.stderr)
+    return meant.exit_code

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
+from millstream import codes
 from millstream.errors import DamageError, UserError
 from millstream.ledger.frames import decoded
 from millstream.printable import in_line
@@ -50,17 +51,22 @@ def run(arguments: argparse.Namespace) -> int:
 def _run(graph: Graph, opening: _Opening, arguments: argparse.Namespace) -> int:
     buffer = BufferId(arguments.edge, arguments.partition)
     if arguments.count < 1:
-        raise UserError(f"--count {arguments.count}: at least 1 is needed")
+        raise UserError(codes.OPTION_VALUE, f"--count {arguments.count}: at least 1 is needed")
     return asyncio.run(_peek(opening, buffer, arguments))
 
 
 def _check(graph: Graph, buffer: BufferId) -> None:
     names = [edge.name for edge in graph.edges]
     if buffer.edge not in names:
-        raise UserError(f"pipeline {graph.pipeline.name} has no edge {buffer.edge!r}; it has: {', '.join(names)}")
+        raise UserError(
+            codes.NOT_IN_PIPELINE,
+            f"pipeline {graph.pipeline.name} has no edge {buffer.edge!r}; it has: {', '.join(names)}",
+        )
     partitions = graph.vertex(graph.edge(buffer.edge).to).partitions
     if not 0 <= buffer.partition < partitions:
-        raise UserError(f"edge {buffer.edge} has partitions 0 to {partitions - 1}, not {buffer.partition}")
+        raise UserError(
+            codes.NOT_IN_PIPELINE, f"edge {buffer.edge} has partitions 0 to {partitions - 1}, not {buffer.partition}"
+        )
 
 
 async def _peek(opening: _Opening, buffer: BufferId, arguments: argparse.Namespace) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from millstream import codes
 from millstream.errors import UserError
 from millstream_runner.local.directory import DataDirectory, find_directory
 
@@ -22,7 +23,10 @@ def directory_of(arguments: argparse.Namespace) -> DataDirectory:
     if file is None:
         return find_directory(arguments.data_dir, arguments.pipeline)
     if arguments.pipeline is not None:
-        raise UserError(f"{file} and --pipeline {arguments.pipeline} both name a pipeline: leave one of them out")
+        raise UserError(
+            codes.OPTIONS_CONFLICT,
+            f"{file} and --pipeline {arguments.pipeline} both name a pipeline: leave one of them out",
+        )
     # Reading a pipeline takes a while, and most calls name none.
     from millstream.spec.loading import load
 

@@ -7,6 +7,7 @@ import asyncio
 import json
 from typing import Any
 
+from millstream import codes
 from millstream.buffers.registry import technology_of
 from millstream.errors import DamageError, UserError
 from millstream.ledger.protocol import DurabilityLevel
@@ -30,11 +31,14 @@ def run(arguments: argparse.Namespace) -> int:
     directory = DataDirectory(arguments.data_dir or HOME / loaded.pipeline.name)
     before = read_json(directory.shape)
     if before is None:
-        raise UserError(f"{directory.root} is not the data directory of a pipeline (it has no shape.json)")
+        raise UserError(
+            codes.NO_SUCH_RUN, f"{directory.root} is not the data directory of a pipeline (it has no shape.json)"
+        )
     found = changes(before, shape_of(loaded.graph))
     if found.any:
         raise UserError(
-            f"the data directory {directory.root} holds data of a different pipeline: {'; '.join(found.texts)}"
+            codes.DATA_OF_ANOTHER_PIPELINE,
+            f"the data directory {directory.root} holds data of a different pipeline: {'; '.join(found.texts)}",
         )
     audit.note(directory, "repair", accept_loss=arguments.accept_loss)
     repaired = asyncio.run(_repair(loaded.graph, directory, accept_loss=arguments.accept_loss, quiet=arguments.json))

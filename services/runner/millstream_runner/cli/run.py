@@ -13,6 +13,7 @@ from millstream.spec.checks import local_problems
 from millstream.spec.loading import load
 from millstream.spec.problems import SpecError
 from millstream.spec.sql import doubts_of
+from millstream_runner.cli.explain import explained_by
 from millstream_runner.local.replica import Failure
 from millstream_runner.local.run import ABORTED, RunOptions, RunResult
 from millstream_runner.local.run import run as run_pipeline
@@ -46,13 +47,16 @@ def run(arguments: argparse.Namespace) -> int:
     result = uvloop.run(run_pipeline(loaded, options, screen))
     if result.failure is not None:
         print(_failure_text(result.failure, debug=arguments.debug), file=sys.stderr)
+    if result.code is not None:
+        print(explained_by(result.code), file=sys.stderr)
     if not arguments.quiet or (result.summary is not None and not result.summary.balanced):
         print(result_text(result))
     return result.exit_code
 
 
 def _failure_text(failure: Failure, *, debug: bool) -> str:
-    text = f"millstream run: {failure.process} {failure.reason}"
+    code = f"error[{failure.code}]: " if failure.code is not None else ""
+    text = f"millstream run: {code}{failure.process} {failure.reason}"
     if not failure.shown:
         text += f": {indented(failure.message) or 'it logged no error'}"
     return f"{failure.detail}\n{text}" if debug and failure.detail else text

@@ -10,9 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from millstream import codes
 from millstream.buffers.technology import Access
 from millstream.clock import MICROSECONDS, SystemClock
 from millstream.errors import DamageError, UserError
+from millstream.printable import indented
 from millstream.spec.graph import Graph
 from millstream_runner.cli.elsewhere import access_elsewhere, open_elsewhere, pipeline_elsewhere
 from millstream_runner.cli.place import directory_of
@@ -36,7 +38,10 @@ def run(arguments: argparse.Namespace) -> int:
     runtime = directory.read_runtime()
     shown = directory.read_status()
     if runtime is None or shown is None:
-        raise UserError(f"{directory.root} has no numbers yet: the run has not come far enough; try again in a second")
+        raise UserError(
+            codes.NO_NUMBERS_YET,
+            f"{directory.root} has no numbers yet: the run has not come far enough; try again in a second",
+        )
     live = is_alive(runtime.runner)
     try:
         age_s = (SystemClock().now_us() - shown["written_us"]) / MICROSECONDS
@@ -45,7 +50,9 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             text = "\n".join(_lines(directory, runtime, shown, live=live, age_s=age_s))
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise DamageError(f"{directory.status} does not hold the numbers of a run ({error!r}); remove it") from error
+        raise DamageError(
+            codes.RUN_FILE_UNREADABLE, f"{directory.status} does not hold the numbers of a run ({error!r}); remove it"
+        ) from error
     print(text)
     return 0
 
@@ -101,6 +108,10 @@ def _lines(
         lines.append(f"broker: {runtime.broker_url}, with the key beside {directory.broker_access}")
     else:
         lines.append(f"not running; these numbers are {duration_text(age_s)} old")
+    if shown.get("failure"):
+        failure = shown["failure"]
+        code = f"[{failure['code']}]" if failure["code"] else ""
+        lines.append(f"error{code}: {failure['process']} {failure['reason']}: {indented(failure['message'])}")
     lines.append(f"data directory: {directory.root}")
     return lines
 

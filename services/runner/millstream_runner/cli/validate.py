@@ -72,7 +72,7 @@ def _ask_spark(loaded: Loaded | Partial, problems: list[Problem], notes: list[No
         verdict = asyncio.run(check_queries(loaded.sound, spark))
     except MillstreamError as error:
         expected = "a Spark that starts on this machine, to look at the queries"
-        problems.append(loaded.problem(Finding(("spec", "spark"), str(error), expected)))
+        problems.append(loaded.problem(Finding(error.code, ("spec", "spark"), str(error), expected)))
         return
     problems += [loaded.problem(finding) for finding in verdict.problems]
     problems.sort(key=lambda problem: (problem.line, problem.column, problem.path))
@@ -90,7 +90,7 @@ def _as_json(
     return {
         "file": file,
         "valid": not problems,
-        "problems": [asdict(problem) for problem in problems],
+        "problems": [problem.as_json() for problem in problems],
         "notes": [asdict(note) for note in notes],
         "guarantees": {
             sink: {"id": guarantee.id.value, "sentence": guarantee.sentence} for sink, guarantee in guarantees.items()

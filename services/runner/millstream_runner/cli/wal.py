@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from millstream import codes
 from millstream.errors import DamageError, UserError
 from millstream.frame import KEY_SEPARATOR
 from millstream.wire.reduce.v1 import wal_pb2
@@ -22,11 +23,12 @@ _WINDOWS_SHOWN_MAX = 10
 
 def run(arguments: argparse.Namespace) -> int:
     if not arguments.directory.is_dir():
-        raise UserError(f"there is no directory {arguments.directory}")
+        raise UserError(codes.NO_SUCH_RUN, f"there is no directory {arguments.directory}")
     directories = find_logs(arguments.directory)
     if not directories:
         raise UserError(
-            f"there is no log in {arguments.directory} or below it: no file is named like 0000000000000001.wal"
+            codes.NO_SUCH_RUN,
+            f"there is no log in {arguments.directory} or below it: no file is named like 0000000000000001.wal",
         )
     logs = [inspect_log(directory, verify=arguments.verify) for directory in directories]
     if arguments.json:

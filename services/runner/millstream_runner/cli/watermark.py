@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
+from millstream import codes
 from millstream.buffers.registry import technology_of
 from millstream.clock import MICROSECONDS, SystemClock
 from millstream.dead_letter import time_text
@@ -26,10 +27,13 @@ def run(arguments: argparse.Namespace) -> int:
     directory = DataDirectory(arguments.data_dir or HOME / loaded.pipeline.name)
     before = read_json(directory.shape)
     if before is None or changes(before, shape_of(loaded.graph)).any:
-        raise UserError(f"{directory.root} is not the data directory of this pipeline, or it was changed since")
+        raise UserError(
+            codes.DATA_OF_ANOTHER_PIPELINE,
+            f"{directory.root} is not the data directory of this pipeline, or it was changed since",
+        )
     time_us = _time_us(arguments.set_back) if arguments.set_back is not None else None
     if time_us is None and arguments.accept_loss:
-        raise UserError("--accept-loss goes with --set-back TIME")
+        raise UserError(codes.OPTIONS_CONFLICT, "--accept-loss goes with --set-back TIME")
     return asyncio.run(_run(loaded.graph, directory, time_us, accept_loss=arguments.accept_loss))
 
 
@@ -95,5 +99,7 @@ def _time_us(written: str) -> int:
     try:
         time = datetime.fromisoformat(written)
     except ValueError:
-        raise UserError(f"--set-back {written}: expected `now` or a time such as 2024-01-31T08:00:00Z") from None
+        raise UserError(
+            codes.OPTION_VALUE, f"--set-back {written}: expected `now` or a time such as 2024-01-31T08:00:00Z"
+        ) from None
     return round((time if time.tzinfo is not None else time.replace(tzinfo=UTC)).timestamp() * MICROSECONDS)

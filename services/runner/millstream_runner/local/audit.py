@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from millstream.audit import own_file, read_entries, spec_digest, write_entry
-from millstream.errors import InfrastructureError
+from millstream.errors import InfrastructureError, MillstreamError
 from millstream.spec import resolved
 from millstream.spec.loading import Loaded
 from millstream_runner.local.directory import DataDirectory
@@ -52,6 +52,8 @@ def until_end(directory: DataDirectory, message: Callable[[str], None]) -> Itera
         yield outcome
     except BaseException as error:
         outcome["error"] = type(error).__name__
+        if isinstance(error, MillstreamError):
+            outcome["code"] = error.code.id
         raise
     finally:
         note_going(directory, message, "end", **outcome)

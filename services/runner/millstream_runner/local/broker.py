@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from millstream import limits
+from millstream import codes, limits
 from millstream.background import open_tasks
 from millstream.buffers.technology import Access, Technology
 from millstream.errors import InfrastructureError
@@ -127,7 +127,9 @@ class EmbeddedBroker:
                 continue
             failures += 1
             if failures >= (2 if self._first else STARTS_MAX):
-                raise InfrastructureError(f"the broker {ending.text} and does not come up: {self._tail()}")
+                raise InfrastructureError(
+                    codes.BROKER_NOT_STARTED, f"the broker {ending.text} and does not come up: {self._tail()}"
+                )
             _log.warning("the broker %s; it is started again in %.1f s", ending.text, pauses.next_s)
             if self._first:
                 # Somebody may have taken the port since it was tried.

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
+from millstream import codes
 from millstream.buffers.registry import technology_of
 from millstream.buffers.technology import Access
 from millstream.durable import step
@@ -59,9 +60,10 @@ class Change:
             waiting = [*await _waiting(self.changes, former, view), *await _open(self.changes, former, view)]
             if waiting:
                 raise UserError(
+                    codes.CHANGED_WHERE_DATA_WAITS,
                     f"the pipeline was changed where something waits: {'; '.join(waiting)}. Run it as it was until "
                     "that is done (Ctrl-C drains it), then change it; or start over with --fresh, or with another "
-                    "--data-dir"
+                    "--data-dir",
                 )
             former_spec = audit.spec_digest(self.directory.read_pipeline())
             audit.note(
@@ -108,15 +110,17 @@ class Change:
         run."""
         if not self.directory.pipeline.exists():
             raise DamageError(
+                codes.SHAPE_UNREADABLE,
                 f"{self.directory.pipeline} is gone, so what waits where the pipeline was changed cannot be told: run "
-                "the pipeline as it was once more, then change it; or start over with --fresh"
+                "the pipeline as it was once more, then change it; or start over with --fresh",
             )
         graph = resolved.load(self.directory.read_pipeline()).graph
         is_whole = set(self.changes.emptied) <= {edge.name for edge in graph.edges}
         if not is_whole and _LEAVING not in self.before:
             raise DamageError(
+                codes.SHAPE_UNREADABLE,
                 f"{self.directory.pipeline} is not the pipeline of {self.directory.shape}, so what waits cannot be "
-                "told: run the pipeline as it was once more, then change it"
+                "told: run the pipeline as it was once more, then change it",
             )
         return graph
 
@@ -128,7 +132,7 @@ class Change:
         except FileNotFoundError:
             pass
         except OSError as error:
-            raise InfrastructureError(f"cannot remove {path}: {error.strerror}") from error
+            raise InfrastructureError(codes.CANNOT_WRITE, f"cannot remove {path}: {error.strerror}") from error
 
 
 def plan_change(directory: DataDirectory, loaded: Loaded, forget: Collection[str]) -> Change | None:
@@ -142,8 +146,10 @@ def plan_change(directory: DataDirectory, loaded: Loaded, forget: Collection[str
     found = changes(before, shape_of(loaded.graph), forget=forget)
     if found.refused:
         raise UserError(
+            codes.DATA_OF_ANOTHER_PIPELINE,
             f"the data directory {directory.root} holds data of a different pipeline: {'; '.join(found.refused)}. "
-            "Otherwise run with --fresh to remove that data and start over, or with --data-dir to use another directory"
+            "Otherwise run with --fresh to remove that data and start over, or with --data-dir to use another "
+            "directory",
         )
     return Change(directory, loaded, before, found) if found.any or _LEAVING in before else None
 

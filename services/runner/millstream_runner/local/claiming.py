@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 
+from millstream import codes
 from millstream.errors import InfrastructureError
 from millstream.spec import resolved
 from millstream.spec.loading import Loaded
@@ -20,8 +21,9 @@ def refuse_live_runner(directory: DataDirectory, previous: Runtime) -> None:
     runner = previous.runner
     if runner.pid != os.getpid() and is_alive(runner):
         raise InfrastructureError(
+            codes.DATA_DIRECTORY_IN_USE,
             f"the data directory {directory.root} is in use by process {runner.pid}, whose lock file was removed; "
-            f"end that run first (`kill {runner.pid}`), or choose another directory with --data-dir"
+            f"end that run first (`kill {runner.pid}`), or choose another directory with --data-dir",
         )
 
 

@@ -32,6 +32,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from millstream import codes
 from millstream.buffers.technology import Access, Technology
 from millstream.durable import step
 from millstream.errors import DamageError, InfrastructureError, UserError
@@ -169,7 +170,9 @@ class DataDirectory:
         try:
             return Runtime.from_json(data)
         except (KeyError, TypeError, AttributeError) as error:
-            raise DamageError(f"{self.runtime} is not a runtime file ({error!r}); remove it") from error
+            raise DamageError(
+                codes.RUN_FILE_UNREADABLE, f"{self.runtime} is not a runtime file ({error!r}); remove it"
+            ) from error
 
     def write_runtime(self, runtime: Runtime) -> None:
         # Not fsynced: what dies with the machine takes the processes with it.
@@ -188,9 +191,11 @@ class DataDirectory:
         try:
             return self.pipeline.read_text(encoding="utf-8")
         except OSError as error:
-            raise InfrastructureError(f"cannot read {self.pipeline}: {error.strerror}") from error
+            raise InfrastructureError(codes.CANNOT_READ, f"cannot read {self.pipeline}: {error.strerror}") from error
         except UnicodeDecodeError as error:
-            raise DamageError(f"{self.pipeline} is not text ({error}); the next run writes it anew") from error
+            raise DamageError(
+                codes.RUN_FILE_UNREADABLE, f"{self.pipeline} is not text ({error}); the next run writes it anew"
+            ) from error
 
     def write_pipeline(self, text: str) -> None:
         write_text(self.pipeline, text)
@@ -228,11 +233,14 @@ def held(root: Path) -> Iterator[DataDirectory]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno not in (errno.EAGAIN, errno.EACCES):
-                raise InfrastructureError(f"cannot lock {directory.lock}: {error.strerror}") from error
+                raise InfrastructureError(
+                    codes.CANNOT_WRITE, f"cannot lock {directory.lock}: {error.strerror}"
+                ) from error
             holder = os.pread(handle, 32, 0).decode(errors="replace").strip() or "unknown"
             raise InfrastructureError(
+                codes.DATA_DIRECTORY_IN_USE,
                 f"the data directory {root} is in use by process {holder}; end that run first (Ctrl-C in its terminal, "
-                f"or `kill {holder}`), or choose another directory with --data-dir"
+                f"or `kill {holder}`), or choose another directory with --data-dir",
             ) from error
         with _explained(f"cannot write into the data directory {root}"), step("data.hold"):
             os.ftruncate(handle, 0)
@@ -246,7 +254,9 @@ def find_directory(data_dir: Path | None, pipeline: str | None) -> DataDirectory
     """The directory a command means: named, or that of a pipeline, or the only one there is."""
     if data_dir is not None:
         if not (data_dir / "runtime.json").exists():
-            raise UserError(f"{data_dir} is not the data directory of a pipeline (it has no runtime.json)")
+            raise UserError(
+                codes.NO_SUCH_RUN, f"{data_dir} is not the data directory of a pipeline (it has no runtime.json)"
+            )
         return DataDirectory(data_dir)
     known = sorted(path.parent for path in HOME.glob("*/runtime.json"))
     names = ", ".join(path.name for path in known)
@@ -255,19 +265,22 @@ def find_directory(data_dir: Path | None, pipeline: str | None) -> DataDirectory
         if root not in known:
             there = f"there are: {names}" if names else "there is none"
             raise UserError(
+                codes.NO_SUCH_RUN,
                 f"no run of pipeline {pipeline!r} below {HOME.absolute()} ({there}); "
-                "go to the directory it was started from, or give --data-dir"
+                "go to the directory it was started from, or give --data-dir",
             )
         return DataDirectory(root)
     if len(known) == 1:
         return DataDirectory(known[0])
     if not known:
         raise UserError(
+            codes.NO_SUCH_RUN,
             f"no pipeline has run here: {HOME.absolute()} holds none; go to the directory it was started from, "
-            "or give --data-dir"
+            "or give --data-dir",
         )
     raise UserError(
-        f"several pipelines have run here ({names}): give the pipeline's file, --pipeline NAME or --data-dir DIR"
+        codes.NO_SUCH_RUN,
+        f"several pipelines have run here ({names}): give the pipeline's file, --pipeline NAME or --data-dir DIR",
     )
 
 
@@ -278,11 +291,13 @@ def read_json(path: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise InfrastructureError(f"cannot read {path}: {error.strerror}") from error
+        raise InfrastructureError(codes.CANNOT_READ, f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:
-        raise DamageError(f"{path} is not JSON ({error}); remove it") from error
+        raise DamageError(codes.RUN_FILE_UNREADABLE, f"{path} is not JSON ({error}); remove it") from error
     if not isinstance(data, dict):
-        raise DamageError(f"{path} holds {type(data).__name__}, expected an object; remove it")
+        raise DamageError(
+            codes.RUN_FILE_UNREADABLE, f"{path} holds {type(data).__name__}, expected an object; remove it"
+        )
     return data
 
 
@@ -348,4 +363,4 @@ def _explained(what: str) -> Iterator[None]:
             errno.EPERM: "; choose a directory you may write to with --data-dir",
             errno.EROFS: "; choose a directory you may write to with --data-dir",
         }.get(error.errno or 0, "")
-        raise InfrastructureError(f"{what}: {error.strerror}{advice}") from error
+        raise InfrastructureError(codes.CANNOT_WRITE, f"{what}: {error.strerror}{advice}") from error

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+from millstream import codes
 from millstream.errors import DamageError
 from millstream_runner.local.directory import read_json, write_json
 
@@ -31,9 +32,10 @@ class KnownLedgers:
         ]
         if lost:
             raise DamageError(
+                codes.LEDGER_GONE,
                 f"ledgers that {self._path} knows are not in the broker's store: {'; '.join(lost)}. What was in them "
                 "is not there; the broker's log says whether files of the store are damaged. Restore it, or start "
-                "the pipeline over with --fresh"
+                "the pipeline over with --fresh",
             )
 
     def forget(self, vertices: Collection[str]) -> None:

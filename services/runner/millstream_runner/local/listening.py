@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from millstream import codes
 from millstream.errors import UserError
 from millstream.ports import why_not
 from millstream.spec.graph import Graph
@@ -21,7 +22,7 @@ def refuse_taken_ports(graph: Graph, plans: Iterable[WorkerPlan], metrics_host: 
     """Raise `UserError` with every port that cannot be listened on, whose it was to be, and the option to change."""
     taken = [*_taken_by_metrics(plans, metrics_host), *_taken_by_sources(graph)]
     if taken:
-        raise UserError("; ".join(taken))
+        raise UserError(codes.PORTS_TAKEN, "; ".join(taken))
 
 
 def _taken_by_metrics(plans: Iterable[WorkerPlan], host: str) -> Iterator[str]:

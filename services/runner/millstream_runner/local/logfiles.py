@@ -107,8 +107,10 @@ def process_label(name: str, replicas: Sequence[str]) -> str:
 
 
 def short_entry(entry: Mapping[str, Any]) -> str:
-    """One line for a person who is watching: level, process, message."""
-    return in_line(f"{level_of(entry).lower()}: {entry.get('process', '')}: ") + indented(str(entry.get("message", "")))
+    """One line for a person who is watching: level and code of an error, process, message."""
+    code = f"[{entry['code']}]" if entry.get("code") else ""
+    head = in_line(f"{level_of(entry).lower()}{code}: {entry.get('process', '')}: ")
+    return head + indented(str(entry.get("message", "")))
 
 
 def format_entry(entry: Mapping[str, Any]) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from millstream import codes
 from millstream.clock import MICROSECONDS
 from millstream.durable import step
 from millstream.errors import InfrastructureError, UserError
@@ -42,7 +43,7 @@ def former_outputs(graph: Graph, base_dir: Path) -> list[FormerOutput]:
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:
-            raise InfrastructureError(f"cannot list {directory}: {error.strerror}") from error
+            raise InfrastructureError(codes.CANNOT_READ, f"cannot list {directory}: {error.strerror}") from error
         parsed = [(name, FinishedName.parse(name)) for name in names]
         files = [directory / name for name, it in parsed if it is not None and it.lane.startswith(f"{vertex}.")]
         if files:
@@ -59,9 +60,10 @@ def refuse_former_outputs(outputs: Sequence[FormerOutput], *, fresh: bool) -> No
     )
     more = "--fresh --move-outputs" if fresh else "--move-outputs"
     raise UserError(
+        codes.OUTPUTS_OF_EARLIER_RUN,
         f"this run would start from nothing, and sinks have files of a run before: {listed}. A file sink does not mix "
         f"the files of two runs. Nothing was removed. Run again with {more} to have them moved to "
-        f"{outputs[0].directory}.before-<time>, or move them away yourself, together with {HIDDEN}"
+        f"{outputs[0].directory}.before-<time>, or move them away yourself, together with {HIDDEN}",
     )
 
 
@@ -73,7 +75,10 @@ def move_outputs(outputs: Sequence[FormerOutput], now_us: int) -> list[tuple[Pat
     for output in outputs:
         for run in output.runs:
             if not is_free(run):
-                raise UserError(f"another run writes into {output.directory} now (as {run.name}); end that run first")
+                raise UserError(
+                    codes.OUTPUT_IN_USE,
+                    f"another run writes into {output.directory} now (as {run.name}); end that run first",
+                )
     moved = []
     for output in outputs:
         target = _aside(output.directory, now_us)
@@ -86,8 +91,9 @@ def move_outputs(outputs: Sequence[FormerOutput], now_us: int) -> list[tuple[Pat
                     path.rename(target / path.relative_to(output.directory))
         except OSError as error:
             raise InfrastructureError(
+                codes.OUTPUTS_NOT_MOVED,
                 f"cannot move the files of {output.directory} to {target}: {error.strerror}. Nothing was removed; move "
-                f"what is left yourself, together with {HIDDEN}"
+                f"what is left yourself, together with {HIDDEN}",
             ) from error
         moved.append((output.directory, target))
     return moved

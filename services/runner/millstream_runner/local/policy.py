@@ -8,6 +8,8 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass, field
 
+from millstream import codes
+from millstream.codes.code import Code
 from millstream.errors import DamageError, FencedError, InfrastructureError, MillstreamError, UdfError, UserError
 from millstream.limits import SIDECAR_BACKOFF_FIRST_S, SIDECAR_BACKOFF_LAST_S
 from millstream.pauses import Pauses
@@ -80,6 +82,15 @@ class Ending:
             return self.exit_code
         return InfrastructureError.exit_code if self.from_outside else MillstreamError.exit_code
 
+    @property
+    def code(self) -> Code | None:
+        """Of the error, where the process has said none itself."""
+        if self.hung:
+            return codes.PROCESS_HANGS
+        if self.from_outside:
+            return codes.PROCESS_KILLED
+        return codes.PROCESS_CRASHES if self.run_exit_code == MillstreamError.exit_code else None
+
 
 @dataclass(frozen=True, slots=True)
 class Finished:
@@ -100,6 +111,8 @@ class StopRun:
     exit_code: int
     reason: str
     """Why, in words that follow the name of the process."""
+    code: Code | None
+    """As `Ending.code`."""
 
 
 Verdict = Finished | Restart | StopRun
@@ -127,12 +140,13 @@ class RestartPolicy:
         if ending.exit_code == 0 and lanes_ended:
             return Finished()
         if ending.exit_code in _FATAL:
-            return StopRun(ending.exit_code, ending.text)
+            return StopRun(ending.exit_code, ending.text, None)
         if progressed or well_s >= STEADY_S:
             self.failures.clear()
             self.pauses.begin_again()
         self.failures.append(ending)
         alike = sum(map(ending.is_like, self.failures))
         if alike >= ending.attempts_max:
-            return StopRun(ending.run_exit_code, f"{ending.text}, {alike} times without any progress between them")
+            reason = f"{ending.text}, {alike} times without any progress between them"
+            return StopRun(ending.run_exit_code, reason, ending.code)
         return Restart(self.pauses.take())

@@ -10,6 +10,7 @@ from contextlib import suppress
 
 import psutil
 
+from millstream import codes
 from millstream.errors import InfrastructureError
 from millstream_runner.local.directory import ProcessIdentity
 
@@ -57,6 +58,7 @@ def end_stale(identities: Iterable[ProcessIdentity], *, timeout_s: float = 10.0)
     _, remaining = psutil.wait_procs(stale, timeout=timeout_s)
     if remaining:
         raise InfrastructureError(
-            f"process {remaining[0].pid} of an earlier run does not end; it may hang in disk I/O. Try again later"
+            codes.PROCESS_STAYS,
+            f"process {remaining[0].pid} of an earlier run does not end; it may hang in disk I/O. Try again later",
         )
     return [process.pid for process in stale]

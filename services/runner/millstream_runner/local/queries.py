@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING
 
+from millstream import codes
 from millstream.limits import MIB
 from millstream.spec.models import Spark, Vertex
 from millstream.spec.problems import Finding, Path
@@ -77,8 +78,8 @@ def _finding(path: Path, problem: str) -> Finding:
     """At the query, or at the part of the value's format that the problem begins with."""
     for place, expected in _PLACES.items():
         if problem.startswith(f"{'.'.join(place)}: "):
-            return Finding((*path, *place), problem.partition(": ")[2], expected)
-    return Finding((*path, "query"), problem, "a query that Spark can run over the table `window`")
+            return Finding(codes.QUERY, (*path, *place), problem.partition(": ")[2], expected)
+    return Finding(codes.QUERY, (*path, "query"), problem, "a query that Spark can run over the table `window`")
 
 
 _PLACES: Mapping[tuple[str, ...], str] = {

@@ -18,6 +18,8 @@ from datetime import UTC, datetime
 from enum import Enum
 from typing import Any, Generic, Protocol, TypeVar
 
+from millstream import codes
+from millstream.codes.code import Code
 from millstream.errors import DamageError, FencedError, InfrastructureError, MillstreamError, UdfError, UserError
 from millstream.health import Health, Heartbeat, Patience, open_heartbeat
 from millstream.lines import LastLines
@@ -77,10 +79,22 @@ class Failure:
     reason: str
     message: str
     """The last error the process logged; empty when it logged none."""
+    code: Code | None = None
+    """Of that error; without one, of how the process ended."""
     detail: str = ""
     """Its stack trace, for --debug."""
     shown: bool = False
     """The message has been on the screen."""
+
+    def as_json(self) -> dict[str, Any]:
+        """What `millstream status` says of it."""
+        return {
+            "process": self.process,
+            "code": self.code.id if self.code is not None else None,
+            "exit_code": self.exit_code,
+            "reason": self.reason,
+            "message": self.message,
+        }
 
 
 class Supervisor(Generic[PlanT]):
@@ -253,11 +267,13 @@ class Supervisor(Generic[PlanT]):
 
     def _fail(self, verdict: StopRun) -> None:
         message = str(self._last_error.get("message", "")) or self._last_lines.text()
+        said = codes.find(str(self._last_error.get("code", "")))
         self.failure = Failure(
             process=self._failing,
             exit_code=verdict.exit_code,
             reason=verdict.reason,
             message=message,
+            code=said if said is not None and said.exit_code == verdict.exit_code else verdict.code,
             detail=str(self._last_error.get("exception", "")),
             shown=self._error_shown,
         )

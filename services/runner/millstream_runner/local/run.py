@@ -19,9 +19,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from millstream import limits
+from millstream import codes, limits
 from millstream.buffers.registry import technology_of
 from millstream.clock import SystemClock
+from millstream.codes.code import Code
 from millstream.errors import DamageError, InfrastructureError, MillstreamError, RetryLaterError, UserError
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.record import ReplicaId
@@ -113,6 +114,15 @@ class RunResult:
     had_ended: bool
     """Everything had been processed before this run."""
 
+    @property
+    def code(self) -> Code | None:
+        """Of what went wrong; None where nothing did, or where nothing is known but an exit code."""
+        if self.failure is not None:
+            return self.failure.code
+        if self.summary is None or self.summary.balanced:
+            return None
+        return codes.STORED_CONTRADICTS if self.summary.damage else codes.UNBALANCED
+
 
 async def run(loaded: Loaded, options: RunOptions, screen: Screen) -> RunResult:
     """Run a pipeline until it has ended, is told to stop (SIGINT, SIGTERM, SIGHUP), or fails.
@@ -127,7 +137,9 @@ async def run(loaded: Loaded, options: RunOptions, screen: Screen) -> RunResult:
             refuse_live_runner(directory, previous)
         starts_anew = options.fresh or not directory.shape.exists()
         if options.move_outputs and not starts_anew:
-            raise UserError("--move-outputs is for a run that starts from nothing: give --fresh as well")
+            raise UserError(
+                codes.OPTIONS_CONFLICT, "--move-outputs is for a run that starts from nothing: give --fresh as well"
+            )
         change = plan_change(directory, loaded, options.forget) if not starts_anew else None
         if starts_anew:
             refuse_small_disk(loaded.graph, directory)
@@ -151,6 +163,7 @@ async def run(loaded: Loaded, options: RunOptions, screen: Screen) -> RunResult:
         with audit.until_end(directory, screen.message) as outcome:
             result = await _Run(loaded, options, screen, directory, change).run(port)
             outcome["exit_code"] = result.exit_code
+            outcome["code"] = result.code.id if result.code is not None else None
         return result
 
 
@@ -367,7 +380,9 @@ class _Run:
             spark=self._spark.text if self._spark is not None else "",
         )
         self._screen.show(scene)
-        self._keep(self._directory.status, {**asdict(scene), "written_us": self._clock.now_us()})
+        failure = self._failure()
+        told = {"failure": failure.as_json() if failure is not None else None, "written_us": self._clock.now_us()}
+        self._keep(self._directory.status, {**asdict(scene), **told})
 
     def _state_of(self, vertex: str) -> str:
         found, restarts = self._workers.states_of(vertex)

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from millstream_runner.local.logfiles import LogFile
+from millstream.telemetry.logging import fields_of
+from millstream_runner.local.logfiles import LogFile, short_entry
 
 NAME = "runner"
 """Of the process, in logs."""
@@ -27,10 +28,10 @@ class _Handler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         level, text = record.levelname.lower(), record.getMessage()
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="microseconds")
-        line = {"time": time, "level": level, "message": text, "logger": record.name}
-        self._log.write(json.dumps(line).encode())
+        line = {"time": time, "level": level, "message": text, "logger": record.name, **fields_of(record)}
+        self._log.write(json.dumps(line, default=str).encode())
         if record.levelno >= logging.WARNING:
-            self._message(f"{level}: {NAME}: {text}")
+            self._message(short_entry({**line, "process": NAME}))
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
+from millstream import codes
 from millstream.clock import END_OF_TIME_US
 from millstream.errors import UserError
 from millstream.ledger.protocol import Broker, Commit, Ledger
@@ -95,8 +96,9 @@ class Watermarks:
         kept = [vertex.name for vertex in graph.reduces if keeps_input(graph, vertex.name)]
         if kept:
             raise UserError(
+                codes.NOT_SET_BACK,
                 f"the watermark of a pipeline cannot be set back where a reduce has `keepInput` ({', '.join(kept)}): a "
-                "log that is lost later could not be made anew from the input. Start the pipeline over with --fresh"
+                "log that is lost later could not be made anew from the input. Start the pipeline over with --fresh",
             )
         targets: dict[str, Target] = {}
         for vertex in graph.vertices:

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from millstream import codes
 from millstream.errors import DamageError
 from millstream.spec.buffers import DEFAULT
 from millstream.spec.graph import Graph
@@ -74,8 +75,9 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any], *, forget: Collec
         return _changes(before, now, forget)
     except (KeyError, TypeError, AttributeError) as error:
         raise DamageError(
+            codes.SHAPE_UNREADABLE,
             f"the shape of what is stored (shape.json) cannot be read ({error!r}): restore that file, or start the "
-            "pipeline over with --fresh"
+            "pipeline over with --fresh",
         ) from error
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from millstream import codes
 from millstream.errors import InfrastructureError
 from millstream.files import own_directory
 from millstream.record import ReplicaId
@@ -165,7 +166,7 @@ def plan_driver(pipeline: Pipeline, base_dir: Path, directory: Path, sockets: Pa
         make_private(directory)
         own_directory(directory)
     except OSError as error:
-        raise InfrastructureError(f"cannot write {settings}: {error.strerror}") from error
+        raise InfrastructureError(codes.CANNOT_WRITE, f"cannot write {settings}: {error.strerror}") from error
     # Settings may hold passwords (of an object store, say); `write_text` keeps them private.
     write_text(settings, settings_of(pipeline, base_dir, directory / "scratch").to_json(), durable=False)
     return DriverPlan(f"unix:{sockets / 'spark'}", settings, pipeline.name, log_level)

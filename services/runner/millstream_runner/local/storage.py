@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from millstream import codes
 from millstream.errors import InfrastructureError
 from millstream.limits import MIB
 from millstream.spec.graph import Graph
@@ -39,10 +40,11 @@ def refuse_small_disk(graph: Graph, directory: DataDirectory) -> None:
     needed = sum(reserved_bytes(graph).values())
     if needed > free * BROKER_SHARE:
         raise InfrastructureError(
+            codes.DISK_TOO_SMALL,
             f"the pipeline reserves {reservation_text(graph)}, for its buffers, and the disk that holds {place} has "
             f"{_shown(free)} free, of which the broker takes three quarters. Lower `limits.bufferMaxBytes` (now "
             f"{_shown(graph.pipeline.spec.limits.buffer_max_bytes)} for each buffer), or choose a larger disk with "
-            "--data-dir"
+            "--data-dir",
         )
 
 

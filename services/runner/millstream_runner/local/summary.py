@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from millstream import codes
 from millstream.account import Account, consumed
 from millstream.errors import DamageError
 from millstream.ledger.witness import REPAIR
@@ -123,8 +124,9 @@ def check_stored(summary: Summary, where: Path) -> None:
     """Raise `DamageError` when what is stored contradicts itself before anything has run."""
     if not summary.balanced:
         raise DamageError(
+            codes.STORED_CONTRADICTS,
             f"what is stored in {where} contradicts itself, so a part of it is not what was written: "
-            f"{'; '.join(summary.differences)}. {REPAIR}"
+            f"{'; '.join(summary.differences)}. {REPAIR}",
         )
 
 

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+from millstream import codes
 from millstream.account import consumed
 from millstream.buffers.registry import technology_of
 from millstream.buffers.technology import Access
@@ -120,7 +121,9 @@ class PipelineView:
         upstream = self._graph.edge(buffer.edge).from_
         ledger = await self._ledger(upstream)
         if ledger is None:
-            raise RetryLaterError(f"vertex {upstream} has not stored anything yet, so buffer {buffer} does not exist")
+            raise RetryLaterError(
+                codes.BROKER_AWAY, f"vertex {upstream} has not stored anything yet, so buffer {buffer} does not exist"
+            )
         return ledger
 
     async def _ledger(self, vertex: str) -> Ledger | None:

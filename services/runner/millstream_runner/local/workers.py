@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from millstream import codes
 from millstream.errors import UserError
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.processors import processors
@@ -57,7 +58,7 @@ def plan_workers(graph: Graph, workers: int | None, metrics_port_base: int | Non
     """`workers`: how many at most share the vertices; None for as many as there are processors. `metrics_port_base`:
     port of the first one's metrics; None for no metrics. Raises `UserError` when there are to be none."""
     if workers is not None and workers < 1:
-        raise UserError(f"--workers {workers}: at least one process is needed")
+        raise UserError(codes.OPTION_VALUE, f"--workers {workers}: at least one process is needed")
     for number, replicas in enumerate(place(graph, workers or max(_WORKERS_MIN, processors()))):
         yield WorkerPlan(number, replicas, None if metrics_port_base is None else metrics_port_base + number)
 

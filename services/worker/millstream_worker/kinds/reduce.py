@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from millstream import codes
 from millstream.record import WINDOW_INPUT
 from millstream.spec.kinds import PlacedProgram
 from millstream.spec.problems import Finding, Path
@@ -52,7 +53,7 @@ class Reduce(UdfKind):
     def local_findings(self, settings: Udf, path: Path) -> Iterator[Finding]:
         if find_spec("pyspark") is None:
             what = "windows are computed by Spark, and the package pyspark is not installed"
-            yield Finding((*path, "groupBy"), what, "`pip install 'millstream[reduce]'`")
+            yield Finding(codes.EXTRA_NEEDED, (*path, "groupBy"), what, "`pip install 'millstream[reduce]'`")
 
     def notes(self, settings: Udf, path: Path) -> Iterator[tuple[Path, str]]:
         if settings.sql is not None and settings.sql.unsafe:

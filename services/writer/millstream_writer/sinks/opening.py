@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from millstream import codes
 from millstream.errors import UserError
 from millstream.spec.connectors import lacks
 from millstream.spec.sinks import FallbackSink
@@ -21,9 +22,11 @@ async def open_sink(spec: FallbackSink, owner: SinkOwner) -> AsyncIterator[SinkL
     """The lane's target, open from entering to leaving."""
     connector, settings = spec.connector, spec.settings
     if not isinstance(connector, SinkConnector):
-        raise UserError(f"{owner.where}: the sink {spec.kind} cannot be opened: its object is no SinkConnector")
+        raise UserError(
+            codes.EXTENSION, f"{owner.where}: the sink {spec.kind} cannot be opened: its object is no SinkConnector"
+        )
     for what, remedy in lacks(connector):
-        raise UserError(f"{owner.where}: the {spec.kind} sink {what}: {remedy}")
+        raise UserError(codes.EXTRA_NEEDED, f"{owner.where}: the {spec.kind} sink {what}: {remedy}")
     form = connector.envelope_form(settings) if owner.envelope else EnvelopeForm.NONE
     async with connector.open(settings, owner) as lane:
         yield lane if form is EnvelopeForm.NONE else EnvelopeLane(lane, flat=form is EnvelopeForm.COLUMNS)

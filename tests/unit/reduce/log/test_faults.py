@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from millstream.errors import InfrastructureError, MillstreamError, StorageFullError
+from millstream import codes
+from millstream.errors import InfrastructureError, StorageFullError
 from millstream_reduce.log.entries import segment_name
 from millstream_reduce.log.log import LogSizes
 from millstream_reduce.log.segments import segment_numbers
 from tests.small_disk import open_small_disk
+from tests.support.errors import raises
 from tests.unit.reduce.log.faulty_files import DyingFiles, FailingFiles, PowerLossFiles
 from tests.unit.reduce.log.kept_entries import KeptEntries, opened, read_back
 
@@ -168,7 +170,7 @@ async def test_what_found_no_room_is_written_when_there_is_some(tmp_path: Path, 
         assert not (tmp_path / "reserve").exists()
         files.failing[call] = error
         written.append(20)
-        with pytest.raises(StorageFullError, match="nothing acknowledged is lost"):
+        with raises(codes.DISK_FULL):
             await written.sync()
         written.append(5)
         await written.sync()
@@ -279,5 +281,5 @@ def _takes(descriptor: int) -> bool:
 
 async def test_a_directory_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     (tmp_path / segment_name(1)).mkdir()
-    with pytest.raises(MillstreamError, match="is no file: something else is in the place of a segment"):
+    with raises(codes.SEGMENT_MISPLACED):
         await read_back(tmp_path, 1)

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from millstream import codes
 from millstream.errors import FencedError, UserError
 from millstream_reduce.log.entries import read_entry, segment_name
 from millstream_reduce.log.files import SystemFiles
 from millstream_reduce.log.log import open_log
 from millstream_reduce.log.segments import segment_numbers
+from tests.support.errors import raises
 from tests.unit.reduce.log.kept_entries import SMALL, KeptEntries, body_of, identity, make_log, opened, read_back
 
 
@@ -274,7 +276,7 @@ async def test_the_log_of_somebody_else_is_refused(tmp_path: Path, other: dict[s
 
 async def test_a_file_in_the_way_is_told(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("not a directory")
-    with pytest.raises(UserError, match="a file is in the way"):
+    with raises(codes.LOG_OF_ANOTHER):
         await make_log(tmp_path / "log", 1)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream.errors import UserError
+from millstream import codes
 from millstream.limits import MIB
 from millstream.spec.loading import load_text
 from millstream_reduce.spark.settings import (
@@ -18,6 +18,7 @@ from millstream_reduce.spark.settings import (
     session_conf,
     settings_of,
 )
+from tests.support.errors import raises
 from tests.unit.spec.test_reduce import reduce_of
 
 PLACES = Places(Path("/scratch"), Path("/sockets"))
@@ -62,7 +63,7 @@ def test_settings_survive_their_file() -> None:
     given = settings(master="local[2]", driver_memory_bytes=700 * MIB, conf={"spark.a": 'b "c"\n'}, name="p")
     assert SparkSettings.from_json(given.to_json()) == given
     for text in ("", "[]", "{}", json.dumps({"directory": "/a", "color": "red"})):
-        with pytest.raises(UserError, match="no settings of a Spark driver"):
+        with raises(codes.SPARK_SETTINGS):
             SparkSettings.from_json(text)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from millstream import codes
 from millstream.errors import DamageError, MillstreamError, RetryLaterError
 from millstream.wire.reduce.v1 import engine_pb2, wal_pb2
 from millstream_reduce.engine import RESULT_SCHEMA
@@ -195,7 +196,9 @@ async def test_a_job_stops_when_nobody_waits_for_it_and_not_before() -> None:
 async def test_damage_in_one_log_does_not_touch_the_requests_of_others() -> None:
     jobs = Jobs("first")
     jobs.fails = lambda windows: (
-        DamageError("segment 3 of bad") if any(item.directory == "bad" for item in windows) else None
+        DamageError(codes.SEGMENT_DAMAGED, "segment 3 of bad")
+        if any(item.directory == "bad" for item in windows)
+        else None
     )
     async with serving(Threads(), jobs) as executor, asyncio.TaskGroup() as tasks:
         first = tasks.create_task(executor.submit(request("first", 1)))
@@ -212,7 +215,7 @@ async def test_damage_in_one_log_does_not_touch_the_requests_of_others() -> None
 
 async def test_what_may_be_better_later_is_said_as_long_as_spark_is_there() -> None:
     session, jobs = Threads(), Jobs()
-    jobs.fails = lambda windows: RetryLaterError("no space left")
+    jobs.fails = lambda windows: RetryLaterError(codes.DISK_FULL, "no space left")
     async with serving(session, jobs) as executor:
         with pytest.raises(RetryLaterError, match="no space left"):
             await executor.submit(request("a", 1))
@@ -229,7 +232,7 @@ async def test_a_defect_is_an_answer_too() -> None:
 
 async def test_when_spark_is_lost_everything_ends() -> None:
     session, jobs = Threads(lost=True), Jobs()
-    jobs.fails = lambda windows: RetryLaterError("Spark went away")
+    jobs.fails = lambda windows: RetryLaterError(codes.SPARK_LOST, "Spark went away")
     executor = Executor(session, jobs)
 
     async def both() -> None:

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from millstream import codes
 from millstream.errors import InfrastructureError
 from millstream_reduce.spark import aot
 from millstream_reduce.spark.java import CACHE_VARIABLE, Java, cache_directories, find_java, writable_cache
+from tests.support.errors import raises
 
 
 def make_java(home: Path, version: str | None, *, says: str = "") -> Path:
@@ -132,7 +134,7 @@ async def test_a_java_too_old_for_the_ahead_of_time_cache_is_told_so(tmp_path: P
 async def test_a_cache_is_put_in_its_place_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
     java = Java(tmp_path, tmp_path / "bin" / "java", "25.0.2", "this one")
-    with pytest.raises(InfrastructureError, match="ended without writing"):
+    with raises(codes.SPARK_CACHE):
         async with aot.open_recording(java):
             pass
     assert aot.find_cache(java) is None

@@ -7,16 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream import errors
+from millstream import codes, errors
+from millstream.codes.code import Code
 from millstream.errors import DamageError, InfrastructureError, MillstreamError, RetryLaterError, UdfError, UserError
 from millstream_reduce.engine import RESULT_SCHEMA
 from millstream_reduce.spark.wire import (
-    ERROR_CLASS,
+    ERROR_KIND,
     MESSAGE_BYTES_MAX,
     PART_BYTES_MAX,
     decoded_rows,
     encoded_rows,
-    error_of,
+    error_from,
     error_parts,
 )
 
@@ -57,12 +58,20 @@ def test_no_rows_are_no_parts() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [DamageError, InfrastructureError, MillstreamError, RetryLaterError, UdfError, UserError]
+    ("kind", "code"),
+    [
+        (DamageError, codes.SEGMENT_DAMAGED),
+        (InfrastructureError, codes.SPARK_NOT_STARTED),
+        (MillstreamError, codes.DEFECT),
+        (RetryLaterError, codes.SPARK_JOB),
+        (UdfError, codes.FUNCTION_IMPORT),
+        (UserError, codes.QUERY),
+    ],
 )
-def test_an_error_stays_what_it_is(kind: type[MillstreamError]) -> None:
-    text, metadata = error_parts(kind("what happened, where"))
-    found = error_of(text, metadata)
+def test_an_error_stays_what_it_is(kind: type[MillstreamError], code: Code) -> None:
+    found = error_from(*error_parts(kind(code, "what happened, where")))
     assert type(found) is kind
+    assert found.code is code
     assert str(found) == "what happened, where"
 
 
@@ -70,16 +79,21 @@ def test_an_error_of_a_kind_that_only_the_driver_knows_becomes_the_kind_it_is_ma
     class LostFault(InfrastructureError):
         pass
 
-    assert type(error_of(*error_parts(LostFault("gone")))) is InfrastructureError
+    found = error_from(*error_parts(LostFault(codes.SPARK_LOST, "gone")))
+    assert type(found) is InfrastructureError
+    assert found.code is codes.SPARK_LOST
 
 
 def test_a_long_text_is_cut_between_characters() -> None:
-    text, _ = error_parts(UserError("ü" * MESSAGE_BYTES_MAX))
+    text, _ = error_parts(UserError(codes.QUERY, "ü" * MESSAGE_BYTES_MAX))
     assert text == "ü" * (MESSAGE_BYTES_MAX // 2)
 
 
-@pytest.mark.parametrize("name", ["KeyError", "annotations", "ClassVar", "", b"UserError"])
-def test_what_is_no_error_of_ours_is_none(name: str | bytes) -> None:
-    assert error_of("text", ((ERROR_CLASS, name),)) is None
-    assert error_of("text", ()) is None
+@pytest.mark.parametrize(
+    "kind",
+    ["KeyError MS-2603", "annotations MS-2603", "ClassVar MS-2603", "UserError", "UserError MS-2999", "", b"UserError"],
+)
+def test_what_is_no_error_of_ours_is_none(kind: str | bytes) -> None:
+    assert error_from("text", ((ERROR_KIND, kind),)) is None
+    assert error_from("text", ()) is None
     assert hasattr(errors, "annotations")

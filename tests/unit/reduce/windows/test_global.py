@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from millstream import codes
 from millstream.clock import END_OF_TIME_US, START_OF_TIME_US
-from millstream.errors import DamageError
 from millstream_reduce.values import WindowContents
 from millstream_reduce.windows import WindowConfig, make_windowing
+from tests.support.errors import raises
 from tests.unit.reduce.windows.rows import Table, location
 
 
@@ -167,7 +168,7 @@ def test_nothing_is_late_for_a_global_window_before_time_has_ended() -> None:
         assert table.add(START_OF_TIME_US, 0) == []
         table.close(END_OF_TIME_US)
         assert table.add(5, END_OF_TIME_US) == [5, END_OF_TIME_US]
-        with pytest.raises(DamageError, match="were closed before it"):
+        with raises(codes.SEGMENT_MISPLACED):
             table.windowing.add(np.array([5], np.int64), None, location(0))
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
+from millstream import codes
 from millstream.spec.columns import Column, repeated_columns
 from millstream.spec.connectors import Place
 from millstream.spec.problems import Finding
@@ -29,16 +30,16 @@ def _checked_encoding(written: str) -> str:
         name = codecs.lookup(written).name
         newline_bytes = 1 if name == "utf-8-sig" else len("\n".encode(name))
     except (LookupError, UnicodeError):
-        raise problem(f"{written!r} is not a text encoding", "a name such as utf-8") from None
+        raise problem(codes.VALUE_MALFORMED, f"{written!r} is not a text encoding", "a name such as utf-8") from None
     if newline_bytes != 1:
         what = f"a newline is {newline_bytes} bytes in {written!r}, so files cannot be cut into lines"
-        raise problem(what, "a name such as utf-8; convert the files first")
+        raise problem(codes.VALUE_MALFORMED, what, "a name such as utf-8; convert the files first")
     return written
 
 
 def _checked_delimiter(written: str) -> str:
     if len(written) != 1 or written in '\r\n"':
-        raise problem(f"{written!r} cannot part columns", "one character, such as ',' or a tab")
+        raise problem(codes.VALUE_MALFORMED, f"{written!r} cannot part columns", "one character, such as ',' or a tab")
     return written
 
 
@@ -60,7 +61,7 @@ class CsvOptions(SpecModel):
         """Names come from the header or from here."""
         yield from repeated_columns(self.columns)
         if not self.header and not self.columns:
-            yield ShapeProblem((), "the columns have no names", "`columns`, or `header: true`")
+            yield ShapeProblem(codes.FIELDS_CONFLICT, (), "the columns have no names", "`columns`, or `header: true`")
 
 
 class FileSource(SpecModel):
@@ -84,7 +85,7 @@ class FileSource(SpecModel):
         """CSV options only for CSV."""
         if self.csv is not None and self.format != "csv":
             what = f"`csv` has no effect with `format: {self.format}`"
-            yield ShapeProblem(("csv",), what, "`format: csv`, or no `csv`")
+            yield ShapeProblem(codes.FIELDS_CONFLICT, ("csv",), what, "`format: csv`, or no `csv`")
 
 
 class _File(SourceConnector[FileSource]):
@@ -104,10 +105,15 @@ class _File(SourceConnector[FileSource]):
             if not files and not settings.follow:
                 only = "directories" if all(map(os.path.isdir, matches)) else "directories and devices"
                 what = f"{pattern!r} matches {only} only" if matches else f"{pattern!r} matches no file"
-                yield Finding(here, what, f"a file, relative to {place.base_dir}, or `follow: true` to wait for it")
+                yield Finding(
+                    codes.SOURCE_FILES_MISSING,
+                    here,
+                    what,
+                    f"a file, relative to {place.base_dir}, or `follow: true` to wait for it",
+                )
             for file in files:
                 if not os.access(file, os.R_OK):
-                    yield Finding(here, f"{file} cannot be read", "a file you may read")
+                    yield Finding(codes.FILE_UNUSABLE, here, f"{file} cannot be read", "a file you may read")
 
     def open(self, settings: FileSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
         from millstream_reader.sources.file.csv_parsing import CsvFormat

@@ -18,6 +18,7 @@ from itertools import islice
 from json.encoder import encode_basestring
 from typing import NamedTuple
 
+from millstream import codes
 from millstream.errors import UserError
 from millstream.extract import Extraction, shown, time_parser
 from millstream_reader.sources.parsing import InvalidLine, Parsed, decoded, normal_encoding
@@ -97,8 +98,9 @@ def check_columns(names: Sequence[str], csv_format: CsvFormat, extraction: Extra
         if name not in names:
             listed = ", ".join(f"`{known}`" for known in names)
             raise UserError(
+                codes.SOURCE_COLUMNS,
                 f"{where}: there is no column `{name}`, which `{spec_field}` names; the columns are {listed}. "
-                "Correct the spec or the file"
+                "Correct the spec or the file",
             )
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
+from millstream import codes
 from millstream.errors import InfrastructureError
 
 P = ParamSpec("P")
@@ -91,4 +92,6 @@ def disk_fault(error: OSError) -> InfrastructureError:
         advice = "Let the process open more files (ulimit -n), or use narrower `paths`"
     else:
         advice = "Check the disk or mount it is on"
-    return InfrastructureError(f"{error.filename or 'a file of the source'} cannot be read: {what}. {advice}")
+    return InfrastructureError(
+        codes.CANNOT_READ, f"{error.filename or 'a file of the source'} cannot be read: {what}. {advice}"
+    )

@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
+from millstream import codes
 from millstream.clock import Clock
 from millstream.errors import DamageError, UserError
 from millstream.record import LaneId
@@ -66,7 +67,9 @@ async def open_followed(
                 try:
                     entries = [(str(name), int(inode), FileMark(*mark)) for name, inode, *mark in body["files"]]
                 except (KeyError, TypeError, ValueError) as error:
-                    raise DamageError(f"lane {lane}: the position {position[:80]!r} is not one of files") from error
+                    raise DamageError(
+                        codes.POSITION_UNREADABLE, f"lane {lane}: the position {position[:80]!r} is not one of files"
+                    ) from error
                 await worker.run(followed.go_on, entries)
             yield followed
         finally:
@@ -199,8 +202,9 @@ class FollowLane:
         if len(self._files) >= FOLLOWED_FILES_MAX:
             file.close()
             raise UserError(
+                codes.TOO_MANY_FILES,
                 f"lane {self._lane}: more than {FOLLOWED_FILES_MAX} files match {self._patterns}. "
-                "Use narrower `paths` or more `partitions`"
+                "Use narrower `paths` or more `partitions`",
             )
         self._files.append(_Followed(file, name, file.stat().st_ino, self._clock.monotonic_s()))
 

@@ -14,6 +14,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from millstream import codes
 from millstream.clock import Clock
 from millstream.errors import DamageError, UserError
 from millstream.record import LaneId
@@ -39,9 +40,15 @@ async def open_files(
     async with open_worker(f"files-{lane.partition}") as worker:
         found = await worker.run(patterns.find)
         if missing := sorted(set(patterns.plain()) - set(found)) if body is None else []:
-            raise UserError(f"lane {lane}: there is no file {missing[0]} in {patterns.base_dir}. Correct `paths`")
+            raise UserError(
+                codes.SOURCE_FILES_MISSING,
+                f"lane {lane}: there is no file {missing[0]} in {patterns.base_dir}. Correct `paths`",
+            )
         if not found and body is None:
-            raise UserError(f"lane {lane}: no file in {patterns.base_dir} matches {patterns}. Correct `paths`")
+            raise UserError(
+                codes.SOURCE_FILES_MISSING,
+                f"lane {lane}: no file in {patterns.base_dir} matches {patterns}. Correct `paths`",
+            )
         names = [name for name in found if _owner(name, partitions) == lane.partition]
         files = FileSourceLane(names, patterns, text, lane, partitions, worker, clock)
         try:
@@ -49,7 +56,9 @@ async def open_files(
                 try:
                     await files.go_on(body["file"], FileMark(*body["mark"]), body["finished"], body["done"])
                 except (KeyError, TypeError) as error:
-                    raise DamageError(f"lane {lane}: the position {position[:80]!r} is not one of files") from error
+                    raise DamageError(
+                        codes.POSITION_UNREADABLE, f"lane {lane}: the position {position[:80]!r} is not one of files"
+                    ) from error
             yield files
         finally:
             worker.finish()
@@ -180,6 +189,7 @@ class FileSourceLane:
 
     def _damaged(self, name: str, fault: str) -> DamageError:
         return DamageError(
+            codes.SOURCE_FILE_CHANGED,
             f"lane {self._lane}: {name} changed while it was being read: {fault}. What was read before is kept. "
-            "Put the file back as it was, or start over with --fresh"
+            "Put the file back as it was, or start over with --fresh",
         )

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import accumulate, compress
 
+from millstream import codes
 from millstream.errors import DamageError, UserError
 from millstream.extract import Extraction
 from millstream.frame import Frame, build_frame
@@ -205,8 +206,9 @@ class TextFile:
             yield
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             raise DamageError(
+                codes.SOURCE_FILE_CHANGED,
                 f"{self.name}: it cannot be unpacked after byte {self._read_offset} of its text: {error}. "
-                "Replace it by a sound copy of the same text"
+                "Replace it by a sound copy of the same text",
             ) from error
 
     def _head(self) -> bytes:
@@ -224,7 +226,10 @@ class TextFile:
         before.begin()
         while (parser := before.take_header(closing=False)) is None:
             if not before.fill():
-                raise DamageError(f"{self.name}: the header has gone. Put the file back, or start over with --fresh")
+                raise DamageError(
+                    codes.SOURCE_FILE_CHANGED,
+                    f"{self.name}: the header has gone. Put the file back, or start over with --fresh",
+                )
         return parser
 
     # In memory.
@@ -292,7 +297,9 @@ class TextFile:
             try:
                 header = read_header(self._lines[self._next :], text.encoding, text.csv, final=closing)
             except ValueError as error:
-                raise UserError(f"{self.name}:1: {error}. Correct the file, or say `header: false`") from error
+                raise UserError(
+                    codes.SOURCE_COLUMNS, f"{self.name}:1: {error}. Correct the file, or say `header: false`"
+                ) from error
             if header is None:
                 return None
             names = header.names

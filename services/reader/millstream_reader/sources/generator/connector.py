@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, Field
 
+from millstream import codes
 from millstream.limits import RECORD_BYTES_MAX
 from millstream.spec.problems import Path
 from millstream.spec.values import (
@@ -33,7 +34,7 @@ def _checked_base64(written: str) -> str:
     try:
         base64.b64decode(written, validate=True)
     except binascii.Error:
-        raise problem("the text is not base64", "bytes in standard base64") from None
+        raise problem(codes.VALUE_MALFORMED, "the text is not base64", "bytes in standard base64") from None
     return written
 
 
@@ -41,7 +42,9 @@ def _checked_start(written: str) -> str:
     try:
         datetime.fromisoformat(written)
     except ValueError:
-        raise problem(f"{written!r} is not a time", "an RFC 3339 time such as 2024-01-01T00:00:00Z") from None
+        raise problem(
+            codes.VALUE_MALFORMED, f"{written!r} is not a time", "an RFC 3339 time such as 2024-01-01T00:00:00Z"
+        ) from None
     return written
 
 
@@ -94,13 +97,13 @@ class GeneratorSource(SpecModel):
             if bool(data.get(share)) != bool(data.get(by)):
                 given, absent = (share, by) if data.get(share) else (by, share)
                 what = f"`{given}` has no effect without `{absent}`"
-                yield ShapeProblem((given,), what, f"`{share}` and `{by}` together")
+                yield ShapeProblem(codes.FIELDS_CONFLICT, (given,), what, f"`{share}` and `{by}` together")
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """With a start but no rate, event time needs a step."""
         if self.start is not None and self.rpu == 0 and self.event_time_step_s is None:
             what = "`start` with `rpu: 0` leaves event time without a step"
-            yield ShapeProblem(("start",), what, "`eventTimeStep` as well")
+            yield ShapeProblem(codes.FIELDS_CONFLICT, ("start",), what, "`eventTimeStep` as well")
 
 
 class _Generator(SourceConnector[GeneratorSource]):

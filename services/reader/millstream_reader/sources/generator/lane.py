@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from operator import sub
 
+from millstream import codes
 from millstream.clock import MICROSECONDS, Clock
 from millstream.errors import DamageError
 from millstream.frame import Frame
@@ -86,7 +87,9 @@ async def open_generator(
         body = {"made": 0, "origin_us": clock.now_us()}
     made, origin_us = body.get("made"), body.get("origin_us")
     if not isinstance(made, int) or not isinstance(origin_us, int):
-        raise DamageError(f"lane {lane}: the stored position {position[:80]!r} is not one of a generator")
+        raise DamageError(
+            codes.POSITION_UNREADABLE, f"lane {lane}: the stored position {position[:80]!r} is not one of a generator"
+        )
     yield GeneratorLane(plan, lane, partitions, made, origin_us, clock)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
+from millstream import codes
 from millstream.limits import HTTP_CLIENT_CONNECTIONS_MAX, HTTP_CONNECTIONS_MAX, IDS_MAX
 from millstream.spec.connectors import IdBounds, IdsCount, Place
 from millstream.spec.problems import Finding, Path
@@ -99,10 +100,12 @@ class HttpSource(SpecModel):
         """Nobody listens to the network by accident."""
         if self.asks_who and self.allow_unauthenticated:
             what = "`allowUnauthenticated` has no effect where senders show who they are"
-            yield ShapeProblem(("allowUnauthenticated",), what, "one of the two")
+            yield ShapeProblem(codes.FIELDS_CONFLICT, ("allowUnauthenticated",), what, "one of the two")
         if not self.asks_who and not self.allow_unauthenticated and _is_reached_from_outside(self.host):
             what = f"other machines reach {self.host}, and nothing asks senders who they are"
-            yield ShapeProblem(("host",), what, "`auth`, `tls.clientCa`, or `allowUnauthenticated: true`")
+            yield ShapeProblem(
+                codes.HTTP_SOURCE_OPEN, ("host",), what, "`auth`, `tls.clientCa`, or `allowUnauthenticated: true`"
+            )
 
 
 class _Http(SourceConnector[HttpSource]):
@@ -123,7 +126,7 @@ class _Http(SourceConnector[HttpSource]):
     def local_findings(self, settings: HttpSource, place: Place) -> Iterator[Finding]:
         if place.replicas > 1 and settings.port != 0:
             what = f"{place.replicas} processes cannot listen on one port of this machine"
-            yield Finding((*place.vertex_path, "replicas"), what, "`replicas: 1` or `port: 0`")
+            yield Finding(codes.PLACE_TAKEN, (*place.vertex_path, "replicas"), what, "`replicas: 1` or `port: 0`")
 
     def notes(self, settings: HttpSource, path: Path) -> Iterator[tuple[Path, str]]:
         """Tokens that everybody reads who is between two machines."""

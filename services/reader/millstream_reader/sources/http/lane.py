@@ -28,6 +28,7 @@ from dataclasses import dataclass, replace
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from millstream import codes
 from millstream.clock import Clock
 from millstream.errors import DamageError, InfrastructureError, UserError
 from millstream.extract import Extraction
@@ -108,7 +109,10 @@ async def open_http(
     body = unpack_position(position, KIND, partitions, lane)
     taken = 0 if body is None else body.get("taken")
     if not isinstance(taken, int):
-        raise DamageError(f"lane {lane}: the stored position {position[:80]!r} is not one of an http source")
+        raise DamageError(
+            codes.POSITION_UNREADABLE,
+            f"lane {lane}: the stored position {position[:80]!r} is not one of an http source",
+        )
     if extraction.time_header is not None:
         extraction = replace(extraction, time_header=extraction.time_header.lower())
     listener = _listen(plan, plan.port + lane.partition if plan.port else 0, lane)
@@ -145,8 +149,10 @@ def _listen(plan: HttpPlan, port: int, lane: LaneId) -> socket.socket:
         )[0]
         if not plan.anybody and not is_loopback(str(address[0])):
             raise UserError(
+                codes.HTTP_SOURCE_OPEN,
                 f"lane {lane}: the http source would listen on {host} ({address[0]}), which other machines reach, to "
-                "anybody: set `http.auth` or `http.tls.clientCa`, or `http.allowUnauthenticated: true` if that is meant"
+                "anybody: set `http.auth` or `http.tls.clientCa`, or `http.allowUnauthenticated: true` if that is "
+                "meant",
             )
         listener = socket.create_server(address[:2], family=family, backlog=_BACKLOG)
     except OSError as error:
@@ -154,8 +160,9 @@ def _listen(plan: HttpPlan, port: int, lane: LaneId) -> socket.socket:
         code = error.errno or 0
         reason = os.strerror(code) if code > 0 else error.strerror or str(error)
         raise InfrastructureError(
+            codes.PORT_TAKEN,
             f"lane {lane}: the http source cannot listen on {host} port {port}: {reason}. "
-            "Stop what uses the port, or choose another `http.host` or `http.port` (0 takes a free port)"
+            "Stop what uses the port, or choose another `http.host` or `http.port` (0 takes a free port)",
         ) from error
     listener.setblocking(False)
     return listener

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
+from millstream import codes
 from millstream.errors import MillstreamError
 from millstream.limits import IDS_MAX
 from millstream.spec.connectors import IdBounds, IdsCount
@@ -45,7 +46,9 @@ class _Udsource(SourceConnector[UserSource]):
         from millstream_reader.sources.udsource.lane import open_user_defined
 
         if owner.client is None or owner.stream_name is None:
-            raise MillstreamError(f"lane {owner.lane}: a user-defined source was opened without its function")
+            raise MillstreamError(
+                codes.IMPOSSIBLE, f"lane {owner.lane}: a user-defined source was opened without its function"
+            )
         where = (owner.lane, owner.partitions, owner.position)
         return open_user_defined(owner.client, owner.stream_name, *where, clock=owner.clock)
 

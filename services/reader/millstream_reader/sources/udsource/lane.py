@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+from millstream import codes
 from millstream.clock import Clock
 from millstream.errors import UdfError
 from millstream.limits import SIDECAR_BACKOFF_FIRST_S, SIDECAR_BACKOFF_LAST_S
@@ -92,8 +93,9 @@ class UserDefinedLane:
         self._failed_reads += 1
         if self._failed_reads >= _FAILED_READS_MAX:
             raise UdfError(
+                codes.SOURCE_FUNCTION_FAILED,
                 f"lane {self._lane}: the source function failed {self._failed_reads} reads in a row: {reason}. "
-                "Correct the function, or what it reads from; nothing was lost"
+                "Correct the function, or what it reads from; nothing was lost",
             )
         _log.warning(
             "lane %s: the source function failed a read, next try in %.1f s: %s",

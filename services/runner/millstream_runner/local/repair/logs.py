@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import uuid4
 
+from millstream import codes
 from millstream.account import Account
 from millstream.durable import step
 from millstream.errors import DamageError, FencedError, MillstreamError, UserError
@@ -99,7 +100,7 @@ class ReduceLogs:
     def _read_back(self, lane: LaneId, directory: Path, ledger: Ledger, mark: mark_pb2.Mark) -> QueueContents:
         group_by = self._graph.vertex(lane.vertex).group_by
         if group_by is None:
-            raise MillstreamError(f"lane {lane} has no windows")
+            raise MillstreamError(codes.IMPOSSIBLE, f"lane {lane} has no windows")
         identity = self._identity(lane, mark.epoch + 1, ledger)
         windowing = make_windowing(window_config(group_by))
         contents = QueueContents(windowing, progress_of(mark), str(identity), group_by.keeps_input)
@@ -110,8 +111,9 @@ class ReduceLogs:
             results = ResultFiles(directory, SystemFiles(), identity)
             if results.read(mark.reduce.hand_over + 1) is None:
                 raise DamageError(
+                    codes.RESULTS_LOST,
                     f"{identity}: {mark.reduce.result_records} results of hand-over {mark.reduce.hand_over + 1} are "
-                    f"committed, and the others, which {directory} should hold, are gone"
+                    f"committed, and the others, which {directory} should hold, are gone",
                 )
         if group_by.keeps_input and not contents.is_behind:
             check_told(str(identity), directory, contents.records_told(), mark)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
+from millstream import codes
 from millstream.dead_letter import MEMBERS
 from millstream.spec.columns import Column, repeated_columns
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place, SinkUse
@@ -57,10 +58,10 @@ class FileSink(SpecModel):
         """Columns where they have a meaning."""
         yield from repeated_columns(self.columns)
         if self.format == "csv" and not self.columns:
-            yield ShapeProblem((), "a CSV file needs columns", "`columns: [{name, type}]`")
+            yield ShapeProblem(codes.FIELDS_CONFLICT, (), "a CSV file needs columns", "`columns: [{name, type}]`")
         if self.format in ("jsonl", "lines") and self.columns:
             what = f"`columns` has no effect with `format: {self.format}`"
-            yield ShapeProblem(("columns",), what, "`format: csv` or `parquet`, or no `columns`")
+            yield ShapeProblem(codes.FIELDS_CONFLICT, ("columns",), what, "`format: csv` or `parquet`, or no `columns`")
 
 
 class _File(SinkConnector[FileSink]):
@@ -84,28 +85,34 @@ class _File(SinkConnector[FileSink]):
         """A file that could never fill up would hold the buffer full for ever; an envelope has its own columns."""
         if (settings.rolling.max_records or 0) > use.buffer_records:
             what = f"a file takes more records than the buffer ({use.buffer_records} records) hands out"
-            yield ShapeProblem(("rolling", "maxRecords"), what, f"at most {use.buffer_records}")
+            yield ShapeProblem(codes.OUT_OF_RANGE, ("rolling", "maxRecords"), what, f"at most {use.buffer_records}")
         for index, column in enumerate(settings.columns if use.envelope else ()):
             if column.name not in MEMBERS:
                 what = f"the envelope of a record has no `{column.name}`"
                 expected = f"one of {', '.join(MEMBERS)}, or `envelope: false` for columns of the record's own value"
-                yield ShapeProblem(("columns", index, "name"), what, expected)
+                yield ShapeProblem(codes.FIELDS_CONFLICT, ("columns", index, "name"), what, expected)
 
     def local_findings(self, settings: FileSink, place: Place) -> Iterator[Finding]:
         here = (*place.path, "path")
         directory = FilePath(os.path.normpath(place.base_dir / settings.path))
         if not place.takes(directory, here):
-            yield Finding(here, f"another sink writes into {directory}", "a directory for each file sink")
+            yield Finding(
+                codes.PLACE_TAKEN, here, f"another sink writes into {directory}", "a directory for each file sink"
+            )
         nearest = directory
         while not nearest.exists() and nearest != nearest.parent:
             nearest = nearest.parent
         if not nearest.is_dir():
-            yield Finding(here, f"{nearest} is not a directory", "a directory, or a name for a new one")
+            yield Finding(
+                codes.FILE_UNUSABLE, here, f"{nearest} is not a directory", "a directory, or a name for a new one"
+            )
         elif not os.access(nearest, os.W_OK | os.X_OK):
-            yield Finding(here, f"nothing may be written in {nearest}", "a directory you may write to")
+            yield Finding(
+                codes.FILE_UNUSABLE, here, f"nothing may be written in {nearest}", "a directory you may write to"
+            )
         if settings.format == "parquet" and find_spec("pyarrow") is None:
             what = "Parquet needs the package pyarrow, which is not installed"
-            yield Finding((*place.path, "format"), what, "`pip install 'millstream[arrow]'`")
+            yield Finding(codes.EXTRA_NEEDED, (*place.path, "format"), what, "`pip install 'millstream[arrow]'`")
 
     def envelope_form(self, settings: FileSink) -> EnvelopeForm:
         return EnvelopeForm.COLUMNS if settings.format in ("csv", "parquet") else EnvelopeForm.VALUE

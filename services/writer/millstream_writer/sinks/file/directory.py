@@ -39,6 +39,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from millstream import codes
 from millstream.durable import step
 from millstream.errors import FencedError, InfrastructureError, RetryLaterError, UserError
 from millstream.record import Position
@@ -177,7 +178,9 @@ class LaneDirectory:
         `frame` is the name of the frame with its last record.
         """
         if file.damaged:
-            raise InfrastructureError(f"{self._owner.where}: {file.path} is damaged and cannot be finished")
+            raise InfrastructureError(
+                codes.SINK_FILE_DAMAGED, f"{self._owner.where}: {file.path} is damaged and cannot be finished"
+            )
         name = FinishedName(self._lane, after, end, self._owner.epoch, extension)
         if not file.synced:
             # After a failed fsync the kernel may have forgotten what it could not write; a second one may succeed and
@@ -188,8 +191,9 @@ class LaneDirectory:
                     os.fsync(file.descriptor)
             except OSError as error:
                 raise InfrastructureError(
+                    codes.FSYNC_FAILED,
                     f"{self._owner.where}: fsync of {file.path} failed ({error.strerror}); the file is given up. "
-                    "Nothing is lost: the lane goes on from its mark. Check the disk."
+                    "Nothing is lost: the lane goes on from its mark. Check the disk.",
                 ) from error
             file.damaged, file.synced = False, True
         with self._explained("cannot finish a file"):
@@ -236,8 +240,9 @@ class LaneDirectory:
             if file is not None:
                 file.damaged = True
             raise InfrastructureError(
+                codes.FSYNC_FAILED,
                 f"{self._owner.where}: fsync of the directory {directory} failed ({error.strerror}). Nothing is lost: "
-                "the lane goes on from its mark and looks at the directory again. Check the disk."
+                "the lane goes on from its mark and looks at the directory again. Check the disk.",
             ) from error
 
     def _claim(self) -> None:
@@ -252,8 +257,9 @@ class LaneDirectory:
         if newest > self._owner.epoch:
             _remove(self._own, self._owner.vertex)
             raise FencedError(
+                codes.OUTPUT_TAKEN_OVER,
                 f"{self._owner.where}: {self._path} is in use by a newer owner (epoch {newest}, ours is "
-                f"{self._owner.epoch})"
+                f"{self._owner.epoch})",
             )
         for epoch, path in owners:
             if epoch < self._owner.epoch:
@@ -297,15 +303,17 @@ class LaneDirectory:
         for path in claimed:
             if not is_free(path):
                 raise UserError(
+                    codes.OUTPUT_IN_USE,
                     f"{self._owner.where}: another run writes into {self._path} now (as {path.name}). "
-                    "End that run, or set another path"
+                    "End that run, or set another path",
                 )
         left = next((name for name in self._finished_names() if name.lane.startswith(f"{self._owner.vertex}.")), None)
         if left is not None and (claimed or not _entries(self._run)):
             raise UserError(
+                codes.OUTPUTS_OF_EARLIER_RUN,
                 f"{self._owner.where}: {self._path} holds files of another pipeline or of a run before the pipeline "
                 f"was started over, such as {left}. Set another path, or move the files away together with {HIDDEN}: "
-                "the run that wrote them can go on only where both are"
+                "the run that wrote them can go on only where both are",
             )
         return [path for path in others if is_free(path)]
 
@@ -341,12 +349,16 @@ class LaneDirectory:
         except OSError as error:
             at = f"{self._owner.where}: {what}: {error.strerror or error}: {error.filename or self._path}"
             if error.errno in _NO_SPACE:
-                raise RetryLaterError(f"{at}. The lane waits; make room.") from error
+                raise RetryLaterError(codes.DISK_FULL, f"{at}. The lane waits; make room.") from error
             if error.errno == errno.ENOENT and self._path.exists():
-                raise FencedError(f"{self._owner.where}: another owner of the lane uses {self._path} now") from error
+                raise FencedError(
+                    codes.OUTPUT_TAKEN_OVER, f"{self._owner.where}: another owner of the lane uses {self._path} now"
+                ) from error
             if error.errno in _USERS:
-                raise UserError(f"{at}. Choose another path, or change its rights.") from error
-            raise InfrastructureError(f"{at}. Nothing is lost: the lane goes on from its mark.") from error
+                raise UserError(codes.SINK_PATH, f"{at}. Choose another path, or change its rights.") from error
+            raise InfrastructureError(
+                codes.CANNOT_WRITE, f"{at}. Nothing is lost: the lane goes on from its mark."
+            ) from error
 
 
 def _entries(path: Path) -> list[Path]:

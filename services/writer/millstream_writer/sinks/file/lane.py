@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from millstream import codes
 from millstream.clock import Clock
 from millstream.errors import DamageError, RetryLaterError, UserError
 from millstream.limits import MIB
@@ -229,7 +230,8 @@ def _format_of(spec: FileSink, where: str) -> FileFormat[Any]:
         from millstream_writer.sinks.file.parquet import Parquet
     except ImportError as error:
         raise UserError(
-            f"{where}: Parquet needs Arrow, which is not installed ({error}): pip install 'millstream[arrow]'"
+            codes.EXTRA_NEEDED,
+            f"{where}: Parquet needs Arrow, which is not installed ({error}): pip install 'millstream[arrow]'",
         ) from error
     return Parquet(spec.columns)
 
@@ -247,11 +249,12 @@ async def _check_past(
     if held is None:
         return
     raise DamageError(
+        codes.SINK_AHEAD,
         f"{where}: {noted.file} ends with frame {noted.frame} at sequence {sequence}, where the buffer holds {held} "
         f"now, and the lane's mark is at {start.sequence}: what the pipeline keeps is older than this file, or was "
         "written again since. No record was left out or written. Put back the data directory that was there when the "
         f"file was written, or move all files away together with {HIDDEN}: then what lies behind the mark is written "
-        "as it is now"
+        "as it is now",
     )
 
 

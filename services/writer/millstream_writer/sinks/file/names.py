@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from millstream import codes
 from millstream.errors import DamageError
 from millstream.record import Position
 
@@ -69,8 +70,9 @@ def how_far(files: Sequence[FinishedName], where: str) -> tuple[Position | None,
     for one, other in pairwise(ordered):
         if other.after < one.end:
             raise DamageError(
+                codes.SINK_FILES_OVERLAP,
                 f"{where}: {one} and {other} hold the same records. Find out who wrote or copied one of them, "
-                "and move it out of the directory."
+                "and move it out of the directory.",
             )
         if other.after > one.end:
             odd.append(f"{where}: no file holds the records between {one} and {other}; moved away, or lost")

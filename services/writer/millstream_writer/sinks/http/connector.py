@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 
+from millstream import codes
 from millstream.spec.connectors import Guarantee, GuaranteeId
 from millstream.spec.problems import Path
 from millstream.spec.references import Reference, TextOrReference
@@ -34,7 +35,9 @@ def is_http_url(text: str) -> bool:
 
 def _checked_url(written: str | Reference) -> str | Reference:
     if isinstance(written, str) and not is_http_url(written):
-        raise problem(f"{written!r} is not a URL to send to", "http://host:port/path or https://...")
+        raise problem(
+            codes.VALUE_MALFORMED, f"{written!r} is not a URL to send to", "http://host:port/path or https://..."
+        )
     return written
 
 

@@ -23,6 +23,7 @@ from urllib.parse import quote
 
 import aiohttp
 
+from millstream import codes
 from millstream.errors import UserError
 from millstream.limits import KIB
 from millstream.record import Position
@@ -261,7 +262,8 @@ async def open_http_sink(
     if not is_http_url(url):
         # It may hold a secret, so it is not shown.
         raise UserError(
-            f"{where}: what the url of the http sink refers to is no URL (http://host:port/path or https://…)"
+            codes.HTTP_SINK_SETTINGS,
+            f"{where}: what the url of the http sink refers to is no URL (http://host:port/path or https://…)",
         )
     headers = {
         name: resolve(value, base_dir, f"{where}: the header {name!r} of the http sink")
@@ -269,11 +271,15 @@ async def open_http_sink(
     }
     for name, value in {**headers, spec.idempotency_header: ""}.items():
         if _NOT_A_HEADER_NAME.search(name) is not None:
-            raise UserError(f"{where}: the header {name!r} of the http sink cannot be sent: that is no header's name")
+            raise UserError(
+                codes.HTTP_SINK_SETTINGS,
+                f"{where}: the header {name!r} of the http sink cannot be sent: that is no header's name",
+            )
         if _CONTROL.search(value) is not None:
             raise UserError(
+                codes.HTTP_SINK_SETTINGS,
                 f"{where}: the header {name!r} of the http sink cannot be sent: its value has a line break or another "
-                "control character"
+                "control character",
             )
     session = aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=1),

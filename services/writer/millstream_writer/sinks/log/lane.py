@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import TextIO
 
+from millstream import codes
 from millstream.errors import InfrastructureError
 from millstream.printable import printable
 from millstream.record import Position
@@ -55,7 +56,9 @@ class _LogLane:
                 self._stream.write(record_lines(item))
             self._stream.flush()
         except OSError as error:
-            raise InfrastructureError(f"the log sink cannot write to its output: {error}") from error
+            raise InfrastructureError(
+                codes.OUTPUT_CLOSED, f"the log sink cannot write to its output: {error}"
+            ) from error
 
 
 @asynccontextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING
 
+from millstream import codes
 from millstream.errors import UserError
 from millstream.spec.connectors import Guarantee, GuaranteeId
 from millstream.spec.programs import Program
@@ -35,7 +36,9 @@ class _Udsink(SinkConnector[UserSink]):
         from millstream_writer.sinks.udsink.lane import open_udf_sink
 
         if owner.client is None:
-            raise UserError(f"{owner.where}: a user-defined sink was opened without its function")
+            raise UserError(
+                codes.CONNECTOR_SETTINGS, f"{owner.where}: a user-defined sink was opened without its function"
+            )
         return open_udf_sink(owner.client, owner.stream_name)
 
 

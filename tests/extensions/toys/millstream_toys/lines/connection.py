@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
+from millstream import codes
 from millstream.errors import UdfError
 from millstream.frame import Frame
 from millstream.spec.protocols import FunctionKind
@@ -47,7 +48,9 @@ class _LinesWire:
         except (OSError, asyncio.IncompleteReadError) as error:
             raise WireEndedError(str(error)) from error
         except asyncio.LimitOverrunError as error:
-            raise UdfError(f"the function sent a line of more than {LINE_BYTES_MAX} bytes") from error
+            raise UdfError(
+                codes.FUNCTION_PROTOCOL, f"the function sent a line of more than {LINE_BYTES_MAX} bytes"
+            ) from error
 
     async def half_close(self) -> None:
         self._writer.write_eof()

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING
 
+from millstream import codes
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding
 from millstream.spec.values import SpecModel, Text
@@ -35,7 +36,12 @@ class Sqlite(SinkConnector[SqliteSink]):
     def local_findings(self, settings: SqliteSink, place: Place) -> Iterator[Finding]:
         directory = (place.base_dir / settings.path).parent
         if not directory.is_dir():
-            yield Finding((*place.path, "path"), f"there is no directory {directory}", "a database in an existing one")
+            yield Finding(
+                codes.NO_SUCH_FILE,
+                (*place.path, "path"),
+                f"there is no directory {directory}",
+                "a database in an existing one",
+            )
 
     def open(self, settings: SqliteSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
         from millstream_toys.sqlite.lane import open_sqlite

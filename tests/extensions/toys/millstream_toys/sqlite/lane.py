@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, closing
 
+from millstream import codes
 from millstream.errors import DamageError, FencedError
 from millstream.record import Position
 from millstream_toys.sqlite.connector import SqliteSink
@@ -33,11 +34,15 @@ class _SqliteLane:
         with self._database as transaction:
             transaction.execute(_OPENED, (owner.name, owner.ledger_id, *owner.start))
             if not transaction.execute(_FENCE, (epoch, owner.name, epoch)).rowcount:
-                raise FencedError(f"{owner.where}: the table knows an owner with epoch {epoch} or more")
+                raise FencedError(
+                    codes.OUTPUT_TAKEN_OVER, f"{owner.where}: the table knows an owner with epoch {epoch} or more"
+                )
             found = transaction.execute("SELECT ledger, sequence, record FROM lanes WHERE name = ?", (owner.name,))
             ledger, *position = found.fetchone()
         if ledger != owner.ledger_id:
-            raise DamageError(f"{owner.where}: the table has records of another run; name another one")
+            raise DamageError(
+                codes.SINK_AHEAD, f"{owner.where}: the table has records of another run; name another one"
+            )
         self._durable = max(self._durable, Position(*position))
 
     @property
@@ -59,7 +64,7 @@ class _SqliteLane:
         with self._database as transaction:
             transaction.executemany("INSERT INTO records VALUES (?)", rows)
             if not transaction.execute(_MOVE, (*reached, self._owner.name, self._owner.epoch)).rowcount:
-                raise FencedError(f"{self._owner.where}: another owner writes into the table")
+                raise FencedError(codes.OUTPUT_TAKEN_OVER, f"{self._owner.where}: another owner writes into the table")
         self._durable = reached
         return WriteResult()
 

@@ -1,0 +1,84 @@
+"""`millstream explain`: what an error code means, for the data too, and what to do."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import textwrap
+from difflib import get_close_matches
+from typing import Any
+
+from millstream import codes
+from millstream.codes.code import Code
+from millstream.errors import UserError
+
+_WIDTH = 100
+_INDENT = "  "
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.code is None:
+        if arguments.json:
+            print(json.dumps({"codes": [_as_json(code) for code in codes.CODES.values()]}))
+        else:
+            print("\n".join(_list()))
+        return 0
+    code = codes.find(arguments.code)
+    if code is None:
+        raise UserError(codes.NO_SUCH_CODE, _unknown(arguments.code))
+    print(json.dumps(_as_json(code)) if arguments.json else "\n".join(_page(code)))
+    return 0
+
+
+def explained_by(code: Code) -> str:
+    """The line that follows an error: where there is more about it."""
+    return f"`millstream explain {code}` says what that means for the data, and what to do"
+
+
+def _list() -> list[str]:
+    lines: list[str] = []
+    for family, members in codes.families().items():
+        lines += [
+            f"{family.title} (exit code {family.exit_code})",
+            *(f"{_INDENT}{code}  {code.title}" for code in members),
+            "",
+        ]
+    return [*lines, "`millstream explain CODE` says what one means for the data, and what to do"]
+
+
+def _page(code: Code) -> list[str]:
+    parts = (("What happened", code.happened), ("What it means for the data", code.data), ("What to do", code.do))
+    lines = [f"{code}: {code.title} (exit code {code.exit_code})"]
+    for heading, text in parts:
+        lines += ["", heading]
+        lines += textwrap.wrap(
+            text,
+            _WIDTH,
+            initial_indent=_INDENT,
+            subsequent_indent=_INDENT,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    return lines
+
+
+def _as_json(code: Code) -> dict[str, Any]:
+    return {
+        "code": code.id,
+        "title": code.title,
+        "exit_code": code.exit_code,
+        "happened": code.happened,
+        "data": code.data,
+        "do": code.do,
+    }
+
+
+def _unknown(text: str) -> str:
+    """With the codes whose title has the word, or else with those whose number is near."""
+    word = text.strip().lower()
+    near = [code for code in codes.CODES.values() if word and word in code.title.lower()]
+    if not near:
+        ids = get_close_matches(word.upper().removeprefix("MS-"), [str(number) for number in codes.CODES], 3, 0.7)
+        near = [codes.CODES[int(number)] for number in ids]
+    meant = "; did you mean " + ", ".join(f"{code} ({code.title})" for code in near) + "?" if near else ""
+    return f"there is no error code {text!r}{meant or '; `millstream explain` lists them all'}"

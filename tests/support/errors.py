@@ -1,0 +1,13 @@
+"""Errors as tests look for them: by their code, where the wording is not what is tested."""
+
+from __future__ import annotations
+
+import pytest
+
+from millstream.codes.code import Code
+from millstream.errors import MillstreamError
+
+
+def raises(code: Code) -> pytest.RaisesExc[MillstreamError]:
+    """As `pytest.raises`: the block has to end with an error of ours that has this code."""
+    return pytest.raises(MillstreamError, check=lambda error: error.code is code)

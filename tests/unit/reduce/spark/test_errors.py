@@ -1,0 +1,53 @@
+"""What Spark hands on of an error of ours, and what is made of it again."""
+
+from __future__ import annotations
+
+import traceback
+
+import pytest
+
+from millstream import codes
+from millstream.codes.code import Code
+from millstream.errors import DamageError, MillstreamError, RetryLaterError, UdfError, error_of, kind_of
+from millstream.udf.native.reduce_stream import FunctionLostError
+from millstream_reduce.spark.errors import meaning
+from millstream_reduce.spark.sql import QueryError
+
+
+class SparkTaskError(Exception):
+    """What PySpark raises of a task: a text with the traceback of its Python worker."""
+
+
+def in_a_task(error: MillstreamError) -> SparkTaskError:
+    try:
+        raise error
+    except MillstreamError:
+        text = traceback.format_exc()
+    return SparkTaskError(
+        f"An exception was thrown from the Python worker. Please see the stack trace below.\n{text}\n"
+        "\tat org.apache.spark.api.python.BasePythonRunner$ReaderIterator.handlePythonException\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind", "code"),
+    [
+        (DamageError(codes.SEGMENT_DAMAGED, "segment 3 of a log"), DamageError, codes.SEGMENT_DAMAGED),
+        (UdfError(codes.FUNCTION_IMPORT, "m:f cannot be imported\nmore"), UdfError, codes.FUNCTION_IMPORT),
+        # Classes that only the package knows are tried again, with the code where that fits.
+        (FunctionLostError("it went away"), RetryLaterError, codes.FUNCTION_UNREACHABLE),
+        (QueryError("no such column"), RetryLaterError, codes.SPARK_JOB),
+    ],
+)
+def test_an_error_in_a_task_keeps_its_code(raised: MillstreamError, kind: type[MillstreamError], code: Code) -> None:
+    found = meaning(in_a_task(raised))
+    assert type(found) is kind
+    assert isinstance(found, MillstreamError)
+    assert found.code is code
+    assert str(found) == str(raised).partition("\n")[0]
+
+
+def test_an_error_of_another_version_is_not_made_up() -> None:
+    assert kind_of(DamageError(codes.SEGMENT_MISSING, "gone")) == "DamageError MS-5101"
+    assert error_of("DamageError MS-5999", "gone") is None
+    assert error_of("ForgottenError MS-5101", "gone") is None
