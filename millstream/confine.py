@@ -168,7 +168,7 @@ def _bind(source: str, target: str) -> None:
 def _enter_file_system(settings: dict[str, Any]) -> None:
     """Exchange the file system for one of its own. Sources lie below /old meanwhile, the new one below /new."""
     base = settings["sockets"]
-    # Not before: whoever waits outside goes on seeing the host's.
+    # Not before: the process that waits outside goes on seeing the host's.
     _done("a file system of its own (unshare)", _libc.unshare(_CLONE_NEWNS))
     _mount("none", "/", None, _MS_REC | _MS_SLAVE)
     _mount("tmpfs", base, "tmpfs", _MS_NOSUID | _MS_NODEV, "size=1m,mode=755")
@@ -417,7 +417,7 @@ def main(arguments: list[str]) -> int:
             _prctl("no new privileges", _PR_SET_NO_NEW_PRIVS, 1)
         elif settings:
             raise _Refused("limits and sandboxes need Linux")
-        # The parent may have died before the line above: then nobody will send the signal.
+        # The parent may have died before the line above: then the signal never comes.
         if os.getppid() != int(parent):
             return NOT_RUNNABLE
         if strict:

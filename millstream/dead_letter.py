@@ -71,7 +71,7 @@ class Envelope:
 
 
 def header_of(text: str, bytes_max: int) -> bytes:
-    """The beginning of a text that somebody else wrote, as a header's value."""
+    """The beginning of a text from outside, as a header's value."""
     data = text.encode(errors="backslashreplace")
     return data if len(data) <= bytes_max else data[:bytes_max].decode(errors="ignore").encode()
 

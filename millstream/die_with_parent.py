@@ -2,9 +2,9 @@
 
     python -I -S .../die_with_parent.py <parent's process id> -- command argument ...
 
-Above it: whoever starts processes (the sidecar supervisor, the local runner). Below it: the operating system. It knows
-nothing of Millstream and imports next to nothing, because it stands between every start and its command; it is gone
-(replaced by the command, same process id) a few milliseconds later.
+Above it: code that starts processes (the sidecar supervisor, the local runner). Below it: the operating system. It
+knows nothing of Millstream and imports next to nothing, because it stands between every start and its command; it is
+gone (replaced by the command, same process id) a few milliseconds later.
 
 On Linux the kernel sends SIGKILL to the command when the parent dies, however it dies. The kernel means the *thread*
 that started it: start processes from the main thread, or from one that lives as long as the process. A command that
@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> int:
         if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
             print(f"die_with_parent: prctl failed: {os.strerror(ctypes.get_errno())}", file=sys.stderr)
             return NOT_RUNNABLE
-    # The parent may have died before the line above: then nobody will send the signal, and nobody wants the command.
+    # The parent may have died before the line above: then the signal never comes, and the command is not wanted.
     if os.getppid() != int(parent):
         return NOT_RUNNABLE
     try:

@@ -3,11 +3,12 @@
     with step("log.entries.sync", vertex):
         os.fdatasync(descriptor)
 
-Above it: whoever writes, syncs, renames, commits, publishes, purges or acknowledges. Below it: nothing. It does not
+Above it: code that writes, syncs, renames, commits, publishes, purges or acknowledges. Below it: nothing. It does not
 know what the steps do; which there are, `tools/durable_steps.py` reads from the code and docs/crash-points.md shows.
 
 Each step has two points, `log.entries.sync:before` and `log.entries.sync:after`; the second is not reached when the
-step fails. Usually nobody listens and a step costs a tenth of a microsecond. With MILLSTREAM_CRASH_AT set to a point,
+step fails. Usually there is no listener and a step costs a tenth of a microsecond. With MILLSTREAM_CRASH_AT set to a
+point,
 
     MILLSTREAM_CRASH_AT=log.entries.sync:after          the first time
     MILLSTREAM_CRASH_AT=log.entries.sync:after#3        the third time
@@ -38,7 +39,7 @@ Listener = Callable[[str, str], None]
 
 
 class _Unheard:
-    """A step while nobody listens."""
+    """A step without a listener."""
 
     __slots__ = ()
 
@@ -52,7 +53,7 @@ class _Unheard:
 
 
 class _Heard:
-    """A step that is told to the listener."""
+    """A step that calls the listener."""
 
     __slots__ = ("_listener", "_name", "_vertex")
 
@@ -82,7 +83,7 @@ def step(name: str, vertex: str = "") -> AbstractContextManager[None]:
 
 
 def listen(listener: Listener | None) -> None:
-    """Have every point of this process told from now on; None: to nobody."""
+    """Registers the listener for all points of this process; None removes it."""
     _listeners[:] = [] if listener is None else [listener]
 
 

@@ -1,9 +1,9 @@
 """Files and directories that are Millstream's own: made for their owner alone, never through a link.
 
 Above it: everything that keeps something on disk, other than the file sink, whose files are the user's and follow the
-umask. Below it: the operating system. Modes are given at the making, so no umask widens them. A link that somebody has
-put where a file of ours belongs is refused, and so is a directory of another user: what lies behind it is not ours to
-write to. `tools/style.py` finds calls elsewhere that create or truncate files.
+umask. Below it: the operating system. Modes are given at the making, so no umask widens them. A link that another user
+has put where a file of ours belongs is refused, and so is a directory of another user: what lies behind it is not ours
+to write to. `tools/style.py` finds calls elsewhere that create or truncate files.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def make_private_directories(path: Path) -> list[Path]:
 def own_directory(path: Path) -> None:
     """Close a directory to others. One that this user has put elsewhere, by a link of their own, may stay there.
 
-    Raises `PermissionError` where the directory, or the link, is somebody else's.
+    Raises `PermissionError` where the directory, or the link, belongs to another user.
     """
     with opened_directory(path, follow=True) as descriptor:
         status = os.fstat(descriptor)

@@ -163,7 +163,7 @@ LOG_UNSYNCED_BYTES_MAX = 32 * MIB
 """Bytes in a lane's memory that are not durable in its log, at which nothing more is admitted."""
 LOG_RESERVE_BYTES = LOG_UNSYNCED_BYTES_MAX + 16 * MIB
 """Room on the log's disk that is taken from the start and given up when the disk is full, so that what was admitted can
-be written, and then what nobody needs any more be deleted."""
+be written, and what is no longer needed be deleted."""
 HAND_OVER_WINDOWS_MAX = 10_000
 """Windows in one hand-over, thus in one request to Spark."""
 HAND_OVER_BYTES_MAX = 256 * MIB

@@ -1,6 +1,6 @@
 """How messages name a record, and how they say what went wrong with it. Pure.
 
-Values may be private, so whoever makes a message says whether it may show the beginning of the value.
+Values may be private, so the code that makes a message says whether it may show the beginning of the value.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Ports on the loopback for servers that are started here and may come back.
 
-Above it: whoever starts a server and remembers where it was. Below it: the system's sockets.
+Above it: code that starts a server and remembers where it was. Below it: the system's sockets.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _OUTGOING_USUAL = 32_768, 65_535
 
 
 def free_ports(count: int = 1) -> int:
-    """The first of `count` ports in a row that nobody uses. Raises `InfrastructureError` when there are none.
+    """The first of `count` free ports in a row. Raises `InfrastructureError` when there are none.
 
     They are not among those from which the system gives connections their own. A connection that is tried again and
     again while its server is away would get the server's port at last, and reach itself; any other might have it by

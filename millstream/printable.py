@@ -35,7 +35,7 @@ def in_line(text: str) -> str:
 
 
 def indented(text: str) -> str:
-    """A text whose further lines begin further right: none can be taken for a line of somebody else's."""
+    """A text whose further lines begin further right: none can be taken for a line of another process."""
     return text.replace("\n", "\n    ")
 
 

@@ -71,7 +71,7 @@ class ReplicaId:
 
     @property
     def name(self) -> str:
-        """Unique in the pipeline; what a worker is told to run."""
+        """Unique in the pipeline; names a replica on a worker's command line."""
         return f"{self.vertex}-{self.number}"
 
     def __str__(self) -> str:

@@ -17,7 +17,7 @@ class OnFailure(Enum):
     """What happens to a record when its attempts are used up, or when trying again cannot help."""
 
     RETRY = "retry"
-    """Go on trying for ever, with the longest pause. Nothing is lost; the lane waits."""
+    """Go on trying forever, with the longest pause. Nothing is lost; the lane waits."""
     FALLBACK = "fallback"
     """Hand it to the fallback sink."""
     DEAD_LETTER = "deadLetter"

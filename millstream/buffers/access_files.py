@@ -120,7 +120,7 @@ def tls_context(files: TlsFiles, base: Path, path: Path) -> ssl.SSLContext:
         ca = None if files.ca is None else str(base / files.ca)
         context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=ca)
         if files.certificate is not None and files.key is not None:
-            # Asks nobody for a passphrase: an encrypted key is refused.
+            # Never prompts for a passphrase: an encrypted key is refused.
             context.load_cert_chain(base / files.certificate, base / files.key, password=lambda: "")
     except (OSError, ssl.SSLError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)

@@ -1,7 +1,7 @@
 """Finds a technology by its key: ours are folders beside this file, others name themselves in an entry point group.
 
-Above it: whoever opens what a pipeline keeps. It imports a technology when it is asked for: its client library may not
-be installed.
+Above it: code that opens what a pipeline keeps. It imports a technology when it is asked for: its client library may
+not be installed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """What a buffer holds, as a frame that can be used: checked before a record of it is.
 
-A frame that was committed and cannot be read is damage, whoever has let it in: it is told with its place and its
-writer, and `millstream repair` steps over it.
+A frame that was committed and cannot be read is damage, whichever writer let it in: it is reported with its place and
+its writer, and `millstream repair` steps over it.
 
-Above it: whoever reads buffers. Below it: the codec of frames.
+Above it: code that reads buffers. Below it: the codec of frames.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Marks of a new owner, and what the one before is told. Pure; the same in every implementation of the ledger."""
+"""Marks of a new owner, and the errors of the one before. Pure; the same in every implementation of the ledger."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def taken_over(stored: StoredMark | None, owner: str, commit_id: bytes) -> mark_
 
 
 def fenced(lane: LaneId, newest: int, own: int, by: str = "") -> FencedError:
-    """What an owner of epoch `own` is told that was replaced by one of epoch `newest`."""
+    """The error of an owner of epoch `own` that was replaced by one of epoch `newest`."""
     name = f" by {by!r}" if by else ""
     return FencedError(
         codes.LANE_TAKEN_OVER, f"lane {lane} was taken over{name} (epoch {newest}); this owner (epoch {own}) must stop"
@@ -31,7 +31,7 @@ def fenced(lane: LaneId, newest: int, own: int, by: str = "") -> FencedError:
 
 
 def lost_mark(lane: LaneId, after: int, stored: StoredMark | None) -> DamageError:
-    """What an owner is told whose mark was at stream sequence `after`, where `stored` is what the ledger has now."""
+    """The error of an owner whose mark was at stream sequence `after`, where `stored` is what the ledger has now."""
     found = "is gone" if stored is None else f"is back at {stored.sequence}"
     return DamageError(
         codes.LEDGER_CUT,

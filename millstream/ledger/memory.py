@@ -74,7 +74,7 @@ class Faults:
         self._plan(_Fault.STORAGE_FULL, vertex)
 
     def fence(self, *, vertex: str | None = None) -> None:
-        """Just before the next attempt, somebody else takes the lane over."""
+        """Just before the next attempt, another owner takes the lane over."""
         self._plan(_Fault.FENCED, vertex)
 
     def hold(self) -> None:
@@ -134,7 +134,7 @@ class _Stream:
     bytes: int = 0
     grown: asyncio.Event = field(default_factory=asyncio.Event)
     set_back: int = 0
-    """How often it was; whoever reads looks again then, as after a restart of a broker."""
+    """How often it was; readers look again then, as after a restart of a broker."""
 
     def saved(self) -> tuple[dict[int, _Stored], int, int]:
         """All that is stored, for `restore`."""

@@ -190,7 +190,7 @@ class Ledger(Protocol):
     async def commit(self, commit: Commit) -> Receipt:
         """Store everything or nothing, and return when it is durable.
 
-        A lost answer is settled inside, however long the broker stays away (the connection is retried for ever;
+        A lost answer is settled inside, however long the broker stays away (the connection is retried forever;
         cancel to give up). Raises `FencedError` when another owner has taken over, `BufferFullError` or
         `StorageFullError` when nothing was stored and the same commit may be tried again.
         """
@@ -208,7 +208,7 @@ class Ledger(Protocol):
         witnesses: Iterable[Witness] | None = None,
         given_up: Iterable[GivenUp] = (),
     ) -> AbstractAsyncContextManager[AsyncIterator[StoredFrame]]:
-        """Frames of a buffer in order, those after stream sequence `after`; waits for more for ever.
+        """Frames of a buffer in order, those after stream sequence `after`; waits for more forever.
 
         Survives restarts of the broker without a gap or a repetition. `witnesses`: the last frame that was read before
         of each lane that writes to the buffer; None where that is not known. Raises `DamageError` before it hands out

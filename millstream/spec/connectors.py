@@ -3,7 +3,7 @@
     SOURCES, SINKS ─► SourceKind, SinkKind: the model of its settings, checks, notes, what it promises
 
 A connector is one object, and lives in a folder of its own: `millstream_reader.sources.<name>`,
-`millstream_writer.sinks.<name>`, or a package that somebody else has written (docs/extending.md). Modules with such an
+`millstream_writer.sinks.<name>`, or a package of a third party (docs/extending.md). Modules with such an
 object are imported by `millstream validate` and by every vertex of a pipeline that names it, so they import nothing
 but what this page offers; what a connector works with is imported when it is opened.
 """
@@ -57,7 +57,8 @@ class Connector(Generic[S]):
     """Modules that it imports when it is opened and that may be absent, each with what `pip install` takes."""
 
     def local_findings(self, settings: S, place: Place) -> Iterator[Finding]:
-        """What this machine lacks for it: files, directories, ports. Nothing is changed, nobody else is asked."""
+        """What this machine lacks for it: files, directories, ports. Nothing is changed, and no other machine is
+        asked."""
         yield from ()
 
     def notes(self, settings: S, path: Path) -> Iterator[tuple[Path, str]]:
@@ -85,7 +86,7 @@ class SourceKind(Connector[S]):
     has_headers = True
     """Whether its records may have headers."""
     strangers = False
-    """Whether somebody outside chooses event times: one far ahead of the clock is then held back."""
+    """Whether event times are chosen outside: one far ahead of the clock is then held back."""
 
     def bounded(self, settings: S) -> bool | None:
         """Whether it ends by itself; None where that shows only while it runs."""

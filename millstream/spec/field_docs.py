@@ -1,7 +1,7 @@
 """What the fields of a model mean: the strings below them, as their source has them.
 
 Above it: the JSON schema of the pipeline file. Reading the source of every model at its definition would be a quarter
-of what a process does at its start, so it is read when somebody asks.
+of what a process does at its start, so it is read on demand.
 """
 
 from __future__ import annotations

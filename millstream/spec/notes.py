@@ -40,7 +40,7 @@ def _in_the_clear(vertex: Vertex, here: Path) -> Iterator[tuple[Path, str]]:
             continue
         host = address.rpartition(":")[0].strip("[]")
         if not stays_on_this_machine(host):
-            what = f"records go to {host} in the clear, and whoever answers there is taken for the function"
+            what = f"records go to {host} in the clear, and any server that answers there is taken for the function"
             way = "; `tls` beside it encrypts them" if vertex.group_by is None else ""
             yield (*here, *placed.path, "address"), what + way
 
@@ -60,7 +60,7 @@ def _grouping(written: Mapping[str, Any], group_by: GroupBy, here: Path) -> Iter
         yield path, "`slide` is longer than `length`: records between two windows are in none and count as filtered"
     if global_ is not None and global_.accumulate:
         path = (*here, "window", "global", "accumulate")
-        yield path, "with `accumulate` every record is kept for ever, and each result is computed over all of them"
+        yield path, "with `accumulate` every record is kept forever, and each result is computed over all of them"
     if global_ is not None and group_by.allowed_lateness_s and (global_.trigger is None or global_.trigger.count):
         yield (*here, "allowedLateness"), "`allowedLateness` has no effect: nothing is late for a global window"
     if group_by.keeps_input:

@@ -203,7 +203,7 @@ class Backoff(SpecModel):
     """Pause before the first retry. Duration, default 100ms."""
     steps: PositiveCount = 3
     """Attempts in all, the first one included, before `onFailure` decides; not used by
-    `onFailure: retry`, which goes on for ever."""
+    `onFailure: retry`, which goes on forever."""
     factor: Annotated[float, Field(ge=1, strict=True)] = 2.0
     """What each pause is multiplied by to give the next."""
     cap_s: PositiveDuration = Field(default=10.0, alias="cap")
@@ -223,7 +223,7 @@ class RetryStrategy(SpecModel):
     """How often a function may ask by `Retry` to see a record again before `onFailure` decides. Not used by `onFailure:
     retry`, nor for a reduce."""
     on_failure: OnFailure | None = None
-    """After the last attempt: `retry` for ever, `drop` (counted), `deadLetter` (to the vertex's
+    """After the last attempt: `retry` forever, `drop` (counted), `deadLetter` (to the vertex's
     dead-letter edges; for a window, a description of it) or `stop` the lane. Default: `deadLetter` if the vertex has
     a dead-letter edge, else `stop`."""
 

@@ -25,12 +25,12 @@ class SinkRetryStrategy(SpecModel):
     """How often a `udsink` may ask by `Retry` to see a record again before `onFailure` decides. Not used by `onFailure:
     retry`."""
     on_failure: OnSinkFailure = "retry"
-    """After the last attempt: `retry` for ever (the default), to the `fallback` sink, `drop`
+    """After the last attempt: `retry` forever (the default), to the `fallback` sink, `drop`
     (counted) or `stop` the lane."""
 
 
 class FallbackSink(Choice):
-    """The kinds of sink: exactly one of them. A fallback is tried for ever."""
+    """The kinds of sink: exactly one of them. A fallback is tried forever."""
 
     noun = "a sink"
     registry = SINKS

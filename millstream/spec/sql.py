@@ -47,7 +47,7 @@ def doubts_of(pipeline: Pipeline) -> Iterator[tuple[Path, str]]:
 
 
 def doubt_of(query: str) -> str | None:
-    """What seems wrong with a query; None when nothing does, or nobody is there to ask."""
+    """What seems wrong with a query; None when nothing does, or there is no engine to ask."""
     try:
         # Imported here because only pipelines with SQL need it, and it is not always there.
         import sqlglot

@@ -134,7 +134,7 @@ class GlobalWindow(SpecModel):
     """When results are given before the end of time, which comes when every source has ended. Default: never."""
     accumulate: Flag = False
     """Each result is over everything so far (true), or over what came since the last one (false). True keeps every
-    record for ever."""
+    record forever."""
 
 
 class Window(SpecModel):

@@ -1,4 +1,4 @@
-"""The HTTP endpoint of a process: metrics for Prometheus, probes for whoever restarts it.
+"""The HTTP endpoint of a process: metrics for Prometheus, probes for the system that restarts it.
 
     /metrics   Prometheus text
     /livez     200 as long as the event loop turns

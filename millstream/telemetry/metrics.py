@@ -243,7 +243,7 @@ METRICS: tuple[Metric, ...] = (
         "vertex_pending_messages_raw",
         _GAUGE,
         (_LANE,),
-        "Records that wait, in the lane's buffer or at its source; absent where nobody can tell.",
+        "Records that wait, in the lane's buffer or at its source; absent where that is unknown.",
         _lanes(lambda n: n.pending),
     ),
     Metric(
@@ -534,7 +534,7 @@ class Metrics:
             self._times[name] = self._meter.create_histogram(
                 name, description=described[name], explicit_bucket_boundaries_advisory=list(bounds)
             )
-        # A counter that is read costs a frame an addition; one that is told costs as much as the histogram.
+        # A counter that is read costs a frame an addition; one that is recorded costs as much as the histogram.
         totals: tuple[tuple[str, Callable[[VertexMetrics], float]], ...] = (
             (LATENCY_SUM, lambda replica: replica.record_seconds),
             (LATENCY_COUNT, lambda replica: replica.records),
@@ -546,8 +546,8 @@ class Metrics:
     def replica(
         self, statistics: Callable[[], VertexStatistics], labels: Labels, reports: Collection[LaneReport]
     ) -> Iterator[VertexMetrics]:
-        """The metrics of a replica. When the context has ended, its last numbers are told as long as the process lives:
-        also by the export at the end."""
+        """The metrics of a replica. When the context has ended, its last numbers are reported as long as the process
+        lives: also by the export at the end."""
         replica = VertexMetrics(statistics, labels, reports, self._times)
         self._replicas.append(replica)
         try:

@@ -2,7 +2,7 @@
 
     start ─► answers the probe ─► ready ─► exits or hangs ─► backoff ─► start ...
       │ fails before it was ever ready, STARTS_MAX times in a row: UdfError
-      └ once it was ready, it is restarted for ever
+      └ once it was ready, it is restarted forever
 
 Above it: `function.py`, which gives it the probe of a protocol. Below it: `millstream.processes`. What this module
 knows is processes and sockets, and no protocol; streams survive a restart by themselves (`calls.py`).

@@ -1,8 +1,8 @@
 """A private, short directory for a unix socket.
 
 Above it: `sidecar.py`. Below it: the file system. The path of a unix socket holds at most 107 bytes, so it cannot lie
-in a data directory of the user's. Whoever makes a directory holds a lock in it; the kernel drops the lock when the
-owner dies, however it dies, and the next one to make a directory removes what is left.
+in a data directory of the user's. The process that makes a directory holds a lock in it; the kernel drops the lock
+when the owner dies, however it dies, and the next one to make a directory removes what is left.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def remove_abandoned(base: Path) -> None:
             with _locked(directory):
                 shutil.rmtree(directory, ignore_errors=True)
         except OSError:
-            # Somebody else's, alive, or just being removed.
+            # It belongs to another process, alive, or is just being removed.
             continue
 
 

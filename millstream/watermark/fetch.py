@@ -19,8 +19,9 @@ class WatermarkFetcher:
     """The input watermark of one lane: the minimum over all upstream lanes that write its buffer."""
 
     def __init__(self, buffer: BufferId, lanes: Collection[LaneId]) -> None:
-        """`lanes`: all lanes of the upstream vertex, whoever owns them, fixed by the spec; not those joined by a back
-        edge, which wait for this one. At least one: a lane that only a back edge feeds has no input watermark.
+        """`lanes`: all lanes of the upstream vertex, whichever process owns them, fixed by the spec; not those joined
+        by a back edge, which wait for this one. At least one: a lane that only a back edge feeds has no input
+        watermark.
         """
         if not lanes:
             raise ValueError(f"buffer {buffer}: a watermark needs at least one upstream lane")

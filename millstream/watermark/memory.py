@@ -166,7 +166,7 @@ class MemoryOtStore:
     async def _put_after(self, key: str, guard: int, entry: OtEntry) -> None:
         bucket = self._memory._bucket(self._pipeline, self._vertex)
         if bucket.revisions.get(key, 0) != guard:
-            raise RetryLaterError(codes.BROKER_AWAY, f"lane {key} was put by somebody else")
+            raise RetryLaterError(codes.BROKER_AWAY, f"lane {key} was put by another process")
         self._memory._put(bucket, key, entry)
 
 

@@ -34,7 +34,7 @@ class _Slot:
     stored: asyncio.Event = field(default_factory=asyncio.Event)
     """Nothing is waiting or under way."""
     hurry: asyncio.Event = field(default_factory=asyncio.Event)
-    """Somebody waits for the entry: do not sit the interval out."""
+    """A task waits for the entry: does not sit the interval out."""
     fenced: bool = False
 
 
@@ -63,7 +63,7 @@ class CoalescingPublisher:
         """As `OtStore.publish`."""
         slot = self._slots.get(key)
         if slot is not None and slot.fenced and entry.epoch > slot.entry.epoch:
-            # The lane came back to this process after somebody else had it.
+            # The lane came back to this process after another had it.
             del self._slots[key]
             slot = None
         if slot is None:

@@ -131,7 +131,7 @@ class OtStore(Protocol):
         """Remove what the lane has published; it must have no owner now. Raises `RetryLaterError`."""
 
     def watch(self) -> AbstractAsyncContextManager[AsyncIterator[OtUpdate]]:
-        """What is stored, then every change, for ever. Nothing older than what it gave before of the same lane.
+        """What is stored, then every change, forever. Nothing older than what it gave before of the same lane.
 
         Survives restarts of the broker: whatever was missed is found by reading everything again. A watcher that is
         slow to take updates is given the newest of each lane.

@@ -79,7 +79,7 @@ class Timeline:
         return self._watermarks[index - 1] if index else START_OF_TIME_US
 
     def forget(self, sequence: int) -> None:
-        """Nobody will ask about a sequence below `sequence` again."""
+        """No caller will ask about a sequence below `sequence` again."""
         below = bisect_right(self._sequences, sequence) - 1
         if below > 0:
             del self._sequences[:below]
@@ -99,6 +99,6 @@ class Timeline:
 
     def _thin(self) -> None:
         # Without a step, sequences above it get the answer of the step below: too low, so safe. The first step stays
-        # because it is what the reader is told now, and the last because a lane that falls silent adds no other.
+        # because it is what the reader gets now, and the last because a lane that falls silent adds no other.
         del self._sequences[1:-1:2]
         del self._watermarks[1:-1:2]

@@ -1,7 +1,7 @@
 """The queue between a watch and the one who takes its updates: nothing older than before, bounded.
 
-Above it: whoever iterates over `OtStore.watch`. Below it: the store's subscription and its re-reads, which may bring
-the same entry twice and out of order.
+Above it: the tasks that iterate over `OtStore.watch`. Below it: the store's subscription and its re-reads, which may
+bring the same entry twice and out of order.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class UpdateQueue(AsyncIterator[OtUpdate]):
         self._error: Exception | None = None
         self._updated: set[str] | None = None
         self.closed = False
-        """Nobody takes updates any more."""
+        """Updates are no longer taken."""
 
     def on_update(self, update: OtUpdate) -> None:
         """An update as it was published."""
@@ -51,12 +51,12 @@ class UpdateQueue(AsyncIterator[OtUpdate]):
         self._updated = None
 
     def fail(self, error: Exception) -> None:
-        """Raise `error` at whoever takes the next update."""
+        """Raises `error` when the next update is taken."""
         self._error = error
         self._ready.set()
 
     def close(self) -> None:
-        """Nobody will take an update again. Also for a task whose cancellation got lost (see `publish.py`)."""
+        """Updates will not be taken again. Also for a task whose cancellation got lost (see `publish.py`)."""
         self.closed = True
 
     def _offer(self, update: OtUpdate) -> None:

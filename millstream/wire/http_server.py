@@ -3,7 +3,7 @@
     accept ─► a place left? ─► TLS handshake ─► head in time? ─► the application ─► idle for too long?
                  └─► 429, 503                      └─► 408                              └─► closed
 
-Above it: whoever has an application of aiohttp's, which parses and answers. Below it: a socket that listens. A client
+Above it: code that has an aiohttp application, which parses and answers. Below it: a socket that listens. A client
 that takes nothing of its answer is the system's to end, by the user timeout of TCP.
 """
 

@@ -127,7 +127,7 @@ class Machine:
 
 
 async def commit(owner: LaneOwner) -> None:
-    """Commits of several messages, for ever: what is in A is there long before the rest is durable."""
+    """Commits of several messages, forever: what is in A is there long before the rest is durable."""
     for number in count():
         await owner.commit((A, b"%d" % number), *((B, bytes(LARGE)) for _ in range(LARGE_FRAMES)))
 

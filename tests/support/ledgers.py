@@ -1,6 +1,6 @@
 """The kinds of ledger behind one harness, so that a test can run on both with the faults that all know.
 
-Above it: the contract suite, and whoever tests against ledgers. Below it: the ledgers, a real server, a lossy path.
+Above it: the contract suite, and code that tests against ledgers. Below it: the ledgers, a real server, a lossy path.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Where a broker is, and how a process shows it who it is.
 
-Above it: whoever opens a connection. It holds what was looked up and reads no settings: `access_file.py` does.
+Above it: code that opens a connection. It holds what was looked up and reads no settings: `access_file.py` does.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     tls: {ca: ca.pem}
 
 Secrets stand in the environment or in files of their own, so the file itself may be read by others; nothing of it
-comes from a command line, which every user of a machine can read. Above it: whoever is given such a file. Below it:
+comes from a command line, which every user of a machine can read. Above it: code that is given such a file. Below it:
 what a connection is made with.
 """
 

@@ -1,10 +1,10 @@
-"""The connection to a NATS server: opened once, retried for ever, and honest about answers that were lost.
+"""The connection to a NATS server: opened once, retried forever, and honest about answers that were lost.
 
 Above it: the ledger and the watermark store. Below it: `nats-py`. It knows requests and answers; it does not know
 streams.
 
     request ──► connection ──► server          an answer comes, or
-       ▲            │                          AnswerLostError: nobody knows whether the request had an effect
+       ▲            │                          AnswerLostError: it is unknown whether the request had an effect
        └────────────┘
 """
 
@@ -105,7 +105,7 @@ class BrokerConnection:
 
     @property
     def client(self) -> Client:
-        """The client below, for whoever needs more than requests."""
+        """The client below, for callers that need more than requests."""
         return self._client
 
     @property
@@ -179,7 +179,7 @@ class BrokerConnection:
                 await asyncio.wait([reconnecting], timeout=_CLOSE_TIMEOUT_S)
 
     async def connected(self) -> None:
-        """Wait until there is a connection, for ever."""
+        """Wait until there is a connection, forever."""
         self._check_denied()
         while not self._client.is_connected or not self._up.is_set():
             if self._refusal is not None:
@@ -215,7 +215,7 @@ class BrokerConnection:
         finally:
             answer.cancel()
         if message.headers and message.headers.get("Status") == _NO_RESPONDERS:
-            raise UnansweredError("nobody answers requests to JetStream there")
+            raise UnansweredError("no server answers requests to JetStream there")
         return message
 
     async def publish(
@@ -339,12 +339,12 @@ class BrokerConnection:
     def _fail(answer: asyncio.Future[Msg], error: Exception) -> None:
         if not answer.done():
             answer.set_exception(error)
-            # Nobody may be waiting any more.
+            # The caller may have stopped waiting.
             answer.exception()
 
 
 class _AbortingTransport(TcpTransport):
-    """A TCP connection that does not wait for ever to be closed, and is closed before it is replaced."""
+    """A TCP connection that does not wait forever to be closed, and is closed before it is replaced."""
 
     def __init__(self, *, encrypted: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # as its base class is
@@ -386,7 +386,8 @@ class _AbortingTransport(TcpTransport):
     async def wait_closed(self) -> None:
         try:
             async with asyncio.timeout(_CLOSE_TIMEOUT_S):
-                # Whoever waits for this end waits for one future: the cancellation of one must not reach the others.
+                # All tasks that wait for this end wait for one future: the cancellation of one must not reach the
+                # others.
                 await asyncio.shield(super().wait_closed())  # type: ignore[no-untyped-call]  # as its base class is
         except TimeoutError:
             self.abort()
@@ -408,7 +409,7 @@ async def open_connection(
     """A connection to the server, or one of several.
 
     Raises `InfrastructureError` when no connection comes up in `timeout_s`, and at once when the server does not take
-    the credentials; once it was up it is retried for ever.
+    the credentials; once it was up it is retried forever.
     """
     connection = BrokerConnection(access, name)
     try:

@@ -148,7 +148,7 @@ class JetStreamLedger:
                 with step("ledger.take_over", self._vertex):
                     receipt = await self._commit(Commit(lane, (), mark, after=stored.sequence if stored else 0))
             except FencedError:
-                # Somebody else took over, or the owner before committed, between our reading and writing.
+                # Another owner took over, or the one before committed, between our read and our write.
                 continue
             return StoredMark(mark, receipt.mark_sequence)
 

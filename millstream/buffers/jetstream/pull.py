@@ -2,7 +2,7 @@
 
 Above it: `jetstream.py`. Below it: the connection. It owns one ephemeral consumer at a time, which acknowledges
 nothing:
-the mark of whoever reads is the acknowledgement.
+the reader's mark is the acknowledgement.
 
     pull 1  ├──frames──┤
     pull 2        ├──frames──┤        always one more asked for, so the server never waits for us,
@@ -27,7 +27,7 @@ from uuid import uuid4
 from millstream import codes, limits
 from millstream.buffers.jetstream.connection import AnswerLostError, ApiError, BrokerConnection
 from millstream.buffers.jetstream.nats_client import Msg, nats_errors
-from millstream.buffers.jetstream.requests import NO_MESSAGE, message_headers
+from millstream.buffers.jetstream.requests import NO_MESSAGE, NO_STREAM, message_headers
 from millstream.errors import DamageError
 from millstream.ledger.protocol import LedgerStatistics, StoredFrame, Witness
 from millstream.ledger.witness import REPAIR, ReadCheck, witness_of
@@ -61,7 +61,6 @@ _PULL_REQUEST = json.dumps(
 # A pull that cannot hold the largest message would never deliver it.
 assert PULL_BYTES >= 2 * limits.MESSAGE_BYTES_MAX
 
-_NO_STREAM = 10059
 _STATUS_HEARTBEAT = "100"
 
 
@@ -98,7 +97,7 @@ class PullReader:
         self._inbox = connection.client.new_inbox()
         self._consumer = ""
         self._round = 0
-        """Counts consumers, so that what an earlier one still sends is told apart."""
+        """Counts consumers, so that what an earlier one still sends can be recognised."""
         self._losses = -1
         self._delivered = 0
         self._owed = 0
@@ -133,7 +132,7 @@ class PullReader:
             if not client.is_closed:
                 await self._subscription.unsubscribe()
             if client.is_connected and self._consumer:
-                # Nobody waits for the answer; the server would remove it by itself, later.
+                # No task waits for the answer; the server would remove it by itself, later.
                 await client.publish(f"$JS.API.CONSUMER.DELETE.{self._stream}.{self._consumer}", b"")
         except nats_errors.Error as error:
             _log.debug("consumer of %s not removed: %r", self._subject, error)
@@ -234,7 +233,7 @@ class PullReader:
         self._something.set()
 
     async def _new_consumer(self) -> None:
-        """A consumer after the last frame handed out; tries for ever. `DamageError` when the frames cannot be there."""
+        """A consumer after the last frame handed out; tries forever. `DamageError` when the frames cannot be there."""
         pauses = Pauses(_RETRY_FIRST_S, _RETRY_LAST_S)
         if self._restart != "start":
             self._statistics.read_restarts += 1
@@ -262,7 +261,7 @@ class PullReader:
         try:
             info = await self._connection.api(f"STREAM.INFO.{self._stream}")
         except ApiError as error:
-            if error.code != _NO_STREAM:
+            if error.code != NO_STREAM:
                 raise
             raise DamageError(
                 codes.LEDGER_GONE,

@@ -1,6 +1,6 @@
 """The text of a NATS server's configuration, with the durability and the sizes a ledger needs. Pure.
 
-Above it: the local runner, the test server and whoever deploys a broker. It starts nothing and reads nothing.
+Above it: the local runner, the test server and the commands that deploy a broker. It starts nothing and reads nothing.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ AskLeader = Callable[[Mapping[str, object]], Awaitable[Mapping[str, Any] | None]
 async def stored_ids(
     connection: BrokerConnection, stream: str, lane: str, ids: str, ask_leader: AskLeader
 ) -> AsyncIterator[StoredIds]:
-    """What has not expired under the subject `ids` of a lane. Whoever asks has taken the lane over: no more will
+    """What has not expired under the subject `ids` of a lane. The caller has taken the lane over: no more will
     follow."""
     last, newest = await ask_leader({"last_by_subj": ids}), await ask_leader({"last_by_subj": lane})
     if last is None or newest is None:
@@ -65,7 +65,7 @@ async def stored_ids(
         page.clear()
         if behind:
             continue
-        # The last ones may have expired, or whoever answered has not got them yet: the leader knows.
+        # The last ones may have expired, or the server that answered has not got them yet: the leader knows.
         if behind == 0 and await ask_leader({"seq": after + 1, "next_by_subj": ids}) is None:
             return
         await pauses.wait()

@@ -2,7 +2,7 @@
 
 A server that fails to write in the middle of a batch (its disk is full) stops there, and completes the batch when it is
 started again. Nothing may be written behind such an end until then: it would stay half. Where the server was restarted
-and has not completed it, or somebody has written behind it, it never will be: that is damage.
+and has not completed it, or another owner has written behind it, it never will be: that is damage.
 
     the lane's last message has no mark ─► written behind?          ─► DamageError
                                            server restarted since?  ─► DamageError
@@ -87,7 +87,8 @@ class TornEnds:
         torn = torn_batch(message)
         if await self._last_stored() != torn.last:
             newest = await self._get({"last_by_subj": lane_filter_of(message["subject"])})
-            # A batch lies in the stream without a gap: what follows is either of this lane, or of nobody's concern.
+            # A batch lies in the stream without a gap: what follows is either of this lane, or does not concern any
+            # lane.
             if newest is not None and newest["seq"] == torn.last:
                 raise self._damage(torn, "others wrote behind it, or its end is lost")
             return torn

@@ -1,6 +1,6 @@
 """Where a Redis or Valkey server is, and how a process shows it who it is.
 
-Above it: whoever opens a connection. It holds what was looked up and reads no settings.
+Above it: code that opens a connection. It holds what was looked up and reads no settings.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The connection to a Redis or Valkey server: retried for ever, and honest about answers that were lost.
+"""The connection to a Redis or Valkey server: retried forever, and honest about answers that were lost.
 
 Above it: the ledger and the OT store. Below it: redis-py, which repeats nothing here. It knows commands and scripts.
 
@@ -67,7 +67,7 @@ class RedisConnection:
 
     @property
     def client(self) -> Redis:
-        """The client below, for whoever needs more than commands."""
+        """The client below, for callers that need more than commands."""
         return self._client
 
     async def open(self, timeout_s: float) -> None:
@@ -250,7 +250,7 @@ async def open_connection(
     """A way to the server.
 
     Raises `InfrastructureError` when no answer comes in `timeout_s`, and at once when the server does not take the
-    credentials; once it was up it is retried for ever.
+    credentials; once it was up it is retried forever.
     """
     connection = RedisConnection(access, name)
     try:

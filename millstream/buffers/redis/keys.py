@@ -56,7 +56,7 @@ def buffer_name(buffer: BufferId) -> str:
 
 
 def entries_key(pipeline: str, vertex: str) -> str:
-    """OT entries, and the channel on which they are told."""
+    """OT entries, and the channel on which they are published."""
     return f"{vertex_prefix(pipeline, vertex)}o"
 
 

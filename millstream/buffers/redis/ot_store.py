@@ -102,7 +102,7 @@ class RedisOtStore(RevisionedOtStore):
         stored = int(await self._connection.change(PUT, self._keys, [key, revision, entry.SerializeToString()]))
         if not stored:
             # An own put that was stored and not answered, or another owner: the next attempt finds out.
-            raise RetryLaterError(codes.BROKER_AWAY, f"the OT store {self._entries}: {key} was put by somebody else")
+            raise RetryLaterError(codes.BROKER_AWAY, f"the OT store {self._entries}: {key} was put by another process")
         return stored
 
     async def _stored(self, key: str) -> tuple[int, OtEntry | None]:
@@ -113,7 +113,7 @@ class RedisOtStore(RevisionedOtStore):
         return int(revision or 0), decode_update(self._entries, key, data).entry if data is not None else None
 
     async def _hear(self, queue: UpdateQueue) -> None:
-        """Hand every put to the queue, for ever; one that is missed is found by reading."""
+        """Hand every put to the queue, forever; one that is missed is found by reading."""
         while not queue.closed:
             with suppress(RedisError, OSError):
                 async with self._connection.client.pubsub(ignore_subscribe_messages=True) as channel:

@@ -116,7 +116,7 @@ class RedisReader:
             self._check.stored(_frame(entries[0]).witness if entries else None)
 
     async def read_ahead(self) -> None:
-        """Keep frames ready, for ever; what goes wrong is raised at whoever takes the next one."""
+        """Keep frames ready, forever; what goes wrong is raised when the next one is taken."""
         try:
             while True:
                 try:

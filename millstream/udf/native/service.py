@@ -29,4 +29,4 @@ FATAL = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: (codes.FUNCTION_MESSAGE_SIZE, "a message was larger than the protocol allows"),
     grpc.StatusCode.OUT_OF_RANGE: (codes.FUNCTION_MESSAGE_SIZE, "a message was larger than the protocol allows"),
 }
-"""A stream that ends with one of these would end with it again: somebody has to change something."""
+"""A stream that ends with one of these would end with it again: the cause has to be removed."""

@@ -81,7 +81,7 @@ class NativeSourceStream:
             return batch
 
     async def committed(self, position: bytes) -> None:
-        """Tell the source. When it cannot be told, a later commit will: positions only go forward."""
+        """Tell the source. When that fails, a later commit does it: positions only go forward."""
         if self._wire is None:
             return
         try:

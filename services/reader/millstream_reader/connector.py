@@ -1,4 +1,4 @@
-"""What a kind of source is to whoever writes one: one object, which says all that Millstream wants to know of it.
+"""What a kind of source is to its author: one object that says all that Millstream has to know of it.
 
 Above it: the pipeline file's models, which find it by its name, and `sources.opening`, which opens it. Below it: the
 kinds of source, each in a folder of its own. It is imported by whatever reads a pipeline, so what a source works with

@@ -44,8 +44,8 @@ class Milestones:
         depends: bool,
         joined: Sequence[wal_pb2.Joined] = (),
     ) -> wal_pb2.Milestone | None:
-        """Where the lane stands before an append of so many stored bytes; None where nobody need know. `depends`: on
-        what is closed, which windows these records are in. `joined`: those that joined sessions."""
+        """Where the lane stands before an append of so many stored bytes; None where that does not matter. `depends`:
+        on what is closed, which windows these records are in. `joined`: those that joined sessions."""
         self._bytes += size
         moves = closed_us > self._closed_us and (depends or self._bytes >= BETWEEN_BYTES)
         if not moves and not joined:

@@ -8,8 +8,8 @@
 `sync` that began after them returns; only then may the lane let anybody know. After a restart the log is read back, and
 `unacknowledged` and `pending` say what the lane's mark does not know yet.
 
-Above it: the lane, whose mark the queue is told after each commit. Below it: `log` and the windowing. It does not know
-what windows are computed for, nor who reads the buffers.
+Above it: the lane, which passes its mark to the queue after each commit. Below it: `log` and the windowing. It does
+not know what windows are computed for, nor who reads the buffers.
 
 Bounds: bytes that are not durable yet, and bytes of the log. `room` waits for both. A hand-over is always taken in,
 since only hand-overs make room again.
@@ -54,7 +54,7 @@ _log = logging.getLogger(__name__)
 
 _RESERVE_MORE_BYTES = 16 * MIB
 _LEFT_BYTES_MAX = 4096
-"""What may be left behind that nobody needs, rather than to begin a segment for it."""
+"""Unneeded bytes that may be left behind, rather than to begin a segment for it."""
 _RETRY_FIRST_S = 0.05
 _RETRY_LAST_S = 1.0
 """A write that found no room is tried again after the first, then double, up to the last."""
@@ -248,7 +248,7 @@ class Queue:
         return {edge: min(sequence, done.get(edge, 0)) for edge, sequence in positions.items()}
 
     async def committed(self, progress: mark_pb2.ReduceProgress) -> None:
-        """The lane's mark says `progress` now: what nobody needs any more is freed."""
+        """The lane's mark says `progress` now: what is no longer needed is freed."""
         copy = mark_pb2.ReduceProgress()
         copy.CopyFrom(progress)
         if not self._contents.committed(copy):
@@ -262,7 +262,7 @@ class Queue:
         self._freed.set()
 
     async def leave(self) -> None:
-        """Delete what nobody needs, before the queue is closed; a queue without contents leaves one short segment."""
+        """Deletes what is not needed, before the queue is closed; a queue without contents leaves one short segment."""
         if self._log.removable_bytes() > _LEFT_BYTES_MAX:
             self._begin_segment()
             # A full disk, or a new owner, may keep it from that: the next one does it then.

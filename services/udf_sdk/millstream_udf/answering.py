@@ -21,7 +21,7 @@ MESSAGE_BYTES_MAX = 64 * 1024 * 1024
 def context_of(
     hello: udf_pb2.Hello, *, attempt: int = 0, watermark_us: int = -(2**63), traceparent: str = ""
 ) -> Context:
-    """What a function is told about a call."""
+    """What a function learns about a call."""
     return Context(
         pipeline=hello.pipeline,
         vertex=hello.vertex,
@@ -60,7 +60,7 @@ async def answer_sink(lane: Lane, hello: udf_pb2.Hello, call: udf_pb2.SealedSink
 
 
 def encode_map(answer: udf_pb2.SealedMapAnswer) -> bytes:
-    """The message to send; one that nobody would accept is replaced by an answer that says so."""
+    """The message to send; one that no peer would accept is replaced by an answer that says so."""
     data = udf_pb2.SealedMapResponse(answer=answer).SerializeToString()
     if len(data) <= MESSAGE_BYTES_MAX:
         return data

@@ -1,6 +1,6 @@
 """Where a call comes from, as a function sees it.
 
-Above it: users' functions. It knows trace contexts only as text, and OpenTelemetry only when somebody installed it.
+Above it: users' functions. It knows trace contexts only as text, and OpenTelemetry only when it is installed.
 """
 
 from __future__ import annotations

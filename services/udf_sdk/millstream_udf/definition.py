@@ -175,7 +175,7 @@ def define(target: Any, name: str) -> Definition:
 
 
 def _reduces(target: Any) -> bool:
-    """Whether what nobody decorated can be nothing but a reduce function: others take the value and the context."""
+    """Whether an undecorated function can only be a reduce function: others take the value and the context."""
     if inspect.isclass(target):
         return all(callable(getattr(target, name, None)) for name in ("add", "result"))
     if not inspect.isfunction(target):
@@ -233,7 +233,7 @@ def _parameters(function: Any, name: str) -> list[inspect.Parameter]:
     parameters: list[inspect.Parameter] = []
     for parameter in signature.parameters.values():
         if parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty:
-            raise TypeError(f"{name} has an argument {parameter.name} by keyword only, which nobody gives it")
+            raise TypeError(f"{name} has an argument {parameter.name} by keyword only, which is never given")
         if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
             continue
         # A second parameter with a default is the author's own (def f(value, factor=2)), unless it is named or

@@ -1,7 +1,7 @@
 """What became of records that were not simply processed: exceptions as outcomes. Pure.
 
-Above it: `outputs` and `execution`. Below it: nothing. A failure is told with the user's own traceback: frames of this
-package are cut away, because nobody can do anything about them.
+Above it: `outputs` and `execution`. Below it: nothing. A failure is reported with the user's own traceback: frames of
+this package are cut away: users cannot change them.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from millstream_udf.wire.udf.v1 import udf_pb2
 DETAIL_BYTES_MAX = 16 * 1024
 """Of one traceback; the end of it is what counts."""
 DETAILS_BYTES_MAX = 1024 * 1024
-"""Of all tracebacks in an answer. Failures beyond it are told without theirs."""
+"""Of all tracebacks in an answer. Failures beyond it are reported without theirs."""
 
-# Between a function and whoever starts it: this package, and the import of the user's module.
+# Between a function and its caller: this package, and the import of the user's module.
 _NOT_THE_USERS = (os.path.dirname(os.path.abspath(__file__)) + os.sep, "<frozen importlib", importlib.__file__)
 
 

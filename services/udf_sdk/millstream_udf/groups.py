@@ -125,7 +125,7 @@ class Source(Protocol):
 
 
 class Gone(BaseException):
-    """The parts ended in the middle of a group: nobody waits for its results. No `Exception`, so that a function that
+    """The parts ended in the middle of a group: its results are not wanted. No `Exception`, so that a function that
     catches these does not catch it."""
 
 

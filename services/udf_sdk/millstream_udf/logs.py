@@ -30,7 +30,7 @@ _KNOWN_ELSEWHERE = ("pipeline", "vertex", "replica")
 
 
 def configure() -> None:
-    """Have the root logger write to standard error, unless somebody has configured it."""
+    """Have the root logger write to standard error, unless it has been configured."""
     root = logging.getLogger()
     if root.handlers:
         return

@@ -1,8 +1,8 @@
 """Says of every line that a function prints which group it was printed for.
 
 Above it: `reducing`. Below it: `sys.stdout` and `sys.stderr`. In a Spark worker, and among many groups, a line without
-its window and key would help nobody. A label belongs to a context (`contextvars`), so groups that are worked on at the
-same time have their own.
+its window and key would be of no help. A label belongs to a context (`contextvars`), so groups that are worked on at
+the same time have their own.
 """
 
 from __future__ import annotations

@@ -79,7 +79,8 @@ def _mixed_answer(
     try:
         answer = _columns(inputs, outputs, parents)
     except (TypeError, ValueError, AttributeError, OverflowError):
-        # Some message holds what cannot be encoded. Which one is only looked for now, so that nobody else pays for it.
+        # Some message holds what cannot be encoded. Which one is only looked for now, so that other calls do not pay
+        # for it.
         faults = _faults(outputs, parents)
         for index, fault in faults.items():
             outcomes.add(index, fault)

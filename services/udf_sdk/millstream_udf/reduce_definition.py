@@ -122,7 +122,7 @@ def _takes(definition: Definition, parameter: inspect.Parameter) -> Takes:
 
 
 def _parameters(function: Any, name: str) -> list[inspect.Parameter]:
-    """Those that somebody has to give something for."""
+    """Those that need an argument."""
     parameters = []
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
@@ -130,7 +130,7 @@ def _parameters(function: Any, name: str) -> list[inspect.Parameter]:
         optional = parameter.default is not parameter.empty
         if parameter.kind is parameter.KEYWORD_ONLY:
             if not optional:
-                raise TypeError(f"{name} has an argument {parameter.name} by keyword only, which nobody gives it")
+                raise TypeError(f"{name} has an argument {parameter.name} by keyword only, which is never given")
             continue
         # One with a default is the author's own, unless it is called what we have.
         if not optional or parameter.name in GIVEN:

@@ -1,7 +1,7 @@
 """Runs a reduce function over groups of records.
 
 Above it: the sidecar's server, Spark's tasks, the test kit. Below it: users' functions. It knows neither gRPC nor
-Spark: parts of groups come from a `Source`, answers about them go to whoever iterates.
+Spark: parts of groups come from a `Source`, answers about them go to the caller that iterates.
 
     parts ─► Cursor ─► function, group by group ─► answers, in the order of the groups
 
@@ -224,7 +224,7 @@ class _Builder:
         self._begun = len(self.answer.results)
 
     def add(self, result: bytes | Message) -> bool:
-        """Whether the answer is full. Raises `BadOutput` for what nobody could send."""
+        """Whether the answer is full. Raises `BadOutput` for what cannot be sent."""
         size = _checked_size(result) if isinstance(result, Message) else len(result)
         if size > RESULT_BYTES_MAX:
             raise BadOutput(f"a result has {size:,} bytes; the most is {RESULT_BYTES_MAX:,}. Give several smaller ones")
@@ -250,7 +250,7 @@ class _Builder:
 
 
 class Reducer:
-    """A reduce function in a process of somebody else's. What is pickled is where to find it. Made by `load`."""
+    """A reduce function in another process, such as Spark's. What is pickled is where to find it. Made by `load`."""
 
     def __init__(self, target: str, directory: str, context: Context) -> None:
         self.target = target

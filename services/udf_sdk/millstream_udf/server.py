@@ -373,7 +373,7 @@ def run(definition: Definition) -> None:
     except TypeError as error:
         print(f"millstream_udf: {error}", file=sys.stderr)
         sys.exit(2)
-    # What a function prints is read by somebody line by line, and must not be lost when the process is killed.
+    # What a function prints is read line by line, and must not be lost when the process is killed.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)

@@ -74,7 +74,7 @@ def frame_of(records: Sequence[Record]) -> bytes:
     try:
         return _encoded(records)
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
-        # Which one it is is only looked for now, so that nobody else pays for it.
+        # Which one it is is only looked for now, so that other calls do not pay for it.
         raise _bad(records) or error from None
 
 

@@ -56,7 +56,7 @@ class FunctionThread:
             with asyncio.Runner(loop_factory=loop_factory()) as runner:
                 runner.run(self._serve())
         except BaseException as error:  # noqa: BLE001 - told to who waits
-            # Told to whoever waits: the start, or the end.
+            # Set for the tasks that wait: the start, or the end.
             if not self._started.done():
                 self._started.set_exception(error)
             self.ended.set_exception(error)

@@ -119,7 +119,7 @@ class LaneCore:
             await self.committer.commit([], watermark_us=END_OF_TIME_US, ended=True)
         self.publish(END_OF_TIME_US)
         await self._ot.flush()
-        # From here on nobody writes to this ledger who would notice that it lacks something.
+        # From here on no writer of this ledger would notice that it lacks something.
         await self.committer.confirm()
 
     def publish(self, watermark_us: int, *, idle: bool = False) -> None:

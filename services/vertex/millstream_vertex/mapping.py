@@ -35,7 +35,7 @@ Tags = Sequence[tuple[bytes, ...]]
 _log = logging.getLogger(__name__)
 
 WHOLE_CALLS_MAX = 3
-"""A call that fails as a whole and is to be tried for ever is tried this often before it is made in halves."""
+"""A call that fails as a whole and is to be tried forever is tried this often before it is made in halves."""
 
 
 @dataclass(slots=True)

@@ -30,7 +30,7 @@ class Ownership:
         self._error: FencedError | None = None
 
     def own(self, lane: LaneId, epoch: int) -> None:
-        """A lane was taken over; nobody of a newer epoch than this has published for it."""
+        """A lane was taken over; no owner of a newer epoch has published for it."""
         self._epochs[lane.key] = lane, epoch
 
     def observe(self, update: OtUpdate) -> None:

@@ -169,7 +169,7 @@ class Replay:
         return unit
 
     async def _take_over(self, lane: LaneId) -> LaneCore:
-        """Own the lane as a vertex process would: whoever had it is fenced."""
+        """Owns the lane as a vertex process would: its former owner is fenced."""
         ledger = await self._ledger(lane.vertex)
         if ledger is None:
             raise UserError(codes.NOT_REPLAYED, f"vertex {lane.vertex} has stored nothing yet: run the pipeline first")

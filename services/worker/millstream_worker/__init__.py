@@ -1,4 +1,4 @@
 """The process that runs replicas of vertices: it opens their lanes and everything outside that these need.
 
-Above it: the runner, and whoever starts a vertex by hand. Below it: the lanes of all kinds.
+Above it: the runner, and users who start a vertex by hand. Below it: the lanes of all kinds.
 """

@@ -178,7 +178,7 @@ async def _obey(worker: Worker, replicas: Sequence[ReplicaId]) -> None:
     """Read orders until there can be no more: `stop NAME` of a replica."""
     mode = os.fstat(sys.stdin.fileno()).st_mode
     if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
-        # Nobody gives any: a process was started with the command line of one that was to take them.
+        # There are none: a process was started with the command line of one that was to take them.
         return
     reader = asyncio.StreamReader()
     protocol = asyncio.StreamReaderProtocol(reader)
@@ -195,7 +195,7 @@ async def _obey(worker: Worker, replicas: Sequence[ReplicaId]) -> None:
 
 def _forgo_pandas() -> None:
     """A reduce uses Arrow, and no code of users' runs in its process."""
-    # What is not installed is told where it is needed.
+    # What is not installed is reported where it is needed.
     with suppress(ModuleNotFoundError):
         from millstream_reduce.without_pandas import forgo_pandas
 

@@ -71,7 +71,7 @@ async def open_vertex(
     process: ProcessTelemetry = _SILENT,
     readiness: Readiness | None = None,
 ) -> AsyncIterator[VertexProcess]:
-    """Take the replica's lanes over and open everything they need. `readiness` is told how far that is."""
+    """Take the replica's lanes over and open everything they need. `readiness` follows how far that is."""
     lanes: list[VertexLane] = []
     statistics = _Statistics(config, lanes)
     readiness = readiness or Readiness()
@@ -100,7 +100,7 @@ class _Statistics:
         self._lanes = lanes
         self.kind = config.resolved.graph.vertex(config.vertex).definition
         self.shared: Shared | None = None
-        """None before the environment are open: then there is nothing to count."""
+        """None before the environment is open: then there is nothing to count."""
 
     def __call__(self) -> VertexStatistics:
         shared = self.shared

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class VertexConfig:
-    """What a replica is told at its start."""
+    """What a replica gets at its start."""
 
     resolved: Resolved
     vertex: str

@@ -76,7 +76,7 @@ class Shared:
 
     @asynccontextmanager
     async def damage_judged(self) -> AsyncIterator[None]:
-        """Damage that is met inside is told as `FencedError` where lanes have another owner: what they lack, that one
+        """Damage that is met inside is raised as `FencedError` where lanes have another owner: what they lack, that one
         has trimmed or deleted."""
         try:
             yield

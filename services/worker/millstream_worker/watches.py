@@ -90,7 +90,7 @@ class Watches:
 
 @asynccontextmanager
 async def open_watches(stores: OtStores) -> AsyncIterator[Watches]:
-    """Watch the stores that somebody listens to, until the context ends."""
+    """Watches the stores that have listeners, until the context ends."""
     async with open_tasks() as tasks:
         watches = Watches(stores, tasks)
         try:

@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """What a worker is told at its start."""
+    """What a worker gets at its start."""
 
     resolved: Resolved
     access: Mapping[ReplicaId, Access]
@@ -72,7 +72,7 @@ class WorkerConfig:
         return [Identity(name, one.vertex, kind.name, one.number, kind.reports) for one, kind in kinds.items()]
 
     def of(self, replica: ReplicaId) -> VertexConfig:
-        """What one of its replicas is told."""
+        """What one of its replicas gets."""
         return VertexConfig(
             resolved=self.resolved,
             vertex=replica.vertex,

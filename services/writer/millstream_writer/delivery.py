@@ -113,7 +113,7 @@ class Delivery:
         self._primary = primary
         self._fallback = fallback
         self._policy = policy
-        # The last resort has no resort of its own: what can be tried again is tried for ever.
+        # The last resort has no resort of its own: what can be tried again is tried forever.
         self._fallback_policy = RetryPolicy(policy.backoff, OnFailure.RETRY)
         self._limits = limits
         self._where = where
@@ -262,7 +262,7 @@ class Delivery:
                 result = await lane.write(parts, end)
         except RetryLaterError as error:
             if not parts:
-                # Nothing is for this sink: that it stands at `end` it is told again with the next write.
+                # Nothing is for this sink: it learns with the next write that it stands at `end`.
                 return WriteResult()
             self._waits(str(error))
             away = "target cannot take records now"

@@ -34,7 +34,7 @@ class SinkFrame:
     first_index: int
     """Index of this frame's first record in the stored frame."""
     id_prefix: str
-    """"<vertex>/<edge>/<partition>/<sequence>/": with the record's index in the stored frame, its id for ever."""
+    """"<vertex>/<edge>/<partition>/<sequence>/": with the record's index in the stored frame, its id forever."""
     picked: Sequence[int] | None = None
     """Index in the stored frame of each record, rising; None when they follow `first_index` without a gap."""
     attempt: int = 0

@@ -137,7 +137,7 @@ async def test_a_file_that_was_replaced_while_nobody_read_is_new_and_the_loss_is
     append(log, "another and longer one\n")
     async with open_lane(LOG, batches[-1].position, base_dir=tmp_path) as lane:
         assert values(await read_until(lane, enough(1))) == [b"another and longer one"]
-    assert "app.log was removed or overwritten while nobody read it" in caplog.text
+    assert "app.log was removed or overwritten before it was read" in caplog.text
     assert "after byte 4" in caplog.text
 
 

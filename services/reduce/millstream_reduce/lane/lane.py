@@ -5,8 +5,8 @@
                         ▼
                CLOSING: hand-over ─► fsync ─► RESULTS: job ─► commit: results + number of the hand-over ─► log is freed
 
-No position and no hand-over is told before it is durable in the log; only the fenced commit lets input and segments go.
-The lane wires its three parts and decides nothing else; what they report meets in its progress.
+No position and no hand-over is passed on before it is durable in the log; only the fenced commit lets input and
+segments go. The lane wires its three parts and decides nothing else; what they report meets in its progress.
 """
 
 from __future__ import annotations

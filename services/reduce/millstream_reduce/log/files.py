@@ -41,7 +41,7 @@ class Files(Protocol):
         """Make a file that takes so many bytes of the disk. Fails without a file where there is no room."""
 
     def publish(self, temporary: Path, path: Path) -> None:
-        """Give a file its name. Fails where there is one, whoever made it."""
+        """Give a file its name. Fails where there is one, whichever process made it."""
 
     def sync_directory(self, path: Path) -> None:
         """Return when the names in a directory are durable."""

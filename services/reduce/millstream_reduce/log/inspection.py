@@ -135,7 +135,7 @@ def _inspect_newest(found: LogInspection, numbers: list[int]) -> wal_pb2.Segment
         with mapped(path) as data:
             newest = read_header(path, data).segment
     except DamageError as error:
-        found.faults.append(f"{error}: without it nobody knows which segments belong to the log")
+        found.faults.append(f"{error}: without it there is no telling which segments belong to the log")
         return None
     found.lane = f"{newest.pipeline}/{newest.vertex}/window.{newest.partition}"
     found.log_id, found.epoch = newest.log_id.hex(), newest.epoch

@@ -424,7 +424,7 @@ async def open_log(
     """Open the log in `directory`, or make it; reads what is there into `contents`.
 
     The lane's mark must have been taken over under `identity.epoch` before. Raises `DamageError` for a log that cannot
-    be read whole, `FencedError` when there is a newer owner, `UserError` for the log of somebody else.
+    be read whole, `FencedError` when there is a newer owner, `UserError` for the log of another pipeline or lane.
     """
     log = Log(directory, identity, contents, files or SystemFiles(), sizes or LogSizes())
     try:

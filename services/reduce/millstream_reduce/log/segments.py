@@ -8,9 +8,9 @@ Above it: recovery, the writer and `millstream wal`. Below it: files, read only,
 
 There is no lock file. A lock that a paused process holds would keep the lane from going on, and one on a network volume
 may not be honoured. Instead an owner first puts its epoch's name into `owners/`, then reads the log, then seals what it
-read by beginning a segment, whose number nobody else can take. The owner before looks into `owners/` after each fsync,
-before it calls anything durable: either its entries were in the file before the new owner read it, or it sees the new
-owner and tells nobody that they are durable.
+read by beginning a segment, whose number no other process can take. The owner before looks into `owners/` after each
+fsync, before it calls anything durable: either its entries were in the file before the new owner read it, or it sees
+the new owner and reports none of them as durable.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class LogIdentity:
     vertex: str
     partition: int
     epoch: int
-    """Of the lane's mark: taken over before the log is opened, so that nobody else can commit any more."""
+    """Of the lane's mark: taken over before the log is opened, so that no other process can commit any more."""
     ledger_id: str
     """Of the ledger that holds the mark."""
 
@@ -121,7 +121,7 @@ def read_header(path: Path, data: memoryview) -> Header:
     if segment_name(header.segment.number) != path.name:
         raise DamageError(
             codes.SEGMENT_MISPLACED,
-            f"{path}: its header says that it is segment {header.segment.number}: somebody renamed or copied it",
+            f"{path}: its header says that it is segment {header.segment.number}: it was renamed or copied",
         )
     return header
 
@@ -146,7 +146,7 @@ def check_same_log(path: Path, segment: wal_pb2.Segment, log_id: bytes, other: P
 
 
 def check_owner(path: Path, segment: wal_pb2.Segment, identity: LogIdentity) -> None:
-    """Raises `UserError` for a log of somebody else, `FencedError` for one that has a newer owner."""
+    """Raises `UserError` for a log of another pipeline or lane, `FencedError` for one that has a newer owner."""
     found = f"{segment.pipeline}/{segment.vertex}/window.{segment.partition}"
     if found != str(identity):
         raise UserError(

@@ -8,7 +8,7 @@ A write that ran out of room is simply done again, at the same place: what a sho
 if the process ends first, cut as a torn tail. What is in this module's hands is durable when `flush` returns, and not
 before.
 
-A full disk must not keep the log from deleting what nobody needs any more, which takes a header, behind all entries
+A full disk must not keep the log from deleting what is no longer needed, which takes a header, behind all entries
 that were admitted. So a file reserves as much room; it is given up when the disk is full, and until it is there again,
 nothing more is to be admitted (`is_short`).
 """
@@ -129,7 +129,7 @@ class LogWriter:
             raise self._explained(error, self._directory, "list the owners of") from error
 
     def _begin(self, item: BeginSegment) -> None:
-        """Begin a segment. It gets its name when its header is durable, and the name nobody else can take."""
+        """Begin a segment. It gets its name when its header is durable, and the name is then taken."""
         path = segment_path(self._directory, item.number)
         unnamed = path.with_name(f".{path.stem}.{self._identity.epoch}.{os.getpid()}{UNNAMED_SUFFIX}")
         vertex = self._identity.vertex

@@ -44,7 +44,7 @@ def advice() -> str:
         if java.major < JAVA_MIN or find_cache(java) is not None:
             return ""
     except InfrastructureError:
-        # Whoever starts it is told.
+        # The process that starts it gets a message.
         return ""
     return (
         "Spark's start-up cache is missing, so its start takes about 20 s longer: `millstream spark prepare` makes it "

@@ -2,7 +2,7 @@
 
     start Spark ─► a first job ─► serve ─► (while idle) more jobs to warm up ─► SIGTERM ─► finish ─► end
 
-It ends when Spark does: whoever started it starts it again, and its clients ask again. Exit code 0: after SIGTERM.
+It ends when Spark does: its parent starts it again, and its clients ask again. Exit code 0: after SIGTERM.
 Otherwise the code of the error that ended it (`millstream/errors.py`), which is also the last line of its log. Where a
 signal from outside has ended the JVM, or it hung and was killed, the driver ends itself by the same signal.
 """
@@ -133,7 +133,7 @@ def _exit_code_of(error: MillstreamError) -> int:
     """Log it, and give the exit code."""
     log.error("%s", error)
     if isinstance(error, SparkEndedError) and error.killed_by:
-        # This process was as good as killed: whoever started it is to judge it so.
+        # This process was as good as killed, and its parent has to judge it so.
         return -error.killed_by
     return error.exit_code
 
@@ -165,7 +165,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _leave(exit_code: int) -> NoReturn:
-    """End at once: a thread that still waits for a lost Spark would hold the process for ever."""
+    """End at once: a thread that still waits for a lost Spark would hold the process forever."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()

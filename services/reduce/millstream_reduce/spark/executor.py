@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 
 STOP_AFTER_S = 5.0
-"""A job that nobody waits for any more has so long to end by itself. To stop one interrupts Spark's threads, and one
+"""A job whose result is no longer wanted has so long to end by itself. To stop one interrupts Spark's threads, and one
 that is writing results then never gives their memory back: some hundred large ones would end the JVM."""
 
 
@@ -118,7 +118,8 @@ class Executor:
         return len(self._running)
 
     async def submit(self, message: engine_pb2.RunRequest) -> Outcome:
-        """Wait for the result of a request. Cancelling takes it back; a job that nobody waits for stops in a while."""
+        """Wait for the result of a request. Cancelling takes it back; a job without a waiting request stops in a
+        while."""
         request = _Request(message, asyncio.get_running_loop().create_future())
         program = message.program.SerializeToString(deterministic=True)
         self._waiting.add(Waiter(request, program, len(message.windows), bytes_of(message)))
@@ -130,7 +131,7 @@ class Executor:
             raise
 
     async def serve(self) -> None:
-        """Run jobs, for ever. Raises `SessionLostError`."""
+        """Run jobs, forever. Raises `SessionLostError`."""
         async with asyncio.TaskGroup() as tasks:
             while True:
                 self._changed.clear()
@@ -176,7 +177,7 @@ class Executor:
                     await self._compute([request])
         except Exception as error:  # noqa: BLE001  # a defect must not leave those who wait without an answer
             await self._session.check_alive()
-            _log.exception("defect: a job failed in a way nobody expected")
+            _log.exception("defect: a job failed in an unexpected way")
             _fail(requests, MillstreamError(codes.DEFECT, f"defect in a Spark job: {error!r}"))
         else:
             self.jobs += 1

@@ -6,7 +6,7 @@ Above it: the driver, which decides what goes into a job. Below it: `sql` for qu
 has no side effect. A window that cannot be computed fails alone: it is found by computing ever fewer of them together.
 Blocking; both functions may be called from several threads at a time.
 
-A worker that was lost is nobody's fault at first: the system may have ended it for the memory of a neighbour. Cases:
+A lost worker is blamed on no window at first: the system may have ended it for the memory of a neighbour. Cases:
  1. Under several windows: they are computed in halves, as after a failure.
  2. Under one window alone: it is computed again after a pause.
  3. Under the same window alone, `LOSSES_MAX` times: then it is the window's fault.
@@ -139,7 +139,7 @@ def _computed(
                     "other: its function ends the process, crashes, or needs more memory than there is",
                     fault.detail,
                 ) from error
-        # In a thread of its own, with nobody to wake it.
+        # In a thread of its own, which nothing else wakes.
         threading.Event().wait(LOSS_PAUSE_S)
     raise AssertionError("the last loss raises")
 

@@ -59,7 +59,7 @@ _USAGE_ERROR = b"\0--usage-error\0"
 _PORT = struct.Struct("!i")
 _DATED = re.compile(r"\d\d/\d\d/\d\d \d\d:\d\d:\d\d (?P<level>[A-Z]+) (?P<text>.*)")
 _NOT_INHERITED = re.compile(r"SPARK_(REMOTE|API_MODE|CONNECT_MODE.*|HOME|TESTING)|PYSPARK_(SUBMIT_ARGS|GATEWAY_.*)")
-"""Variables that would make Spark do something else than what it is told here."""
+"""Variables that would override the settings that are given here."""
 _OF_SPARK = re.compile(r"(SPARK|PYSPARK|HADOOP|YARN|HIVE|KRB5|JAVA|JDK|KUBE)[A-Z0-9_]*")
 """Variables that Spark and what it stands on read themselves. Functions run inside it, so it gets no others."""
 
@@ -300,7 +300,8 @@ async def _gateway(process: Process, jvm: Jvm, connection: Path, last_lines: Las
 def _log_lines(lines: list[bytes], last_lines: LastLines) -> None:
     """Log what the JVM, its Python workers and the functions in them print.
 
-    Spark calls an error what is a failed attempt here; what matters of it is told by those who waited for the job.
+    Spark calls an error what is a failed attempt here; what matters of it is reported by the requests that waited for
+    the job.
     """
     for line in lines:
         text = text_of(line).rstrip()
@@ -354,7 +355,7 @@ class SignsOfLife:
             return not is_stopped(self._pid) and self._clock() - self._since_s < START_IDLE_S
         if self._question is None:
             self._question = self._begin_to_ask()
-            # Its failure is told by whoever waits for the JVM, also when nobody looks any more.
+            # The task that waits for the JVM reports its failure, also when its result is no longer wanted.
             self._question.add_done_callback(lambda question: question.cancelled() or question.exception())
         await asyncio.wait((self._question,), timeout=_ANSWER_S)
         if self._question.done():

@@ -29,7 +29,7 @@ Indexes = npt.NDArray[np.int64]
 
 
 class Origin(NamedTuple):
-    """Who asked for windows, as far as a function is told."""
+    """Who asked for windows, as far as a function sees it."""
 
     lane: str = ""
     replica: int = 0

@@ -1,4 +1,4 @@
-"""Jobs that Spark is told once, and runs over ever new windows.
+"""Jobs that Spark plans once and runs over ever new windows.
 
     name of a job ─► told, analysed and planned at its first run ─► run ─► run ─► run
 

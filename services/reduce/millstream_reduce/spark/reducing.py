@@ -4,8 +4,8 @@
         ─► a function in this worker, or one behind gRPC ─► answers ─► rows, or why a group has none
 
 A group is a window and, in a keyed vertex, a key of it; its rows stand in the order of arrival. A task works on whole
-windows, so nothing is shuffled. A group that fails is told as a row of its own; no other group is touched. Memory is
-bounded by `PASS_BYTES`, however large a window is: one that is not keyed is handed on as it is read; of one that is
+windows, so nothing is shuffled. A group that fails is reported as a row of its own; no other group is touched. Memory
+is bounded by `PASS_BYTES`, however large a window is: one that is not keyed is handed on as it is read; of one that is
 keyed, some keys at a time, so that it is read several times. Only a single key's rows may be more, and these are handed
 on as they are read too.
 
@@ -291,7 +291,7 @@ class _FunctionChecker:
 
 
 def context_of(program: engine_pb2.PythonProgram) -> Context:
-    """What all calls of a function share, and its `setup` is told."""
+    """What all calls of a function share, and its `setup` gets."""
     return Context(pipeline=program.pipeline, vertex=program.vertex)
 
 
@@ -373,7 +373,7 @@ def _add(rows: _Rows, answer: Answer, windows: deque[int]) -> None:
 
 
 def _without_failures(table: pa.Table) -> tuple[pa.Table, list[engine_pb2.WindowFailure]]:
-    """Failed windows have no rows; of several groups that failed the first is told."""
+    """Failed windows have no rows; of several groups that failed the first is reported."""
     results = table.select(RESULT_SCHEMA.names)
     failed = table.filter(pc.is_valid(table["reason"]))
     if failed.num_rows == 0:

@@ -3,7 +3,7 @@
     the query's text ─► Spark's own parser ─► operators, relations and functions, each looked up in lists
 
 It is looked at before Spark looks anything up that it names, because to look up a path is to read it. Only what is
-known to touch nothing outside is let through; whoever needs more says `unsafe: true`.
+known to touch nothing outside is let through; users who need more say `unsafe: true`.
 
 Above it: `sql`. Below it: the parser and the functions of Spark's JVM. A Spark Connect server shows neither: there the
 text is looked at as `millstream validate --file-only` does, and the server's own rights are the limit.
@@ -92,7 +92,7 @@ def check_text(spark: SparkSession, query: str, table: str) -> None:
 def _check_node(node: Any, name: str, known: set[str], catalog: Any) -> None:
     short = name.rpartition(".")[2]
     if "Identifier" in short and "Unresolved" in short:
-        _refuse(node, "it has a name put together with IDENTIFIER, so that nobody can see what it names")
+        _refuse(node, "it has a name put together with IDENTIFIER, so that it cannot be seen what it names")
     if short == "UnresolvedRelation":
         parts = [str(node.multipartIdentifier().apply(at)) for at in range(node.multipartIdentifier().size())]
         if len(parts) != 1 or parts[0].lower() not in known:

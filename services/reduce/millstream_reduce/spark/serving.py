@@ -1,4 +1,5 @@
-"""What a driver process does once Spark is there: a first task, then requests, and jobs of its own while nobody asks.
+"""What a driver process does once Spark is there: a first task, then requests, and jobs of its own while there are no
+requests.
 
 Above it: the process. Below it: the gRPC service, whose requests go to the executor, and the session. It knows the wire
 and nothing of what a job computes. Its imports take as long as a JVM's start.
@@ -57,7 +58,7 @@ async def serve(
     """Serve on `address` until `stopped`. Sets `ready` when it does. Raises `SessionLostError` and
     `InfrastructureError`.
 
-    `token`: without it nobody is answered, if there is one.
+    `token`: if there is one, requests without it are refused.
     `begun_s`: when the process was started, for the description.
     """
     windows = preparing.write_windows(directory / "warm-up")
@@ -151,7 +152,7 @@ async def _warm_up(session: Session, executor: Executor, windows: Sequence[JobWi
         try:
             await session.run(preparing.warm_up, windows)
         except RetryLaterError:
-            # An executor may be lost at any time; whoever asks for something asks again, too.
+            # An executor may be lost at any time; clients ask again then, too.
             await session.check_alive()
         own += 1
         if own > preparing.FIRST_JOBS or executor.jobs:

@@ -93,7 +93,7 @@ class Session:
         if self._jvm is None:
             # Nothing tells; a job fails, and then `probe`.
             await asyncio.Event().wait()
-            raise AssertionError("nobody sets it")
+            raise AssertionError("it is never set")
         return await self._jvm.ended()
 
     def lost_error(self, reason: str) -> SessionLostError:
@@ -354,7 +354,7 @@ async def _stop(calls: ThreadPoolExecutor, spark: SparkSession) -> None:
 
 
 def _hush_py4j() -> None:
-    """Keep py4j from telling of connections that end with their JVM: whoever waits for an answer is told by its error.
+    """Keep py4j from telling of connections that end with their JVM: the error of the pending answer says so.
 
     It gives Java's objects back in a thread of its own, also while the JVM ends, and says so with the root logger.
     """
@@ -363,7 +363,7 @@ def _hush_py4j() -> None:
 
 
 def _hush_queries() -> None:
-    """Keep PySpark from logging what is wrong with a query, in a form of its own: whoever asked is told."""
+    """Keep PySpark from logging what is wrong with a query, in a form of its own: the answer says so."""
     from pyspark.logger import PySparkLogger
 
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):

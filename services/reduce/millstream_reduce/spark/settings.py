@@ -1,4 +1,4 @@
-"""Which Spark a pipeline uses, as plain values, and what that Spark is told at its start.
+"""Which Spark a pipeline uses, as plain values, and the settings that Spark gets at its start.
 
     pipeline ─► settings_of ─► SparkSettings ═ file ═► driver process ─► session_conf, driver_conf ─► Spark
 
@@ -227,7 +227,7 @@ def driver_conf(settings: SparkSettings, places: Places, java_options: Sequence[
 
 def _protection(settings: SparkSettings) -> dict[str, str]:
     """Who may talk to the driver and its executors, and what others may read of it."""
-    # A standalone master and its workers have a secret that whoever runs them has given them; elsewhere Spark makes one
+    # A standalone master and its workers have a secret from their operator; elsewhere Spark makes one
     # for each run, which no command line shows.
     if settings.effective_master.startswith("spark://") and SECRET not in settings.conf:
         return {}
@@ -239,7 +239,7 @@ def _protection(settings: SparkSettings) -> dict[str, str]:
 
 def _options(settings: SparkSettings, places: Places) -> list[str]:
     options = [
-        # Without it an OutOfMemoryError kills some thread of Spark's, and the job hangs for ever.
+        # Without it an OutOfMemoryError kills some thread of Spark's, and the job hangs forever.
         "-XX:+ExitOnOutOfMemoryError",
         # No files in /tmp for tools that look at running JVMs; a killed JVM leaves them behind.
         "-XX:-UsePerfData",
@@ -252,7 +252,7 @@ def _options(settings: SparkSettings, places: Places) -> list[str]:
 
 
 def _names_collector(options: str) -> bool:
-    """Whether a garbage collector is chosen. A JVM that is told two does not start."""
+    """Whether a garbage collector is chosen. A JVM with two of them does not start."""
     return any(option.startswith("-XX:+Use") and option.endswith("GC") for option in options.split())
 
 

@@ -5,8 +5,8 @@
 
 The driver may not be there yet, die in the middle of an answer and come back; the client waits and asks again, for
 ever, because asking again has no effect but time. What the driver has computed but not told whole does not exist.
-At a Unix socket whoever may open it may ask, at a port whoever has the token. It comes in the environment, where other
-users of a machine cannot read it, and never on a command line, where they can.
+At a Unix socket every process that may open it may ask, at a port every client with the token. It comes in the
+environment, where other users of a machine cannot read it, and never on a command line, where they can.
 
 Above it: the lanes of reduces, as their engine, and the driver's server. Below it: gRPC.
 """

@@ -67,7 +67,7 @@ _FUNCTION = "def process(value):\n    return value\n"
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """What runs, and where its latency is told."""
+    """What runs, and where its latency is reported."""
 
     text: str
     """YAML: source vertex `in`, sink vertex `out`, name `bench`."""

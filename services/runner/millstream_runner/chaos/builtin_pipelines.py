@@ -164,7 +164,7 @@ class Shipped:
     seconds_per_kill: float
     """So long its records last for each kill."""
     records: int = 20_000
-    """Unless somebody says otherwise."""
+    """Unless an option says otherwise."""
 
 
 SHIPPED = {

@@ -55,7 +55,7 @@ _TAIL_BYTES = 2000
 _ENDLESS = 1 << 40
 """Records of a pipeline that ships, until it is known how many there are to be."""
 _SETTLE_S = 3.0
-"""What the source makes in so long is left to make when it is told where to end."""
+"""What the source makes in so long is left to make when its end is set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +218,7 @@ def _tail(log: Path) -> str:
 
 
 def _broker_port(data: DataDirectory) -> int | None:
-    """Where the run's broker is; None as long as nobody has told."""
+    """Where the run's broker is; None as long as that is unknown."""
     runtime = data.read_runtime()
     return runtime.broker_port or None if runtime is not None else None
 

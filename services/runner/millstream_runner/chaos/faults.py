@@ -27,7 +27,7 @@ from millstream_runner.chaos.plan import FaultKind, NetworkFault, Strike
 from millstream_runner.chaos.processes import RunProcess
 
 SMALL_DISK_BYTES_MAX = 4096 * MIB
-"""A file system that is larger is not filled: it is somebody's."""
+"""A file system that is larger is not filled: it may be in use."""
 _SUCCESSOR_GRACE_S = 15.0
 """From the waking of the owner before until the successor, fenced in turn, is ended."""
 _COMMIT_TIMEOUT_S = 5.0
@@ -165,8 +165,8 @@ def _take_all_room(ballast: Path) -> None:
 
 
 def refuse_large_disk(directory: Path) -> None:
-    """Raise `UserError` unless the directory lies on a file system that is small and nobody else's, as far as can be
-    told: filling any other would hurt others."""
+    """Raise `UserError` unless the directory lies on a file system that is small and not used by anything else, as far
+    as can be told: filling any other would hurt others."""
     total = shutil.disk_usage(directory).total
     if total > SMALL_DISK_BYTES_MAX:
         raise UserError(

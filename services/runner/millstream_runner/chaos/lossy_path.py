@@ -139,7 +139,7 @@ class LossyPath:
             try:
                 up = await asyncio.open_connection("127.0.0.1", port)
             except OSError:
-                # The server is away, and so is whoever asks for it here.
+                # The server is away, so the client here loses its connection too.
                 return
             pair = _Pair(self, (reader, writer), up)
             self._pairs.add(pair)

@@ -102,7 +102,7 @@ class Strike:
     lasts_s: float
     """Of a pause, a stall, a full disk; 0 for what happens at once."""
     successor: bool
-    """Of the pause of a vertex: somebody else takes its lanes over meanwhile."""
+    """Of the pause of a vertex: another owner takes its lanes over meanwhile."""
     into_recovery: bool
     """It does not wait until the run is back from the strike before."""
 
@@ -128,7 +128,7 @@ def strikes(seed: int, kinds: Sequence[FaultKind], roles: Sequence[Role]) -> Ite
         if kind is FaultKind.PAUSE:
             role = next(pausable_of)
         network = next(network_of) if kind is FaultKind.NETWORK else None
-        # Only a kill is told to come into a recovery, and the first strike has none before it.
+        # Only a kill is planned into a recovery, and the first strike has none before it.
         hasty = rng.random() < _INTO_RECOVERY_SHARE and kind is FaultKind.KILL and number > 1
         yield Strike(
             number=number,

@@ -109,7 +109,7 @@ class Session:
         settle: Callable[[int], None] | None = None,
     ) -> None:
         """`told` is called for every fault, when it is known how soon the run was back; `before_drain` before the run
-        is asked to drain, if it is. `settle` is told how many records the sources have made when the faults are over,
+        is asked to drain, if it is. `settle` gets how many records the sources have made when the faults are over,
         and changes the pipeline so that it ends by itself."""
         self._before_drain = before_drain
         self._settle = settle

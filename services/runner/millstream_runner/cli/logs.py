@@ -114,7 +114,7 @@ def _time_of(entry: dict[str, Any]) -> str:
 async def _follow(
     known: Callable[[], list[str]], logs: Path, is_wanted: Callable[[dict[str, Any]], bool], show: _Show
 ) -> None:
-    """Print what is added, for ever; rotation and new processes included."""
+    """Print what is added, forever; rotation and new processes included."""
     last: dict[str, str] = {}
     tails = {name: _Tail(logs / f"{name}.jsonl", at_end=True) for name in known()}
     while True:

@@ -43,7 +43,7 @@ def _lines(log: LogInspection, *, verified: bool) -> Iterator[str]:
     total = sum(segment.bytes for segment in log.segments)
     yield f"{log.directory}"
     yield f"  log {log.log_id} of {log.lane}, {total:,} bytes"
-    yield f"  last opened under epoch {log.epoch} by {log.owner or 'somebody'}"
+    yield f"  last opened under epoch {log.epoch} by {log.owner or 'an unnamed owner'}"
     yield f"  {'segment':>8} {'bytes':>14} {'entries':>9} {'records':>12} {'late':>8} {'hand-overs':>10} epoch  state"
     for item in log.segments:
         yield (

@@ -132,7 +132,7 @@ class EmbeddedBroker:
                 )
             _log.warning("the broker %s; it is started again in %.1f s", ending.text, pauses.next_s)
             if self._first:
-                # Somebody may have taken the port since it was tried.
+                # Another process may have taken the port since it was tried.
                 self._server.port = free_ports()
             await pauses.wait(unless=self._stop)
 

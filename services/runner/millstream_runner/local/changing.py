@@ -111,7 +111,7 @@ class Change:
         if not self.directory.pipeline.exists():
             raise DamageError(
                 codes.SHAPE_UNREADABLE,
-                f"{self.directory.pipeline} is gone, so what waits where the pipeline was changed cannot be told: run "
+                f"{self.directory.pipeline} is gone, so it is unknown what waits where the pipeline was changed: run "
                 "the pipeline as it was once more, then change it; or start over with --fresh",
             )
         graph = resolved.load(self.directory.read_pipeline()).graph

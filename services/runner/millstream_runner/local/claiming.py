@@ -17,7 +17,7 @@ from millstream_runner.local.shape import shape_of, successor
 
 
 def refuse_live_runner(directory: DataDirectory, previous: Runtime) -> None:
-    """The lock is only as good as its file: somebody may have removed it under a run."""
+    """The lock is only as good as its file: it may have been removed under a run."""
     runner = previous.runner
     if runner.pid != os.getpid() and is_alive(runner):
         raise InfrastructureError(

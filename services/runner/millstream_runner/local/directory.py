@@ -12,7 +12,7 @@ beyond their ids.
     <root>/audit.jsonl     who did what, and when; not removed by a fresh start
     <root>/broker/         the broker: configuration, key of the run, store with every buffer, mark and watermark
     <root>/windows/        the logs of the reduce lanes, <vertex>/<partition>: records of open windows
-    <root>/spark/          what the Spark driver is told, and its temporary files
+    <root>/spark/          the Spark driver's settings, and its temporary files
     <root>/logs/           one file of JSON lines per process, bounded by rotation
 
 Small files are replaced whole (temporary name, fsync, rename), so a reader never sees half of one. The directory and

@@ -130,7 +130,7 @@ class RestartPolicy:
     def judge(self, ending: Ending, *, lanes_ended: bool, progressed: bool, well_s: float) -> Verdict:
         """The process has ended without having been told to by the runner.
 
-        1. Exit code 0 and its lanes have ended: it has done its work. Exit code 0 alone means that somebody else has
+        1. Exit code 0 and its lanes have ended: it has done its work. Exit code 0 alone means that another owner has
            told it to stop; it is treated like a signal.
         2. The user's fault, or damage: another start would find the same. The run stops.
         3. Anything else (a signal, a hang, lost lanes, a fault of the environment, a defect) may be different next

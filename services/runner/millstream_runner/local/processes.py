@@ -45,7 +45,7 @@ def is_alive(identity: ProcessIdentity) -> bool:
 def end_stale(identities: Iterable[ProcessIdentity], *, timeout_s: float = 10.0) -> list[int]:
     """Kill those that still run, and wait until they are gone. Returns their ids.
 
-    They belong to an earlier run whose lock has ended with its runner, so nobody is left who could use them.
+    They belong to an earlier run whose lock has ended with its runner, so no process is left that could use them.
     """
     stale: list[psutil.Process] = []
     for identity in identities:

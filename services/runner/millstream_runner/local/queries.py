@@ -1,6 +1,6 @@
 """Has Spark look at the queries of a pipeline, before anything runs over them.
 
-Above it: `validate`, and whoever runs the pipeline's Spark driver. Below it: a Spark of its own for a moment, or one
+Above it: `validate`, and the runner of the pipeline's Spark driver. Below it: a Spark of its own for a moment, or one
 that is asked through its client. Only pipelines with SQL come here: what it imports then takes half a second.
 """
 

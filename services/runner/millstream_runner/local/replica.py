@@ -255,7 +255,7 @@ class Supervisor(Generic[PlanT]):
 
     @property
     def _failing(self) -> str:
-        """Who has ended the process: the replica that logged the last error, or nobody else."""
+        """Who has ended the process: the replica that logged the last error; otherwise none."""
         return str(self._last_error.get("process", self.plan.name))
 
     def _has_progressed(self, before: Mapping[str, object]) -> bool:

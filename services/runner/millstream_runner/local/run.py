@@ -98,7 +98,7 @@ class RunOptions:
     """Processes that share the vertices. None: as many as there are processors, and at least two."""
     log_level: str = "info"
     broker_path: str | None = None
-    """URL at which the vertices reach the broker, when something of somebody else's stands between. None: directly."""
+    """URL at which the vertices reach the broker, when something stands in between. None: directly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,7 +325,7 @@ class _Run:
                 await self._stop_group(group, deadline_s)
 
     async def _until_read(self, vertices: Collection[str], view: PipelineView, deadline_s: float) -> None:
-        """Wait until the buffers these vertices read are empty; nobody writes them any more."""
+        """Wait until the buffers that these vertices read are empty; nothing writes them any more."""
         while self._clock.monotonic_s() < deadline_s:
             with contextlib.suppress(RetryLaterError):
                 await view.update(self._progress)
@@ -345,7 +345,7 @@ class _Run:
                     await asyncio.sleep(_POLL_S)
 
     async def _look(self, view: PipelineView, ledgers: KnownLedgers) -> None:
-        """Keep the numbers up to date, for ever. While the broker is away the last ones stand."""
+        """Keep the numbers up to date, forever. While the broker is away the last ones stand."""
         while True:
             with contextlib.suppress(RetryLaterError):
                 await self._look_once(view, ledgers)
@@ -358,7 +358,7 @@ class _Run:
             self._durability = await self._shown_durability(view)
 
     async def _keep_showing(self) -> None:
-        """Keep the screen and the files in the data directory up to date, for ever: also when nobody answers."""
+        """Keep the screen and the files in the data directory up to date, forever: also when nothing answers."""
         while True:
             self._show()
             await asyncio.sleep(SAMPLE_INTERVAL_S)

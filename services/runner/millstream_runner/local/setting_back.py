@@ -3,7 +3,7 @@
     each lane: taken over ─► a reduce's log: closed up to there only ─► its mark ─► its OT entry goes
 
 Every step is durable by itself and has no effect alone: what is not set back yet drives the rest away again when the
-pipeline runs, as before. So whoever is killed in between begins anew.
+pipeline runs, as before. So a command that is killed in between begins anew.
 
 Above it: the command line. Below it: ledgers, OT stores and logs of a pipeline that does not run.
 """

@@ -155,12 +155,12 @@ class LocalSpark:
 
 
 async def _never() -> bool:
-    """It has no lanes: it is at its end when it is told so."""
+    """It has no lanes: it ends when it is told to."""
     return False
 
 
 def plan_driver(pipeline: Pipeline, base_dir: Path, directory: Path, sockets: Path, log_level: str) -> DriverPlan:
-    """Write down what the driver is to be told. `directory` is the driver's own; `sockets` has a short path."""
+    """Writes the driver's settings. `directory` is the driver's own; `sockets` has a short path."""
     settings = directory / "settings.json"
     try:
         make_private(directory)

@@ -92,7 +92,7 @@ class PipelineView:
         return found if found.balanced else replace(found, damage=await self.damage())
 
     async def damage(self) -> list[str]:
-        """What is damaged of ledgers and marks, as far as that can be told while nothing is written."""
+        """What is damaged of ledgers and marks, as far as that can be seen while nothing is written."""
         found: list[str] = []
         for vertex in self._graph.order:
             published = await newest(await self._stores.store(vertex))

@@ -65,7 +65,7 @@ def plan_workers(graph: Graph, workers: int | None, metrics_port_base: int | Non
 
 @dataclass(frozen=True, slots=True)
 class WorkerArguments:
-    """What all workers of a run are told."""
+    """What all workers of a run get."""
 
     pipeline_file: Path
     windows: Path

@@ -31,7 +31,7 @@ class Reduce(UdfKind):
     drawn = ("[[", "]]")
 
     def programs(self, settings: Udf) -> Iterator[PlacedProgram]:
-        # What it names as Python or SQL runs in Spark, and an address is served by somebody else.
+        # What it names as Python or SQL runs in Spark, and an address is served elsewhere.
         beside = settings.command is not None or settings.container is not None
         yield PlacedProgram("udf", (), settings, beside)
 

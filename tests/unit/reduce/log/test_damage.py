@@ -173,7 +173,7 @@ async def test_a_segment_of_another_log_is_named(tmp_path: Path) -> None:
 async def test_an_old_segment_under_another_name_is_named(tmp_path: Path) -> None:
     await make_log(tmp_path, 40)
     (tmp_path / segment_name(3)).write_bytes((tmp_path / segment_name(2)).read_bytes() + bytes(1024))
-    with pytest.raises(DamageError, match=r"its header says that it is segment 2: somebody renamed or copied it"):
+    with pytest.raises(DamageError, match=r"its header says that it is segment 2: it was renamed or copied"):
         read(tmp_path)
 
 
@@ -200,7 +200,7 @@ async def test_a_segment_behind_the_newest_is_not_taken_for_the_log(tmp_path: Pa
     await make_log(tmp_path, 40)
     following = segment_numbers(tmp_path)[-1] + 1
     shutil.copy(tmp_path / segment_name(2), tmp_path / segment_name(following))
-    with pytest.raises(DamageError, match="somebody renamed or copied it"):
+    with pytest.raises(DamageError, match="it was renamed or copied"):
         read(tmp_path)
 
 

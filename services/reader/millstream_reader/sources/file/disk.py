@@ -1,7 +1,7 @@
 """Files by patterns, and the thread that touches them.
 
 Above it: `file` and `follow`. It owns which names a source's patterns stand for and how an error of the operating
-system is told to people.
+system is shown to people.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ class FollowLane:
         self._worker = worker
         self._clock = clock
         self._files: deque[_Followed] = deque()
-        """In turn: whoever has given records goes to the back."""
+        """In turn: a file that has given records goes to the back."""
         self._scanned_s: float | None = None
         self._draining = False
 
@@ -121,7 +121,7 @@ class FollowLane:
         return SourceBatch(None, self._position())
 
     async def committed(self, position: bytes) -> None:
-        """Nobody outside waits for it."""
+        """Nothing outside waits for it."""
 
     def pending(self) -> int | None:
         return None
@@ -165,7 +165,7 @@ class FollowLane:
             file = self._reopen(name, inode, mark)
             if file is None and mark.offset > 0:
                 _log.warning(
-                    "lane %s: %s was removed or overwritten while nobody read it; what was written to it "
+                    "lane %s: %s was removed or overwritten before it was read; what was written to it "
                     "after byte %d, if anything, is lost",
                     self._lane, name, mark.offset,
                 )  # fmt: skip

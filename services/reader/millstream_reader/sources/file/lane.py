@@ -140,7 +140,7 @@ class FileSourceLane:
         return SourceBatch(None, self._position())
 
     async def committed(self, position: bytes) -> None:
-        """Nobody outside waits for it."""
+        """Nothing outside waits for it."""
 
     def pending(self) -> int | None:
         return None

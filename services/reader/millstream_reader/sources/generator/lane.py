@@ -143,7 +143,7 @@ class GeneratorLane:
         return self._batch(self._make(count) if count else None)
 
     async def committed(self, position: bytes) -> None:
-        """Nobody outside waits for it."""
+        """Nothing outside waits for it."""
 
     def pending(self) -> int | None:
         if self._schedule.paced or self._total is not None:

@@ -97,7 +97,7 @@ class HttpSource(SpecModel):
         return self.auth is not None or (self.tls is not None and self.tls.client_ca is not None)
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
-        """Nobody listens to the network by accident."""
+        """A source does not listen to the network by accident."""
         if self.asks_who and self.allow_unauthenticated:
             what = "`allowUnauthenticated` has no effect where senders show who they are"
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("allowUnauthenticated",), what, "one of the two")

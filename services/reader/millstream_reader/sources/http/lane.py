@@ -1,4 +1,4 @@
-"""HTTP push: records come by POST, and the sender is told 200 when they are committed.
+"""HTTP push: records come by POST, and are answered with 200 when they are committed.
 
 Above it: a source lane. Below it: an HTTP server of its own. What was taken in waits in memory; its sender still has it
 and sends it again if this process dies before it answers. A record whose id was committed before is left out by the

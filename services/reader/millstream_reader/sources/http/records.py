@@ -1,7 +1,7 @@
 """From one HTTP request to records. Pure.
 
 Above it: `http`, which has read and allowed the request. What is wrong with a request raises `RequestRefused` with the
-status and the reason that the sender is told.
+status and the reason in the answer.
 
     Content-Type: application/x-ndjson    a JSON value per line, a record each
     Content-Type: application/json        an array is a batch, a record per element; anything else is one record

@@ -14,7 +14,7 @@ class Result(Enum):
     HELD = "held"
     VIOLATED = "violated"
     UNCHECKED = "not checked"
-    """It cannot be told from outside, or the guarantee does not say it."""
+    """It cannot be seen from outside, or the guarantee does not say it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,7 @@ class _Lane:
                     if answer.status == 200:
                         return
             except (aiohttp.ClientError, TimeoutError, OSError):
-                # Away, or too late: nobody knows whether it arrived.
+                # Away, or too late: it is unknown whether it arrived.
                 pass
             await asyncio.sleep(_RETRY_S)
 

@@ -40,7 +40,7 @@ class Finding:
     """Gives up what is lost, and tells what it did. May be broken off anywhere, and made again."""
     lost: Sequence[Lost] = ()
     records: int | None = None
-    """Records that are lost; below 0: that may come twice. None where that cannot be told."""
+    """Records that are lost; below 0: that may come twice. None where that is unknown."""
 
     def lines(self) -> list[str]:
         """For people."""

@@ -200,7 +200,7 @@ class Look:
         self._found.lost.append(Lost(which, records=self._salvaged(stored)))
 
     def _salvaged(self, stored: StoredFrame) -> list[str]:
-        """What can be told of the records of a frame that cannot be used."""
+        """What is known of the records of a frame that cannot be used."""
         try:
             frame = Frame.decode(stored.data)
             ids, times = frame.ids(), frame.event_times_us()

@@ -1,4 +1,4 @@
-"""The blackhole sink: takes every record and keeps none. For measuring and for what nobody wants.
+"""The blackhole sink: takes every record and keeps none. For measuring and for records that are not wanted.
 
 Above it: the delivery. Below it: nothing.
 """

@@ -82,7 +82,7 @@ class _File(SinkConnector[FileSink]):
         return Guarantee(GuaranteeId.TRANSACTIONAL, what)
 
     def use_problems(self, settings: FileSink, use: SinkUse) -> Iterator[ShapeProblem]:
-        """A file that could never fill up would hold the buffer full for ever; an envelope has its own columns."""
+        """A file that could never fill up would hold the buffer full forever; an envelope has its own columns."""
         if (settings.rolling.max_records or 0) > use.buffer_records:
             what = f"a file takes more records than the buffer ({use.buffer_records} records) hands out"
             yield ShapeProblem(codes.OUT_OF_RANGE, ("rolling", "maxRecords"), what, f"at most {use.buffer_records}")

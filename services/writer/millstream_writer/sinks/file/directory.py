@@ -9,8 +9,8 @@
             0.jsonl=out.map-out.0-…-….jsonl.note    a note: the name this file gets next; in it, its last frame's name
           out.map-out.0.<epoch>.over/               an owner that was replaced
 
-A file becomes visible by an atomic rename out of its owner's directory. That directory is what fences: whoever takes
-the lane over first makes its own, then renames those of earlier epochs. An owner that was paused finds its
+A file becomes visible by an atomic rename out of its owner's directory. That directory is what fences: the owner that
+takes the lane over first makes its own, then renames those of earlier epochs. An owner that was paused finds its
 directory gone: it can neither begin a file nor finish one. One that comes late makes its directory, then sees the newer
 one and withdraws; of two that open at the same time, at least the older sees the newer, because both make before they
 look. What is visible is read only after the fence stands, so it is final.
@@ -82,7 +82,7 @@ class Noted(NamedTuple):
 
 @dataclass(slots=True)
 class UnfinishedFile:
-    """A file nobody sees yet."""
+    """A file that is not visible yet."""
 
     path: Path
     descriptor: int
@@ -428,7 +428,7 @@ def _make_durably(path: Path, vertex: str) -> None:
 
 
 def _remove(path: Path, vertex: str) -> None:
-    """Remove a directory in one step, then its contents. Somebody else may be doing the same."""
+    """Remove a directory in one step, then its contents. Another process may be doing the same."""
     removed = path.parent
     while removed.name != HIDDEN:
         removed = removed.parent

@@ -62,8 +62,8 @@ def lane_text(name: str) -> str:
 def how_far(files: Sequence[FinishedName], where: str) -> tuple[Position | None, list[str]]:
     """How far a lane is by its finished files, and what is odd about them.
 
-    Two files that hold the same records are damage: somebody else wrote or copied into the directory. A gap is not:
-    whoever consumes the files may have moved some away. It is returned in words.
+    Two files that hold the same records are damage: something else wrote or copied into the directory. A gap is not:
+    the consumer of the files may have moved some away. It is returned in words.
     """
     odd: list[str] = []
     ordered = sorted(files, key=lambda file: (file.after, file.end))

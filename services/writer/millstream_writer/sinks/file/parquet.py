@@ -31,7 +31,7 @@ ROW_GROUP_RECORDS = 64 * 1024
 ROW_GROUP_BYTES = 16 * MIB
 
 NESTING_MAX = 500
-"""Arrays and objects in one value up to which nobody needs to ask how deep they lie in one another."""
+"""Arrays and objects in one value up to which there is no need to look how deep they lie in one another."""
 
 _CONSTANT = re.compile(rb"[:,\[]\s*-?(?:NaN|Inf(?:inity)?)\s*[,\]}]")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

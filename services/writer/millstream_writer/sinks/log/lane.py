@@ -40,7 +40,7 @@ class _LogLane:
         return None
 
     async def write(self, frames: Sequence[SinkFrame], end: Position) -> WriteResult:
-        # Whoever reads our output may be slow; the thread waits for it, not the event loop.
+        # The reader of our output may be slow; the thread waits for it, not the event loop.
         await asyncio.get_running_loop().run_in_executor(self._worker, self._print, frames)
         return WriteResult()
 
