@@ -125,6 +125,28 @@ async def test_a_command_that_never_answers() -> None:
             pass
 
 
+OLD = """
+import os
+from concurrent.futures import ThreadPoolExecutor
+import grpc
+from millstream_udf.wire.udf.v1 import udf_pb2
+described = udf_pb2.DescribeResponse(protocol_version=0, language="cobol").SerializeToString()
+handler = grpc.unary_unary_rpc_method_handler(lambda request, context: described)
+server = grpc.server(ThreadPoolExecutor(1))
+server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("millstream.udf.v1.Udf", {"Describe": handler})])
+server.add_insecure_port("unix:" + os.environ["MILLSTREAM_UDF_SOCKET"])
+server.start()
+server.wait_for_termination()
+"""
+
+
+async def test_a_command_that_speaks_an_older_protocol() -> None:
+    spec = spec_of([sys.executable, "-c", OLD])
+    with pytest.raises(UdfError, match=r"udf the function speaks version 0 of the protocol .* install a newer SDK"):
+        async with asyncio.timeout(TIMEOUT_S), open_local_function(spec, log=lambda *_: None):
+            pass
+
+
 async def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(UdfError, match=r"the working directory .* does not exist"):
         async with open_local_function(spec_of(["true"], cwd=tmp_path / "gone"), log=lambda *_: None):
@@ -266,12 +288,13 @@ async def test_last_lines_are_reported_once_however_often_it_dies_with_them(
 
 
 OWNER = """
-import asyncio, sys
-from millstream.udf.sidecar import *
+import asyncio, os, sys
+from millstream.udf.function import open_local_function
+from millstream.udf.sidecar import SidecarSpec, python_command
 async def main():
     spec = SidecarSpec(python_command(sys.argv[1]), "udf", "p", "v")
-    async with open_local_function(spec, log=lambda *_: None) as sidecar:
-        print(sidecar.statistics().pid, sidecar._socket.parent, flush=True)
+    async with open_local_function(spec, log=lambda *_: None) as function:
+        print(function.statistics().pid, os.path.dirname(function.address.removeprefix("unix:")), flush=True)
         await asyncio.Event().wait()
 asyncio.run(main())
 """
