@@ -128,8 +128,9 @@ class Process:
         with suppress(ProcessLookupError, PermissionError):
             if self._group:
                 os.killpg(self.pid, number)
-            else:
-                self._transport.send_signal(number)
+            elif self.running:
+                # Not the transport's: it looks whether the process has ended, and so takes its exit code from the loop.
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         """End it by force."""
@@ -154,6 +155,8 @@ class Process:
             if self.running and stop.timeout_s > 0:
                 if stop.by is not None:
                     self.signal(stop.by)
+                    # One that is stopped takes it when it goes on.
+                    self.signal(signal.SIGCONT)
                 elif (stdin := self._stdin) is not None:
                     stdin.close()
                 with suppress(TimeoutError):

@@ -13,16 +13,16 @@ import shutil
 import signal
 import sysconfig
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from millstream import codes
 from millstream.buffers.jetstream.access import BrokerAccess
 from millstream.buffers.jetstream.server_config import PASSWORD_VARIABLE, USER, new_password, server_config
-from millstream.die_with_parent import dying_with_parent
 from millstream.errors import InfrastructureError
 from millstream.files import append_private, make_private_directories, write_private
 from millstream.ports import free_ports
+from millstream.processes import Process, Stop, open_process
 from millstream.wire.certificates import make_certificate, trusting
 
 _START_TIMEOUT_S = 10.0
@@ -62,7 +62,9 @@ class NatsServer:
         self._directory = directory
         self._sync_always = sync_always
         self._file_store_bytes_max = file_store_bytes_max
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: Process | None = None
+        self._life = AsyncExitStack()
+        """Ends the one that runs now."""
         self._port = port or free_ports()
         self._key = new_password()
         self._certificate = make_certificate(directory / "tls") if tls else None
@@ -126,13 +128,14 @@ class NatsServer:
             access["tls"] = {"ca": str(self._certificate.certificate.absolute())}
         write_private(self.access_file, json.dumps(access))
         with append_private(self._directory / "nats.out") as output:
-            self._process = await asyncio.create_subprocess_exec(
-                *dying_with_parent([find_nats_server(), "-c", str(config)]),
-                stdin=asyncio.subprocess.DEVNULL,
+            process = open_process(
+                [find_nats_server(), "-c", str(config)],
+                name="a NATS server",
                 stdout=output,
                 stderr=output,
-                env={**os.environ, PASSWORD_VARIABLE: self._key},
+                environment={**os.environ, PASSWORD_VARIABLE: self._key},
             )
+            self._process = await self._life.enter_async_context(process)
         try:
             async with asyncio.timeout(_START_TIMEOUT_S):
                 await self._until_ready()
@@ -143,15 +146,19 @@ class NatsServer:
 
     async def kill(self) -> None:
         """As `kill -9`: no chance to write anything."""
-        await self._end(signal.SIGKILL)
+        await self._life.aclose()
+        if self._process is not None:
+            (self._directory / f"nats-server_{self._process.pid}.ports").unlink(missing_ok=True)
 
     async def stop(self) -> None:
         """Let it shut down in order."""
-        await self._end(signal.SIGTERM)
+        if self._process is not None:
+            await self._process.end(Stop(_STOP_TIMEOUT_S))
+        await self.kill()
 
     async def restart(self, *, kill: bool = True) -> None:
         """End it, if it still runs, and start it again over the same store and ports."""
-        await self._end(signal.SIGKILL if kill else signal.SIGTERM)
+        await (self.kill() if kill else self.stop())
         await self.start()
 
     def pause(self) -> None:
@@ -166,33 +173,14 @@ class NatsServer:
         assert process is not None
         path = self._directory / f"nats-server_{process.pid}.ports"
         while not path.exists():
-            if process.returncode is not None:
+            if not process.running:
                 raise InfrastructureError(
                     codes.BROKER_NOT_STARTED,
-                    f"a NATS server ended at once (exit code {process.returncode}): {self._tail()}",
+                    f"a NATS server ended at once (exit code {process.exit_code}): {self._tail()}",
                 )
             await asyncio.sleep(_POLL_S)
         # Not at the end: a test may have taken the disk away by then. A server that dies now may do it itself.
         path.unlink(missing_ok=True)
-
-    async def _end(self, how: signal.Signals) -> None:
-        process = self._process
-        if process is None or process.returncode is not None:
-            return
-        # Not `Process.send_signal`: it looks whether the process has ended, and so takes its exit code from the loop.
-        with suppress(ProcessLookupError):
-            os.kill(process.pid, how)
-            # A paused process hears nothing but SIGKILL until it is continued.
-            os.kill(process.pid, signal.SIGCONT)
-        try:
-            async with asyncio.timeout(_STOP_TIMEOUT_S):
-                await process.wait()
-        except TimeoutError:
-            with suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGKILL)
-            await process.wait()
-        finally:
-            (self._directory / f"nats-server_{process.pid}.ports").unlink(missing_ok=True)
 
     def _tail(self) -> str:
         texts = [

@@ -9,17 +9,17 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from millstream import codes
 from millstream.buffers.redis.access import SCHEME, RedisAccess
 from millstream.buffers.redis.ping import answers_ping
 from millstream.buffers.redis.server_config import find_redis_server, new_password, server_config
-from millstream.die_with_parent import dying_with_parent
 from millstream.errors import InfrastructureError
 from millstream.files import append_private, make_private_directories, write_private
 from millstream.ports import free_ports
+from millstream.processes import Process, Stop, open_process
 
 _START_TIMEOUT_S = 10.0
 _STOP_TIMEOUT_S = 10.0
@@ -33,7 +33,9 @@ class RedisServer:
     def __init__(self, directory: Path, *, fsync: bool) -> None:
         self._directory = directory
         self._fsync = fsync
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: Process | None = None
+        self._life = AsyncExitStack()
+        """Ends the one that runs now."""
         self._port = free_ports()
         self._password = new_password()
 
@@ -67,16 +69,14 @@ class RedisServer:
             server_config(directory=self.store_dir, port=self._port, password=self._password, fsync=self._fsync),
         )
         with append_private(self._directory / "redis.out") as output:
-            self._process = await asyncio.create_subprocess_exec(
-                *dying_with_parent([find_redis_server(), str(config)]),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
+            process = open_process(
+                [find_redis_server(), str(config)], name="a Redis server", stdout=output, stderr=output
             )
+            self._process = await self._life.enter_async_context(process)
         try:
             async with asyncio.timeout(_START_TIMEOUT_S):
                 while not await answers_ping(self._port, self.access):
-                    if self._process.returncode is not None:
+                    if not self._process.running:
                         raise InfrastructureError(
                             codes.BROKER_NOT_STARTED, f"a Redis server ended at once: {self._tail()}"
                         )
@@ -88,11 +88,13 @@ class RedisServer:
 
     async def kill(self) -> None:
         """As `kill -9`: no chance to write anything."""
-        await self._end(signal.SIGKILL)
+        await self._life.aclose()
 
     async def stop(self) -> None:
         """Let it shut down in order."""
-        await self._end(signal.SIGTERM)
+        if self._process is not None:
+            await self._process.end(Stop(_STOP_TIMEOUT_S))
+        await self.kill()
 
     async def restart(self) -> None:
         """Kill it, if it still runs, and start it again over the same files and port."""
@@ -105,22 +107,6 @@ class RedisServer:
 
     def resume(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
-
-    async def _end(self, how: signal.Signals) -> None:
-        process = self._process
-        if process is None or process.returncode is not None:
-            return
-        with suppress(ProcessLookupError):
-            os.kill(process.pid, how)
-            # A paused process hears nothing but SIGKILL until it is continued.
-            os.kill(process.pid, signal.SIGCONT)
-        try:
-            async with asyncio.timeout(_STOP_TIMEOUT_S):
-                await process.wait()
-        except TimeoutError:
-            with suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGKILL)
-            await process.wait()
 
     def _tail(self) -> str:
         return (self._directory / "redis.out").read_text(errors="replace")[-_LOG_TAIL_CHARS:].strip()
