@@ -33,9 +33,17 @@ async def set_back(world: World, length_s: float) -> None:
     bucket = world.ot._buckets.get((world.shape.name, vertex))
     if await world.broker.existing_ledger(vertex) is None or bucket is None:
         return
+    if world.setting_back:
+        # A copy that is older than one that is put back meanwhile would bring back what that one has lost.
+        return
+    world.setting_back = True
     restore, note = world.broker.save(vertex), world.history.save(vertex)
     entries, revisions = dict(bucket.entries), dict(bucket.revisions)
     await asyncio.sleep(length_s)
+    world.setting_back = False
+    if world.has_no_readers_left(vertex):
+        # No lane is opened that could notice. The runner does, which compares marks before it starts anything.
+        return
     # Who is alive goes on, or finds its broker changed when it begins.
     for life in [life for life in world.current.values() if not life.over.is_set() and not life.replaced]:
         if world.rng.random() < (0.9 if life.vertex == vertex else 0.5):

@@ -155,6 +155,8 @@ class World:
         self.lives: list[Incarnation] = []
         self.current: dict[tuple[str, int], Incarnation] = {}
         self.fenced_by_fault = False
+        self.setting_back = False
+        """A ledger will be set back to what it is now, or was a while ago."""
         self._supervising: asyncio.TaskGroup | None = None
         self._supervisors: dict[tuple[str, int], asyncio.Task[None]] = {}
         self.noticed = ""
@@ -211,6 +213,16 @@ class World:
         replicas = self.graph.vertex(vertex).replicas
         own = [lane for lane in lanes if lane.partition % replicas == replica]
         return all(self.history.lanes[vertex, lane.key].ended for lane in own)
+
+    def has_no_readers_left(self, vertex: str) -> bool:
+        """All lanes that read what the vertex writes have ended."""
+        readers = {edge.to for edge in self.graph.edges_out[vertex]}
+        return bool(readers) and all(
+            self.history.lanes[reader, lane.key].ended
+            for reader in readers
+            for lane in all_lanes(self.graph)
+            if lane.vertex == reader
+        )
 
     def _start(self, vertex: str, replica: int, number: int) -> Incarnation:
         process = Process(f"{vertex}-{replica}#{number}")
