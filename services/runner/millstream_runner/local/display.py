@@ -1,0 +1,76 @@
+"""What others see of a run: the screen, and small files in its data directory.
+
+Above it: the run. Below it: the screen and the directory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from millstream.clock import Clock
+from millstream.errors import InfrastructureError
+from millstream_runner.local.directory import DataDirectory, write_json
+from millstream_runner.local.members import Members
+from millstream_runner.local.progress import PipelineProgress
+from millstream_runner.local.screen import Scene, Screen
+from millstream_runner.local.view import PipelineView
+
+
+class Display:
+    """Shows how far a run is."""
+
+    def __init__(self, screen: Screen, directory: DataDirectory, clock: Clock, name: str, durability: str) -> None:
+        """`name`: of the pipeline. `durability`: what was asked for, until the broker has said what it keeps."""
+        self._screen = screen
+        self._directory = directory
+        self._clock = clock
+        self._begun_s = clock.monotonic_s()
+        self._name = name
+        self._durability = durability
+        self._durability_found = False
+        self._last_trouble = ""
+
+    @property
+    def elapsed_s(self) -> float:
+        """Since the run began."""
+        return self._clock.monotonic_s() - self._begun_s
+
+    async def find_durability(self, view: PipelineView) -> None:
+        """Ask the broker, until it has said so once."""
+        if not self._durability_found and (found := await view.durability()) is not None:
+            self._durability = f"{found.level.value} ({'verified' if found.verified else 'not verified'})"
+            self._durability_found = True
+
+    def show(self, state: str, progress: PipelineProgress, members: Members) -> None:
+        """How it is now, on the screen and in the status file."""
+        scene = Scene(
+            pipeline=self._name,
+            state=state,
+            elapsed_s=self.elapsed_s,
+            durability=self._durability,
+            vertices=progress.sample(now_us=self._clock.now_us(), now_s=self._clock.monotonic_s()),
+            states=members.states(),
+            spark=members.spark.text if members.spark is not None else "",
+        )
+        self._screen.show(scene)
+        failure = members.failure
+        more = {"failure": failure.as_json() if failure is not None else None, "written_us": self._clock.now_us()}
+        self._keep(self._directory.status, {**asdict(scene), **more})
+
+    def note_processes(self, members: Members) -> None:
+        """Which processes there are, for whoever has to end them when this one is gone."""
+        runtime = members.runtime()
+        if runtime is not None:
+            self._keep(self._directory.runtime, asdict(runtime))
+
+    def _keep(self, path: Path, data: Mapping[str, Any]) -> None:
+        """Write a small file for others to look at. A full disk must not stop the run over it."""
+        try:
+            write_json(path, data, durable=False)
+        except InfrastructureError as error:
+            if str(error) != self._last_trouble:
+                self._last_trouble = str(error)
+                self._screen.message(f"warning: {error}")

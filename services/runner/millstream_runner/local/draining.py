@@ -1,0 +1,59 @@
+"""The end that a user asks for: sources take nothing new in, and every vertex ends when it has read all there is.
+
+Above it: the run. Below it: the workers, and how much waits where.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Collection
+
+from millstream import limits
+from millstream.clock import Clock
+from millstream.errors import RetryLaterError
+from millstream.spec.graph import Graph
+from millstream_runner.local.progress import PipelineProgress
+from millstream_runner.local.view import PipelineView
+from millstream_runner.local.workers import LocalWorkers
+
+GRACE_S = 5.0
+"""After the deadline of a drain: vertices that do not end by themselves are killed. Nothing is lost by it."""
+_POLL_S = 0.05
+
+
+async def drain(
+    graph: Graph, workers: LocalWorkers, view: PipelineView, progress: PipelineProgress, clock: Clock
+) -> None:
+    """Stop the sources, then each vertex when all it reads has been read; at the deadline those that are left."""
+    deadline_s = clock.monotonic_s() + limits.DRAIN_TIMEOUT_S
+    sources = {vertex.name for vertex in graph.sources}
+    await _stop_group(workers, sources, deadline_s - clock.monotonic_s())
+    for group in graph.sccs:
+        if sources.isdisjoint(group):
+            await _until_read(group, workers, view, progress, deadline_s - clock.monotonic_s())
+            await _stop_group(workers, group, deadline_s - clock.monotonic_s())
+
+
+async def _until_read(
+    vertices: Collection[str], workers: LocalWorkers, view: PipelineView, progress: PipelineProgress, left_s: float
+) -> None:
+    """Wait until the buffers that these vertices read are empty; nothing writes them any more."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(max(0.0, left_s)):
+            while not workers.have_over(vertices):
+                with contextlib.suppress(RetryLaterError):
+                    await view.update(progress)
+                    if not progress.waiting(vertices):
+                        return
+                await asyncio.sleep(_POLL_S)
+
+
+async def _stop_group(workers: LocalWorkers, vertices: Collection[str], left_s: float) -> None:
+    """Stop these vertices and wait for them as long as that."""
+    left_s = max(0.0, left_s)
+    workers.stop(vertices, grace_s=left_s + GRACE_S)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(left_s):
+            while not workers.have_over(vertices):  # noqa: ASYNC110  # several events may make it true
+                await asyncio.sleep(_POLL_S)

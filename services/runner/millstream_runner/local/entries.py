@@ -1,0 +1,51 @@
+"""What vertices log, as far as the screen has room for it.
+
+Above it: the run. Below it: the screen. All of it is in the log files, whatever is shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from millstream.clock import Clock
+from millstream_runner.local.logfiles import short_entry
+from millstream_runner.local.screen import MESSAGES_PER_S, Screen
+
+_REPEAT_S = 30.0
+"""The same line of a vertex is shown again after this."""
+_REMEMBERED_MAX = 1000
+
+
+class ShownEntries:
+    """Shows warnings and worse, at a bounded rate, and the same one again only after a while."""
+
+    def __init__(self, screen: Screen, clock: Clock) -> None:
+        self._screen = screen
+        self._clock = clock
+        self._count = 0
+        """Shown or left out since `_since_s`."""
+        self._since_s = 0.0
+        self._shown_s: dict[str, float] = {}
+        """When each text was last shown."""
+
+    def show(self, entry: Mapping[str, Any]) -> bool:
+        """Show an entry, if there are not too many. Returns whether it has been."""
+        now_s = self._clock.monotonic_s()
+        if now_s - self._since_s >= 1.0:
+            if self._count > MESSAGES_PER_S:
+                left_out = self._count - MESSAGES_PER_S
+                self._screen.message(f"... and {left_out} more lines: see `millstream logs`")
+            self._since_s, self._count = now_s, 0
+        text = short_entry(entry)
+        # Lanes that wait for something say so at every attempt.
+        if now_s - self._shown_s.get(text, -_REPEAT_S) < _REPEAT_S:
+            return True
+        if len(self._shown_s) > _REMEMBERED_MAX:
+            self._shown_s.clear()
+        self._count += 1
+        if self._count > MESSAGES_PER_S:
+            return False
+        self._shown_s[text] = now_s
+        self._screen.message(text)
+        return True

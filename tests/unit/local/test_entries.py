@@ -1,0 +1,55 @@
+"""What is shown of what vertices log: not too much at once, and nothing twice in a row."""
+
+from __future__ import annotations
+
+from millstream_runner.local.entries import ShownEntries
+from millstream_runner.local.screen import MESSAGES_PER_S, Scene
+
+
+class _Screen:
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+
+    def message(self, text: str) -> None:
+        self.messages.append(text)
+
+    def output(self, lines: list[bytes]) -> None: ...
+
+    def show(self, scene: Scene) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class _Clock:
+    time_s = 1000.0
+
+    def now_us(self) -> int:
+        return int(self.time_s * 1_000_000)
+
+    def monotonic_s(self) -> float:
+        return self.time_s
+
+
+def _entry(text: str) -> dict[str, str]:
+    return {"level": "warning", "vertex": "map", "message": text}
+
+
+def test_the_same_line_is_shown_again_only_after_a_while() -> None:
+    screen, clock = _Screen(), _Clock()
+    entries = ShownEntries(screen, clock)
+    assert entries.show(_entry("waits"))
+    assert entries.show(_entry("waits"))
+    assert len(screen.messages) == 1
+    clock.time_s += 31
+    assert entries.show(_entry("waits"))
+    assert len(screen.messages) == 2
+
+
+def test_of_too_many_lines_in_a_second_the_rest_is_counted() -> None:
+    screen, clock = _Screen(), _Clock()
+    entries = ShownEntries(screen, clock)
+    shown = [entries.show(_entry(f"line {number}")) for number in range(MESSAGES_PER_S + 3)]
+    assert shown == [True] * MESSAGES_PER_S + [False] * 3
+    clock.time_s += 1
+    assert entries.show(_entry("later"))
+    assert screen.messages[-2:][0] == "... and 3 more lines: see `millstream logs`"
