@@ -97,49 +97,45 @@ class Failure:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Reports:
+    """What a supervisor asks about its process, and whom it calls."""
+
+    keep: Callable[[bytes, Mapping[str, Any]], None]
+    """Gets each line of its log, as it is and as an object."""
+    keep_output: Callable[[bytes], None]
+    """Gets what it prints, for its log."""
+    progress: Callable[[], Mapping[str, object]]
+    """Values that change when the process gets on, by the name of who does."""
+    lanes_ended: Callable[[], Awaitable[bool]]
+    """Whether all its lanes have nothing left to do."""
+    on_output: Callable[[list[bytes]], None]
+    """Gets what it prints, for the user."""
+    on_entry: Callable[[Mapping[str, Any]], bool]
+    """Gets the warnings and worse that it logs, and returns whether it has shown them."""
+    on_health: Callable[[Mapping[str, Any]], None]
+    """Gets a line about every restart and silence."""
+    on_change: Callable[[], None]
+    """Called whenever the state or the process has changed."""
+    on_said: Callable[[str], None] = lambda text: None
+    """Gets what it says beside its heartbeat."""
+    on_started: Callable[[], None] = lambda: None
+    """Called when there is a new process."""
+
+
 class Supervisor(Generic[PlanT]):
     """Keeps one process running until it has ended, is told to stop, or fails for good; `serve` is its one task."""
 
-    def __init__(
-        self,
-        plan: PlanT,
-        *,
-        keep: Callable[[bytes, Mapping[str, Any]], None],
-        keep_output: Callable[[bytes], None],
-        progress: Callable[[], Mapping[str, object]],
-        lanes_ended: Callable[[], Awaitable[bool]],
-        on_output: Callable[[list[bytes]], None],
-        on_entry: Callable[[Mapping[str, Any]], bool],
-        on_health: Callable[[Mapping[str, Any]], None],
-        on_change: Callable[[], None],
-        on_said: Callable[[str], None] = lambda text: None,
-        on_started: Callable[[], None] = lambda: None,
-        takes_orders: bool = False,
-    ) -> None:
-        """`keep` gets each line of its log, as it is and as an object, `keep_output` what it prints. `progress` gives
-        values that change when the process gets on, by the name of who does; `lanes_ended` looks whether all have
-        nothing left to do. `on_output` gets what it prints, `on_entry` the warnings and worse that it logs, and returns
-        whether it has shown them; `on_health` gets a line about every restart and silence; `on_change` is called
-        whenever `state` or the process has changed, `on_started` when there is a new process, `on_said` with what it
-        says beside its heartbeat. `takes_orders`: see `tell`.
-        """
+    def __init__(self, plan: PlanT, reports: Reports, *, takes_orders: bool = False) -> None:
+        """`takes_orders`: see `tell`."""
         self.plan = plan
         self.state = State.WAITING
         self.restarts = 0
         self.failure: Failure | None = None
         self.over = asyncio.Event()
         """Set when nothing will be started any more."""
-        self._keep = keep
-        self._keep_output = keep_output
-        self._on_said = on_said
-        self._on_started = on_started
+        self._reports = reports
         self._takes_orders = takes_orders
-        self._progress = progress
-        self._lanes_ended = lanes_ended
-        self._on_output = on_output
-        self._on_entry = on_entry
-        self._on_health = on_health
-        self._on_change = on_change
         self._stop = asyncio.Event()
         self._process: Process | None = None
         self._identity: ProcessIdentity | None = None
@@ -180,13 +176,13 @@ class Supervisor(Generic[PlanT]):
         policy = RestartPolicy()
         try:
             while not self._stop.is_set():
-                before = self._progress()
+                before = self._reports.progress()
                 ending, well_s = await self._run_once(command())
                 if self._stop.is_set():
                     break
                 verdict = policy.judge(
                     ending,
-                    lanes_ended=ending.exit_code == 0 and await self._lanes_ended(),
+                    lanes_ended=ending.exit_code == 0 and await self._reports.lanes_ended(),
                     progressed=self._has_progressed(before),
                     well_s=well_s,
                 )
@@ -205,19 +201,19 @@ class Supervisor(Generic[PlanT]):
             self._set_state(State.STOPPED)
         finally:
             self.over.set()
-            self._on_change()
+            self._reports.on_change()
 
     async def _run_once(self, command: Sequence[str]) -> tuple[Ending, float]:
         """How the process ended, and how many seconds it was well."""
         self._last_error, self._error_shown = {}, False
         self._last_lines.clear()
         begun_s = time.monotonic()
-        with open_heartbeat(self._on_said) as heartbeat:
+        with open_heartbeat(self._reports.on_said) as heartbeat:
             async with self._open_process(command, heartbeat) as process, asyncio.TaskGroup() as group:
                 self._process, self._identity = process, identity_of(process.pid)
                 if not self._stop.is_set():
                     self._set_state(State.RUNNING)
-                self._on_started()
+                self._reports.on_started()
                 health = Health(process.pid, Patience(), report=self._report_health)
                 tasks = [
                     group.create_task(self._end_when_told(process), name="end"),
@@ -260,7 +256,7 @@ class Supervisor(Generic[PlanT]):
 
     def _has_progressed(self, before: Mapping[str, object]) -> bool:
         """Whether the process has got on since; where a replica has ended it, whether that one has."""
-        now = self._progress()
+        now = self._reports.progress()
         if self._failing in now:
             return now[self._failing] != before[self._failing]
         return now != before
@@ -304,8 +300,8 @@ class Supervisor(Generic[PlanT]):
             "process": self.plan.name,
             "message": text,
         }
-        self._keep(json.dumps(entry).encode(), entry)
-        self._on_health({**entry, "process": self._label})
+        self._reports.keep(json.dumps(entry).encode(), entry)
+        self._reports.on_health({**entry, "process": self._label})
 
     @property
     def _label(self) -> str:
@@ -313,8 +309,8 @@ class Supervisor(Generic[PlanT]):
         return process_label(self.plan.name, [replica.name for replica in self.plan.replicas])
 
     def _take_output(self, lines: list[bytes]) -> None:
-        self._keep_output(b"\n".join(lines))
-        self._on_output(lines)
+        self._reports.keep_output(b"\n".join(lines))
+        self._reports.on_output(lines)
 
     def _take_lines(self, lines: list[bytes]) -> None:
         for line in lines:
@@ -322,7 +318,7 @@ class Supervisor(Generic[PlanT]):
 
     def _take_line(self, line: bytes) -> None:
         entry = parse_line(line, self.plan.name)
-        self._keep(line, entry)
+        self._reports.keep(line, entry)
         if "level" not in entry:
             # No log line: what Python or the system prints when a process dies. The end of it tells the cause.
             self._last_lines.add(str(entry["message"]))
@@ -332,14 +328,14 @@ class Supervisor(Generic[PlanT]):
             return
         repeated = entry["message"] == self._error_before
         of_process = entry["process"] == self.plan.name
-        shown = repeated or self._on_entry({**entry, "process": self._label} if of_process else entry)
+        shown = repeated or self._reports.on_entry({**entry, "process": self._label} if of_process else entry)
         # What a function logs is shown, but is not why the process ends.
         if level in ERROR_LEVELS and "role" not in entry:
             self._last_error, self._error_shown = entry, shown
 
     def _set_state(self, state: State) -> None:
         self.state = state
-        self._on_change()
+        self._reports.on_change()
 
 
 def worst(failures: list[Failure]) -> Failure | None:

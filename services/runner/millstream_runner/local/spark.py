@@ -26,7 +26,7 @@ from millstream.wire.reduce.v1 import spark_pb2, spark_pb2_grpc
 from millstream_reduce.spark.settings import settings_of
 from millstream_runner.local.directory import RunningProcess, make_private, write_text
 from millstream_runner.local.logfiles import LogFile
-from millstream_runner.local.replica import Failure, State, Supervisor
+from millstream_runner.local.replica import Failure, Reports, State, Supervisor
 
 DRIVER_MODULE = "millstream_reduce.spark.driver"
 STOP_GRACE_S = 10.0
@@ -82,14 +82,16 @@ class LocalSpark:
         self._plan = plan
         self._supervisor = Supervisor(
             plan,
-            keep=lambda line, entry: log.write(line),
-            keep_output=log.write,
-            progress=lambda: {plan.name: self._jobs},
-            lanes_ended=_never,
-            on_output=on_output,
-            on_entry=on_entry,
-            on_health=on_health,
-            on_change=on_change,
+            Reports(
+                keep=lambda line, entry: log.write(line),
+                keep_output=log.write,
+                progress=lambda: {plan.name: self._jobs},
+                lanes_ended=_never,
+                on_output=on_output,
+                on_entry=on_entry,
+                on_health=on_health,
+                on_change=on_change,
+            ),
         )
         self._answer: spark_pb2.DescribeResponse | None = None
         self._pid = 0

@@ -26,7 +26,7 @@ from millstream.spec.graph import Graph
 from millstream.spec.placement import place
 from millstream_runner.local.directory import RunningProcess
 from millstream_runner.local.logfiles import WORKER_PREFIX, LogFile, process_label
-from millstream_runner.local.replica import Failure, State, Supervisor
+from millstream_runner.local.replica import Failure, Reports, State, Supervisor
 from millstream_writer.sinks.log.connector import LogSink
 
 WORKER_MODULE = "millstream_worker"
@@ -128,16 +128,18 @@ class LocalWorker:
         """Will not be started again."""
         self._supervisor = Supervisor(
             plan,
-            keep=logs.keep,
-            keep_output=logs.keep_output,
-            progress=lambda: {replica.name: hooks.progress(replica) for replica in plan.replicas},
-            lanes_ended=self._have_ended,
-            on_said=self._hear,
-            on_started=self._remind,
-            on_output=hooks.on_output,
-            on_entry=hooks.on_entry,
-            on_health=hooks.on_health,
-            on_change=self._look,
+            Reports(
+                keep=logs.keep,
+                keep_output=logs.keep_output,
+                progress=lambda: {replica.name: hooks.progress(replica) for replica in plan.replicas},
+                lanes_ended=self._have_ended,
+                on_said=self._hear,
+                on_started=self._remind,
+                on_output=hooks.on_output,
+                on_entry=hooks.on_entry,
+                on_health=hooks.on_health,
+                on_change=self._look,
+            ),
             takes_orders=True,
         )
 
