@@ -3,15 +3,19 @@
 With --check nothing is written, and the exit code is 1 when a page is not what would be written.
 """
 
-import argparse
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
 from millstream import codes
 from millstream.codes.code import Code
+from tools.pages import write_or_check
 
 ROOT = Path(__file__).resolve().parent.parent
+
 _MADE = "Made from the codes in `millstream/codes`; `python tools/errors_reference.py` writes it anew."
 
 ERRORS = f"""# Error codes
@@ -89,19 +93,7 @@ def contents() -> dict[Path, str]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Write or check the pages."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if a page is stale")
-    check = parser.parse_args(arguments).check
-    stale = []
-    for file, text in contents().items():
-        if check:
-            if not file.exists() or file.read_text(encoding="utf-8") != text:
-                stale.append(file.name)
-        else:
-            file.write_text(text, encoding="utf-8")
-    if stale:
-        print(f"stale: {', '.join(stale)}; run python tools/errors_reference.py", file=sys.stderr)
-    return 1 if stale else 0
+    return write_or_check(contents(), "tools/errors_reference.py", __doc__ or "", arguments)
 
 
 if __name__ == "__main__":

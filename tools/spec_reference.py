@@ -4,14 +4,17 @@ Both come from the models and their docstrings alone. With --check nothing is wr
 code is 1 when a file is not what would be written.
 """
 
-import argparse
 import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
 from millstream.spec.models import NUMAFLOW_API_VERSION, Pipeline
+from tools.pages import write_or_check
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -168,20 +171,8 @@ def contents() -> dict[Path, str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write or check the files."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if a file is stale")
-    check = parser.parse_args(arguments).check
-    stale = []
-    for file, text in contents().items():
-        if check:
-            if not file.exists() or file.read_text(encoding="utf-8") != text:
-                stale.append(file.name)
-        else:
-            file.write_text(text, encoding="utf-8")
-    if stale:
-        print(f"stale: {', '.join(stale)}; run python tools/spec_reference.py", file=sys.stderr)
-    return 1 if stale else 0
+    """Write or check the pages."""
+    return write_or_check(contents(), "tools/spec_reference.py", __doc__ or "", arguments)
 
 
 if __name__ == "__main__":
