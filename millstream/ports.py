@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import random
 import socket
+from itertools import chain
 from pathlib import Path
 
 from millstream import codes
@@ -17,10 +18,15 @@ _FIRST, _LAST = 10_240, 65_535
 _OUTGOING = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _OUTGOING_USUAL = 32_768, 65_535
 """Where the system does not tell: no usual system gives connections lower ones."""
+_GIVEN: set[int] = set()
+"""Ports that `free_ports` has named in this process. Their server may be still to start, so no other gets one."""
+_PROMISED: set[int] = set()
+"""Ports that the user named for something this process starts later."""
 
 
 def free_ports(count: int = 1) -> int:
-    """The first of `count` free ports in a row. Raises `InfrastructureError` when there are none.
+    """The first of `count` free ports in a row, none of them given before where others are left. Raises
+    `InfrastructureError` when there are none.
 
     They are not among those from which the system gives connections their own. A connection that is tried again and
     again while its server is away would get the server's port at last, and reach itself; any other might have it by
@@ -30,15 +36,26 @@ def free_ports(count: int = 1) -> int:
     places: list[int] = [*range(_FIRST, low - count + 1), *range(high + 1, _LAST - count + 2)]
     # A system may give connections any port; then there is nothing to choose.
     places = places or list(range(_FIRST, _LAST - count + 2))
-    for first in random.sample(places, len(places)):
-        if all(map(is_free, range(first, first + count))):
+    shuffled = random.sample(places, len(places))
+    fresh = (first for first in shuffled if _GIVEN.isdisjoint(range(first, first + count)))
+    # The servers of those given before may have ended.
+    for first in chain(fresh, shuffled):
+        ports = range(first, first + count)
+        if all(map(is_free, ports)):
+            _GIVEN.update(ports)
             return first
     raise InfrastructureError(codes.PORT_TAKEN, f"no {count} free ports in a row on 127.0.0.1")
 
 
+def promise(port: int) -> None:
+    """Keeps a port for what the user named it for: `free_ports` does not give it, and `is_free` denies it."""
+    _PROMISED.add(port)
+
+
 def is_free(port: int) -> bool:
-    """Whether a server could listen there now. Connections that have ended and linger do not take a port."""
-    return why_not(port) is None
+    """Whether a server of our own choice could listen there now. Connections that have ended and linger do not take
+    a port."""
+    return port not in _PROMISED and why_not(port) is None
 
 
 def why_not(port: int, host: str = "127.0.0.1") -> str | None:

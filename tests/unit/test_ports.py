@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from millstream import ports
-from millstream.ports import free_ports, is_free
+from millstream.ports import free_ports, is_free, promise
 
 
 def test_they_follow_each_other_and_can_be_listened_at() -> None:
@@ -37,3 +37,19 @@ def test_where_connections_may_get_any_there_is_one_all_the_same(
     told.write_text("1024\t65535\n")
     monkeypatch.setattr(ports, "_OUTGOING", told)
     assert is_free(free_ports())
+
+
+def test_none_is_given_twice_or_to_another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Servers start later than their ports are chosen: what seems free then may be another's already."""
+    allowed = tmp_path / "range"
+    monkeypatch.setattr(ports, "_OUTGOING", allowed)
+    monkeypatch.setattr(ports, "_GIVEN", set())
+    monkeypatch.setattr(ports, "_PROMISED", set())
+    # Leaves a few hundred ports to choose from, so that chance would give one twice.
+    allowed.write_text("10440\t65535\n")
+    promised = next(port for port in range(10_240, 10_440) if is_free(port))
+    promise(promised)
+    assert not is_free(promised)
+    given = [free_ports() for _ in range(100)]
+    assert len(set(given)) == len(given)
+    assert promised not in given

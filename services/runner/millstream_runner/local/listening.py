@@ -1,7 +1,8 @@
-"""Ports that a run was told to listen on, tried before anything is started. Pure but for the trial.
+"""Ports that a run was told to listen on, tried and promised before anything is started.
 
 Above it: the runner. Below it: the system's sockets. A vertex that finds its port taken tries again, because a process
 that is ending may still have it; a run that begins has nothing to wait for, and says at once which option to change.
+The broker chooses a port for itself, and keeps off these.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Iterable, Iterator
 
 from millstream import codes
 from millstream.errors import UserError
-from millstream.ports import why_not
+from millstream.ports import promise, why_not
 from millstream.spec.graph import Graph
 from millstream.spec.models import Source
 from millstream_runner.local.workers import WorkerPlan
@@ -34,6 +35,8 @@ def _taken_by_metrics(plans: Iterable[WorkerPlan], host: str) -> Iterator[str]:
             yield f"{plan.metrics_port}, for the metrics of {plan.label}, is no port; {advice}"
         elif (reason := why_not(plan.metrics_port, host)) is not None:
             yield f"the metrics of {plan.label} cannot be served on {host}:{plan.metrics_port}: {reason}; {advice}"
+        else:
+            promise(plan.metrics_port)
 
 
 def _taken_by_sources(graph: Graph) -> Iterator[str]:
@@ -49,3 +52,5 @@ def _taken_by_sources(graph: Graph) -> Iterator[str]:
                     f"vertex {vertex.name}: the {kind} source cannot listen on {host} port {port}: {reason}; stop what "
                     f"uses the port, or choose another `{kind}.host` or `{kind}.port` (0 takes a free port)"
                 )
+            else:
+                promise(port)
