@@ -43,6 +43,12 @@ class Running:
         """Ctrl-C."""
         self.process.send_signal(signal.SIGINT)
 
+    async def interrupt_twice(self) -> None:
+        """Ctrl-C, and again when the drain has begun: two at the same moment would arrive as one."""
+        self.interrupt()
+        await self.until(lambda: self.json("status.json")["state"] == "draining")
+        self.interrupt()
+
     def kill(self) -> None:
         self.process.kill()
 

@@ -83,9 +83,8 @@ async def test_what_waits_keeps_the_pipeline_as_it_was_and_is_named(files: Pipel
     give(tmp_path, 0, 50)
     async with start(tmp_path, "run", "pipeline.yaml", "--quiet") as run:
         await run.until(lambda: run.records("out") >= 50)
-        run.interrupt()
-        run.interrupt()
-        await run.ended()
+        await run.interrupt_twice()
+        assert (await run.ended()).exit_code == 130
     before = path.read_text()
     files.write(SOURCE + files.function("identity") + files.file_sink("out"), edges[:2])
     refused = await command(tmp_path, "run", "pipeline.yaml")
@@ -96,7 +95,6 @@ async def test_what_waits_keeps_the_pipeline_as_it_was_and_is_named(files: Pipel
     give(tmp_path, 50, 10)
     async with start(tmp_path, "run", "pipeline.yaml", "--quiet") as run:
         await run.until(lambda: run.records("out") >= 60)
-        run.interrupt()
-        run.interrupt()
-        await run.ended()
+        await run.interrupt_twice()
+        assert (await run.ended()).exit_code == 130
     assert sorted(files.numbers("out")) == list(range(60))

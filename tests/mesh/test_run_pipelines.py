@@ -146,9 +146,7 @@ async def test_a_second_ctrl_c_ends_at_once_and_loses_nothing(files: PipelineFil
         pids = run.pids()
         # The broker does not answer, so the drain cannot end.
         os.kill(pids["broker"], signal.SIGSTOP)
-        run.interrupt()
-        await run.until(lambda: run.json("status.json")["state"] == "draining")
-        run.interrupt()
+        await run.interrupt_twice()
         ended = await run.ended()
         await until_gone(list(pids.values()))
     assert ended.exit_code == 130
