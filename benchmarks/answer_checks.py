@@ -65,7 +65,7 @@ def pipeline_s(records: int, size: int) -> tuple[float, float]:
         "--workers",
         "3",
     ]
-    ended = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True)
+    ended = subprocess.run([*command, "-o", "json"], capture_output=True, text=True, check=True)
     result = json.loads(ended.stdout.splitlines()[-1])
     through = result["records_per_s"] * result["elapsed_s"]
     use = {name: process["cpu_s"] for name, process in result["processes"].items()}

@@ -1,6 +1,6 @@
 """Runs a command of this checkout and of another commit in turns, and compares wall time and processor time.
 
-    python benchmarks/compare.py --base REV -- millstream bench map --records 2000000 --json
+    python benchmarks/compare.py --base REV -- millstream bench map --records 2000000 -o json
     python benchmarks/compare.py --base REV --times 7 -- benchmarks/udf.py
 
 The command is `millstream` with its arguments, or the arguments of Python. The other commit is checked out into a

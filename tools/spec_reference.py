@@ -13,7 +13,8 @@ from typing import Any
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from millstream.spec.models import NUMAFLOW_API_VERSION, Pipeline
+from millstream.spec.models import NUMAFLOW_API_VERSION
+from millstream.spec.schema import schema
 from tools.pages import write_or_check
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -39,12 +40,6 @@ supported are problems.
   `validate` says what is missing, and no message and no stored file holds the value, but for the settings of the Spark
   driver, which only their owner may read.
 """
-
-
-def schema() -> dict[str, Any]:
-    """The JSON schema of the file, with its fields as they are written in YAML."""
-    body = Pipeline.model_json_schema(by_alias=True)
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **body}
 
 
 def reference() -> str:

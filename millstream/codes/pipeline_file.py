@@ -16,7 +16,7 @@ PIPELINE_INVALID = Code(
     data=_UNTOUCHED,
     do=(
         "Look at the lines one by one, from the top: a mistake further up may cause others below. "
-        "`millstream validate FILE` lists them all without running anything, `--json` in a form for programs."
+        "`millstream validate FILE` lists them all without running anything, `-o json` in a form for programs."
     ),
 )
 

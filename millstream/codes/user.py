@@ -218,6 +218,20 @@ NO_SUCH_CODE = Code(
     ),
 )
 
+COMMAND_LINE = Code(
+    2121,
+    "The command line cannot be understood",
+    happened=(
+        "There is no command or option of that name, an argument is missing, or a value is none of those that an "
+        "option takes."
+    ),
+    data=_NOTHING_DONE,
+    do=(
+        "Take what the message proposes. `millstream --help` lists the commands and `millstream COMMAND --help` the "
+        "options of one, with examples; `millstream completion SHELL` has a shell complete them."
+    ),
+)
+
 CHANGED_WHERE_DATA_WAITS = Code(
     2301,
     "The pipeline was changed where something waits",

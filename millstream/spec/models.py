@@ -15,6 +15,7 @@ from millstream import codes
 from millstream.limits import BUFFER_BYTES_MAX, BUFFER_RECORDS_MAX, BUFFER_USAGE_LIMIT
 from millstream.spec import numaflow
 from millstream.spec.buffers import DEFAULT, InterStepBuffer
+from millstream.spec.edge_names import default_edge_name
 from millstream.spec.kinds import KINDS, PlacedEnd, PlacedProgram, VertexKind, VertexUse
 from millstream.spec.logging import Logging
 from millstream.spec.programs import (
@@ -199,13 +200,6 @@ _TAKEN_WHOLE = {
     "deadLetter": "a dead-letter edge takes every record its vertex gives up on",
     "late": "a late edge takes every record that comes to its vertex too late",
 }
-_NAME_SUFFIXES = {"deadLetter": "-dead-letter", "late": "-late"}
-
-
-def default_edge_name(edge: Mapping[str, Any]) -> str:
-    """The name of an edge (as written) that gives none itself."""
-    suffix = _NAME_SUFFIXES.get(str(edge.get("kind")), "")
-    return f"{edge.get('from')}-{edge.get('to')}{suffix}"
 
 
 class Placement(SpecModel):

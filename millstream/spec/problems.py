@@ -13,7 +13,7 @@ Path = tuple[str | int, ...]
 
 
 PROBLEMS_SHOWN_MAX = 50
-"""Problems that are printed at once: who has more has one cause, or reads `validate --json`."""
+"""Problems that are printed at once: who has more has one cause, or reads `validate -o json`."""
 _TOLD = ("file", "line", "column", "path", "what", "expected")
 _STEPS_SHOWN_MAX = 16
 """Deeper than any field; an alias that contains itself goes on without end."""
@@ -94,7 +94,7 @@ def problem_lines(problems: Sequence[Problem]) -> Iterator[str]:
     """What is printed of them."""
     yield from map(str, problems[:PROBLEMS_SHOWN_MAX])
     if len(problems) > PROBLEMS_SHOWN_MAX:
-        yield f"... and {len(problems) - PROBLEMS_SHOWN_MAX} more problems (`millstream validate --json` has all)"
+        yield f"... and {len(problems) - PROBLEMS_SHOWN_MAX} more problems (`millstream validate -o json` has all)"
 
 
 class SpecError(UserError):

@@ -1,5 +1,7 @@
 """A pipeline's graph for people: text for a terminal, Mermaid for a page. Pure."""
 
+from typing import Any
+
 from millstream.spec.graph import Graph
 from millstream.spec.models import Edge, GroupBy, Vertex
 
@@ -41,6 +43,26 @@ def to_mermaid(graph: Graph) -> str:
         between = f'{arrow}|"{label}"|' if label else arrow
         lines.append(f"    {ids[edge.from_]} {between} {ids[edge.to]}")
     return "\n".join(lines) + "\n"
+
+
+def to_json(graph: Graph) -> dict[str, Any]:
+    """The graph for programs: `pipeline`, `vertices` in topological order, `edges`."""
+    return {
+        "pipeline": graph.pipeline.name,
+        "vertices": [
+            {
+                "name": vertex.name,
+                "type": vertex.kind,
+                "description": _description(vertex),
+                "partitions": vertex.partitions,
+            }
+            for vertex in graph.vertices
+        ],
+        "edges": [
+            {"name": edge.name, "from": edge.from_, "to": edge.to, "kind": edge.kind, "labels": _labels(graph, edge)}
+            for edge in graph.edges
+        ],
+    }
 
 
 def _description(vertex: Vertex) -> str:

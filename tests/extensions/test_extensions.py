@@ -146,7 +146,7 @@ async def test_validate_knows_the_connectors_of_an_installed_package(pipeline: P
 async def test_their_settings_and_what_they_miss_are_checked_as_any_other(pipeline: Path) -> None:
     path = pipeline / "pipeline.yaml"
     path.write_text(path.read_text().replace("perSecond", "perSeconds").replace("out.db", "nowhere/out.db"))
-    ended = await command(pipeline, "validate", "--json", "pipeline.yaml")
+    ended = await command(pipeline, "validate", "-o", "json", "pipeline.yaml")
     problems = {(problem["path"], problem["what"], problem["line"]) for problem in json.loads(ended.out)["problems"]}
     assert ended.exit_code == 2
     nowhere = f"there is no directory {pipeline / 'nowhere'}"
@@ -159,7 +159,7 @@ async def test_their_settings_and_what_they_miss_are_checked_as_any_other(pipeli
 
 async def test_without_the_package_its_names_are_unknown(pipeline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONPATH")
-    ended = await command(pipeline, "validate", "--json", "pipeline.yaml")
+    ended = await command(pipeline, "validate", "-o", "json", "pipeline.yaml")
     assert ended.exit_code == 2
     what = {problem["what"] for problem in json.loads(ended.out)["problems"]}
     assert {"unknown field `countdown`", "unknown field `sqlite`"} <= what
@@ -197,7 +197,7 @@ async def test_a_kind_of_theirs_is_checked_and_drawn_as_any_other(once: Path) ->
     path.write_text(
         path.read_text().replace("dedup: {ttl: 1h}", "dedup: {ttls: 1h}").replace("  - {from: once, to: out}", "")
     )
-    wrong = await command(once, "validate", "--json", "pipeline.yaml")
+    wrong = await command(once, "validate", "-o", "json", "pipeline.yaml")
     problems = {(problem["path"], problem["what"]) for problem in json.loads(wrong.out)["problems"]}
     assert {
         ("spec.vertices[2].dedup.ttls", "unknown field `ttls`"),
@@ -208,7 +208,7 @@ async def test_a_kind_of_theirs_is_checked_and_drawn_as_any_other(once: Path) ->
 
 async def test_a_kind_that_is_not_installed_is_unknown(once: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONPATH")
-    ended = await command(once, "validate", "--json", "pipeline.yaml")
+    ended = await command(once, "validate", "-o", "json", "pipeline.yaml")
     assert ended.exit_code == 2
     assert "unknown field `dedup`" in {problem["what"] for problem in json.loads(ended.out)["problems"]}
 
@@ -261,6 +261,6 @@ async def test_a_protocol_that_a_program_cannot_speak(squares: Path, written: st
     path = squares / "pipeline.yaml"
     program = f"command: [{sys.executable}, square.py], protocol: lines"
     path.write_text(path.read_text().replace(program, written.replace("PYTHON", sys.executable)))
-    ended = await command(squares, "validate", "--json", "pipeline.yaml")
+    ended = await command(squares, "validate", "-o", "json", "pipeline.yaml")
     assert ended.exit_code == 2
     assert problem in " ".join(str(found["what"]) for found in json.loads(ended.out)["problems"])

@@ -45,10 +45,10 @@ def prepared(pod: Pod) -> None:
     (pod.directory / "pipeline.yaml").write_text(PIPELINE)
     (pod.directory / "shout.py").write_text(FUNCTION)
     source, target = str(pod.directory / "pipeline.yaml"), str(pod.directory / "pipeline.json")
-    assert main(["compile", source, "--base-dir", "/pipeline", "-o", target]) == 0
+    assert main(["compile", source, "--base-dir", "/pipeline", "--to", target]) == 0
     for name in ("data", "windows"):
         (pod.directory / name).mkdir()
-    assert main(["broker", "config", source, "-o", str(pod.directory / "users")]) == 0
+    assert main(["broker", "config", source, "--to", str(pod.directory / "users")]) == 0
     for path in (pod.directory / "data", pod.directory / "windows", *(pod.directory / "users").rglob("*")):
         os.chown(path, 10001, 10001)
     os.chown(pod.directory / "users", 10001, 10001)

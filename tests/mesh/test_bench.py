@@ -7,7 +7,7 @@ from tests.mesh.running import command
 
 
 async def test_it_prints_what_it_measured_beside_the_brokers_limit(tmp_path: Path) -> None:
-    ended = await command(tmp_path, "bench", "map", "--records", "700000", "--workers", "3", "--json")
+    ended = await command(tmp_path, "bench", "map", "--records", "700000", "--workers", "3", "-o", "json")
     assert ended.exit_code == 0, ended.err
     result = json.loads(ended.out.splitlines()[-1])
     assert result["records_per_s"] > 0

@@ -41,7 +41,7 @@ async def test_what_the_template_refuses_comes_back_when_it_is_put_right(tmp_pat
     assert "1  price             an order of 0 pieces" in listed.out
     assert "1  read              data/orders.jsonl:4: 'not json' is not a JSON value" in listed.out
     assert listed.out.endswith("2 dead letters\n")
-    (one,) = (await done(directory, "deadletters", "list", "--json", "--vertex", "price")).out.splitlines()
+    (one,) = (await done(directory, "deadletters", "list", "-o", "json", "--vertex", "price")).out.splitlines()
     assert (json.loads(one)["lane"], json.loads(one)["keys"]) == ("read-price.0", ["edsger"])
 
     function = directory / "functions.py"
@@ -111,7 +111,7 @@ async def test_dead_letters_that_wait_for_their_sink_go_back_once(files: Pipelin
     )
     async with start(tmp_path, "run", "pipeline.yaml") as run:
         await run.until(lambda: run.records("out") == 27)
-    listed = (await done(tmp_path, "deadletters", "list", "--json", "pipeline.yaml", "--stored")).out
+    listed = (await done(tmp_path, "deadletters", "list", "-o", "json", "pipeline.yaml", "--stored")).out
     letters = [json.loads(line) for line in listed.splitlines()]
     assert [json.loads(letter["value"])["number"] for letter in letters] == [3, 13, 23]
     assert letters[0]["place"].startswith("map-stuck-dead-letter.0:")

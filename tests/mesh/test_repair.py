@@ -75,7 +75,7 @@ async def test_a_flipped_bit_in_the_ledger_of_a_sink_is_named_and_can_be_gone_on
     assert damaged.exit_code == 5, damaged.out + damaged.err
     assert "the mark of lane out/in-out.0 in the ledger of vertex out is gone" in damaged.err
     assert "millstream repair" in damaged.err
-    told = json.loads((await command(tmp_path, "repair", "pipeline.yaml", "--json")).out)
+    told = json.loads((await command(tmp_path, "repair", "pipeline.yaml", "-o", "json")).out)
     assert not told["accepted"]
     assert {damage["kind"] for damage in told["damages"]} >= {"mark"}
     accepted = await command(tmp_path, "repair", "pipeline.yaml", "--accept-loss")

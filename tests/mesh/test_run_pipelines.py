@@ -47,7 +47,7 @@ async def test_a_bounded_pipeline_ends_by_itself_and_is_found_ended_the_next_tim
     assert "account: BALANCED" in first.out
     assert "ended: everything has been processed" in first.out
     assert_each_once(files)
-    status = json.loads((await command(tmp_path, "status", "--json")).out)
+    status = json.loads((await command(tmp_path, "status", "-o", "json")).out)
     assert not status["running"]
     assert status["state"] == "ended"
     assert status["durability"] == "fsync (verified)"
@@ -161,12 +161,12 @@ async def test_a_run_can_be_looked_at_from_outside(files: PipelineFiles, tmp_pat
     async with start(tmp_path, "run", "pipeline.yaml") as run:
         await run.until(lambda: run.records("out") > 0)
         refused = await command(tmp_path, "run", "pipeline.yaml")
-        status = json.loads((await command(tmp_path, "status", "--json")).out)
+        status = json.loads((await command(tmp_path, "status", "-o", "json")).out)
         stopped_pid = run.pids()["map-0"]
         os.kill(stopped_pid, signal.SIGSTOP)
         await run.until(lambda: run.json("status.json")["vertices"][1]["waiting"] >= 5)
-        peeked = await command(tmp_path, "peek", "in-map", "--count", "3", "--json")
-        again = await command(tmp_path, "peek", "in-map", "--count", "3", "--json")
+        peeked = await command(tmp_path, "peek", "in-map", "--count", "3", "-o", "json")
+        again = await command(tmp_path, "peek", "in-map", "--count", "3", "-o", "json")
         # On a machine that is slow enough it has been found hung and replaced meanwhile.
         with suppress(ProcessLookupError):
             os.kill(stopped_pid, signal.SIGKILL)
@@ -209,7 +209,7 @@ async def test_a_healthy_run_logs_where_its_lanes_begin_resume_and_end(files: Pi
     assert (await command(tmp_path, "run", "pipeline.yaml")).exit_code == 0
 
     async def lines(*options: str) -> list[dict[str, object]]:
-        ended = await command(tmp_path, "logs", "--json", *options)
+        ended = await command(tmp_path, "logs", "-o", "json", *options)
         assert ended.exit_code == 0, ended.err
         return [json.loads(line) for line in ended.out.splitlines()]
 
@@ -240,7 +240,7 @@ async def test_a_pipeline_that_runs_elsewhere_is_looked_at_through_its_broker(
         assert nothing.exit_code == 2
         assert "has nothing of pipeline p" in nothing.err
         await run.run()
-        status = json.loads((await command(tmp_path, "status", "--json", *broker)).out)
+        status = json.loads((await command(tmp_path, "status", "-o", "json", *broker)).out)
         assert [(vertex["vertex"], vertex["records"]) for vertex in status["vertices"]] == [
             ("in", 100),
             ("map", 100),

@@ -73,7 +73,7 @@ async def test_a_function_that_fails_stops_the_run_and_nothing_is_lost(files: Pi
     assert "millstream run: error[MS-3001]: map-0 ended with exit code 3\n" in failed.err
     assert "error[MS-3001]: map-0: " in failed.err, "it was shown when it happened"
     assert failed.err.endswith("`millstream explain MS-3001` says what that means for the data, and what to do\n")
-    shown = json.loads((await command(tmp_path, "status", "--json")).out)["failure"]
+    shown = json.loads((await command(tmp_path, "status", "-o", "json")).out)["failure"]
     assert (shown["process"], shown["code"], shown["exit_code"]) == ("map-0", "MS-3001", 3)
     (audit,) = tmp_path.glob(".millstream/*/audit.jsonl")
     end = [entry for entry in map(json.loads, audit.read_text().splitlines()) if entry["action"] == "end"]

@@ -42,7 +42,7 @@ def write(directory: Path, queries: dict[str, tuple[str, str]]) -> None:
 
 
 async def validated(directory: Path, exit_code: int) -> dict[str, Any]:
-    ended = await command(directory, "validate", "--json", "pipeline.yaml")
+    ended = await command(directory, "validate", "-o", "json", "pipeline.yaml")
     assert ended.exit_code == exit_code, ended.err
     first, *more = ended.err.splitlines()
     assert first == f"asking Spark about {ended.err.split()[3]} queries; this takes some seconds"

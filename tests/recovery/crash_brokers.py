@@ -77,7 +77,7 @@ async def open_secured_broker(directory: Path, files: Iterable[Path]) -> AsyncIt
     """Encrypted, with an account for each of these pipelines and a user for each of their vertices."""
     certificate = make_certificate(directory)
     users = directory / "users"
-    command = ["broker", "config", *map(str, files), "-o", str(users), "--ca", str(certificate.certificate)]
+    command = ["broker", "config", *map(str, files), "--to", str(users), "--ca", str(certificate.certificate)]
     config = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "millstream_runner", *command), stdout=asyncio.subprocess.DEVNULL
     )

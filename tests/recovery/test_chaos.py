@@ -31,7 +31,7 @@ spec:
 
 
 def chaos(directory: Path, *arguments: str, cwd: Path | None = None) -> dict[str, Any]:
-    command = [sys.executable, "-m", "millstream_runner", "chaos", *arguments, "--dir", str(directory), "--json"]
+    command = [sys.executable, "-m", "millstream_runner", "chaos", *arguments, "--dir", str(directory), "-o", "json"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=170, check=False, cwd=cwd)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     told: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])

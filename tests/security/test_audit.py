@@ -74,7 +74,7 @@ async def test_every_command_that_looks_in_or_changes_something_is_written_down(
     shown = await command(open_folder, "audit")
     assert shown.exit_code == 0, shown.err
     assert [line.split()[1] for line in shown.out.splitlines()] == actions
-    as_json = await command(open_folder, "audit", "--json")
+    as_json = await command(open_folder, "audit", "-o", "json")
     assert [json.loads(line) for line in as_json.out.splitlines()] == found
 
 
@@ -183,7 +183,7 @@ async def test_what_is_done_over_another_broker_is_written_down_for_its_user(
         prepared = await command(tmp_path, "broker", "prepare", "pipeline.yaml", *place)
         assert prepared.exit_code == 0, prepared.err
         vertices = tmp_path / "vertices.jsonl"
-        compiled = await command(tmp_path, "compile", "pipeline.yaml", "-o", "pipeline.json")
+        compiled = await command(tmp_path, "compile", "pipeline.yaml", "--to", "pipeline.json")
         assert compiled.exit_code == 0, compiled.err
         by_hand = [sys.executable, "-m", "millstream_worker", "--pipeline", "pipeline.json", "--vertex", "in", *place]
         started = await asyncio.create_subprocess_exec(

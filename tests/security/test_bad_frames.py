@@ -76,7 +76,7 @@ async def test_a_frame_of_somebody_with_rights_is_damage_that_is_named_and_stepp
     assert "defect" not in stopped.err
     before = set(files.numbers("out"))
 
-    looked = await command(tmp_path, "repair", "pipeline.yaml", "--json")
+    looked = await command(tmp_path, "repair", "pipeline.yaml", "-o", "json")
     assert looked.exit_code == 5, looked.out + looked.err
     (damage,) = json.loads(looked.out)["damages"]
     assert damage["records_lost"] == 2

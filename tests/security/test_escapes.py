@@ -94,12 +94,12 @@ async def test_no_command_prints_what_a_terminal_obeys(tmp_path: Path) -> None:
     assert shown["keys"] == [HOSTILE]
     for arguments in (
         ("logs",),
-        ("logs", "--json"),
+        ("logs", "-o", "json"),
         ("status",),
         ("peek", "dress-map", "--from", "1"),
-        ("peek", "dress-map", "--from", "1", "--json"),
+        ("peek", "dress-map", "--from", "1", "-o", "json"),
         ("deadletters", "list"),
-        ("deadletters", "list", "--json"),
+        ("deadletters", "list", "-o", "json"),
         ("deadletters", "list", HOSTILE),
         ("logs", HOSTILE),
         ("logs", "--since", HOSTILE),

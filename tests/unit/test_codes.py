@@ -183,10 +183,10 @@ def test_all_codes_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain"]) == 0
     printed = capsys.readouterr().out
     assert all(f"  {code}  {code.title}\n" in printed for code in codes.CODES.values())
-    assert main(["explain", "--json"]) == 0
+    assert main(["explain", "-o", "json"]) == 0
     listed = json.loads(capsys.readouterr().out)["codes"]
     assert [entry["code"] for entry in listed] == [code.id for code in codes.CODES.values()]
-    assert main(["explain", "4010", "--json"]) == 0
+    assert main(["explain", "4010", "-o", "json"]) == 0
     assert json.loads(capsys.readouterr().out) == next(entry for entry in listed if entry["code"] == "MS-4010")
 
 

@@ -99,7 +99,7 @@ async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
     lines = [json.dumps({"number": number}) for number in range(RECORDS)]
     (tmp_path / "in.jsonl").write_text("".join(f"{line}\n" for line in lines))
     folder = tmp_path / "server"
-    assert main(["broker", "config", str(tmp_path / "p.yaml"), str(tmp_path / "q.yaml"), "-o", str(folder)]) == 0
+    assert main(["broker", "config", str(tmp_path / "p.yaml"), str(tmp_path / "q.yaml"), "--to", str(folder)]) == 0
     async with open_nats_process(folder, SERVER) as server:
         opened = Broker(server.url, folder)
         for name in ("p", "q"):
@@ -169,7 +169,7 @@ async def test_a_reduce_that_keeps_its_input_reads_and_trims_its_milestones(tmp_
     (tmp_path / "w.yaml").write_text(WINDOWS.replace("KEEPS", str(keeps).lower()))
     (tmp_path / "f.py").write_text("def f(keys, values): return b''\n")
     folder = tmp_path / "server"
-    assert main(["broker", "config", str(tmp_path / "w.yaml"), "-o", str(folder)]) == 0
+    assert main(["broker", "config", str(tmp_path / "w.yaml"), "--to", str(folder)]) == 0
     tried = {
         "$JS.API.CONSUMER.CREATE.w-sum.x.w-sum.*.*.d.window.0": keeps,
         "$JS.API.CONSUMER.MSG.NEXT.w-sum.x": keeps,
@@ -215,7 +215,7 @@ def test_secrets_are_in_files_of_their_users_alone_and_stay_when_made_again(brok
         assert path.stat().st_mode & 0o077 == 0
     accounts = (folder / "accounts.conf").read_text()
     assert not [text for text in passwords.values() if text.strip() in accounts]
-    assert main(["broker", "config", str(tmp_path / "p.yaml"), "-o", str(folder)]) == 0
+    assert main(["broker", "config", str(tmp_path / "p.yaml"), "--to", str(folder)]) == 0
     assert {path: path.read_text() for path in folder.rglob("*.password")} == passwords
 
 

@@ -47,7 +47,7 @@ def local(directory: Path) -> Path:
 
 def make_users(directory: Path) -> None:
     (directory / "p.yaml").write_text(PIPELINE)
-    assert main(["broker", "config", str(directory / "p.yaml"), "-o", str(directory / "users")]) == 0
+    assert main(["broker", "config", str(directory / "p.yaml"), "--to", str(directory / "users")]) == 0
 
 
 def check(conf: Path) -> subprocess.CompletedProcess[str]:

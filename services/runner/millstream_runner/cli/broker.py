@@ -24,17 +24,21 @@ from millstream_vertex.settings import ledger_limits
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.action == "config":
-        return _config([load(file).graph for file in arguments.files], arguments.output, arguments.ca)
+        graphs = [load(file).graph for file in arguments.files]
+        return _config(graphs, arguments.to, arguments.ca, as_json=arguments.json)
     loaded = load(arguments.file)
     graph = loaded.graph
     access = technology_of(graph.pipeline).load_access(arguments.broker_access, arguments.broker)
     audit.note_elsewhere(loaded, "prepare", broker=access.place, access=access.identity)
     asyncio.run(prepare(graph, access, DurabilityLevel(arguments.durability)))
+    if arguments.json:
+        print(json.dumps({"pipeline": graph.pipeline.name, "ledgers": [vertex.name for vertex in graph.vertices]}))
+        return 0
     print(f"pipeline {graph.pipeline.name}: {len(graph.vertices)} ledgers and watermark stores are there")
     return 0
 
 
-def _config(graphs: Sequence[Graph], directory: Path, ca: Path | None) -> int:
+def _config(graphs: Sequence[Graph], directory: Path, ca: Path | None, *, as_json: bool) -> int:
     pipelines = {graph.pipeline.name: users_of(graph) for graph in graphs}
     if len(pipelines) < len(graphs):
         raise UserError(
@@ -58,6 +62,17 @@ def _config(graphs: Sequence[Graph], directory: Path, ca: Path | None) -> int:
     write_text(directory / "passwords.conf", "\n".join([*lines, ""]))
     accounts = accounts_text(pipelines, variables)
     write_text(directory / "accounts.conf", f'include "passwords.conf"\n{accounts}')
+    if as_json:
+        named = [
+            {
+                "pipeline": pipeline,
+                "prepare": f"{directory}/{pipeline}/_pipeline.yaml",
+                "vertices": {user.file_name: f"{directory}/{pipeline}/{user.file_name}.yaml" for user in users[1:]},
+            }
+            for pipeline, users in pipelines.items()
+        ]
+        print(json.dumps({"accounts": f"{directory}/accounts.conf", "pipelines": named}))
+        return 0
     print(
         f'{directory}/accounts.conf, for the server\'s configuration: `include "accounts.conf"` (with passwords.conf)'
     )

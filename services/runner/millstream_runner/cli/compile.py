@@ -17,10 +17,10 @@ def run(arguments: argparse.Namespace) -> int:
     for note in loaded.notes:
         print(f"note: {note}", file=sys.stderr)
     text = resolved.dump(loaded.pipeline, arguments.base_dir or loaded.base_dir)
-    if arguments.output is None:
+    if arguments.to is None:
         print(text)
         return 0
-    output: Path = arguments.output
+    output: Path = arguments.to
     try:
         output.write_text(f"{text}\n", encoding="utf-8")
     except OSError as error:

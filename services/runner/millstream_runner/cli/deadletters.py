@@ -132,6 +132,12 @@ def _replay(arguments: argparse.Namespace, directory: DataDirectory, graph: Grap
         returned.append(Returned(identity_of(item), buffer, _record_of(item)))
     audit.note(directory, "replay", records=len(returned), to=arguments.to)
     done = asyncio.run(_put_back(directory, graph, returned)) if returned else Replayed()
+    if arguments.json:
+        refusals = [{"reason": reason, "count": count} for reason, count in refused.most_common()]
+        lanes = [str(lane) for lane in done.reopened]
+        told = {"put_back": done.records, "repeated": done.repeated, "opened_again": lanes, "not_put_back": refusals}
+        print(json.dumps(told))
+        return UserError.exit_code if refused else 0
     print(f"{done.records} put back, {done.repeated} left out because they were put back before")
     for lane in done.reopened:
         print(f"opened again: {lane}")

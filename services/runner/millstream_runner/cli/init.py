@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from millstream import codes
 from millstream.errors import InfrastructureError, UserError
+from millstream_runner.cli.editor import MODELINE, write_schema
 
 _SUFFIX = ".template"
 """Template files carry it so that nothing mistakes them for modules and tests of Millstream itself."""
@@ -23,15 +25,21 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(
             codes.PATH_EXISTS, f"{target / taken[0]} exists already; nothing was written. Choose another directory"
         )
+    written: list[Path] = []
     try:
         for name, text in contents:
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             # What has come meanwhile is not ours to write over.
             with (target / name).open("x", encoding="utf-8") as file:
-                file.write(text)
-            print(f"wrote {target / name}")
+                file.write(MODELINE + text if name.suffix == ".yaml" else text)
+            written.append(target / name)
+        written.append(write_schema(target))
     except OSError as error:
         raise InfrastructureError(codes.CANNOT_WRITE, f"cannot write {error.filename}: {error.strerror}") from error
+    if arguments.json:
+        print(json.dumps({"directory": str(target), "files": [str(path) for path in written]}))
+        return 0
+    print("\n".join(f"wrote {path}" for path in written))
     print(f"\nnext:\n  cd {target}\n  millstream run pipeline.yaml\n  python -m unittest")
     return 0
 

@@ -18,8 +18,12 @@ from millstream.errors import InfrastructureError, MillstreamError, UserError
 from millstream.printable import printable_output
 from millstream_runner.cli.arguments import parser
 from millstream_runner.cli.explain import explained_by
+from millstream_runner.cli.parsing import UsageError
+from millstream_runner.colours import show, show_message
 from millstream_runner.local.causes import first_cause
 
+_COMPLETE = "__complete"
+"""What the scripts of `millstream completion` call; no help shows it."""
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as a shell gives it."""
 _OF_REDUCES = frozenset({
@@ -31,7 +35,16 @@ _OF_REDUCES = frozenset({
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns its exit code."""
     with printable_output():
-        return _run(parser().parse_args(arguments))
+        words = list(sys.argv[1:] if arguments is None else arguments)
+        if words[:1] == [_COMPLETE]:
+            from millstream_runner.cli import completing
+
+            return completing.main(parser(), words[1:])
+        try:
+            options = parser().parse_args(words)
+        except UsageError as error:
+            return _report_usage(error)
+        return _run(options)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -61,6 +74,14 @@ def _run(options: argparse.Namespace) -> int:
     return code
 
 
+def _report_usage(error: UsageError) -> int:
+    if error.help:
+        show(error.help, file=sys.stderr)
+    show_message(f"{error.prog}: {error.shown}", sys.stderr)
+    show(f"`{error.prog} --help` says what there is, with examples", file=sys.stderr)
+    return error.exit_code
+
+
 def _report_missing(options: argparse.Namespace, error: ModuleNotFoundError) -> int:
     """A command needs a package that is not installed: with an extra that is the user's to change."""
     package = (error.name or "").partition(".")[0]
@@ -79,6 +100,6 @@ def _report(options: argparse.Namespace, error: Exception, meant: MillstreamErro
     """Print an error of ours, and give its exit code; `error` is what was raised."""
     if options.debug:
         traceback.print_exception(error)
-    print(f"millstream {options.command}: {meant.shown}", file=sys.stderr)
-    print(explained_by(meant.code), file=sys.stderr)
+    show_message(f"millstream {options.command}: {meant.shown}", sys.stderr)
+    show(explained_by(meant.code), file=sys.stderr)
     return meant.exit_code

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+from typing import Any
 
 from millstream.buffers.registry import over
 from millstream.errors import DamageError, MillstreamError
@@ -13,12 +15,13 @@ from millstream.spec.checks import local_problems
 from millstream.spec.loading import load
 from millstream.spec.problems import SpecError
 from millstream.spec.sql import doubts_of
+from millstream_runner.cli.editor import refresh_schema
 from millstream_runner.cli.explain import explained_by
 from millstream_runner.local.replica import Failure
 from millstream_runner.local.run import ABORTED, RunOptions, RunResult
 from millstream_runner.local.run import run as run_pipeline
 from millstream_runner.local.screen import choose_screen, duration_text
-from millstream_runner.local.summary import summary_lines
+from millstream_runner.local.summary import summary_json, summary_lines
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -30,6 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     problems = local_problems(loaded)
     if problems:
         raise SpecError(problems)
+    refresh_schema(arguments.file)
     import uvloop
 
     options = RunOptions(
@@ -49,7 +53,9 @@ def run(arguments: argparse.Namespace) -> int:
         print(_failure_text(result.failure, debug=arguments.debug), file=sys.stderr)
     if result.code is not None:
         print(explained_by(result.code), file=sys.stderr)
-    if not arguments.quiet or (result.summary is not None and not result.summary.balanced):
+    if arguments.json:
+        print(json.dumps({"pipeline": loaded.pipeline.name, **result_json(result)}))
+    elif not arguments.quiet or (result.summary is not None and not result.summary.balanced):
         print(result_text(result))
     return result.exit_code
 
@@ -67,6 +73,18 @@ def _is_all_there(result: RunResult) -> bool:
     if result.exit_code in (DamageError.exit_code, MillstreamError.exit_code):
         return False
     return result.exit_code == ABORTED or (result.summary is not None and result.summary.balanced)
+
+
+def result_json(result: RunResult) -> dict[str, Any]:
+    """How a run went, for programs."""
+    return {
+        "exit_code": result.exit_code,
+        "code": result.code.id if result.code is not None else None,
+        "failure": result.failure.as_json() if result.failure is not None else None,
+        "elapsed_s": round(result.elapsed_s, 3),
+        "data_dir": str(result.directory),
+        "account": summary_json(result.summary) if result.summary is not None else None,
+    }
 
 
 def result_text(result: RunResult) -> str:

@@ -16,13 +16,19 @@ from millstream_runner.local.screen import aligned
 
 
 def run(arguments: argparse.Namespace) -> int:
-    return _prepare(again=arguments.again) if arguments.action == "prepare" else _check(arguments)
+    return (
+        _prepare(again=arguments.again, as_json=arguments.json) if arguments.action == "prepare" else _check(arguments)
+    )
 
 
-def _prepare(*, again: bool) -> int:
+def _prepare(*, again: bool, as_json: bool) -> int:
     from millstream_reduce.spark.preparing import prepare
 
     prepared = uvloop.run(prepare(again=again, on_begin=_say_begun))
+    if as_json:
+        told = {"cache": str(prepared.path), "made": prepared.made, "bytes": prepared.path.stat().st_size}
+        print(json.dumps({**told, "seconds": round(prepared.seconds, 3)}))
+        return 0
     size_mib = prepared.path.stat().st_size / 2**20
     if prepared.made:
         print(f"made in {prepared.seconds:.0f} s: {prepared.path} ({size_mib:.0f} MiB)")

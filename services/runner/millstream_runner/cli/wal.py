@@ -18,7 +18,7 @@ from millstream_reduce.log.damage import time_text, window_text
 from millstream_reduce.log.inspection import HandOverInspection, LogInspection, find_logs, inspect_log
 
 _WINDOWS_SHOWN_MAX = 10
-"""Windows of one hand-over that are listed; `--json` has all."""
+"""Windows of one hand-over that are listed; `-o json` has all."""
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 from millstream import codes
 from millstream.buffers.registry import technology_of
@@ -34,10 +36,15 @@ def run(arguments: argparse.Namespace) -> int:
     time_us = _time_us(arguments.set_back) if arguments.set_back is not None else None
     if time_us is None and arguments.accept_loss:
         raise UserError(codes.OPTIONS_CONFLICT, "--accept-loss goes with --set-back TIME")
-    return asyncio.run(_run(loaded.graph, directory, time_us, accept_loss=arguments.accept_loss))
+    lines, facts = asyncio.run(_run(loaded.graph, directory, time_us, accept_loss=arguments.accept_loss))
+    print(json.dumps(facts) if arguments.json else "\n".join(lines))
+    return 0
 
 
-async def _run(graph: Graph, directory: DataDirectory, time_us: int | None, *, accept_loss: bool) -> int:
+async def _run(
+    graph: Graph, directory: DataDirectory, time_us: int | None, *, accept_loss: bool
+) -> tuple[list[str], dict[str, Any]]:
+    """What was found and done: for people, and for programs."""
     async with (
         open_stored(directory, graph) as stored,
         technology_of(graph.pipeline).open(
@@ -46,25 +53,33 @@ async def _run(graph: Graph, directory: DataDirectory, time_us: int | None, *, a
     ):
         watermarks = Watermarks(graph, buffer.broker, buffer.stores, directory.windows)
         lanes = await watermarks.lanes()
-        for line in _lines(lanes):
-            print(line)
+        lines = list(_lines(lanes))
+        facts: dict[str, Any] = {"lanes": [_as_json(one) for one in lanes]}
         if time_us is None:
-            return 0
+            return lines, facts
         targets = watermarks.targets(time_us)
         beyond = [one for one in lanes if one.is_beyond(targets[one.lane.vertex])]
+        back = {"to_us": time_us, "beyond": [str(one.lane) for one in beyond], "set_back": False}
         if not beyond:
-            print(f"nothing is beyond {time_text(time_us)}; nothing was changed")
-            return 0
-        for line in _costs(graph, time_us, targets, beyond):
-            print(line)
+            return [*lines, f"nothing is beyond {time_text(time_us)}; nothing was changed"], facts | back
+        lines += _costs(graph, time_us, targets, beyond)
         if not accept_loss:
-            print("nothing was changed; --accept-loss sets it back")
-            return 0
+            return [*lines, "nothing was changed; --accept-loss sets it back"], facts | back
         audit.note(directory, "set-back", to=time_text(time_us), lanes=[str(one.lane) for one in beyond])
         for one in beyond:
             await watermarks.set_back(one.lane, targets[one.lane.vertex])
-    print(f"{len(beyond)} lanes were set back; the next run goes on from there")
-    return 0
+    said = f"{len(beyond)} lanes were set back; the next run goes on from there"
+    return [*lines, said], facts | back | {"set_back": True}
+
+
+def _as_json(one: LaneTime) -> dict[str, Any]:
+    return {
+        "lane": str(one.lane),
+        "watermark_us": one.watermark_us,
+        "closed_us": one.closed_us,
+        "open_records": one.open_records,
+        "ended": one.ended,
+    }
 
 
 def _lines(lanes: Sequence[LaneTime]) -> Iterator[str]:

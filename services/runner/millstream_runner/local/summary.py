@@ -9,8 +9,9 @@ Above it: the runner and `status`. Below it: the marks of all lanes. Two equatio
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from millstream import codes
 from millstream.account import Account, consumed
@@ -163,6 +164,31 @@ def summary_lines(summary: Summary) -> list[str]:
         lines += [f"  {difference}" for difference in summary.differences]
         lines += [f"  damaged: {damage}" for damage in summary.damage]
     return lines
+
+
+def summary_json(summary: Summary) -> dict[str, Any]:
+    """The summary for programs."""
+    return {
+        "balanced": summary.balanced,
+        "ended": summary.ended,
+        "vertices": [
+            {
+                "vertex": vertex.vertex,
+                "type": vertex.kind.name,
+                **asdict(vertex.account),
+                "written": vertex.written,
+                "accepted": vertex.accepted,
+                "ended": vertex.ended,
+            }
+            for vertex in summary.vertices
+        ],
+        "edges": [
+            {"edge": edge.edge, "written": edge.written, "read": edge.read, "waiting": edge.waiting}
+            for edge in summary.edges
+        ],
+        "differences": list(summary.differences),
+        "damage": list(summary.damage),
+    }
 
 
 def _remarks(vertex: VertexAccount) -> list[str]:

@@ -35,7 +35,7 @@ def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str
 
 
 def as_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, list[dict[str, Any]]]:
-    code, text = shown(capsys, *arguments, "--json")
+    code, text = shown(capsys, *arguments, "-o", "json")
     return code, json.loads(text)["logs"]
 
 

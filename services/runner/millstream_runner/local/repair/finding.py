@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
 
 RECORDS_SHOWN_MAX = 10
-"""Records of one finding that are listed; `--json` has all that are known."""
+"""Records of one finding that are listed; `-o json` has all that are known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Finding:
             lines.append(f"  {item.text}")
             lines += [f"    {record}" for record in item.records[:RECORDS_SHOWN_MAX]]
             if len(item.records) > RECORDS_SHOWN_MAX:
-                lines.append(f"    and {len(item.records) - RECORDS_SHOWN_MAX:,} more (--json lists them)")
+                lines.append(f"    and {len(item.records) - RECORDS_SHOWN_MAX:,} more (-o json lists them)")
         return lines
 
     def as_json(self) -> dict[str, object]:

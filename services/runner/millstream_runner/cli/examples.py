@@ -1,0 +1,141 @@
+"""An example or more of each command, for its help. A test sees that each command has some, and that they are right."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Example(NamedTuple):
+    """A command line, as one types it."""
+
+    what: str
+    """What one wants."""
+    command: str
+
+
+EXAMPLES: dict[tuple[str, ...], tuple[Example, ...]] = {
+    (): (
+        Example("make a directory with a pipeline to begin with", "millstream init hello"),
+        Example("run it until its sources have ended", "millstream run pipeline.yaml"),
+        Example("see how far it is, from another terminal", "millstream status"),
+        Example("see whether this machine has all that is needed", "millstream doctor"),
+    ),
+    ("run",): (
+        Example("run until every source has ended, or Ctrl-C", "millstream run pipeline.yaml"),
+        Example("remove what earlier runs stored, and start over", "millstream run pipeline.yaml --fresh"),
+        Example(
+            "serve metrics on port 9100 and the ones after it", "millstream run pipeline.yaml --metrics-port-base 9100"
+        ),
+    ),
+    ("validate",): (
+        Example("every problem with a file, and with what it refers to", "millstream validate pipeline.yaml"),
+        Example("the file alone, for a pre-commit hook", "millstream validate --file-only pipeline.yaml"),
+        Example("as JSON, for scripts", "millstream validate -o json pipeline.yaml"),
+    ),
+    ("graph",): (
+        Example("draw it as text", "millstream graph pipeline.yaml"),
+        Example("draw it for a Markdown page", "millstream graph pipeline.yaml --format mermaid"),
+    ),
+    ("compile",): (
+        Example(
+            "for workers that run where the files lie in /app",
+            "millstream compile p.yaml --base-dir /app --to p.json",
+        ),
+    ),
+    ("status",): (
+        Example("the pipeline that was started from this directory", "millstream status"),
+        Example("one of several, by its file", "millstream status pipeline.yaml"),
+        Example("how much waits, as JSON", "millstream status -o json"),
+    ),
+    ("logs",): (
+        Example("everything, in order of time", "millstream logs"),
+        Example("go on showing what one vertex logs", "millstream logs price --follow"),
+        Example("warnings and errors of the last ten minutes", "millstream logs --level warning --since 10m"),
+    ),
+    ("peek",): (
+        Example("records that wait on the edge from read to price", "millstream peek read-price"),
+        Example("three of them, as JSON", "millstream peek read-price --count 3 -o json"),
+    ),
+    ("audit",): (
+        Example("who did what to the pipeline orders", "millstream audit --pipeline orders"),
+        Example("what you did to pipelines elsewhere", "millstream audit --elsewhere"),
+    ),
+    ("deadletters", "list"): (
+        Example("how many there are, by vertex and reason", "millstream deadletters list pipeline.yaml"),
+        Example("each of those that `price` gave up, as JSON", "millstream deadletters list --vertex price -o json"),
+    ),
+    ("deadletters", "replay"): (
+        Example(
+            "put back what `price` gave up, once it is mended", "millstream deadletters replay p.yaml --vertex price"
+        ),
+        Example("give what a source gave up to a vertex", "millstream deadletters replay --to price out/unreadable"),
+    ),
+    ("repair",): (
+        Example("say what is damaged, and change nothing", "millstream repair pipeline.yaml"),
+        Example("go on without what is lost", "millstream repair pipeline.yaml --accept-loss"),
+    ),
+    ("wal",): (
+        Example("look at the logs of all reduces of a run", "millstream wal .millstream/orders/windows"),
+        Example("read every entry, and compare its checksum", "millstream wal .millstream/orders/windows --verify"),
+    ),
+    ("watermark",): (
+        Example("where event time has come to", "millstream watermark pipeline.yaml"),
+        Example("what it would cost to set it back", "millstream watermark pipeline.yaml --set-back now"),
+    ),
+    ("broker", "config"): (
+        Example("users for two pipelines", "millstream broker config orders.yaml clicks.yaml --to users"),
+    ),
+    ("broker", "prepare"): (
+        Example(
+            "the ledgers of a pipeline",
+            "millstream broker prepare orders.yaml --broker nats://broker:4222",
+        ),
+    ),
+    ("init",): (
+        Example("orders that get a price, one by one", "millstream init hello"),
+        Example("windows of event time, with Spark", "millstream init readings --template reduce"),
+    ),
+    ("schema",): (Example("for an editor", "millstream schema > pipeline.schema.json"),),
+    ("explain",): (
+        Example("what a code means, and what to do", "millstream explain MS-4010"),
+        Example("codes about disks", "millstream explain disk"),
+    ),
+    ("version",): (Example("of Millstream and what it works with", "millstream version"),),
+    ("bench", "map"): (
+        Example("records per second", "millstream bench map"),
+        Example("the same, sooner and less exactly", "millstream bench map --records 400000"),
+    ),
+    ("bench", "latency"): (
+        Example("at a thousand records per second", "millstream bench latency"),
+        Example("at ten thousand, for a minute", "millstream bench latency --rate 10000 --seconds 60"),
+    ),
+    ("bench", "reduce"): (Example("windows of ten thousand keys", "millstream bench reduce --windows 10"),),
+    ("spark", "prepare"): (Example("once for an installation", "millstream spark prepare"),),
+    ("spark", "check"): (
+        Example("the Spark of this machine", "millstream spark check"),
+        Example("the one that a pipeline names", "millstream spark check pipeline.yaml"),
+    ),
+    ("chaos",): (
+        Example("kill processes of a pipeline that ships", "millstream chaos mesh --kills 30"),
+        Example("kill and pause those of your own", "millstream chaos pipeline.yaml --kills 50 --faults kill,pause"),
+    ),
+    ("doctor",): (
+        Example("whether this machine has all that is needed", "millstream doctor"),
+        Example("all that one pipeline needs", "millstream doctor pipeline.yaml"),
+        Example("as JSON, for scripts", "millstream doctor -o json"),
+    ),
+    ("completion",): (
+        Example("for this bash", 'eval "$(millstream completion bash)"'),
+        Example("for every zsh", "millstream completion zsh > ~/.zfunc/_millstream"),
+        Example("for every fish", "millstream completion fish > ~/.config/fish/completions/millstream.fish"),
+    ),
+}
+
+
+def examples_of(path: tuple[str, ...]) -> tuple[Example, ...]:
+    """Of a command; of one that has commands below it, the first of each."""
+    own = EXAMPLES.get(path)
+    if own is not None:
+        return own
+    below = [found for command, found in EXAMPLES.items() if command[: len(path)] == path]
+    return tuple(found[0] for found in below)

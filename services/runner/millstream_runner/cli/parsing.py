@@ -1,0 +1,184 @@
+"""How a command line is read: help that fits a terminal, and faults that say what is probably meant.
+
+Above it: the grammar (`arguments`). Below it: argparse. It knows no command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn, TextIO
+
+from millstream import codes
+from millstream.errors import UserError
+from millstream.nearest import nearest
+from millstream.printable import PrintableStream
+from millstream_runner.cli.examples import examples_of
+from millstream_runner.colours import RESET, Style, is_coloured
+
+WIDTH_MAX = 80
+"""Columns of a help text: it is read in split windows, and pasted."""
+_HELP_POSITION = 26
+_SYNONYMS = {
+    "check": "validate", "create": "init", "dlq": "deadletters", "draw": "graph", "help": "--help", "lint": "validate",
+    "new": "init", "ps": "status", "start": "run", "tail": "logs", "up": "run",
+}  # fmt: skip
+"""What other programs call it."""
+_HEADING = re.compile(r"^([a-z][a-z ]*:)", re.MULTILINE)
+_OPTION = re.compile(r"(?<![\w-])(--?[a-z][a-z-]*)")
+_NO_VALUE = re.compile(r"argument (?:.*/)?(\S+): expected (?:one|at least one) argument")
+_EXCLUSIVE = re.compile(r"argument (?:.*/)?(\S+): not allowed with argument (?:.*/)?(\S+)")
+_REQUIRED = "the following arguments are required: "
+
+
+class UsageError(UserError):
+    """A command line that cannot be understood."""
+
+    def __init__(self, parser: Parser, message: str, *, show_help: bool = False) -> None:
+        super().__init__(codes.COMMAND_LINE, message)
+        self.prog = parser.prog
+        """The command as far as it was understood: `millstream deadletters list`."""
+        self.help = parser.format_help() if show_help else ""
+        """To be shown as well, where next to nothing was said."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Of one command. Raises `UsageError` instead of ending the process."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **{"formatter_class": _Formatter, "allow_abbrev": False, **settings})
+        # Python's own colours, of 3.14 and later, know nothing of what is escaped.
+        self.color = False
+        self.add_argument(
+            "--debug", action="store_true", default=argparse.SUPPRESS, help="print stack traces with errors"
+        )
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        """Its command's words: `("deadletters", "list")`."""
+        return tuple(self.prog.split()[1:])
+
+    @property
+    def commands(self) -> argparse._SubParsersAction[Parser] | None:
+        """The commands below it."""
+        return next((action for action in self._actions if isinstance(action, argparse._SubParsersAction)), None)
+
+    @property
+    def actions(self) -> Sequence[argparse.Action]:
+        """Its options and arguments, in order."""
+        return self._actions
+
+    def parse_known_args(  # type: ignore[override]  # argparse has it with overloads
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """As argparse does, but an unknown option is reported first: what is missing may be its fault."""
+        if args is not None:
+            self._refuse_unknown_options(args)
+        found, rest = super().parse_known_args(args, namespace)
+        if rest and self.commands is None:
+            known = [option for option in self._option_string_actions if len(option) == len("-x")]
+            if rest[0].startswith("-"):
+                self.error(f"there is no option {rest[0]}; there are: {', '.join(known)}")
+            self.error(f"{rest[0]!r} is one argument too many")
+        return found, rest
+
+    def format_help(self) -> str:
+        """Help as argparse has it, then examples."""
+        text = super().format_help()
+        examples = examples_of(self.path)
+        if not examples:
+            return text
+        lines = [line for example in examples for line in (f"  # {example.what}", f"  {example.command}")]
+        return "\n".join([text.rstrip("\n"), "", "examples:", *lines, ""])
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Print help, with colours where the file is a terminal. Nothing in it is a user's."""
+        out: TextIO = file or sys.stderr
+        if is_coloured(out):
+            out = out.stream if isinstance(out, PrintableStream) else out
+            message = _HEADING.sub(lambda found: f"{Style.HEADING.value}{found[1]}{RESET}", message)
+            message = _OPTION.sub(lambda found: f"{Style.NAME.value}{found[1]}{RESET}", message)
+        out.write(message)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise argparse's complaint in our words."""
+        if found := _NO_VALUE.fullmatch(message):
+            action = self._option_string_actions.get(found[1])
+            example = f": {found[1]} {action.metavar}" if action is not None and action.metavar else ""
+            raise UsageError(self, f"{found[1]} needs a value{example}")
+        if found := _EXCLUSIVE.fullmatch(message):
+            raise UsageError(self, f"{found[1]} and {found[2]} exclude each other: give one of them")
+        if message.startswith(_REQUIRED):
+            below = self.commands
+            if below is not None:
+                what = f"a command is missing behind `{self.prog}`: one of those above"
+                raise UsageError(self, what, show_help=True)
+            raise UsageError(self, "; ".join(map(self._missing, message.removeprefix(_REQUIRED).split(", "))))
+        raise UsageError(self, message)
+
+    def _missing(self, name: str) -> str:
+        option = name.rpartition("/")[2]
+        of_name = {action.metavar: action.help for action in self._actions if not action.option_strings}
+        of_name |= {option: action.help for option, action in self._option_string_actions.items()}
+        meaning = of_name.get(option)
+        return f"{option} is missing{f': {meaning}' if meaning else ''}"
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is None or value in action.choices:
+            return
+        known = [str(choice) for choice in action.choices]
+        if isinstance(action, argparse._SubParsersAction):
+            synonym = _SYNONYMS.get(value) if not self.path else None
+            meant = synonym if synonym == "--help" or synonym in known else nearest(value, known)
+            self.error(f"there is no command {value!r}{_meant(meant, known)}")
+        name = action.option_strings[-1] if action.option_strings else action.metavar or action.dest
+        self.error(f"{name} cannot be {value!r}{_meant(nearest(str(value), known), known)}")
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        try:
+            return super()._get_value(action, arg_string)
+        except argparse.ArgumentError:
+            name = action.option_strings[-1] if action.option_strings else str(action.metavar)
+            kind = "a whole number" if action.type is int else "a number"
+            self.error(f"{name} cannot be {arg_string!r}; it takes {kind}")
+
+    def _refuse_unknown_options(self, words: Iterable[str]) -> None:
+        """Of this command: behind the name of one below it that one's begin."""
+        below = self.commands
+        for word in words:
+            if word == "--" or (below is not None and not word.startswith("-")):
+                return
+            option = word.partition("=")[0]
+            if not option.startswith("--") or option in self._option_string_actions:
+                continue
+            known = [name for name in self._option_string_actions if name.startswith("--")]
+            below_it = {
+                name: path
+                for path, parser in ((below.choices if below is not None else {}).items())
+                for name in parser._option_string_actions
+            }
+            if option in below_it:
+                self.error(f"{option} belongs behind the command: {self.prog} {below_it[option]} {option}")
+            self.error(f"there is no option {option}{_meant(nearest(option, known), ())}")
+
+
+def _meant(near: str | None, known: Sequence[str]) -> str:
+    if near is not None:
+        return f"; did you mean {near}?"
+    return f"; there are: {', '.join(known)}" if known else ""
+
+
+class _Formatter(argparse.HelpFormatter):
+    """Help of at most `WIDTH_MAX` columns; the exit codes keep their lines."""
+
+    def __init__(self, prog: str) -> None:
+        width = min(shutil.get_terminal_size().columns, WIDTH_MAX)
+        super().__init__(prog, max_help_position=_HELP_POSITION, width=width)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if text.startswith("exit codes:"):
+            return "".join(f"{indent}{line}\n" for line in text.splitlines()).rstrip()
+        return super()._fill_text(text, width, indent)

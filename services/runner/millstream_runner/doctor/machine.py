@@ -1,0 +1,223 @@
+"""The machine itself: Python, the disk of the data, memory, limits of processes, ports, the terminal."""
+
+from __future__ import annotations
+
+import fcntl
+import locale
+import os
+import platform
+import resource
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from millstream.errors import InfrastructureError
+from millstream.limits import MIB
+from millstream.ports import free_ports, why_not
+from millstream.processors import processors
+from millstream.udf.socket_directory import open_socket_directory
+from millstream_runner.doctor.checks import Finding, Needs, State
+from millstream_runner.local.storage import BROKER_SHARE
+
+_EVERYTHING = "everything"
+_PYTHON_MIN = (3, 11)
+_NETWORK = frozenset({
+    "9p", "afpfs", "afs", "beegfs", "ceph", "cifs", "fuse.glusterfs", "fuse.s3fs", "fuse.sshfs", "gpfs", "lustre",
+    "nfs", "nfs4", "prl_fs", "smb3", "smbfs", "vboxsf", "virtiofs", "webdav",
+})  # fmt: skip
+"""File systems on other machines, or of a virtual machine's host: fsync and locks may mean less there than here."""
+_GONE_AT_RESTART = frozenset({"ramfs", "tmpfs"})
+_SYNCS = 15
+_SYNC_SLOW_MS = 20.0
+"""Above that a commit waits longer for the disk than for all else."""
+_DISK_SMALL_BYTES = 2048 * MIB
+_MEMORY_BYTES = 600 * MIB
+"""What the broker, two workers and a few functions take."""
+_SPARK_BYTES = 2048 * MIB
+"""Spark's driver, its Python workers and the code that Java compiles."""
+_FILES_MIN = 1024
+_PROCESSES_MIN = 256
+_COLUMNS_MIN = 80
+
+
+def python(_: Needs) -> Iterator[Finding]:
+    """Version and kind."""
+    found = f"{platform.python_version()} ({platform.python_implementation()}, {sys.prefix})"
+    wanted = ".".join(map(str, _PYTHON_MIN))
+    if sys.version_info < _PYTHON_MIN or platform.python_implementation() != "CPython":
+        remedy = f"install CPython {wanted} or later, and Millstream into an environment of it"
+        yield Finding("Python", State.MISSING, found, _EVERYTHING, remedy)
+    else:
+        yield Finding("Python", State.OK, found, _EVERYTHING)
+    system = f"{platform.system()} {platform.release()}, {platform.machine()}, {processors()} processors"
+    if platform.system() not in ("Linux", "Darwin"):
+        remedy = "run it in Linux (on Windows: in WSL 2 or a container)"
+        yield Finding("System", State.MISSING, system, _EVERYTHING, remedy)
+    else:
+        yield Finding("System", State.OK, system, _EVERYTHING)
+
+
+def disk(needs: Needs) -> Iterator[Finding]:
+    """Of the data directory: kind of file system, locks, fsync, room."""
+    place = needs.directory.absolute()
+    while not place.exists():
+        place = place.parent
+    what = "data directories: every commit is on the disk before it counts"
+    elsewhere = "choose another place with `millstream run --data-dir DIR`, on a disk of this machine"
+    kind = _file_system(place)
+    try:
+        sync_ms = _sync_ms(place)
+    except OSError as error:
+        found = f"{place} cannot be written to: {error.strerror}"
+        yield Finding("Data disk", State.MISSING, found, what, f"make it writable, or {elsewhere}")
+        return
+    found = f"{kind} at {place}, fsync takes {sync_ms:.1f} ms"
+    if kind in _NETWORK:
+        yield Finding("Data disk", State.WARNING, f"{found}; a network file system", what, elsewhere)
+    elif kind in _GONE_AT_RESTART:
+        yield Finding("Data disk", State.WARNING, f"{found}; gone when the machine restarts", what, elsewhere)
+    elif sync_ms > _SYNC_SLOW_MS:
+        remedy = f"{elsewhere} that is faster, or `--durability process` where power loss does not matter"
+        yield Finding("Data disk", State.WARNING, found, what, remedy)
+    else:
+        yield Finding("Data disk", State.OK, found, what)
+    yield _room(place, needs)
+
+
+def _room(place: Path, needs: Needs) -> Finding:
+    free = shutil.disk_usage(place).free
+    wanted = needs.storage_bytes / BROKER_SHARE if needs.pipeline else _DISK_SMALL_BYTES
+    found = f"{_mib(free)} free at {place}"
+    if needs.pipeline:
+        found += f"; the pipeline reserves {_mib(needs.storage_bytes)}, and may reserve three quarters of it"
+    if free >= wanted:
+        return Finding("Disk space", State.OK, found, "buffers between the steps, logs")
+    state = State.MISSING if needs.pipeline else State.WARNING
+    remedy = f"make {_mib(wanted - free)} more free, lower `limits.bufferMaxBytes`, or take another disk (`--data-dir`)"
+    return Finding("Disk space", state, found, "buffers between the steps, logs", remedy)
+
+
+def _sync_ms(place: Path) -> float:
+    """Median of writing a block durably; locks are tried as well. Raises `OSError`."""
+    times = []
+    with tempfile.TemporaryFile(dir=place) as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for _ in range(_SYNCS):
+            begun_s = time.perf_counter()
+            file.write(bytes(4096))
+            file.flush()
+            os.fsync(file.fileno())
+            times.append(time.perf_counter() - begun_s)
+    return statistics.median(times) * 1000
+
+
+def _file_system(place: Path) -> str:
+    """The kind of the one that holds a path."""
+    real = place.resolve()
+    held = [part for part in psutil.disk_partitions(all=True) if real.is_relative_to(part.mountpoint)]
+    return max(held, key=lambda part: len(part.mountpoint)).fstype if held else "an unknown file system"
+
+
+def temporary(_: Needs) -> Iterator[Finding]:
+    """Directory for sockets of functions."""
+    what = "the sockets of functions and of Spark"
+    try:
+        with open_socket_directory() as directory:
+            yield Finding("Temporary files", State.OK, str(directory.parent), what)
+    except InfrastructureError as error:
+        yield Finding("Temporary files", State.MISSING, str(error), what, "set TMPDIR as the message says")
+
+
+def memory(needs: Needs) -> Iterator[Finding]:
+    """What is available now."""
+    available = psutil.virtual_memory().available
+    limit = _memory_limit()
+    if limit is not None:
+        available = min(available, limit)
+    wanted = _MEMORY_BYTES + (_SPARK_BYTES if needs.spark else 0)
+    found = f"{_mib(available)} available" + (f", of which this process may use {_mib(limit)}" if limit else "")
+    what = "the broker, workers and functions" + (", and Spark" if needs.spark else "; with reduces, Spark: 2 GiB")
+    if available >= wanted:
+        yield Finding("Memory", State.OK, found, what)
+        return
+    remedy = f"end other programs, or raise the limit: about {_mib(wanted)} are needed; `--workers 1` takes less"
+    yield Finding("Memory", State.WARNING, found, what, remedy)
+
+
+def _memory_limit() -> int | None:
+    """Of the control group, as containers have one."""
+    for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with suppress(OSError, ValueError):
+            limit = int(Path(name).read_text())
+            if limit < psutil.virtual_memory().total:
+                return limit
+    return None
+
+
+def limits(_: Needs) -> Iterator[Finding]:
+    """Open files and processes."""
+    what = "connections, files of sinks and buffers"
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < _FILES_MIN:
+        remedy = f"`ulimit -n {_FILES_MIN}` in the shell that starts Millstream"
+        if hard != resource.RLIM_INFINITY and hard < _FILES_MIN:
+            remedy = f"ask for a hard limit of {_FILES_MIN} (limits.conf, systemd's LimitNOFILE)"
+        yield Finding("Open files", State.WARNING, f"at most {soft:,}", what, remedy)
+    else:
+        yield Finding("Open files", State.OK, f"at most {_limit(soft)}", what)
+    soft, _hard = resource.getrlimit(resource.RLIMIT_NPROC)
+    what = "workers, functions and their threads"
+    if soft != resource.RLIM_INFINITY and soft < _PROCESSES_MIN:
+        remedy = f"`ulimit -u {_PROCESSES_MIN}`, or more, in the shell that starts Millstream"
+        yield Finding("Processes", State.WARNING, f"at most {soft:,}", what, remedy)
+    else:
+        yield Finding("Processes", State.OK, f"at most {_limit(soft)}", what)
+
+
+def ports(needs: Needs) -> Iterator[Finding]:
+    """The loopback, and what the pipeline listens on."""
+    what = "the broker, which listens on a free port of 127.0.0.1"
+    try:
+        free_ports()
+        yield Finding("Ports", State.OK, "free ones on 127.0.0.1", what)
+    except InfrastructureError as error:
+        yield Finding("Ports", State.MISSING, str(error), what, "have the system allow listening on 127.0.0.1")
+    for vertex, host, port in needs.ports:
+        what = f"vertex {vertex}"
+        why = why_not(port, host)
+        if why is None:
+            yield Finding(f"Port {port}", State.OK, f"free on {host}", what)
+        else:
+            remedy = "stop what uses it, or choose another `port` in the pipeline file (0 takes a free one)"
+            yield Finding(f"Port {port}", State.MISSING, f"{host}: {why}", what, remedy)
+
+
+def terminal(_: Needs) -> Iterator[Finding]:
+    """Encoding and width."""
+    encoding = (sys.stdout.encoding or locale.getpreferredencoding()).lower()
+    columns = shutil.get_terminal_size().columns
+    kind = os.environ.get("TERM", "none") if sys.stdout.isatty() else "none: progress comes in lines"
+    found = f"{encoding}, {kind}" + (f", {columns} columns" if sys.stdout.isatty() else "")
+    what = "tables, progress, names in other scripts"
+    if encoding.replace("-", "") != "utf8":
+        remedy = "set LANG=C.UTF-8 (or PYTHONUTF8=1), so that all characters can be shown"
+        yield Finding("Terminal", State.WARNING, found, what, remedy)
+    elif sys.stdout.isatty() and columns < _COLUMNS_MIN:
+        yield Finding("Terminal", State.WARNING, found, what, f"make it {_COLUMNS_MIN} columns wide: tables are cut")
+    else:
+        yield Finding("Terminal", State.OK, found, what)
+
+
+def _limit(value: int) -> str:
+    return "any number" if value == resource.RLIM_INFINITY else f"{value:,}"
+
+
+def _mib(size: float) -> str:
+    return f"{size / MIB:,.0f} MiB"

@@ -1,0 +1,56 @@
+"""What a pipeline needs of a machine, from its file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from millstream.spec.loading import Loaded
+from millstream.spec.models import Program, Source
+from millstream_runner.doctor.checks import Needs
+from millstream_runner.local.directory import HOME
+from millstream_runner.local.storage import reserved_bytes
+
+
+def needs_of(loaded: Loaded, data_dir: Path | None) -> Needs:
+    """All that the checks ask for."""
+    graph = loaded.graph
+    spark = loaded.pipeline.spec.spark
+    programs = [item.program for vertex in graph.vertices for item in vertex.programs]
+    return Needs(
+        pipeline=True,
+        directory=data_dir or HOME / loaded.pipeline.name,
+        technology=loaded.pipeline.spec.buffer_technology,
+        storage_bytes=sum(reserved_bytes(graph).values()),
+        ports=tuple(_ports(loaded)),
+        spark=any(vertex.definition.has_windows for vertex in graph.vertices) and (spark is None or not spark.remote),
+        go=any(_is_go(program, loaded.base_dir) for program in programs),
+        sandbox=any(program.sandbox is not None for program in programs),
+        arrow=any(_uses_arrow(program, loaded.base_dir) for program in programs),
+    )
+
+
+def _ports(loaded: Loaded) -> Iterator[tuple[str, str, int]]:
+    for vertex in loaded.graph.vertices:
+        for placed in vertex.ends:
+            if not isinstance(placed.end, Source):
+                continue
+            for partition in range(vertex.partitions):
+                address = placed.end.connector.address(placed.end.settings, partition)
+                if address is not None and address[1]:
+                    yield (vertex.name, *address)
+
+
+def _is_go(program: Program, base_dir: Path) -> bool:
+    """Its command lies in a Go module."""
+    if program.command is None:
+        return False
+    folder = (base_dir / (program.working_dir or ".") / program.command[0]).parent
+    return any((place / "go.mod").is_file() for place in (folder, *folder.parents) if place.is_relative_to(base_dir))
+
+
+def _uses_arrow(program: Program, base_dir: Path) -> bool:
+    """Its file says so. Nothing is imported, so a module that is installed is taken to need none."""
+    file = (program.python or "").rpartition(":")[0]
+    path = base_dir / (program.working_dir or ".") / file
+    return file.endswith(".py") and path.is_file() and b"arrow=True" in path.read_bytes()

@@ -1,0 +1,183 @@
+"""What is installed: Millstream's own parts, the broker's program, extras, Spark with its Java and cache, Go."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.util import find_spec
+from pathlib import Path
+
+from millstream.buffers.registry import technology
+from millstream.errors import MillstreamError
+from millstream.sandbox import refusal
+from millstream_runner.doctor.checks import Finding, Needs, State
+
+_TIMEOUT_S = 20.0
+_GO_MIN = (1, 24)
+_EXTRAS = {
+    "arrow": ("pyarrow", "functions with `arrow=True`, Parquet"),
+    "nkeys": ("nkeys", "brokers that know users by NKeys or credentials files"),
+    "redis": ("redis", "buffers in Redis or Valkey"),
+}
+"""By extra: the package that shows that it is installed, and what it is for."""
+_OF_REDUCE = ("pyspark", "pandas", "pyarrow", "sqlglot", "fastavro", "zstandard")
+_REQUIREMENT = re.compile(r"^([\w.-]+)[^;]*(;.*extra.*)?$")
+_TRIED_RECORDS = 1000
+
+
+def packages(_: Needs) -> Iterator[Finding]:
+    """Millstream and the packages that it declares."""
+    what = "everything"
+    missing = []
+    for requirement in requires("millstream") or ():
+        match = _REQUIREMENT.match(requirement)
+        if match is not None and match[2] is None and _version(match[1]) is None:
+            missing.append(match[1])
+    ours = {name: _version(name) for name in ("millstream", "millstream-udf")}
+    found = ", ".join(f"{name} {number or 'not installed'}" for name, number in ours.items())
+    if missing or len(set(ours.values())) > 1:
+        found += f"; not installed: {', '.join(missing)}" if missing else ""
+        remedy = "install both wheels of one release with pip, which brings what they need"
+        yield Finding("Millstream", State.MISSING, found, what, remedy)
+    else:
+        yield Finding("Millstream", State.OK, found, what)
+
+
+def broker(needs: Needs) -> Iterator[Finding]:
+    """The broker is started for a moment, on the disk of the data, and stores some records durably."""
+    what = "buffers between the steps"
+    place = needs.directory.absolute()
+    while not place.exists():
+        place = place.parent
+    try:
+        kept = technology(needs.technology)
+        program = _program(needs.technology)
+        with tempfile.TemporaryDirectory(prefix="millstream-doctor-", dir=place) as name:
+            measuring = kept.raw_limit(Path(name), records=_TRIED_RECORDS, record_bytes=100, fsync=True)
+            asyncio.run(asyncio.wait_for(measuring, _TIMEOUT_S))
+    except MillstreamError as error:
+        remedy = f"`millstream explain {error.code}` says more"
+        yield Finding("Broker", State.MISSING, str(error), what, remedy)
+    except OSError as error:
+        found = f"cannot be tried in {place}: {error.strerror}"
+        yield Finding("Broker", State.MISSING, found, what, "choose a directory that can be written to (`--data-dir`)")
+    except TimeoutError:
+        found = f"{program} has not stored {_TRIED_RECORDS:,} records within {_TIMEOUT_S:g} s"
+        yield Finding("Broker", State.MISSING, found, what, "look whether the disk answers, and try again")
+    else:
+        yield Finding("Broker", State.OK, program, what)
+
+
+def _program(key: str) -> str:
+    """The server's program and version. Raises `InfrastructureError` where there is none."""
+    from millstream.ledger.protocol import DurabilityLevel
+
+    with tempfile.TemporaryDirectory(prefix="millstream-doctor-") as name:
+        server = technology(key).server(Path(name), durability=DurabilityLevel.FSYNC, port=None)
+        path = server.command()[0]
+    return _first_line(path, "--version") or path
+
+
+def extras(needs: Needs) -> Iterator[Finding]:
+    """Those that a pipeline may need."""
+    wanted = {"arrow": needs.arrow, "redis": needs.technology == "redis", "nkeys": False}
+    for extra, (package, what) in _EXTRAS.items():
+        if not needs.wants(wanted[extra]):
+            continue
+        name = f"millstream[{extra}]"
+        if find_spec(package) is not None:
+            yield Finding(name, State.OK, f"{package} {_version(package)}", what)
+        else:
+            remedy = f"`pip install '{name}'`"
+            yield Finding(name, needs.lacking(wanted[extra]), f"{package} is not installed", what, remedy)
+
+
+def spark(needs: Needs) -> Iterator[Finding]:
+    """Spark, its Java, and the cache that it starts from."""
+    if not needs.wants(needs.spark):
+        return
+    what = "reduces: queries and functions over windows"
+    missing = [package for package in _OF_REDUCE if find_spec(package) is None]
+    if missing:
+        found = f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed"
+        remedy = "`pip install 'millstream[reduce]'` brings Spark and a Java (about 1 GB)"
+        yield Finding("millstream[reduce]", needs.lacking(needs.spark), found, what, remedy)
+        return
+    yield Finding("millstream[reduce]", State.OK, f"Spark {_version('pyspark')}", what)
+    from millstream_reduce.spark import aot
+    from millstream_reduce.spark.java import find_java
+
+    try:
+        java = find_java()
+    except MillstreamError as error:
+        yield Finding(
+            "Java", needs.lacking(needs.spark), str(error), what, "set or unset JAVA_HOME as the message says"
+        )
+        return
+    yield Finding("Java", State.OK, f"{java.version}, {java.origin}", what)
+    cache = aot.find_cache(java)
+    sooner = "Spark's start in half the time"
+    if cache is not None:
+        yield Finding("Spark's cache", State.OK, str(cache), sooner)
+    elif java.major >= aot.JAVA_MIN:
+        remedy = "`millstream spark prepare` makes it, once, in about a minute (180 MiB)"
+        yield Finding("Spark's cache", State.WARNING, "not made yet", sooner, remedy)
+
+
+def go(needs: Needs) -> Iterator[Finding]:
+    """The compiler."""
+    if not needs.wants(needs.go):
+        return
+    what = "building functions in Go"
+    path = shutil.which("go")
+    line = _first_line(path, "version") if path is not None else ""
+    numbers = re.search(r"go(\d+)\.(\d+)", line)
+    wanted = ".".join(map(str, _GO_MIN))
+    if numbers is None:
+        remedy = f"install Go {wanted} or later (go.dev/dl); pipelines run without it once their programs are built"
+        yield Finding("Go", needs.lacking(needs.go), "there is no program `go` on the PATH", what, remedy)
+    elif (int(numbers[1]), int(numbers[2])) < _GO_MIN:
+        remedy = f"install Go {wanted} or later (go.dev/dl)"
+        yield Finding("Go", needs.lacking(needs.go), line, what, remedy)
+    else:
+        yield Finding("Go", State.OK, line, what)
+
+
+def sandbox(needs: Needs) -> Iterator[Finding]:
+    """Whether functions can be held in one; this is tried."""
+    if not needs.wants(needs.sandbox):
+        return
+    what = "functions with `sandbox: strict`"
+    why = refusal(strict=True, network=False, limits=frozenset())
+    if why is None:
+        yield Finding("Sandbox", State.OK, "a function can be held in one", what)
+    else:
+        remedy = "allow user namespaces (docs/security.md), or run such pipelines elsewhere"
+        yield Finding("Sandbox", needs.lacking(needs.sandbox), why, what, remedy)
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+def _first_line(program: str, *arguments: str) -> str:
+    try:
+        done = subprocess.run(
+            [program, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return next(iter((done.stdout or done.stderr).splitlines()), "").strip()
