@@ -19,6 +19,7 @@ import json
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -41,7 +42,7 @@ from millstream_runner.chaos.builtin_pipelines import SHIPPED, Ports, write
 from millstream_runner.chaos.faults import Injector, refuse_large_disk
 from millstream_runner.chaos.lossy_path import open_lossy_path
 from millstream_runner.chaos.outside import INPUTS, RECEIVED, open_outside, outside_ports
-from millstream_runner.chaos.plan import FaultKind
+from millstream_runner.chaos.plan import ALWAYS_THERE, FaultKind
 from millstream_runner.chaos.running import RunnerProcess
 from millstream_runner.chaos.session import Outcome, Plan, Session, Struck
 from millstream_runner.local.directory import DataDirectory
@@ -95,14 +96,19 @@ class Experiment:
 
     @property
     def shortfall(self) -> str:
-        """Why what held does not say much: fewer faults were injected than were asked for. Empty when all were."""
+        """Why what held does not say much: fewer faults were injected than were asked for, or few into processes that
+        every run has. Empty when all were."""
         done = len(self.outcome.struck)
-        if self.planned is None or done >= self.planned:
-            return ""
-        return (
-            f"{done} of {self.planned} faults could be injected before the run had ended; give it more to do (more "
-            "input, a slower source), or ask for fewer"
-        )
+        if self.planned is not None and done < self.planned:
+            return (
+                f"{done} of {self.planned} faults could be injected before the run had ended; give it more to do (more "
+                "input, a slower source), or ask for fewer"
+            )
+        met = Counter(one.strike.role for one in self.outcome.struck)
+        for role in ALWAYS_THERE:
+            if (missed := self.outcome.missed[role]) > met[role]:
+                return f"{met[role]} faults met the {role.value}, which was not found for {missed} more"
+        return ""
 
     @property
     def faults(self) -> list[str]:

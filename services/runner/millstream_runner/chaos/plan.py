@@ -65,6 +65,8 @@ class NetworkFault(Enum):
 
 ROLES = (Role.RUNNER, Role.BROKER, Role.WORKER, Role.SIDECAR)
 """Of every run, as far as it has functions."""
+ALWAYS_THERE = (Role.RUNNER, Role.BROKER, Role.WORKER)
+"""Those of `ROLES` that any run can be expected to have nearly always."""
 SPARK_ROLES = (Role.SPARK, Role.JVM, Role.PYTHON)
 """Of runs with a reduce, besides."""
 

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise, takewhile
-from pathlib import Path
 
 import psutil
 
@@ -69,7 +68,10 @@ def _below(parent: RunProcess, below: Mapping[int, Sequence[psutil.Process]]) ->
         if not command:
             # Dead, and not waited for yet.
             continue
-        one = _known(parent, child, command)
+        try:
+            one = _known(parent, child, command)
+        except psutil.Error:
+            continue
         if one is not None:
             yield one
         # In front of a function in a sandbox waits a process that is as much a part of it. What has no role belongs to
@@ -85,7 +87,8 @@ def _known(parent: RunProcess, process: psutil.Process, command: Sequence[str]) 
     if any("die_with_parent.py" in part for part in command[:4]):
         # About to become what it starts.
         return None
-    if Path(command[0]).name in _BROKERS:
+    # Redis writes its address into its command line.
+    if process.name() in _BROKERS:
         return RunProcess(Role.BROKER, Role.BROKER.value, process, command)
     if _MESH_MODULE in modules:
         replicas = _replicas(command)

@@ -19,6 +19,7 @@ def as_json(experiment: Experiment) -> dict[str, Any]:
         "sound": experiment.sound,
         "seconds": round(experiment.outcome.seconds, 1),
         "faults": dict(Counter(one.strike.what for one in struck)),
+        "missed": {role.value: times for role, times in experiment.outcome.missed.items() if times},
         "resume_s": {
             "without_spark": _figures(one for one in struck if not one.spark_again),
             "spark_again": _figures(one for one in struck if one.spark_again),

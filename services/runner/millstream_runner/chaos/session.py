@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,6 +83,8 @@ class Outcome:
     """How the experiment went, as far as it can be seen from the processes."""
 
     struck: list[Struck] = field(default_factory=list)
+    missed: Counter[Role] = field(default_factory=Counter)
+    """Strikes for which the run had no process of the planned role."""
     exit_code: int | None = None
     """Of the runner in the end; None when it did not end in time."""
     drained: bool = False
@@ -170,6 +173,7 @@ class Session:
         if strike.role is not None:
             victim = await self._find(strike)
             if victim is None:
+                self._outcome.missed[strike.role] += not self._over
                 return False
         self._abandon()
         struck = Struck(
