@@ -8,6 +8,7 @@ from millstream.codes.code import Code
 from millstream.errors import MillstreamError
 
 
-def raises(code: Code) -> pytest.RaisesExc[MillstreamError]:
-    """As `pytest.raises`: the block has to end with an error of ours that has this code."""
-    return pytest.raises(MillstreamError, check=lambda error: error.code is code)
+def raises(code: Code, match: str | None = None) -> pytest.RaisesExc[MillstreamError]:
+    """As `pytest.raises`: the block has to end with an error of ours that has this code. `match`: the names, numbers and
+    places that its text has to have, where they are what is tested."""
+    return pytest.raises(MillstreamError, match=match, check=lambda error: error.code is code)
