@@ -9,6 +9,6 @@ from millstream.errors import MillstreamError
 
 
 def raises(code: Code, match: str | None = None) -> pytest.RaisesExc[MillstreamError]:
-    """As `pytest.raises`: the block has to end with an error of ours that has this code. `match`: the names, numbers and
-    places that its text has to have, where they are what is tested."""
+    """As `pytest.raises`: the block has to end with an error of ours that has this code. `match`: the names, numbers
+    and places that its text has to have, where they are what is tested."""
     return pytest.raises(MillstreamError, match=match, check=lambda error: error.code is code)

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.errors import DamageError
+from millstream import codes
 from millstream.frame import Frame, build_frame, frame_of_records, join_frames, partition_of
 from millstream.record import Record
 from millstream_udf import columns
 from millstream_udf.wire.frame.v1 import frame_pb2
+from tests.support.errors import raises
 
 names = st.text(min_size=1, max_size=5)
 records = st.lists(
@@ -103,7 +104,7 @@ def test_ids_are_kept_when_every_record_has_one() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"\xff\xff\xff", b"\x0a\x02\x08\x01"])
 def test_bytes_that_are_no_frame_are_named_as_damage(data: bytes) -> None:
-    with pytest.raises(DamageError, match="frame"):
+    with raises(codes.FRAME_UNREADABLE):
         Frame.decode(data)
 
 

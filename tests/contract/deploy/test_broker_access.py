@@ -137,7 +137,7 @@ class TestTls:
         async with open_tls(tmp_path, "broker.example.org") as url:
             named = "tls: {ca: server/server.pem, serverName: broker.example.org}\n"
             assert await answers(load_access(written(tmp_path, named), url))
-            with pytest.raises(InfrastructureError, match=r"no encrypted connection.*127\.0\.0\.1"):
+            with raises(codes.BROKER_REFUSES, match=r"no encrypted connection.*127\.0\.0\.1"):
                 await answers(load_access(written(tmp_path, "tls: {ca: server/server.pem}\n"), url))
 
     async def test_a_client_shows_its_certificate(self, tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ class TestTls:
         written(tmp_path, SECRET, "password")
         text = "user: me\npassword: {file: password}\ntls: {}\n"
         async with open_nats_process(tmp_path / "server", SERVER + "debug: true\ntrace: true\n") as server:
-            with pytest.raises(InfrastructureError, match=r"no encrypted connection.*it offers no encryption"):
+            with raises(codes.BROKER_REFUSES, match=r"no encrypted connection.*it offers no encryption"):
                 await answers(load_access(written(tmp_path, text), server.url))
             assert "[CONNECT" not in (tmp_path / "server" / "log").read_text()
 
@@ -189,7 +189,7 @@ def test_a_file_that_cannot_be_used_says_why(tmp_path: Path, text: str, said: st
     "url", ["nats://me:s3cret@127.0.0.1:4222", "nats://t0ken@127.0.0.1", "me:s3cret@127.0.0.1:4222"]
 )
 def test_a_url_with_a_secret_is_refused_without_showing_it(url: str) -> None:
-    with pytest.raises(UserError, match="--broker-access") as raised:
+    with raises(codes.BROKER_ADDRESS, match="--broker-access") as raised:
         load_access(None, url)
     assert "s3cret" not in str(raised.value)
     assert "t0ken" not in str(raised.value)

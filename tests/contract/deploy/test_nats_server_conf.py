@@ -9,15 +9,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from millstream import limits
+from millstream import codes, limits
 from millstream.buffers.jetstream.access_file import load_access
 from millstream.buffers.jetstream.connection import open_connection
 from millstream.buffers.jetstream.durability import ask_server_settings
 from millstream.buffers.jetstream.nats_server import find_nats_server, open_nats_server
 from millstream.buffers.jetstream.server_config import PENDING_BYTES_MAX
-from millstream.errors import InfrastructureError
 from millstream_runner.cli.main import main
 from tests.nats_process import open_nats_process
+from tests.support.errors import raises
 
 CONF = Path(__file__).resolve().parents[3] / "deploy" / "nats" / "nats-server.conf"
 PIPELINE = """\
@@ -101,7 +101,7 @@ def test_every_setting_has_a_comment() -> None:
 async def test_the_program_can_be_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = tmp_path / "another-nats-server"
     monkeypatch.setenv("MILLSTREAM_NATS_SERVER", str(other))
-    with pytest.raises(InfrastructureError, match="another-nats-server, which cannot be executed"):
+    with raises(codes.BROKER_PROGRAM, match="another-nats-server, which cannot be executed"):
         find_nats_server()
     ran = tmp_path / "ran"
     monkeypatch.delenv("MILLSTREAM_NATS_SERVER")

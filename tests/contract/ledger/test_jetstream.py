@@ -20,11 +20,7 @@ from millstream.buffers.jetstream.nats_server import open_nats_server
 from millstream.buffers.jetstream.pull import PullReader
 from millstream.errors import (
     BufferFullError,
-    DamageError,
-    DurabilityError,
-    FencedError,
     InfrastructureError,
-    RetryLaterError,
     StorageFullError,
 )
 from millstream.ledger.protocol import DurabilityLevel, Ledger, LedgerLimits
@@ -113,7 +109,7 @@ async def test_a_late_commit_of_a_fenced_owner_changes_nothing(
         committing = asyncio.ensure_future(owner.commit(*frames))
         await harness.path.delayed()
         harness.path.before_next_commit(lambda: elsewhere.take_over(LANE, "second"))
-        with pytest.raises(FencedError, match="'second'"):
+        with raises(codes.LANE_TAKEN_OVER, match="'second'"):
             await committing
         assert b'"err_code":10071' in await harness.path.deliver_late()
     assert await stored(elsewhere, A) == await stored(elsewhere, B) == []
@@ -142,14 +138,14 @@ async def test_half_a_batch_with_others_behind_it_is_damage(harness: JetStreamHa
     async with open_connection(harness.server.access) as other, asyncio.timeout(WAIT_S):
         # The server itself does not take half a batch, so this stands for its beginning.
         await other.request("p-v.in-v.0.d.v-a.0", b"half")
-        with pytest.raises(RetryLaterError, match="middle of a batch"):
+        with raises(codes.BROKER_AWAY):
             await owner.ledger.mark(LANE)
         # The mark before must not go.
         await owner.ledger.trim({A: await owner.ledger.last_sequence(A)})
         assert await stored(owner.ledger, A) == [b"a1", b"half"]
         await other.request("p-v.in-v.1.p", b"another lane")
         for asking in (owner.ledger.mark(LANE), owner.ledger.take_over(LANE, "second"), owner.commit((A, b"a2"))):
-            with pytest.raises(DamageError, match="others wrote behind it"):
+            with raises(codes.COMMIT_TORN):
                 await asking
 
 
@@ -255,10 +251,10 @@ async def test_a_batch_that_a_restart_did_not_complete_never_will_be(harness: Je
     where = r"lane in-v\.0, sequences 5 to 6 of p-v, and it was restarted since.*millstream repair"
     async with asyncio.timeout(WAIT_S):
         for asking in (owner.ledger.mark(LANE), owner.ledger.take_over(LANE, "second"), owner.commit((A, b"a3"))):
-            with pytest.raises(DamageError, match=where):
+            with raises(codes.COMMIT_TORN, match=where):
                 await asking
         # Another lane would write behind it.
-        with pytest.raises(DamageError, match=where):
+        with raises(codes.COMMIT_TORN, match=where):
             await owner.ledger.take_over(LaneId("v", "in-v", 1), "other")
 
 
@@ -266,7 +262,7 @@ async def test_a_stream_of_another_pipeline_is_left_alone(harness: JetStreamHarn
     unasked = DurabilityLevel.UNVERIFIED
     async with open_jetstream_broker(harness.server.access, "p-v", require=unasked) as broker:
         await broker.ledger("w", SMALL)
-        with pytest.raises(InfrastructureError, match="belongs to vertex w of pipeline p-v"):
+        with raises(codes.LEDGER_NAME_TAKEN, match="belongs to vertex w of pipeline p-v"):
             await harness.broker.ledger("v-w", SMALL)
         await harness.broker.delete()
         assert await broker.existing_ledger("w") is not None
@@ -280,7 +276,7 @@ async def test_a_ledger_of_another_layout_is_left_alone(harness: JetStreamHarnes
         await other.api("STREAM.UPDATE.p-v", config)
     elsewhere = await harness.other_process()
     for asking in (elsewhere.ledger("v", SMALL), elsewhere.existing_ledger("v")):
-        with pytest.raises(InfrastructureError, match=r"layout unknown.*start the pipeline over"):
+        with raises(codes.LEDGER_LAYOUT, match=r"layout unknown.*start the pipeline over"):
             await asking
     # Starting over is possible.
     await elsewhere.delete()
@@ -301,7 +297,7 @@ class TestDurability:
     async def test_a_server_that_syncs_later_is_refused_unless_asked_for(self, tmp_path: Path) -> None:
         async with open_nats_server(tmp_path, sync_always=False) as server:
             async with open_jetstream_broker(server.access, PIPELINE) as broker:
-                with pytest.raises(DurabilityError, match="sync_interval: always"):
+                with raises(codes.NOT_DURABLE, match="sync_interval: always"):
                     await broker.ledger("v", SMALL)
             async with open_jetstream_broker(server.access, PIPELINE, require=DurabilityLevel.PROCESS) as broker:
                 found = (await broker.ledger("v", SMALL)).durability
@@ -315,7 +311,7 @@ class TestDurability:
         async with open_nats_process(tmp_path) as server:
             access = BrokerAccess(server.url, monitor_url=monitor_url)
             async with open_jetstream_broker(access, PIPELINE) as broker:
-                with pytest.raises(DurabilityError, match=r"is not known.*--durability unverified"):
+                with raises(codes.DURABILITY_UNKNOWN, match=r"is not known.*--durability unverified"):
                     await broker.ledger("v", SMALL)
             for taken in (DurabilityLevel.UNVERIFIED, DurabilityLevel.PROCESS):
                 async with open_jetstream_broker(access, PIPELINE, require=taken) as broker:
@@ -340,7 +336,7 @@ class TestDurability:
             open_nats_process(tmp_path) as other,
             open_jetstream_broker(replace(harness.server.access, monitor_url=other.monitor_url), PIPELINE) as broker,
         ):
-            with pytest.raises(DurabilityError, match="is of another server"):
+            with raises(codes.DURABILITY_UNKNOWN):
                 await broker.ledger("v", SMALL)
 
     async def test_any_server_of_a_cluster_speaks_for_it(self) -> None:
@@ -352,7 +348,7 @@ class TestDurability:
 
 
 async def test_a_server_that_is_not_there_is_told_in_time() -> None:
-    with pytest.raises(InfrastructureError, match=r"127\.0\.0\.1:9 could not be reached"):
+    with raises(codes.BROKER_UNREACHABLE, match=r"127\.0\.0\.1:9 could not be reached"):
         async with open_connection(BrokerAccess("nats://127.0.0.1:9"), timeout_s=0.3):
             pass
 
@@ -424,14 +420,14 @@ async def test_a_reader_of_a_stream_that_was_made_anew_says_so(harness: JetStrea
             await anext(frames)
             await other.api("STREAM.DELETE.p-v")
             await other.api("STREAM.CREATE.p-v", config)
-            with pytest.raises(DamageError, match=r"p-v\.\*\.\*\.d\.v-a\.0 was read up to sequence 2"):
+            with raises(codes.LEDGER_CUT, match=r"p-v\.\*\.\*\.d\.v-a\.0 was read up to sequence 2"):
                 await anext(frames)
 
 
 @pytest.mark.guarantee("I10")
 async def test_a_position_the_stream_never_reached_is_damage(harness: JetStreamHarness) -> None:
     owner = await owner_of(harness)
-    with pytest.raises(DamageError, match="up to sequence 1000"):
+    with raises(codes.LEDGER_CUT, match="up to sequence 1000"):
         async with owner.ledger.read(A, 1000):
             pass
 
@@ -445,7 +441,7 @@ async def test_a_frame_that_the_server_drops_from_a_damaged_file_is_missed(harne
     async with owner.ledger.read(A, 0) as frames, asyncio.timeout(WAIT_S):
         for _ in range(3):
             await anext(frames)
-        with pytest.raises(DamageError, match=r"v-a\.0: after frame 3 of lane in-v\.0 comes frame 8"):
+        with raises(codes.BUFFER_GAP, match=r"v-a\.0: after frame 3 of lane in-v\.0 comes frame 8"):
             await anext(frames)
 
 
@@ -458,9 +454,9 @@ async def test_a_lane_whose_mark_goes_back_says_so(harness: JetStreamHarness) ->
         for _ in range(20):
             await anext(frames)
         await damage(harness, "3.blk")
-        with pytest.raises(DamageError, match="back at"):
+        with raises(codes.LEDGER_CUT):
             await owner.commit((A, b"a"))
-        with pytest.raises(DamageError, match="was read up to sequence 21"):
+        with raises(codes.LEDGER_CUT, match="was read up to sequence 21"):
             await anext(frames)
 
 

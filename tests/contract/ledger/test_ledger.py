@@ -10,7 +10,7 @@ import pytest
 
 from millstream import codes
 from millstream import limits as all_limits
-from millstream.errors import BufferFullError, FencedError, MillstreamError, StorageFullError
+from millstream.errors import BufferFullError, FencedError, StorageFullError
 from millstream.ledger.protocol import Ledger, LedgerLimits, StoredFrame
 from millstream.record import ID_DIGEST_BYTES, BufferId, LaneId, id_digest
 from tests.support.errors import raises
@@ -83,7 +83,7 @@ async def test_an_owner_that_was_replaced_is_fenced_and_nothing_of_its_commit_is
     elsewhere = await (await harness.other_process()).existing_ledger("v")
     assert elsewhere is not None
     await elsewhere.take_over(owner.lane, "second")
-    with pytest.raises(FencedError, match=r"'second' \(epoch 2"):
+    with raises(codes.LANE_TAKEN_OVER, match=r"'second' \(epoch 2"):
         await owner.commit((A, b"a2"), (B, b"b2"))
     assert await stored(ledger, A) == [b"a1"]
     assert await stored(ledger, B) == []
@@ -359,7 +359,7 @@ async def test_a_commit_may_be_as_long_as_a_batch_and_no_longer(owner: LaneOwner
     longest = all_limits.COMMIT_MESSAGES_MAX - 1
     receipt = await owner.commit(*((A, b"%d" % number) for number in range(longest)))
     assert len(receipt.frame_sequences) == longest
-    with pytest.raises(MillstreamError, match="at most 1000"):
+    with raises(codes.BROKER_ANSWER, match="at most 1000"):
         await owner.commit(*((A, b"x") for _ in range(longest + 1)))
     assert [frame.sequence for frame in await ledger.peek(A, 0, 2000)] == list(receipt.frame_sequences)
 

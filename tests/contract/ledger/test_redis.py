@@ -12,7 +12,6 @@ from millstream import codes
 from millstream.buffers.redis.connection import open_connection
 from millstream.buffers.redis.durability import judge
 from millstream.buffers.redis.technology import TECHNOLOGY
-from millstream.errors import DamageError, DurabilityError
 from millstream.ledger.protocol import DurabilityLevel, LedgerLimits
 from millstream.record import BufferId, LaneId
 from tests.support.errors import raises
@@ -61,7 +60,7 @@ async def test_a_server_that_may_answer_before_it_writes_is_refused_and_the_sett
         await connection.ask("CONFIG", "SET", "appendfsync", "everysec")
     for require in (DurabilityLevel.FSYNC, DurabilityLevel.PROCESS):
         async with TECHNOLOGY.open(harness.server.access, PIPELINE, name="test", require=require) as buffer:
-            with pytest.raises(DurabilityError, match="appendfsync is everysec"):
+            with raises(codes.NOT_DURABLE):
                 await buffer.broker.ledger("v", LIMITS)
 
 
@@ -77,7 +76,7 @@ async def test_a_log_that_was_lost_is_noticed_by_writer_and_reader(harness: Redi
             path.unlink()
         await harness.server.start()
         async with asyncio.timeout(WAIT_S):
-            with pytest.raises(DamageError, match=r"is gone.*millstream repair"):
+            with raises(codes.LEDGER_GONE, match=r"is gone.*millstream repair"):
                 await owner.commit((A, b"1"))
             with raises(codes.LEDGER_GONE):
                 await anext(frames)
@@ -97,7 +96,7 @@ async def test_a_ledger_that_was_emptied_and_made_anew_while_the_server_ran_is_n
         async with asyncio.timeout(WAIT_S):
             with raises(codes.LEDGER_CUT):
                 await anext(frames)
-            with pytest.raises(DamageError, match="is in its place"):
+            with raises(codes.LEDGER_GONE):
                 await owner.commit((A, b"1"))
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from millstream import codes
 from millstream.account import consumed
 from millstream.buffers.jetstream.connection import open_connection
 from millstream.buffers.jetstream.technology import TECHNOLOGY as JETSTREAM
@@ -27,6 +28,7 @@ from millstream_runner.local.repair.finding import Finding
 from millstream_runner.local.repair.repair import Repair
 from millstream_udf import columns
 from millstream_udf.wire.frame.v1 import frame_pb2
+from tests.support.errors import raises
 from tests.support.ledgers import PIPELINE as PIPELINE_NAME
 from tests.support.ledgers import JetStreamHarness, LaneOwner, open_jetstream_harness
 from tests.unit.vertex.lane_rig import records_of
@@ -206,7 +208,7 @@ async def test_a_frame_that_cannot_be_used_is_named_and_stepped_over(
     source, reader = await owner_of(harness, SOURCE), await owner_of(harness, READER)
     for number in range(1, 5):
         await write(source, number, BAD[kind] if number == place else None)
-    with pytest.raises(DamageError, match=rf"frame {place} of lane in/source\.0 at sequence \d+ cannot be used"):
+    with raises(codes.FRAME_UNREADABLE, match=rf"frame {place} of lane in/source\.0 at sequence \d+ cannot be used"):
         await read_all(source.ledger, await owner_of(harness, READER))
     reader = await owner_of(harness, READER)
     async with repairing(harness, tmp_path) as repair:
@@ -270,7 +272,7 @@ async def test_gaps_anywhere_in_a_buffer_are_given_up_in_one_call(harness: JetSt
     await write(source, 14)
     (gone, _) = await source.ledger.peek(A, reader.stored.mark.sequence, 2)
     await remove(harness, gone.sequence)
-    with pytest.raises(DamageError, match=r"after frame 13 of lane source\.0 comes frame 15"):
+    with raises(codes.BUFFER_GAP, match=r"after frame 13 of lane source\.0 comes frame 15"):
         await read_all(source.ledger, reader)
 
 
@@ -346,5 +348,5 @@ async def test_what_was_given_up_covers_nothing_else(harness: JetStreamHarness, 
         await found(repair, accept=True)
     # The frame in front of the gap is lost as well, later.
     await remove(harness, waiting[2])
-    with pytest.raises(DamageError, match=r"after frame 3 of lane source\.0 comes frame 6"):
+    with raises(codes.BUFFER_GAP, match=r"after frame 3 of lane source\.0 comes frame 6"):
         await read_all(source.ledger, await owner_of(harness, READER))

@@ -7,10 +7,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from millstream import codes
 from millstream.errors import DamageError, FencedError
 from millstream.ledger.protocol import GivenUp, Ledger, StoredFrame, Witness
 from millstream.record import BufferId, LaneId
 from millstream_vertex.past import held_instead
+from tests.support.errors import raises
 from tests.support.ledgers import Harness, LaneOwner
 
 A = BufferId("v-a", 0)
@@ -52,7 +54,7 @@ async def test_a_ledger_that_lost_its_end_and_was_written_again_is_noticed(
         read = await take(frames, 4)
     await harness.set_back("v")
     await write_again(owner, again)
-    with pytest.raises(DamageError, match=r"(frame 4 of lane in-v\.0 at sequence 5.*|lost its end.*)millstream repair"):
+    with raises(codes.LEDGER_CUT, match=r"(frame 4 of lane in-v\.0 at sequence 5.*|lost its end.*)millstream repair"):
         async with ledger.read(A, read[-1].sequence, witnesses(read)) as frames:
             await take(frames, 1)
 
@@ -101,11 +103,11 @@ async def test_a_reader_whose_own_mark_went_back_misses_what_was_trimmed(owner: 
         read = await take(frames, 4)
     await ledger.trim({A: read[2].sequence})
     for done in (read[:1], read[:3]):
-        with pytest.raises(DamageError, match="holds no frame of it at that sequence"):
+        with raises(codes.LEDGER_CUT):
             async with ledger.read(A, done[-1].sequence, witnesses(done)) as frames:
                 await take(frames, 1)
     # One that has lost its mark altogether has read nothing, as far as it knows.
-    with pytest.raises(DamageError, match=r"after frame 0 of lane in-v\.0 comes frame 4"):
+    with raises(codes.BUFFER_GAP, match=r"after frame 0 of lane in-v\.0 comes frame 4"):
         async with ledger.read(A, 0, []) as frames:
             await take(frames, 1)
 
@@ -122,7 +124,7 @@ async def test_the_first_frame_of_each_lane_is_missed_too(owner: LaneOwner, ledg
     await other.commit((A, b"other 3"))
     # That the other lane's number 2 was read is forgotten: what comes next of it does not follow then.
     told = [witness if witness.lane == "in-v.0" else witness._replace(number=1) for witness in witnesses(read)]
-    with pytest.raises(DamageError, match=r"after frame 1 of lane in-v\.1 comes frame 3"):
+    with raises(codes.BUFFER_GAP, match=r"after frame 1 of lane in-v\.1 comes frame 3"):
         async with ledger.read(A, read[-1].sequence, told) as frames:
             await take(frames, 1)
     async with ledger.read(A, read[-1].sequence, witnesses(read)) as frames:
@@ -143,7 +145,7 @@ async def test_what_is_read_once_more_must_be_what_it_was(owner: LaneOwner, ledg
     await harness.set_back("v")
     await write_again(owner, 3)
     for after in (first.sequence, 0):
-        with pytest.raises(DamageError, match=r"frame 2 of lane in-v\.0 at sequence 3, is not there"):
+        with raises(codes.LEDGER_CUT, match=r"frame 2 of lane in-v\.0 at sequence 3, is not there"):
             async with ledger.read(A, after, witnesses([first, partly])) as frames:
                 await take(frames, 1)
 
@@ -154,7 +156,7 @@ async def test_an_owner_whose_mark_went_back_says_so(owner: LaneOwner, ledger: L
     await harness.save("v")
     await owner.commit((A, b"1"))
     await harness.set_back("v")
-    with pytest.raises(DamageError, match="back at"):
+    with raises(codes.LEDGER_CUT):
         await owner.commit((A, b"2"))
 
 

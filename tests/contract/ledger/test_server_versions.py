@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from millstream import codes
 from millstream.buffers.jetstream.connection import open_connection
 from millstream.buffers.jetstream.ledger import open_jetstream_broker
 from millstream.buffers.jetstream.nats_server import open_nats_server
 from millstream.buffers.jetstream.versions import VERSION_MIN, check_version
 from millstream.errors import InfrastructureError
+from tests.support.errors import raises
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 WANTED = ".".join(map(str, VERSION_MIN))
@@ -39,7 +41,7 @@ async def test_the_installed_one_says_what_it_is_and_is_looked_at(
             said = str(connection.server["version"])
         assert re.match(r"\d+\.\d+\.\d+", said)
         monkeypatch.setattr("millstream.buffers.jetstream.versions.VERSION_MIN", (999, 0, 0))
-        with pytest.raises(InfrastructureError, match=f"is NATS {said}; Millstream needs 999"):
+        with raises(codes.BROKER_VERSION, match=f"is NATS {said}; Millstream needs 999"):
             async with open_jetstream_broker(server.access, "p"):
                 pass
 

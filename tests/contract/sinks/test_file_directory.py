@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from millstream import codes
-from millstream.errors import FencedError, InfrastructureError, UserError
+from millstream.errors import FencedError
 from millstream.record import Position
 from millstream_writer.sinks.file.directory import DirectoryOwner, LaneDirectory, UnfinishedFile
 from millstream_writer.sinks.file.names import FinishedName
@@ -78,7 +78,7 @@ def test_an_owner_that_was_replaced_can_neither_begin_nor_finish_a_file(tmp_path
 def test_an_owner_that_comes_late_withdraws_and_does_not_disturb_the_newer_one(tmp_path: Path) -> None:
     new = opened(tmp_path, owner(7))
     file = begun(new)
-    with pytest.raises(FencedError, match="epoch 7"):
+    with raises(codes.OUTPUT_TAKEN_OVER, match="epoch 7"):
         opened(tmp_path, owner(6))
     new.finish(file, Position(0), Position(1), "jsonl")
     # Also when the newer one has come and gone without a file.
@@ -165,7 +165,7 @@ def test_a_run_that_is_refused_leaves_nothing_and_does_not_disturb_the_one_befor
     unfinished = begun(directory)
     before = _everything(tmp_path)
     for _ in range(2):
-        with pytest.raises(UserError, match=r"another run writes into|holds files of another pipeline"):
+        with raises(codes.OUTPUT_IN_USE, match=r"another run writes into|holds files of another pipeline"):
             opened(tmp_path, other)
     assert _everything(tmp_path) == before
     directory.finish(unfinished, Position(9), Position(12), "jsonl")
@@ -252,7 +252,7 @@ def test_a_directory_that_vanishes_is_not_taken_for_a_newer_owner(tmp_path: Path
     path = tmp_path / "out"
     directory = opened(path, owner(1))
     path.rename(tmp_path / "elsewhere")
-    with pytest.raises(InfrastructureError, match="No such file"):
+    with raises(codes.CANNOT_WRITE, match="No such file"):
         directory.begin("jsonl")
 
 

@@ -9,13 +9,14 @@ from array import array
 
 import pytest
 
+from millstream import codes
 from millstream.dead_letter import time_text
-from millstream.errors import InfrastructureError
 from millstream.frame import build_frame
 from millstream.record import Position
 from millstream_writer.sink import Guarantee, SinkFrame
 from millstream_writer.sinks.blackhole.lane import open_blackhole_sink
 from millstream_writer.sinks.log.lane import open_log_sink
+from tests.support.errors import raises
 from tests.unit.writer.sink_frames import sink_frame
 
 
@@ -56,7 +57,7 @@ async def test_an_output_that_is_gone_is_an_error_of_the_environment() -> None:
     os.close(reader)
     output = os.fdopen(writer, "w")
     async with open_log_sink(output) as lane:
-        with pytest.raises(InfrastructureError, match="Broken pipe"):
+        with raises(codes.OUTPUT_CLOSED, match="Broken pipe"):
             await lane.write([sink_frame([b"a"], 1)], Position(1))
     with pytest.raises(BrokenPipeError):
         output.close()

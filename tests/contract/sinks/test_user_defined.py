@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from millstream import codes
 from millstream.account import Account
 from millstream.errors import UdfError
 from millstream.record import Position
@@ -24,6 +25,7 @@ from millstream_writer.sinks.opening import open_sink
 from millstream_writer.sinks.udsink.lane import failures_of
 from tests.contract.sinks.file_target import file_spec, numbers_in, sink_owner, value_of
 from tests.contract.sinks.sink_targets import SinkTarget, open_target
+from tests.support.errors import raises
 from tests.unit.writer.sink_frames import sink_frame
 
 NUMBERS = range(1000, 1060)
@@ -67,7 +69,7 @@ async def test_everything_a_sink_can_say_of_a_record(tmp_path: Path) -> None:
 
 async def test_a_record_the_sink_cannot_take_stops_the_lane_with_its_name_and_the_reason(tmp_path: Path) -> None:
     async with delivering(tmp_path, OnFailure.STOP) as (delivery, _):
-        with pytest.raises(UdfError, match=r"did not take record out/in/0/5/55 .*: hopeless"):
+        with raises(codes.SINK_FUNCTION_FAILED, match=r"did not take record out/in/0/5/55 .*: hopeless"):
             await delivery.write([FRAME], Position(5))
 
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from millstream.errors import UserError
+from millstream import codes
 from millstream_reader.source import SourceBatch
 from millstream_reader.sources.file.follow import FOLLOWED_FILES_MAX, ROTATED_WAIT_S, SCAN_INTERVAL_S
 from tests.contract.sources.lanes import open_lane, read_until, records_of, values
+from tests.support.errors import raises
 from tests.support.ledgers import SettableClock
 
 LOG = {"file": {"paths": ["app.log"], "follow": True}}
@@ -211,7 +212,7 @@ async def test_too_many_files_is_the_users_to_change(tmp_path: Path) -> None:
     for index in range(FOLLOWED_FILES_MAX + 1):
         (tmp_path / f"app.log{index}").touch()
     async with open_lane(LOGS, base_dir=tmp_path) as lane:
-        with pytest.raises(UserError, match=r"more than \d+ files match app.log\*"):
+        with raises(codes.TOO_MANY_FILES, match=r"more than \d+ files match app.log\*"):
             await lane.read(10, 1000, 0.01)
 
 

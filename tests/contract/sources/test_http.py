@@ -15,13 +15,14 @@ from typing import Any
 import aiohttp
 import pytest
 
+from millstream import codes
 from millstream.clock import SystemClock
-from millstream.errors import InfrastructureError, UserError
 from millstream.ports import free_ports
 from millstream_reader.ids import SeenIds
 from millstream_reader.source import SourceBatch
 from millstream_reader.sources.http.lane import BODY_BYTES_MAX, HttpSourceLane
 from tests.contract.sources.lanes import WAIT_S, check_limits, open_lane, records_of, values
+from tests.support.errors import raises
 
 NDJSON = {"Content-Type": "application/x-ndjson"}
 JSON = {"Content-Type": "application/json"}
@@ -209,7 +210,7 @@ async def test_only_the_token_lets_in(tmp_path: Path, monkeypatch: pytest.Monkey
 async def test_a_token_that_is_not_there_is_the_users_to_give(
     tmp_path: Path, auth: dict[str, object], reason: str
 ) -> None:
-    with pytest.raises(UserError, match=reason):
+    with raises(codes.SECRET_MISSING, match=reason):
         async with listening({"http": {"auth": auth}}, base_dir=tmp_path):
             pass
 
@@ -325,7 +326,7 @@ async def test_positions_go_on_after_a_restart() -> None:
 async def test_a_port_that_is_taken_is_named_with_what_to_do() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        with pytest.raises(InfrastructureError, match=rf"127.0.0.1 port {port}: .*in use.*http.port"):
+        with raises(codes.PORT_TAKEN, match=rf"127.0.0.1 port {port}: .*in use.*http.port"):
             async with listening({"http": {"port": port}}):
                 pass
 

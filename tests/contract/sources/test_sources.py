@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 from millstream import codes
-from millstream.errors import UserError
 from millstream.record import Record
 from millstream_reader.source import SourceBatch, SourceLane
 from tests.contract.sources.lanes import open_lane, read_to_end, values
@@ -195,10 +194,10 @@ async def test_a_position_holds_for_its_own_source_and_partitions_only(tmp_path:
     generator, files = {"generator": {"records": 5, "rpu": 0}}, {"file": {"paths": ["a.txt"]}}
     async with open_lane(generator) as lane:
         position = (await lane.read(2, 1 << 20, 1.0)).position
-    with pytest.raises(UserError, match="now has 2 partitions, and had 1"):
+    with raises(codes.SOURCE_CHANGED, match="now has 2 partitions, and had 1"):
         async with open_lane(generator, position, partitions=2):
             pass
-    with pytest.raises(UserError, match="the source is now `file`, and was `generator`"):
+    with raises(codes.SOURCE_CHANGED, match="the source is now `file`, and was `generator`"):
         async with open_lane(files, position, base_dir=tmp_path):
             pass
     with raises(codes.POSITION_UNREADABLE):

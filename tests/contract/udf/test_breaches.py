@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from millstream import limits
+from millstream import codes, limits
 from millstream.errors import UdfError
 from millstream.extract import YEAR_1_US, YEAR_10000_US
 from millstream.spec.protocols import FunctionKind
@@ -25,6 +25,7 @@ from millstream_udf import columns
 from millstream_udf.wire.udf.v1 import udf_pb2
 from tests.contract.udf.conftest import NAME, frame_of
 from tests.contract.udf.misfits import bytes_column, headers_column, list_column
+from tests.support.errors import raises
 
 Answers = Callable[[udf_pb2.SealedMapCall], Iterator[bytes]]
 WELCOME = udf_pb2.Welcome(protocol_version=1, calls_max=4)
@@ -179,7 +180,7 @@ async def test_an_answer_that_belongs_to_no_call(tmp_path: Path, changes: dict[s
             yield answer(call, **changes)
 
     async with serving(tmp_path, wrong) as stream:
-        with pytest.raises(UdfError, match=message) as error:
+        with raises(codes.FUNCTION_PROTOCOL, match=message) as error:
             await stream.call(frame_of([b"a", b"b"]), watermark_us=0)
         assert "flights/clean/in-clean.0" in str(error.value)
 
@@ -211,7 +212,7 @@ async def test_an_answer_twice(tmp_path: Path) -> None:
     async with serving(tmp_path, lambda call: iter([answer(call), answer(call)])) as stream:
         await stream.call(frame_of([b"a", b"b"]), watermark_us=0)
         # The second answer may come before or after the next call is made.
-        with pytest.raises(UdfError, match="answered call 1 twice"):
+        with raises(codes.FUNCTION_PROTOCOL, match="answered call 1 twice"):
             await asyncio.gather(*(stream.call(frame_of([b"a", b"b"]), watermark_us=0) for _ in range(3)))
 
 
@@ -246,14 +247,14 @@ async def test_a_welcome_that_does_not_fit(tmp_path: Path, welcome: udf_pb2.Welc
 
 async def test_no_welcome(tmp_path: Path) -> None:
     data = udf_pb2.SealedMapResponse(answer=udf_pb2.SealedMapAnswer()).SerializeToString()
-    with pytest.raises(UdfError, match="first message is not Welcome"):
+    with raises(codes.FUNCTION_PROTOCOL, match="first message is not Welcome"):
         async with serving(tmp_path, lambda call: iter(()), welcome=data):
             pass
 
 
 async def test_an_older_protocol(tmp_path: Path) -> None:
     old = udf_pb2.DescribeResponse(protocol_version=0, language="cobol", sdk_version="0.0.1")
-    with pytest.raises(UdfError, match=r"version 0 .* install a newer SDK \(cobol, 0\.0\.1\)"):
+    with raises(codes.FUNCTION_VERSION, match=r"version 0 .* install a newer SDK \(cobol, 0\.0\.1\)"):
         async with serving(tmp_path, lambda call: iter(()), description=old):
             pass
 
@@ -262,7 +263,7 @@ async def test_a_server_that_refuses(tmp_path: Path) -> None:
     async def refuse(context: Any) -> None:
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "I only serve on Mondays")
 
-    with pytest.raises(UdfError, match="does not serve this kind: I only serve on Mondays"):
+    with raises(codes.FUNCTION_KIND, match="does not serve this kind: I only serve on Mondays"):
         async with serving(tmp_path, lambda call: iter(()), greet=refuse):
             pass
 
@@ -299,6 +300,6 @@ async def test_a_call_that_was_given_up_is_not_missed(tmp_path: Path) -> None:
 
 
 async def test_nobody_there(tmp_path: Path) -> None:
-    with pytest.raises(UdfError, match=r"no function answered at unix:.* within 0\.2 s"):
+    with raises(codes.FUNCTION_NOT_STARTED, match=r"no function answered at unix:.* within 0\.2 s"):
         async with open_remote_function(f"unix:{tmp_path}/nobody", timeout_s=0.2):
             pass

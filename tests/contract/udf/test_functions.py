@@ -12,8 +12,8 @@ from typing import Any
 
 import grpc
 import grpc.aio
-import pytest
 
+from millstream import codes
 from millstream.errors import UdfError
 from millstream.spec.protocols import FunctionKind
 from millstream.udf.answers import MapAnswer, Result
@@ -23,6 +23,7 @@ from millstream.udf.sidecar import python_command
 from millstream_udf import columns
 from millstream_udf.wire.udf.v1 import udf_pb2
 from tests.contract.udf.conftest import NAME, Open, frame_of, parents_of, values_of
+from tests.support.errors import raises
 
 TIMEOUT_S = 30
 
@@ -198,7 +199,7 @@ async def test_an_answer_that_is_too_large_is_told(stream: MapStream) -> None:
 
 
 async def test_a_kind_it_does_not_serve(sidecar: LocalFunction) -> None:
-    with pytest.raises(UdfError, match=r"flights/clean: the function serves map.*needs a sink"):
+    with raises(codes.FUNCTION_KIND, match=r"flights/clean: the function serves map.*needs a sink"):
         async with sidecar.open_sink(NAME):
             pass
 

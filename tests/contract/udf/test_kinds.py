@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from millstream.errors import UdfError
+from millstream import codes
 from millstream.spec.protocols import FunctionKind
 from millstream.udf.answers import Result
 from millstream.udf.function import LocalFunction, open_local_function
 from millstream.udf.sidecar import SidecarSpec, python_command
 from millstream_udf import columns
 from tests.contract.udf.conftest import HERE, NAME, frame_of, values_of
+from tests.support.errors import raises
 
 Serve = Callable[[str], AbstractAsyncContextManager[LocalFunction]]
 Command = Callable[[str], list[str]]
@@ -80,7 +81,7 @@ async def test_a_source_transform(serve: Serve) -> None:
 
 async def test_a_source_transform_is_no_map(serve: Serve) -> None:
     async with serve("stamp") as sidecar:
-        with pytest.raises(UdfError, match="the function serves source transform, and this vertex needs a map"):
+        with raises(codes.FUNCTION_KIND, match="the function serves source transform, and this vertex needs a map"):
             async with sidecar.open_map(FunctionKind.MAP, NAME):
                 pass
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from millstream.errors import UdfError
+from millstream import codes
 from millstream.spec.protocols import FunctionKind
 from millstream.udf.function import LocalFunction
 from millstream.udf.native import reduce_client
@@ -24,6 +24,7 @@ from millstream_udf.groups import FrameRows, Group, Part
 from millstream_udf.reducing import Answer
 from millstream_udf.values import Message, Window
 from tests.contract.udf.conftest import HERE, NAME, Lines, Open, frame_of
+from tests.support.errors import raises
 
 MIB = 1 << 20
 WINDOW = Window(60_000_000, 120_000_000)
@@ -345,9 +346,9 @@ async def test_a_function_that_drains_answers_what_is_whole(sidecar: LocalFuncti
 
 async def test_a_map_is_no_reduce(open_function: Open) -> None:
     async with open_function(python_command(f"{HERE / 'conformance.py'}:obey")) as sidecar:
-        with pytest.raises(UdfError, match=r"the function serves map, and this vertex needs a reduce"):
+        with raises(codes.FUNCTION_KIND, match=r"the function serves map, and this vertex needs a reduce"):
             sidecar.check_kind(FunctionKind.REDUCE, NAME)
-        with pytest.raises(UdfError, match=r"obey serves map; vertex clean of flights asks for reduce"):
+        with raises(codes.FUNCTION_KIND, match=r"obey serves map; vertex clean of flights asks for reduce"):
             await reduced(sidecar, [part({group("a"): [b"1"]})])
 
 
@@ -369,5 +370,5 @@ async def test_lines_of_a_function_name_window_and_key(open_function: Open, line
 def test_nothing_answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("millstream.udf.native.reduce_stream.CONNECT_TIMEOUT_S", 0.2)
     nowhere = engine_pb2.UdfProgram(address=f"unix:{tmp_path / 'none'}", pipeline="p", vertex="v")
-    with pytest.raises(FunctionLostError, match=r"p/v: the function at unix:.* has not answered for 0.2 s"):
+    with raises(codes.FUNCTION_UNREACHABLE, match=r"p/v: the function at unix:.* has not answered for 0.2 s"):
         list(reduce_over_grpc(nowhere, [part({group("a"): [b"1"]})]))

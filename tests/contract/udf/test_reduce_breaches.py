@@ -12,10 +12,10 @@ import grpc
 import grpc.aio
 import pytest
 
-from millstream.errors import UdfError
+from millstream import codes
 from millstream.udf.native import reduce_stream
 from millstream.udf.native.reduce_checks import check_reduce_answer
-from millstream.udf.native.reduce_client import FunctionLostError, reduce_over_grpc
+from millstream.udf.native.reduce_client import reduce_over_grpc
 from millstream.wire.reduce.v1 import engine_pb2
 from millstream_udf import columns
 from millstream_udf.groups import FrameRows, Group, Part
@@ -24,6 +24,7 @@ from millstream_udf.values import Window
 from millstream_udf.wire.udf.v1 import udf_pb2
 from tests.contract.udf.conftest import Open, frame_of
 from tests.contract.udf.misfits import bytes_column, headers_column, list_column
+from tests.support.errors import raises
 
 WELCOME = udf_pb2.SealedReduceResponse(welcome=udf_pb2.Welcome(protocol_version=1, calls_max=1)).SerializeToString()
 GROUPS = [Group(Window(0, 10), (key,)) for key in ("a", "b")]
@@ -78,7 +79,7 @@ async def test_an_answer_that_does_not_fit(tmp_path: Path, reply: bytes, message
         await context.read()
 
     async with serving(tmp_path, serve) as program:
-        with pytest.raises(UdfError, match=f"^p/v: the function at unix:.*{message}"):
+        with raises(codes.FUNCTION_PROTOCOL, match=f"^p/v: the function at unix:.*{message}"):
             await answers(program)
 
 
@@ -124,7 +125,7 @@ async def test_no_welcome(tmp_path: Path) -> None:
         await context.read()
 
     async with serving(tmp_path, serve) as program:
-        with pytest.raises(UdfError, match="its first message is no Welcome"):
+        with raises(codes.FUNCTION_PROTOCOL, match="its first message is no Welcome"):
             await answers(program)
 
 
@@ -135,7 +136,7 @@ async def test_a_message_that_is_too_large(tmp_path: Path) -> None:
         await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too much")
 
     async with serving(tmp_path, serve) as program:
-        with pytest.raises(UdfError, match="a message was larger than the protocol allows: too much"):
+        with raises(codes.FUNCTION_MESSAGE_SIZE, match="a message was larger than the protocol allows: too much"):
             await answers(program)
 
 
@@ -148,7 +149,7 @@ async def test_streams_that_end_before_their_welcome(tmp_path: Path, monkeypatch
         streams += 1
 
     async with serving(tmp_path, serve) as program:
-        with pytest.raises(FunctionLostError, match=r"has opened no stream for 0.5 s \(the stream ended early\)"):
+        with raises(codes.FUNCTION_UNREACHABLE, match=r"has opened no stream for 0.5 s \(the stream ended early\)"):
             await answers(program)
     assert streams > 1
 

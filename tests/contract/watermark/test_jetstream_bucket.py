@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from millstream import limits
+from millstream import codes, limits
 from millstream.buffers.jetstream.connection import BrokerConnection, open_connection
 from millstream.buffers.jetstream.nats_server import NatsServer, open_nats_server
 from millstream.buffers.jetstream.ot_store import open_jetstream_ot_stores
-from millstream.errors import DamageError, InfrastructureError
 from millstream.record import LaneId
 from millstream.wire.watermark.v1.ot_pb2 import OtEntry
+from tests.support.errors import raises
 
 pytestmark = pytest.mark.asyncio
 
@@ -35,7 +35,7 @@ async def test_a_bucket_that_belongs_to_another_pipeline_is_not_used(tmp_path: P
         open_jetstream_ot_stores(connection, "a") as other,
     ):
         await one.store("c")
-        with pytest.raises(InfrastructureError, match="belongs to vertex c of pipeline a-b"):
+        with raises(codes.LEDGER_NAME_TAKEN, match="belongs to vertex c of pipeline a-b"):
             await other.store("b-c")
         await other.delete()
         assert await (await one.store("c")).get_all() == {}
@@ -60,13 +60,13 @@ async def test_an_entry_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         store = await stores.store("clean")
         async with store.watch() as updates:
             await connection.request("$KV.p-clean-OT.in-clean.0", b"\xff\xff")
-            with pytest.raises(DamageError, match=r"in-clean\.0 in bucket p-clean-OT"):
+            with raises(codes.WATERMARK_UNREADABLE, match=r"in-clean\.0 in bucket p-clean-OT"):
                 async with asyncio.timeout(10):
                     await anext(updates)
-        with pytest.raises(DamageError, match=r"in-clean\.0"):
+        with raises(codes.WATERMARK_UNREADABLE, match=r"in-clean\.0"):
             await store.get_all()
         async with store.watch() as updates:
-            with pytest.raises(DamageError, match=r"in-clean\.0"):
+            with raises(codes.WATERMARK_UNREADABLE, match=r"in-clean\.0"):
                 async with asyncio.timeout(10):
                     await anext(updates)
 

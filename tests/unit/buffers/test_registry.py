@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from millstream import codes
 from millstream.buffers.registry import over, technology, technology_of
-from millstream.errors import UserError
 from millstream.spec.loading import load
 from millstream.spec.problems import SpecError
+from tests.support.errors import raises
 
 PIPELINE = """\
 apiVersion: millstream.io/v1alpha1
@@ -45,7 +46,7 @@ def test_one_that_is_not_known_is_a_fault_of_the_file(tmp_path: Path, buffer: st
 def test_another_one_may_take_its_place(tmp_path: Path) -> None:
     loaded = load(written(tmp_path))
     assert technology_of(over(loaded, "redis").graph.pipeline).key == "redis"
-    with pytest.raises(UserError, match="there is no ledger technology 'nothing'"):
+    with raises(codes.EXTENSION, match="there is no ledger technology 'nothing'"):
         over(loaded, "nothing")
 
 
@@ -53,7 +54,7 @@ def test_another_one_may_take_its_place(tmp_path: Path) -> None:
 def test_no_url_with_a_password_is_taken(key: str, url: str) -> None:
     used = technology(key)
     assert used.load_access(None, url).place == "host:1"
-    with pytest.raises(UserError, match="has a user or password in it"):
+    with raises(codes.BROKER_ADDRESS):
         used.load_access(None, url.replace("//", "//user:secret@"))
-    with pytest.raises(UserError, match="is no URL of a broker"):
+    with raises(codes.BROKER_ADDRESS, match="is no URL of a broker"):
         used.load_access(None, "http://host:1")

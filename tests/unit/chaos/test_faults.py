@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from millstream.errors import UserError
+from millstream import codes
 from millstream_runner.chaos.faults import refuse_large_disk
 from millstream_runner.chaos.lossy_path import LossyPath, open_lossy_path, with_answer_repeated
+from tests.support.errors import raises
 
 ANSWER = b'MSG _INBOX.1 1 28\r\n{"stream":"orders","seq":12}\r\n'
 OTHER = b"MSG orders.d 2 3\r\nabc\r\n"
@@ -77,12 +78,12 @@ async def test_a_path_to_a_server_nobody_knows_closes_the_connection() -> None:
 
 
 def test_a_disk_that_others_need_is_not_filled(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"a disk is filled only when it is small|on the same file system as"):
+    with raises(codes.EXPERIMENT_DISK, match=r"a disk is filled only when it is small|on the same file system as"):
         refuse_large_disk(tmp_path)
 
 
 def test_a_small_disk_that_others_need_is_not_filled_either(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("millstream_runner.chaos.faults.SMALL_DISK_BYTES_MAX", 1 << 62)
     assert tmp_path.stat().st_dev == Path(os.environ.get("TMPDIR", "/tmp")).stat().st_dev
-    with pytest.raises(UserError, match="on the same file system as"):
+    with raises(codes.EXPERIMENT_DISK):
         refuse_large_disk(tmp_path)

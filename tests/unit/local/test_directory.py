@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from millstream.errors import DamageError, InfrastructureError, UserError
+from millstream import codes
+from millstream.errors import InfrastructureError
 from millstream_runner.local.directory import (
     DataDirectory,
     ProcessIdentity,
@@ -20,6 +21,7 @@ from millstream_runner.local.directory import (
 )
 from millstream_runner.local.processes import end_stale, identify, is_alive
 from tests.small_disk import open_small_disk
+from tests.support.errors import raises
 
 RUNTIME = Runtime(
     "small",
@@ -45,7 +47,7 @@ def test_a_second_runner_is_refused_with_the_id_of_the_first(tmp_path: Path) -> 
 
 def test_a_directory_that_cannot_be_made_is_refused_with_advice(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(InfrastructureError, match="cannot use the data directory"), held(tmp_path / "file" / "data"):
+    with raises(codes.CANNOT_WRITE), held(tmp_path / "file" / "data"):
         pass
 
 
@@ -120,7 +122,7 @@ def test_runtime_survives_the_way_through_its_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"pipeline": "x"}'])
 def test_a_damaged_runtime_file_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "runtime.json").write_text(text)
-    with pytest.raises(DamageError, match=re.escape(f"{tmp_path / 'runtime.json'}")):
+    with raises(codes.RUN_FILE_UNREADABLE, match=re.escape(f"{tmp_path / 'runtime.json'}")):
         DataDirectory(tmp_path).read_runtime()
 
 
@@ -139,20 +141,20 @@ def test_commands_find_the_only_run_and_ask_when_there_are_several(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match="no pipeline has run here"):
+    with raises(codes.NO_SUCH_RUN):
         find_directory(None, None)
     for name in ("one", "two"):
         (tmp_path / ".millstream" / name).mkdir(parents=True)
     DataDirectory(tmp_path / ".millstream/one").write_runtime(RUNTIME)
     assert find_directory(None, None).root == Path(".millstream/one")
-    with pytest.raises(UserError, match=r"no run of pipeline 'two'.*there are: one"):
+    with raises(codes.NO_SUCH_RUN, match=r"no run of pipeline 'two'.*there are: one"):
         find_directory(None, "two")
     DataDirectory(tmp_path / ".millstream/two").write_runtime(RUNTIME)
-    with pytest.raises(UserError, match=r"several pipelines have run here \(one, two\)"):
+    with raises(codes.NO_SUCH_RUN, match=r"several pipelines have run here \(one, two\)"):
         find_directory(None, None)
     assert find_directory(None, "two").root == Path(".millstream/two")
     assert find_directory(tmp_path / ".millstream/two", None).root == tmp_path / ".millstream/two"
-    with pytest.raises(UserError, match="not the data directory of a pipeline"):
+    with raises(codes.NO_SUCH_RUN):
         find_directory(tmp_path, None)
 
 

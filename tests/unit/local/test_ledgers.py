@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from millstream import codes
 from millstream.errors import DamageError
 from millstream_runner.local.ledgers import KnownLedgers
 from millstream_runner.local.summary import Summary, check_stored
+from tests.support.errors import raises
 
 
 @pytest.mark.guarantee("I10")
@@ -28,5 +30,7 @@ def test_a_ledger_that_is_gone_or_was_made_anew_is_named(tmp_path: Path) -> None
 @pytest.mark.guarantee("I10")
 def test_what_contradicts_itself_before_a_run_is_damage(tmp_path: Path) -> None:
     check_stored(Summary([], [], []), tmp_path)
-    with pytest.raises(DamageError, match=r"contradicts itself.*9 records read, but only 7 written.*millstream repair"):
+    with raises(
+        codes.STORED_CONTRADICTS, match=r"contradicts itself.*9 records read, but only 7 written.*millstream repair"
+    ):
         check_stored(Summary([], [], ["buffer in-map.0: 9 records read, but only 7 written"]), tmp_path)

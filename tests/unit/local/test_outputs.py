@@ -8,7 +8,6 @@ import pytest
 
 from millstream import codes
 from millstream.durable import listen
-from millstream.errors import UserError
 from millstream.record import Position
 from millstream.spec.graph import Graph
 from millstream.spec.loading import load
@@ -63,7 +62,9 @@ def test_only_files_of_the_same_vertices_stand_in_the_way(graph: Graph, tmp_path
     written(tmp_path / "refused", "out").close()
     (found,) = former_outputs(graph, tmp_path)
     assert (found.directory, len(found.files), len(found.runs)) == (tmp_path / "refused", 1, 1)
-    with pytest.raises(UserError, match=r"refused holds 1 file\(s\), such as out\.in\.0-.*Nothing was removed"):
+    with raises(
+        codes.OUTPUTS_OF_EARLIER_RUN, match=r"refused holds 1 file\(s\), such as out\.in\.0-.*Nothing was removed"
+    ):
         refuse_former_outputs([found], fresh=True)
 
 

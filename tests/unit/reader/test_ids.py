@@ -6,12 +6,13 @@ import tracemalloc
 
 import pytest
 
-from millstream.errors import MillstreamError
+from millstream import codes
 from millstream.frame import Frame, frame_of_records
 from millstream.limits import ID_STORED_BYTES, IDS_MESSAGE_BYTES
 from millstream.record import ID_DIGEST_BYTES, Record, id_digest
 from millstream_reader import ids as module
 from millstream_reader.ids import SeenIds, full
+from tests.support.errors import raises
 
 
 class ManualClock:
@@ -77,7 +78,7 @@ def test_an_id_that_was_made_up_is_not_remembered() -> None:
 
 def test_a_repeating_source_without_ids_is_a_defect() -> None:
     frame = frame_of_records([Record(b"a", 1)], ingest_time_us=0)
-    with pytest.raises(MillstreamError, match="without ids"):
+    with raises(codes.IMPOSSIBLE):
         seen_ids().admit(frame)
 
 

@@ -15,13 +15,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream.errors import DamageError, UserError
+from millstream import codes
+from millstream.errors import DamageError
 from millstream.extract import Extraction
 from millstream.limits import RECORD_BYTES_MAX
 from millstream.record import Record
 from millstream_reader.source import InvalidRecord
 from millstream_reader.sources.file.csv_parsing import CsvFormat
 from millstream_reader.sources.file.text_file import FileMark, TextFile, TextFormat, open_text_file
+from tests.support.errors import raises
 
 FIELDS = st.text(st.sampled_from('ab ,"\n\r\\é\t%'), max_size=6)
 LINES = st.text(st.characters(codec="utf-8", exclude_characters="\n"), max_size=9)
@@ -230,7 +232,7 @@ def test_a_quote_that_is_never_closed_does_not_fill_the_memory() -> None:
 )
 def test_a_header_that_cannot_be_used_stops_the_lane(data: bytes, reason: str) -> None:
     text = TextFormat("csv", "utf-8", CsvFormat(), Extraction(time_field="at"))
-    with file_of(data, text) as file, pytest.raises(UserError, match=reason):
+    with file_of(data, text) as file, raises(codes.SOURCE_COLUMNS, match=reason):
         take_all(file)
 
 

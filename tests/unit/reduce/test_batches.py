@@ -12,13 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from millstream import codes
 from millstream.clock import END_OF_TIME_US, START_OF_TIME_US
-from millstream.errors import DamageError
 from millstream.frame import KEY_SEPARATOR, Frame, build_frame, frame_of_records, join_frames
 from millstream.record import Record
 from millstream_reduce import batches
 from millstream_udf import columns
 from millstream_udf.wire.frame.v1 import frame_pb2
+from tests.support.errors import raises
 
 keys = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=4), max_size=3).map(tuple)
 records = st.builds(
@@ -141,16 +142,16 @@ def column(offsets: list[int], data: bytes) -> bytes:
 )
 def test_columns_that_are_none_are_damage(values: bytes) -> None:
     frame = build_frame([b"a", b"bc"], array("q", [1, 2]), ingest_time_us=1)
-    with pytest.raises(DamageError, match="cannot be read"):
+    with raises(codes.SEGMENT_DAMAGED):
         batches.batch_of_frames([replace(frame, values_column=values)])
 
 
 def test_keys_that_are_no_text_are_damage() -> None:
     frame = build_frame([b"a"], array("q", [1]), ingest_time_us=1, keys=[[b"\xff\xfe"]])
-    with pytest.raises(DamageError, match="cannot be read"):
+    with raises(codes.SEGMENT_DAMAGED):
         batches.batch_of_frames([frame])
 
 
 def test_bytes_that_are_no_batch_are_damage() -> None:
-    with pytest.raises(DamageError, match="are not a record batch"):
+    with raises(codes.SEGMENT_DAMAGED):
         batches.decoded(memoryview(b"x" * 64), False, False)

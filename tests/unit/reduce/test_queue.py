@@ -10,13 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from millstream.errors import DamageError, FencedError
+from millstream import codes
+from millstream.errors import FencedError
 from millstream.frame import Frame
 from millstream_reduce.log.entries import segment_name
 from millstream_reduce.log.segments import segment_numbers
 from millstream_reduce.origins import Origin
 from millstream_reduce.queue import QueueLimits
 from millstream_reduce.windows import WindowConfig
+from tests.support.errors import raises
 from tests.unit.reduce.queued import EDGE, LIMITS, OTHER_EDGE, Lane, contents_of, frame_of
 
 WAIT_S = 10
@@ -242,7 +244,7 @@ async def test_a_log_that_lost_what_the_mark_counts_on_is_refused(tmp_path: Path
         case _:
             lane.progress.hand_over = 2
             expected = "windows handed over up to number 2 .the log knows 1"
-    with pytest.raises(DamageError, match=expected):
+    with raises(codes.LOG_BEHIND_LEDGER, match=expected):
         async with lane.opened():
             pass
 
@@ -297,7 +299,7 @@ async def test_a_log_lost_between_hand_overs_that_closed_together_is_refused(tmp
     async with lane.opened() as queue:
         assert [hand_over.number for hand_over in queue.pending()] == [2]
     shutil.rmtree(tmp_path / "log")
-    with pytest.raises(DamageError, match="the log is empty"):
+    with raises(codes.LOG_BEHIND_LEDGER):
         async with lane.opened():
             pass
 
@@ -433,11 +435,11 @@ async def test_results_that_are_gone_or_damaged_are_named(tmp_path: Path) -> Non
     (path,) = tmp_path.glob("*.result")
     whole = path.read_bytes()
     path.write_bytes(whole[:100] + b"?" + whole[101:])
-    with pytest.raises(DamageError, match=f"{path.name}.*checksum.*hand-over 1 were committed in part"):
+    with raises(codes.RESULTS_LOST, match=f"{path.name}.*checksum.*hand-over 1 were committed in part"):
         async with lane.opened():
             pass
     path.unlink()
-    with pytest.raises(DamageError, match="5 results of hand-over 1 are committed, and the others"):
+    with raises(codes.RESULTS_LOST, match="5 results of hand-over 1 are committed, and the others"):
         async with lane.opened():
             pass
 

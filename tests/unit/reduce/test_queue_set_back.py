@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from millstream.errors import DamageError
+from millstream import codes
 from millstream.wire.ledger.v1 import mark_pb2
+from tests.support.errors import raises
 from tests.unit.reduce.queued import Lane, frame_of
 
 
@@ -22,6 +23,6 @@ async def test_a_mark_older_than_what_the_log_has_freed_is_refused(tmp_path: Pat
             if not start:
                 before.CopyFrom(lane.progress)
     lane.progress.CopyFrom(before)
-    with pytest.raises(DamageError, match=r"hand-overs 2 to 6 were committed.*up to number 1 were.*set back"):
+    with raises(codes.LEDGER_CUT, match=r"hand-overs 2 to 6 were committed.*up to number 1 were.*set back"):
         async with lane.opened():
             pass

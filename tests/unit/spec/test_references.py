@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from millstream.errors import UserError
+from millstream import codes
 from millstream.spec import resolved
 from millstream.spec.loading import load_text
 from millstream.spec.problems import SpecError
 from millstream.spec.references import VALUE_BYTES_MAX, Reference, resolve
 from millstream_writer.sinks.http.connector import HttpSink
+from tests.support.errors import raises
 
 PIPELINE = """
 apiVersion: millstream.io/v1alpha1
@@ -95,5 +96,5 @@ def test_one_line_break_at_the_end_of_a_file_does_not_count(tmp_path: Path, cont
 def test_a_file_without_a_value_is_refused(tmp_path: Path, contents: bytes | None, why: str) -> None:
     if contents is not None:
         (tmp_path / "secret").write_bytes(contents)
-    with pytest.raises(UserError, match=f"the header of x: .*{why}"):
+    with raises(codes.SECRET_MISSING, match=f"the header of x: .*{why}"):
         resolve(Reference(file="secret"), tmp_path, "the header of x")

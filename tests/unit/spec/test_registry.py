@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from millstream.errors import UserError
+from millstream import codes
 from millstream.spec.connectors import SINKS, SOURCES, SinkKind, lacks
 from millstream.spec.references import Reference, referenced_files
 from millstream.spec.registry import Registry
@@ -20,6 +20,7 @@ from millstream.spec.sources import Source
 from millstream.spec.values import SpecModel
 from millstream_reader.connector import SourceConnector
 from millstream_writer.connector import SinkConnector
+from tests.support.errors import raises
 
 PROGRAM = """
 import sys
@@ -75,7 +76,7 @@ def installed(*entries: EntryPoint) -> Registry[SinkKind[SpecModel]]:
 )
 def test_what_cannot_be_loaded_is_named(values: list[str], why: str) -> None:
     registry = installed(*(EntryPoint("x", value, "millstream.sinks") for value in values))
-    with pytest.raises(UserError, match=why):
+    with raises(codes.EXTENSION, match=why):
         registry.load("x")
     assert list(registry.all()) == []
 

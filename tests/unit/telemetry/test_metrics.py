@@ -15,10 +15,11 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from millstream.errors import InfrastructureError
+from millstream import codes
 from millstream.statistics import VertexStatistics
 from millstream.telemetry.bounds import CLOSE_BOUNDS_S, LATENCY_BOUNDS_S, PROCESSING_BOUNDS_US
 from millstream.telemetry.metrics import LOOP_LAG, METRICS, MetricKind
+from tests.support.errors import raises
 from tests.unit.telemetry.collector import Collector, attributes
 from tests.unit.telemetry.numbers import FixedClock, vertex
 from tests.unit.telemetry.opening import open_telemetry
@@ -190,7 +191,7 @@ async def test_probes_say_whether_the_process_lives_and_is_ready(free_port: int)
 
 async def test_a_port_that_is_taken_is_said_so(free_port: int) -> None:
     async with open_telemetry("flights", "clean", "map", 1, vertex, metrics_port=free_port):
-        with pytest.raises(InfrastructureError, match=f"127.0.0.1:{free_port}.*--metrics-port"):
+        with raises(codes.PORT_TAKEN, match=f"127.0.0.1:{free_port}.*--metrics-port"):
             async with open_telemetry("flights", "clean", "map", 2, vertex, metrics_port=free_port):
                 pytest.fail("opened")
 

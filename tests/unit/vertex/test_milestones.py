@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream.errors import DamageError
+from millstream import codes
 from millstream.ledger.protocol import Ledger, LedgerLimits
 from millstream.limits import BUFFER_FRAMES_MAX
 from millstream.record import LaneId
@@ -16,6 +16,7 @@ from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.lane.milestones import Retracing, StoredMilestones, open_milestones
 from millstream_reduce.lane.progress import check_whole
 from millstream_vertex.trimming import Trimmer
+from tests.support.errors import raises
 from tests.support.ledgers import LaneOwner, open_memory_harness
 from tests.unit.reduce.queued import EDGE, frame_of
 from tests.unit.reduce.queued import Lane as QueueLane
@@ -133,6 +134,6 @@ async def test_a_log_made_anew_that_lacks_records_is_refused_now_and_at_the_next
                 lane.sequences[EDGE] = 1
                 lane.append(queue, frame_of([13]))
                 lane.retrace(queue)
-            with pytest.raises(DamageError, match=r"holds 1 records .* counts 2: .* before `keepInput` was set"):
+            with raises(codes.LOG_BEHIND_LEDGER, match=r"holds 1 records .* counts 2: .* before `keepInput` was set"):
                 check_whole("p/sum", queue, mark_pb2.Mark(account=mark_pb2.Account(open=2)))
             await queue.sync()

@@ -7,13 +7,14 @@ import asyncio
 import pytest
 
 from millstream import codes
-from millstream.errors import DamageError, FencedError
+from millstream.errors import FencedError
 from millstream.ledger.memory import open_memory_broker
 from millstream.ledger.protocol import LedgerLimits
 from millstream.record import LaneId
 from millstream.watermark.store import OtUpdate
 from millstream.wire.watermark.v1.ot_pb2 import OtEntry
 from millstream_vertex.ownership import Ownership
+from tests.support.errors import raises
 
 LANE = LaneId("clean", "in-clean", 0)
 
@@ -28,7 +29,7 @@ async def test_an_idle_owner_that_was_replaced_stops() -> None:
     ownership.own(LANE, 2)
     watching = asyncio.ensure_future(ownership.watch())
     ownership.observe(update(3))
-    with pytest.raises(FencedError, match=r"clean/in-clean\.0 was taken over \(epoch 3\)"):
+    with raises(codes.LANE_TAKEN_OVER, match=r"clean/in-clean\.0 was taken over \(epoch 3\)"):
         await watching
 
 
@@ -52,7 +53,7 @@ async def test_an_owner_asks_for_its_mark_whether_it_was_replaced() -> None:
         ownership.own(LANE, (await ledger.take_over(LANE, "first")).mark.epoch)
         await ownership.check(ledger)
         await ledger.take_over(LANE, "second")
-        with pytest.raises(FencedError, match=r"clean/in-clean\.0 was taken over by 'second' \(epoch 2\)"):
+        with raises(codes.LANE_TAKEN_OVER, match=r"clean/in-clean\.0 was taken over by 'second' \(epoch 2\)"):
             await ownership.check(ledger)
 
 
@@ -63,7 +64,7 @@ async def test_a_newer_owner_that_the_ledger_does_not_know_means_that_the_ledger
         ledger = await broker.ledger("clean", LedgerLimits(frames_per_buffer_max=10))
         ownership = Ownership()
         ownership.own(LANE, (await ledger.take_over(LANE, "first")).mark.epoch)
-        with pytest.raises(DamageError, match=r"epoch 3, ours is 1\)\. But the ledger of vertex clean knows no newer"):
+        with raises(codes.LEDGER_CUT, match=r"epoch 3, ours is 1\)\. But the ledger of vertex clean knows no newer"):
             await ownership.check_known(LANE, ledger, told)
         await ledger.take_over(LANE, "second")
         await ownership.check_known(LANE, ledger, told)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from millstream.errors import DamageError
+from millstream import codes
 from millstream.ledger.protocol import StoredMark
 from millstream.record import LaneId
 from millstream.wire.ledger.v1.mark_pb2 import Account, InputProgress, Mark, ReduceProgress, Written
 from millstream.wire.watermark.v1.ot_pb2 import BufferState, OtEntry
 from millstream_vertex.past import check_not_older
+from tests.support.errors import raises
 
 MAP = LaneId("map", "in-map", 0)
 REDUCE = LaneId("sum", "window", 0)
@@ -40,7 +41,7 @@ ENTRY = OtEntry(
     ],
 )
 def test_a_mark_that_knows_less_is_damage(stored: StoredMark | None, lacking: str) -> None:
-    with pytest.raises(DamageError, match=rf"lane map/in-map\.0 in the ledger of vertex map .*{lacking}.*repair"):
+    with raises(codes.LEDGER_CUT, match=rf"lane map/in-map\.0 in the ledger of vertex map .*{lacking}.*repair"):
         check_not_older(MAP, stored, ENTRY)
 
 
@@ -57,5 +58,5 @@ def test_of_a_reduce_every_input_counts() -> None:
     told = [BufferState(edge=edge, partition=0, sequence=5, records=50) for edge in ("a-sum", "b-sum")]
     check_not_older(REDUCE, stored, OtEntry(epoch=1, inputs=told))
     told[1].sequence = 6
-    with pytest.raises(DamageError, match=r"records of b-sum\.0"):
+    with raises(codes.LEDGER_CUT, match=r"records of b-sum\.0"):
         check_not_older(REDUCE, stored, OtEntry(epoch=1, inputs=told))

@@ -16,6 +16,7 @@ from millstream.record import Position
 from millstream.retry import Backoff, OnFailure, RetryPolicy
 from millstream_writer.delivery import Delivery, DeliveryLimits
 from millstream_writer.sink import Guarantee, SinkFailure, SinkFrame, WriteResult
+from tests.support.errors import raises
 from tests.unit.writer.sink_frames import sink_frame
 
 BOUNDLESS = DeliveryLimits(10**9, 10**12)
@@ -131,13 +132,16 @@ async def test_what_cannot_be_helped_by_trying_is_not_tried_again() -> None:
 @pytest.mark.parametrize("on_failure", [OnFailure.STOP, OnFailure.RETRY])
 async def test_a_hopeless_record_stops_the_lane_and_is_named(on_failure: OnFailure) -> None:
     sink = ListSink(refuses(b"b", retryable=False, detail="status 400"))
-    with pytest.raises(UdfError, match=r"p/out/in\.0: the sink did not take record out/in/0/1/1 .*refused: status 400"):
+    with raises(
+        codes.SINK_FUNCTION_FAILED,
+        match=r"p/out/in\.0: the sink did not take record out/in/0/1/1 .*refused: status 400",
+    ):
         await delivery(sink, on_failure).write([sink_frame([b"a", b"b"], 1)], Position(1))
 
 
 async def test_stop_comes_after_the_attempts() -> None:
     sink = ListSink(refuses(b"b"))
-    with pytest.raises(UdfError, match="after 3 attempt"):
+    with raises(codes.SINK_FUNCTION_FAILED, match="after 3 attempt"):
         await delivery(sink, OnFailure.STOP).write([sink_frame([b"b"], 1)], Position(1))
     assert len(sink.calls) == 3
 
@@ -174,7 +178,7 @@ async def test_a_sink_may_ask_for_the_fallback_or_for_dropping() -> None:
 @pytest.mark.parametrize("on_failure", [OnFailure.RETRY, OnFailure.DROP])
 async def test_asking_for_a_fallback_that_is_not_there_is_an_error(on_failure: OnFailure) -> None:
     sink = ListSink(refuses(b"b", retryable=False, fallback=True))
-    with pytest.raises(UdfError, match="there is none"):
+    with raises(codes.SINK_FUNCTION_FAILED):
         await delivery(sink, on_failure).write([sink_frame([b"b"], 1)], Position(1))
 
 
@@ -185,7 +189,7 @@ async def test_the_fallback_is_tried_for_ever_and_stops_when_it_refuses() -> Non
     account = await work.write([sink_frame([b"b"], 1)], Position(1))
     assert account == Account(inputs=1, processed=1, fallback=1)
     fallback.judge = refuses(b"b", retryable=False)
-    with pytest.raises(UdfError, match="the fallback sink did not take record out/in/0/2/0"):
+    with raises(codes.SINK_FUNCTION_FAILED, match="the fallback sink did not take record out/in/0/2/0"):
         await work.write([sink_frame([b"b"], 2)], Position(2))
 
 
@@ -319,5 +323,5 @@ async def test_other_errors_pass_through() -> None:
         async def write(self, frames: Sequence[SinkFrame], end: Position) -> WriteResult:
             raise UserError(codes.CONNECTOR_SETTINGS, "broken")
 
-    with pytest.raises(UserError, match="broken"):
+    with raises(codes.CONNECTOR_SETTINGS):
         await delivery(Broken()).write([sink_frame([b"a"], 1)], Position(1))

@@ -9,13 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from millstream import codes
 from millstream.clock import MICROSECONDS
-from millstream.errors import DamageError, MillstreamError
+from millstream.errors import DamageError
 from millstream.wire.reduce.v1 import wal_pb2
 from millstream_reduce.log import damage
 from millstream_reduce.log.entries import entry_buffers, read_entry, segment_name, whole_entries
 from millstream_reduce.log.recovery import read_log
 from millstream_reduce.log.segments import segment_numbers
+from tests.support.errors import raises
 from tests.unit.reduce.log.kept_entries import KeptEntries, identity, make_log, opened, read_back
 
 
@@ -109,7 +111,7 @@ async def test_an_entry_behind_the_damage_shows_that_it_was_durable(tmp_path: Pa
         damaged[places[broken].offset + 40] ^= 1
         path.write_bytes(damaged)
         # The header is the log's first entry.
-        with pytest.raises(DamageError, match=f"entry {broken + 2} behind it shows that it had been durable"):
+        with raises(codes.SEGMENT_DAMAGED, match=f"entry {broken + 2} behind it shows that it had been durable"):
             read(tmp_path)
 
 
@@ -149,7 +151,9 @@ async def test_a_missing_segment_is_named(tmp_path: Path) -> None:
     written = await make_log(tmp_path, 40)
     gone = written.kept.locations[15].segment
     (tmp_path / segment_name(gone)).unlink()
-    with pytest.raises(DamageError, match=rf"{segment_name(gone)} is missing.*in-sum after stream sequence \d+ up to"):
+    with raises(
+        codes.SEGMENT_MISSING, match=rf"{segment_name(gone)} is missing.*in-sum after stream sequence \d+ up to"
+    ):
         read(tmp_path)
 
 
@@ -157,7 +161,7 @@ async def test_a_sealed_segment_that_was_cut_is_named(tmp_path: Path) -> None:
     written = await make_log(tmp_path, 40)
     path = tmp_path / segment_name(written.kept.locations[15].segment)
     path.write_bytes(path.read_bytes()[:-64])
-    with pytest.raises(DamageError, match=f"{path.name} has .* bytes, and .* says that it had"):
+    with raises(codes.SEGMENT_DAMAGED, match=f"{path.name} has .* bytes, and .* says that it had"):
         read(tmp_path)
 
 
@@ -166,14 +170,14 @@ async def test_a_segment_of_another_log_is_named(tmp_path: Path) -> None:
     await make_log(tmp_path / "two", 40)
     name = segment_name(3)
     shutil.copy(tmp_path / "two" / name, tmp_path / "one" / name)
-    with pytest.raises(DamageError, match=f"{name} is a segment of another log .p/sum/window.0, id"):
+    with raises(codes.SEGMENT_MISPLACED, match=f"{name} is a segment of another log .p/sum/window.0, id"):
         read(tmp_path / "one")
 
 
 async def test_an_old_segment_under_another_name_is_named(tmp_path: Path) -> None:
     await make_log(tmp_path, 40)
     (tmp_path / segment_name(3)).write_bytes((tmp_path / segment_name(2)).read_bytes() + bytes(1024))
-    with pytest.raises(DamageError, match=r"its header says that it is segment 2: it was renamed or copied"):
+    with raises(codes.SEGMENT_MISPLACED, match=r"its header says that it is segment 2: it was renamed or copied"):
         read(tmp_path)
 
 
@@ -192,7 +196,7 @@ async def test_a_segment_of_a_copy_that_went_its_own_way_is_named(tmp_path: Path
     number = segment_numbers(ours)[-3]
     path, other = ours / segment_name(number), theirs / segment_name(number)
     path.write_bytes(other.read_bytes() + bytes(2048))
-    with pytest.raises(DamageError, match="one of the two was replaced by an old copy"):
+    with raises(codes.SEGMENT_MISPLACED):
         read(ours)
 
 
@@ -200,7 +204,7 @@ async def test_a_segment_behind_the_newest_is_not_taken_for_the_log(tmp_path: Pa
     await make_log(tmp_path, 40)
     following = segment_numbers(tmp_path)[-1] + 1
     shutil.copy(tmp_path / segment_name(2), tmp_path / segment_name(following))
-    with pytest.raises(DamageError, match="it was renamed or copied"):
+    with raises(codes.SEGMENT_MISPLACED):
         read(tmp_path)
 
 
@@ -221,7 +225,7 @@ async def test_damage_in_a_segment_of_which_only_rows_are_needed_does_not_keep_t
     with pytest.raises(ValueError, match="checksum"):
         read_entry(memoryview(path.read_bytes()), location.offset)
     path.write_bytes(whole[:-64])
-    with pytest.raises(DamageError, match=path.name):
+    with raises(codes.SEGMENT_DAMAGED, match=path.name):
         read(tmp_path)
 
 
@@ -229,7 +233,7 @@ async def test_a_log_of_a_later_format_is_left_alone(tmp_path: Path) -> None:
     header = wal_pb2.Segment(format=2, number=1, pipeline="p", vertex="sum")
     entry = wal_pb2.Entry(segment=header)
     (tmp_path / segment_name(1)).write_bytes(b"".join(entry_buffers(1, entry.SerializeToString(), b"")))
-    with pytest.raises(MillstreamError, match="written in format 2, this version reads 1"):
+    with raises(codes.OTHER_VERSION, match="written in format 2, this version reads 1"):
         await read_back(tmp_path, 1)
 
 

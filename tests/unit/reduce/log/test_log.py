@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from millstream import codes
-from millstream.errors import FencedError, UserError
+from millstream.errors import FencedError
 from millstream_reduce.log.entries import read_entry, segment_name
 from millstream_reduce.log.files import SystemFiles
 from millstream_reduce.log.log import open_log
@@ -196,7 +196,7 @@ async def test_an_owner_that_was_replaced_acknowledges_nothing_and_adds_nothing(
         async with opened(tmp_path, 2) as new:
             assert new.kept.prefix == 5
             old.append(entries)
-            with pytest.raises(FencedError, match=message):
+            with raises(codes.LOG_TAKEN_OVER, match=message):
                 await old.sync()
             with pytest.raises(FencedError):
                 old.append()
@@ -223,7 +223,7 @@ async def test_what_was_appended_before_the_newer_owner_read_is_kept(tmp_path: P
 
 async def test_an_owner_that_is_too_late_does_not_open_the_log(tmp_path: Path) -> None:
     async with opened(tmp_path, 5) as new:
-        with pytest.raises(FencedError, match="epoch 5, ours is 4"):
+        with raises(codes.LOG_TAKEN_OVER, match="epoch 5, ours is 4"):
             async with opened(tmp_path, 4):
                 pass
         new.append()
@@ -269,7 +269,7 @@ async def test_segments_begun_while_the_log_is_opened_are_read_as_well(tmp_path:
 )
 async def test_the_log_of_somebody_else_is_refused(tmp_path: Path, other: dict[str, str], message: str) -> None:
     await make_log(tmp_path, 3)
-    with pytest.raises(UserError, match=message):
+    with raises(codes.LOG_OF_ANOTHER, match=message):
         async with open_log(tmp_path, identity(2, **other), KeptEntries()):
             pass
 

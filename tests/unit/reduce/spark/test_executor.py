@@ -13,13 +13,14 @@ import pyarrow as pa
 import pytest
 
 from millstream import codes
-from millstream.errors import DamageError, MillstreamError, RetryLaterError
+from millstream.errors import DamageError, RetryLaterError
 from millstream.wire.reduce.v1 import engine_pb2, wal_pb2
 from millstream_reduce.engine import RESULT_SCHEMA
 from millstream_reduce.spark.executor import Executor
 from millstream_reduce.spark.jobs import JobResult
 from millstream_reduce.spark.manifest import JobWindow
 from millstream_reduce.spark.session import SessionLostError
+from tests.support.errors import raises
 
 LIMIT_S = 20.0
 PROGRAM = engine_pb2.Program(sql=engine_pb2.SqlProgram(query="a"))
@@ -206,7 +207,7 @@ async def test_damage_in_one_log_does_not_touch_the_requests_of_others() -> None
         good = tasks.create_task(executor.submit(request("good", 2)))
         await asyncio.sleep(0)
         asyncio.get_running_loop().call_soon(jobs.held["first"].set)
-        with pytest.raises(DamageError, match="segment 3 of bad"):
+        with raises(codes.SEGMENT_DAMAGED, match="segment 3 of bad"):
             await executor.submit(request("bad", 1))
         await first
         assert rows_of((await good).rows) == expected("good", 2)
@@ -217,7 +218,7 @@ async def test_what_may_be_better_later_is_said_as_long_as_spark_is_there() -> N
     session, jobs = Threads(), Jobs()
     jobs.fails = lambda windows: RetryLaterError(codes.DISK_FULL, "no space left")
     async with serving(session, jobs) as executor:
-        with pytest.raises(RetryLaterError, match="no space left"):
+        with raises(codes.DISK_FULL):
             await executor.submit(request("a", 1))
         assert executor.jobs == 0
 
@@ -226,7 +227,7 @@ async def test_a_defect_is_an_answer_too() -> None:
     jobs = Jobs()
     jobs.fails = lambda windows: KeyError("unexpected")
     async with serving(Threads(), jobs) as executor:
-        with pytest.raises(MillstreamError, match=r"defect in a Spark job: KeyError\('unexpected'\)"):
+        with raises(codes.DEFECT, match=r"defect in a Spark job: KeyError\('unexpected'\)"):
             await executor.submit(request("a", 1))
 
 

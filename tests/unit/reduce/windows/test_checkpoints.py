@@ -6,10 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from millstream import codes
 from millstream.clock import END_OF_TIME_US
 from millstream.errors import DamageError, UserError
 from millstream.wire.reduce.v1 import windows_pb2
 from millstream_reduce.windows import WindowConfig, make_windowing
+from tests.support.errors import raises
 from tests.unit.reduce.windows.rows import Table
 
 CONFIGS = {
@@ -72,7 +74,7 @@ def test_one_of_other_settings_is_refused_with_both_named(config: WindowConfig) 
 def test_one_of_another_format_is_refused() -> None:
     message = windows_pb2.OpenWindows.FromString(make_windowing(CONFIGS["fixed"]).checkpoint())
     message.format = 2
-    with pytest.raises(DamageError, match="format 2, this version reads 1"):
+    with raises(codes.CHECKPOINT_UNREADABLE, match="format 2, this version reads 1"):
         make_windowing(CONFIGS["fixed"]).restore(message.SerializeToString())
 
 

@@ -7,11 +7,12 @@ import tracemalloc
 import numpy as np
 import pytest
 
+from millstream import codes
 from millstream.clock import END_OF_TIME_US, START_OF_TIME_US
-from millstream.errors import DamageError
 from millstream_reduce.values import Location, Window, WindowContents
 from millstream_reduce.windowing import Keys
 from millstream_reduce.windows import WindowConfig, make_windowing
+from tests.support.errors import raises
 from tests.unit.reduce.windows.rows import Table, location
 
 KEYED = WindowConfig("session", timeout_us=10, keyed=True)
@@ -241,7 +242,7 @@ def test_rows_of_closed_sessions_in_a_log_are_refused_and_named_unless_a_hand_ov
         table.windowing.add(np.array([10, 40], np.int64), None, location(0))
         if closed_us is not None:
             table.windowing.closed((), closed_us)
-        with pytest.raises(DamageError, match="entry at 64 of segment 1 holds records whose windows were closed"):
+        with raises(codes.SEGMENT_MISPLACED, match="entry at 64 of segment 1 holds records whose windows were closed"):
             table.windowing.replayed()
         table.windowing.closed([WindowContents(window, (), 0)], 40)
         table.windowing.replayed()

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from millstream import codes
 from millstream.clock import END_OF_TIME_US, START_OF_TIME_US
-from millstream.errors import DamageError
 from millstream_reduce.values import Piece
 from millstream_reduce.windows import WindowConfig, make_windowing
+from tests.support.errors import raises
 from tests.unit.reduce.windows.rows import Table, location
 
 TENS = WindowConfig("fixed", length_us=10)
@@ -233,7 +234,7 @@ def test_early_results_are_numbered_on_after_a_replay_and_not_repeated() -> None
 def test_rows_of_closed_windows_are_refused_and_named() -> None:
     table = Table(TENS)
     table.close(10)
-    with pytest.raises(DamageError, match="entry at 64 of segment 1 holds records whose windows were closed"):
+    with raises(codes.SEGMENT_MISPLACED, match="entry at 64 of segment 1 holds records whose windows were closed"):
         table.windowing.add(np.array([15, 5], np.int64), None, location(0))
 
 
