@@ -16,7 +16,7 @@ CHECKED := millstream services tests tools examples benchmarks
 PRESENT := $(foreach folder,$(CHECKED),$(if $(wildcard $(folder)/*.py $(folder)/*/*.py $(folder)/*/*/*.py),$(folder)))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-all test-images test-collector test-lowest lint types format proto lock dist audit clean
+.PHONY: help setup demo docs check test test-all test-images test-collector test-lowest lint types format proto lock dist audit clean
 
 help:  ## Show this list.
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -41,6 +41,9 @@ $(STAMP): $(LOCK) $(PROJECTS)
 
 demo: $(STAMP)  ## Replay the flights of 2013 through examples/flights and check every result.
 	$(BIN)/python examples/flights/demo.py
+
+docs: $(STAMP)  ## Serve the documentation at http://127.0.0.1:8000, and build it anew when a page changes.
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve
 
 check: $(STAMP) lint types  ## Format, lint, types and the quick unit tests: under a minute.
 	$(BIN)/python -m pytest -q --numprocesses $(WORKERS) --hypothesis-profile quick \

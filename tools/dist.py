@@ -97,15 +97,20 @@ def _dependencies(components: Sequence[Component]) -> Iterator[dict[str, Any]]:
         }
 
 
+def build_distributions(directory: Path, *options: str) -> None:
+    """Builds both distributions. `options`: more of uv's; `--wheel` leaves the sdists out."""
+    uv = str(Path(sys.executable).parent / "uv")
+    for project in DISTRIBUTIONS:
+        command = [uv, "build", "--quiet", "--no-build-isolation", "--python", sys.executable, "--no-create-gitignore"]
+        subprocess.run([*command, *options, "--out-dir", str(directory), str(project)], cwd=REPOSITORY, check=True)
+
+
 def build(directory: Path) -> list[Path]:
     """Builds everything. The files, sorted by name."""
     directory.mkdir(parents=True, exist_ok=True)
     for old in directory.iterdir():
         old.unlink()
-    uv = str(Path(sys.executable).parent / "uv")
-    for project in DISTRIBUTIONS:
-        command = [uv, "build", "--quiet", "--no-build-isolation", "--python", sys.executable, "--no-create-gitignore"]
-        subprocess.run([*command, "--out-dir", str(directory), str(project)], cwd=REPOSITORY, check=True)
+    build_distributions(directory)
     name, version = version_of(REPOSITORY)
     bill = directory / f"{name}-{version}.cdx.json"
     bill.write_text(json.dumps(bill_of_materials(), indent=1) + "\n", encoding="utf-8")

@@ -1,0 +1,70 @@
+"""Pages that show a run are followed to the letter: typed into a shell in an empty folder that holds the two wheels."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tools.follow import REPOSITORY, TUTORIAL, Rules, blocks_of, empty_folder, follow
+
+STEPS = sorted(TUTORIAL.glob("[0-9]*.md"))
+README = REPOSITORY / "README.md"
+RULES = Rules.of(TUTORIAL / "index.md")
+
+
+@pytest.mark.timeout(600)
+def test_what_the_tutorial_and_the_readme_show_is_what_comes(record_property: pytest.RecordProperty) -> None:
+    followed(record_property, None)
+
+
+@pytest.mark.sweep
+@pytest.mark.timeout(1200)
+def test_the_same_with_a_later_python(record_property: pytest.RecordProperty) -> None:
+    python = next(later_pythons(), None)
+    if python is None:
+        pytest.skip("there is no Python 3.12 or later on this machine")
+    followed(record_property, python)
+
+
+def followed(record_property: pytest.RecordProperty, python: Path | None) -> None:
+    faults, seconds = [], 0.0
+    with empty_folder(python) as (shell, folder):
+        for block, command, wrong in follow([*STEPS, README], shell, folder, RULES):
+            faults += [wrong] if wrong else []
+            seconds += command.seconds if command else 0.0
+            if command and command.typed == "millstream run first.yaml" and block.page.name.startswith("2"):
+                record_property("seconds_to_first_result", round(seconds, 1))
+    assert not faults, "\n\n".join(faults) + "\n\n`python tools/follow.py --update` writes what came into the pages"
+
+
+def later_pythons() -> Iterator[Path]:
+    """Interpreters of later versions, those on the path and those that pyenv keeps."""
+    for version in ("3.14", "3.13", "3.12"):
+        found = [Path(path) for path in [shutil.which(f"python{version}")] if path]
+        pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+        found += sorted(pyenv.glob(f"versions/{version}*/bin/python3"))
+        for path in found:
+            tried = subprocess.run([path, "-c", "import venv"], capture_output=True, check=False)
+            if tried.returncode == 0:
+                yield path
+
+
+def test_every_step_is_followed() -> None:
+    listed = [name for name in (TUTORIAL / "index.md").read_text().split("](") if name.partition(")")[0][0].isdigit()]
+    assert [name.partition(")")[0] for name in listed] == [page.name for page in STEPS]
+    assert len(STEPS) == 6
+    for page in STEPS:
+        assert any(block.commands for block in blocks_of(page)), page
+
+
+def test_a_page_that_is_wrong_is_seen(tmp_path: Path) -> None:
+    rules = Rules.of(TUTORIAL / "index.md")
+    assert rules.are_alike(["a", "...", "took 3.0 s"], ["a", "b", "c", "took 12 ms", ""])
+    assert rules.are_alike(["1 ... 3"], ["1 2 3"])
+    for shown in (["a"], ["a", "..."], ["...", "b"], []):
+        assert not rules.are_alike(shown, ["b", "a"]), shown
