@@ -5,33 +5,34 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tools.follow import REPOSITORY, TUTORIAL, Rules, blocks_of, empty_folder, follow
 
+RecordProperty = Callable[[str, object], None]
 STEPS = sorted(TUTORIAL.glob("[0-9]*.md"))
 README = REPOSITORY / "README.md"
 RULES = Rules.of(TUTORIAL / "index.md")
 
 
 @pytest.mark.timeout(600)
-def test_what_the_tutorial_and_the_readme_show_is_what_comes(record_property: pytest.RecordProperty) -> None:
+def test_what_the_tutorial_and_the_readme_show_is_what_comes(record_property: RecordProperty) -> None:
     followed(record_property, None)
 
 
 @pytest.mark.sweep
 @pytest.mark.timeout(1200)
-def test_the_same_with_a_later_python(record_property: pytest.RecordProperty) -> None:
+def test_the_same_with_a_later_python(record_property: RecordProperty) -> None:
     python = next(later_pythons(), None)
     if python is None:
         pytest.skip("there is no Python 3.12 or later on this machine")
     followed(record_property, python)
 
 
-def followed(record_property: pytest.RecordProperty, python: Path | None) -> None:
+def followed(record_property: RecordProperty, python: Path | None) -> None:
     faults, seconds = [], 0.0
     with empty_folder(python) as (shell, folder):
         for block, command, wrong in follow([*STEPS, README], shell, folder, RULES):
