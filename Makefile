@@ -15,6 +15,9 @@ PROJECTS := pyproject.toml services/udf_sdk/pyproject.toml
 CHECKED := millstream services tests tools examples benchmarks
 PRESENT := $(foreach folder,$(CHECKED),$(if $(wildcard $(folder)/*.py $(folder)/*/*.py $(folder)/*/*/*.py),$(folder)))
 
+# Each of the many processes that a run and the tests start would compile every module anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo docs check test test-all test-images test-collector test-lowest lint types format proto lock dist audit clean
 
@@ -36,6 +39,7 @@ $(STAMP): $(LOCK) $(PROJECTS)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement $(LOCK)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
 		--editable services/udf_sdk --editable .
+	@$(BIN)/python -m compileall -q millstream services || true
 	@$(BIN)/millstream spark prepare || echo "make: without that cache Spark takes twice as long to start" >&2
 	@touch $(STAMP)
 

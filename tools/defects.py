@@ -190,6 +190,8 @@ class Copy:
         self._report = root / "report.xml"
         self._environment = {
             **{name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"},
+            # Modules change and change back within a second or so, which is as precise as bytecode knows its source.
+            "PYTHONDONTWRITEBYTECODE": "1",
             "PYTHONPATH": os.pathsep.join(str(root / source) for source in SOURCES),
         }
 
