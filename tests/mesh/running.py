@@ -88,22 +88,27 @@ class Running:
 
 
 @asynccontextmanager
-async def start(directory: Path, *arguments: str, data: str = ".millstream/p") -> AsyncIterator[Running]:
-    """Start `millstream` with these arguments; killed, with all it has started, when the block ends."""
+async def start(
+    directory: Path, *arguments: str, data: str = ".millstream/p", out: int | None = None
+) -> AsyncIterator[Running]:
+    """Starts `millstream` with these arguments; killed, with all it has started, when the block ends. `out`: a
+    descriptor for what it prints, in place of `Ended.out`."""
     with tempfile.TemporaryDirectory() as name:
-        async with _start(directory, Path(name), arguments, directory / data) as running:
+        async with _start(directory, Path(name), arguments, directory / data, out) as running:
             yield running
 
 
 @asynccontextmanager
-async def _start(directory: Path, prints: Path, arguments: Sequence[str], data: Path) -> AsyncIterator[Running]:
+async def _start(
+    directory: Path, prints: Path, arguments: Sequence[str], data: Path, descriptor: int | None
+) -> AsyncIterator[Running]:
     out, err = prints / "out", prints / "err"
     with out.open("wb") as out_file, err.open("wb") as err_file:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "millstream_runner", *arguments),
             cwd=directory,
             stdin=asyncio.subprocess.DEVNULL,
-            stdout=out_file,
+            stdout=out_file if descriptor is None else descriptor,
             stderr=err_file,
             env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
         )

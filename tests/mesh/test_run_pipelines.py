@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -139,6 +140,26 @@ async def test_a_vertex_that_somebody_else_stops_is_started_again(files: Pipelin
     assert_each_once(files)
 
 
+async def test_a_ctrl_c_behind_the_end_changes_nothing(files: PipelineFiles, tmp_path: Path) -> None:
+    numbered(files, records=10, rpu=0)
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(writer, b" " * 4096)
+    os.set_blocking(writer, True)
+    # It has a result to print, and nobody reads it yet.
+    async with start(tmp_path, "run", "pipeline.yaml", "--quiet", "-o", "json", out=writer) as run:
+        os.close(writer)
+        await run.until(lambda: {"broker", "in-0", "map-0", "out-0"} <= run.pids().keys())
+        await until_gone(list(run.pids().values()))
+        run.interrupt()
+        with os.fdopen(reader, "rb") as printed:
+            result = json.loads(await asyncio.to_thread(printed.read))
+        assert (await run.ended()).exit_code == 0
+    assert result["account"]["balanced"]
+
+
 async def test_a_second_ctrl_c_ends_at_once_and_loses_nothing(files: PipelineFiles, tmp_path: Path) -> None:
     numbered(files, **PACE)
     async with start(tmp_path, "run", "pipeline.yaml") as run:
@@ -157,7 +178,8 @@ async def test_a_second_ctrl_c_ends_at_once_and_loses_nothing(files: PipelineFil
 
 
 async def test_a_run_can_be_looked_at_from_outside(files: PipelineFiles, tmp_path: Path) -> None:
-    numbered(files, rpu=1000)
+    # More than it can make before the test is through, however slow the machine.
+    numbered(files, records=1_000_000, rpu=1000)
     async with start(tmp_path, "run", "pipeline.yaml") as run:
         await run.until(lambda: run.records("out") > 0)
         refused = await command(tmp_path, "run", "pipeline.yaml")

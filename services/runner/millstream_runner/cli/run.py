@@ -17,6 +17,7 @@ from millstream.spec.problems import SpecError
 from millstream.spec.sql import doubts_of
 from millstream_runner.cli.editor import refresh_schema
 from millstream_runner.cli.explain import explained_by
+from millstream_runner.local import signals
 from millstream_runner.local.replica import Failure
 from millstream_runner.local.run import ABORTED, RunOptions, RunResult
 from millstream_runner.local.run import run as run_pipeline
@@ -49,6 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     screen = choose_screen(sys.stderr, quiet=arguments.quiet)
     result = uvloop.run(run_pipeline(loaded, options, screen))
+    signals.ignore()
     if result.failure is not None:
         print(_failure_text(result.failure, debug=arguments.debug), file=sys.stderr)
     if result.code is not None:

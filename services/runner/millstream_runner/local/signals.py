@@ -15,7 +15,8 @@ ASKED_TO_STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def handled(handler: Callable[[], None]) -> Iterator[None]:
-    """Have SIGINT, SIGTERM and SIGHUP call `handler`."""
+    """Has SIGINT, SIGTERM and SIGHUP call `handler`. Afterwards they do nothing for as long as the loop is there: a run
+    that has ended ends in its own way."""
     loop = asyncio.get_running_loop()
     for number in ASKED_TO_STOP:
         loop.add_signal_handler(number, handler)
@@ -23,4 +24,14 @@ def handled(handler: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         for number in ASKED_TO_STOP:
-            loop.remove_signal_handler(number)
+            loop.add_signal_handler(number, _nothing)
+
+
+def ignore() -> None:
+    """The same without a loop, for a process that has only its result left to print."""
+    for number in ASKED_TO_STOP:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _nothing() -> None:
+    pass
