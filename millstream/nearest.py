@@ -1,4 +1,4 @@
-"""What a misspelt word probably means, for messages. Pure.
+"""What a misspelt word probably means, for messages.
 
 Above it: everything that looks up a name that a person has typed: commands, options, fields, vertices. Below it:
 nothing.
@@ -7,6 +7,7 @@ nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 _ALIKE_MIN = 0.6
 """Share of letters in common, in their order: below that a guess would be a nuisance."""
@@ -20,6 +21,24 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     by_case = {name.lower(): name for name in reversed(list(known))}
     near = get_close_matches(word.lower(), by_case, n=1, cutoff=_ALIKE_MIN)
     return by_case[near[0]] if near else None
+
+
+def one_of(word: str, known: Iterable[str]) -> str:
+    """`one of a, b, c; did you mean b?`: what is expected in place of a word that is none of them."""
+    names = list(known)
+    listed = f"one of {', '.join(names)}" if len(names) > 1 else "".join(names)
+    return f"{listed}{did_you_mean(word, names)}" if len(names) > 1 else listed
+
+
+def near_file(path: Path) -> str:
+    """`; did you mean NAME?` for a file that is not there: another one of its directory, as it would be written."""
+    try:
+        # What all names end with says nothing.
+        by_stem = {entry.stem: entry for entry in sorted(path.parent.iterdir()) if not entry.name.startswith(".")}
+    except OSError:
+        return ""
+    near = nearest(path.stem, by_stem)
+    return f"; did you mean {by_stem[near]}?" if near is not None else ""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from millstream import codes
 from millstream.errors import UserError
+from millstream.nearest import did_you_mean
 from millstream.spec.buffers import BUILT_IN, GROUP, known
 from millstream.spec.graph import Graph
 from millstream.spec.loading import Loaded
@@ -37,7 +38,8 @@ def technology(key: str) -> Technology:
             f"ledgers in {key} need the package {error.name}, which is not installed here: "
             f"`pip install 'millstream[{key}]'`",
         ) from error
-    raise UserError(codes.EXTENSION, f"there is no ledger technology {key!r}; there are: {', '.join(known())}")
+    what = f"there is no ledger technology {key!r}; there are: {', '.join(known())}{did_you_mean(key, known())}"
+    raise UserError(codes.EXTENSION, what)
 
 
 def technology_of(pipeline: Pipeline) -> Technology:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator
 
 from millstream import codes
+from millstream.nearest import one_of
 from millstream.spec.values import problem
 
 BUILT_IN = ("jetstream", "redis")
@@ -29,7 +30,7 @@ def _one_known(written: Mapping[str, Any]) -> Mapping[str, Any]:
         raise problem(codes.FIELDS_CONFLICT, f"it names {len(written)} technologies", f"one of {listed}")
     key = next(iter(written))
     if key not in known():
-        raise problem(codes.NOT_ALLOWED, f"there is no technology `{key}` for it", f"one of {listed}")
+        raise problem(codes.NOT_ALLOWED, f"there is no technology `{key}` for it", one_of(key, known()))
     if key in BUILT_IN and written[key]:
         raise problem(codes.UNKNOWN_FIELD, f"`{key}` has no settings here", f"`{key}: {{}}`")
     return written

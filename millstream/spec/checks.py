@@ -13,6 +13,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path as FilePath
 
 from millstream import codes
+from millstream.nearest import near_file, one_of
 from millstream.sandbox import holds_home, refusal
 from millstream.spec.connectors import Place, lacks
 from millstream.spec.loading import Loaded, Partial
@@ -121,9 +122,8 @@ def _command_findings(program: _Program, command: str) -> Iterator[Finding]:
         return
     file = program.directory / command
     if not file.is_file():
-        yield Finding(
-            codes.NO_SUCH_FILE, path, f"there is no file {file}", "a program, relative to the working directory"
-        )
+        what = f"there is no file {file}{near_file(file)}"
+        yield Finding(codes.NO_SUCH_FILE, path, what, "a program, relative to the working directory")
     elif not os.access(file, os.X_OK):
         yield Finding(codes.FILE_UNUSABLE, path, f"{file} may not be executed", f"`chmod +x {file}`")
 
@@ -140,9 +140,8 @@ def _python_findings(program: _Program, reference: str) -> Iterator[Finding]:
     if module.endswith(".py"):
         file: FilePath | None = program.directory / module
         if file is None or not file.is_file():
-            yield Finding(
-                codes.NO_SUCH_FILE, path, f"there is no file {file}", "a file, relative to the working directory"
-            )
+            what = f"there is no file {file}{near_file(file)}"
+            yield Finding(codes.NO_SUCH_FILE, path, what, "a file, relative to the working directory")
             return
     else:
         found = _module_file(module, program)
@@ -166,12 +165,12 @@ def _python_findings(program: _Program, reference: str) -> Iterator[Finding]:
     else:
         names = top_level_names(tree)
         if names is not None and function not in names:
-            offered = ", ".join(sorted(name for name in names if not name.startswith("_")))
+            offered = sorted(name for name in names if not name.startswith("_"))
             yield Finding(
                 codes.FUNCTION_NOT_FOUND,
                 path,
                 f"{file} has no `{function}`",
-                f"one of {offered}" if offered else "a function",
+                one_of(function, offered) if offered else "a function",
             )
 
 

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from millstream import codes
 from millstream.codes.code import Code
+from millstream.nearest import near_file
 from millstream.spec import numaflow, yaml_text
 from millstream.spec.graph import Graph
 from millstream.spec.messages import findings_of
@@ -139,7 +140,8 @@ def _text_of(file: FilePath) -> str:
             data = stream.read(FILE_BYTES_MAX + 1)
     except FileNotFoundError:
         expected = "an existing file; `millstream init` makes a working one"
-        raise refusal(codes.NO_SUCH_FILE, "there is no such file", expected) from None
+        what = f"there is no such file{near_file(file)}"
+        raise refusal(codes.NO_SUCH_FILE, what, expected) from None
     except OSError as problem:
         raise refusal(codes.FILE_UNUSABLE, f"it cannot be read: {problem.strerror}", "a file you may read") from None
     if len(data) > FILE_BYTES_MAX:

@@ -4,7 +4,6 @@ Turns each error into a place in the file, what is wrong and what was expected; 
 type names never reach a user.
 """
 
-import difflib
 from collections.abc import Collection, Mapping
 from functools import cache
 from typing import Any
@@ -14,6 +13,7 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import ErrorDetails
 
 from millstream import codes
+from millstream.nearest import nearest, one_of
 from millstream.spec import numaflow
 from millstream.spec.models import Pipeline
 from millstream.spec.problems import Finding, Path
@@ -89,10 +89,12 @@ def _finding(error: ErrorDetails, path: Path, value: Mapping[str, Any]) -> Findi
         expected = _TYPES.get(kind, "a value, or leave the field out")
         return Finding(codes.FIELD_EMPTY, path, f"`{path[-1]}` is empty", expected)
     if kind == "literal_error":
-        return Finding(codes.NOT_ALLOWED, path, f"{_shown(written)} is not allowed", _choice(context["expected"]))
+        expected = one_of(str(written), _names(context["expected"]))
+        return Finding(codes.NOT_ALLOWED, path, f"{_shown(written)} is not allowed", expected)
     if kind == "union_tag_invalid":
         what = f"{_shown(context['tag'])} is not allowed"
-        return Finding(codes.NOT_ALLOWED, (*path, "name"), what, _choice(context["expected_tags"]))
+        expected = one_of(str(context["tag"]), _names(context["expected_tags"]))
+        return Finding(codes.NOT_ALLOWED, (*path, "name"), what, expected)
     if kind == "union_tag_not_found":
         return Finding(codes.FIELD_MISSING, (*path, "name"), "`name` is missing", "the name of the built-in")
     if kind in _TYPES:
@@ -120,10 +122,9 @@ def _shown(written: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _choice(quoted: str) -> str:
-    """Pydantic's "'a', 'b' or 'c'" without the quotes."""
-    names = quoted.replace(" or ", ", ").replace("'", "").split(", ")
-    return f"one of {', '.join(names)}" if len(names) > 1 else names[0]
+def _names(quoted: str) -> list[str]:
+    """Those of pydantic's "'a', 'b' or 'c'"."""
+    return quoted.replace(" or ", ", ").replace("'", "").split(", ")
 
 
 def _meaning(path: Path, value: Mapping[str, Any]) -> str:
@@ -138,10 +139,9 @@ def _nearest(path: Path, value: Mapping[str, Any]) -> str:
     names = [*_properties(path[:-1], value), *numaflow.field_names(path[:-1])]
     written = str(path[-1])
     camel = to_camel(written.replace("-", "_"))
-    lowered = {name.lower(): name for name in reversed(names)}
-    near = difflib.get_close_matches(camel.lower(), lowered, n=1, cutoff=0.7)
-    if near:
-        return f"`{lowered[near[0]]}`"
+    near = nearest(camel, names)
+    if near is not None:
+        return f"did you mean `{near}`?"
     own = list(_properties(path[:-1], value))
     return f"one of {', '.join(own)}" if own else "no fields here"
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millstream import codes
+from millstream.nearest import one_of
 from millstream.spec.connectors import SINKS, SOURCES
 from millstream.spec.problems import Finding, Path
 from millstream.spec.registry import Registry
@@ -216,8 +217,8 @@ def _sift_lifecycle(value: Any, path: Path, sifted: Sifted) -> None:
         if name in _WITHOUT_EFFECT["lifecycle"]:
             sifted.notes.append((here, f"`{name}` {NO_EFFECT}"))
         elif name != "desiredPhase":
-            names = ", ".join(("desiredPhase", *_LIFECYCLE))
-            sifted.problems.append(Finding(codes.UNKNOWN_FIELD, here, f"unknown field `{name}`", f"one of {names}"))
+            expected = one_of(str(name), ("desiredPhase", *_LIFECYCLE))
+            sifted.problems.append(Finding(codes.UNKNOWN_FIELD, here, f"unknown field `{name}`", expected))
         elif member == "Running":
             sifted.notes.append((here, f"`desiredPhase` {NO_EFFECT}, which always runs"))
         else:

@@ -49,7 +49,8 @@ class Problem:
     def __str__(self) -> str:
         place = ":".join(str(part) for part in (self.file, self.line, self.column) if part)
         head = ": ".join(part for part in (place, self.path, self.what) if part)
-        return f"{head} (expected: {self.expected}) [{self.code}]"
+        remark = self.expected if self.expected.startswith("did you mean ") else f"expected: {self.expected}"
+        return f"{head} ({remark}) [{self.code}]"
 
     def as_json(self) -> dict[str, Any]:
         """Its fields, with the code as it is printed."""

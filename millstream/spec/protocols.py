@@ -14,6 +14,7 @@ from pydantic import AfterValidator
 
 from millstream import codes
 from millstream.errors import UserError
+from millstream.nearest import one_of
 from millstream.spec.registry import Registry
 from millstream.spec.values import problem
 
@@ -48,7 +49,7 @@ PROTOCOLS: Registry[ProtocolKind] = Registry(
 
 
 def _known(name: str) -> str:
-    remedy = f"one of {', '.join(f'`{known}`' for known in PROTOCOLS.names)}"
+    remedy = one_of(name, PROTOCOLS.names)
     if name not in PROTOCOLS:
         raise problem(codes.NOT_ALLOWED, f"there is no UDF protocol `{name}`", remedy)
     try:

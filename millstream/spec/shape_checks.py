@@ -11,6 +11,7 @@ from typing import Any
 
 from millstream import codes
 from millstream.errors import UserError
+from millstream.nearest import one_of
 from millstream.spec import topology
 from millstream.spec.kinds import KINDS, VertexKind
 from millstream.spec.models import EdgeKind, Vertex, default_edge_name
@@ -176,7 +177,7 @@ def _unknown_ends(outline: Outline) -> Iterator[Finding]:
     for edge in outline.edges:
         for member, name in (("from", edge.origin), ("to", edge.target)):
             if name not in known:
-                expected = f"one of {', '.join(sorted(known))}"
+                expected = one_of(str(name), sorted(known))
                 yield Finding(codes.NO_SUCH_VERTEX, (*edge.path, member), f"there is no vertex `{name}`", expected)
 
 

@@ -315,10 +315,10 @@ def test_what_numaflow_has_and_we_do_not(text: str, expected: list[tuple[str, st
 @pytest.mark.parametrize(
     ("written", "suggested"),
     [
-        ("readBatchsize", "`readBatchSize`"),
-        ("read_batch_size", "`readBatchSize`"),
-        ("buffer-usage-limit", "`bufferUsageLimit`"),
-        ("ratelimit", "`rateLimit`"),
+        ("readBatchsize", "did you mean `readBatchSize`?"),
+        ("read_batch_size", "did you mean `readBatchSize`?"),
+        ("buffer-usage-limit", "did you mean `bufferUsageLimit`?"),
+        ("ratelimit", "did you mean `rateLimit`?"),
         ("zzz", "one of readBatchSize, readTimeout, bufferMaxLength, bufferMaxBytes, bufferUsageLimit, concurrency"),
     ],
 )

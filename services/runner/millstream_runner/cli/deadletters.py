@@ -21,6 +21,7 @@ from millstream.clock import SystemClock
 from millstream.dead_letter import Envelope
 from millstream.errors import UserError
 from millstream.frame import partition_of
+from millstream.nearest import did_you_mean
 from millstream.printable import in_line
 from millstream.record import BufferId, Record
 from millstream.spec import resolved
@@ -164,8 +165,10 @@ def target_of(graph: Graph, envelope: Envelope, to: str | None) -> BufferId:
     if to is not None:
         edges = [edge for edge in graph.edges_in.get(to, ()) if edge.kind == "data"]
         if not edges:
+            meant = did_you_mean(to, graph.edges_in)
             raise UserError(
-                codes.NOT_IN_PIPELINE, f"pipeline {graph.pipeline.name} has no vertex {to!r} that reads a data edge"
+                codes.NOT_IN_PIPELINE,
+                f"pipeline {graph.pipeline.name} has no vertex {to!r} that reads a data edge{meant}",
             )
         partitions = graph.vertex(to).partitions
         keys = [part.encode() for part in envelope.keys]

@@ -17,6 +17,7 @@ from typing import Any
 from millstream import codes
 from millstream.errors import UserError
 from millstream.lines import LineSplitter
+from millstream.nearest import did_you_mean
 from millstream_runner.cli.place import directory_of, is_pipeline_file
 from millstream_runner.local.logfiles import WORKER_PREFIX, format_entry, level_of, older, parse_line
 
@@ -86,7 +87,8 @@ def _processes(logs: Path, vertex: str | None) -> list[str]:
     if not chosen:
         raise UserError(
             codes.NOT_IN_PIPELINE,
-            f"there is no log of {vertex!r} in {logs}; there are logs of: {', '.join(known) or 'nothing'}",
+            f"there is no log of {vertex!r} in {logs}; there are logs of: {', '.join(known) or 'nothing'}"
+            f"{did_you_mean(vertex, known)}",
         )
     # What a worker with several replicas says of itself may concern any of them.
     return chosen + [name for name in known if name.startswith(WORKER_PREFIX) and name not in chosen]

@@ -17,6 +17,7 @@ from typing import Any
 from millstream import codes
 from millstream.errors import DamageError, UserError
 from millstream.ledger.frames import decoded
+from millstream.nearest import did_you_mean
 from millstream.printable import in_line
 from millstream.record import BufferId, Record
 from millstream.spec import resolved
@@ -60,7 +61,8 @@ def _check(graph: Graph, buffer: BufferId) -> None:
     if buffer.edge not in names:
         raise UserError(
             codes.NOT_IN_PIPELINE,
-            f"pipeline {graph.pipeline.name} has no edge {buffer.edge!r}; it has: {', '.join(names)}",
+            f"pipeline {graph.pipeline.name} has no edge {buffer.edge!r}; it has: {', '.join(names)}"
+            f"{did_you_mean(buffer.edge, names)}",
         )
     partitions = graph.vertex(graph.edge(buffer.edge).to).partitions
     if not 0 <= buffer.partition < partitions:

@@ -37,6 +37,7 @@ from millstream.buffers.technology import Access, Technology
 from millstream.durable import step
 from millstream.errors import DamageError, InfrastructureError, UserError
 from millstream.files import PRIVATE_DIRECTORY, create_private, open_private, own_directory
+from millstream.nearest import did_you_mean
 from millstream.sandbox import DATA_DIRECTORIES
 
 HOME = Path(DATA_DIRECTORIES)
@@ -264,6 +265,7 @@ def find_directory(data_dir: Path | None, pipeline: str | None) -> DataDirectory
         root = HOME / pipeline
         if root not in known:
             there = f"there are: {names}" if names else "there is none"
+            there += did_you_mean(pipeline, (path.name for path in known))
             raise UserError(
                 codes.NO_SUCH_RUN,
                 f"no run of pipeline {pipeline!r} below {HOME.absolute()} ({there}); "
