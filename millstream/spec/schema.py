@@ -16,15 +16,23 @@ DRAFT = "http://json-schema.org/draft-07/schema#"
 
 def schema() -> dict[str, Any]:
     """The schema, with the fields as they are written in YAML. Reads the source of every model: about a second."""
-    body: dict[str, Any] = _flat(Pipeline.model_json_schema(by_alias=True))
+    body: dict[str, Any] = _for_editors(Pipeline.model_json_schema(by_alias=True))
     return {"$schema": DRAFT, **body}
 
 
-def _flat(node: Any) -> Any:
-    """Without the line breaks of docstrings, which an editor would show."""
-    if isinstance(node, dict):
-        return {
-            key: " ".join(value.split()) if key == "description" and isinstance(value, str) else _flat(value)
-            for key, value in node.items()
-        }
-    return [_flat(item) for item in node] if isinstance(node, list) else node
+def _for_editors(node: Any) -> Any:
+    """With fields under their own names, and descriptions without the line breaks of docstrings."""
+    if isinstance(node, list):
+        return [_for_editors(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    found = {key: _for_editors(value) for key, value in node.items()}
+    properties = found.get("properties")
+    if isinstance(properties, dict) and "type" in found:
+        for name, contents in properties.items():
+            if "title" in contents:
+                # Pydantic makes words of the name, which an editor would show.
+                contents["title"] = name
+    if isinstance(found.get("description"), str):
+        found["description"] = " ".join(found["description"].split())
+    return found

@@ -51,6 +51,11 @@ def _conf_text(written: Any) -> Any:
     return str(written) if isinstance(written, int | float) else written
 
 
+_ConfValue = Annotated[
+    TextOrReference, BeforeValidator(_conf_text, json_schema_input_type=bool | int | float | TextOrReference)
+]
+
+
 class Spark(SpecModel):
     """The Spark of a pipeline's reduces: by default one inside the driver process, on this machine."""
 
@@ -67,7 +72,7 @@ class Spark(SpecModel):
     """Whether Spark's processes encrypt what they send each other, and what they write to disk of windows."""
     driver_memory: Quantity = DRIVER_MEMORY
     """Java heap of the driver, at least 512Mi. Default 1Gi."""
-    conf: dict[str, Annotated[TextOrReference, BeforeValidator(_conf_text)]] = Field(default_factory=dict)
+    conf: dict[str, _ConfValue] = Field(default_factory=dict)
     """Spark's own settings, `spark.name: value`; a password as `{env: NAME}` or `{file: PATH}`."""
 
     @classmethod

@@ -47,8 +47,8 @@ def advice() -> str:
         # The process that starts it gets a message.
         return ""
     return (
-        "Spark's start-up cache is missing, so its start takes about 20 s longer: `millstream spark prepare` makes it "
-        "(once, about a minute, 180 MiB)"
+        "note: Spark's start-up cache is missing, so its start takes about 20 s longer each time: `millstream spark "
+        "prepare` makes it (once, about a minute, 180 MiB)"
     )
 
 

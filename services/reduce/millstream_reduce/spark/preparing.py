@@ -69,10 +69,11 @@ class SparkReport:
     """Median of small jobs, warmed up."""
 
 
-async def prepare(*, again: bool = False, on_begin: Callable[[], None] = lambda: None) -> Prepared:
-    """Make the cache for the Spark and the Java that are installed, unless it is there. Half a minute.
+async def prepare(*, again: bool = False, on_progress: Callable[[str], None] = lambda _: None) -> Prepared:
+    """Make the cache for the Spark and the Java that are installed, unless it is there. About a minute.
 
-    `on_begin` is called before that half minute. Raises `InfrastructureError`.
+    `on_progress` is called with what begins now, in words; never where the cache is there. Raises
+    `InfrastructureError`.
     """
     begun_s = time.monotonic()
     java = find_java()
@@ -80,13 +81,15 @@ async def prepare(*, again: bool = False, on_begin: Callable[[], None] = lambda:
     if found is not None and not again:
         return Prepared(found, made=False, seconds=time.monotonic() - begun_s)
     async with aot.open_recording(java) as path:
-        on_begin()
+        on_progress("starting Spark, to see what it loads")
         with tempfile.TemporaryDirectory(prefix="millstream-spark-") as directory:
             settings = SparkSettings(Path(directory) / "scratch")
             async with open_session(settings, record_to=path) as session:
                 windows = write_windows(settings.directory / "warm-up")
+                on_progress(f"running {_RECORDED_JOBS} small jobs")
                 for _ in range(_RECORDED_JOBS):
                     await session.run(warm_up, windows)
+                on_progress("writing the cache, which takes most of the time")
     made = aot.find_cache(java)
     assert made is not None, "it was put where it is looked for"
     return Prepared(made, made=True, seconds=time.monotonic() - begun_s)

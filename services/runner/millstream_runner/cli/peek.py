@@ -94,7 +94,7 @@ async def _peek(opening: _Opening, buffer: BufferId, arguments: argparse.Namespa
                     left -= 1
     if damaged:
         return DamageError.exit_code
-    if left == arguments.count:
+    if left == arguments.count and not arguments.json:
         print(f"buffer {buffer} holds no records{'' if arguments.start is None else f' from {arguments.start} on'}")
     return 0
 

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 import tempfile
+import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -24,7 +25,12 @@ def run(arguments: argparse.Namespace) -> int:
 def _prepare(*, again: bool, as_json: bool) -> int:
     from millstream_reduce.spark.preparing import prepare
 
-    prepared = uvloop.run(prepare(again=again, on_begin=_say_begun))
+    begun_s = time.monotonic()
+
+    def say(what: str) -> None:
+        print(f"{time.monotonic() - begun_s:4.0f} s  {what}", file=sys.stderr, flush=True)
+
+    prepared = uvloop.run(prepare(again=again, on_progress=say))
     if as_json:
         told = {"cache": str(prepared.path), "made": prepared.made, "bytes": prepared.path.stat().st_size}
         print(json.dumps({**told, "seconds": round(prepared.seconds, 3)}))
@@ -35,10 +41,6 @@ def _prepare(*, again: bool, as_json: bool) -> int:
     else:
         print(f"cache already exists: {prepared.path} ({size_mib:.0f} MiB)")
     return 0
-
-
-def _say_begun() -> None:
-    print("making the cache that Spark starts from (about a minute, once)", file=sys.stderr)
 
 
 def _check(arguments: argparse.Namespace) -> int:

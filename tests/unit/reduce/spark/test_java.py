@@ -156,7 +156,7 @@ def test_a_cache_that_is_missing_is_said_once_it_could_be_there(
 ) -> None:
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
     advice = aot.advice()
-    assert "about 20 s longer: `millstream spark prepare` makes it" in advice
+    assert "about 20 s longer each time: `millstream spark prepare` makes it" in advice
     (tmp_path / aot._name(find_java())).touch()
     assert aot.advice() == ""
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
