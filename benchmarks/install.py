@@ -86,7 +86,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="millstream-install-") as name:
         place = Path(name)
         steps: list[Step] = []
-        wheels: Path = arguments.dist
+        wheels: Path | None = arguments.dist
         if wheels is None:
             wheels = place / "dist"
             begun_s = time.monotonic()

@@ -138,9 +138,10 @@ def _python_findings(program: _Program, reference: str) -> Iterator[Finding]:
     path = (*program.path, "python")
     module, _, function = reference.rpartition(":")
     if module.endswith(".py"):
-        file: FilePath | None = program.directory / module
-        if file is None or not file.is_file():
-            what = f"there is no file {file}{near_file(file)}"
+        wanted = program.directory / module
+        file: FilePath | None = wanted
+        if not wanted.is_file():
+            what = f"there is no file {wanted}{near_file(wanted)}"
             yield Finding(codes.NO_SUCH_FILE, path, what, "a file, relative to the working directory")
             return
     else:

