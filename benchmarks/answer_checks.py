@@ -61,7 +61,7 @@ def pipeline_s(records: int, size: int) -> tuple[float, float]:
         str(records),
         "--size",
         str(size),
-        # What the map takes is told of its process.
+        # What the map takes is reported for its process.
         "--workers",
         "3",
     ]

@@ -1,4 +1,4 @@
-"""Fuzzes every decoder of bytes that somebody else wrote, guided by coverage (atheris).
+"""Fuzzes every decoder of bytes from outside, guided by coverage (atheris).
 
     python benchmarks/fuzz.py --executions 1000000                 every target, one after the other
     python benchmarks/fuzz.py --targets frame map-answer --jobs 2
@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FUZZING = ROOT / "tests" / "fuzzing"
 RSS_MIB_MAX = 2048
 INPUT_S_MAX = 120
-"""By the clock, so that a machine that is busy or paused is no finding."""
+"""By the clock, so that a machine that is busy or paused is not a finding."""
 KEPT_BYTES_MAX = 1024
 
 

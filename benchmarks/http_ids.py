@@ -84,7 +84,7 @@ class Senders:
         self.stopping = False
 
     async def run(self, session: aiohttp.ClientSession) -> None:
-        """One client, until it is told to stop."""
+        """One client, until it is asked to stop."""
         while not self.stopping:
             known = self.sent.acknowledged
             again = known and self._rng.random() < REPEATED

@@ -36,7 +36,7 @@ from millstream_udf.values import Message, Window
 
 RECORD_BYTES = 100
 BATCH_RECORDS = 10_000
-"""As many come to a Spark task at a time, unless Spark is told otherwise."""
+"""As many come to a Spark task at a time, unless a setting of Spark's says otherwise."""
 GROUP_RECORDS = 100
 FUNCTIONS = Path(__file__).parent / "reduce_functions.py"
 GO_EXAMPLE = Path(__file__).parents[1] / "examples" / "udf-go"

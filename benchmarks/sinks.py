@@ -55,7 +55,7 @@ class Measured:
     seconds: float
     records_per_s: int
     records_per_cpu_s: int
-    """What one processor does in a second when nobody else needs it."""
+    """What one processor does in a second when nothing else needs it."""
     raw_limit_records_per_s: int | None
     loop_blocked_ms: float
     """Longest time for which the event loop did not run."""

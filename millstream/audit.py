@@ -102,7 +102,7 @@ def own_file() -> Path:
 def spec_digest(text: str) -> str:
     """What tells a pipeline from another: of the resolved pipeline, as the data directory has it.
 
-    The line end of a file is no part of it.
+    The line end of a file is not part of it.
     """
     return f"sha256:{hashlib.sha256(text.rstrip().encode()).hexdigest()}"
 

@@ -61,7 +61,7 @@ class Envelope:
     """Without those of dead letters."""
     id: str | None = None
     reason: str = ""
-    """Empty for a record that is no dead letter."""
+    """Empty for a record that is not a dead letter."""
     detail: str = ""
     vertex: str = ""
     """The one that gave the record up."""
@@ -182,6 +182,6 @@ def _time_us(written: str) -> int:
     if written.removeprefix("-").isdecimal():
         time_us = int(written)
         if not START_OF_TIME_US <= time_us <= END_OF_TIME_US:
-            raise ValueError(f"{written} is no time in microseconds")
+            raise ValueError(f"{written} is not a time in microseconds")
         return time_us
     return (datetime.fromisoformat(written) - _EPOCH) // timedelta(microseconds=1)

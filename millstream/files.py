@@ -31,7 +31,7 @@ def open_private(path: Path, flags: int = os.O_RDWR) -> int:
     """A file of ours that may be there already, for reading and writing: its descriptor.
 
     Nothing is truncated; the mode of one that is there is put right. Raises `OSError` (ELOOP) for a link, and
-    `PermissionError` for a file of another user or what is no plain file.
+    `PermissionError` for a file of another user or what is not a plain file.
     """
     descriptor = os.open(path, flags | os.O_CREAT | os.O_NONBLOCK | _OURS, PRIVATE_FILE)
     try:
@@ -85,7 +85,7 @@ def own_directory(path: Path) -> None:
 
 @contextmanager
 def opened_directory(path: Path, *, follow: bool = False) -> Iterator[int]:
-    """The descriptor of a directory, which is no link unless `follow` says so."""
+    """The descriptor of a directory, which is not a link unless `follow` says so."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
     try:
         yield descriptor

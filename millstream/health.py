@@ -105,7 +105,7 @@ class Health:
         """
         async with open_tasks() as tasks:
             asking = tasks.create_task(self._keep_asking(ask), name=f"questions to process {self._pid}")
-            while not self.hung:  # silence is no event
+            while not self.hung:  # silence is not an event
                 await asyncio.sleep(LOOK_INTERVAL_S)
                 self._look(time.monotonic())
             asking.cancel()

@@ -82,7 +82,7 @@ SIDECAR_BACKOFF_FIRST_S = 0.1
 SIDECAR_BACKOFF_LAST_S = 5.0
 """A sidecar that dies is restarted after the first, then double, up to the last."""
 HUNG_AFTER_S = 12.0
-"""A vertex process, a broker or a Spark driver that has not answered for so long is killed and replaced; so is any
+"""A vertex process, a broker or a Spark driver that has not answered for so long is killed and replaced, and any
 process that a signal has stopped. With the time between two looks it is well below 15 s."""
 SILENCE_REPORTED_AFTER_S = 5.0
 """Silence of a process that is reported before anything is done about it."""

@@ -68,7 +68,7 @@ def why_not(port: int, host: str = "127.0.0.1") -> str | None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address[:2])
     except OSError as error:
-        # That of a name which is not known is no number of the system's.
+        # That of a name which is not known is not a number of the system's.
         return os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
     return None
 

@@ -26,7 +26,7 @@ def give_way(niceness: int) -> None:
             with suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + niceness)
         # Where Linux groups processes by their sessions, niceness counts inside a group only, and a group has its own.
-        # Written by anybody but root it is refused when another group's was written in the last 100 ms.
+        # A write by any user but root is refused when another group's was written in the last 100 ms.
         with suppress(OSError):
             Path(f"/proc/{process.pid}/autogroup").write_text(str(niceness))
 

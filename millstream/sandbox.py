@@ -110,7 +110,7 @@ def holds_home(directory: Path) -> bool:
     found = Path(os.path.realpath(directory))
     home = os.path.expanduser("~")
     if not os.path.isabs(home):
-        # A user without an entry and without HOME has none; but above everything is no place either.
+        # A user without an entry and without HOME has none; but above everything is not a place either.
         return found == Path(found.anchor)
     return found in (Path(os.path.realpath(home)), *Path(os.path.realpath(home)).parents)
 
@@ -120,7 +120,7 @@ def refusal(*, strict: bool, network: bool, limits: frozenset[str]) -> str | Non
     """Why this system cannot hold a function so; None where it can. Tries it with a command that does nothing."""
     with tempfile.TemporaryDirectory(prefix="millstream-check-") as directory:
         place = Path(directory)
-        # Any value that is no obstacle: what counts is whether the kernel takes it.
+        # Any value that is not an obstacle: what counts is whether the kernel takes it.
         values = {"memory": 1 << 40, "processes": 1 << 14, "files": 256, "cpu": 1}
         held = Confinement({name: values[name] for name in limits}, strict, network)
         command = confined([sys.executable], held, cwd=place, sockets=place, check=True)
@@ -152,7 +152,7 @@ def _of_this_python() -> Iterator[str]:
     """What our own interpreter imports from."""
     here = os.path.realpath(os.getcwd())
     for place in (sys.prefix, sys.base_prefix, *sys.path):
-        # Where the vertex was started is no place for libraries.
+        # Where the vertex was started is not a place for libraries.
         if place and os.path.realpath(place) != here and not holds_home(Path(place)):
             yield place
 

@@ -32,7 +32,7 @@ class PowerDisk:
         self._image = image
 
     def cut(self) -> None:
-        """Cut the power. Whoever has files open there has to be ended before `restore`."""
+        """Cut the power. Processes with open files there have to be ended before `restore`."""
         descriptor = os.open(self.path, os.O_RDONLY)
         try:
             fcntl.ioctl(descriptor, _EXT4_IOC_SHUTDOWN, _NOLOGFLUSH)

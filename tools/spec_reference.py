@@ -36,7 +36,7 @@ supported are problems.
 - Nothing in the file is expanded, and `${{NAME}}` is a problem outside commands, queries and Spark's settings. A value
   that may be a secret (headers and the URL of an `http` sink, `env`, Spark's settings, the token of an `http` source)
   can stand elsewhere: `{{env: NAME}}` or `{{file: PATH}}`, with a `prefix` in front of it if need be:
-  `Authorization: {{env: TOKEN, prefix: "Bearer "}}`. Whoever needs it looks it up when it opens what needs it;
+  `Authorization: {{env: TOKEN, prefix: "Bearer "}}`. The process that needs it looks it up when it opens what needs it;
   `validate` says what is missing, and no message and no stored file holds the value, but for the settings of the Spark
   driver, which only their owner may read.
 """

@@ -156,7 +156,7 @@ def _faults_of_nodes(path: PurePosixPath, tree: ast.Module) -> Iterator[tuple[in
                 if path.parts[0] == "tests" and node.name.startswith("test_"):
                     yield from _sleeps_of_test(node)
             case ast.Expr(value=ast.Call(func=ast.Attribute(attr=method))) if method == "ensure_future":
-                yield node.lineno, "starts a task and drops it; whoever starts one awaits it"
+                yield node.lineno, "starts a task and drops it; a task is awaited where it is started"
             case ast.Call():
                 yield from _faults_of_call(path, node)
             case ast.ExceptHandler() if _catches_everything(node) and _does_nothing(node):
@@ -167,7 +167,7 @@ def _faults_of_nodes(path: PurePosixPath, tree: ast.Module) -> Iterator[tuple[in
                     "imports time.sleep: it blocks the event loop, and a test that sleeps is slow or flaky",
                 )
             case ast.ImportFrom(module="asyncio") if any(alias.name in STARTS_UNOWNED_TASKS for alias in node.names):
-                yield node.lineno, "starts tasks that nobody owns; open a TaskGroup"
+                yield node.lineno, "starts tasks without an owner; open a TaskGroup"
 
 
 def _faults_of_call(path: PurePosixPath, call: ast.Call) -> Iterator[tuple[int, str]]:
@@ -179,7 +179,7 @@ def _faults_of_call(path: PurePosixPath, call: ast.Call) -> Iterator[tuple[int, 
     if name == "time.sleep" and path.parts[0] in ("millstream", "services", "tests"):
         yield call.lineno, "time.sleep blocks the event loop, and a test that sleeps is slow or flaky"
     if starts_unowned_task and str(path) not in MAY_START_UNOWNED_TASKS and not in_test:
-        yield call.lineno, f"{name} starts a task that nobody owns; open a TaskGroup"
+        yield call.lineno, f"{name} starts a task without an owner; open a TaskGroup"
     if path.parts[0] in ("millstream", "services") and _creates_files(call) and not _may_create_files(path):
         yield (
             call.lineno,

@@ -90,7 +90,7 @@ def secret(path: Path, name: str, value: object) -> str | None:
 
 
 def check_url(server: str, schemes: tuple[str, ...]) -> None:
-    """Raise `UserError` for what is no URL of a broker, or has a password in it. The first scheme is the usual one."""
+    """Raise `UserError` for what is not a broker's URL, or has a password in it. The first scheme is the usual one."""
     parts = urlsplit(server if "//" in server else f"{schemes[0]}://{server}")
     if parts.username is not None or parts.password is not None:
         raise UserError(
@@ -106,7 +106,7 @@ def check_url(server: str, schemes: tuple[str, ...]) -> None:
         usual, encrypted = schemes
         raise UserError(
             codes.BROKER_ADDRESS,
-            f"{server!r} is no URL of a broker; expected {usual}://HOST:PORT, or {encrypted}://HOST:PORT",
+            f"{server!r} is not a URL of a broker; expected {usual}://HOST:PORT, or {encrypted}://HOST:PORT",
         )
 
 

@@ -212,7 +212,7 @@ MILESTONE_UNREADABLE = Code(
         "does not decode."
     ),
     data=(
-        "As long as the log is whole, nothing is lost. If it is not, its open windows cannot be had back "
+        "As long as the log is whole, nothing is lost. If it is not, its open windows cannot be recovered "
         "from the input."
     ),
     do=_REPAIR,
@@ -301,7 +301,7 @@ RUN_FILE_UNREADABLE = Code(
 
 SHAPE_UNREADABLE = Code(
     5302,
-    "What the stored data depends on cannot be told",
+    "What the stored data depends on is unknown",
     happened=(
         "`shape.json` or `pipeline.json` of the data directory, which say to which pipeline the data "
         "belongs, are gone, damaged, or do not fit each other."

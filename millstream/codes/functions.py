@@ -124,7 +124,7 @@ FUNCTION_PROTOCOL = Code(
     "A function breaks its protocol",
     happened=(
         "The process sent something that the protocol does not allow: an answer to no call, a second answer, "
-        "bytes that are no message. With the SDK of Millstream that does not happen; something else may "
+        "bytes that are not a message. With the SDK of Millstream that does not happen; something else may "
         "listen at its address."
     ),
     data=(_INPUT_WAITS + " The answer in question was not used."),

@@ -58,7 +58,7 @@ FSYNC_FAILED = Code(
     4004,
     "The disk did not confirm what was written (fsync failed)",
     happened=(
-        "After a failed fsync nobody can say which of the bytes are on the disk, and trying again proves "
+        "After a failed fsync it is unknown which of the bytes are on the disk, and trying again proves "
         "nothing. So the file is given up."
     ),
     data=(
@@ -119,7 +119,7 @@ PROCESS_STAYS = Code(
         "access to a disk."
     ),
     data="Nothing was started beside it, so nothing is written twice.",
-    do="Try again later. If it stays, mend the disk or file system it waits for, or restart the machine.",
+    do="Try again later. If it stays, fix the disk or file system it waits for, or restart the machine.",
 )
 
 PROCESS_NOT_STARTED = Code(
@@ -244,7 +244,7 @@ NOT_DURABLE = Code(
     4105,
     "The broker would not keep what it acknowledges",
     happened=("The broker acknowledges writes before they are on the disk, and the pipeline asks for more than that."),
-    data=("Nothing was committed. With these settings a power cut could lose records that sources were told are safe."),
+    data=("Nothing was committed. With these settings a power cut could lose records that sources take for safe."),
     do=(
         "Set `sync_interval: always` (NATS) or `appendfsync always` (Redis, Valkey), or ask for a weaker "
         "durability by name."

@@ -35,8 +35,8 @@ YAML_FEATURE = Code(
     2202,
     "The file uses YAML that has more than one meaning",
     happened=(
-        "The file has a tag, a key that is given twice, a key that is no text, a merge of something that is "
-        "no mapping, or a plain value that readers of YAML understand differently (such as `0100` or "
+        "The file has a tag, a key that is given twice, a key that is not text, a merge of something that is "
+        "not a mapping, or a plain value that readers of YAML understand differently (such as `0100` or "
         "`1_000`)."
     ),
     data=_UNTOUCHED,
@@ -165,7 +165,7 @@ EDGE_NOT_ALLOWED = Code(
     2215,
     "An edge cannot lie there",
     happened=(
-        "An edge begins at a sink, ends at a source, is there twice, or is of a kind that its vertices do not have."
+        "An edge begins at a sink, ends at a source, appears twice, or is of a kind that its vertices do not have."
     ),
     data=_UNTOUCHED,
     do="Turn the edge round, remove it, or give it the kind that fits.",

@@ -210,7 +210,7 @@ EXPERIMENT_DISK = Code(
 NO_SUCH_CODE = Code(
     2120,
     "There is no such error code",
-    happened="`millstream explain` was given something that is no code of this version.",
+    happened="`millstream explain` was given something that is not a code of this version.",
     data=_NOTHING_DONE,
     do=(
         "Look at the message again: a code is MS- and four digits. `millstream explain` without a code lists "
@@ -326,7 +326,7 @@ BROKER_ACCESS_FILE = Code(
     2401,
     "The broker's access file cannot be used",
     happened=(
-        "The file that says who connects to the broker cannot be read, is no YAML mapping, or has fields "
+        "The file that says who connects to the broker cannot be read, is not a YAML mapping, or has fields "
         "that do not fit."
     ),
     data="No connection was made. No data was touched.",
@@ -407,7 +407,7 @@ RECORD_INVALID = Code(
     2504,
     "A source met a record that it cannot use",
     happened=(
-        "A line, row or request is not what the source was told to expect: not JSON, a column short, an "
+        "A line, row or request is not what the source expects: not JSON, a column short, an "
         "event time that cannot be parsed. The message names the place."
     ),
     data=(
@@ -430,7 +430,7 @@ SOURCE_FILES_MISSING = Code(
 SOURCE_COLUMNS = Code(
     2506,
     "The columns of a file are not those of the pipeline",
-    happened="The header of a CSV file lacks a column that the pipeline names, or is no header that can be used.",
+    happened="The header of a CSV file lacks a column that the pipeline names, or is not a header that can be used.",
     data="Nothing of this file was read.",
     do="Correct the file or the pipeline; a file without a header needs `header: false`.",
 )
@@ -448,8 +448,8 @@ TOO_MANY_FILES = Code(
 
 HTTP_SOURCE_OPEN = Code(
     2508,
-    "An http source would be open to anybody",
-    happened="The source listens on an address that other machines reach, and asks nobody who they are.",
+    "An http source would be open to every machine",
+    happened="The source listens on an address that other machines reach, and asks senders for no credentials.",
     data="The source was not opened, so nothing was taken in.",
     do="Set `http.auth` or `http.tls.clientCa`; or `http.allowUnauthenticated: true` if that is meant.",
 )
@@ -458,7 +458,7 @@ HTTP_SINK_SETTINGS = Code(
     2509,
     "An http sink has a URL or a header that cannot be sent",
     happened=(
-        "A value that the pipeline takes from an environment variable or a file is no URL, or no value of a header."
+        "A value that the pipeline takes from an environment variable or a file is not a URL, or no value of a header."
     ),
     data="The sink was not opened. Nothing was sent.",
     do=("Correct the variable or file that the message names; a line break at the end of a file is a common cause."),
@@ -495,7 +495,7 @@ CONNECTOR_SETTINGS = Code(
     2512,
     "A connector cannot work as it is set up",
     happened=(
-        "A source or sink refuses its settings or the state it finds, for a reason that only a change by you can mend."
+        "A source or sink refuses its settings or the state it finds, for a reason that only a change by you can fix."
     ),
     data=(
         "The lane stopped at what it has committed. It goes on from there at the next start; what the target "
@@ -508,7 +508,7 @@ SINK_REFUSED = Code(
     2513,
     "A sink did not take a record",
     happened=(
-        "The target refused a record for good, or the attempts of the retry policy are used up, and the "
+        "The target refused a record permanently, or the attempts of the retry policy are used up, and the "
         "policy says stop. The message names the record."
     ),
     data=(
@@ -526,7 +526,7 @@ FUNCTION_IN_CONTAINER = Code(
     2601,
     "A function is a container image, and this process starts none",
     happened=(
-        "Workers start functions as processes. A vertex with `container` needs somebody else to start its function."
+        "Workers start functions as processes. A vertex with `container` needs a function that is running already."
     ),
     data="The vertex did not start. Its input waits.",
     do="Start the container beside the worker and name its `address`, or use `command` or `python`.",

@@ -151,7 +151,7 @@ def decode_ids(data: bytes) -> bytes:
     if data.startswith(_DIGESTS):
         digests = data[len(_DIGESTS) :]
         if len(digests) % ID_DIGEST_BYTES:
-            raise ValueError(f"{len(digests)} bytes are no row of digests of {ID_DIGEST_BYTES} bytes")
+            raise ValueError(f"{len(digests)} bytes are not a row of digests of {ID_DIGEST_BYTES} bytes")
         return digests
     try:
         record_ids = json.loads(data)

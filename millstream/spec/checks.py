@@ -219,7 +219,7 @@ def top_level_names(tree: ast.Module) -> set[str] | None:
 
 
 def _reference_findings(value: object, path: Path, base_dir: FilePath) -> Iterator[Finding]:
-    """A problem for every value, however deep, that stands elsewhere and cannot be had."""
+    """A problem for every value, however deep, that stands elsewhere and is not available."""
     if isinstance(value, Reference | SecretKey):
         why = missing(value, base_dir)
         if why is not None:

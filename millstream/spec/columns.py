@@ -25,6 +25,6 @@ def repeated_columns(columns: tuple[Column, ...]) -> Iterator[ShapeProblem]:
     seen: set[str] = set()
     for index, column in enumerate(columns):
         if column.name in seen:
-            what = f"column `{column.name}` is there twice"
+            what = f"column `{column.name}` appears twice"
             yield ShapeProblem(codes.NAME_TWICE, ("columns", index, "name"), what, "each column once")
         seen.add(column.name)

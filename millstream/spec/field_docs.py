@@ -12,7 +12,7 @@ import textwrap
 from functools import cache
 
 _WITHOUT = frozenset(("abc", "builtins", "pydantic", "typing"))
-"""Packages whose classes are no models."""
+"""Packages whose classes are not models."""
 
 
 @cache

@@ -2,7 +2,7 @@
 
     KINDS ─► VertexKind: the model of its settings, its ends, its lanes, its programs, its checks, its drawing
 
-A kind is one object in a module of its own: `millstream_worker.kinds.<name>`, or in a package that somebody else has
+A kind is one object in a module of its own: `millstream_worker.kinds.<name>`, or in a package that others have
 written (docs/extending.md). Modules with such an object are imported by `millstream validate` and by every worker of a
 pipeline that names it, so they import nothing but what this page offers; what lanes work with is imported when one is
 opened.
@@ -35,7 +35,7 @@ class PlacedProgram:
     """In the settings."""
     program: Program
     beside: bool = True
-    """Whether a worker of the vertex starts it or calls it; otherwise somebody else does, such as Spark."""
+    """Whether a worker of the vertex starts it or calls it; otherwise another process does, such as Spark."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class VertexKind(Generic[S]):
         return None
 
     def strangers(self, settings: S) -> bool:
-        """Whether somebody outside chooses the event times of its records: one far ahead of the clock is held back."""
+        """Whether its records get their event times from outside: one far ahead of the clock is held back."""
         return False
 
     def on_invalid(self, settings: S) -> OnInvalid | None:

@@ -2,7 +2,7 @@
 
     PROTOCOLS ─► ProtocolKind: what kinds of functions it has, whether it is encrypted
 
-A protocol is one object, and lives in a folder of its own: `millstream.udf.native`, or a package that somebody else has
+A protocol is one object, and lives in a folder of its own: `millstream.udf.native`, or a package that others have
 written (docs/extending.md). Reading a pipeline imports the module with the object, so that module imports no client
 library; what a protocol works with is imported when it is opened (`millstream.udf.protocol`).
 """

@@ -87,7 +87,7 @@ class Registry(Generic[K]):
             raise UserError(codes.EXTENSION, f"{self._of_package(entry)} cannot be loaded: {error!r}") from error
         if not isinstance(found, self._of):
             raise UserError(
-                codes.EXTENSION, f"{self._of_package(entry)} does not fit: {entry.value} is no {self._of.__name__}"
+                codes.EXTENSION, f"{self._of_package(entry)} does not fit: {entry.value} is not a {self._of.__name__}"
             )
         return found
 

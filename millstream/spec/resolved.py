@@ -57,5 +57,5 @@ def load(text: str) -> Resolved:
     except (ValidationError, ValueError, KeyError, TypeError) as problem:
         raise UserError(
             codes.RESOLVED_PIPELINE,
-            f"this is no resolved pipeline: {problem}. `millstream compile pipeline.yaml` writes one",
+            f"this is not a resolved pipeline: {problem}. `millstream compile pipeline.yaml` writes one",
         ) from problem

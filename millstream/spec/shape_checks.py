@@ -154,19 +154,19 @@ def _repeated(outline: Outline) -> Iterator[Finding]:
     for vertex in outline.vertices:
         first = vertices.setdefault(vertex.name, vertex.index)
         if first != vertex.index:
-            what = f"vertex `{vertex.name}` is there twice; the first is vertices[{first}]"
+            what = f"vertex `{vertex.name}` appears twice; the first is vertices[{first}]"
             yield Finding(codes.NAME_TWICE, (*vertex.path, "name"), what, "a name of its own")
     pairs: dict[tuple[str, str, str], int] = {}
     names: dict[str, int] = {}
     for edge in outline.edges:
         first = pairs.setdefault((edge.origin, edge.target, edge.kind), edge.index)
         if first != edge.index:
-            what = f"the edge from `{edge.origin}` to `{edge.target}` is there twice"
+            what = f"the edge from `{edge.origin}` to `{edge.target}` appears twice"
             yield Finding(codes.EDGE_NOT_ALLOWED, edge.path, f"{what}; the first is edges[{first}]", "each edge once")
             continue
         first = names.setdefault(edge.name, edge.index)
         if first != edge.index:
-            what = f"edge name `{edge.name}` is there twice; the first is edges[{first}]"
+            what = f"edge name `{edge.name}` appears twice; the first is edges[{first}]"
             yield Finding(codes.NAME_TWICE, edge.path, what, "a `name` of its own for one of them")
 
 
@@ -297,7 +297,7 @@ def _late_records(outline: Outline) -> Iterator[Finding]:
             yield Finding(
                 codes.SIDE_EDGE,
                 here,
-                f"`{origin.name}` is no reduce and leaves no record out as late",
+                f"`{origin.name}` is not a reduce and leaves no record out as late",
                 "another kind of edge",
             )
         else:

@@ -113,6 +113,6 @@ class Spark(SpecModel):
                 yield ShapeProblem(
                     codes.NOT_ALLOWED,
                     ("conf", name),
-                    f"`{name}` is no setting of Spark's",
+                    f"`{name}` is not a setting of Spark's",
                     "a name that begins with `spark.`",
                 )

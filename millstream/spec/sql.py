@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _DIALECT = "spark"
 
-_CALLS_JAVA = "which runs Java of anybody's choice, with the rights of the runner"
+_CALLS_JAVA = "which runs arbitrary Java code with the rights of the runner"
 _READS_FILES = "whose options may name files and addresses to read"
 UNSAFE_FUNCTIONS = {
     "reflect": _CALLS_JAVA,
@@ -36,7 +36,7 @@ _TABLE = "window"
 
 
 def doubts_of(pipeline: Pipeline) -> Iterator[tuple[Path, str]]:
-    """Places of queries that may be no SQL, and where in them."""
+    """Places of queries that may not be SQL, and where in them."""
     for index, vertex in enumerate(pipeline.spec.vertices):
         sql = vertex.sql
         if sql is None:
@@ -60,9 +60,9 @@ def doubt_of(query: str) -> str | None:
     except ParseError as problem:
         place = problem.errors[0] if problem.errors else {}
         near = f" near `{place['highlight']}`" if place.get("highlight") else ""
-        return f"the query may be no SQL{near} (its line {place.get('line', 1)}, column {place.get('col', 1)})"
+        return f"the query may not be SQL{near} (its line {place.get('line', 1)}, column {place.get('col', 1)})"
     except SqlglotError:
-        return "the query may be no SQL: a text or a comment in it may have no end"
+        return "the query may not be SQL: a text or a comment in it may have no end"
     found = [statement for statement in statements if statement is not None]
     if len(found) != 1:
         return f"the query may be {len(found)} statements instead of one"

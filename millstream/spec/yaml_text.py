@@ -163,7 +163,7 @@ class _Reader:
                 continue
             if key in result:
                 first = self._document.keys[(*path, key)]
-                what = f"`{key}` is there twice; the first is in line {first.line}"
+                what = f"`{key}` appears twice; the first is in line {first.line}"
                 self._problem(codes.YAML_FEATURE, key_node, (*path, key), what, "each key once")
                 continue
             self._document.keys[(*path, key)] = _place(key_node)
@@ -174,7 +174,7 @@ class _Reader:
 
     def _merge(self, node: Node, path: Path, result: dict[str, Any]) -> None:
         if not isinstance(node, MappingNode):
-            self._problem(codes.YAML_FEATURE, node, path, "`<<` merges something that is no mapping", "a mapping")
+            self._problem(codes.YAML_FEATURE, node, path, "`<<` merges something that is not a mapping", "a mapping")
             return
         document = self._document
         keys, values = dict(document.keys), dict(document.values)

@@ -25,7 +25,7 @@ _SEVERITIES = (
     (logging.DEBUG, SeverityNumber.DEBUG),
 )
 _NOT_EXPORTED = ("opentelemetry", "grpc")
-"""Loggers of what exports: a collector that is away would be told so, again and again."""
+"""Loggers of what exports: each of their messages would be exported, again and again, to a collector that is away."""
 _ATTRIBUTE_TYPES = (str, bool, int, float)
 
 

@@ -53,7 +53,7 @@ class Wire(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Dialect(Generic[_Answer]):
-    """What one kind of stream says. `welcome` and `answer` raise `ValueError` for bytes that are no message of it."""
+    """What one kind of stream says. `welcome` and `answer` raise `ValueError` for bytes that are not its message."""
 
     open: Callable[[], AbstractAsyncContextManager[Wire]]
     """A new stream; waits for the function."""
@@ -238,7 +238,7 @@ class CallStream(Generic[_Answer]):
         try:
             return decode(data)
         except ValueError as error:
-            raise self._broken(f"it sent {len(data)} bytes that are no message of the protocol: {error}") from error
+            raise self._broken(f"it sent {len(data)} bytes that are not a message of the protocol: {error}") from error
 
     def _broken(self, what: str) -> UdfError:
         return UdfError(codes.FUNCTION_PROTOCOL, f"{self._where}: the function breaks its protocol: {what}")

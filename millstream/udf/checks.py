@@ -157,7 +157,7 @@ def in_column(name: str, check: Callable[..., object], *arguments: object, **opt
 
 def count_parts(data: memoryview, path: Sequence[int], left: int) -> int:
     """How many of the fields that are left are not there. Follows the encoding of protobuf and decodes no field. Raises
-    `ValueError` when there are more, and for bytes that are no message."""
+    `ValueError` when there are more, and for bytes that are not a message."""
     position, end = 0, len(data)
     while position < end:
         left -= 1

@@ -118,7 +118,7 @@ async def open_local_function(
 async def open_remote_function(
     address: str, *, protocol: UdfProtocol | None = None, tls: ClientTls | None = None, timeout_s: float = 60.0
 ) -> AsyncIterator[Function]:
-    """A function that somebody else runs (a container of the same pod), at `unix:/path` or `host:port`.
+    """A function that another process runs (a container of the same pod), at `unix:/path` or `host:port`.
 
     `protocol`: None for the native one. Waits for it up to `timeout_s`; raises `UdfError` when it does not answer.
     """

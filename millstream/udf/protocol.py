@@ -175,7 +175,7 @@ def protocol_of(name: str) -> UdfProtocol:
     found = PROTOCOLS.load(name)
     if not isinstance(found, UdfProtocol):
         raise MillstreamError(
-            codes.IMPOSSIBLE, f"the UDF protocol {name} cannot be spoken: it is no {UdfProtocol.__name__}"
+            codes.IMPOSSIBLE, f"the UDF protocol {name} cannot be spoken: it is not a {UdfProtocol.__name__}"
         )
     return found
 

@@ -4,7 +4,7 @@ Above it: the lanes of the vertex process, and the readers and writers of its ne
 JetStream (`jetstream.py`) or memory (`memory.py`), which pass one contract suite (`tests/contract/watermark`).
 
 Every entry is a true statement about something that had been committed before it was published. So it does no harm to
-see one twice, or one that was never stored; what must not happen is to miss the newest one for good.
+see one twice, or one that was never stored; what must not happen is to miss the newest one permanently.
 """
 
 from __future__ import annotations

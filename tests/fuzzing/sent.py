@@ -43,7 +43,7 @@ _TYPES = ("application/json", "application/x-ndjson", "text/plain")
 def http_request(data: bytes) -> None:
     """A line for each header, then the body: behind aiohttp, which has taken the request apart."""
     head, _, body = data.partition(b"\n\n")
-    # Bytes of a header that are no UTF-8 come as lone surrogates.
+    # Bytes of a header that are not UTF-8 come as lone surrogates.
     lines = (line.partition(b":") for line in head.split(b"\n"))
     headers = {name.decode("latin-1").lower(): value.decode("utf-8", "surrogateescape") for name, _, value in lines}
     for kind in _TYPES:

@@ -1,4 +1,4 @@
-"""What decodes bytes that somebody else wrote, each as a function of any bytes. For the fuzzer and for the suite.
+"""What decodes bytes from outside, each as a function of any bytes. For the fuzzer and for the suite.
 
 A target returns whatever it is given: it takes the one error that its decoder declares, and lets any other through,
 which is a finding. What a check lets pass must be usable to the end: columns are read, cut and joined, and answers go

@@ -1,4 +1,4 @@
-"""Bytes that somebody else wrote never make a decoder do anything but what it declares.
+"""Bytes from outside never make a decoder do anything but what it declares.
 
 `benchmarks/fuzz.py` looks longer. What it has found is in `found/`, and a part of what it kept in `corpus/`; both are
 tried here as they are, and then changed.

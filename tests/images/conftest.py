@@ -69,7 +69,7 @@ def _make_base() -> None:
     packages = "--include=python3,python3-venv,python3-pip,ca-certificates"
     run("debootstrap", "--variant=minbase", packages, "bookworm", str(root), timeout_s=BUILD_TIMEOUT_S)
     (root / "usr/bin/python").symlink_to("python3")
-    # Whoever this machine trusts, for the packages that are installed while images are built.
+    # The authorities that this machine trusts, for the packages that are installed while images are built.
     shutil.copy("/etc/ssl/certs/ca-certificates.crt", root / "etc/ssl/certs/ca-certificates.crt")
     archive = STORE / "root.tar"
     run("tar", "-C", str(root), "-cf", str(archive), ".", timeout_s=BUILD_TIMEOUT_S)
@@ -145,7 +145,7 @@ class Pod:
 def pod(images: Images, tmp_path: Path) -> Iterator[Pod]:
     directory = tmp_path / "pipeline"
     directory.mkdir()
-    # Whoever the containers run as may write there.
+    # The user of the containers may write there.
     directory.chmod(0o777)
     opened = Pod(images, directory)
     try:

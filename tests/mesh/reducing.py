@@ -56,7 +56,7 @@ def beside(name):
 @udf.reduce
 def bad_until_mended(keys, records, window):
     row = told(keys, records, window)
-    if 13 in row["ns"] and not os.path.exists(beside("mended")):
+    if 13 in row["ns"] and not os.path.exists(beside("fixed")):
         raise ValueError("13 is bad")
     return json.dumps(row)
 
@@ -137,7 +137,7 @@ def reduce(
 
 
 def contents_of(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, float, float], list[int]]:
-    """What the results of `CONTENTS` say; fails on a window that is there twice, or miscounted."""
+    """What the results of `CONTENTS` say; fails on a window that appears twice, or miscounted."""
     found: dict[tuple[str, float, float], list[int]] = {}
     for row in rows:
         name = (row["key"], seconds_of(row["window_start"]), seconds_of(row["window_end"]))

@@ -16,11 +16,11 @@ from tests.mesh.test_init import rows
 PICKY = """\
 import json, pathlib
 
-MENDED = pathlib.Path(__file__).with_name("mended")
+FIXED = pathlib.Path(__file__).with_name("fixed")
 
 
 def picky(value: bytes) -> bytes:
-    if json.loads(value)["number"] % 10 == 3 and not MENDED.exists():
+    if json.loads(value)["number"] % 10 == 3 and not FIXED.exists():
         raise ValueError("three")
     return value
 """
@@ -78,11 +78,11 @@ async def test_a_replay_that_dies_anywhere_and_is_made_again_puts_back_each_reco
     )
     await done(tmp_path, "run", "pipeline.yaml")
     assert sorted(files.numbers("out")) == [n for n in range(30) if n % 10 != 3]
-    (tmp_path / "mended").touch()
+    (tmp_path / "fixed").touch()
     kept = tmp_path / "kept"
     for name in (".millstream", "out", "dead"):
         shutil.copytree(tmp_path / name, kept / name)
-    # Some lanes are open again and some not; nothing is put back; it is, and nobody was told.
+    # Some lanes are open again and some not; nothing is put back; it is, and no answer was sent.
     for point in ("ledger.commit:after@map", "ledger.commit:before@in", "ledger.commit:after@in"):
         for name in (".millstream", "out", "dead"):
             shutil.rmtree(tmp_path / name)
@@ -115,7 +115,7 @@ async def test_dead_letters_that_wait_for_their_sink_go_back_once(files: Pipelin
     letters = [json.loads(line) for line in listed.splitlines()]
     assert [json.loads(letter["value"])["number"] for letter in letters] == [3, 13, 23]
     assert letters[0]["place"].startswith("map-stuck-dead-letter.0:")
-    (tmp_path / "mended").touch()
+    (tmp_path / "fixed").touch()
     assert "3 put back, 0 left out" in (await done(tmp_path, "deadletters", "replay", "--stored")).out
     (tmp_path / "same.jsonl").write_text(listed, encoding="utf-8")
     assert "0 put back, 3 left out" in (await done(tmp_path, "deadletters", "replay", "same.jsonl")).out

@@ -34,7 +34,7 @@ async def process(value):
     peak = max(peak, running)
     if running == {IN_FLIGHT}:
         full.set()
-    # Nobody gets on until so many are in flight at once.
+    # No call ends until so many are in flight at once.
     await full.wait()
     await asyncio.sleep(0)
     running -= 1

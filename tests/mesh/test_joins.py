@@ -46,7 +46,7 @@ import millstream_udf as udf
 
 @udf.map
 def sorted_out(record):
-    """A tenth goes to the dead letters, a tenth is no number for a typed column."""
+    """A tenth goes to the dead letters, a tenth is not a number for a typed column."""
     number = json.loads(record.value)["number"]
     if number % 10 == 3:
         raise udf.DeadLetter("hopeless")

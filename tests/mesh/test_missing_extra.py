@@ -1,4 +1,4 @@
-"""Commands that need packages of an extra, where it is not installed: the user is told what to install."""
+"""Commands that need packages of an extra, where it is not installed: the message says what to install."""
 
 from __future__ import annotations
 

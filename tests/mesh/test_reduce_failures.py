@@ -128,7 +128,7 @@ async def test_a_window_that_goes_on_failing_stops_the_lane_until_it_is_put_righ
             account = await run.account("sum")
             assert account.difference == 0
             assert account.open > 0
-        (tmp_path / "mended").touch()
+        (tmp_path / "fixed").touch()
         await run.run()
         await assert_balanced(run)
     assert contents_of(files.rows("out")) == fixed_contents(events, 10)

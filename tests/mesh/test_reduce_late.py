@@ -115,7 +115,7 @@ async def test_allowed_lateness_keeps_windows_open(
     path = files.write(
         FOLLOWED
         + reduce(window, group_by="keyed: true, allowedLateness: 30s")
-        # What comes after it is late for nobody downstream.
+        # What comes after it is not late for any lane downstream.
         + reduce("{fixed: {length: 1h}}", name="all", query="SELECT count(*) AS n FROM window")
         + "- name: end\n  sink: {blackhole: {}}\n"
         + files.file_sink("out"),

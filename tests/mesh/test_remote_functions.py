@@ -1,4 +1,4 @@
-"""Functions that somebody else runs: named by their address, in whatever container or process they are."""
+"""Functions that another program runs: named by their address, in whatever container or process they are."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ async def test_a_worker_whose_replica_has_another_owner_ends_with_that(files: Pi
 @pytest.mark.parametrize(
     ("replicas", "said"),
     [
-        (["map"], "--replicas: 'map' is no replica; they are called <vertex>-<number>, as map-0"),
+        (["map"], "--replicas: 'map' is not a replica; they are called <vertex>-<number>, as map-0"),
         (["in-0", "in-0"], "--replicas: one is named twice: in-0 in-0"),
         (["map-2"], "there is no replica 2"),
         (["nope-0"], "pipeline p has no vertex nope; it has in, map, out"),

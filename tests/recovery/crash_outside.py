@@ -106,7 +106,7 @@ def _prepare(directory: Path) -> None:
 
 
 def _free_port() -> int:
-    """None of those that the system gives to anybody else between two runs."""
+    """None of those that the system gives to another process between two runs."""
     while True:
         port = random.randint(20000, 29999)  # any will do
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):

@@ -22,7 +22,7 @@ TARGET = "TARGET"
 CAT = "{builtin: {name: cat}}"
 SANDBOXED = "{python: 'functions.py:identity', sandbox: strict}"
 TAKEN = "taken"
-"""Where files are that somebody took away from the directories of their sinks."""
+"""Where files are that were taken away from the directories of their sinks."""
 _POLL_S = 0.01
 
 
@@ -52,7 +52,7 @@ class Outputs:
         return [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
 
     def left_over(self) -> list[str]:
-        """What nobody needs when every process has ended: unfinished files, former owners', segments outside of their
+        """What is not needed when every process has ended: unfinished files, former owners', segments outside of their
         log. And what a log should not have: faults, of which each is named."""
         sinks = self.directory.glob("*/.millstream/*/*/*")
         unfinished = [path for path in sinks if path.is_file() and path.suffix != ".note"]
@@ -85,7 +85,7 @@ class CrashPipeline:
     prepare: Callable[[Path], None] | None = None
     """Writes the input that is there before the first run."""
     feed: Callable[[Outputs], Any] | None = None
-    """Coroutine function: feeds what is missing yet, and returns when all outputs are there; then the pipeline is told
+    """Coroutine function: feeds what is missing yet, and returns when all outputs are there; then the pipeline is asked
     to stop. None for a pipeline that ends by itself."""
     between: Callable[[Path], None] | None = None
     """What else is lost with every kill."""
@@ -106,7 +106,7 @@ class CrashPipeline:
 
 
 async def until(reached: Callable[[], bool]) -> None:
-    while not reached():  # noqa: ASYNC110  # files tell nobody that they are there
+    while not reached():  # noqa: ASYNC110  # a file that appears is not an event
         await asyncio.sleep(_POLL_S)
 
 

@@ -1,6 +1,6 @@
 """Which cases there are: every point a pipeline reaches, by the kind of vertex that reaches it, and pairs of them.
 
-Pure: what was reached it is told, choices come from the generator that is passed in.
+Pure: its caller says what was reached, choices come from the generator that is passed in.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Processes that run a pipeline until they are killed at a durable step, or to its end. Run by `crash_runs`.
 
 Reads one JSON run a line on standard input, forks a process for it, and answers how that ended, with the points it
-reached and what the check of its outputs said. A run may also be told to pause at a point, as SIGSTOP does; the answer
+reached and what the check of its outputs said. A run may also be asked to pause at a point, as SIGSTOP does; the answer
 is its process id then, and a later line tells several of them to go on at once. Everything is imported before the first
 fork: a run costs milliseconds to start. What a process says goes to the file `log` in the pipeline's directory.
 """

@@ -51,7 +51,7 @@ async def read(ledger: Ledger, buffer: BufferId, seen: list[StoredFrame]) -> Non
 
 async def reached(seen: list[StoredFrame], count: int) -> None:
     async with asyncio.timeout(WAIT_S):
-        while len(seen) < count:  # noqa: ASYNC110  # the reader is the thing under test, and tells nobody else
+        while len(seen) < count:  # noqa: ASYNC110  # the reader is the thing under test, and has no event for this
             await asyncio.sleep(0.005)
 
 
@@ -148,7 +148,7 @@ async def test_a_lane_goes_on_under_a_new_owner_where_a_killed_one_stopped(harne
     async with asyncio.timeout(WAIT_S):
         committing = asyncio.ensure_future(old.commit((A, b"1")))
         await harness.server.kill()
-        # Its process is gone while nobody knows whether the commit has landed.
+        # Its process is gone while it is unknown whether the commit has landed.
         committing.cancel()
         await asyncio.gather(committing, return_exceptions=True)
         await harness.server.start()

@@ -1,6 +1,6 @@
 """The power is cut under a whole pipeline, again and again: broker, logs, file sinks and the runner's own files.
 
-Everything that the pipeline keeps lies on the disk that loses its power; what is told outside (answers to HTTP
+Everything that the pipeline keeps lies on the disk that loses its power; what goes outside (answers to HTTP
 requests, requests to an HTTP target) is not taken back by that. The oracle judges what is left.
 """
 
@@ -96,7 +96,7 @@ class Machine:
                 await asyncio.sleep(0.02)
             await asyncio.sleep(self._rng.uniform(0.0, 1.5))
             assert process.returncode is None, "it had ended before the power was cut"
-            # First the processors stop, so that nobody tells of what the disk has not kept.
+            # First the processors stop, so that no process answers for what the disk has not kept.
             family = psutil.Process(process.pid).children(recursive=True)
             process.kill()
             await process.wait()
@@ -150,7 +150,7 @@ async def read_before_a_cut(disk: PowerDisk, name: str, frames: int, level: Dura
         ledger = await harness.broker.ledger("v", BOUNDS)
         owner = LaneOwner(ledger, LANE, await ledger.take_over(LANE, "writer"))
         working = [tasks.create_task(commit(owner)), tasks.create_task(read(ledger, seen))]
-        while len(seen) < frames:  # noqa: ASYNC110  # the reader is under test, and tells nobody
+        while len(seen) < frames:  # noqa: ASYNC110  # the reader is under test, and has no event for this
             await asyncio.sleep(0)
         # Nothing else runs here meanwhile: what comes after belongs to a machine that is off.
         disk.cut()

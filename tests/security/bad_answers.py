@@ -1,4 +1,4 @@
-"""A function, a source and a sink that answer badly where a record says how: a program as somebody else may write it.
+"""A function, a source and a sink that answer badly where a record says how: a program as another author may write it.
 
 Started as `python bad_answers.py map|source|sink`. It speaks the protocol in bytes and uses no SDK's server, so nothing
 keeps it from sending what an SDK would not. Beside a file named `mended` it makes no mistake.
@@ -21,7 +21,7 @@ from millstream_udf import columns
 from millstream_udf.wire.frame.v1 import frame_pb2
 from millstream_udf.wire.udf.v1 import udf_pb2
 
-MENDED = Path("mended")
+FIXED = Path("fixed")
 BAD = b"bad:"
 WELCOME = udf_pb2.Welcome(protocol_version=1, calls_max=4)
 RECORDS = 40
@@ -90,7 +90,7 @@ SPOILS: dict[str, Spoil] = {
 def _spoilt(values: list[bytes], call_id: int) -> Answer:
     answer = Answer(call_id=call_id, records=len(values), values=columns.pack_bytes(values))
     bad = next((value for value in values if value.startswith(BAD)), None)
-    if bad is not None and not MENDED.exists():
+    if bad is not None and not FIXED.exists():
         SPOILS[bad.removeprefix(BAD).decode()](answer, len(values))
     return answer
 

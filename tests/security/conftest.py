@@ -1,4 +1,4 @@
-"""A stranger: somebody else with an account on the machine that runs a pipeline."""
+"""A stranger: another user with an account on the machine that runs a pipeline."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def open_folder() -> Iterator[Path]:
 
 @pytest.fixture
 def stranger() -> Stranger:
-    """Another user of this machine; needs root, because nobody else can become somebody else."""
+    """Another user of this machine; needs root, because no other user can become another one."""
     if os.getuid() != 0:
         pytest.skip("only root can act as another user: run the tests of tests/security as root")
     return Stranger(NOBODY)

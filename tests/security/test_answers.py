@@ -70,7 +70,7 @@ async def test_an_answer_that_cannot_be_read_stops_the_vertex_and_the_next_run_g
     ):
         assert part in stopped.err
     assert "defect" not in stopped.err
-    (tmp_path / "mended").touch()
+    (tmp_path / "fixed").touch()
     resumed = await command(tmp_path, "run", "pipeline.yaml")
     assert resumed.exit_code == 0, resumed.err
     assert "BALANCED" in resumed.out + resumed.err

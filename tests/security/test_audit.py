@@ -65,7 +65,7 @@ async def test_every_command_that_looks_in_or_changes_something_is_written_down(
     assert first["command"][1:] == ["run", "pipeline.yaml"]
     assert first["process"] == found[2]["process"] != found[3]["process"]
     assert first["time"] < found[-1]["time"]
-    # One pipeline file, one digest, whoever looked at it.
+    # One pipeline file, one digest, independent of the user.
     assert {(entry["pipeline"], entry["spec"]) for entry in found} == {("p", first["spec"])}
     assert (found[2]["exit_code"], found[3]["edge"], found[6]["accept_loss"]) == (0, "in-map", True)
     assert (first["fresh"], found[-2]["fresh"]) == (False, True)

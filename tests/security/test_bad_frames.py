@@ -1,4 +1,4 @@
-"""Frames that cannot be used, from somebody who may publish and whose mark is right: damage, named and stepped over."""
+"""Unusable frames from a writer that may publish and whose mark is right: damage, named and stepped over."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def test_a_frame_of_somebody_with_rights_is_damage_that_is_named_and_stepp
 
     stopped = await command(tmp_path, "run", "pipeline.yaml")
     assert stopped.exit_code == 5, stopped.out + stopped.err
-    # Which frame, whose, where, and what to do; and it is no fault of ours.
+    # Which frame, whose, where, and what to do; and it is not a fault of ours.
     for part in ("of lane in/source.0 at sequence", "cannot be used", "offsets fall", "millstream repair"):
         assert part in stopped.err, stopped.err
     assert "defect" not in stopped.err

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 LIMIT_S = 250.0
 TOKEN = "of-this-run"
 CALLS = """
-body = b"whoever is there"
+body = b"hello, stranger"
 calls = (
     struct.pack("!QBQI", 21 + len(body), 3, 1, len(body)) + body,
     b"c\\nz:java.lang.System\\nlineSeparator\\ne\\n",

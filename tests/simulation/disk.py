@@ -65,7 +65,7 @@ class Disk:
         self._durable_names.update((name, inode) for name, inode in self._names.items() if name.parent == path)
 
     def lose(self, directory: Path) -> None:
-        """The files below `directory` are gone. Nobody may have them open who goes on."""
+        """The files below `directory` are gone. A process that goes on must not have them open."""
         for path in {*self._names, *self._durable_names}:
             if directory in path.parents:
                 path.unlink(missing_ok=True)
@@ -74,7 +74,7 @@ class Disk:
 
     def lose_power(self, directory: Path, rng: random.Random) -> None:
         """Make the files below `directory` what they may be after the power was lost: what was synced is there, of
-        the rest anything. Nobody may have them open who goes on."""
+        the rest anything. A process that goes on must not have them open."""
         for path in sorted({*self._names, *self._durable_names}):
             if directory not in path.parents:
                 continue

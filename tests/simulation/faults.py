@@ -2,12 +2,12 @@
 
     crash       the process is gone in the middle of whatever it does, and started again
     zombie      it is paused until its successor has taken over, and then goes on
-    pause       it is paused for a while, and nobody notices
+    pause       it is paused for a while, unnoticed
     hung        it is stopped, noticed after a while, and replaced
     cut         nothing comes through between it and the broker for a while
-    stop        it is told to stop, finishes, and is started again
+    stop        it is asked to stop, finishes, and is started again
     full        the broker refuses commits: a buffer, or its storage, is full
-    fence       somebody else takes a lane over, and goes away
+    fence       another process takes a lane over, and goes away
     away        the OT stores are away for a while, and watchers miss what happens
     held        watchers of the OT stores hear late
     slow        a process is gone, and while it opens again the broker takes a second or so for everything

@@ -36,7 +36,7 @@ class SimEngine:
     async def run(self, request: engine_pb2.RunRequest) -> tuple[pa.Table, engine_pb2.RunSummary]:
         await asyncio.sleep(self._pause_s())
         while self._rng.random() < 0.1:
-            # It dies before its answer is told whole, and is asked again.
+            # It dies before its whole answer is sent, and is asked again.
             self._engine.faults.deaths += 1
             await asyncio.sleep(self._pause_s())
         if self._rng.random() < self._failing:

@@ -26,7 +26,7 @@ BURST_MAX = 4
 """Steps of one process in a row."""
 
 _CANCELS_MAX = 5
-"""Times that what cleans up is told again to leave it."""
+"""How often a process that cleans up is asked again to stop."""
 
 T = TypeVar("T")
 
@@ -144,7 +144,7 @@ class SimLoop(asyncio.AbstractEventLoop):
             return task.result()
 
     def bury(self, processes: Sequence[Process]) -> None:
-        """Let processes clean up one after another, when nobody looks any more: for the files they have open."""
+        """Let processes clean up one after another, after all checks: for the files they have open."""
         for process in processes:
             self.kill(process)
         with self._running():
@@ -286,7 +286,7 @@ class SimLoop(asyncio.AbstractEventLoop):
                 return
             try:
                 result = func(*args)
-            except BaseException as error:  # noqa: BLE001  # whoever waits for the thread gets it
+            except BaseException as error:  # noqa: BLE001  # the caller that waits for the thread gets it
                 if not process.dead:
                     future.set_exception(error)
             else:

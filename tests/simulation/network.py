@@ -119,7 +119,7 @@ class Network:
             return
         try:
             result = do()
-        except Exception as error:  # noqa: BLE001  # whoever asked gets it
+        except Exception as error:  # noqa: BLE001  # the caller gets it
             self._later(self.way_s(), _fail, answer, error)
         else:
             self._later(self.way_s(), _tell, answer, result)
@@ -132,7 +132,7 @@ class Network:
 
 
 def _quietly(do: Callable[[], object], is_lost: Callable[[bool], bool]) -> None:
-    """Nobody hears the answer."""
+    """No caller hears the answer."""
     if is_lost(True):
         return
     try:

@@ -44,7 +44,7 @@ class Given:
 
 @dataclass(slots=True)
 class Split:
-    """One split of a source: what it will give, and what it was told."""
+    """One split of a source: what it will give, and what it has heard."""
 
     records: list[Given]
     gives_ids: bool
@@ -197,7 +197,7 @@ class SimClient:
     def open_map(
         self, kind: FunctionKind, name: StreamName, *, outputs_max: int = 0
     ) -> AbstractAsyncContextManager[MapStream]:
-        raise AssertionError("a source or a sink is no map")
+        raise AssertionError("a source or a sink is not a map")
 
     @asynccontextmanager
     async def open_sink(self, name: StreamName) -> AsyncIterator[SinkStream]:

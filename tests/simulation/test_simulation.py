@@ -136,7 +136,7 @@ def test_a_reduce_that_died_before_it_told_how_far_it_had_read_tells_it_when_it_
     first = sorted(SHAPES).index("narrow")
 
     def adjust(world: World) -> None:
-        # While nothing can be told, the reduce dies; the map before it takes its buffer for full.
+        # While no answer gets through, the reduce dies; the map before it takes its buffer for full.
         away_s = 0.05 + 0.05 * (world.seed // len(SHAPES))
         faults = (Fault(away_s, "away", 0.0, 1.0), Fault(away_s + 0.9, "crash", 0.45, 0.0))
         world.follow(replace(world.plan, weather=Weather(), temper=Temper(), faults=faults))

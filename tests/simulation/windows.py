@@ -1,6 +1,6 @@
 """What windows must hold, by the definition of each kind, from the records a lane was given and the results it wrote.
 
-A record may be late only if the lane that wrote it had promised so: no watermark anybody has seen can have been higher.
+A record may be late only if the lane that wrote it had promised so: no watermark that any lane saw can be higher.
 Shares no code with the windows it judges.
 """
 
@@ -173,7 +173,7 @@ def _check_panes(
             if row.promised_us < end_us + lateness_us:
                 raise Violation(
                     f"I5: {where}: {row.value!r} of {row.time_us} is not in the window that ends at {end_us}, though "
-                    f"nobody had promised more than {row.promised_us}"
+                    f"no lane had promised more than {row.promised_us}"
                 )
 
 
@@ -199,7 +199,7 @@ def _check_late(
             if row.promised_us < end_us + lateness_us:
                 raise Violation(
                     f"I5: {where}: {row.value!r} of {row.time_us} is late, though its session ended at {end_us}, and "
-                    f"nobody had promised more than {row.promised_us}"
+                    f"no lane had promised more than {row.promised_us}"
                 )
 
 

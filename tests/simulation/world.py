@@ -144,7 +144,7 @@ class World:
             # In the middle of what is committed in parts, the loss of a log is refused.
             self.limits = QueueLimits(log_bytes_max=4 << 20, segment_bytes=self.limits.segment_bytes)
             self.unit_rows = units.UNIT_ROWS
-        self.loop = SimLoop(self.rng, self._thread_delay_s)  # type: ignore[abstract]  # what nobody asks for is left out
+        self.loop = SimLoop(self.rng, self._thread_delay_s)  # type: ignore[abstract]  # what is not asked for is left out
         self.clock = SimClock(self.loop)
         self.history = History(self.loop.time, self.clock.now_us, tracing=tracing)
         self.outside = Outside(self.rng, self.plan.temper, self.loop.time)
@@ -296,7 +296,7 @@ class World:
             raise Violation(f"{life} ends with {error!r}") from error
 
     def _may_be_fenced(self, life: Incarnation) -> bool:
-        """Whether an owner may be told that it was replaced."""
+        """Whether an owner may hear that it was replaced."""
         # 1. It was, or a fault says so.
         if life.replaced or self.fenced_by_fault or self.history.removed:
             return True
@@ -414,7 +414,7 @@ class World:
                 await asyncio.sleep(fault.length_s)
                 life.no_room = False
             case "power" | "lost":
-                # Whoever else has the log open runs on the same machine.
+                # Any other process that has the log open runs on the same machine.
                 for other in self.lives:
                     if other.vertex == life.vertex and (other.replaced or not other.over.is_set()):
                         await self._crash(other, fault)

@@ -42,7 +42,7 @@ class LaneModel:
 
 @dataclass(slots=True)
 class BufferModel:
-    """All that was ever written to a buffer, and the one reader that takes it for good."""
+    """All that was ever written to a buffer, and the one reader that takes it permanently."""
 
     frames: list[tuple[int, bytes]] = field(default_factory=list)
     """Sequence and data."""
@@ -65,7 +65,7 @@ class History:
         self._readers: dict[BufferId, AsyncIterator[StoredFrame]] = {}
         self._names = 0
         self.steps: list[str] = []
-        """What was done, for whoever has to find out why it was wrong."""
+        """What was done, to find out why it was wrong."""
 
     async def run(self, steps: int) -> None:
         """Do so many random steps. Raises `AssertionError` when the ledger is not as the model."""
@@ -142,7 +142,7 @@ class History:
             await self._harness.server.start()
 
     async def _look(self) -> None:
-        """Everything is as the model has it, whoever asks, and read from any place on."""
+        """Everything is as the model has it, for every reader, and read from any place on."""
         ledger = self._rng.choice(self._ledgers)
         for lane, model in self._lanes.items():
             stored = await ledger.mark(lane)

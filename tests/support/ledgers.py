@@ -172,7 +172,7 @@ class JetStreamHarness:
 
     async def pass_time(self, seconds: float, until: Callable[[], Awaitable[bool]]) -> None:
         async with asyncio.timeout(seconds + 10):
-            while not await until():  # noqa: ASYNC110  # the broker tells nobody that something has expired
+            while not await until():  # noqa: ASYNC110  # the broker has no event for what has expired
                 await asyncio.sleep(_POLL_S)
 
 
@@ -207,7 +207,7 @@ class RedisHarness:
 
     async def pass_time(self, seconds: float, until: Callable[[], Awaitable[bool]]) -> None:
         async with asyncio.timeout(seconds + 10):
-            while not await until():  # noqa: ASYNC110  # the server tells nobody that something has expired
+            while not await until():  # noqa: ASYNC110  # the server has no event for what has expired
                 await asyncio.sleep(_POLL_S)
 
 
@@ -223,7 +223,7 @@ async def open_memory_harness() -> AsyncIterator[MemoryHarness]:
 async def open_jetstream_harness(
     directory: Path, durability: DurabilityLevel = DurabilityLevel.FSYNC
 ) -> AsyncIterator[JetStreamHarness]:
-    """A real server with everything it writes below `directory`, behind a path that loses what it is told to."""
+    """A real server with everything it writes below `directory`, behind a path that loses what it is asked to."""
     async with (
         open_nats_server(directory, sync_always=durability is DurabilityLevel.FSYNC) as server,
         open_lossy_path(server.port) as path,
@@ -242,7 +242,7 @@ async def open_redis_broker(access: RedisAccess) -> AsyncIterator[Broker]:
 
 @asynccontextmanager
 async def open_redis_harness(directory: Path) -> AsyncIterator[RedisHarness]:
-    """A real Redis or Valkey with everything it writes below `directory`, behind a path that loses what it is told
+    """A real Redis or Valkey with everything it writes below `directory`, behind a path that loses what a test names
     to."""
     async with (
         open_redis_server(directory) as server,

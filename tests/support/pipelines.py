@@ -64,7 +64,7 @@ class PipelineRun:
         return PipelineRun(self._path, self.server, self._clock, self.windows, self._spark)
 
     def config(self, vertex: str, replica: int = 0) -> VertexConfig:
-        """What a process of that replica is told."""
+        """The settings of a process of that replica."""
         return VertexConfig(
             resolved=self.resolved,
             vertex=vertex,
@@ -76,7 +76,7 @@ class PipelineRun:
         )
 
     def worker(self, *names: str, metrics_port: int = 0, metrics_host: str = "127.0.0.1") -> WorkerConfig:
-        """What a worker is told that runs these replicas, called as `ReplicaId.name`; all without names."""
+        """The settings of a worker that runs these replicas, called as `ReplicaId.name`; all without names."""
         replicas = [ReplicaId(vertex.name, one) for vertex in self.graph.vertices for one in range(vertex.replicas)]
         return WorkerConfig(
             resolved=self.resolved,

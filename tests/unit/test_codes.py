@@ -150,7 +150,7 @@ def test_no_page_names_a_code_that_is_not_there() -> None:
     pages = [path for path in style.texts() if path.suffix in (".md", ".py")]
     for page in pages:
         for number in re.findall(r"\bMS-([2-7]\d{3})\b", page.read_text(encoding="utf-8")):
-            # Tests of what is no code use the last number of a class.
+            # Tests of what is not a code use the last number of a class.
             assert int(number) in codes.CODES or number.endswith("999"), f"{page}: MS-{number}"
 
 

@@ -1,4 +1,4 @@
-"""Durable steps: told to whoever listens, and where a process is told to die it does."""
+"""Durable steps: listeners hear of each, and a process that is asked to die at one does."""
 
 from __future__ import annotations
 

@@ -40,9 +40,9 @@ def test_committed_texts_hold_nothing_of_one_machine() -> None:
 @pytest.mark.parametrize(
     ("path", "source", "fault"),
     [
-        ("millstream/a.py", '"""A."""\nasyncio.create_task(run())\n', "a task that nobody owns"),
-        ("millstream/a.py", '"""A."""\nasyncio.get_running_loop().create_task(run())\n', "a task that nobody owns"),
-        ("millstream/a.py", '"""A."""\nfrom asyncio import ensure_future\n', "tasks that nobody owns"),
+        ("millstream/a.py", '"""A."""\nasyncio.create_task(run())\n', "a task without an owner"),
+        ("millstream/a.py", '"""A."""\nasyncio.get_running_loop().create_task(run())\n', "a task without an owner"),
+        ("millstream/a.py", '"""A."""\nfrom asyncio import ensure_future\n', "tasks without an owner"),
         ("millstream/a.py", '"""A."""\nprint("seen")\n', "standard output"),
         ("millstream/a.py", "ANSWER = 42\n", "no docstring"),
         ("millstream/a.py", '"""A."""\ntry:\n    run()\nexcept Exception:\n    pass\n', "swallows every error"),

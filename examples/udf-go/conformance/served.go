@@ -86,7 +86,7 @@ func leave(_ context.Context, record udf.Record) ([]udf.Message, error) {
 	return nil, nil
 }
 
-// numbers counts to 100 in every partition, and logs what it is told.
+// numbers counts to 100 in every partition, and logs each call.
 type numbers struct{ next int }
 
 func (n *numbers) Open(_ context.Context, start udf.SourceStart) (err error) {

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 DEFAULT_PORT = 4222
-"""Where a NATS server listens unless it was told otherwise."""
+"""Where a NATS server listens by default."""
 INBOX = "_INBOX"
 """What the subjects that answers come to begin with, unless the broker gives each user a place of its own."""
 

@@ -298,7 +298,7 @@ class BrokerConnection:
         self._up.set()
 
     async def _on_closed(self) -> None:
-        # Not ours: the server has refused the connection for good (credentials withdrawn, for example).
+        # Not ours: the server has refused the connection permanently (credentials withdrawn, for example).
         if not self._closing:
             self._refusal = repr(self._client.last_error)
             self._fail_answers()

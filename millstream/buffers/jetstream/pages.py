@@ -4,7 +4,7 @@ Above it: the ledger and the watermark store. Below it: the connection.
 
     after 0 ──► page ──► after 912 ──► page ──► ... ──► nothing behind
 
-The server closes every page itself and tells with it how much lies behind. So a reader goes by what it was told, at
+The server closes every page itself and tells with it how much lies behind. So a reader goes by what it got, at
 whatever pace, and never takes a broker that is silent for one that has nothing more.
 """
 

@@ -57,6 +57,6 @@ def message_data(message: Mapping[str, Any]) -> bytes:
 
 
 def message_headers(message: Mapping[str, Any]) -> dict[str, str]:
-    """The headers of a message that was asked for. What is no text in them was not written by us, and is replaced."""
+    """The headers of a message that was asked for. What is not text in them was not written by us, and is replaced."""
     lines = base64.b64decode(message.get("hdrs", "")).decode(errors="replace").split("\r\n")
     return {name: value.strip() for name, colon, value in (line.partition(":") for line in lines) if colon}

@@ -54,7 +54,7 @@ class JetStreamServer:
         self.port = port if port is not None and is_free(port) else free_ports()
         self._password = new_password()
         files = directory / CERTIFICATE_FILE, directory / KEY_FILE
-        # Put there by benchmarks that measure encryption; on the loopback it keeps nothing from anybody.
+        # Put there by benchmarks that measure encryption; on the loopback it hides nothing.
         self._certificate = files if all(file.exists() for file in files) else None
         self._tls = None if self._certificate is None else trusting(files[0])
 

@@ -13,7 +13,7 @@ from millstream import codes
 from millstream.errors import InfrastructureError
 
 VERSION_MIN = (2, 14, 6)
-"""Older ones, of those that have atomic batches: a refused one takes one of 50 places for good (2.12.1), or a buffer
+"""Older ones, of those that have atomic batches: a refused one takes one of 50 places permanently (2.12.1), or a buffer
 counts as full after it (2.12.4); one that was torn is not completed by a restart (2.14.0)."""
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 DEFAULT_PORT = 6379
-"""Where a server listens unless it was told otherwise."""
+"""Where a server listens by default."""
 SCHEME, TLS_SCHEME = "redis", "rediss"
 
 

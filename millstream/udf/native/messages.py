@@ -147,7 +147,7 @@ def _frame_of(message: frame_pb2.Frame) -> Frame | None:
     """The function's columns; None without records."""
     sealed = frame_pb2.SealedFrame.FromString(message.SerializeToString())
     if len(sealed.event_times_us) % 8:
-        raise ValueError(f"its event times have {len(sealed.event_times_us)} bytes, which is no number of times")
+        raise ValueError(f"its event times have {len(sealed.event_times_us)} bytes, which is not a number of times")
     times = columns.unpack_times(sealed.event_times_us)
     if not times:
         return None

@@ -207,7 +207,7 @@ def _is_welcomed(stream: Stream, where: str) -> bool:
         if not _is_welcome(data):
             stream.close()
             raise UdfError(
-                codes.FUNCTION_PROTOCOL, f"{where} does not speak the protocol: its first message is no Welcome"
+                codes.FUNCTION_PROTOCOL, f"{where} does not speak the protocol: its first message is not a Welcome"
             )
         return True
     return False

@@ -136,7 +136,7 @@ class NativeSourceStream:
             check_parts(data, _BATCH)
             return udf_pb2.SourceResponse.FromString(data)
         except (DecodeError, ValueError) as error:
-            raise self._broken(f"it sent {len(data)} bytes that are no message of the protocol: {error}") from error
+            raise self._broken(f"it sent {len(data)} bytes that are not a message of the protocol: {error}") from error
 
     def _broken(self, what: str) -> UdfError:
         return UdfError(codes.FUNCTION_PROTOCOL, f"{self._name.where}: the source function breaks its protocol: {what}")

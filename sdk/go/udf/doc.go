@@ -10,7 +10,7 @@
 // function: [NewMap], [NewSourceTransform], [NewReduce], [NewSink], [NewSinkFunc] and [NewSource]. Package udftest runs
 // them without a pipeline.
 //
-// An error is the outcome of the record it was returned for and of no other; so is a panic. [Retry], [DeadLetter], [Drop]
+// An error is the outcome of the record it was returned for and of no other. The same goes for a panic. [Retry], [DeadLetter], [Drop]
 // and [Fallback] are errors that say what is to become of the record; after any other the vertex's retry strategy decides.
 //
 // The lanes of a vertex share the process, so a function is called by several goroutines at once. Sinks and sources have

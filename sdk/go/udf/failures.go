@@ -11,7 +11,7 @@ import (
 
 const (
 	reasonBytesMax = 1000
-	// Of one stack trace, and of all in an answer: failures beyond it are told without theirs.
+	// Of one stack trace, and of all in an answer: failures beyond it come without theirs.
 	detailBytesMax  = 16 << 10
 	detailsBytesMax = 1 << 20
 )
@@ -91,7 +91,7 @@ func clip(text string, most int) string {
 	return strings.ToValidUTF8(text[:most], "") + "..."
 }
 
-// valid replaces what is no UTF-8, which a protobuf string cannot hold.
+// valid replaces what is not UTF-8, which a protobuf string cannot hold.
 func valid(text string) string { return strings.ToValidUTF8(text, "\uFFFD") }
 
 // outcomes collects what became of the records of a call that were not simply processed.
@@ -134,7 +134,7 @@ func (o *outcomes) add(index int, err error) {
 	o.items = append(o.items, outcome)
 }
 
-// gone: the stream has ended, and nobody waits for what its records give.
+// gone: the stream has ended, and no call waits for what its records give.
 func gone(done <-chan struct{}) bool {
 	select {
 	case <-done:

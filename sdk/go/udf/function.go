@@ -21,7 +21,7 @@ type SinkFunc func(ctx context.Context, record Record) error
 type Sink interface {
 	// Open is called before the first record. After an error the lane is opened again.
 	Open(ctx context.Context) error
-	// Write takes one record. It may keep it until Flush. A nil error is no promise yet.
+	// Write takes one record. It may keep it until Flush. A nil error is not a promise yet.
 	Write(ctx context.Context, record Record) error
 	// Flush is called behind the records of each call, before they count as written. With an error all of them come
 	// again, also those that Write gave an outcome of their own.

@@ -97,7 +97,7 @@ func (g *groups) advance() bool {
 	return true
 }
 
-// pull takes the next part; false at the end of the stream, or when this process is told to stop.
+// pull takes the next part; false at the end of the stream, or when this process is asked to stop.
 func (g *groups) pull() bool {
 	var next received[udfv1.ReduceRequest]
 	select {

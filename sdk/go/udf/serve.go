@@ -114,7 +114,7 @@ func ServeListener(ctx context.Context, listener net.Listener, function *Functio
 	return err
 }
 
-// listen takes the socket. The file of one that nobody listens at any more, as a killed process leaves it, is replaced.
+// listen takes the socket. The file of a socket without a listener, as a killed process leaves it, is replaced.
 func listen(path string) (net.Listener, error) {
 	listener, err := net.Listen("unix", path)
 	if errors.Is(err, syscall.EADDRINUSE) {

@@ -57,7 +57,7 @@ def program_of(resolved: Resolved, lane: LaneId, replica: int, sidecar_address: 
     """How the lane's windows are computed. `sidecar_address`: of the UDF that the vertex has started itself, if any."""
     udf = resolved.graph.vertex(lane.vertex).udf
     if udf is None or udf.group_by is None:
-        raise MillstreamError(codes.IMPOSSIBLE, f"vertex {lane.vertex} is no reduce")
+        raise MillstreamError(codes.IMPOSSIBLE, f"vertex {lane.vertex} is not a reduce")
     if udf.sql is not None:
         return sql_program(udf.sql, keyed=udf.group_by.keyed)
     program = engine_pb2.Program(keyed=udf.group_by.keyed)

@@ -5,7 +5,7 @@
              windows ─► close, early ─► hand-over in the log ─► sync ─► computed ─► committed ─► segments are deleted
 
 `append`, `close` and `early` return at once: what they did is in memory, in the order of the log. It is durable when a
-`sync` that began after them returns; only then may the lane let anybody know. After a restart the log is read back, and
+`sync` that began after them returns; only then may the lane publish it. After a restart the log is read back, and
 `unacknowledged` and `pending` say what the lane's mark does not know yet.
 
 Above it: the lane, which passes its mark to the queue after each commit. Below it: `log` and the windowing. It does
@@ -340,7 +340,7 @@ class Queue:
             yield from self._groups(contents)
 
     def _hand_over(self, groups: Iterator[list[WindowContents]], *, early_rows: int = 0) -> list[wal_pb2.HandOver]:
-        """Log a hand-over for each of the groups, which are of one moment. `early_rows`: as `early` was told."""
+        """Log a hand-over for each of the groups, which are of one moment. `early_rows`: as given to `early`."""
         hand_overs: list[wal_pb2.HandOver] = []
         group = next(groups, None)
         while group is not None:
@@ -428,7 +428,7 @@ async def open_queue(
 
     `progress` is that of the lane's mark, taken over under `identity.epoch`; `windowing` is new, without open windows.
     With `keep_late`, late records are kept as frames; otherwise counted. With `input_is_kept`, a log that is gone or
-    behind the mark is no damage: see `Queue.is_behind`.
+    behind the mark is not damage: see `Queue.is_behind`.
 
     Raises `DamageError`, `FencedError` and `UserError` as `open_log` does, and `DamageError` when the log has lost what
     the mark counts on.

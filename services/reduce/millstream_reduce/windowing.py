@@ -61,7 +61,7 @@ class Windowing(Protocol):
 
     @property
     def closed_us(self) -> int:
-        """Windows that end at or before this, allowed lateness included, are closed for good; never falls."""
+        """Windows that end at or before this, allowed lateness included, are closed permanently; never falls."""
 
     def sort(self, times: Times, keys: Keys | None, joined: Rows | None = None) -> Sorted:
         """Decide about rows, one after the other, without taking them in. `joined`: where an input is read again, what

@@ -78,7 +78,7 @@ class _LineFormatter(logging.Formatter):
 
 
 def _short(value: object) -> object:
-    """Cut where it is long; as JSON has it, for what is no plain value."""
+    """Cut where it is long; as JSON has it, for what is not a plain value."""
     if value is None or isinstance(value, bool | int | float):
         return value
     text = value if isinstance(value, str) else json.dumps(value, default=str)

@@ -137,7 +137,7 @@ class Tables:
                 try:
                     whole = decoded(whole, self._schema)
                 except ValueError:
-                    # Some value is no object of the schema. It is the failure of its own group only.
+                    # Some value is not an object of the schema. It is the failure of its own group only.
                     return decoded(whole.slice(chunk.start, chunk.stop - chunk.start), self._schema)
             self._last = rows, whole
         return self._last[1].slice(chunk.start, chunk.stop - chunk.start)

@@ -77,7 +77,7 @@ class ReduceFunction:
         """`call`: the function, or the class of which each group has an instance. `name`: in front of the lines it
         prints, where others print too."""
         if definition.reduce is None:
-            raise TypeError(f"{definition.name} is no reduce function; decorate it with @udf.reduce")
+            raise TypeError(f"{definition.name} is not a reduce function; decorate it with @udf.reduce")
         self.definition = definition
         self._call = call
         self._name = name
@@ -304,7 +304,7 @@ def _definition(target: str, directory: str) -> Definition:
     definition = load_definition(target, directory)
     if REDUCE not in definition.kinds:
         raise LoadError(
-            f"{target} is no reduce function: decorate it with @udf.reduce, or take keys, records and window"
+            f"{target} is not a reduce function: decorate it with @udf.reduce, or take keys, records and window"
         )
     return definition
 

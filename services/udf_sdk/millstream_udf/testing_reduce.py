@@ -78,7 +78,7 @@ def run_windows(
 async def _answers(function: Any, groups: Mapping[Group, Sequence[Record]], frame_records: int) -> list[Answer]:
     definition = define(function, getattr(function, "__name__", type(function).__name__))
     if REDUCE not in definition.kinds:
-        raise TypeError(f"{definition.name} is no reduce function; decorate it with @udf.reduce, or use run")
+        raise TypeError(f"{definition.name} is not a reduce function; decorate it with @udf.reduce, or use run")
     context = Context(pipeline="test", vertex=definition.name, lane=f"window-{definition.name}.0")
     parts = [part for group, records in groups.items() for part in _parts(group, records, frame_records)]
     async with open_function(definition, context) as opened:

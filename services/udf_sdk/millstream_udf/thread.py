@@ -83,7 +83,7 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 async def open_thread(definition: Definition, context: Context) -> AsyncIterator[FunctionThread]:
     """Start the thread and wait for the function's `setup`; at the end wait for its `close`."""
     thread = FunctionThread(definition, context)
-    # A daemon: a function that never returns must not keep a process that was told to end.
+    # A daemon: a function that never returns must not keep a process that was asked to end.
     threading.Thread(target=thread.main, name="function", daemon=True).start()
     await thread.wait_started()
     try:

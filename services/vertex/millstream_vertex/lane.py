@@ -47,7 +47,7 @@ class LaneCore:
         commit_interval_s: float = 0.0,
     ) -> None:
         """`published_us`: the lane's watermark in the OT store, which may be later than its mark's: it moves on without
-        commits. `commit_interval_s`: time between two commits at least, as long as there is no output that somebody may
+        commits. `commit_interval_s`: time between two commits at least, as long as there is no output that a reader may
         wait for."""
         self.lane = lane
         self.committer = committer

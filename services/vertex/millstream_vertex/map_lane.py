@@ -93,7 +93,7 @@ class MapLane:
 
     async def _begin(self, read: ReadFrame, work: asyncio.TaskGroup) -> None:
         start, records = 0, read.frame.records
-        # A frame may take a slow function long: what is not begun when the lane is told to stop is left for later.
+        # A frame may take a slow function long: what is not begun when the lane is asked to stop is left for later.
         while start < records and not self._stopping:
             piece = Slice(read, start, min(records, start + self._slicer.records()))
             size = read.size * piece.records // records

@@ -84,7 +84,7 @@ class _Attempted:
     dead: dict[int, Outcome] = field(default_factory=dict)
 
     def attempts(self, index: int) -> int:
-        """How often it was handed to the function in vain."""
+        """How often the function has failed on it."""
         waiting = self.asked.get(index)
         return self.failed[index] + (waiting.times if waiting is not None else 0)
 

@@ -9,7 +9,7 @@ FIRST_SLICE_RECORDS = 64
 """Records in the first call, when nothing is known of the function."""
 
 SLICES_IN_FLIGHT = 4
-"""Slices that are begun at a time: what a lane still has to finish when it is told to stop."""
+"""Slices that are begun at a time: what a lane still has to finish when it is asked to stop."""
 
 
 OUTPUT_BYTES_TARGET = COMMIT_BYTES_MAX // 2

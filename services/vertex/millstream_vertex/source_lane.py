@@ -165,8 +165,8 @@ class SourceVertexLane:
                 return False
 
     async def _begin(self, batch: SourceBatch, work: asyncio.TaskGroup) -> bool:
-        """Begin with a batch. False when the lane was told to stop before its ids could be remembered: the source gives
-        it again, as everything after it."""
+        """Begin with a batch. False when the lane was asked to stop before its ids could be remembered: the source
+        gives it again, as everything after it."""
         new = Admitted(batch.frame)
         if batch.frame is not None and (batch.frame.ids_column or not self._source.replayable):
             seen = self._seen
@@ -193,7 +193,7 @@ class SourceVertexLane:
         return True
 
     async def _room_for_ids(self, seen: SeenIds, frame: Frame, made_up: bytes) -> bool:
-        """Wait until the frame's new ids can be remembered; False when the lane is told to stop before that. An HTTP
+        """Wait until the frame's new ids can be remembered; False when the lane is asked to stop before that. An HTTP
         source refuses such records itself."""
         ids = [record_id for index, record_id in enumerate(frame.id_bytes() or ()) if not (made_up and made_up[index])]
         told_s: float | None = None

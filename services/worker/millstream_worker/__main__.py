@@ -97,7 +97,7 @@ def _replicas(options: argparse.Namespace, pipeline: Resolved) -> Sequence[Repli
         if not number.isdecimal():
             raise UserError(
                 codes.NOT_IN_PIPELINE,
-                f"--replicas: {name!r} is no replica; they are called <vertex>-<number>, as map-0",
+                f"--replicas: {name!r} is not a replica; they are called <vertex>-<number>, as map-0",
             )
         found.append(_known(pipeline, ReplicaId(vertex, int(number)), "--replicas", "--replicas"))
     if len(set(found)) < len(found):

@@ -1,4 +1,4 @@
-"""What a kind of vertex is to whoever writes one: one object, which says all that Millstream wants to know of it.
+"""What a kind of vertex is to its author: one object, which says all that Millstream wants to know of it.
 
 Above it: the pipeline file's models, which find it by its key, and `lanes`, which opens lanes of it. Below it: the
 kinds, each in a module of its own. It is imported by whatever reads a pipeline, so what lanes work with is imported in

@@ -62,7 +62,8 @@ async def open_lane(shared: Shared, lane: LaneId, telemetry: Telemetry, stack: A
     kind = shared.vertex.definition
     if not isinstance(kind, RunnableKind):
         raise UserError(
-            codes.EXTENSION, f"{shared.pipeline}/{lane}: no worker can run a {kind.name}: its object is no RunnableKind"
+            codes.EXTENSION,
+            f"{shared.pipeline}/{lane}: no worker can run a {kind.name}: its object is not a RunnableKind",
         )
     router = shared.router()
     core = await _core(shared, lane, telemetry, router)

@@ -43,7 +43,7 @@ class Programs:
     def __init__(self, programs: Mapping[str, Program], functions: Mapping[str, Function]) -> None:
         self._programs = programs
         self._functions = functions
-        """Those that are no built-ins."""
+        """Those that are not built-ins."""
 
     def client(self, role: str) -> UdfClient | None:
         """The running program of that role; None where the vertex has none."""

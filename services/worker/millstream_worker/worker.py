@@ -92,7 +92,7 @@ class _Replica:
     readiness: Readiness
     environment: OpenEnvironment
     stopped: asyncio.Event = field(default_factory=asyncio.Event)
-    """It was told to stop."""
+    """It was asked to stop."""
 
 
 class Worker:

@@ -48,7 +48,7 @@ class Backpressure:
                 fill.wrote(lane.key, entry.records, entry.bytes)
 
     def is_full(self, buffer: BufferId, records: int = 0, size: int = 0) -> bool:
-        """The soft bound is reached, or would be with so much more. A buffer that is no edge's has none."""
+        """The soft bound is reached, or would be with so much more. A buffer that is not an edge's has none."""
         if buffer not in self._limits:
             return False
         fill, limits = self.fills[buffer], self._limits[buffer]

@@ -37,7 +37,7 @@ class Settled(NamedTuple):
     """What the lane may put into its mark."""
 
     position: Position
-    """Every record up to here is where it belongs, for good."""
+    """Every record up to here is where it belongs, permanently."""
     account: Account
     """Of the records since the last `Settled`."""
 

@@ -113,7 +113,7 @@ class TestCredentials:
                 with pytest.raises(
                     InfrastructureError, match=f"refuses {who} .Authorization Violation.*credentials"
                 ) as raised:
-                    # So long that nobody would wait for it to end by itself.
+                    # So long that a test would not wait for it to end by itself.
                     async with open_connection(access, timeout_s=1000.0):
                         pass
                 assert SECRET not in str(raised.value)

@@ -196,7 +196,7 @@ def _no_text() -> bytes:
     return build_frame([b"a"], array("q", [1]), ingest_time_us=0, keys=[[b"\xff\xfe"]]).encode()
 
 
-BAD = {"no frame": b"\xff\xff", "offsets that fall": _falling(), "keys that are no text": _no_text()}
+BAD = {"no frame": b"\xff\xff", "offsets that fall": _falling(), "keys that are not text": _no_text()}
 
 
 @pytest.mark.guarantee("I10")

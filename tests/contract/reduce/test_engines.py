@@ -132,7 +132,7 @@ async def test_a_program_is_checked_without_a_window(engine: Engine) -> None:
 
 async def test_a_program_that_cannot_run_is_refused_with_the_reason(engine: Engine) -> None:
     if isinstance(engine, MemoryEngine):
-        engine.faults.refusals.append("cuont is no function")
+        engine.faults.refusals.append("cuont is not a function")
     answer: engine_pb2.CheckResponse = await engine.check(sql("SELECT cuont(*) AS n FROM window"))
     assert ["cuont" in fault for fault in answer.faults] == [True]
 

@@ -79,7 +79,7 @@ async def test_a_program_is_checked_without_running_it(client: SparkClient, spar
     assert "cuont" in fault
     (fault,) = (await client.check(sql("SELECT max(rand()) AS n FROM window"))).faults
     assert "rand()" in fault
-    # Whoever asked knows now; PySpark's own log of it would come in another form.
+    # The caller knows now; PySpark's own log of it would come in another form.
     assert "QueryContextLogger" not in spark.log_file.read_text()
 
 

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(300)
 
 
 async def check_jobs(client: SparkClient, directory: Path) -> None:
-    """Results are those of a Spark on this machine; a job that nobody waits for stops."""
+    """Results are those of a Spark on this machine; a job without a caller stops."""
     numbers = [[1, 2, 3], [4], [5, 5]]
     windows = write_windows(directory, *numbers)
     table, _ = await client.run(request(directory, windows))

@@ -1,4 +1,4 @@
-"""What is in a file sink's directory, as somebody sees it who reads finished files only."""
+"""What is in a file sink's directory, as a reader of finished files sees it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An HTTP server that keeps what it gets, and answers as it is told."""
+"""An HTTP server that keeps what it gets, and answers as its test wants."""
 
 from __future__ import annotations
 

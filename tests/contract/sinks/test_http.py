@@ -243,7 +243,7 @@ async def test_what_a_header_or_the_url_refers_to_is_looked_up_when_the_sink_is_
     [
         ({"headers": {"A": {"env": "NO_SUCH_TOKEN"}}}, "header 'A' .* NO_SUCH_TOKEN is not set"),
         ({"url": {"file": "nowhere"}}, "the url .* there is no file .*nowhere"),
-        ({"url": {"file": "no-url"}}, "is no URL"),
+        ({"url": {"file": "no-url"}}, "is not a URL"),
         ({"headers": {"A": {"file": "two-lines"}}}, "'A' of the http sink cannot be sent"),
     ],
 )

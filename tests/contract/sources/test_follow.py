@@ -33,7 +33,7 @@ async def test_lines_come_as_they_are_written_and_only_whole_ones(tmp_path: Path
     log, clock = tmp_path / "app.log", SettableClock()
     batches: list[SourceBatch] = []
     async with open_lane(LOG, base_dir=tmp_path, clock=clock) as lane:
-        # There is no file yet: that is no error.
+        # There is no file yet: that is not an error.
         assert (await lane.read(10, 1000, 0.01)).frame is None
         append(log, "one\ntw")
         clock.time_s += SCAN_INTERVAL_S

@@ -243,7 +243,7 @@ async def test_records_whose_ids_cannot_be_remembered_are_refused(caplog: pytest
         # What waits to be read counts too.
         waiting = tasks.create_task(post(session, lane, lines[:49], **{**NDJSON, "x-millstream-id": "b"}))
         async with asyncio.timeout(WAIT_S):
-            while lane.pending() != 20:  # noqa: ASYNC110  # nothing is told of it before it is read
+            while lane.pending() != 20:  # noqa: ASYNC110  # there is no event before it is read
                 await asyncio.sleep(0)
         for _ in range(2):
             async with session.post(lane.address, data=lines, headers={**NDJSON, "x-millstream-id": "c"}) as answer:

@@ -70,7 +70,7 @@ def leave_politely(value: bytes) -> bytes:
 
 @udf.source
 class Numbers:
-    """Counts to 100 in every partition; logs what it is told."""
+    """Counts to 100 in every partition; logs each call."""
 
     def _log(self, *words: object) -> None:
         with LOG.open("a") as log:

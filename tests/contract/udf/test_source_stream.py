@@ -1,4 +1,4 @@
-"""The stream of a source: what it is told when it is opened again."""
+"""The stream of a source: what it gets when it is opened again."""
 
 from __future__ import annotations
 

@@ -260,7 +260,7 @@ async def test_an_owner_that_was_replaced_cannot_put_its_entry_over_the_last_one
         assert asleep.statistics().fenced == 1
         asleep.publish(LANE, entry(7, epoch=1))
         await flush(asleep)
-        # Somebody who starts only now must find the end, not what the sleeper had to say.
+        # A reader that starts only now must find the end, not what the sleeper had to say.
         async with (await reading.store("clean")).watch() as updates:
             assert await wait_for(updates, LANE, 50) == [50]
         # The lane comes back to the process that had lost it.

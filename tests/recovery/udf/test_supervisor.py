@@ -313,7 +313,7 @@ async def test_a_killed_owner_takes_its_sidecar_along(tmp_path: Path) -> None:
     owner.kill()
     await owner.wait()
     await until(lambda: is_gone(int(pid)))
-    # Its socket directory is left. The next owner removes it, once nobody can be just about to lock it.
+    # Its socket directory is left. The next owner removes it, once no process can be just about to lock it.
     left = Path(directory)
     assert left.exists()
     os.utime(left, (0, 0))

@@ -1,4 +1,4 @@
-"""Faults that are no kills, as far as they need no run: the way to the broker, and which disks may be filled."""
+"""Faults that are not kills, as far as they need no run: the way to the broker, and which disks may be filled."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def test_a_vertex_is_back_with_a_newer_epoch_only() -> None:
     waiting = board.wait((ONE,), 20, since_us=20, newer_epochs=True)
     told(board, ONE, 21, 101)
     told(board, ONE, 30, 101, epoch=2)
-    assert waiting.resumed_us() is None, "a takeover is no progress"
+    assert waiting.resumed_us() is None, "a takeover is not progress"
     told(board, ONE, 40, 102, epoch=2)
     told(board, ONE, 41, 200, epoch=1)
     assert waiting.resumed_us() == 40

@@ -166,7 +166,7 @@ def test_an_image_starts_a_program_that_exists(dockerfile: Dockerfile, service: 
     elif words[0] == "nats-server":
         configuration = tmp_path / "nats-server.conf"
         configuration.write_text((REPOSITORY / "deploy" / "nats" / "nats-server.conf").read_text())
-        # Whoever runs the image mounts the users.
+        # The operator who runs the image mounts the users.
         (tmp_path / "users").mkdir()
         (tmp_path / "users" / "accounts.conf").touch()
         assert words[1:] == ["--config", "/etc/nats/nats-server.conf"]

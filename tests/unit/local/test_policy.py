@@ -51,7 +51,7 @@ def test_the_users_fault_and_damage_stop_the_run_at_once(code: int) -> None:
 @pytest.mark.parametrize(
     ("code", "hung", "attempts", "exit_code", "error_code"),
     [
-        # Whoever kills, or a machine without memory: not a defect of ours.
+        # A user who kills, or a machine without memory: not a defect of ours.
         (-9, "", KILLS_MAX, 4, codes.PROCESS_KILLED),
         (-15, "", KILLS_MAX, 4, codes.PROCESS_KILLED),
         (0, "", KILLS_MAX, 4, codes.PROCESS_KILLED),
@@ -60,7 +60,7 @@ def test_the_users_fault_and_damage_stop_the_run_at_once(code: int) -> None:
         (70, "", FAILURES_MAX, 70, codes.PROCESS_CRASHES),
         # What these are the process has said itself.
         (4, "", FAILURES_MAX, 4, None),
-        # Somebody else takes its lanes over, again and again.
+        # Another process takes its lanes over, again and again.
         (6, "", FAILURES_MAX, 6, None),
         (-9, HUNG, HANGS_MAX, 70, codes.PROCESS_HANGS),
     ],

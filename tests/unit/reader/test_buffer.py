@@ -147,7 +147,7 @@ async def test_frames_that_were_trimmed_before_they_were_read_are_damage(rig: Ri
     async def read_all() -> None:
         async with open_buffer_reader(ledger, INPUT, Position(0), Timeline(), witnesses=[]) as reader:
             await reader.next()
-            # As another owner of the lane does that has committed them, or somebody who should not.
+            # As another owner of the lane does that has committed them, or a process that should not.
             await ledger.trim({INPUT: stored[15]})
             while await reader.next() is not None:
                 pass

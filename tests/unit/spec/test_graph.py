@@ -154,12 +154,12 @@ CASES: dict[str, tuple[dict[str, dict[str, Any]], list[dict[str, Any]], list[tup
     "the same edge twice": (
         {"in": IN, "out": OUT},
         [arrow("in>out"), named("in>out", "again")],
-        [("spec.edges[1]", "the edge from `in` to `out` is there twice; the first is edges[0]")],
+        [("spec.edges[1]", "the edge from `in` to `out` appears twice; the first is edges[0]")],
     ),
     "two edges of one name": (
         {"a": IN, "a-b": MAP, "b-c": MAP, "c": OUT},
         [arrow("a>b-c"), arrow("a>a-b"), arrow("a-b>c"), arrow("b-c>c")],
-        [("spec.edges[2]", "edge name `a-b-c` is there twice; the first is edges[0]")],
+        [("spec.edges[2]", "edge name `a-b-c` appears twice; the first is edges[0]")],
     ),
     "an unknown vertex hides what would follow from it": (
         {"in": IN, "out": OUT},
@@ -249,7 +249,7 @@ def test_a_vertex_named_twice() -> None:
     with pytest.raises(SpecError) as caught:
         Graph.of(twice)
     assert [problem.what for problem in caught.value.problems] == [
-        "vertex `out` is there twice; the first is vertices[1]"
+        "vertex `out` appears twice; the first is vertices[1]"
     ]
 
 

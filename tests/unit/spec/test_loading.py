@@ -342,7 +342,7 @@ AMBIGUOUS = "means different things to different readers of YAML"
 YAML_CASES = {
     "repeated key": (
         vertices(IN, OUT) + "  edges: []\n",
-        [("9:3", "spec.edges", "`edges` is there twice; the first is in line 8")],
+        [("9:3", "spec.edges", "`edges` appears twice; the first is in line 8")],
     ),
     "a tag and a key that is a number": (
         vertices(IN, OUT) + "  limits: {1: 2}\n  watermark: !mine {}\n",

@@ -145,7 +145,7 @@ CASES: dict[str, tuple[str, list[tuple[str, str]]]] = {
             (f"{UDF}.sql.value.delimiter", "';;' is not one character"),
         ],
     ),
-    "a schema that is no JSON": (
+    "a schema that is not JSON": (
         reduce_of("sql: {query: q, value: {format: avro, avroSchema: '{'}}"),
         [(f"{UDF}.sql.value.avroSchema", "the schema is not JSON: ")],
     ),
@@ -192,7 +192,7 @@ CASES: dict[str, tuple[str, list[tuple[str, str]]]] = {
         [
             ("spec.spark.driverMemory", "Spark does not start with so small a heap"),
             ("spec.spark.conf.spark.master", "`spark.master` has a field of its own"),
-            ("spec.spark.conf.sql.ansi", "`sql.ansi` is no setting of Spark's"),
+            ("spec.spark.conf.sql.ansi", "`sql.ansi` is not a setting of Spark's"),
         ],
     ),
     "an edge named like the windows' input": (
@@ -241,8 +241,8 @@ SHAPES: dict[str, tuple[dict[str, dict[str, Any]], list[dict[str, Any]], list[tu
         {"in": IN, "m": MAP, "out": OUT},
         [arrow("in>m"), arrow("m>out"), arrow("m>out", kind="late"), arrow("in>out", kind="late")],
         [
-            ("spec.edges[2].kind", "`m` is no reduce and leaves no record out as late"),
-            ("spec.edges[3].kind", "`in` is no reduce and leaves no record out as late"),
+            ("spec.edges[2].kind", "`m` is not a reduce and leaves no record out as late"),
+            ("spec.edges[3].kind", "`in` is not a reduce and leaves no record out as late"),
         ],
     ),
     "late records that are dropped": (

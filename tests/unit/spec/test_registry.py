@@ -1,4 +1,4 @@
-"""Kinds that are found by name: what is imported, what is said of those that cannot be had, and what is not lost."""
+"""Kinds that are found by name: what is imported, what is said of missing ones, and what is not lost."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def installed(*entries: EntryPoint) -> Registry[SinkKind[SpecModel]]:
     ("values", "why"),
     [
         (["no.such.module:SINK"], r"the sink x of Millstream cannot be loaded: ModuleNotFoundError"),
-        (["json:dumps"], r"the sink x of Millstream does not fit: json:dumps is no SinkKind"),
+        (["json:dumps"], r"the sink x of Millstream does not fit: json:dumps is not a SinkKind"),
         (["a:A", "b:B"], r"several packages have a sink called x: .*; remove all but one"),
     ],
 )

@@ -347,7 +347,7 @@ def test_pandas_with_a_schema() -> None:
     assert run_reduce(mean, JSON).values == [b'{"name":"a0","n":0.0}', b'{"name":"a1","n":1.0}']
 
 
-# What is no reduce function
+# What is not a reduce function
 
 
 def _twice(records: Any, records_too: Any, more: Any, again: Any) -> None: ...
@@ -404,7 +404,7 @@ def test_options_that_do_not_fit() -> None:
 
 
 def test_a_map_is_no_reduce_and_the_other_way_round() -> None:
-    with pytest.raises(TypeError, match=r"is no reduce function; decorate it with @udf\.reduce"):
+    with pytest.raises(TypeError, match=r"is not a reduce function; decorate it with @udf\.reduce"):
         run_reduce(udf.map(lambda value: value), [b"a"])
     with pytest.raises(TypeError, match="use run_reduce or run_windows"):
         run(by_place, [b"a"])

@@ -1,4 +1,4 @@
-"""Reduce functions in a process of somebody else's, such as a Spark worker: parts in, answers out."""
+"""Reduce functions in a process that is not ours, such as a Spark worker: parts in, answers out."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ def test_labels_of_tasks_do_not_mix(capsys: pytest.CaptureFixture[str], monkeypa
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        ("users_reduce:shout", "shout is no reduce function: decorate it"),
+        ("users_reduce:shout", "shout is not a reduce function: decorate it"),
         ("users_reduce:missing", "users_reduce has no missing"),
         ("users_other:process", "there is no module users_other"),
         ("users_other.py:process", "there is no file users_other.py"),

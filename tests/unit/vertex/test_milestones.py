@@ -130,7 +130,7 @@ async def test_a_log_made_anew_that_lacks_records_is_refused_now_and_at_the_next
     for _ in range(2):
         async with lane.opened() as queue:
             if queue.is_behind:
-                # The first frame was trimmed before anybody kept it.
+                # The first frame was trimmed before any reduce kept it.
                 lane.sequences[EDGE] = 1
                 lane.append(queue, frame_of([13]))
                 lane.retrace(queue)

@@ -102,7 +102,7 @@ def test_a_short_memory_answers_too_low_but_never_too_high(steps: list[tuple[int
         model.add(entry)
         assert len(timeline) <= points_max
         assert all(timeline.watermark_at(s) <= model.watermark_at(s) for s in range(timeline.head_sequence + 2))
-        # Whoever has read everything gets the exact answer, or an idle lane would hold the pipeline up forever.
+        # A reader that has read everything gets the exact answer, or an idle lane would hold the pipeline up forever.
         assert timeline.watermark_at(timeline.head_sequence) == model.watermark_at(timeline.head_sequence)
 
 

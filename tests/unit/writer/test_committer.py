@@ -128,7 +128,7 @@ async def test_a_commit_takes_no_more_than_its_buffers_have_room_for(rig: Rig) -
         backpressure = open_backpressure([A, B], records_usable=8, writers=writers)
         committer = await rig.committer(LANE, ROUTER, backpressure)
         backpressure.fills[B].wrote("other", 4, 0)
-        # What an edge would discard is no reason to commit less.
+        # What an edge would discard is not a reason to commit less.
         waiting = deque([unit(number, b"x") for number in range(9)])
         assert len(committer.take(waiting)) == taken
         assert len(waiting) == 9 - taken

@@ -235,7 +235,7 @@ async def test_why_the_lane_waits_can_be_seen() -> None:
 
 
 async def test_what_was_not_tried_costs_no_attempt() -> None:
-    """The first record fails for good; those behind it are not tried as long as it is."""
+    """The first record fails permanently; those behind it are not tried as long as it is."""
     tries: dict[bytes, int] = {}
 
     def judge(value: bytes, attempt: int) -> SinkFailure | None:

@@ -3,7 +3,7 @@
 isort:skip_file
 What a reduce vertex asks of the engine that computes its windows, whatever the engine is.
 
-A run has no side effect and its input is frozen, so it may be asked for again, by anybody, at any time; only the
+A run has no side effect and its input is frozen, so it may be asked for again, by any process, at any time; only the
 commit of its results counts.
 """
 

@@ -45,7 +45,8 @@ async def open_source(
     connector, settings = source.connector, source.settings
     if not isinstance(connector, SourceConnector):
         raise UserError(
-            codes.EXTENSION, f"lane {lane}: the source {source.kind} cannot be opened: its object is no SourceConnector"
+            codes.EXTENSION,
+            f"lane {lane}: the source {source.kind} cannot be opened: its object is not a SourceConnector",
         )
     for what, remedy in lacks(connector):
         raise UserError(codes.EXTRA_NEEDED, f"lane {lane}: the {source.kind} source {what}: {remedy}")

@@ -19,7 +19,7 @@ UTF_8 = "utf-8"
 
 
 class InvalidLine(NamedTuple):
-    """Input that is no record, by the index of its first line in what the parser was given."""
+    """Input that is not a record, by the index of its first line in what the parser was given."""
 
     line: int
     raw: bytes

@@ -50,7 +50,7 @@ class Computed:
 
     @classmethod
     def decode(cls, data: bytes) -> Computed:
-        """Inverse of `encode`. Raises `DamageError` for bytes that are no such file."""
+        """Inverse of `encode`. Raises `DamageError` for bytes that are not such a file."""
         try:
             table = pa.ipc.open_stream(data).read_all()
             table.validate(full=True)
@@ -95,8 +95,8 @@ class HandOverJobs:
             raise UserError(codes.QUERY, "\n".join([f"{self._where}: the windows cannot be computed", *answer.faults]))
 
     async def compute(self, hand_over: wal_pb2.HandOver, traceparent: str) -> Computed:
-        """The results of every window; those that fail are tried again alone. Raises `UdfError` when one fails for good
-        and the policy says stop."""
+        """The results of every window; those that fail are tried again alone. Raises `UdfError` when one has
+        failed at its last attempt and the policy says stop."""
         tables: list[pa.Table] = []
         results = Computed(pa.table({}))
         waiting, attempt = list(range(len(hand_over.windows))), 0

@@ -52,7 +52,7 @@ def affected(directory: Path, number: int, start: int, end: int) -> str:
     """What bytes `start` to `end` of segment `number` held, as far as the rest of the log tells."""
     found = Affected()
     for segment in segment_numbers(directory):
-        # One that is no file is named by the code that comes to it.
+        # One that is not a file is named by the code that comes to it.
         with contextlib.suppress(DamageError), mapped(segment_path(directory, segment)) as data:
             for entry in whole_entries(data, 0):
                 found.note(entry, (segment, entry.offset), number, start, end)

@@ -47,7 +47,7 @@ class Files(Protocol):
         """Return when the names in a directory are durable."""
 
     def remove(self, path: Path) -> None:
-        """Remove a file; one that is gone is no error."""
+        """Remove a file; one that is gone is not an error."""
 
 
 class SystemFiles:

@@ -90,7 +90,7 @@ def mapped(path: Path) -> Iterator[memoryview]:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise DamageError(
-                codes.SEGMENT_MISPLACED, f"{path} is no file: something else is in the place of a segment"
+                codes.SEGMENT_MISPLACED, f"{path} is not a file: something else is in the place of a segment"
             )
         length = status.st_size
         if length == 0:

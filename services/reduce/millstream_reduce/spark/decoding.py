@@ -100,7 +100,7 @@ def _required(value: Any, wanted: type) -> Any:
 
 def _text(value: Any) -> str:
     if isinstance(value, str):
-        # A lone surrogate, which JSON can write, is no text.
+        # A lone surrogate, which JSON can write, is not text.
         value.encode()
         return value
     if isinstance(value, (datetime, date, Decimal)):
@@ -335,7 +335,7 @@ class AvroDecoder:
             stream = io.BytesIO(value)
             try:
                 row = fastavro.schemaless_reader(stream, schema, None)
-            except Exception:  # noqa: BLE001 - what it raises for bytes that are no record is not said anywhere
+            except Exception:  # noqa: BLE001 - what it raises for bytes that are not a record is not said anywhere
                 yield None
                 continue
             yield row if isinstance(row, dict) and stream.tell() == len(value) else None

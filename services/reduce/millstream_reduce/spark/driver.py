@@ -42,7 +42,7 @@ _STOP_TIMEOUT_S = 20.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a driver until it is told to stop. Returns the exit code."""
+    """Run a driver until it is asked to stop. Returns the exit code."""
     begun_s = time.monotonic()
     options = _parser().parse_args(arguments)
     configure_logging(options.pipeline, "spark", level=options.log_level)

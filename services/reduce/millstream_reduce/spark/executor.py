@@ -171,7 +171,7 @@ class Executor:
             if len(requests) == 1:
                 _fail(requests, error)
                 return
-            # The log of one of them may be damaged; that is no matter to the others.
+            # The log of one of them may be damaged; that does not matter to the others.
             for request in requests:
                 if not request.outcome.done():
                     await self._compute([request])

@@ -197,7 +197,7 @@ async def _ask_launcher(command: JvmCommand, environment: Mapping[str, str], arg
         *("-cp", str(launcher_jar()), "org.apache.spark.launcher.Main", *arguments),
     ]
     errors = LastLines(_LAUNCHER_LINES_KEPT)
-    # What it answers is no text: arguments, each with a NUL behind it.
+    # What it answers is not text: arguments, each with a NUL behind it.
     with tempfile.TemporaryFile(dir=command.directory) as answer:
         async with (
             open_process(

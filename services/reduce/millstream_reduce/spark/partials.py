@@ -136,5 +136,5 @@ def _tables(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 
 def _cast(column: Any, kept: Kept) -> Any:
-    # A BIGINT that is no DOUBLE becomes the nearest one, as Spark has it.
+    # A BIGINT that is not a DOUBLE becomes the nearest one, as Spark has it.
     return column.cast(kept.kind, safe=not pa.types.is_floating(kept.kind))

@@ -6,8 +6,8 @@ A plan is run again only where every operator in it is known to keep nothing of 
 are planned anew each time. What reads the clock or is random is analysed anew as well: the analysis settles both.
 
 Building, analysing and planning a small job takes as long as running it. What differs between the runs of a program is
-the manifest, so it is no part of the job: it goes along with each run as a property of the thread that starts it, which
-Spark hands to the tasks. A Spark Connect server has no such properties; there each run is a job of its own.
+the manifest, so it is not part of the job: it goes along with each run as a property of the thread that starts it,
+which Spark hands to the tasks. A Spark Connect server has no such properties; there each run is a job of its own.
 
 Above it: the queries and functions. Below it: Spark. It does not know what is computed.
 """
@@ -50,7 +50,7 @@ _jobs: dict[tuple[SparkSession, Hashable], PreparedJob] = {}
 
 
 class PreparedJob:
-    """A job that has been told."""
+    """A job that has been described."""
 
     def __init__(self, frame: DataFrame) -> None:
         self._frame = frame

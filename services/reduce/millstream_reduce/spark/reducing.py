@@ -310,7 +310,7 @@ def load(program: engine_pb2.PythonProgram) -> Reducer:
             codes.FUNCTION_IMPORT, f"{target} cannot be imported: {_where(error)}{summary(error)}"
         ) from error
     if len(sys.modules) > modules:
-        # As in `worker_daemon`: Spark has a worker collect garbage after every task, for what was imported in vain.
+        # As in `worker_daemon`: Spark has a worker collect garbage after every task, for imports without any use.
         gc.collect()
         gc.freeze()
     return reducer

@@ -71,7 +71,7 @@ class UnsafeQueryError(UserError):
 def check_text(spark: SparkSession, query: str, table: str) -> None:
     """Raise `UnsafeQueryError` where a query names something other than `table` and known functions.
 
-    Raises Spark's `ParseException` for what is no statement by itself, as what closes a bracket around it.
+    Raises Spark's `ParseException` for what is not a statement by itself, as what closes a bracket around it.
     """
     if type(spark) is not SparkSession:
         if (found := unsafe_part(query)) is not None:

@@ -134,7 +134,7 @@ async def _say_when_long(session: Session) -> None:
 
 async def _run_jobs(session: Session, executor: Executor, windows: Sequence[JobWindow]) -> None:
     """Run what is asked for, and the warm-up in its gaps. Raises `InfrastructureError` where no job can run."""
-    # Before anybody's: where Spark cannot run the simplest job, no window is at fault, and none may be given up.
+    # Before any window's: where Spark cannot run the simplest job, no window is at fault, and none may be given up.
     await session.run(preparing.warm_up, windows)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(executor.serve(), name="requests")

@@ -90,16 +90,17 @@ class SparkSettings:
             data = json.loads(text)
             return cls(**data | {"directory": Path(data["directory"])})
         except (ValueError, TypeError, KeyError) as error:
-            raise UserError(codes.SPARK_SETTINGS, f"these are no settings of a Spark driver: {error!r}") from error
+            raise UserError(codes.SPARK_SETTINGS, f"these are not settings of a Spark driver: {error!r}") from error
 
 
 def check_address(address: str, token: str) -> None:
-    """Raise `UserError` where anybody who reaches `address` could have queries and functions run."""
+    """Raise `UserError` where every machine that reaches `address` could have queries and functions run."""
     if not token and not address.startswith("unix:"):
         raise UserError(
             codes.SPARK_TOKEN,
-            f"the Spark driver would run what anybody asks for who reaches {address}: give it and its vertices the "
-            f"same secret in the environment variable {TOKEN_VARIABLE}, or let it listen on a Unix socket (unix:/path)",
+            f"the Spark driver would run what any machine that reaches {address} asks for: give it and its vertices "
+            f"the same secret in the environment variable {TOKEN_VARIABLE}, or let it listen on a Unix socket "
+            f"(unix:/path)",
         )
 
 

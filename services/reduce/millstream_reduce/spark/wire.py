@@ -3,8 +3,8 @@
     vertex ─ SparkClient ══ gRPC: a token with each call ══ serving ─ driver process
              rows: whole Arrow IPC streams of bounded size; an error of ours: the status of the call, and its class
 
-The driver may not be there yet, die in the middle of an answer and come back; the client waits and asks again, for
-ever, because asking again has no effect but time. What the driver has computed but not told whole does not exist.
+The driver may not be there yet, die in the middle of an answer and come back; the client waits and asks again
+forever, because asking again costs only time. What the driver has computed but not fully answered does not exist.
 At a Unix socket every process that may open it may ask, at a port every client with the token. It comes in the
 environment, where other users of a machine cannot read it, and never on a command line, where they can.
 
@@ -107,7 +107,7 @@ def error_parts(error: MillstreamError) -> tuple[str, tuple[tuple[str, str], ...
 
 
 def error_from(text: str, metadata: Sequence[tuple[str, str | bytes]]) -> MillstreamError | None:
-    """Inverse of `error_parts`; None when it is no error of ours."""
+    """Inverse of `error_parts`; None when it is not an error of ours."""
     kind = dict(metadata).get(ERROR_KIND)
     return error_of(kind, text) if isinstance(kind, str) else None
 
@@ -137,7 +137,7 @@ _FOR_GOOD = frozenset({
     grpc.StatusCode.RESOURCE_EXHAUSTED,
     grpc.StatusCode.OUT_OF_RANGE,
 })  # fmt: skip
-"""Answers that will be the same next time, though they are no errors of ours. All others come of a lost connection."""
+"""Answers that will be the same next time, though they are not errors of ours. All others come of a lost connection."""
 
 Answer = TypeVar("Answer")
 

@@ -1,7 +1,7 @@
 """Global windows that give a result after every N rows of their key, and at the end of time. Pure.
 
 Rows fill one slot per key in the order of the log; a full one is due, whatever the watermark says. A result is named by
-the times of its rows, [first, last + 1): but it ends later than what was told downstream, and later than the key's
+the times of its rows, [first, last + 1): but it ends later than what was promised downstream, and later than the key's
 result before it, so that no two results of a key have one name.
 """
 
@@ -149,7 +149,7 @@ class CountWindows(KeyedWindows):
         return {key: end for key, end in self._named.items() if end > self._floor_us}
 
     def oldest_end_us(self) -> int | None:
-        # A slot that is not due will be named by a time after what was told downstream by then.
+        # A slot that is not due will be named by a time after what was promised downstream by then.
         waiting = self._slots.alive() if self._ended else np.array(list(self._due), np.int64)
         return max(int(self._slots.end[waiting].min()), self._floor_us + 1) if len(waiting) else None
 

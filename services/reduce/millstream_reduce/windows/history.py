@@ -69,7 +69,7 @@ class History:
         return min((self._end(slot, floor_us) for slot in self.of_key.values()), default=None)
 
     def _end(self, slot: int, floor_us: int) -> int:
-        # A result is not older than what was told downstream.
+        # A result is not older than what was promised downstream.
         return min(max(int(self._slots.end[slot]), floor_us + 1), END_OF_TIME_US)
 
     def _contents(self, slot: int, floor_us: int, early: int, released: int) -> WindowContents:

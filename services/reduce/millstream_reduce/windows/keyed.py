@@ -67,7 +67,7 @@ class KeyedWindows(ABC):
     def _reset(self) -> None:
         self._closed_us = START_OF_TIME_US
         self._floor_us = NO_LIMIT
-        """The watermark less the lateness, as long as the end of time was not reached: what was told downstream."""
+        """The watermark less the lateness, as long as the end of time was not reached: what was promised downstream."""
         self._slots = Slots()
         self._due: dict[int, None] = {}
         """Slots that are closed and not handed over, in the order in which they go."""

@@ -53,7 +53,7 @@ class PeriodWindows(SpanWindows):
     def _hand_over(self, slots: Rows) -> list[WindowContents]:
         if not self._config.accumulate:
             return super()._hand_over(slots)
-        # Each is named by the multiple it was given at, which is later than what was told downstream when it was open.
+        # Each is named by the multiple it was given at: later than what was promised downstream when it was open.
         return [self._history.result(slot, NO_LIMIT) for slot in slots.tolist()]
 
     def _hand_over_last(self, windows_max: int | None) -> list[WindowContents]:

@@ -1,4 +1,4 @@
-"""Faults that are no kills: pauses, with or without a successor; a path to the broker; a full disk.
+"""Faults that are not kills: pauses, with or without a successor; a path to the broker; a full disk.
 
 Above it: the session. Below it: signals, a second process for a worker that sleeps, the lossy path between the
 workers and their broker, and a file that takes up all the room there is.
@@ -166,7 +166,7 @@ def _take_all_room(ballast: Path) -> None:
 
 def refuse_large_disk(directory: Path) -> None:
     """Raise `UserError` unless the directory lies on a file system that is small and not used by anything else, as far
-    as can be told: filling any other would hurt others."""
+    as far as is known: filling any other would hurt others."""
     total = shutil.disk_usage(directory).total
     if total > SMALL_DISK_BYTES_MAX:
         raise UserError(

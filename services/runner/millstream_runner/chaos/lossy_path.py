@@ -4,7 +4,7 @@
            ◄──           ◄──               answers dropped, or repeated; silence
 
 Above it: tests of what happens to a commit whose answer never came, and chaos. It knows only what
-a commit and its answer look like on the wire, which it is told.
+a commit and its answer look like on the wire; its caller says so.
 """
 
 from __future__ import annotations

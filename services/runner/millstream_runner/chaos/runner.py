@@ -1,7 +1,7 @@
 """`millstream run` under chaos, as a process: `python -m millstream_runner.chaos.runner --help`.
 
 It is the same runner over the same pipeline, but for two things: file sinks write below a directory of the experiment
-instead of where the user's results are, and the vertices may be told to reach the broker over a path with faults.
+instead of where the user's results are, and the vertices may be asked to reach the broker over a path with faults.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from millstream_writer.sinks.file.connector import FileSink
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run until the pipeline has ended, is told to stop, or fails. Returns the exit code."""
+    """Run until the pipeline has ended, is asked to stop, or fails. Returns the exit code."""
     with printable_output():
         return _run(_parser().parse_args(arguments))
 

@@ -332,7 +332,7 @@ def _add_repair(commands: Commands) -> None:
     )
     command.add_argument("file", type=Path, metavar="PIPELINE", help="pipeline file")
     command.add_argument("--data-dir", type=Path, metavar="DIR", help="data directory of the run")
-    command.add_argument("--accept-loss", action="store_true", help="give up what cannot be had back")
+    command.add_argument("--accept-loss", action="store_true", help="give up what cannot be recovered")
     _add_json(command)
 
 

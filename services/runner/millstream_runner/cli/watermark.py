@@ -98,7 +98,7 @@ def _costs(graph: Graph, time_us: int, targets: Mapping[str, Target], beyond: Se
         if not lanes:
             continue
         end = time_text(targets[vertex.name].end_us)
-        yield f"- {vertex.name}: windows that end by {end} stay closed for good: records for them are late"
+        yield f"- {vertex.name}: windows that end by {end} stay closed permanently: records for them are late"
         yield (
             f"- {vertex.name}: a window that ends later and had been closed, because of records from after "
             f"{time_text(time_us)}, begins anew and has a second result"

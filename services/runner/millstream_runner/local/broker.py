@@ -203,7 +203,7 @@ class EmbeddedBroker:
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         """Looks once a second: a file system reports no change."""
-        while not condition():  # noqa: ASYNC110  # nobody tells
+        while not condition():  # noqa: ASYNC110  # there is no event to wait for
             await asyncio.sleep(_ROOM_POLL_S)
 
     def _free_bytes(self) -> int:

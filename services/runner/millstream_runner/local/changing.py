@@ -119,8 +119,8 @@ class Change:
         if not is_whole and _LEAVING not in self.before:
             raise DamageError(
                 codes.SHAPE_UNREADABLE,
-                f"{self.directory.pipeline} is not the pipeline of {self.directory.shape}, so what waits cannot be "
-                "told: run the pipeline as it was once more, then change it",
+                f"{self.directory.pipeline} is not the pipeline of {self.directory.shape}, so what waits is "
+                "not known: run the pipeline as it was once more, then change it",
             )
         return graph
 

@@ -61,7 +61,7 @@ class Display:
         self._keep(self._directory.status, {**asdict(scene), **more})
 
     def note_processes(self, members: Members) -> None:
-        """Which processes there are, for whoever has to end them when this one is gone."""
+        """Which processes there are, so that another process can end them when this one is gone."""
         runtime = members.runtime()
         if runtime is not None:
             self._keep(self._directory.runtime, asdict(runtime))

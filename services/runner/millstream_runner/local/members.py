@@ -58,7 +58,7 @@ class Members:
         return ", ".join(words)
 
     def runtime(self) -> Runtime | None:
-        """Which processes there are, for the next runner; None where this one cannot be told from others."""
+        """Which processes there are, for the next runner; None where this one cannot be distinguished from others."""
         if self._runner is None:
             return None
         processes = [worker.process for worker in self.workers]

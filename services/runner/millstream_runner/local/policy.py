@@ -128,7 +128,7 @@ class RestartPolicy:
     """After them."""
 
     def judge(self, ending: Ending, *, lanes_ended: bool, progressed: bool, well_s: float) -> Verdict:
-        """The process has ended without having been told to by the runner.
+        """The process has ended without having been asked to by the runner.
 
         1. Exit code 0 and its lanes have ended: it has done its work. Exit code 0 alone means that another owner has
            told it to stop; it is treated like a signal.

@@ -1,7 +1,7 @@
 """One process of a local run, started again when it dies: a worker, or the Spark driver.
 
 Above it: the runner. Below it: the process, of which it knows the exit codes, the lines it logs, its heartbeat and how
-it is told to stop; not what it does.
+it is asked to stop; not what it does.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ERROR_LEVELS = frozenset({"ERROR", "CRITICAL", "FATAL"})
 WARNING_LEVELS = ERROR_LEVELS | {"WARNING", "WARN"}
 
 LINES_KEPT = 3
-"""Of what a process prints that are no lines of a log, for the message when it dies."""
+"""Of what a process prints that are not lines of a log, for the message when it dies."""
 
 
 class State(Enum):
@@ -124,7 +124,7 @@ class Reports:
 
 
 class Supervisor(Generic[PlanT]):
-    """Keeps one process running until it has ended, is told to stop, or fails for good; `serve` is its one task."""
+    """Keeps one process running until it has ended, is asked to stop, or fails permanently; `serve` is its one task."""
 
     def __init__(self, plan: PlanT, reports: Reports, *, takes_orders: bool = False) -> None:
         """`takes_orders`: see `tell`."""

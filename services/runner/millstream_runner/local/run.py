@@ -123,7 +123,7 @@ class RunResult:
 
 
 async def run(loaded: Loaded, options: RunOptions, screen: Screen) -> RunResult:
-    """Run a pipeline until it has ended, is told to stop (SIGINT, SIGTERM, SIGHUP), or fails.
+    """Run a pipeline until it has ended, is asked to stop (SIGINT, SIGTERM, SIGHUP), or fails.
 
     Raises errors of before the start: the directory is in use, or holds another pipeline's data.
     """

@@ -68,8 +68,8 @@ class Changes:
 def changes(before: Mapping[str, Any], now: Mapping[str, Any], *, forget: Collection[str] = ()) -> Changes:
     """What a change of shape asks of stored data. `forget`: sources that may go with their positions.
 
-    New vertices and edges are no hindrance: they start with nothing, under names that nothing was ever counted by.
-    Raises `DamageError` when `before` is no shape.
+    New vertices and edges are not a hindrance: they start with nothing, under names that nothing was ever counted by.
+    Raises `DamageError` when `before` is not a shape.
     """
     try:
         return _changes(before, now, forget)

@@ -133,7 +133,7 @@ class LocalSpark:
         self._supervisor.stop(grace_s=STOP_GRACE_S)
 
     async def serve(self) -> None:
-        """Keep it running, until it is told to end or fails for good."""
+        """Keep it running, until it is asked to end or fails permanently."""
         async with asyncio.TaskGroup() as tasks:
             looking = tasks.create_task(self._look(), name="look at spark")
             await self._supervisor.serve(self._plan.command)
@@ -157,7 +157,7 @@ class LocalSpark:
 
 
 async def _never() -> bool:
-    """It has no lanes: it ends when it is told to."""
+    """It has no lanes: it ends when it is asked to."""
     return False
 
 

@@ -2,7 +2,7 @@
 
     replica: waiting ─► running ─► (told to stop: draining) ─► stopped, or ended
                           ▲  └──── the worker dies ──┐
-                          └──── restarting ◄─────────┘   one that was told to stop is not started again
+                          └──── restarting ◄─────────┘   one that was asked to stop is not started again
 
 Above it: the runner. Below it: one supervised process for each worker (`replica.py`), which says when a replica is
 over, and takes the order to stop one.
@@ -186,7 +186,7 @@ class LocalWorker:
             self._supervisor.tell(f"stop {replica}")
 
     async def serve(self, arguments: WorkerArguments) -> None:
-        """Keep it running until all its replicas are over, or it fails for good."""
+        """Keep it running until all its replicas are over, or it fails permanently."""
         await self._supervisor.serve(lambda: arguments.command(self._left(), self.plan.metrics_port))
 
     def _left(self) -> Sequence[ReplicaId]:

@@ -23,7 +23,7 @@ async def open_sink(spec: FallbackSink, owner: SinkOwner) -> AsyncIterator[SinkL
     connector, settings = spec.connector, spec.settings
     if not isinstance(connector, SinkConnector):
         raise UserError(
-            codes.EXTENSION, f"{owner.where}: the sink {spec.kind} cannot be opened: its object is no SinkConnector"
+            codes.EXTENSION, f"{owner.where}: the sink {spec.kind} cannot be opened: its object is not a SinkConnector"
         )
     for what, remedy in lacks(connector):
         raise UserError(codes.EXTRA_NEEDED, f"{owner.where}: the {spec.kind} sink {what}: {remedy}")

@@ -134,7 +134,7 @@ class PowerLossFiles(SystemFiles):
             file.unsynced.clear()
 
     def _of_others(self, descriptor: int) -> _File | None:
-        """The file, opened by somebody who does not write it."""
+        """The file, opened by a process that does not write it."""
         wanted = os.fstat(descriptor)
         names = (path for path in self._names if path.exists() and os.path.samestat(path.stat(), wanted))
         return next((self._names[path] for path in names), None)

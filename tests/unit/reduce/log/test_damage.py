@@ -209,7 +209,7 @@ async def test_a_segment_behind_the_newest_is_not_taken_for_the_log(tmp_path: Pa
 
 
 async def test_damage_in_a_segment_of_which_only_rows_are_needed_does_not_keep_the_log_closed(tmp_path: Path) -> None:
-    """Its rows are checked when their window closes, by whoever reads them; its length and its log are checked here."""
+    """Its rows are checked when their window closes, by their reader; its length and its log are checked here."""
     kept = KeptEntries()
     async with opened(tmp_path, kept=kept) as written:
         written.append(20)

@@ -82,8 +82,8 @@ async def test_what_was_acknowledged_survives_the_loss_of_power(tmp_path: Path, 
 @pytest.mark.guarantee("I1")
 @pytest.mark.parametrize("seed", range(10))
 async def test_what_a_new_owner_read_survives_the_loss_of_power(tmp_path: Path, seed: int) -> None:
-    """The owner before died between its write and its fsync. Whoever reads what it wrote lets the lane's mark count on
-    it, without having written it."""
+    """The owner before died between its write and its fsync. Its successor reads that, and lets the lane's mark count
+    on it, without having written it."""
     files, kept = PowerLossFiles(), KeptEntries()
     async with opened(tmp_path / "log", kept=kept, files=files) as written:
         written.append(3)
@@ -222,7 +222,7 @@ async def test_a_full_disk_loses_nothing_and_the_log_goes_on_when_there_is_room(
 
 @pytest.mark.process
 async def test_a_full_disk_does_not_keep_a_log_from_deleting(small_disk: Path) -> None:
-    """What nobody needs any more is deleted with what the reserve had kept free, and then there is room."""
+    """What is no longer needed is deleted with what the reserve had kept free, and then there is room."""
     kept = KeptEntries()
     sizes = LogSizes(segment_bytes=16384, reserve_bytes=32768)
     async with opened(small_disk / "log", kept=kept, sizes=sizes) as written:

@@ -1,4 +1,4 @@
-"""What Spark is told, for each kind of place it may run in."""
+"""The settings of Spark, for each kind of place it may run in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values become columns: fast and one by one alike, and malformed ones cost nobody else anything."""
+"""Values become columns: fast and one by one alike, and malformed ones cost the others nothing."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ OTHER = engine_pb2.Program(sql=engine_pb2.SqlProgram(query="b"))
 
 @dataclass
 class Threads:
-    """Runs functions in threads, as a session does; what is cancelled is told so through `cancelled`."""
+    """Runs functions in threads, as a session does; `cancelled` says so to what is cancelled."""
 
     lost: bool = False
     cancelled: threading.Event = field(default_factory=threading.Event)

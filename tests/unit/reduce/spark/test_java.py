@@ -160,4 +160,4 @@ def test_a_cache_that_is_missing_is_said_once_it_could_be_there(
     (tmp_path / aot._name(find_java())).touch()
     assert aot.advice() == ""
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
-    assert aot.advice() == "", "who starts it is told what is wrong"
+    assert aot.advice() == "", "the message at its start says what is wrong"

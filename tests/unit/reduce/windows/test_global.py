@@ -78,7 +78,7 @@ def test_a_result_of_old_rows_is_no_older_than_the_watermark_was() -> None:
     table = Table(counting(2, lateness_us=10))
     table.close(1000)
     table.add(3, 4)
-    # 990 was told downstream: what ends at 991 has the time 990, and is not late there.
+    # 990 was promised downstream: what ends at 991 has the time 990, and is not late there.
     assert table.close(1000) == {(3, 991, ""): [3, 4]}
 
 

@@ -154,7 +154,7 @@ class CsvParser:
             reader = csv.reader(StringIO(text), delimiter=self._delimiter, strict=True)
             with suppress(csv.Error):
                 fields = list(reader)
-                # An empty last line is no line to the reader.
+                # An empty last line is not a line to the reader.
                 if len(fields) == reader.line_num:
                     return _Rows(fields, len(lines))
         return self._rows_one_by_one(text, lines, invalid, records_max, final=final)
@@ -190,7 +190,7 @@ class CsvParser:
     def _report(self, rows: _Rows, misfits: list[int], lines: Sequence[bytes], invalid: list[InvalidLine]) -> None:
         for index in misfits:
             count = len(rows.fields[index])
-            # A line without anything on it is no row.
+            # A line without anything on it is not a row.
             if count:
                 reason = f"the row has {count} fields, and there are {len(self._names)} columns"
                 invalid.append(InvalidLine(rows.place(index).start, _raw(rows.place(index), lines), reason))

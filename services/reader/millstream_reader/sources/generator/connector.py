@@ -74,7 +74,7 @@ class GeneratorSource(SpecModel):
     """Share of the records whose event time is moved back by `outOfOrderBy`. Default 0."""
     out_of_order_by_s: Duration = Field(default=0.0, alias="outOfOrderBy")
     """How far back out-of-order records lie; keep `watermark.maxDelay` at least this long if they
-    shall not be late. Duration, default 0s."""
+    must not be late. Duration, default 0s."""
     late_share: Share = 0.0
     """Share of the records whose event time is moved back by `lateBy`. Default 0."""
     late_by_s: Duration = Field(default=0.0, alias="lateBy")

@@ -105,7 +105,7 @@ async def open_http(
     seen: SeenIds | None = None,
 ) -> AsyncIterator[HttpSourceLane]:
     """A lane that listens. `seen`: the ids it has taken in, which have a bound. Errors: `InfrastructureError` when it
-    cannot, `UserError` where it would listen to anybody."""
+    cannot, `UserError` where it would take records from every machine."""
     body = unpack_position(position, KIND, partitions, lane)
     taken = 0 if body is None else body.get("taken")
     if not isinstance(taken, int):
@@ -151,8 +151,8 @@ def _listen(plan: HttpPlan, port: int, lane: LaneId) -> socket.socket:
             raise UserError(
                 codes.HTTP_SOURCE_OPEN,
                 f"lane {lane}: the http source would listen on {host} ({address[0]}), which other machines reach, to "
-                "anybody: set `http.auth` or `http.tls.clientCa`, or `http.allowUnauthenticated: true` if that is "
-                "meant",
+                "every machine: set `http.auth` or `http.tls.clientCa`, or `http.allowUnauthenticated: true` if that "
+                "is meant",
             )
         listener = socket.create_server(address[:2], family=family, backlog=_BACKLOG)
     except OSError as error:
@@ -371,7 +371,7 @@ class HttpSourceLane:
             )
         if self._taken - self._committed + len(records) > room:
             raise _later(429, f"{self._taken - self._committed} records wait to be committed; try again")
-        # The body took its time, and the source may have been told to stop meanwhile.
+        # The body took its time, and the source may have been asked to stop meanwhile.
         if self._draining:
             raise _later(503, "the source takes nothing new: it is stopping")
         self._check_ids(records)

@@ -14,7 +14,7 @@ from millstream_reader.sources.http.lane import HttpPlan
 
 
 def http_plan(source: HttpSource, base_dir: Path, lane: LaneId, clock: Clock) -> HttpPlan:
-    """What the fields of an `http` mean. Errors: `UserError` when the token or the certificates cannot be had."""
+    """What the fields of an `http` mean. Errors: `UserError` when the token or the certificates are not available."""
     auth, tls = source.auth, source.tls
     tokens = contexts = None
     if auth is not None:

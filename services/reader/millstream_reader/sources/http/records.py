@@ -176,7 +176,7 @@ def _carried_headers(headers: Mapping[str, str]) -> dict[str, bytes]:
 
 
 def _header_bytes(value: str) -> bytes:
-    """As they were sent: what is no UTF-8 comes as lone surrogates."""
+    """As they were sent: what is not UTF-8 comes as lone surrogates."""
     return value.encode(errors="surrogateescape")
 
 

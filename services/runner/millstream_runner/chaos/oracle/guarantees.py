@@ -72,7 +72,7 @@ def _names(name: str, directory: Path) -> Check:
     for path in finished_files(directory):
         match = _NAME.fullmatch(path.name)
         if match is None:
-            faults.append(f"{path.name} is no name of a finished file")
+            faults.append(f"{path.name} is not a name of a finished file")
             continue
         lane, after, after_index, end, end_index = match.groups()
         spans[lane].append(((int(after), int(after_index)), (int(end), int(end_index))))

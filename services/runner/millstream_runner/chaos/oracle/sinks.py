@@ -1,6 +1,6 @@
 """What file sinks have written, read by the formats of the files alone.
 
-Above it: the checks. Below it: files. Unfinished files lie below `.millstream` and are no results; of a run that has
+Above it: the checks. Below it: files. Unfinished files lie below `.millstream` and are not results; of a run that has
 ended there may be none.
 """
 

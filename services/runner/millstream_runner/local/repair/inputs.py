@@ -267,8 +267,8 @@ class Inputs:
             "kept-input",
             f"the input that lane {lane} keeps in buffer {reading.up_to.buffer} is damaged: "
             f"{'; '.join(reading.faults)}",
-            "nothing as long as the log of the lane is whole, which holds these records: should that be lost as well, "
-            "so are its open windows",
+            "nothing as long as the log of the lane is whole, which holds these records: if that is lost as well, "
+            "its open windows are lost, too",
             accept,
             reading.lost,
             records=0,

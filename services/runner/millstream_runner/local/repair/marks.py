@@ -116,8 +116,8 @@ class Marks:
                 yield Finding(
                     "entry",
                     str(error).partition("; `millstream")[0],
-                    f"nothing that is lost: lane {lane} publishes it anew. Whether its mark is as new as it was cannot "
-                    "be told from it",
+                    f"nothing that is lost: lane {lane} publishes it again. Whether its mark is as new as it was is "
+                    "not known from it",
                     partial(self._forget, lane),
                 )
 

@@ -1,9 +1,9 @@
-"""Looks for damage in what a pipeline has stored, and gives up knowingly what cannot be had back.
+"""Looks for damage in what a pipeline has stored, and gives up knowingly what cannot be recovered.
 
     ledgers that are gone ─► what the broker says it lost ─► torn batches ─► OT entries ─► marks that went back
                                                     ─► logs of reduce lanes ─► buffers and their readers
 
-In this order: each stage reads what the ones before have mended, so one call does all there is to do. Without
+In this order: each stage reads what the ones before have fixed, so one call does all there is to do. Without
 acceptance nothing is changed. Every step is durable by itself and may be made again: who is killed in between begins
 anew, and finds what is left.
 

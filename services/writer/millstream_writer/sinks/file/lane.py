@@ -136,7 +136,7 @@ class FileSinkLane:
             # The lane may be further than the last frame that it gave records of, whose name would be a wrong one then.
             is_last = bool(frames) and frames[-1].sequence == frame_at(taken)
             self._taken, self._taken_frame = taken, frames[-1].name if is_last else ""
-        # 3. Store it as far as it goes. A full disk is no failure of this write: it is reported by the next call.
+        # 3. Store it as far as it goes. A full disk is not a failure of this write: it is reported by the next call.
         with suppress(RetryLaterError):
             self._tick()
         return WriteResult(failures if any(failures) else ())

@@ -256,14 +256,14 @@ async def open_http_sink(
 ) -> AsyncIterator[SinkLane]:
     """A session for one lane; nothing is sent yet. Looks up what the spec refers to.
 
-    Raises `UserError` when that cannot be had, or cannot be sent.
+    Raises `UserError` when that is not available, or cannot be sent.
     """
     url = resolve(spec.url, base_dir, f"{where}: the url of the http sink")
     if not is_http_url(url):
         # It may hold a secret, so it is not shown.
         raise UserError(
             codes.HTTP_SINK_SETTINGS,
-            f"{where}: what the url of the http sink refers to is no URL (http://host:port/path or https://…)",
+            f"{where}: what the url of the http sink refers to is not a URL (http://host:port/path or https://…)",
         )
     headers = {
         name: resolve(value, base_dir, f"{where}: the header {name!r} of the http sink")
@@ -273,7 +273,7 @@ async def open_http_sink(
         if _NOT_A_HEADER_NAME.search(name) is not None:
             raise UserError(
                 codes.HTTP_SINK_SETTINGS,
-                f"{where}: the header {name!r} of the http sink cannot be sent: that is no header's name",
+                f"{where}: the header {name!r} of the http sink cannot be sent: that is not a header's name",
             )
         if _CONTROL.search(value) is not None:
             raise UserError(

@@ -901,7 +901,7 @@ Global___SourceBatch: _TypeAlias = SourceBatch  # noqa: Y015
 class ReduceRequest(_message.Message):
     """A reduce stream: Hello, Welcome, then parts from the client and answers from the server. Both go through the same
     groups in the same order. A part holds the records of many groups, or some of the records of one that is too large
-    for one part; so does an answer with the results. The server may answer whenever it likes, and the client reads while
+    for one part, and so does an answer with the results. The server may answer whenever it likes, and the client reads while
     it sends: HTTP/2 flow control is what bounds both. (Welcome.calls_max has no meaning here.) When the stream breaks, or
     ends before every group is answered, the groups without a whole answer are sent again on the next stream.
     """
