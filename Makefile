@@ -89,7 +89,7 @@ format: $(STAMP)  ## Rewrite the code in the project's format and apply safe fix
 proto: $(STAMP)  ## Regenerate the wire modules from proto/.
 	$(BIN)/python tools/generate_protos.py
 
-lock: $(STAMP)  ## Resolve the lock files anew from the two pyproject.toml files.
+lock: $(STAMP)  ## Resolve the lock files from the two pyproject.toml files.
 	$(BIN)/python tools/lock.py
 
 dist: $(STAMP)  ## Build wheels, sdists, a bill of materials and checksums into dist/.

@@ -5,7 +5,7 @@
 `millstream chaos` with a look at the run every few seconds: resident memory of every process, bytes of the data
 directory. In what is left of the time after a tenth of it, the median of the last quarter may not exceed that of the
 first quarter by more than a fifth (or 24 MiB, whichever is more), of any process and of the disk. A process that is
-killed begins anew with its memory, as it would elsewhere: `--faults pause,network` leaves them all alive. Exit code 1
+killed starts again with its memory, as it would elsewhere: `--faults pause,network` leaves them all alive. Exit code 1
 when it is not flat, or when the oracle finds anything.
 """
 

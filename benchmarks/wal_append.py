@@ -6,7 +6,7 @@ there again after a crash.
 
 Takes decoded frames in with `append`, while `sync` runs again and again, as a lane does. Then writes the same bytes
 into files of the same size with an fsync at the same places and nothing else: the raw append limit. Then opens the
-queue anew, as after a `kill -9`. `--busy` keeps a second core at work all the while, as Spark would.
+queue again, as after a `kill -9`. `--busy` keeps a second core at work all the while, as Spark would.
 """
 
 from __future__ import annotations

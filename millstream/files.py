@@ -52,7 +52,7 @@ def append_private(path: Path) -> IO[bytes]:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file anew, in place of one that has the name. Not durable, and not atomic."""
+    """Write a file again, in place of one that has the name. Not durable, and not atomic."""
     path.unlink(missing_ok=True)
     with open(create_private(path), "w", encoding="utf-8") as file:
         file.write(text)

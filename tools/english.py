@@ -96,6 +96,14 @@ RULES = (
         "It asked three times without success.",
     ),
     Rule(
+        "anew",
+        ("anew",),
+        _words("anew"),
+        "again; rebuild, recreate, regenerate",
+        "The log is made anew from its input.",
+        "The log is rebuilt from its input.",
+    ),
+    Rule(
         "mend",
         ("mend",),
         _words("mend(?:s|ed|ing)?|unmended"),

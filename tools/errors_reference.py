@@ -16,7 +16,7 @@ from tools.pages import write_or_check
 
 ROOT = Path(__file__).resolve().parent.parent
 
-_MADE = "Made from the codes in `millstream/codes`; `python tools/errors_reference.py` writes it anew."
+_MADE = "Made from the codes in `millstream/codes`; `python tools/errors_reference.py` regenerates it."
 
 ERRORS = f"""# Error codes
 

@@ -3,7 +3,7 @@
     python tools/lowest.py                 all of them
     python tools/lowest.py -k ledger       whatever pytest takes
 
-The environment lies in `.venv-lowest`; packages are resolved anew each time, and installed where they have changed.
+The environment lies in `.venv-lowest`; packages are resolved again each time, and installed where they have changed.
 What only the tests need (pytest, ruff and the like) is as in the lock.
 """
 

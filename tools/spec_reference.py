@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 INTRODUCTION = f"""# The pipeline file
 
-Made from the models in `millstream/spec`; `python tools/spec_reference.py` writes it anew.
+Made from the models in `millstream/spec`; `python tools/spec_reference.py` regenerates it.
 
 One file holds one `Pipeline`, in YAML. `millstream validate FILE` reports every problem at once: file, line, place,
 what is wrong and what was expected. Unknown fields are problems. Fields have the names of Numaflow's v1alpha1

@@ -1,4 +1,4 @@
-"""Computes the aggregations of the flights pipeline anew, straight from the file, with another engine (DuckDB).
+"""Computes the aggregations of the flights pipeline again, straight from the file, with another engine (DuckDB).
 
 Shares nothing with the pipeline but its input and what it wrote.
 """

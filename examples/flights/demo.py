@@ -3,7 +3,7 @@
     python examples/flights/demo.py
 
 Writes the input in the order in which the planes left, runs `pipeline.yaml` to its end with `millstream run`, counts
-what came out, and has another engine compute the aggregations anew from the file (`check.py`). Exit code 1 when
+what came out, and has another engine compute the aggregations again from the file (`check.py`). Exit code 1 when
 anything differs.
 """
 

@@ -15,7 +15,7 @@ _REPAIR = (
 _LOG = (
     "Keep a copy of the directory, and look at it with `millstream wal --verify`. Put the right files "
     "back if you have them. Otherwise `millstream repair` says what is lost: where the lane keeps its "
-    "input (`keepInput`) the log can be made anew from it."
+    "input (`keepInput`) the log can be rebuilt from it."
 )
 
 FRAME_UNREADABLE = Code(
@@ -52,7 +52,7 @@ LEDGER_CUT = Code(
     happened=(
         "A reader, a log, a sink or a watermark knows of something newer than what the ledger holds: the "
         "broker lost its last writes (a power cut without fsync, say), an old copy of its store was put "
-        "back, or the ledger was made anew."
+        "back, or the ledger was rebuilt."
     ),
     data=(
         "Records that were committed and are not in the ledger any more may be lost, or be processed twice "
@@ -129,7 +129,7 @@ WATERMARK_UNREADABLE = Code(
     "The published watermark of a lane cannot be read",
     happened="The entry of a lane in the OT store does not decode.",
     data=(
-        "No record is lost by it: the lane publishes the entry anew at its start. Until then no window that "
+        "No record is lost by it: the lane publishes the entry again at its start. Until then no window that "
         "waits for it closes."
     ),
     do="`millstream repair --accept-loss` removes the entry; then run the pipeline.",
@@ -199,7 +199,7 @@ RESULTS_LOST = Code(
     ),
     data=(
         "Windows whose results were committed have them. The others of that hand-over would be computed "
-        "anew, which may give other results, so the lane stops instead."
+        "again, which may give other results, so the lane stops instead."
     ),
     do=_LOG,
 )
@@ -208,7 +208,7 @@ MILESTONE_UNREADABLE = Code(
     5106,
     "A milestone of a reduce lane cannot be read",
     happened=(
-        "With `keepInput` a lane commits milestones, by which its log can be made anew from the input. One "
+        "With `keepInput` a lane commits milestones, by which its log can be rebuilt from the input. One "
         "does not decode."
     ),
     data=(
@@ -296,7 +296,7 @@ RUN_FILE_UNREADABLE = Code(
         "Records, marks and windows do not lie in these files: the broker's store and the logs of reduces "
         "are not concerned."
     ),
-    do="Remove the file that the message names; the next run writes it anew.",
+    do="Remove the file that the message names; the next run writes it again.",
 )
 
 SHAPE_UNREADABLE = Code(
@@ -309,6 +309,6 @@ SHAPE_UNREADABLE = Code(
     data="Nothing was changed. The stored data is kept.",
     do=(
         "Restore the file. Where the pipeline was not changed since, running it as it was writes "
-        "`pipeline.json` anew. Or start over with `--fresh`."
+        "`pipeline.json` again. Or start over with `--fresh`."
     ),
 )

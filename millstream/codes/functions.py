@@ -116,7 +116,7 @@ FUNCTION_VERSION = Code(
         "protocol in common."
     ),
     data=_INPUT_WAITS,
-    do="Install an SDK of the same release as Millstream, and build the function anew.",
+    do="Install an SDK of the same release as Millstream, and build the function again.",
 )
 
 FUNCTION_PROTOCOL = Code(

@@ -130,7 +130,7 @@ PROCESS_NOT_STARTED = Code(
         "there are too many processes."
     ),
     data=_NOT_STARTED,
-    do="Correct what the message names; install Millstream anew where files of it are gone.",
+    do="Correct what the message names; install Millstream again where files of it are gone.",
 )
 
 PROCESS_KILLED = Code(

@@ -108,7 +108,7 @@ RESOLVED_PIPELINE = Code(
     ),
     data="The worker did not start. Nothing was changed.",
     do=(
-        "Make the file anew with `millstream compile pipeline.yaml`, with the version of Millstream that "
+        "Make the file again with `millstream compile pipeline.yaml`, with the version of Millstream that "
         "runs the workers."
     ),
 )

@@ -36,5 +36,5 @@ def lost_mark(lane: LaneId, after: int, stored: StoredMark | None) -> DamageErro
     return DamageError(
         codes.LEDGER_CUT,
         f"the mark of lane {lane}, which was at sequence {after}, {found}: the ledger of vertex {lane.vertex} has lost "
-        f"its end, was set back or was made anew. {REPAIR}",
+        f"its end, was set back or was rebuilt. {REPAIR}",
     )

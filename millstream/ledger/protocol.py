@@ -174,7 +174,7 @@ class Ledger(Protocol):
 
     @property
     def ledger_id(self) -> str:
-        """The same for as long as the ledger exists, another after it was made anew: positions begin again then."""
+        """The same for as long as the ledger exists, another after it was rebuilt: positions begin again then."""
 
     @property
     def durability(self) -> Durability: ...

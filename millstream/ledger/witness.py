@@ -95,7 +95,7 @@ class ReadCheck:
         self._numbers = {gap.lane: gap.through for gap in gaps if gap.sequence <= after}
         self._numbers.update((item.lane, item.number) for item in known if item.sequence <= after)
         self._to_come = {item.sequence: item for item in known if item.sequence > after}
-        """Those that are read once more: all of a log made anew from its input, or one frame that was read in part."""
+        """Those that are read once more: all of a rebuilt log, or one frame that was read in part."""
         self._gaps: dict[str, deque[GivenUp]] = {}
         """Those ahead, by lane, in the order in which they come."""
         for gap in gaps:

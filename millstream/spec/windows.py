@@ -286,7 +286,7 @@ class GroupBy(SpecModel):
             what = "without storage the windows are only in the input"
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("keepInput",), what, "`keepInput: true`, or another storage")
         elif self.keeps_input and self.window.counts:
-            what = "a window that a count triggers cannot be made anew from its input: which records are in it depends "
+            what = "a window that a count triggers cannot be rebuilt from its input: which records are in it depends "
             what += "on those before them, which are gone"
             where = ("keepInput",) if self.keep_input else ("storage", "no_store")
             yield ShapeProblem(

@@ -9,7 +9,7 @@ knows is processes and sockets, and no protocol; streams survive a restart by th
 
 A sidecar is well when it answers the probe (`millstream.health`). A function may compute or block for long without
 being ill, and servers that answer from a thread or process of their own (the Python and Go SDKs do) answer meanwhile.
-One that does not answer is reported soon, but killed and started anew only after `hung_after_s`: choose it longer than
+One that does not answer is reported soon, but killed and started again only after `hung_after_s`: choose it longer than
 the longest call of a server that cannot answer while it computes. One that a signal has stopped computes nothing, and
 is killed as soon as any other process.
 
@@ -86,7 +86,7 @@ class SidecarSpec:
     stop_timeout_s: float = DRAIN_TIMEOUT_S
     """From SIGTERM until SIGKILL."""
     hung_after_s: float = 60.0
-    """Without an answer for so long, it is killed and started anew."""
+    """Without an answer for so long, it is killed and started again."""
 
     @property
     def where(self) -> str:

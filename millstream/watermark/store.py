@@ -71,7 +71,7 @@ def decode_update(bucket: str, key: str, data: bytes) -> OtUpdate:
         raise DamageError(
             codes.WATERMARK_UNREADABLE,
             f"the watermark of lane {key} in bucket {bucket} cannot be read ({len(data)} bytes: {error}); "
-            "`millstream repair --accept-loss` removes it, and the lane publishes it anew at its start",
+            "`millstream repair --accept-loss` removes it, and the lane publishes it again at its start",
         ) from error
 
 
@@ -164,7 +164,7 @@ async def raise_epoch(read: Read, put_after: PutAfter, epoch: int) -> OtEntry | 
     """`OtStore.take_over` for any store: what is stored is put again, under the new epoch.
 
     1. Nothing is stored: an entry that promises nothing keeps the place.
-    2. It is of this epoch or a newer one: left from a ledger that was made anew since. It is left alone.
+    2. It is of this epoch or a newer one: left from a ledger that was rebuilt since. It is left alone.
     3. It is the very entry that was put before without an answer: done.
     """
     raised: OtEntry | None = None

@@ -83,7 +83,7 @@ async def _send(session: aiohttp.ClientSession, url: str, first: int) -> None:
 
 
 async def _feed(outputs: Outputs) -> None:
-    """Everything anew in every run: what was taken before has no effect."""
+    """Everything again in every run: what was taken before has no effect."""
     url = f"http://127.0.0.1:{(outputs.directory / PORT).read_text()}/vertices/pushed"
     async with aiohttp.ClientSession() as session:
         for first in range(0, len(_PUSHED), _REQUEST):

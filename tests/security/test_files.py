@@ -19,7 +19,7 @@ from tests.mesh.running import command
 from tests.security.conftest import NOBODY, Stranger
 
 LINKS = ("logs/runner.jsonl", "logs/in-0.jsonl", "broker/nats.conf", "runtime.json.tmp", "status.json.tmp")
-"""Files of a run that are written, or written anew, without being looked at before."""
+"""Files of a run that are written, or written again, without being looked at before."""
 
 
 @pytest.fixture(params=[0o000, 0o022, 0o077])

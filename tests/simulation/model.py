@@ -1,4 +1,4 @@
-"""What must be in every buffer and every sink after a run, computed anew from what the sources gave.
+"""What must be in every buffer and every sink after a run, computed again from what the sources gave.
 
 It shares no code with what it judges, except for reading frames.
 """

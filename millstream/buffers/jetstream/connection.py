@@ -268,7 +268,7 @@ class BrokerConnection:
             subject = known if known.lower() == subject else subject
         text = (
             f"the NATS server at {self.place} does not let {self._access.identity} {verb} to {subject}: grant it "
-            f"{verb} rights on that subject, or make the users anew with `millstream broker config` (deploy/README.md)"
+            f"{verb} rights on that subject, or make the users again with `millstream broker config` (deploy/README.md)"
         )
         for token in waiting:
             self._fail(self._answers[token], NotPermittedError(text))

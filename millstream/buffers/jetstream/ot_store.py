@@ -242,7 +242,7 @@ class JetStreamOtStores:
                     raise RetryLaterError(
                         codes.BROKER_AWAY,
                         f"the OT store of vertex {vertex} of pipeline {self._pipeline} cannot be made: {error!r}; "
-                        "is the broker up, and has it JetStream?",
+                        "is the broker running, with JetStream enabled?",
                     ) from error
                 self._stores[vertex] = store
             return self._stores[vertex]

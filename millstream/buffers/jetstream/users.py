@@ -123,6 +123,6 @@ def _read_buffers(graph: Graph, vertex: str) -> dict[str, list[str]]:
         buffers.setdefault(edge.from_, []).append(edge.name)
     group_by = graph.vertex(vertex).group_by
     if group_by is not None and group_by.keeps_input:
-        # A reduce that can make its log anew finds its milestones in its own ledger.
+        # A reduce that can rebuild its log finds its milestones in its own ledger.
         buffers.setdefault(vertex, []).append(WINDOW_INPUT)
     return buffers

@@ -20,7 +20,7 @@ PROGRAM_VARIABLE = "MILLSTREAM_REDIS_SERVER"
 PROGRAMS = ("valkey-server", "redis-server")
 """Either keeps ledgers; looked for in this order."""
 _REWRITE_BYTES_MIN = 512 * limits.MIB
-"""Size from which the log is written anew without what was trimmed; it has at most this and twice what is stored."""
+"""Size from which the log is written again without what was trimmed; it has at most this and twice what is stored."""
 _OUTPUT_BYTES_MAX = 4 * limits.BYTES_IN_FLIGHT_MAX
 
 

@@ -237,7 +237,7 @@ def reduce_over_grpc(program: engine_pb2.UdfProgram, parts: Iterable[Part]) -> I
     """Reduce the groups of `parts` by the function at an address; answers come in the order of the groups.
 
     Groups without records are not sent and have no answer. The results of a failed group do not count, also those in
-    answers before. Raises `FunctionLostError` when the caller has to begin anew, `UdfError` when the function breaks
+    answers before. Raises `FunctionLostError` when the caller has to begin again, `UdfError` when the function breaks
     the protocol or serves no reduce, and what `parts` raises.
     """
     return UdfReduction(program).run(parts)

@@ -26,7 +26,7 @@ from millstream.wire.reduce.v1 import engine_pb2
 from millstream_udf.wire.udf.v1 import udf_pb2
 
 CONNECT_TIMEOUT_S = 60.0
-"""How long a function that does not answer is waited for: it may just be started anew."""
+"""How long a function that does not answer is waited for: it may just be started again."""
 OUTBOX_MESSAGES_MAX = 2
 """Messages that wait for HTTP/2 to take them."""
 REOPEN_PAUSE_S = 0.1
@@ -47,7 +47,7 @@ _channels_lock = threading.Lock()
 
 
 class FunctionLostError(RetryLaterError):
-    """The function went away, and the caller has to begin anew."""
+    """The function went away, and the caller has to begin again."""
 
     def __init__(self, message: str) -> None:
         super().__init__(codes.FUNCTION_UNREACHABLE, message)

@@ -197,7 +197,7 @@ class SeenIds:
         if end == len(bucket):
             self._buckets[number] = None
         elif end:
-            # Made anew, so that its room is as large as what is left.
+            # Made again, so that its room is as large as what is left.
             self._buckets[number] = bucket[end:]
 
 

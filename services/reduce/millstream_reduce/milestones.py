@@ -1,11 +1,11 @@
-"""Which moments of a lane's input must be known to make its log anew from that input. Pure.
+"""Which moments of a lane's input must be known to rebuild its log from that input. Pure.
 
 Which window a record is in follows from its time, from the records that came before it, and from the windows that were
 closed by then. The last is not in the input. It matters where a record is older than the closed windows: there it
 begins a window, or is late, where it would have joined them. Nor does the input say which records of several edges
 came first. That matters for a record whose own session has ended: it is late, unless it joins one that is open. And
 early results are numbered by how often they were made. So those moments are milestones, and, for the sake of the log
-that is made anew, one after every so many bytes: what was closed by then need not be kept any longer.
+that is rebuilt, one after every so many bytes: what was closed by then need not be kept any longer.
 
 Used by the queue, which writes milestones into its log, and the lane, which commits them and reads them again.
 """

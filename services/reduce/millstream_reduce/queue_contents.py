@@ -49,7 +49,7 @@ class Appended:
     hand_over: int
     """Number of the last hand-over before these records."""
     milestone: wal_pb2.Milestone | None
-    """Where the lane stood before these records, where that must be known to make a lost log anew."""
+    """Where the lane stood before these records, where that must be known to rebuild a lost log."""
 
     @property
     def records(self) -> int:
@@ -196,7 +196,7 @@ class QueueContents:
         self.last_hand_over = max(self.last_hand_over, self.progress.hand_over)
         self.is_behind = bool(missing)
         if not missing:
-            # In the middle of being made anew, it may hold what is left of windows that are committed.
+            # In the middle of being rebuilt, it may hold what is left of windows that are committed.
             self.windowing.replayed()
             self._move_closed(self.progress.closed_us)
 
@@ -221,7 +221,7 @@ class QueueContents:
                 for edge, sequence in sorted(self.sequences.items())
             ],
             closed_us=self.windowing.closed_us,
-            # A log that is being made anew may have read everything again, and not dropped all that comes of it.
+            # A log that is being rebuilt may have read everything again, and not dropped all that comes of it.
             last_hand_over=self._logged_hand_over if self.is_behind else self.last_hand_over,
         )
 

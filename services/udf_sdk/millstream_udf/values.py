@@ -41,8 +41,8 @@ class Record:
     headers: Mapping[str, bytes]
     """User metadata that travels with the record."""
     id: str | None
-    """The same at every attempt: the source's own where it gave one and no function has made the record anew, else the
-    record's place in the buffer it was read from. None in a source transform, where the source gives none."""
+    """The same at every attempt: the source's own where it gave one and no function has made another record of it,
+    else the record's place in the buffer it was read from. None in a source transform, where the source gives none."""
 
     def __init__(
         self,

@@ -111,7 +111,7 @@ class MapLane:
         unit = await self._call(piece)
         if unit.fits_a_commit or piece.records == 1:
             return [unit]
-        # Nothing of it has had an effect, so both halves may be handed over anew, as parts of the lane's input.
+        # Nothing of it has had an effect, so both halves may be handed over again, as parts of the lane's input.
         units = [unit for half in piece.halves() for unit in await self._map(half)]
         for unit in units[:-1]:
             unit.pieces = 0

@@ -144,7 +144,7 @@ async def test_what_the_user_says_of_crashes_is_no_crash(client: SparkClient, tm
     [
         ("SELECT key, 1 / (value.n - 13) AS n FROM window", "line 1, column 13: Division by zero."),
         ("SELECT\n  key,\n  1 / (value.n - 13) AS n\nFROM window", "line 3, column 3: Division by zero."),
-        # Aggregates are written anew, so what failed is not in the user's text.
+        # Aggregates are written again, so what failed is not in the user's text.
         ("SELECT 1 / (sum(value.n) - 13) AS n FROM window", "Division by zero."),
         (
             "SELECT 1/(value.n-13) AS n FROM window WHERE 1/(value.n-13) < 100",

@@ -1,4 +1,4 @@
-"""A data directory knows which ledgers it has, and says so before a run begins anew without them."""
+"""A data directory knows which ledgers it has, and says so before a run starts again without them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ def test_a_ledger_that_is_gone_or_was_made_anew_is_named(tmp_path: Path) -> None
     known.note({"in": "p-in 1"})
     known.note({"in": "p-in 1", "map": "p-map 2"})
     KnownLedgers(path).check({"in": "p-in 1", "map": "p-map 2", "out": "p-out 3"})
-    with pytest.raises(
-        DamageError, match=r"ledgers\.json .*that of vertex in was made anew; that of vertex map is gone"
-    ):
+    with pytest.raises(DamageError, match=r"ledgers\.json .*that of vertex in was rebuilt; that of vertex map is gone"):
         KnownLedgers(path).check({"in": "p-in 4"})
 
 

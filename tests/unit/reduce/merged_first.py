@@ -2,7 +2,7 @@
 
 The definition knows single records only: each is merged with the open sessions that it meets, one after the other in
 the order of arrival, and is late when what comes of it has ended. Deaths lose what was not durable; logs are lost, or
-old, and made anew from what is left of the input, with its edges read by other turns. Used by the tests of the suite,
+old, and rebuilt from what is left of the input, with its edges read by other turns. Used by the tests of the suite,
 and, for as many seeds as one likes, by `benchmarks/session_seeds.py`.
 """
 
@@ -181,7 +181,7 @@ class Story:
         fate = self.rng.random()
         if fate < 0.4:
             shutil.rmtree(self.lane.directory)
-            # A copy of a log that is no more is not an old state of the one that is made anew.
+            # A copy of a log that is no more is not an old state of the one that is rebuilt.
             shutil.rmtree(self.old_log, ignore_errors=True)
         elif fate < 0.6 and self.old_log.exists():
             shutil.rmtree(self.lane.directory)
@@ -338,11 +338,11 @@ class Story:
     def _release(self, queue: Queue) -> None:
         if self.kept:
             kept = queue.releasable()
-            # A log that is made anew may stand before what is gone already, and has nothing left to read up to there.
+            # A log that is rebuilt may stand before what is gone already, and has nothing left to read up to there.
             self.trimmed = {edge: max(done, kept.get(edge, 0)) for edge, done in self.trimmed.items()}
             self.milestones.release(kept)
 
-    # A log that is made anew
+    # A log that is rebuilt
 
     async def _retrace(self, queue: Queue) -> None:
         progress = self.lane.progress

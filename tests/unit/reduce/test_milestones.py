@@ -1,4 +1,4 @@
-"""A log that is lost is made anew from the input: what the queue notes for that, and what it does at each milestone."""
+"""A log that is lost is rebuilt from the input: what the queue notes for that, and what it does at each milestone."""
 
 from __future__ import annotations
 

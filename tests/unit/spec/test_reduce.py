@@ -93,11 +93,11 @@ CASES: dict[str, tuple[str, list[tuple[str, str]]]] = {
     ),
     "an input that is not enough": (
         reduce_of("python: a:f", fields(window="{global: {trigger: {count: 5}}}", keepInput="true")),
-        [(f"{GROUP}.keepInput", "a window that a count triggers cannot be made anew from its input")],
+        [(f"{GROUP}.keepInput", "a window that a count triggers cannot be rebuilt from its input")],
     ),
     "an input that is not enough, and nothing else": (
         reduce_of("python: a:f", fields(window="{global: {trigger: {count: 5}}}", storage="{no_store: {}}")),
-        [(f"{GROUP}.storage.no_store", "a window that a count triggers cannot be made anew from its input")],
+        [(f"{GROUP}.storage.no_store", "a window that a count triggers cannot be rebuilt from its input")],
     ),
     "a policy for late records that is none": (
         reduce_of("python: a:f", fields(window="{fixed: {length: 1s}}", onLate="ignore")),

@@ -39,7 +39,7 @@ class Mark(_message.Message):
     ACCEPTED_FIELD_NUMBER: _builtins.int
     GIVEN_UP_FIELD_NUMBER: _builtins.int
     commit_id: _builtins.bytes
-    """Chosen anew for every commit; tells whether a commit whose answer was lost has landed."""
+    """Chosen again for every commit; tells whether a commit whose answer was lost has landed."""
     epoch: _builtins.int
     """Raised by one at every takeover of the lane."""
     owner: _builtins.str

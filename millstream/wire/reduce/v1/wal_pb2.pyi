@@ -226,7 +226,7 @@ class Append(_message.Message):
 
     @_builtins.property
     def milestone(self) -> Global___Milestone:
-        """Where the lane stood before these records, where that must be known to make a lost log anew."""
+        """Where the lane stood before these records, where that must be known to rebuild a lost log."""
 
     def __init__(
         self,
@@ -257,7 +257,7 @@ Global___Append: _TypeAlias = Append  # noqa: Y015
 class Milestone(_message.Message):
     """A moment in a lane's input at which windows were closed, or early results made. Where the input is kept until its
     windows are committed, the lane commits those that decide which window a record is in, in its own buffer "window": a
-    log that was lost is made anew by reading the input up to each, and doing the same there.
+    log that was lost is rebuilt by reading the input up to each, and doing the same there.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -379,7 +379,7 @@ class HandOver(_message.Message):
     MORE_FIELD_NUMBER: _builtins.int
     MILESTONE_FIELD_NUMBER: _builtins.int
     number: _builtins.int
-    """1, 2, 3, ...: results are committed in this order. 0: they had been committed when the log was made anew."""
+    """1, 2, 3, ...: results are committed in this order. 0: they had been committed when the log was rebuilt."""
     closed_us: _builtins.int
     """Windows that ended up to here, lateness included, are closed; microseconds."""
     more: _builtins.bool
@@ -388,7 +388,7 @@ class HandOver(_message.Message):
     def windows(self) -> _containers.RepeatedCompositeFieldContainer[Global___Window]: ...
     @_builtins.property
     def milestone(self) -> Global___Milestone:
-        """That of the early results, in the first hand-over of them, where it must be known to make a lost log anew."""
+        """That of the early results, in the first hand-over of them, where it must be known to rebuild a lost log."""
 
     def __init__(
         self,

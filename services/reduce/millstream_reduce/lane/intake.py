@@ -92,7 +92,7 @@ class Intake:
         return await self._append()
 
     async def retrace(self, retracing: Retracing) -> int | None:
-        """Make a lost log anew: take the input in again and do what was done at the milestones that are reached. The
+        """Rebuild a lost log: take the input in again and do what was done at the milestones that are reached. The
         mark counts everything up to the last. Records that were taken in; None when the lane stops."""
         admitted = 0
         while True:

@@ -45,7 +45,7 @@ class ReduceLane:
         retracing: Retracing | None,
         early: EarlyResults | None,
     ) -> None:
-        """`retracing`: where the log is made anew from the input."""
+        """`retracing`: where the log is rebuilt from the input."""
         self.core = core
         self._queue = queue
         self._retracing = retracing

@@ -83,7 +83,7 @@ async def open_milestones(
                     raise DamageError(
                         codes.MILESTONE_UNREADABLE,
                         f"a milestone of lane {lane} at sequence {frame.sequence} cannot be read: {error}. Its log "
-                        f"could not be made anew from its input. {REPAIR}",
+                        f"could not be rebuilt from its input. {REPAIR}",
                     ) from error
                 if frame.sequence >= last:
                     break
@@ -91,7 +91,7 @@ async def open_milestones(
 
 
 class Retracing:
-    """A log that is made anew, on its way to where the mark stands."""
+    """A log that is rebuilt, on its way to where the mark stands."""
 
     def __init__(self, way: Sequence[wal_pb2.Milestone], stored: Mapping[str, int]) -> None:
         """`way`: at least one. `stored`: the last sequence in the buffer of each edge, at the opening."""

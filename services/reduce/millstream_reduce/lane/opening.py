@@ -116,7 +116,7 @@ class ReduceOpening:
             milestones = await open_milestones(ledger, lane, await self.trimmer(lane.vertex), given_up)
         retracing = None
         if milestones is not None and queue.is_behind:
-            log.warning("%s: its log in %s is gone or old; making it anew from the input", where, directory)
+            log.warning("%s: its log in %s is gone or old; rebuilding it from the input", where, directory)
             stored = {item.buffer.edge: await item.upstream.last_sequence(item.buffer) for item in inputs}
             queue.recall(milestones.all())
             retracing = Retracing(milestones.way(progress_of(mark), positions), stored)
@@ -153,7 +153,7 @@ class ReduceOpening:
         lane_input = LaneInput(buffer, upstream_lanes(graph, buffer), back_edge=False)
         await self.listen(writer, lane_input)
         upstream = await self.ledger(writer)
-        # Where the log is behind the mark, it is made anew from frames that the mark has read: they are still those.
+        # Where the log is behind the mark, it is rebuilt from frames that the mark has read: they are still those.
         read = next((done.read for done in self.core.committer.mark.reduce.inputs if done.edge == buffer.edge), ())
         again = [witness for witness in from_messages(read) if witness.sequence > sequence]
         opening = open_buffer_reader(

@@ -137,7 +137,7 @@ class LaneProgress:
         has the last microsecond of its window.
 
         It holds for records that are read again, too. Where they were in windows before, they may be alone: a session
-        that had grown on the strength of records that are not durable may begin anew as several.
+        that had grown on the strength of records that are not durable may begin again as several.
         """
         ends = [item.first_end_us for number, item in self.uncommitted.items() if number > committed]
         oldest = self._queue.oldest_end_us()
@@ -178,12 +178,12 @@ def check_whole(where: str, queue: Queue, mark: mark_pb2.Mark) -> None:
 def check_told(where: str, directory: Path, found: int, mark: mark_pb2.Mark) -> None:
     """The same for a log that holds `told` of the records that the mark counts.
 
-    For lanes that keep their input: a log made anew lacks records when they did not keep it all the time.
+    For lanes that keep their input: a rebuilt log lacks records when they did not keep it all the time.
     """
     if found != mark.account.open:
         raise DamageError(
             codes.LOG_BEHIND_LEDGER,
             f"{where}: the log in {directory} holds {found:,} records of windows that are not committed, and the "
-            f"lane's mark in the ledger counts {mark.account.open:,}: a log that is made anew from the input lacks "
+            f"lane's mark in the ledger counts {mark.account.open:,}: a log that is rebuilt from the input lacks "
             f"what was read before `keepInput` was set, or what the input has lost. {REPAIR}",
         )

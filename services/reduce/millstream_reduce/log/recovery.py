@@ -169,7 +169,7 @@ def _message(entry: StoredEntry) -> wal_pb2.Entry:
 def proof_of_damage(data: memoryview, offset: int, sequence: int) -> int | None:
     """Sequence number of an entry behind `offset` that shows that entry `sequence` had been durable."""
     for entry in whole_entries(data, offset):
-        # Entries of an older file may lie in blocks that were given out anew; their numbers are lower.
+        # Entries of an older file may lie in blocks that were given out again; their numbers are lower.
         if entry.sequence > sequence and entry.message().durable >= sequence:
             return entry.sequence
     return None

@@ -125,7 +125,7 @@ def write(tree: exp.Expr, source: str) -> str:
 
 
 def changed(node: exp.Expr) -> None:
-    """`node` is not as it stood: it and all it is part of are written anew."""
+    """`node` is not as it stood: it and all it is part of are written again."""
     above: exp.Expr | None = node
     while above is not None and not above.meta.get(_CHANGED):
         above.meta[_CHANGED] = True

@@ -3,7 +3,7 @@
     name of a job ─► told, analysed and planned at its first run ─► run ─► run ─► run
 
 A plan is run again only where every operator in it is known to keep nothing of the run before (`_REPEATABLE`); others
-are planned anew each time. What reads the clock or is random is analysed anew as well: the analysis settles both.
+are planned again each time. What reads the clock or is random is analysed again as well: the analysis settles both.
 
 Building, analysing and planning a small job takes as long as running it. What differs between the runs of a program is
 the manifest, so it is not part of the job: it goes along with each run as a property of the thread that starts it,

@@ -55,7 +55,7 @@ Answer = TypeVar("Answer")
 
 
 class SessionLostError(SparkEndedError):
-    """The session is gone: a new process has to begin anew."""
+    """The session is gone: a new process has to begin again."""
 
     def __init__(self, reason: str, killed_by: int = 0) -> None:
         super().__init__(codes.SPARK_LOST, reason, killed_by)
@@ -414,7 +414,7 @@ def first_line(error: BaseException) -> str:
 _log = logging.getLogger(__name__)
 
 WAIT_S = 30.0
-"""How long a server that cannot be reached is tried again: it may just be starting anew."""
+"""How long a server that cannot be reached is tried again: it may just be starting again."""
 _RETRY_S = 0.5
 _CONNECT_TIMEOUT_S = 3.0
 _DEFAULT_PORTS = {"spark": 7077, "sc": 15002, "https": 443, "http": 80}

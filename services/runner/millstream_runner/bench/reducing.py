@@ -132,7 +132,7 @@ async def _fill_queue(directory: Path, records: int, record_bytes: int) -> _Writ
 
 
 def _portions(records: int, record_bytes: int) -> Iterator[list[QueuedFrame]]:
-    """Frames as a reader hands them over, decoded anew each time."""
+    """Frames as a reader hands them over, decoded again each time."""
     encoded = _frame(record_bytes, FRAME_RECORDS_MAX, keys=100).encode()
     portion: list[QueuedFrame] = []
     for sequence in range(1, -(-records // FRAME_RECORDS_MAX) + 1):

@@ -138,7 +138,7 @@ async def conduct(options: Options, on_struck: Callable[[Struck], None]) -> Expe
     if any(
         limit is not None and limit <= 0 for limit in (options.kills, options.seconds, options.records, options.rate)
     ):
-        raise UserError(codes.OPTION_VALUE, "--kills, --seconds, --records and --rate are more than nothing")
+        raise UserError(codes.OPTION_VALUE, "--kills, --seconds, --records and --rate must be positive")
     directory = options.directory.absolute()
     if (directory / "state").exists():
         raise UserError(

@@ -75,7 +75,7 @@ class RunnerProcess:
         return True
 
     async def restart(self) -> None:
-        """Kill the runner, and start it again: it reads the pipeline anew."""
+        """Kill the runner, and start it again: it reads the pipeline again."""
         assert self._process is not None, "it was started"
         self._killing = True
         self._process.kill()

@@ -62,7 +62,7 @@ async def _repair(graph: Graph, directory: DataDirectory, *, accept_loss: bool, 
         except ExceptionGroup as group:
             cause = first_cause(group)
             # A broker finds out that a file is damaged when it comes to read it, and then drops what lies behind: also
-            # what was written there a moment ago. Started anew, it has what is left, and that is looked at.
+            # what was written there a moment ago. Started again, it has what is left, and that is looked at.
             if not isinstance(cause, DamageError) or not accept_loss or not left:
                 raise
             if not quiet:

@@ -101,7 +101,7 @@ def _costs(graph: Graph, time_us: int, targets: Mapping[str, Target], beyond: Se
         yield f"- {vertex.name}: windows that end by {end} stay closed permanently: records for them are late"
         yield (
             f"- {vertex.name}: a window that ends later and had been closed, because of records from after "
-            f"{time_text(time_us)}, begins anew and has a second result"
+            f"{time_text(time_us)}, starts again and has a second result"
         )
         records = sum(one.open_records for one in lanes)
         if records:

@@ -195,7 +195,7 @@ class DataDirectory:
             raise InfrastructureError(codes.CANNOT_READ, f"cannot read {self.pipeline}: {error.strerror}") from error
         except UnicodeDecodeError as error:
             raise DamageError(
-                codes.RUN_FILE_UNREADABLE, f"{self.pipeline} is not text ({error}); the next run writes it anew"
+                codes.RUN_FILE_UNREADABLE, f"{self.pipeline} is not text ({error}); the next run writes it again"
             ) from error
 
     def write_pipeline(self, text: str) -> None:

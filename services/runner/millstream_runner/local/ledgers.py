@@ -1,7 +1,7 @@
 """Which ledgers a data directory has: noted when they are made, and looked for before a run begins.
 
 A server that cannot read what it knows of a stream leaves the stream out, and a vertex makes a ledger where there is
-none: it would begin anew, as if nothing had been stored.
+none: it would begin again, as if nothing had been stored.
 
 Above it: the runner. Below it: one small file.
 """
@@ -24,9 +24,9 @@ class KnownLedgers:
         self._known: dict[str, str] = read_json(path) or {}
 
     def check(self, found: Mapping[str, str]) -> None:
-        """Raise `DamageError` when a ledger is gone, or was made anew. `found`: what there is, id by vertex."""
+        """Raise `DamageError` when a ledger is gone, or was rebuilt. `found`: what there is, id by vertex."""
         lost = [
-            f"that of vertex {vertex} " + ("is gone" if vertex not in found else "was made anew")
+            f"that of vertex {vertex} " + ("is gone" if vertex not in found else "was rebuilt")
             for vertex, ledger_id in sorted(self._known.items())
             if found.get(vertex) != ledger_id
         ]

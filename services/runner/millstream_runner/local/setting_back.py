@@ -3,7 +3,7 @@
     each lane: taken over ─► a reduce's log: closed up to there only ─► its mark ─► its OT entry goes
 
 Every step is durable by itself and has no effect alone: what is not set back yet drives the rest away again when the
-pipeline runs, as before. So a command that is killed in between begins anew.
+pipeline runs, as before. So a command that is killed in between starts again.
 
 Above it: the command line. Below it: ledgers, OT stores and logs of a pipeline that does not run.
 """
@@ -98,7 +98,7 @@ class Watermarks:
             raise UserError(
                 codes.NOT_SET_BACK,
                 f"the watermark of a pipeline cannot be set back where a reduce has `keepInput` ({', '.join(kept)}): a "
-                "log that is lost later could not be made anew from the input. Start the pipeline over with --fresh",
+                "log that is lost later could not be rebuilt from the input. Start the pipeline over with --fresh",
             )
         targets: dict[str, Target] = {}
         for vertex in graph.vertices:

@@ -1,7 +1,7 @@
 """Files that grow: read to their end and then further as they are written, rotated, truncated, and as new ones come.
 
 Above it: a source lane. Below it: `text_file`. A file is known by its inode and by how it begins, not by its name: a
-file that is rotated by renaming is read to its end under its new name. A file that was truncated begins anew. A line
+file that is rotated by renaming is read to its end under its new name. A file that was truncated starts again. A line
 counts when its newline is there; when a file has been rotated away and nothing was written to it for a while, its last
 line counts without.
 
@@ -34,7 +34,7 @@ FOLLOWED_FILES_MAX = 500
 _POLL_INTERVAL_S = 0.05
 """How often files that have ended are looked at again."""
 SCAN_INTERVAL_S = 1.0
-"""How often the patterns are matched anew."""
+"""How often the patterns are matched again."""
 ROTATED_WAIT_S = 5.0
 """How long a file that was rotated away must have been silent to be closed. Its writer may hold it open for a while."""
 

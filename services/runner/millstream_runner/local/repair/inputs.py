@@ -64,7 +64,7 @@ class Inputs:
             self._reduce_logs().remove(look)
             if is_orphan:
                 return f"the log of lane {look.lane} is removed"
-            return f"the log of lane {look.lane} is removed; the next run makes it anew from the input it keeps"
+            return f"the log of lane {look.lane} is removed; the next run rebuilds it from the input it keeps"
 
         return Finding(
             "log",
@@ -80,7 +80,7 @@ class Inputs:
     def _lost_log(self, look: LogLook, ledger: Ledger, mark: mark_pb2.Mark) -> Finding:
         async def accept() -> str:
             lost = await self._reduce_logs().begin_anew(look, ledger)
-            return f"lane {look.lane} begins its log anew behind what it has read; {records_text(lost)}"
+            return f"lane {look.lane} begins its log again behind what it has read; {records_text(lost)}"
 
         faults = look.faults or ["it has lost what the lane's mark counts on, and so has the input it keeps"]
         what = f"the log of lane {look.lane} in {look.directory} is damaged: {'; '.join(map(bare, faults))}"
@@ -89,7 +89,7 @@ class Inputs:
             "log",
             what,
             f"all windows of lane {look.lane} that are not committed: {mark.account.open:,} records. No window of them "
-            "has a result; records that are read from now on begin windows anew",
+            "has a result; records that are read from now on begin windows again",
             accept,
             of_windows,
             records=mark.account.open,
@@ -282,7 +282,7 @@ class Inputs:
         return Finding(
             "milestones",
             f"milestones of lane {lane} are damaged: {'; '.join(reading.faults)}",
-            "nothing as long as the log of the lane is whole: without them it cannot be made anew",
+            "nothing as long as the log of the lane is whole: without them it cannot be rebuilt",
             accept,
             records=0,
         )

@@ -1,6 +1,6 @@
 """The logs of reduce lanes: whether they can be opened, and what becomes of one that cannot.
 
-    log unusable ─► input kept and whole?  ─► the log goes; the lane makes it anew from its input
+    log unusable ─► input kept and whole?  ─► the log goes; the lane rebuilds it from its input
                     otherwise              ─► the mark counts its open windows as dropped ─► the log goes ─► a new one
                                               that begins where the mark stands
 
@@ -59,7 +59,7 @@ class LogLook:
 
     @property
     def is_behind(self) -> bool:
-        """The lane will make it anew from its input."""
+        """The lane will rebuild it from its input."""
         return self.contents is not None and self.contents.is_behind
 
     @property
@@ -137,7 +137,7 @@ class ReduceLogs:
         """Go on without the log: what was in it and not committed is counted as dropped. The number of these records
         that the mark knows; what came behind it is read again.
 
-        Broken off anywhere, it leaves a log that cannot be opened or one that has begun anew.
+        Broken off anywhere, it leaves a log that cannot be opened or one that has begun again.
         """
         stored = await ledger.take_over(look.lane, OWNER)
         mark = mark_pb2.Mark()

@@ -42,7 +42,7 @@ class Marks:
 
             async def accept() -> str:
                 self._ledgers.replace(found)
-                return "the next run makes these ledgers anew; what was in them is lost"
+                return "the next run makes these ledgers again; what was in them is lost"
 
             yield Finding(
                 "ledger", bare(error), "everything that waited in these ledgers, and the marks of their lanes", accept

@@ -5,7 +5,7 @@
 
 In this order: each stage reads what the ones before have fixed, so one call does all there is to do. Without
 acceptance nothing is changed. Every step is durable by itself and may be made again: who is killed in between begins
-anew, and finds what is left.
+again, and finds what is left.
 
 Above it: the command line. Below it: `marks` and `inputs`, the stages.
 """
