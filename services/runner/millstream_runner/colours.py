@@ -23,7 +23,7 @@ _LABEL = re.compile(r"(?P<who>millstream[a-z ]*: )?(?P<label>(?P<kind>error|warn
 
 
 class Style(Enum):
-    """What a text is; its value is how a terminal is told to show it."""
+    """What a text is; its value is how a terminal is asked to show it."""
 
     ERROR = "\x1b[1;31m"
     WARNING = "\x1b[1;33m"

@@ -42,7 +42,7 @@ class Line:
 
     parser: Parser
     values: list[str] = field(default_factory=list)
-    """Arguments that are no options, of the last command."""
+    """Arguments that are not options, of the last command."""
     options: dict[str, str] = field(default_factory=dict)
     """Values given by name, of all commands."""
     given: set[str] = field(default_factory=set)
@@ -216,7 +216,7 @@ def _of_file(name: str) -> Mapping[str, Any] | None:
     from ruamel.yaml import YAML
 
     path = Path(name).expanduser()
-    # A file in the middle of a change is no YAML for a moment: then there are no candidates.
+    # A file in the middle of a change is not YAML for a moment: then there are no candidates.
     with suppress(Exception):
         if path.stat().st_size <= _FILE_BYTES_MAX:
             contents = YAML(typ="safe", pure=True).load(path)

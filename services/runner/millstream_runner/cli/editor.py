@@ -24,7 +24,7 @@ MODELINE = f"# yaml-language-server: $schema={SCHEMA_FILE}\n# $schema: {SCHEMA_F
 """The first lines of a pipeline file. VS Code and other users of the YAML language server read the first of them,
 PyCharm and its relatives the second."""
 _HEAD_BYTES = 4096
-"""Of a pipeline file: its modeline stands there. Of a schema: so does its version."""
+"""Of a pipeline file, in which its modeline stands, and of a schema, in which its version does."""
 
 
 def write_schema(directory: Path) -> Path:

@@ -66,7 +66,7 @@ EXAMPLES: dict[tuple[str, ...], tuple[Example, ...]] = {
     ),
     ("deadletters", "replay"): (
         Example(
-            "put back what `price` gave up, once it is mended", "millstream deadletters replay p.yaml --vertex price"
+            "put back what `price` gave up, once it is fixed", "millstream deadletters replay p.yaml --vertex price"
         ),
         Example("give what a source gave up to a vertex", "millstream deadletters replay --to price out/unreadable"),
     ),

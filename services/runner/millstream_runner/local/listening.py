@@ -1,4 +1,4 @@
-"""Ports that a run was told to listen on, tried and promised before anything is started.
+"""Ports that a run was asked to listen on, tried and promised before anything is started.
 
 Above it: the runner. Below it: the system's sockets. A vertex that finds its port taken tries again, because a process
 that is ending may still have it; a run that begins has nothing to wait for, and says at once which option to change.
@@ -32,7 +32,7 @@ def _taken_by_metrics(plans: Iterable[WorkerPlan], host: str) -> Iterator[str]:
             continue
         advice = "choose another --metrics-port-base: each worker takes the next port"
         if not 0 < plan.metrics_port <= _PORT_LAST:
-            yield f"{plan.metrics_port}, for the metrics of {plan.label}, is no port; {advice}"
+            yield f"{plan.metrics_port}, for the metrics of {plan.label}, is not a port; {advice}"
         elif (reason := why_not(plan.metrics_port, host)) is not None:
             yield f"the metrics of {plan.label} cannot be served on {host}:{plan.metrics_port}: {reason}; {advice}"
         else:
