@@ -125,7 +125,7 @@ async def test_no_welcome(tmp_path: Path) -> None:
         await context.read()
 
     async with serving(tmp_path, serve) as program:
-        with raises(codes.FUNCTION_PROTOCOL, match="its first message is no Welcome"):
+        with raises(codes.FUNCTION_PROTOCOL, match="its first message is not a Welcome"):
             await answers(program)
 
 

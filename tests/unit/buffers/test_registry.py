@@ -56,5 +56,5 @@ def test_no_url_with_a_password_is_taken(key: str, url: str) -> None:
     assert used.load_access(None, url).place == "host:1"
     with raises(codes.BROKER_ADDRESS):
         used.load_access(None, url.replace("//", "//user:secret@"))
-    with raises(codes.BROKER_ADDRESS, match="is no URL of a broker"):
+    with raises(codes.BROKER_ADDRESS, match="is not a URL of a broker"):
         used.load_access(None, "http://host:1")
