@@ -15,7 +15,7 @@ PROJECTS := pyproject.toml services/udf_sdk/pyproject.toml
 CHECKED := millstream services tests tools examples benchmarks
 PRESENT := $(foreach folder,$(CHECKED),$(if $(wildcard $(folder)/*.py $(folder)/*/*.py $(folder)/*/*/*.py),$(folder)))
 
-# Each of the many processes that a run and the tests start would compile every module anew.
+# Each of the many processes that a run and the tests start would compile every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
@@ -46,7 +46,7 @@ $(STAMP): $(LOCK) $(PROJECTS)
 demo: $(STAMP)  ## Replay the flights of 2013 through examples/flights and check every result.
 	$(BIN)/python examples/flights/demo.py
 
-docs: $(STAMP)  ## Serve the documentation at http://127.0.0.1:8000, and build it anew when a page changes.
+docs: $(STAMP)  ## Serve the documentation at http://127.0.0.1:8000, and build it again when a page changes.
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve
 
 check: $(STAMP) lint types  ## Format, lint, types and the quick unit tests: under a minute.
