@@ -24,6 +24,8 @@ INPUTS: dict[Path, list[str]] = {
         "pyproject.toml",
         *_VERTEX,
         "--extra",
+        "debug",
+        "--extra",
         "demo",
         "--extra",
         "reduce",

@@ -26,6 +26,9 @@ _trace_id: ContextVar[str] = ContextVar("millstream_trace_id", default="")
 _OWN = frozenset(logging.LogRecord("", 0, "", 0, "", None, None).__dict__) | {"message", "asctime", "taskName"}
 """Attributes every log record has; any other is an extra."""
 
+NOTICE = "millstream_notice"
+"""Field of a line that who watches a run should see, though it is no warning."""
+
 
 def configure_logging(
     pipeline: str,

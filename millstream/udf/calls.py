@@ -153,7 +153,9 @@ class CallStream(Generic[_Answer]):
             if self._ids - len(self._waiting) > answers_before:
                 pauses.begin_again()
             oldest = next(iter(self._waiting.values()), None)
-            _log.warning(
+            _log.log(
+                # Where the process has ended, who started it says so; one that was ended for a change is no trouble.
+                logging.INFO if pauses.none_yet else logging.WARNING,
                 "%s: the stream to the function ended (%s); %d calls without an answer are sent again in %.1f s%s",
                 self._where,
                 why,

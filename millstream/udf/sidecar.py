@@ -3,6 +3,8 @@
     start ─► answers the probe ─► ready ─► exits or hangs ─► backoff ─► start ...
       │ fails before it was ever ready, STARTS_MAX times in a row: UdfError
       └ once it was ready, it is restarted forever
+    with OnChange.RESTART: a file changes ─► what it has read is answered, or 0.5 s ─► start ...
+                           fails before it is ready ─► a file is saved ─► start ...
 
 Above it: `function.py`, which gives it the probe of a protocol. Below it: `millstream.processes`. What this module
 knows is processes and sockets, and no protocol; streams survive a restart by themselves (`calls.py`).
@@ -12,6 +14,11 @@ being ill, and servers that answer from a thread or process of their own (the Py
 One that does not answer is reported soon, but killed and started again only after `hung_after_s`: choose it longer than
 the longest call of a server that cannot answer while it computes. One that a signal has stopped computes nothing, and
 is killed as soon as any other process.
+
+A function that is restarted for a change (`sources.py`) reads nothing more and answers what it has read, so on each
+lane the old code has a beginning of the calls and the new code the rest; what the old code does not answer in time is
+sent again, like after any other end. One that a debugger holds (`debug_port`) answers nothing, and is not killed for
+it.
 
 It ends by SIGTERM to its process group, then SIGKILL. It also ends when this process does, however that ends (see
 `millstream.die_with_parent`); that reaches the command itself, so a shell script in front of a function should `exec`
@@ -29,6 +36,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 
 from millstream import codes
@@ -41,10 +49,12 @@ from millstream.pauses import Pauses
 from millstream.processes import Process, Stop, exit_text, open_process
 from millstream.sandbox import NOT_HELD, Confinement, confined
 from millstream.statistics import SidecarStatistics
+from millstream.telemetry.logging import NOTICE
 from millstream.udf.background import beside
 from millstream.udf.environment import inherited
 from millstream.udf.program_lines import readable
 from millstream.udf.protocol import NoAnswerError
+from millstream.udf.sources import LIST_VARIABLE, OnChange, SourceFiles
 
 _log = logging.getLogger(__name__)
 
@@ -54,6 +64,22 @@ REPORTED_AFTER_S = 10.0
 """Without an answer for so long, it is reported: a function that is slow in a server that cannot answer meanwhile is
 nothing to report at once."""
 _PROBE_TIMEOUT_S = 5.0
+CHANGE_GRACE_S = 0.5
+"""What a function has read when its file changes it may answer for so long."""
+_LOOK_INTERVAL_S = 0.1
+"""Between two looks at the files of a function, with `OnChange.RESTART`."""
+_REPORT_INTERVAL_S = 1.0
+"""The same, where a change is only reported."""
+_SETTLED_S = 0.05
+"""Files that have not changed for so long are saved: editors write several, one after another."""
+_REPLACED_S = 1.0
+"""A file that is gone for longer was removed, and is not just being replaced."""
+DEBUG_VARIABLE = "MILLSTREAM_DEBUG_PORT"
+"""Tells the SDK to wait for a debugger at this port of this machine."""
+_FOR_DEBUGGERS_S = 30 * 86400.0
+"""However long it takes until a person has attached one."""
+_DEBUGGED_STOP_S = 1.0
+"""One that a debugger holds takes no SIGTERM."""
 LINES_KEPT = 30
 """Last lines of the sidecar's standard error, for the message when it dies."""
 # Exit codes that another start would only repeat: the command cannot be run, or names no function.
@@ -64,6 +90,14 @@ LogLine = Callable[[str, str], None]
 Probe = Callable[[float], Awaitable[object]]
 """Returns when the function has answered, waiting for it for so many seconds. Raises `NoAnswerError`, and `UdfError`
 when what answers does not fit."""
+
+
+class HeldUp(Enum):
+    """Why a function waits for a person."""
+
+    TO_BE_MENDED = "mending"
+    DEBUGGED = "debugged"
+    """By a debugger, or waiting for one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +121,12 @@ class SidecarSpec:
     """From SIGTERM until SIGKILL."""
     hung_after_s: float = 60.0
     """Without an answer for so long, it is killed and started again."""
+    on_change: OnChange = OnChange.IGNORE
+    """When a file that it is made of changes."""
+    debug_port: int | None = None
+    """Where it waits for a debugger before it does anything; None: it does not."""
+    on_held_up: Callable[[HeldUp | None], None] = lambda by: None
+    """Called when the process waits for a person, and with None when it does no more."""
 
     @property
     def where(self) -> str:
@@ -118,6 +158,9 @@ class Sidecar:
         """What was last reported of a process that had died."""
         self._restarts = 0
         self._is_ready = False
+        self._sources = SourceFiles(socket.parent / "imported", spec.command, spec.cwd or Path.cwd())
+        self._said_of_start = ""
+        """Why it could not be started last, where a change of its files is waited for."""
 
     def statistics(self) -> SidecarStatistics:
         pid = None if self._process is None else self._process.pid
@@ -134,6 +177,13 @@ class Sidecar:
         while True:
             starts += 1
             run = await self._run_once()
+            if run.changed:
+                self._note(f"{self._sources.name(run.changed)} changed: the function is started anew")
+                continue
+            if run.waits_for_change and self.spec.on_change is OnChange.RESTART:
+                await self._wait_for_change(run)
+                starts = 0
+                continue
             if not self._ready.done() and (run.hopeless or starts >= STARTS_MAX):
                 never = self._never_ready(run.why, starts)
                 self._ready.set_exception(
@@ -154,25 +204,107 @@ class Sidecar:
     async def _run_once(self) -> _Run:
         """Start the process, and return when it has ended."""
         self._last_lines.clear()
-        ready_s = 0.0
+        self._sources.begin()
         try:
             async with self._open_process() as process:
-                await self._wait_well(process)
-                began = time.monotonic()
-                self._is_ready = True
-                try:
-                    why = await self._watch(process)
-                finally:
-                    self._is_ready = False
-                    ready_s = time.monotonic() - began
-            return _Run(why, ready_s, hopeless=False)
+                async with (
+                    beside(self._live(process), "life") as living,
+                    beside(self._until_changed(), "changes of files") as changing,
+                ):
+                    await asyncio.wait((living, changing), return_when=asyncio.FIRST_COMPLETED)
+                    if living.done():
+                        return living.result()
+                await process.end(Stop(CHANGE_GRACE_S))
+                return _Run("its files changed", 0.0, changed=changing.result())
+        except InfrastructureError as error:
+            return _Run(str(error), 0.0)
+
+    async def _live(self, process: Process) -> _Run:
+        """From the start of the process to its end."""
+        if self.spec.debug_port is not None:
+            self.spec.on_held_up(HeldUp.DEBUGGED)
+            if "millstream_udf" not in self.spec.command:
+                self._note(
+                    f"the process of {self.spec.vertex} is {process.pid}, for a debugger to attach to (of Go: `dlv "
+                    f"attach {process.pid}`); it is not replaced while it does not answer"
+                )
+        try:
+            await self._wait_well(process)
         except _NotReady as error:
-            return _Run(str(error), 0.0, hopeless=error.hopeless, not_held=error.not_held)
+            return _Run(
+                str(error),
+                0.0,
+                hopeless=error.hopeless,
+                not_held=error.not_held,
+                waits_for_change=error.is_its_own,
+            )
         except UdfError as error:
             # It answers, and does not speak our protocol.
-            return _Run(str(error), 0.0, hopeless=True)
-        except InfrastructureError as error:
-            return _Run(str(error), 0.0, hopeless=False)
+            return _Run(str(error), 0.0, hopeless=True, waits_for_change=True)
+        began = time.monotonic()
+        self._is_ready = True
+        if self._said_of_start:
+            self._said_of_start = ""
+            self._note("the function is started, and the pipeline goes on")
+        try:
+            why = await self._watch(process)
+        finally:
+            self._is_ready = False
+        return _Run(why, time.monotonic() - began)
+
+    async def _until_changed(self) -> list[Path]:
+        """Returns which files of the function have changed, when they are saved. Never, where that does not restart
+        it."""
+        reports = self.spec.on_change is OnChange.REPORT
+        if self.spec.on_change is not OnChange.IGNORE:
+            while not (changed := self._sources.changed()):  # noqa: ASYNC110  # files have no event to wait for
+                await asyncio.sleep(_REPORT_INTERVAL_S if reports else _LOOK_INTERVAL_S)
+            if not reports:
+                await self._until_saved()
+                return self._sources.changed() or changed
+            self._note(
+                f"{self._sources.name(changed)} changed, and this run goes on with what it was: start it again to take "
+                "the change in, or let `millstream run --watch` do that"
+            )
+        await asyncio.Event().wait()
+        return []
+
+    async def _until_saved(self) -> None:
+        """Returns when the files do not change any more."""
+        gone_s, state = 0.0, self._sources.state()
+        while True:
+            await asyncio.sleep(_SETTLED_S)
+            before, state = state, self._sources.state()
+            gone_s += _SETTLED_S
+            if before == state and (not self._sources.is_missing_one() or gone_s >= _REPLACED_S):
+                return
+
+    async def _wait_for_change(self, run: _Run) -> None:
+        """It cannot be started as it is: say so, once, and return when a file of it was saved."""
+        tail = self._tail() or run.why
+        waits = "The pipeline waits, and goes on when you have saved what mends it."
+        if tail == self._said_of_start:
+            self._note("the function cannot be started, for the same reason as before")
+        else:
+            # Not why the process ends: it does not.
+            _log.error(
+                "the function cannot be started:%s\n%s",
+                tail,
+                waits,
+                extra={"role": self.spec.role, "code": codes.FUNCTION_NOT_STARTED.id},
+            )
+        self._said_of_start = tail
+        self.spec.on_held_up(HeldUp.TO_BE_MENDED)
+        try:
+            while not self._sources.written():  # noqa: ASYNC110  # files have no event to wait for
+                await asyncio.sleep(_LOOK_INTERVAL_S)
+            await self._until_saved()
+        finally:
+            self.spec.on_held_up(None)
+
+    def _note(self, text: str) -> None:
+        """Something that a person who develops the function should see."""
+        _log.info("%s", text, extra={"role": self.spec.role, NOTICE: True})
 
     async def _wait_well(self, process: Process) -> None:
         """Returns when it has answered. Raises `_NotReady` when it has ended before, or took too long, and `UdfError`
@@ -191,6 +323,7 @@ class Sidecar:
                 f"exited with {exit_text(process.exit_code)} before it was ready",
                 hopeless=process.exit_code in _HOPELESS,
                 not_held=process.exit_code == NOT_HELD,
+                is_its_own=process.exit_code >= 0 and process.exit_code != NOT_HELD,
             )
         else:
             where = " or ".join(self._serves_at)
@@ -199,7 +332,7 @@ class Sidecar:
     async def _first_answer(self) -> bool | UdfError:
         """Whether it has answered in time, or why it does not fit."""
         try:
-            await self._probe(self.spec.start_timeout_s)
+            await self._probe(self.spec.start_timeout_s if self.spec.debug_port is None else _FOR_DEBUGGERS_S)
         except NoAnswerError:
             return False
         except UdfError as error:
@@ -216,6 +349,8 @@ class Sidecar:
     async def _watch(self, process: Process) -> str:
         """Returns when the process has ended, or was killed because it hangs: why."""
         spec = self.spec
+        if spec.debug_port is not None:
+            return f"exited with {exit_text(await process.wait())}"
         patience = Patience(hung_s=spec.hung_after_s, reported_s=min(REPORTED_AFTER_S, spec.hung_after_s / 2))
         health = Health(
             process.pid,
@@ -250,7 +385,7 @@ class Sidecar:
             cwd=spec.cwd,
             group=True,
             is_tied=True,
-            stop=Stop(spec.stop_timeout_s),
+            stop=Stop(spec.stop_timeout_s if spec.debug_port is None else _DEBUGGED_STOP_S),
         ) as process:
             self._process = process
             try:
@@ -265,10 +400,22 @@ class Sidecar:
             **spec.held.environment,
             **spec.env,
             **self._serves_at,
+            **self._for_development(),
             "MILLSTREAM_PIPELINE": spec.pipeline,
             "MILLSTREAM_VERTEX": spec.vertex,
             "MILLSTREAM_REPLICA": str(spec.replica),
         }
+
+    def _for_development(self) -> dict[str, str]:
+        variables = {}
+        if self.spec.on_change is not OnChange.IGNORE:
+            variables[LIST_VARIABLE] = str(self._sources.listed)
+        if self.spec.on_change is OnChange.RESTART:
+            # Python tells its cache from the source by the second and the size, and a change may have both in common.
+            variables["PYTHONDONTWRITEBYTECODE"] = "1"
+        if self.spec.debug_port is not None:
+            variables[DEBUG_VARIABLE] = str(self.spec.debug_port)
+        return variables
 
     def _take_lines(self, lines: list[bytes]) -> None:
         for line in lines:
@@ -305,17 +452,22 @@ class _Run:
     """It ended."""
     ready_s: float
     """How long it was well."""
-    hopeless: bool
+    hopeless: bool = False
     """Another start would end the same way."""
     not_held: bool = False
     """This system cannot hold it as it should be held."""
+    waits_for_change: bool = False
+    """Its own code kept it from starting."""
+    changed: Sequence[Path] = ()
+    """It was ended because these files changed."""
 
 
 class _NotReady(Exception):
-    def __init__(self, why: str, *, hopeless: bool, not_held: bool = False) -> None:
+    def __init__(self, why: str, *, hopeless: bool, not_held: bool = False, is_its_own: bool = False) -> None:
         super().__init__(why)
         self.hopeless = hopeless
         self.not_held = not_held
+        self.is_its_own = is_its_own
 
 
 @asynccontextmanager

@@ -60,7 +60,9 @@ class NativeSourceStream:
                 response = await self._receive(wire)
             except WireEndedError as ended:
                 await self.drop()
-                _log.warning(
+                _log.log(
+                    # As in `calls.py`.
+                    logging.INFO if pauses.none_yet else logging.WARNING,
                     "%s: the stream to the source ended (%s); it is opened again in %.1f s",
                     self._name.where,
                     ended,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from millstream_udf import logs
+from millstream_udf import debugging, imported, logs
 from millstream_udf.failures import describe
 from millstream_udf.loading import LoadError, load
 from millstream_udf.server import run
@@ -19,12 +19,15 @@ def main() -> None:
         sys.exit(0 if sys.argv[1:] in (["-h"], ["--help"]) else 2)
     # Before the function is imported, which may log and so have logging configured by default.
     logs.configure()
+    debugging.wait_for_debugger()
     try:
         definition = load(sys.argv[1])
     except LoadError as error:
+        imported.list_failed(error)
         print(f"millstream_udf: {error}", file=sys.stderr)
         sys.exit(2)
     except Exception as error:  # noqa: BLE001  # whatever the user's module raises when it is imported
+        imported.list_failed(error)
         print(describe(error), file=sys.stderr)
         sys.exit(1)
     run(definition)

@@ -6,11 +6,13 @@ this package are cut away: users cannot change them.
 
 from __future__ import annotations
 
+import bdb
 import importlib
 import os
 import traceback
 from types import TracebackType
 
+from millstream_udf import debugging
 from millstream_udf.values import DeadLetter, Drop, Fallback, Retry
 from millstream_udf.wire.udf.v1 import udf_pb2
 
@@ -71,6 +73,8 @@ def summary(error: BaseException) -> str:
         return str(error)
     if isinstance(error, SystemExit):
         return f"it called sys.exit({'' if error.code is None else repr(error.code)}): raise an exception instead"
+    if isinstance(error, bdb.BdbQuit):
+        return f"pdb cannot be used here: {debugging.advice()}"
     return "".join(traceback.format_exception_only(error)).strip().replace("\n", " | ")[:1000]
 
 

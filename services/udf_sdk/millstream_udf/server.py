@@ -25,7 +25,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from millstream_udf import logs, output_prefix, spans
+from millstream_udf import debugging, imported, logs, output_prefix, spans
 from millstream_udf.answering import MESSAGE_BYTES_MAX, answer_map, answer_sink, context_of, encode_map
 from millstream_udf.context import Context
 from millstream_udf.definition import (
@@ -383,6 +383,8 @@ def run(definition: Definition) -> None:
         output_prefix.install()
         # A reduce function computes for long at a time, and this process's other thread has parts to read meanwhile.
         sys.setswitchinterval(SWITCH_INTERVAL_S)
+    imported.keep_listed()
+    debugging.explain_breakpoints()
     context = _context()
     spanning = spans.exported(context.pipeline, context.vertex, context.replica)
     with spanning, asyncio.Runner(loop_factory=loop_factory()) as runner:

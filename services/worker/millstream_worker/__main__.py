@@ -31,7 +31,9 @@ from millstream.record import ReplicaId
 from millstream.spec import resolved
 from millstream.spec.resolved import Resolved
 from millstream.telemetry.logging import configure_logging
+from millstream.udf.sources import OnChange
 from millstream_worker.ending import report
+from millstream_worker.programs import Development
 from millstream_worker.worker import Worker, WorkerConfig, open_worker
 
 log = logging.getLogger(__name__)
@@ -84,6 +86,7 @@ def _config(options: argparse.Namespace) -> WorkerConfig:
         windows_dir=options.windows_dir,
         spark=options.spark,
         hidden=_hidden(options, technology),
+        development=Development(OnChange(options.on_change), dict(map(_debugged, options.debug))),
     )
 
 
@@ -103,6 +106,11 @@ def _replicas(options: argparse.Namespace, pipeline: Resolved) -> Sequence[Repli
     if len(set(found)) < len(found):
         raise UserError(codes.OPTION_VALUE, f"--replicas: one is named twice: {' '.join(options.replicas)}")
     return found
+
+
+def _debugged(text: str) -> tuple[str, int]:
+    vertex, _, port = text.rpartition(":")
+    return vertex, int(port)
 
 
 def _known(pipeline: Resolved, replica: ReplicaId, of_vertex: str, of_number: str) -> ReplicaId:
@@ -156,10 +164,7 @@ async def _run(config: WorkerConfig, *, takes_orders: bool) -> int:
     if any(vertex.group_by is not None for vertex in vertices):
         _forgo_pandas()
 
-    def on_over(replica: ReplicaId, ended: bool) -> None:
-        say(f"{'ended' if ended else 'stopped'} {replica}")
-
-    async with open_worker(config, SystemClock(), on_over=on_over) as worker, asyncio.TaskGroup() as group:
+    async with open_worker(config, SystemClock(), say=say) as worker, asyncio.TaskGroup() as group:
 
         async def stop() -> None:
             await stopped.wait()
@@ -234,6 +239,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--orders", action="store_true", help="read orders from standard input, a line each: `stop NAME` of a replica"
+    )
+    parser.add_argument(
+        "--on-change",
+        choices=[one.value for one in OnChange],
+        default=OnChange.IGNORE.value,
+        help="what to do when a file of a function changes (default: ignore)",
+    )
+    parser.add_argument(
+        "--debug",
+        action="append",
+        default=[],
+        metavar="VERTEX:PORT",
+        help="have the function of that vertex wait for a debugger at that port; replica n at the n-th after it",
     )
     parser.add_argument(
         "--log-level", type=str.upper, choices=["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"], default="INFO"

@@ -27,7 +27,7 @@ from millstream.spec.resolved import Resolved
 from millstream.statistics import SidecarStatistics
 from millstream.udf.protocol import MapStream, StreamName, UdfClient
 from millstream.watermark.store import OtStores
-from millstream_worker.programs import open_programs
+from millstream_worker.programs import NOT_DEVELOPED, Development, open_programs
 from millstream_worker.trimmers import Trimmers, open_trimmers
 from millstream_worker.watches import Watches, open_watches
 
@@ -54,6 +54,8 @@ class VertexConfig:
     """gRPC address of the pipeline's Spark driver."""
     hidden: tuple[Path, ...] = ()
     """Files and directories that no sandbox of a function shows."""
+    development: Development = NOT_DEVELOPED
+    """What is done for who writes the functions."""
 
 
 class VertexPrograms(Protocol):
@@ -172,7 +174,7 @@ class Link:
         async with AsyncExitStack() as stack:
             buffer = await stack.enter_async_context(self._link.open(self._pipeline, require=self._require))
             programs = await stack.enter_async_context(
-                open_programs(config.resolved, config.vertex, config.replica, config.hidden)
+                open_programs(config.resolved, config.vertex, config.replica, config.hidden, config.development)
             )
             yield Outside(
                 buffer.broker, buffer.stores, self._watches, self._trimmers, programs, random.Random(), buffer

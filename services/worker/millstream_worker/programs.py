@@ -6,9 +6,9 @@ Above it: the assembly. Below it: sidecars and built-ins. It knows the spec's wa
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from millstream import codes
@@ -25,7 +25,8 @@ from millstream.udf.builtin import open_builtin
 from millstream.udf.function import Function, LocalFunction, open_local_function, open_remote_function
 from millstream.udf.program_lines import LEVEL_VARIABLE, parse_line
 from millstream.udf.protocol import ClientTls, MapStream, StreamName, UdfClient, protocol_of
-from millstream.udf.sidecar import LogLine, SidecarSpec, python_command
+from millstream.udf.sidecar import HeldUp, LogLine, SidecarSpec, python_command
+from millstream.udf.sources import OnChange
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +36,31 @@ PROGRAM_LOG = logging.getLogger("millstream.program")
 
 CONCURRENCY_VARIABLE = "MILLSTREAM_UDF_CONCURRENCY"
 """Tells the SDK how many records of a stream to work on at once, where the spec says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Development:
+    """What is done for who writes the functions and runs them on their own machine."""
+
+    on_change: OnChange = OnChange.IGNORE
+    """When a file of a function changes."""
+    debugged: Mapping[str, int] = field(default_factory=dict)
+    """Vertices whose functions wait for a debugger, and where: the port for replica 0, and those after it."""
+    on_held_up: Callable[[HeldUp | None], None] = lambda by: None
+    """Called when a function of the replica waits for a person, and with None when it does no more."""
+
+    def of(self, spec: SidecarSpec) -> SidecarSpec:
+        """How a program is started for that."""
+        port = self.debugged.get(spec.vertex)
+        return replace(
+            spec,
+            on_change=self.on_change,
+            debug_port=None if port is None else port + spec.replica,
+            on_held_up=self.on_held_up,
+        )
+
+
+NOT_DEVELOPED = Development()
 
 
 class Programs:
@@ -82,7 +108,11 @@ def programs_of(vertex: Vertex) -> dict[str, Program]:
 
 @asynccontextmanager
 async def open_programs(
-    resolved: Resolved, vertex: str, replica: int, hidden: Sequence[Path] = ()
+    resolved: Resolved,
+    vertex: str,
+    replica: int,
+    hidden: Sequence[Path] = (),
+    development: Development = NOT_DEVELOPED,
 ) -> AsyncIterator[Programs]:
     """Start every program of the vertex that is a process of its own, and keep it running.
 
@@ -100,7 +130,7 @@ async def open_programs(
                 continue
             spec = _sidecar_spec(resolved, vertex, replica, role, program)
             if spec is not None:
-                spec = replace(spec, held=_held(resolved, program, hidden))
+                spec = development.of(replace(spec, held=_held(resolved, program, hidden)))
                 local = open_local_function(spec, protocol=protocol, log=program_logger(role))
                 functions[role] = await stack.enter_async_context(local)
         yield Programs(programs, functions)

@@ -15,6 +15,7 @@ Above it: the process. Below it: the assembly of one replica, and what lies outs
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gc
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -32,9 +33,11 @@ from millstream.record import ReplicaId
 from millstream.spec.resolved import Resolved
 from millstream.telemetry import Identity, ProcessTelemetry, open_telemetry
 from millstream.telemetry.logging import log_replica
+from millstream.udf.sidecar import HeldUp
 from millstream_worker.assembly import VertexProcess, open_vertex
 from millstream_worker.ending import report
 from millstream_worker.environment import Link, OpenEnvironment, VertexConfig, open_link
+from millstream_worker.programs import NOT_DEVELOPED, Development
 from millstream_worker.readiness import Readiness
 
 _log = logging.getLogger(__name__)
@@ -59,6 +62,8 @@ class WorkerConfig:
     """gRPC address of the pipeline's Spark driver."""
     hidden: tuple[Path, ...] = ()
     """Files and directories that no sandbox of a function shows."""
+    development: Development = NOT_DEVELOPED
+    """What is done for who writes the functions."""
 
     @property
     def replicas(self) -> Sequence[ReplicaId]:
@@ -71,8 +76,8 @@ class WorkerConfig:
         kinds = {one: graph.vertex(one.vertex).definition for one in self.replicas}
         return [Identity(name, one.vertex, kind.name, one.number, kind.reports) for one, kind in kinds.items()]
 
-    def of(self, replica: ReplicaId) -> VertexConfig:
-        """What one of its replicas gets."""
+    def of(self, replica: ReplicaId, on_held_up: Callable[[HeldUp | None], None]) -> VertexConfig:
+        """What one of its replicas gets. `on_held_up`: see `Development`."""
         return VertexConfig(
             resolved=self.resolved,
             vertex=replica.vertex,
@@ -82,6 +87,7 @@ class WorkerConfig:
             windows_dir=self.windows_dir,
             spark=self.spark,
             hidden=self.hidden,
+            development=dataclasses.replace(self.development, on_held_up=on_held_up),
         )
 
 
@@ -93,6 +99,8 @@ class _Replica:
     environment: OpenEnvironment
     stopped: asyncio.Event = field(default_factory=asyncio.Event)
     """It was asked to stop."""
+    held_up: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set while a function of it waits for a person."""
 
 
 class Worker:
@@ -104,13 +112,13 @@ class Worker:
         clock: Clock,
         telemetry: ProcessTelemetry,
         replicas: Mapping[ReplicaId, _Replica],
-        on_over: Callable[[ReplicaId, bool], None],
+        say: Callable[[str], None],
     ) -> None:
         self._config = config
         self._clock = clock
         self._telemetry = telemetry
         self._replicas = replicas
-        self._on_over = on_over
+        self._say = say
         self._opening = len(replicas)
         """Replicas that are not open yet."""
         self._exit_code: int | None = None
@@ -137,24 +145,41 @@ class Worker:
         with log_replica(name):
             _log.info("starting vertex %s of pipeline %s", name.vertex, self._config.resolved.pipeline.name)
             try:
-                opening = open_vertex(
-                    self._config.of(name),
-                    self._clock,
-                    environment=replica.environment,
-                    process=self._telemetry,
-                    readiness=replica.readiness,
-                )
-                async with opening as process:
-                    # Modules and all that was made for the whole run: a look at them would hold every record up for
-                    # tens of milliseconds, again and again, and find nothing.
-                    gc.freeze()
-                    self._opened()
-                    ended = await _run_until_stopped(process, replica.stopped)
+                async with asyncio.TaskGroup() as group:
+                    living = group.create_task(self._live(name, replica), name=f"life of {name}")
+                    leaving = group.create_task(_leave_held_up(replica, living), name=f"leaving {name}")
+                    await asyncio.wait((living,))
+                    leaving.cancel()
             except Exception as error:  # noqa: BLE001  # a failure is reported in the log, whatever it is
                 self._fail(error)
             else:
                 replica.readiness.over()
-                self._on_over(name, ended)
+                ended = not living.cancelled() and living.result()
+                self._say(f"{'ended' if ended else 'stopped'} {name}")
+
+    async def _live(self, name: ReplicaId, replica: _Replica) -> bool:
+        """Open a replica and run it. Returns whether its lanes have ended."""
+
+        def note(by: HeldUp | None) -> None:
+            self._say(f"{by.value if by is not None else 'going'} {name}")
+            if by is not None:
+                replica.held_up.set()
+            else:
+                replica.held_up.clear()
+
+        opening = open_vertex(
+            self._config.of(name, note),
+            self._clock,
+            environment=replica.environment,
+            process=self._telemetry,
+            readiness=replica.readiness,
+        )
+        async with opening as process:
+            # Modules and all that was made for the whole run: a look at them would hold every record up for
+            # tens of milliseconds, again and again, and find nothing.
+            gc.freeze()
+            self._opened()
+            return await _run_until_stopped(process, replica.stopped)
 
     def _opened(self) -> None:
         """Another replica is open."""
@@ -178,6 +203,14 @@ class Worker:
         _, late = await asyncio.wait(running, timeout=WORKER_END_GRACE_S)
         for task in late:
             task.cancel()
+
+
+async def _leave_held_up(replica: _Replica, living: asyncio.Task[bool]) -> None:
+    """When a replica is told to stop whose function waits for a person, it ends as it is: what is in flight is not
+    going to be finished, and is processed at the next start."""
+    await replica.stopped.wait()
+    await replica.held_up.wait()
+    living.cancel()
 
 
 async def _run_until_stopped(process: VertexProcess, stopped: asyncio.Event) -> bool:
@@ -208,9 +241,10 @@ def _not_ready(readiness: Mapping[ReplicaId, Readiness]) -> str | None:
 
 @asynccontextmanager
 async def open_worker(
-    config: WorkerConfig, clock: Clock, *, on_over: Callable[[ReplicaId, bool], None] = lambda replica, ended: None
+    config: WorkerConfig, clock: Clock, *, say: Callable[[str], None] = lambda text: None
 ) -> AsyncIterator[Worker]:
-    """Open what the replicas share. `on_over` is called when one has ended by itself (True), or was stopped (False)."""
+    """Open what the replicas share. `say` gets `ended NAME` when one has ended by itself, `stopped NAME` when it was
+    stopped, `mending NAME` or `debugged NAME` when a function of it waits for a person, and `going NAME` after that."""
     readiness = {replica: Readiness() for replica in config.replicas}
     async with AsyncExitStack() as stack:
         # First, so that probes are answered while the rest is not there yet.
@@ -232,4 +266,4 @@ async def open_worker(
                 opening = open_link(technology, access, name, config.durability, f"{name}/{replica}")
                 links[access] = await stack.enter_async_context(opening)
             replicas[replica] = _Replica(readiness[replica], links[access].environment)
-        yield Worker(config, clock, telemetry, replicas, on_over)
+        yield Worker(config, clock, telemetry, replicas, say)

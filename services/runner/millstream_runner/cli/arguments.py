@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from millstream_runner.cli.parsing import Parser
+from millstream_runner.cli.template_names import TEMPLATES
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[Parser]
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 _EPILOG = """\
 exit codes:
   0    done: the pipeline has ended, or was drained after Ctrl-C
-  1    chaos: something that is promised did not hold
+  1    test: a test failed; chaos: something that is promised did not hold
   2    something for you to change: the pipeline file, an option
   3    a function of yours failed, or cannot be started
   4    the machine or a server: a port taken, a disk full, no permission
@@ -70,6 +71,7 @@ def parser() -> Parser:
     _add_doctor(commands)
     _add_schema(commands)
     _add_completion(commands)
+    _add_test(commands)
     _add_explain(commands)
     _add_version(commands)
     _add_bench(commands)
@@ -120,6 +122,7 @@ def _add_run(commands: Commands) -> None:
         action="store_true",
         help="when starting over, move files of earlier runs from DIR of a file sink to DIR.before-<time>",
     )
+    _add_development(command)
     command.add_argument("--quiet", action="store_true", help="no progress and no summary, only warnings and errors")
     command.add_argument(
         "--ledger",
@@ -158,6 +161,31 @@ def _add_run(commands: Commands) -> None:
         help="of the workers, in the logs (default: info)",
     )
     _add_json(command, "prints one JSON object at the end, on the last line: how the run went, and its account")
+
+
+def _add_development(command: argparse.ArgumentParser) -> None:
+    """For who writes the functions."""
+    command.add_argument(
+        "--watch",
+        action="store_true",
+        help="start a function anew when a file of it changes, while the pipeline goes on; one that cannot be started "
+        "is waited for",
+    )
+    command.add_argument(
+        "--debug-function",
+        action="append",
+        default=[],
+        metavar="VERTEX",
+        help="have the function of a vertex wait for a debugger (debugpy; VS Code, PyCharm), and never take it for "
+        "hung; may be given several times",
+    )
+    command.add_argument(
+        "--debug-port",
+        type=int,
+        default=5678,
+        metavar="PORT",
+        help="of this machine, where debuggers attach; further functions and replicas take the next (default: 5678)",
+    )
 
 
 def _add_validate(commands: Commands) -> None:
@@ -386,13 +414,46 @@ def _add_init(commands: Commands) -> None:
         commands,
         "init",
         "make a pipeline to begin with",
-        "Make a directory with a working pipeline, its function, a test and some data.",
+        "Make a directory with a working pipeline, its function, tests, some data, and files for your editor. The\n"
+        "pipeline gets the name of the directory. Nothing is asked, and nothing is written over.",
     )
-    command.add_argument("directory", type=Path, metavar="DIR", help="where to; made when it does not exist")
     command.add_argument(
-        "--template", choices=("map", "reduce"), default="map", help="what to begin with (default: map)"
+        "directory",
+        type=Path,
+        nargs="?",
+        metavar="DIR",
+        help="where to; made when it does not exist (default: the current directory)",
     )
+    default = next(iter(TEMPLATES))
+    shown = "; ".join(f"`{name}`: {text}" for name, text in TEMPLATES.items())
+    command.add_argument(
+        "--template",
+        choices=tuple(TEMPLATES),
+        metavar="NAME",
+        default=default,
+        help=f"what to begin with: {shown} (default: {default})",
+    )
+    command.add_argument("--list", action="store_true", help="list the templates, and make nothing")
     _add_json(command)
+
+
+def _add_test(commands: Commands) -> None:
+    command = _command(
+        commands,
+        "test",
+        "run the tests of functions and pipelines",
+        "Run the tests of the functions (with pytest where it is installed, else unittest; `go test` where there is a\n"
+        "go.mod), then each case (*.case.yaml): its records go through the whole pipeline in place of the sources,\n"
+        "and what comes to the sinks is compared with what the case expects. Nothing reaches the real targets. Exit\n"
+        "code 1 when something failed.",
+    )
+    command.add_argument(
+        "what",
+        nargs="?",
+        type=Path,
+        metavar="WHAT",
+        help="a directory, a pipeline file, or a case file (default: the current directory)",
+    )
 
 
 def _add_schema(commands: Commands) -> None:

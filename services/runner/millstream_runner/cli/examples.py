@@ -22,6 +22,8 @@ EXAMPLES: dict[tuple[str, ...], tuple[Example, ...]] = {
     ),
     ("run",): (
         Example("run until every source has ended, or Ctrl-C", "millstream run pipeline.yaml"),
+        Example("start a function anew when you save it", "millstream run pipeline.yaml --watch"),
+        Example("wait for a debugger in a function", "millstream run pipeline.yaml --debug-function price"),
         Example("remove what earlier runs stored, and start over", "millstream run pipeline.yaml --fresh"),
         Example(
             "serve metrics on port 9100 and the ones after it", "millstream run pipeline.yaml --metrics-port-base 9100"

@@ -15,8 +15,10 @@ from millstream.spec.checks import local_problems
 from millstream.spec.loading import load
 from millstream.spec.problems import SpecError
 from millstream.spec.sql import doubts_of
+from millstream_runner.cli.debugged import debugged_functions
 from millstream_runner.cli.editor import refresh_schema
 from millstream_runner.cli.explain import explained_by
+from millstream_runner.cli.next_step import next_step
 from millstream_runner.local import signals
 from millstream_runner.local.replica import Failure
 from millstream_runner.local.run import ABORTED, RunOptions, RunResult
@@ -47,6 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
         metrics_host=arguments.metrics_host,
         workers=arguments.workers,
         log_level=arguments.log_level,
+        watch=arguments.watch,
+        debugged=debugged_functions(loaded, arguments.debug_function, arguments.debug_port),
     )
     screen = choose_screen(sys.stderr, quiet=arguments.quiet)
     result = uvloop.run(run_pipeline(loaded, options, screen))
@@ -59,6 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps({"pipeline": loaded.pipeline.name, **result_json(result)}))
     elif not arguments.quiet or (result.summary is not None and not result.summary.balanced):
         print(result_text(result))
+        if result.exit_code == 0 and result.summary is not None:
+            print(next_step(loaded, ended=result.summary.ended), end="")
     return result.exit_code
 
 

@@ -38,10 +38,11 @@ async def drain(
 async def _until_read(
     vertices: Collection[str], workers: LocalWorkers, view: PipelineView, progress: PipelineProgress, left_s: float
 ) -> None:
-    """Wait until the buffers that these vertices read are empty; nothing writes them any more."""
+    """Wait until the buffers that these vertices read are empty; nothing writes them any more. Not where a function
+    waits for a person."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(max(0.0, left_s)):
-            while not workers.have_over(vertices):
+            while not workers.have_over(vertices) and not workers.are_held_up(vertices):
                 with contextlib.suppress(RetryLaterError):
                     await view.update(progress)
                     if not progress.waiting(vertices):

@@ -16,6 +16,7 @@ from typing import IO, Any
 
 from millstream.files import append_private, make_private_directories
 from millstream.printable import in_line, indented
+from millstream.telemetry.logging import NOTICE
 
 LOG_BYTES_MAX = 16 * 1024 * 1024
 """Of one log file. One older file is kept beside it, so a process leaves at most twice this."""
@@ -109,7 +110,8 @@ def process_label(name: str, replicas: Sequence[str]) -> str:
 def short_entry(entry: Mapping[str, Any]) -> str:
     """One line for a person who is watching: level and code of an error, process, message."""
     code = f"[{entry['code']}]" if entry.get("code") else ""
-    head = in_line(f"{level_of(entry).lower()}{code}: {entry.get('process', '')}: ")
+    level = "" if entry.get(NOTICE) else f"{level_of(entry).lower()}{code}: "
+    head = in_line(f"{level}{entry.get('process', '')}: ")
     return head + indented(str(entry.get("message", "")))
 
 
@@ -119,7 +121,7 @@ def format_entry(entry: Mapping[str, Any]) -> str:
     if isinstance(time, int | float):
         time = datetime.fromtimestamp(time, UTC).isoformat(timespec="milliseconds")
     message = indented(str(entry.get("message", "")))
-    known = {"time", "timestamp", "level", "process", "message", "exception", "pipeline", "vertex", "replica"}
+    known = {"time", "timestamp", "level", "process", "message", "exception", "pipeline", "vertex", "replica", NOTICE}
     rest = " ".join(
         f"{in_line(key)}={in_line(_plain(value))}"
         for key, value in entry.items()

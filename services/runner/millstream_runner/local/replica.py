@@ -26,6 +26,7 @@ from millstream.lines import LastLines
 from millstream.pauses import pause
 from millstream.processes import Process, open_process
 from millstream.record import ReplicaId
+from millstream.telemetry.logging import NOTICE
 from millstream_runner.local.directory import ProcessIdentity, RunningProcess
 from millstream_runner.local.logfiles import level_of, parse_line, process_label
 from millstream_runner.local.policy import Ending, Finished, RestartPolicy, StopRun
@@ -44,6 +45,8 @@ class State(Enum):
     WAITING = "waiting"
     RUNNING = "running"
     SILENT = "not answering"
+    MENDING = "waiting for a change"
+    DEBUGGED = "being debugged"
     RESTARTING = "restarting"
     DRAINING = "draining"
     STOPPED = "stopped"
@@ -324,7 +327,7 @@ class Supervisor(Generic[PlanT]):
             self._last_lines.add(str(entry["message"]))
             return
         level = level_of(entry)
-        if level not in WARNING_LEVELS:
+        if level not in WARNING_LEVELS and not entry.get(NOTICE):
             return
         repeated = entry["message"] == self._error_before
         of_process = entry["process"] == self.plan.name

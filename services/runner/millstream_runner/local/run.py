@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,10 +28,12 @@ from millstream.spec.graph import Graph
 from millstream.spec.lanes import owned_lanes
 from millstream.spec.loading import Loaded
 from millstream.udf.socket_directory import open_socket_directory
+from millstream.udf.sources import OnChange
 from millstream_runner.local import audit
 from millstream_runner.local.broker import NAME as BROKER
 from millstream_runner.local.broker import EmbeddedBroker
 from millstream_runner.local.causes import first_cause
+from millstream_runner.local.changed_files import watch_files
 from millstream_runner.local.changing import Change, plan_change
 from millstream_runner.local.claiming import claim, refuse_live_runner
 from millstream_runner.local.directory import HOME, DataDirectory, held
@@ -95,6 +97,10 @@ class RunOptions:
     workers: int | None = None
     """Processes that share the vertices. None: as many as there are processors, and at least two."""
     log_level: str = "info"
+    watch: bool = False
+    """Start a function anew when a file of it changes."""
+    debugged: Mapping[str, int] = field(default_factory=dict)
+    """Vertices whose functions wait for a debugger, and the ports."""
     broker_path: str | None = None
     """URL at which the vertices reach the broker, when something stands in between. None: directly."""
 
@@ -266,6 +272,8 @@ class _Run:
             self._options.log_level,
             members.spark.address if members.spark is not None else None,
             self._options.metrics_host,
+            OnChange.RESTART if self._options.watch else OnChange.REPORT,
+            self._options.debugged,
         )
         ledgers = KnownLedgers(self._directory.ledgers)
         ledgers.check(await view.ledger_ids())
@@ -277,6 +285,7 @@ class _Run:
             watching = [
                 tasks.create_task(self._look(view, ledgers), name="look"),
                 tasks.create_task(self._keep_showing(members), name="show"),
+                tasks.create_task(watch_files(self._loaded, self._screen.message), name="changed files"),
             ]
             draining = tasks.create_task(self._drain_when_asked(members, view), name="drain")
             for worker in members.workers:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ from millstream.processors import processors
 from millstream.record import ReplicaId
 from millstream.spec.graph import Graph
 from millstream.spec.placement import place
+from millstream.udf.sidecar import HeldUp
+from millstream.udf.sources import OnChange
 from millstream_runner.local.directory import RunningProcess
 from millstream_runner.local.logfiles import WORKER_PREFIX, LogFile, process_label
 from millstream_runner.local.replica import Failure, Reports, State, Supervisor
@@ -33,6 +35,8 @@ WORKER_MODULE = "millstream_worker"
 _WORKERS_MIN = 2
 """By default: a worker with nothing but sources gives way to the others (docs/decisions/0015), also where all share one
 processor."""
+
+_HELD_UP = {HeldUp.TO_BE_MENDED.value: State.MENDING, HeldUp.DEBUGGED.value: State.DEBUGGED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,10 @@ class WorkerArguments:
     """gRPC address of the Spark driver; None in a pipeline without a reduce."""
     metrics_host: str = "127.0.0.1"
     """Address that metrics and probes listen on."""
+    on_change: OnChange = OnChange.REPORT
+    """When a file of a function changes."""
+    debugged: Mapping[str, int] = field(default_factory=dict)
+    """Vertices whose functions wait for a debugger, and the ports."""
 
     def command(self, replicas: Sequence[ReplicaId], metrics_port: int | None) -> list[str]:
         """The command line of a worker."""
@@ -96,6 +104,8 @@ class WorkerArguments:
             *("--durability", self.durability.value),
             *("--log-level", self.log_level.upper()),
             "--orders",
+            *("--on-change", self.on_change.value),
+            *(word for vertex, port in self.debugged.items() for word in ("--debug", f"{vertex}:{port}")),
             *metrics,
             *spark,
         ]
@@ -126,6 +136,8 @@ class LocalWorker:
         """To stop."""
         self._over: dict[ReplicaId, State] = {}
         """Will not be started again."""
+        self._held_up: dict[ReplicaId, State] = {}
+        """Whose functions wait for a person."""
         self._supervisor = Supervisor(
             plan,
             Reports(
@@ -174,7 +186,13 @@ class LocalWorker:
         if state is State.FAILED and self.failure is not None and self.failure.process != replica.name:
             # It ended with a neighbour that failed.
             return State.STOPPED if self.failure.process in self._names else State.FAILED
+        if replica in self._held_up and state is State.RUNNING:
+            return self._held_up[replica]
         return State.DRAINING if replica in self._drained and state is State.RUNNING else state
+
+    def is_held_up(self, replica: ReplicaId) -> bool:
+        """Whether a function of it waits for a person."""
+        return replica in self._held_up
 
     def stop(self, replicas: Collection[ReplicaId], *, grace_s: float) -> None:
         """Have these of its replicas finish and end; when it has no others, it is killed after `grace_s`."""
@@ -200,13 +218,17 @@ class LocalWorker:
         return {replica.name for replica in self.plan.replicas}
 
     def _hear(self, text: str) -> None:
-        """The worker says `ended NAME` or `stopped NAME`."""
+        """The worker says how a replica is."""
         how, _, name = text.partition(" ")
         for replica in self.plan.replicas:
             if replica.name != name:
                 continue
             if how == "ended":
                 self._over[replica] = State.ENDED
+            elif how in _HELD_UP:
+                self._held_up[replica] = _HELD_UP[how]
+            elif how == "going":
+                self._held_up.pop(replica, None)
             elif replica in self._drained:
                 # One that was stopped by others is started again.
                 self._over[replica] = State.STOPPED
@@ -214,6 +236,7 @@ class LocalWorker:
 
     def _remind(self) -> None:
         """A process has been started; what was said before it was there it has not heard."""
+        self._held_up.clear()
         for replica in self._drained - self._over.keys():
             self._supervisor.tell(f"stop {replica}")
 
@@ -274,6 +297,10 @@ class LocalWorkers:
     def have_over(self, vertices: Collection[str]) -> bool:
         """Nothing more comes from these vertices."""
         return all(worker.has_over(replica) for worker, replica in self._of(vertices))
+
+    def are_held_up(self, vertices: Collection[str]) -> bool:
+        """A function of these vertices waits for a person: what they have to read, they do not."""
+        return any(worker.is_held_up(replica) for worker, replica in self._of(vertices))
 
     def stop(self, vertices: Collection[str], *, grace_s: float) -> None:
         """Have these vertices finish and end; a worker without others is killed after `grace_s`."""

@@ -1,0 +1,50 @@
+"""The line behind a run that tells a newcomer what to do next."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from millstream.spec.loading import Loaded
+from millstream_writer.sinks.file.connector import FileSink
+
+_SHOWN_MAX = 3
+
+
+def next_step(loaded: Loaded, *, ended: bool) -> str:
+    """A line with where the results are, and which file to change. `ended`: a run on the same data has nothing left to
+    do. Empty where there is neither a file to look into nor one to change."""
+    results = list(dict.fromkeys(_results(loaded)))
+    look = f"look into {_listed(results)}" if results else ""
+    functions = list(dict.fromkeys(_functions(loaded)))
+    change = ""
+    if functions:
+        again = " --fresh --move-outputs" if ended and results else " --fresh" if ended else ""
+        change = f"change {functions[0]} and `millstream run {loaded.path}{again}` (with --watch: while it runs)"
+    steps = "; ".join(filter(None, (look, change)))
+    return f"next: {steps}\n" if steps else ""
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - _SHOWN_MAX
+    return ", ".join(names[:_SHOWN_MAX]) + (f" and {more} more" if more > 0 else "")
+
+
+def _results(loaded: Loaded) -> Iterator[str]:
+    for vertex in loaded.graph.vertices:
+        for placed in vertex.ends:
+            settings = placed.end.settings
+            if isinstance(settings, FileSink):
+                directory = loaded.base_dir / settings.path
+                if directory.is_dir() and any(not name.startswith(".") for name in os.listdir(directory)):
+                    yield os.path.relpath(directory)
+
+
+def _functions(loaded: Loaded) -> Iterator[str]:
+    for vertex in loaded.graph.vertices:
+        for placed in vertex.programs:
+            file = (placed.program.python or "").rpartition(":")[0]
+            path = loaded.base_dir / (placed.program.working_dir or Path()) / file
+            if file.endswith(".py") and path.is_file():
+                yield os.path.relpath(path)

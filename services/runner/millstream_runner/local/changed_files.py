@@ -1,0 +1,67 @@
+"""Files of the user's that change while the pipeline runs, and that the run does not take in: which, and what to do.
+
+Above it: the run. Below it: the file system. Files of functions that run beside a worker are the worker's to look at
+(`millstream.udf.sources`); here are the pipeline file, and the functions of reduces, which run inside Spark.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from millstream.spec.loading import Loaded, load
+from millstream.spec.problems import SpecError
+
+_LOOK_INTERVAL_S = 0.5
+
+
+async def watch_files(loaded: Loaded, message: Callable[[str], None]) -> None:
+    """Say so when one of the files has changed, once for each change. Until cancelled."""
+    functions = {path: _contents(path) for path in _functions_in_spark(loaded)}
+    pipeline = _contents(loaded.path)
+    while True:
+        await asyncio.sleep(_LOOK_INTERVAL_S)
+        # One that is gone is being replaced, or will be told of by whoever needs it next.
+        if (now := _contents(loaded.path)) not in (pipeline, None):
+            pipeline = now
+            judged = await _judged(loaded.path)
+            message(f"{loaded.path} changed{judged}, and this run goes on with what it was: {_AGAIN}")
+        for path, before in functions.items():
+            if (now := _contents(path)) not in (before, None):
+                functions[path] = now
+                message(f"{path.name} changed, and Spark goes on with the functions as they were: {_AGAIN}")
+
+
+_AGAIN = "end it with Ctrl-C, which finishes what is in flight, and run it again"
+
+
+async def _judged(path: Path) -> str:
+    """Whether the next run would take it."""
+    try:
+        # It takes a while, and the screen goes on.
+        await asyncio.to_thread(load, path)
+    except SpecError as error:
+        count = len(error.problems)
+        return f" (it has {count} problem{'' if count == 1 else 's'}: see `millstream validate {path}`)"
+    return ""
+
+
+def _functions_in_spark(loaded: Loaded) -> list[Path]:
+    found = []
+    for vertex in loaded.graph.vertices:
+        for placed in vertex.programs:
+            if not placed.beside and placed.program.python is not None:
+                where = placed.program.python.rpartition(":")[0]
+                name = where if where.endswith(".py") else f"{where.replace('.', '/')}.py"
+                path = loaded.base_dir / (placed.program.working_dir or Path()) / name
+                if path.is_file():
+                    found.append(path)
+    return list(dict.fromkeys(found))
+
+
+def _contents(path: Path) -> bytes | None:
+    with suppress(OSError):
+        return path.read_bytes()
+    return None

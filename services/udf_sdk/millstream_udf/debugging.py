@@ -1,0 +1,99 @@
+"""Debuggers in the process of a function: waiting for one, and what `breakpoint()` does where there is none.
+
+Above it: the command line and the server. Below it: debugpy, where it is installed and asked for. A function in a
+pipeline has no terminal, so pdb reads the end of its input there and ends the call.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import sys
+import threading
+import time
+from types import FrameType
+from typing import Any, NoReturn
+
+PORT_VARIABLE = "MILLSTREAM_DEBUG_PORT"
+"""Environment variable with the port of this machine at which to wait for a debugger; not set: for none."""
+HOST = "127.0.0.1"
+_NOTICE = {"millstream_notice": True}
+"""Field of a line that who watches the run should see."""
+_PORT_FREE_S = 10.0
+"""What waited at the port before, in place of which this process was started, has let go of it by then."""
+
+_log = logging.getLogger("millstream_udf.debugging")
+
+
+def wait_for_debugger() -> None:
+    """Return when a debugger is attached, if one is to be waited for. Ends the process with code 2 where that cannot
+    be."""
+    port = os.environ.get(PORT_VARIABLE)
+    if not port:
+        return
+    # It says of every start that Python's own modules are frozen; they are not what is debugged.
+    os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
+    try:
+        debugger: Any = importlib.import_module("debugpy")
+    except ImportError:
+        _end(f"the debugger debugpy is not installed for {sys.executable}: `{sys.executable} -m pip install debugpy`")
+    _listen(debugger, int(port))
+    vertex = os.environ.get("MILLSTREAM_VERTEX", "the function")
+    _log.info(
+        "%s waits for a debugger at %s:%s (VS Code: F5; PyCharm: Attach to DAP); Ctrl-C ends the run",
+        *(vertex, HOST, port),
+        extra=_NOTICE,
+    )
+    debugger.wait_for_client()
+    _log.info("a debugger is attached to %s", vertex, extra=_NOTICE)
+    sys.breakpointhook = debugger.breakpoint
+
+
+def _listen(debugger: Any, port: int) -> None:
+    until_s = time.monotonic() + _PORT_FREE_S
+    while True:
+        try:
+            debugger.listen((HOST, port))
+        except RuntimeError as error:
+            if time.monotonic() > until_s:
+                _end(f"cannot wait for a debugger at {HOST}:{port}: {error}")
+            threading.Event().wait(0.2)
+        else:
+            return
+
+
+def _end(why: str) -> NoReturn:
+    print(f"millstream_udf: {why}", file=sys.stderr)
+    sys.exit(2)
+
+
+def explain_breakpoints() -> None:
+    """Have `breakpoint()`, and `pdb.set_trace()` where pdb is imported, say what to do instead, and go on."""
+    if os.environ.get(PORT_VARIABLE) or os.environ.get("PYTHONBREAKPOINT"):
+        return
+    said: set[tuple[str, int]] = set()
+
+    def pass_over(*_: Any, **__: Any) -> None:
+        frame = sys._getframe(1)
+        place = (frame.f_code.co_filename, frame.f_lineno)
+        if place not in said:
+            said.add(place)
+            _log.warning("the breakpoint at %s was passed over: %s", _place(frame), advice())
+
+    sys.breakpointhook = pass_over
+    if (pdb := sys.modules.get("pdb")) is not None:
+        vars(pdb)["set_trace"] = pass_over
+
+
+def advice() -> str:
+    """What to do instead of pdb."""
+    vertex = os.environ.get("MILLSTREAM_VERTEX", "NAME")
+    return (
+        "a function in a pipeline has no terminal. `millstream run ... --debug-function "
+        f"{vertex}` waits for a debugger; in a test of the function pdb works as ever"
+    )
+
+
+def _place(frame: FrameType) -> str:
+    return f"{os.path.relpath(frame.f_code.co_filename)}:{frame.f_lineno}"
