@@ -230,6 +230,23 @@ COMMAND_LINE = Code(
         "Take what the message proposes. `millstream --help` lists the commands and `millstream COMMAND --help` the "
         "options of one, with examples; `millstream completion SHELL` has a shell complete them."
     ),
+NO_SUCH_TESTS = Code(
+    2130,
+    "There are no tests there",
+    happened="`millstream test` was given a place that is not there, or that has neither tests nor cases.",
+    data=_NOTHING_DONE,
+    do="Name a directory with tests, a pipeline file, or a case file. docs/testing.md describes them.",
+)
+
+TEST_CASE = Code(
+    2131,
+    "A test case cannot be used",
+    happened=(
+        "A case file of `millstream test` is not what one has to be, or does not fit its pipeline: it names a vertex "
+        "that is not there, or gives a source what that source never gives."
+    ),
+    data="The case was not run. No data of the pipeline's own is touched by a test.",
+    do="Correct the file as the message says. docs/testing.md describes case files.",
 )
 
 CHANGED_WHERE_DATA_WAITS = Code(

@@ -1,0 +1,188 @@
+"""What came out of a pipeline against what was expected, and the difference for people. Pure.
+
+Above it: the command. Below it: records as cases and envelopes have them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from millstream.dead_letter import Envelope, time_text
+from millstream_runner.cases.case import Expected
+
+_SHOWN_MAX = 10
+"""Records of a sink that are shown of each kind."""
+_TEXT_MAX = 300
+"""Characters of a value that are shown."""
+
+
+def differences(expected: Sequence[Expected], came: Sequence[Envelope], *, in_order: bool) -> list[str]:
+    """Lines for people, none where all is as expected. Each record that came answers to one expectation."""
+    pairs = _pairs_in_order(expected, came) if in_order else _pairs(expected, came)
+    missing = [one for index, one in enumerate(expected) if index not in pairs]
+    taken = set(pairs.values())
+    surplus = [one for index, one in enumerate(came) if index not in taken]
+    if not missing and not surplus:
+        return []
+    lines = [f"{len(pairs)} of {len(expected)} expected records came{_and_others(len(surplus))}"]
+    near = _nearest(missing, surplus)
+    for one in missing[:_SHOWN_MAX]:
+        other = near.get(id(one))
+        lines.append(f"  - line {one.line}: {_wanted(one)}")
+        if other is not None:
+            lines.append(f"  + {_shown(other)}")
+            lines += [f"      {line}" for line in _mismatches(one, other)]
+    close = {id(other) for other in near.values()}
+    rest = [one for one in surplus if id(one) not in close]
+    lines += [f"  + {_shown(one)}" for one in rest[:_SHOWN_MAX]]
+    left = max(0, len(missing) - _SHOWN_MAX) + max(0, len(rest) - _SHOWN_MAX)
+    return [*lines, f"  ... and {left} more"] if left else lines
+
+
+def _and_others(count: int) -> str:
+    return f", and {count} {'others' if count > 1 else 'other'}" if count else ""
+
+
+def _pairs_in_order(expected: Sequence[Expected], came: Sequence[Envelope]) -> dict[int, int]:
+    """What came behind what is missing may still be what was expected there."""
+    pairs: dict[int, int] = {}
+    begin = 0
+    for index, one in enumerate(expected):
+        found = next((at for at in range(begin, len(came)) if _fits(one, came[at])), None)
+        if found is not None:
+            pairs[index], begin = found, found + 1
+    return pairs
+
+
+def _pairs(expected: Sequence[Expected], came: Sequence[Envelope]) -> dict[int, int]:
+    """As many expectations as can be met at once, each with the index of its record."""
+    fitting = [[at for at, record in enumerate(came) if _fits(one, record)] for one in expected]
+    owner: dict[int, int] = {}
+    """By index of the record."""
+    for index in range(len(expected)):
+        _place(index, fitting, owner)
+    return {index: at for at, index in owner.items()}
+
+
+def _place(start: int, fitting: Sequence[Sequence[int]], owner: dict[int, int]) -> None:
+    """Give an expectation a record; those that have one take another where that makes room."""
+    asked_by: dict[int, int] = {}
+    """By index of the record: the expectation that would take it."""
+    queue = [start]
+    for index in queue:
+        for at in fitting[index]:
+            if at in asked_by:
+                continue
+            asked_by[at] = index
+            if at not in owner:
+                _move_on(start, at, asked_by, owner)
+                return
+            queue.append(owner[at])
+
+
+def _move_on(start: int, free: int, asked_by: Mapping[int, int], owner: dict[int, int]) -> None:
+    """From the free record back to the beginning, each takes the record it asked for and leaves the one it had."""
+    has = {index: at for at, index in owner.items()}
+    while True:
+        index = asked_by[free]
+        owner[free] = index
+        if index == start:
+            return
+        free = has[index]
+
+
+def _fits(one: Expected, record: Envelope) -> bool:
+    return next(_mismatches(one, record), None) is None
+
+
+def _mismatches(one: Expected, record: Envelope) -> Iterator[str]:
+    """What of a record is not as it was expected."""
+    if one.raw is not None and one.raw != record.value:
+        yield f"value: {_text(one.raw)} was expected"
+    if one.has_json or one.contains is not None:
+        value = _json(record.value)
+        if value is None and record.value.strip() != b"null":
+            yield "value: it is not JSON"
+        elif one.contains is not None:
+            yield from _members(one.contains, value, whole=False)
+        else:
+            yield from _members(one.json, value, whole=True)
+    if one.time_us is not None and one.time_us != record.event_time_us:
+        yield f"time: {time_text(one.time_us)} was expected, {time_text(record.event_time_us)} came"
+    if one.keys is not None and one.keys != record.keys:
+        yield f"keys: {list(one.keys)} were expected, {list(record.keys)} came"
+    for name, text in (one.headers or {}).items():
+        if record.headers.get(name) != text.encode():
+            given = record.headers.get(name)
+            yield f"header {name}: {text!r} was expected, {_text(given) if given is not None else 'none'} came"
+    if one.reason is not None and one.reason not in record.reason:
+        yield f"reason: {one.reason!r} was expected, {record.reason!r} came"
+
+
+def _members(wanted: Any, value: Any, *, whole: bool, path: str = "value") -> Iterator[str]:
+    """Where two JSON values differ; of objects by member. `whole`: members that are not wanted are a difference."""
+    if isinstance(wanted, Mapping) and isinstance(value, Mapping):
+        for name, part in wanted.items():
+            if name in value:
+                yield from _members(part, value[name], whole=whole, path=f"{path}.{name}")
+            else:
+                yield f"{path}.{name}: {_line(part)} was expected, and is not there"
+        if whole:
+            yield from (f"{path}.{name}: {_line(value[name])} was not expected" for name in value if name not in wanted)
+    elif wanted != value or isinstance(wanted, bool) != isinstance(value, bool):
+        yield f"{path}: {_line(wanted)} was expected, {_line(value)} came"
+
+
+def _nearest(missing: Sequence[Expected], surplus: Sequence[Envelope]) -> dict[int, Envelope]:
+    """For what is missing, the record among the others that is most like it; each is shown once."""
+    near: dict[int, Envelope] = {}
+    left = list(surplus[: 5 * _SHOWN_MAX])
+    for one in missing[:_SHOWN_MAX]:
+        if left:
+            found = min(range(len(left)), key=lambda at: len(list(_mismatches(one, left[at]))))
+            near[id(one)] = left.pop(found)
+    return near
+
+
+def _wanted(one: Expected) -> str:
+    parts = []
+    if one.has_json:
+        parts.append(_line(one.json))
+    if one.contains is not None:
+        parts.append(f"contains {_line(one.contains)}")
+    if one.raw is not None:
+        parts.append(_text(one.raw))
+    if one.keys is not None:
+        parts.append(f"keys {list(one.keys)}")
+    if one.time_us is not None:
+        parts.append(f"at {time_text(one.time_us)}")
+    if one.reason is not None:
+        parts.append(f"reason {one.reason!r}")
+    return "  ".join(parts)
+
+
+def _shown(record: Envelope) -> str:
+    keys = f"  keys {list(record.keys)}" if record.keys else ""
+    reason = f"  reason {record.reason!r}" if record.reason else ""
+    return f"{_text(record.value)}{keys}  at {time_text(record.event_time_us)}{reason}"
+
+
+def _json(value: bytes) -> Any:
+    try:
+        return json.loads(value)
+    except ValueError:
+        return None
+
+
+def _line(value: object) -> str:
+    return _cut(json.dumps(value, ensure_ascii=False, default=str))
+
+
+def _text(value: bytes) -> str:
+    return _cut(value.decode(errors="backslashreplace"))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _TEXT_MAX else f"{text[:_TEXT_MAX]}... ({len(text):,} characters)"

@@ -1,0 +1,192 @@
+"""Runs a pipeline on a case: as it is, but for its sources, which give the case's records, and its sinks, which keep
+theirs.
+
+    pipeline file ─► sources and sinks replaced ─► `millstream run` in a temporary directory ─► envelopes of each sink
+
+Above it: the command. Below it: the runner. What stands between sources and sinks runs as ever: functions, windows,
+routing, retries, dead letters.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from millstream import codes
+from millstream.dead_letter import Envelope, read_envelope
+from millstream.errors import InfrastructureError
+from millstream.files import make_private_directories, write_private
+from millstream.ledger.protocol import DurabilityLevel
+from millstream.spec.checks import local_problems
+from millstream.spec.loading import Loaded, load, load_text
+from millstream.spec.models import Vertex
+from millstream.spec.problems import Problem, SpecError
+from millstream.spec.sinks import Sink
+from millstream.spec.sources import Source
+from millstream_runner.cases.case import Case, Input
+from millstream_runner.cases.inputs import FILE_VARIABLE, Inputs, input_line
+from millstream_runner.local.run import RunOptions, RunResult, run
+from millstream_runner.local.screen import Scene
+
+_TEXT_FORMATS = {"jsonl": "jsonl", "lines": "lines", "csv": "jsonl"}
+"""Formats of file sources, and in which the records of a case stand for them."""
+
+
+@dataclass(slots=True)
+class Silent:
+    """A screen that keeps what is said, for a case that fails."""
+
+    messages: list[str] = field(default_factory=list)
+
+    def message(self, text: str) -> None:
+        self.messages.append(text)
+
+    def output(self, lines: list[bytes]) -> None:
+        pass
+
+    def show(self, scene: Scene) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class Came:
+    """What a run on a case has given."""
+
+    outputs: Mapping[str, Sequence[Envelope]]
+    """By sink vertex, in order of the sinks' files."""
+    failure: str
+    """Why it did not come to its end; empty where it did."""
+
+
+def load_case_pipeline(case: Case, path: Path) -> Loaded:
+    """The pipeline that a case is about. Raises `SpecError` where that is wrong, or does not fit the case."""
+    loaded = load(path)
+    problems = [*_unknown(case, loaded), *_not_given(case, loaded)]
+    if problems:
+        raise SpecError(problems)
+    return loaded
+
+
+def run_case(case: Case, loaded: Loaded, directory: Path) -> Came:
+    """Run it, with all it keeps in `directory`. Raises `SpecError` where the pipeline cannot be run here."""
+    replaced = _replaced(case, loaded, directory)
+    problems = local_problems(replaced)
+    if problems:
+        raise SpecError(problems)
+    import uvloop
+
+    screen = Silent()
+    options = RunOptions(data_dir=directory / "data", durability=DurabilityLevel.PROCESS, workers=1)
+
+    async def run_in_time() -> RunResult:
+        async with asyncio.timeout(case.timeout_s):
+            return await run(replaced, options, screen)
+
+    try:
+        result = uvloop.run(run_in_time())
+    except TimeoutError:
+        said = "".join(f"\n{line}" for line in screen.messages[-5:])
+        return Came({}, f"it had not ended after {case.timeout_s:g} s (`timeout` of the case){said}")
+    if result.failure is not None:
+        shown = "\n".join(screen.messages) if result.failure.shown else result.failure.message
+        return Came({}, f"{result.failure.process} failed:\n{shown}")
+    if result.exit_code != 0:
+        return Came({}, "\n".join([f"it ended with exit code {result.exit_code}", *screen.messages]))
+    if result.summary is not None and not result.summary.ended:
+        # Ctrl-C has drained it.
+        raise KeyboardInterrupt
+    return Came({vertex.name: list(_kept(directory, vertex.name)) for vertex in _sinks(loaded)}, "")
+
+
+def _sources(loaded: Loaded) -> list[Vertex]:
+    return [vertex for vertex in loaded.graph.vertices if isinstance(vertex.settings, Source)]
+
+
+def _sinks(loaded: Loaded) -> list[Vertex]:
+    return [vertex for vertex in loaded.graph.vertices if isinstance(vertex.settings, Sink)]
+
+
+def _unknown(case: Case, loaded: Loaded) -> Iterator[Problem]:
+    named = (("inputs", case.inputs, _sources(loaded)), ("outputs", case.outputs, _sinks(loaded)))
+    for member, given, vertices in named:
+        names = [vertex.name for vertex in vertices]
+        for name in given:
+            if name not in names:
+                what = f"pipeline {loaded.path} has no {'source' if member == 'inputs' else 'sink'} `{name}`"
+                yield case.problem((member, name), what, f"one of {', '.join(names)}")
+
+
+def _not_given(case: Case, loaded: Loaded) -> Iterator[Problem]:
+    """Times and keys that the source takes from the value would go before those of the case."""
+    for vertex in _sources(loaded):
+        source = vertex.settings
+        assert isinstance(source, Source)
+        for index, record in enumerate(case.inputs.get(vertex.name, ())):
+            taken = (
+                ("time", record.time_us, source.event_time is not None and source.event_time.field is not None),
+                ("keys", record.keys, bool(source.keys)),
+            )
+            for name, given, is_taken in taken:
+                if given is not None and is_taken:
+                    what = f"source `{vertex.name}` takes it from the value"
+                    yield case.problem(("inputs", vertex.name, index, name), what, f"no `{name}`, but its member there")
+
+
+def _replaced(case: Case, loaded: Loaded, directory: Path) -> Loaded:
+    """The pipeline with its sources and sinks replaced."""
+    document = deepcopy(loaded.document.value)
+    for written in document["spec"]["vertices"]:
+        vertex = loaded.graph.vertex(written["name"])
+        if isinstance(vertex.settings, Source):
+            written["source"] = _source(written["source"], vertex, case.inputs.get(vertex.name, ()), directory)
+        elif isinstance(vertex.settings, Sink):
+            path = str(_directory_of(directory, vertex.name))
+            written["sink"] = {"file": {"path": path, "rolling": {"maxAge": "1s"}}, "envelope": True}
+    # Its problems, and what it refers to, are those of the file.
+    return load_text(json.dumps(document), loaded.path)
+
+
+def _source(written: Mapping[str, Any], vertex: Vertex, records: Sequence[Input], directory: Path) -> dict[str, Any]:
+    source = vertex.settings
+    assert isinstance(source, Source)
+    rest = {name: value for name, value in written.items() if name != source.kind}
+    form = _TEXT_FORMATS.get(getattr(source.settings, "format", "")) if source.kind == "file" else None
+    # Text that is no value is refused as it is in a file.
+    in_lines = all(record.is_value_only and _is_line(record.value) for record in records)
+    path = directory / "inputs" / f"{vertex.name}.jsonl"
+    try:
+        make_private_directories(path.parent)
+        if form is not None and in_lines:
+            write_private(path, "".join(f"{record.value.decode()}\n" for record in records))
+            return {**rest, "file": {"paths": [str(path)], "format": form}}
+        write_private(path, "".join(f"{input_line(record)}\n" for record in records))
+    except OSError as error:
+        raise InfrastructureError(codes.CANNOT_WRITE, f"cannot write {path}: {error.strerror}") from error
+    function = f"{Inputs.__module__}:{Inputs.__name__}"
+    env = [{"name": FILE_VARIABLE, "value": str(path)}]
+    return {**rest, "udsource": {"python": function, "env": env}}
+
+
+def _is_line(value: bytes) -> bool:
+    try:
+        return len(value.decode().splitlines()) == 1
+    except UnicodeDecodeError:
+        return False
+
+
+def _directory_of(directory: Path, sink: str) -> Path:
+    return directory / "outputs" / sink
+
+
+def _kept(directory: Path, sink: str) -> Iterator[Envelope]:
+    for file in sorted(_directory_of(directory, sink).glob("*.jsonl")):
+        for line in file.read_bytes().splitlines():
+            yield read_envelope(line)

@@ -1,0 +1,158 @@
+"""`millstream test`: the tests of the functions, then the pipelines on their cases."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from millstream import codes
+from millstream.errors import InfrastructureError, MillstreamError, UserError
+from millstream_runner.cases.case import SUFFIX, Case, read_case
+from millstream_runner.cases.comparing import differences
+from millstream_runner.cases.running import load_case_pipeline, run_case
+
+FAILED = 1
+"""Exit code when a test has failed."""
+_NO_TESTS = 5
+"""Of pytest and, from Python 3.12 on, of unittest."""
+_LEFT_OUT = frozenset({"out", "node_modules", "millstream-sdk", "__pycache__"})
+"""Directories without tests of the user's, beside hidden ones and virtual environments."""
+_PIPELINE = "pipeline.yaml"
+
+
+def run(arguments: argparse.Namespace) -> int:
+    what: Path = arguments.what or Path()
+    if not what.exists():
+        raise UserError(codes.NO_SUCH_TESTS, f"there is no {what}; name a directory, a pipeline file or a case file")
+    folder = what if what.is_dir() else what.parent
+    failed = ran = 0
+    if not what.name.endswith(SUFFIX):
+        for command in _function_tests(folder):
+            outcome = _run_function_tests(command, folder)
+            ran += outcome is not None
+            failed += outcome is False
+    cases = list(_cases(what))
+    for path in cases:
+        failed += not _run_case(path, what)
+    if not ran and not cases:
+        raise UserError(
+            codes.NO_SUCH_TESTS,
+            f"{what} has neither tests of functions (test_*.py) nor cases (*{SUFFIX}); `millstream init` makes both",
+        )
+    if failed:
+        print(f"{failed} of {ran + len(cases)} failed", file=sys.stderr)
+    return FAILED if failed else 0
+
+
+def _function_tests(folder: Path) -> Iterator[list[str]]:
+    """The commands that run the tests of the functions, in whatever they are written."""
+    files = [path for path in _walk(folder) if path.suffix == ".py" and _is_test(path)]
+    if files:
+        if find_spec("pytest") is not None:
+            yield [sys.executable, "-m", "pytest", "-q", "."]
+        else:
+            # Each directory by itself: they need not be packages.
+            for directory in sorted({path.parent for path in files}):
+                where = os.path.relpath(directory, folder)
+                yield [sys.executable, "-m", "unittest", "discover", "-s", where, "-t", where]
+    if (folder / "go.mod").is_file():
+        if (go := shutil.which("go")) is None:
+            print("the tests in Go are left out: there is no `go` on the PATH", file=sys.stderr)
+        else:
+            yield [go, "test", "./..."]
+
+
+def _is_test(path: Path) -> bool:
+    return path.name.startswith("test_") or path.name.endswith("_test.py")
+
+
+def _run_function_tests(command: Sequence[str], folder: Path) -> bool | None:
+    """Whether they have passed; None where there were none. What they print goes to the terminal as it is."""
+    name = "go test" if command[0] != sys.executable else f"{command[2]}"
+    print(f"functions ({name}):", flush=True)
+    search = os.pathsep.join(filter(None, (str(folder.absolute()), os.environ.get("PYTHONPATH", ""))))
+    try:
+        code = subprocess.run(command, cwd=folder, env={**os.environ, "PYTHONPATH": search}, check=False).returncode
+    except OSError as error:
+        raise InfrastructureError(codes.PROCESS_NOT_STARTED, f"cannot start {command[0]}: {error.strerror}") from error
+    return None if code == _NO_TESTS else code == 0
+
+
+def _cases(what: Path) -> Iterator[Path]:
+    if what.name.endswith(SUFFIX):
+        yield what
+        return
+    for path in _walk(what if what.is_dir() else what.parent):
+        if path.name.endswith(SUFFIX) and (what.is_dir() or _is_about(path, what)):
+            yield path
+
+
+def _is_about(path: Path, pipeline: Path) -> bool:
+    """Whether a case is one of that pipeline. One that cannot be read says so when it is run."""
+    try:
+        case = read_case(path)
+        return _pipeline_of(case).resolve() == pipeline.resolve()
+    except MillstreamError:
+        return True
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    """The files below a directory that may be the user's own, in order."""
+    for directory, names, files in os.walk(folder):
+        names[:] = sorted(
+            name
+            for name in names
+            if not name.startswith(".")
+            and name not in _LEFT_OUT
+            and not (Path(directory) / name / "pyvenv.cfg").exists()
+        )
+        yield from (Path(directory) / name for name in sorted(files))
+
+
+def _run_case(path: Path, what: Path) -> bool:
+    begun_s = time.monotonic()
+    print(f"{path}: ", end="", flush=True)
+    try:
+        lines = _failures(path, what)
+    except MillstreamError as error:
+        lines = [f"[{error.code}] {error}" if error.code.id not in str(error) else str(error)]
+    print(f"{'FAILED' if lines else 'passed'} in {time.monotonic() - begun_s:.1f} s", flush=True)
+    print("".join(f"  {line}\n" for text in lines for line in text.splitlines()), end="", file=sys.stderr)
+    return not lines
+
+
+def _failures(path: Path, what: Path) -> list[str]:
+    """What is not as the case has it; nothing where it has passed."""
+    case = read_case(path)
+    loaded = load_case_pipeline(case, what if what.is_file() and what != path else _pipeline_of(case))
+    with tempfile.TemporaryDirectory(prefix="millstream-test-") as directory:
+        came = run_case(case, loaded, Path(directory))
+    if came.failure:
+        return [came.failure]
+    lines: list[str] = []
+    for sink, records in came.outputs.items():
+        # What is not named gets nothing: a record that goes astray is a failure too.
+        expected = case.outputs.get(sink, [])
+        if expected is not None and (found := differences(expected, records, in_order=case.in_order)):
+            lines += [f"{sink}: {found[0]}", *found[1:]]
+    return lines
+
+
+def _pipeline_of(case: Case) -> Path:
+    """The file that it names, or the nearest `pipeline.yaml` beside or above it."""
+    if case.pipeline is not None:
+        return case.pipeline
+    for directory in case.path.resolve().parents:
+        if (directory / _PIPELINE).is_file():
+            return Path(os.path.relpath(directory / _PIPELINE))
+    raise UserError(
+        codes.TEST_CASE, f"{case.path}: it has no `pipeline`, and there is no {_PIPELINE} beside or above it"
+    )
