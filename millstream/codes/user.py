@@ -230,6 +230,8 @@ COMMAND_LINE = Code(
         "Take what the message proposes. `millstream --help` lists the commands and `millstream COMMAND --help` the "
         "options of one, with examples; `millstream completion SHELL` has a shell complete them."
     ),
+)
+
 NO_SUCH_TESTS = Code(
     2130,
     "There are no tests there",

@@ -1,69 +1,191 @@
-"""What `millstream init` makes works as it is: its test, its pipeline, its README."""
+"""What `millstream init` makes works as it is: its tests, its cases, its pipeline, its README."""
+
+from __future__ import annotations
 
 import asyncio
 import json
 import shutil
-import sys
+import sqlite3
+import subprocess
+import urllib.request
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from millstream.ports import free_ports
+from millstream_runner.cli.init import name_of
+from millstream_runner.cli.template_names import TEMPLATES
 from tests.mesh import running
-from tests.mesh.running import command
+from tests.mesh.running import Ended, command, start
 
 
-async def test_the_template_runs_and_its_test_passes(tmp_path: Path) -> None:
-    assert (await command(tmp_path, "init", "orders")).exit_code == 0
-    directory = tmp_path / "orders"
-    await own_test(directory, 3)
-
-    valid = await command(directory, "validate", "pipeline.yaml")
-    assert valid.exit_code == 0, valid.err
-    ended = await command(directory, "run", "pipeline.yaml")
+async def made(directory: Path, template: str) -> Path:
+    """A new project."""
+    project = directory / f"my {template}"
+    ended = await command(directory, "init", str(project), "--template", template)
     assert ended.exit_code == 0, ended.err
-    assert [len(rows(directory, name)) for name in ("all", "large", "refused", "unreadable")] == [5, 2, 1, 1]
-    assert {row["item"] for row in rows(directory, "large")} == {"desk", "chair"}
-    (refused,) = rows(directory, "refused")
+    return project
+
+
+async def passed(project: Path) -> None:
+    """Its own tests, and its case."""
+    ended = await command(project, "test")
+    assert ended.exit_code == 0, ended.out + ended.err
+    assert ended.out.count(".case.yaml: passed") == 1
+    # Nothing of the project's own is touched.
+    assert not (project / "out").exists()
+    assert [path.name for path in (project / ".millstream").iterdir()] == ["schema.json"]
+
+
+async def run(project: Path, *options: str) -> Ended:
+    valid = await command(project, "validate", "--file-only", "pipeline.yaml")
+    assert valid.exit_code == 0, valid.err
+    ended = await command(project, "run", "pipeline.yaml", *options)
+    assert ended.exit_code == 0, ended.err
+    return ended
+
+
+def rows(project: Path, sink: str) -> list[dict[str, object]]:
+    files = sorted((project / "out" / sink).glob("*.jsonl"))
+    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+
+async def test_map(tmp_path: Path) -> None:
+    project = await made(tmp_path, "map")
+    await passed(project)
+    ended = await run(project)
+    assert [len(rows(project, name)) for name in ("all", "large", "refused", "unreadable")] == [5, 2, 1, 1]
+    assert {row["item"] for row in rows(project, "large")} == {"desk", "chair"}
+    (refused,) = rows(project, "refused")
     assert (refused["vertex"], refused["reason"]) == ("price", "an order of 0 pieces")
     assert json.loads(str(refused["value"]))["item"] == "shelf"
-    (unreadable,) = rows(directory, "unreadable")
+    (unreadable,) = rows(project, "unreadable")
     assert (unreadable["vertex"], unreadable["value"]) == ("read", "not json")
     assert str(unreadable["reason"]).startswith("data/orders.jsonl:4: 'not json' is not a JSON value")
+    # One line tells what to do next.
+    assert ended.out.splitlines()[-1].startswith("next: look into out/large, out/all, out/refused and 1 more; change")
+    assert "change functions.py" in ended.out.splitlines()[-1]
 
-    # As the README says.
-    shutil.rmtree(directory / "out")
-    again = await command(directory, "run", "pipeline.yaml", "--fresh")
-    assert again.exit_code == 0, again.err
-    assert len(rows(directory, "all")) == 5
+    # As its README says.
+    shutil.rmtree(project / "out")
+    await run(project, "--fresh")
+    assert len(rows(project, "all")) == 5
 
 
-async def test_the_template_with_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reduce(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Spark's start is most of it, and takes its time where others have the processor.
     monkeypatch.setattr(running, "LIMIT_S", 100.0)
-    assert (await command(tmp_path, "init", "readings", "--template", "reduce")).exit_code == 0
-    directory = tmp_path / "readings"
-    await own_test(directory, 2)
-    ended = await command(directory, "run", "pipeline.yaml")
-    assert ended.exit_code == 0, ended.err
-    assert [len(rows(directory, name)) for name in ("minutes", "hot", "warmest")] == [7, 2, 3]
-    assert [row["sensor"] for row in rows(directory, "warmest")] == ["boiler", "boiler", "attic"]
-    (attic, *_) = rows(directory, "minutes")
+    project = await made(tmp_path, "reduce")
+    await run(project)
+    assert [len(rows(project, name)) for name in ("minutes", "hot", "warmest")] == [7, 2, 3]
+    assert [row["sensor"] for row in rows(project, "warmest")] == ["boiler", "boiler", "attic"]
+    (attic, *_) = rows(project, "minutes")
     assert attic == {
         "sensor": "attic", "minute": "2026-01-05T09:00:00+00:00", "readings": 2, "mean": 20.0, "highest": 20.5
     }  # fmt: skip
 
 
-async def own_test(directory: Path, tests: int) -> None:
-    """The test that comes with the template."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-B", "-W", "error", "-m", "unittest"), cwd=directory, stderr=asyncio.subprocess.PIPE
+@pytest.mark.sweep
+async def test_the_case_of_reduce(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "LIMIT_S", 100.0)
+    await passed(await made(tmp_path, "reduce"))
+
+
+async def test_source(tmp_path: Path) -> None:
+    project = await made(tmp_path, "source")
+    await passed(project)
+    await run(project)
+    readings = rows(project, "readings")
+    assert len(readings) == 50
+    assert readings[0] == {"sensor": "s0", "celsius": 15.6}
+
+
+async def test_sink(tmp_path: Path) -> None:
+    project = await made(tmp_path, "sink")
+    await passed(project)
+    await run(project)
+    with closing(sqlite3.connect(project / "orders.db")) as database:
+        orders = database.execute("select customer, item from orders").fetchall()
+    assert sorted(orders) == [("ada", "lamp"), ("alan", "chair"), ("grace", "desk"), ("grace", "lamp")]
+    (refused,) = rows(project, "refused")
+    assert json.loads(str(refused["value"]))["customer"] == "edsger"
+
+
+@pytest.mark.parametrize("template", ["async", "batch"])
+async def test_functions_of_other_shapes(tmp_path: Path, template: str) -> None:
+    await passed(await made(tmp_path, template))
+
+
+async def test_http(tmp_path: Path) -> None:
+    port = free_ports()
+    project = await made(tmp_path, "http")
+    await passed(project)
+    pipeline = project / "pipeline.yaml"
+    pipeline.write_text(pipeline.read_text().replace("port: 8090", f"port: {port}"))
+    order = json.dumps({"id": "1", "pieces": 2, "price": 9.5}).encode()
+    request = urllib.request.Request(  # this machine's own
+        f"http://127.0.0.1:{port}/vertices/receive", data=order, headers={"x-millstream-id-field": "id"}
     )
-    async with asyncio.timeout(60):
-        _, err = await process.communicate()
-    assert process.returncode == 0, err.decode()
-    assert f"Ran {tests} tests".encode() in err
+    async with start(project, "run", "pipeline.yaml", data=".millstream/my-http") as process:
+        await process.until(lambda: "receive-0" in process.pids())
+
+        def sent() -> bool:
+            try:
+                with urllib.request.urlopen(request, timeout=30) as answer:
+                    return bool(answer.status == 200)
+            except OSError:
+                return False
+
+        async with asyncio.timeout(60):
+            while not await asyncio.to_thread(sent):  # noqa: ASYNC110  # until the source listens
+                await asyncio.sleep(0.05)
+        assert await asyncio.to_thread(sent)
+        process.interrupt()
+        assert (await process.ended()).exit_code == 0
+    # The second time it had no effect.
+    assert [row["total"] for row in rows(project, "orders")] == [19.0]
 
 
-def rows(directory: Path, sink: str) -> list[dict[str, object]]:
-    files = sorted((directory / "out" / sink).glob("*.jsonl"))
-    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+async def test_go(tmp_path: Path) -> None:
+    go = shutil.which("go")
+    if go is None:
+        pytest.skip("no Go toolchain on the PATH: the template in Go is not built here")
+    project = await made(tmp_path, "go")
+    for arguments in (["build", "-o", "words", "."], ["vet", "."]):
+        built = await asyncio.to_thread(
+            subprocess.run, [go, *arguments], cwd=project, capture_output=True, text=True, timeout=100, check=False
+        )
+        assert built.returncode == 0, built.stderr
+    ended = await command(project, "test")
+    assert ended.exit_code == 0, ended.out + ended.err
+    assert "lines.case.yaml: passed" in ended.out
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+async def test_what_every_project_has(tmp_path: Path, template: str) -> None:
+    project = await made(tmp_path, template)
+    ignored = (project / ".gitignore").read_text().splitlines()
+    assert {".millstream/", "out/"} <= set(ignored)
+    readme = (project / "README.md").read_text().splitlines()
+    assert len(readme) == 10
+    assert readme[0] == f"# my-{template}"
+    assert f"name: my-{template}" in (project / "pipeline.yaml").read_text()
+    others = {"millstream-sdk", ".millstream"}
+    left = [path for path in project.rglob("*") if path.is_file() and others.isdisjoint(path.parts)]
+    assert not [path for path in left if "@" in path.read_text().replace("@udf", "")], "a place that was not filled"
+    if template != "go":
+        launch = json.loads((project / ".vscode" / "launch.json").read_text())
+        assert all(one["type"] == "debugpy" for one in launch["configurations"])
+    refused = await command(tmp_path, "init", str(project), "--template", template)
+    assert refused.exit_code == 2
+    assert "exists already" in refused.err
+
+
+def test_a_pipeline_is_called_after_its_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "Größe 2").mkdir()
+    monkeypatch.chdir(tmp_path / "Größe 2")
+    assert name_of(Path()) == "gr-e-2"
+    assert name_of(Path("Orders_2026")) == "orders-2026"
+    assert name_of(Path("---")) == "pipeline"
+    assert len(name_of(Path("x" * 100))) == 63

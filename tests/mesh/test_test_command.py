@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,9 @@ async def test_a_case_that_passes(project: Path) -> None:
     ended = await command(project, "test")
     assert ended.exit_code == 0, ended.out + ended.err
     assert "tests/orders.case.yaml: passed" in ended.out
+    as_json = json.loads((await command(project, "test", "-o", "json")).out)
+    assert as_json["passed"] is True
+    assert [(case["name"], case["passed"]) for case in as_json["cases"]] == [("tests/orders.case.yaml", True)]
     # Neither the port nor the target of the pipeline is touched, and nothing is left.
     assert {path.name for path in project.iterdir()} == {"functions.py", "pipeline.yaml", "tests"}
 

@@ -204,16 +204,19 @@ def test_init_refuses_to_overwrite(tmp_path: Path, capsys: pytest.CaptureFixture
     target = tmp_path / "new"
     assert main(["init", str(target)]) == 0
     assert {path.name for path in target.iterdir()} == {
+        ".gitignore",
         ".millstream",
+        ".vscode",
         "README.md",
         "data",
         "functions.py",
+        "orders.case.yaml",
         "pipeline.yaml",
         "test_functions.py",
     }
     (target / "README.md").unlink()
     assert main(["init", str(target)]) == 2
-    assert "exists already; nothing was written" in capsys.readouterr().err
+    assert "exists already, and 6 more; nothing was written" in capsys.readouterr().err
     assert not (target / "README.md").exists()
 
 

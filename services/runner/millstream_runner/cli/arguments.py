@@ -454,6 +454,7 @@ def _add_test(commands: Commands) -> None:
         metavar="WHAT",
         help="a directory, a pipeline file, or a case file (default: the current directory)",
     )
+    _add_json(command, "prints one JSON object on the last line; what tests print goes to standard error")
 
 
 def _add_schema(commands: Commands) -> None:

@@ -96,6 +96,12 @@ EXAMPLES: dict[tuple[str, ...], tuple[Example, ...]] = {
     ("init",): (
         Example("orders that get a price, one by one", "millstream init hello"),
         Example("windows of event time, with Spark", "millstream init readings --template reduce"),
+        Example("what there is", "millstream init --list"),
+    ),
+    ("test",): (
+        Example("functions, and pipelines on their cases", "millstream test"),
+        Example("one case", "millstream test orders.case.yaml"),
+        Example("as JSON, for scripts", "millstream test -o json"),
     ),
     ("schema",): (Example("for an editor", "millstream schema > pipeline.schema.json"),),
     ("explain",): (

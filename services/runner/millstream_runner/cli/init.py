@@ -1,54 +1,145 @@
-"""`millstream init`: a working pipeline with a function, a test and some data, to begin with."""
+"""`millstream init`: a working pipeline with a function, tests and some data, to begin with."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
+from collections.abc import Mapping
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from millstream import codes
 from millstream.errors import InfrastructureError, UserError
+from millstream.spec.values import NAME_LENGTH_MAX
 from millstream_runner.cli.editor import MODELINE, write_schema
+from millstream_runner.cli.template_names import TEMPLATES
 
 _SUFFIX = ".template"
 """Template files carry it so that nothing mistakes them for modules and tests of Millstream itself."""
+_HIDDEN = "dot-"
+"""In front of a name, instead of the dot: packaging tools leave hidden files out."""
+_COMMON = "common"
+"""What all templates have, unless they have one of their own."""
+_PIPELINE = Path("pipeline.yaml")
+_GO_SDK = Path("millstream-sdk")
+"""Where a project in Go has the SDK, as its `go.mod` says."""
+_FUNCTIONS = {
+    "map": "price",
+    "source": "convert",
+    "sink": "table",
+    "async": "lookup",
+    "batch": "score",
+    "http": "price",
+}
+"""The vertex to debug, by template."""
 
 
 def run(arguments: argparse.Namespace) -> int:
-    target: Path = arguments.directory
-    template = files("millstream_runner.cli") / "templates" / arguments.template
-    contents = list(_files_below(template, Path()))
-    taken = [name for name, _ in contents if (target / name).exists()]
+    if arguments.list:
+        _list(as_json=arguments.json)
+        return 0
+    template: str = arguments.template
+    target: Path = arguments.directory or Path()
+    if target.exists() and not target.is_dir():
+        raise UserError(codes.PATH_EXISTS, f"{target} is a file; nothing was written. Name a directory")
+    name = name_of(target)
+    values = {"name": _yaml_text(name), "module": name, "function": _FUNCTIONS.get(template, "")}
+    contents = _contents(template, values)
+    taken = sorted(path for path in contents if (target / path).exists())
     if taken:
+        more = f", and {len(taken) - 1} more" if len(taken) > 1 else ""
         raise UserError(
-            codes.PATH_EXISTS, f"{target / taken[0]} exists already; nothing was written. Choose another directory"
+            codes.PATH_EXISTS,
+            f"{target / taken[0]} exists already{more}; nothing was written. Choose another directory",
         )
-    written: list[Path] = []
-    try:
-        for name, text in contents:
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            # What has come meanwhile is not ours to write over.
-            with (target / name).open("x", encoding="utf-8") as file:
-                file.write(MODELINE + text if name.suffix == ".yaml" else text)
-            written.append(target / name)
-        written.append(write_schema(target))
-    except OSError as error:
-        raise InfrastructureError(codes.CANNOT_WRITE, f"cannot write {error.filename}: {error.strerror}") from error
+    written = _write(target, contents)
     if arguments.json:
         print(json.dumps({"directory": str(target), "files": [str(path) for path in written]}))
         return 0
-    print("\n".join(f"wrote {path}" for path in written))
-    print(f"\nnext:\n  cd {target}\n  millstream run pipeline.yaml\n  python -m unittest")
+    print(f"wrote pipeline {name} ({template}: {TEMPLATES[template]}) to {target}:")
+    print("  " + "  ".join(sorted({path.parts[0] for path in contents})))
+    print(f"next: {_next_step(template, target)}")
     return 0
 
 
-def _files_below(folder: Traversable, name: Path) -> list[tuple[Path, str]]:
-    found: list[tuple[Path, str]] = []
-    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
+def _list(*, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"templates": TEMPLATES}))
+        return
+    width = max(map(len, TEMPLATES))
+    print("\n".join(f"{name:<{width}}  {text}" for name, text in TEMPLATES.items()))
+
+
+def name_of(directory: Path) -> str:
+    """The name of a pipeline in a directory: that of the directory, as far as a pipeline may be called so."""
+    written = directory.absolute().resolve().name.lower()
+    name = re.sub(r"[^a-z0-9]+", "-", written)[:NAME_LENGTH_MAX].strip("-")
+    return name or "pipeline"
+
+
+def _yaml_text(name: str) -> str:
+    """As YAML has it: a name of digits would be a number."""
+    return name if name[0].isalpha() and name not in ("null", "true", "false") else f'"{name}"'
+
+
+def _next_step(template: str, target: Path) -> str:
+    there = "" if target.resolve() == Path.cwd() else f"cd {target} && "
+    build = "go build -o words . && " if template == "go" else ""
+    changed = "main.go" if template == "go" else "functions.py"
+    return f"{there}{build}millstream run pipeline.yaml, then change {changed}; README.md has the rest"
+
+
+def _contents(template: str, values: Mapping[str, str]) -> dict[Path, bytes]:
+    """The files of a new project, with the values in their places."""
+    templates = files("millstream_runner.cli") / "templates"
+    found = _files_below(templates / _COMMON, Path()) | _files_below(templates / template, Path())
+    if template == "go":
+        # There is no function in Python to attach to.
+        found = {path: text for path, text in found.items() if path.parts[0] != ".vscode"}
+    found[_PIPELINE] = MODELINE + found[_PIPELINE]
+    filled = {path: _filled(text, values).encode() for path, text in found.items()}
+    return filled | (_go_sdk() if template == "go" else {})
+
+
+def _filled(text: str, values: Mapping[str, str]) -> str:
+    for name, value in values.items():
+        text = text.replace(f"@{name}@", value)
+    return text
+
+
+def _files_below(folder: Traversable, path: Path) -> dict[Path, str]:
+    found: dict[Path, str] = {}
+    for entry in folder.iterdir():
+        name = "." + entry.name.removeprefix(_HIDDEN) if entry.name.startswith(_HIDDEN) else entry.name
         if entry.is_dir():
-            found += _files_below(entry, name / entry.name)
-        elif entry.name.endswith(_SUFFIX):
-            found.append((name / entry.name.removesuffix(_SUFFIX), entry.read_text(encoding="utf-8")))
+            found |= _files_below(entry, path / name)
+        elif name.endswith(_SUFFIX):
+            found[path / name.removesuffix(_SUFFIX)] = entry.read_text(encoding="utf-8")
     return found
+
+
+def _go_sdk() -> dict[Path, bytes]:
+    """The SDK's module: in the wheel beside the templates, in a checkout where it is developed."""
+    module = Path(str(files("millstream_runner.cli"))) / "go_sdk"
+    if not module.is_dir():
+        module = Path(__file__).parents[4] / "sdk" / "go"
+    if not (module / "go.mod").is_file():
+        raise InfrastructureError(codes.CANNOT_READ, f"this installation has no SDK for Go: {module} is not there")
+    return {
+        _GO_SDK / path.relative_to(module): path.read_bytes() for path in sorted(module.rglob("*")) if path.is_file()
+    }
+
+
+def _write(target: Path, contents: Mapping[Path, bytes]) -> list[Path]:
+    """Write the files, and the schema that editors look for beside the pipeline. Returns which those are."""
+    try:
+        for path, content in contents.items():
+            (target / path).parent.mkdir(parents=True, exist_ok=True)
+            # What has come meanwhile is not ours to write over.
+            with (target / path).open("xb") as file:
+                file.write(content)
+        return [*(target / path for path in contents), write_schema(target)]
+    except OSError as error:
+        raise InfrastructureError(codes.CANNOT_WRITE, f"cannot write {error.filename}: {error.strerror}") from error

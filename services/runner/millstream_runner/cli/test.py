@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import subprocess
@@ -10,8 +11,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TextIO
 
 from millstream import codes
 from millstream.errors import InfrastructureError, MillstreamError, UserError
@@ -28,28 +31,46 @@ _LEFT_OUT = frozenset({"out", "node_modules", "millstream-sdk", "__pycache__"})
 _PIPELINE = "pipeline.yaml"
 
 
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """Of the tests of the functions in one language, or of one case."""
+
+    name: str
+    passed: bool
+    seconds: float
+    differences: tuple[str, ...] = ()
+    """Of a case, in lines for people."""
+
+
 def run(arguments: argparse.Namespace) -> int:
     what: Path = arguments.what or Path()
     if not what.exists():
         raise UserError(codes.NO_SUCH_TESTS, f"there is no {what}; name a directory, a pipeline file or a case file")
-    folder = what if what.is_dir() else what.parent
-    failed = ran = 0
-    if not what.name.endswith(SUFFIX):
-        for command in _function_tests(folder):
-            outcome = _run_function_tests(command, folder)
-            ran += outcome is not None
-            failed += outcome is False
-    cases = list(_cases(what))
-    for path in cases:
-        failed += not _run_case(path, what)
-    if not ran and not cases:
+    prints = sys.stderr if arguments.json else sys.stdout
+    functions = list(_functions(what, prints)) if not what.name.endswith(SUFFIX) else []
+    cases = [_run_case(path, what, prints) for path in _cases(what)]
+    outcomes = [*functions, *cases]
+    if not outcomes:
         raise UserError(
             codes.NO_SUCH_TESTS,
             f"{what} has neither tests of functions (test_*.py) nor cases (*{SUFFIX}); `millstream init` makes both",
         )
+    failed = sum(not outcome.passed for outcome in outcomes)
     if failed:
-        print(f"{failed} of {ran + len(cases)} failed", file=sys.stderr)
+        print(f"{failed} of {len(outcomes)} failed", file=sys.stderr)
+    if arguments.json:
+        parts = {"functions": functions, "cases": cases}
+        print(json.dumps({"passed": not failed} | {name: list(map(asdict, part)) for name, part in parts.items()}))
     return FAILED if failed else 0
+
+
+def _functions(what: Path, prints: TextIO) -> Iterator[_Outcome]:
+    folder = what if what.is_dir() else what.parent
+    for command in _function_tests(folder):
+        begun_s = time.monotonic()
+        passed = _run_function_tests(command, folder, prints)
+        if passed is not None:
+            yield _Outcome(_name_of(command), passed, round(time.monotonic() - begun_s, 3))
 
 
 def _function_tests(folder: Path) -> Iterator[list[str]]:
@@ -74,13 +95,18 @@ def _is_test(path: Path) -> bool:
     return path.name.startswith("test_") or path.name.endswith("_test.py")
 
 
-def _run_function_tests(command: Sequence[str], folder: Path) -> bool | None:
-    """Whether they have passed; None where there were none. What they print goes to the terminal as it is."""
-    name = "go test" if command[0] != sys.executable else f"{command[2]}"
-    print(f"functions ({name}):", flush=True)
+def _name_of(command: Sequence[str]) -> str:
+    return command[2] if command[0] == sys.executable else "go test"
+
+
+def _run_function_tests(command: Sequence[str], folder: Path, prints: TextIO) -> bool | None:
+    """Whether they have passed; None where there were none. What they print goes on as it is."""
+    print(f"functions ({_name_of(command)}):", file=prints, flush=True)
     search = os.pathsep.join(filter(None, (str(folder.absolute()), os.environ.get("PYTHONPATH", ""))))
     try:
-        code = subprocess.run(command, cwd=folder, env={**os.environ, "PYTHONPATH": search}, check=False).returncode
+        environment = {**os.environ, "PYTHONPATH": search}
+        stdout = None if prints is sys.stdout else sys.stderr.fileno()
+        code = subprocess.run(command, cwd=folder, env=environment, stdout=stdout, check=False).returncode
     except OSError as error:
         raise InfrastructureError(codes.PROCESS_NOT_STARTED, f"cannot start {command[0]}: {error.strerror}") from error
     return None if code == _NO_TESTS else code == 0
@@ -117,16 +143,17 @@ def _walk(folder: Path) -> Iterator[Path]:
         yield from (Path(directory) / name for name in sorted(files))
 
 
-def _run_case(path: Path, what: Path) -> bool:
+def _run_case(path: Path, what: Path, prints: TextIO) -> _Outcome:
     begun_s = time.monotonic()
-    print(f"{path}: ", end="", flush=True)
+    print(f"{path}: ", end="", file=prints, flush=True)
     try:
         lines = _failures(path, what)
     except MillstreamError as error:
         lines = [f"[{error.code}] {error}" if error.code.id not in str(error) else str(error)]
-    print(f"{'FAILED' if lines else 'passed'} in {time.monotonic() - begun_s:.1f} s", flush=True)
+    seconds = time.monotonic() - begun_s
+    print(f"{'FAILED' if lines else 'passed'} in {seconds:.1f} s", file=prints, flush=True)
     print("".join(f"  {line}\n" for text in lines for line in text.splitlines()), end="", file=sys.stderr)
-    return not lines
+    return _Outcome(str(path), not lines, round(seconds, 3), tuple(lines))
 
 
 def _failures(path: Path, what: Path) -> list[str]:
