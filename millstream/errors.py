@@ -18,10 +18,12 @@ class MillstreamError(Exception):
     exit_code: ClassVar[int] = 70
     """Exit code of a process that ends with this error."""
 
-    def __init__(self, code: Code, message: str) -> None:
+    def __init__(self, code: Code, message: str, *, detail: str = "") -> None:
         super().__init__(message)
         self.code = code
         """What happened, as one can look it up."""
+        self.detail = detail
+        """All there is to say, for the log: the traceback of a function."""
         # Where only a traceback arrives, as from a Python worker of Spark's, it has the code all the same.
         self.add_note(code.id)
 

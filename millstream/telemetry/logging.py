@@ -27,7 +27,7 @@ _OWN = frozenset(logging.LogRecord("", 0, "", 0, "", None, None).__dict__) | {"m
 """Attributes every log record has; any other is an extra."""
 
 NOTICE = "millstream_notice"
-"""Field of a line that who watches a run should see, though it is no warning."""
+"""Field of a line for the person who watches a run, though it is not a warning."""
 
 
 def configure_logging(

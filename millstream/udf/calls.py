@@ -154,7 +154,7 @@ class CallStream(Generic[_Answer]):
                 pauses.begin_again()
             oldest = next(iter(self._waiting.values()), None)
             _log.log(
-                # Where the process has ended, who started it says so; one that was ended for a change is no trouble.
+                # Where the process has ended, who started it says so; an end for a change is not a fault.
                 logging.INFO if pauses.none_yet else logging.WARNING,
                 "%s: the stream to the function ended (%s); %d calls without an answer are sent again in %.1f s%s",
                 self._where,

@@ -50,6 +50,7 @@ from millstream.processes import Process, Stop, exit_text, open_process
 from millstream.sandbox import NOT_HELD, Confinement, confined
 from millstream.statistics import SidecarStatistics
 from millstream.telemetry.logging import NOTICE
+from millstream.tracebacks import shortened
 from millstream.udf.background import beside
 from millstream.udf.environment import inherited
 from millstream.udf.program_lines import readable
@@ -95,7 +96,7 @@ when what answers does not fit."""
 class HeldUp(Enum):
     """Why a function waits for a person."""
 
-    TO_BE_MENDED = "mending"
+    TO_BE_FIXED = "fixing"
     DEBUGGED = "debugged"
     """By a debugger, or waiting for one."""
 
@@ -178,7 +179,7 @@ class Sidecar:
             starts += 1
             run = await self._run_once()
             if run.changed:
-                self._note(f"{self._sources.name(run.changed)} changed: the function is started anew")
+                self._note(f"{self._sources.name(run.changed)} changed: the function is restarted")
                 continue
             if run.waits_for_change and self.spec.on_change is OnChange.RESTART:
                 await self._wait_for_change(run)
@@ -196,8 +197,14 @@ class Sidecar:
             if run.ready_s > SIDECAR_BACKOFF_LAST_S:
                 pauses.begin_again()
             self._restarts += 1
-            _log.warning(
-                "%s %s; it is started again in %.1f s%s", self.spec.where, run.why, pauses.next_s, self._new_tail()
+            _log.log(
+                # When it is given up, one error says all.
+                logging.WARNING if self._ready.done() else logging.INFO,
+                "%s %s; it is started again in %.1f s%s",
+                self.spec.where,
+                run.why,
+                pauses.next_s,
+                self._new_tail(),
             )
             await pauses.wait()
 
@@ -281,20 +288,20 @@ class Sidecar:
 
     async def _wait_for_change(self, run: _Run) -> None:
         """It cannot be started as it is: say so, once, and return when a file of it was saved."""
-        tail = self._tail() or run.why
-        waits = "The pipeline waits, and goes on when you have saved what mends it."
-        if tail == self._said_of_start:
+        printed = "\n".join(self._printed()) or run.why
+        waits = "The pipeline waits, and goes on when you have saved the fix."
+        if printed == self._said_of_start:
             self._note("the function cannot be started, for the same reason as before")
         else:
             # Not why the process ends: it does not.
             _log.error(
-                "the function cannot be started:%s\n%s",
-                tail,
+                "the function cannot be started: %s\n%s",
+                printed,
                 waits,
                 extra={"role": self.spec.role, "code": codes.FUNCTION_NOT_STARTED.id},
             )
-        self._said_of_start = tail
-        self.spec.on_held_up(HeldUp.TO_BE_MENDED)
+        self._said_of_start = printed
+        self.spec.on_held_up(HeldUp.TO_BE_FIXED)
         try:
             while not self._sources.written():  # noqa: ASYNC110  # files have no event to wait for
                 await asyncio.sleep(_LOOK_INTERVAL_S)
@@ -439,9 +446,13 @@ class Sidecar:
 
     def _never_ready(self, why: str, starts: int) -> str:
         tries = "" if starts == 1 else f" (tried {starts} times)"
-        tail = self._tail()
-        printed = f"Its last lines:{tail}" if tail else "It printed no error"
-        return f"{self.spec.where} {why}{tries}\n  command: {shlex.join(self.spec.command)}\n  {printed}"
+        printed = self._printed() or ["it printed no error"]
+        lines = [f"{self.spec.where} {why}{tries}", *printed, f"command: {shlex.join(self.spec.command)}"]
+        return "\n  ".join(lines)
+
+    def _printed(self) -> list[str]:
+        """What a person needs of its last lines; all of them are in the log."""
+        return shortened(self._last_lines.text())
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The files that a function is made of, and whether they have changed since its process was started. No event loop.
 
 Above it: the sidecar. Below it: the file system. Which files those are, the program says in a list that it keeps
-(`millstream_udf.imported`); and what its command names is one as well, so that a program that is built anew is noticed.
+(`millstream_udf.imported`); and what its command names is one as well, so that a program that is rebuilt is noticed.
 It looks at files instead of asking the system to tell it: that works on every file system, and editors save in many
 ways (by another file with the same name, in several steps).
 """
@@ -30,7 +30,7 @@ class OnChange(Enum):
     REPORT = "report"
     """It is said once, and what to do."""
     RESTART = "restart"
-    """The function is started anew."""
+    """The function is restarted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ class Client:
         self._writer = writer
         self._sent = 0
         self._waiting: list[dict[str, Any]] = []
-        """Messages that nobody has asked for yet."""
+        """Messages that were not asked for yet."""
 
     def send(self, name: str, **arguments: Any) -> int:
         self._sent += 1
@@ -116,8 +116,6 @@ async def test_a_breakpoint_is_hit_and_the_pipeline_goes_on(files: PipelineFiles
             assert (frame["name"], frame["line"]) == ("doubled", LINE)
             shown = await client.ask("evaluate", expression="double", frameId=frame["id"], context="watch")
             assert shown["result"] == "0"
-            # Longer than the longest silence that a process is allowed which nobody debugs is not waited for here;
-            # that nothing looks at it, the log of the sidecar says: there is no question, and so no report.
             await client.ask("setBreakpoints", source={"path": str(function)}, breakpoints=[])
             await client.ask("continue", threadId=stopped["threadId"])
             ended = await run.ended()

@@ -148,7 +148,7 @@ async def test_a_ctrl_c_behind_the_end_changes_nothing(files: PipelineFiles, tmp
         while True:
             os.write(writer, b" " * 4096)
     os.set_blocking(writer, True)
-    # It has a result to print, and nobody reads it yet.
+    # It has a result to print, and nothing reads it yet.
     async with start(tmp_path, "run", "pipeline.yaml", "--quiet", "-o", "json", out=writer) as run:
         os.close(writer)
         await run.until(lambda: {"broker", "in-0", "map-0", "out-0"} <= run.pids().keys())

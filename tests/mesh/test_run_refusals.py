@@ -70,7 +70,7 @@ async def test_a_function_that_fails_stops_the_run_and_nothing_is_lost(files: Pi
     assert failed.exit_code == 3
     assert "no such column: x" in failed.err
     assert failed.err.count("the function failed on record ") == 1, failed.err
-    assert "millstream run: error[MS-3001]: map-0 ended with exit code 3\n" in failed.err
+    assert "map-0 ended with exit code 3" not in failed.err
     assert "error[MS-3001]: map-0: " in failed.err, "it was shown when it happened"
     assert failed.err.endswith("`millstream explain MS-3001` says what that means for the data, and what to do\n")
     shown = json.loads((await command(tmp_path, "status", "-o", "json")).out)["failure"]
@@ -91,7 +91,7 @@ async def test_a_command_that_ends_at_once_is_the_users_to_fix(files: PipelineFi
     path.write_text(path.read_text().replace("{python: 'functions.py:identity'}", "{command: ['false']}"))
     ended = await command(tmp_path, "run", "pipeline.yaml")
     assert ended.exit_code == 3
-    assert "map-0 ended with exit code 3" in ended.err
+    assert "map-0 ended with exit code 3" not in ended.err
 
 
 async def test_a_changed_pipeline_is_refused_unless_it_starts_over(files: PipelineFiles, tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ async def test_what_cannot_be_imported_is_waited_for(files: PipelineFiles) -> No
         await run.until(lambda: "versions.py has no versioned" in run.err())
         replace(function, FUNCTION % 1)
         await run.until(lambda: 1 in versions(files))
-        assert run.pids() == before, "no process but the function's was started anew"
+        assert run.pids() == before, "no process but the function's was started again"
         run.interrupt()
         ended = await run.ended()
     assert ended.exit_code == 0, ended.err

@@ -294,7 +294,7 @@ async def test_a_run_names_the_vertex_of_a_shared_worker_that_fails(files: Pipel
     )
     ended = await command(tmp_path, "run", "pipeline.yaml", "--workers", "1")
     assert ended.exit_code == 3
-    assert "millstream run: error[MS-3001]: bad-0 ended with exit code 3" in ended.err
+    assert "error[MS-3001]: bad-0: " in ended.err
     assert "ValueError: no good" in ended.err
 
 

@@ -29,7 +29,8 @@ def main() -> None:
     except Exception as error:  # noqa: BLE001  # whatever the user's module raises when it is imported
         imported.list_failed(error)
         print(describe(error), file=sys.stderr)
-        sys.exit(1)
+        # Another start would import the same.
+        sys.exit(2)
     run(definition)
 
 

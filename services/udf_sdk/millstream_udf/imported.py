@@ -1,4 +1,4 @@
-"""Which files of the user's a function was made of, for who starts it anew when one of them changes.
+"""Which files of the user's a function was made of: it is restarted when one of them changes.
 
 Above it: the command line and the server. Below it: Python's modules and the file system. What came with Python and
 what was installed are left out: those do not change while one writes a function.
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
 LIST_VARIABLE = "MILLSTREAM_IMPORTED"
-"""Environment variable with the file to write the list into, a path a line; not set where nobody reads it."""
+"""Environment variable with the file to write the list into, a path a line; not set where nothing reads it."""
 _LOOK_INTERVAL_S = 0.5
 """A function may import more while it runs."""
 
@@ -30,7 +30,7 @@ def keep_listed() -> None:
 
 def list_failed(error: BaseException) -> None:
     """Write the list, if one is asked for, of a function that cannot be imported: with the files that `error` names,
-    which are no modules because of it."""
+    which are not modules because of it."""
     if path := os.environ.get(LIST_VARIABLE):
         _write(path, dict.fromkeys([*own_files(), *_without_installed(_files_of(error))]))
 
@@ -52,7 +52,7 @@ def _keep(path: str) -> None:
 
 
 def _write(path: str, files: Iterable[str]) -> None:
-    # Whole or not at all: it is read at any time. Without it a change is not noticed, which is no reason to fail.
+    # Whole or not at all: it is read at any time. Without it a change is not noticed; the function can do without.
     with suppress(OSError):
         with open(f"{path}.new", "w", encoding="utf-8", errors="surrogateescape") as file:
             file.writelines(f"{name}\n" for name in files)

@@ -25,6 +25,7 @@ from millstream.frame import Frame, build_frame
 from millstream.limits import RECORD_BYTES_MAX
 from millstream.naming import NO_ORIGIN, WITH_VALUES, Naming, Origin, reason_and_detail
 from millstream.retry import OnFailure, RetryPolicy, Waiting
+from millstream.tracebacks import places
 from millstream.udf.answers import MapAnswer, Outcome, Result
 from millstream.udf.protocol import MapStream
 from millstream.watermark import future
@@ -276,12 +277,12 @@ class Mapper:
             attempted.dead[index] = outcome
         else:
             named = self._naming.of(attempted.frame, index, attempted.origin)
-            raise UdfError(
-                codes.FUNCTION_FAILED,
-                f"{self._where}: the function failed on {named} after {attempts} attempt(s): {outcome.reason}\n"
-                f"{outcome.detail}\n"
+            lines = [
+                f"{self._where}: the function failed on {named} after {attempts} attempt(s): {outcome.reason}",
+                *(places(outcome.detail) or outcome.detail.splitlines()),
                 "Fix the function and start again (nothing was lost), or set udf.retryStrategy.onFailure.",
-            )
+            ]
+            raise UdfError(codes.FUNCTION_FAILED, "\n".join(lines), detail=outcome.detail)
 
     def _keep_rows(self, frame: Frame, pending: Sequence[int], answer: MapAnswer, attempted: _Attempted) -> None:
         part = frame if len(pending) == frame.records else frame.take(pending)

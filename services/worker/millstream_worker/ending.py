@@ -24,7 +24,7 @@ def report(error: BaseException) -> int:
     """
     first = min(_leaves(error), key=_telling)
     if isinstance(first, MillstreamError):
-        _log.error("%s", first)
+        _log.error("%s", first, extra={"exception": first.detail} if first.detail else {})
         return first.exit_code
     if isinstance(first, ModuleNotFoundError) and first.name in _OF_EXTRAS:
         _log.error(

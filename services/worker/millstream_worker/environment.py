@@ -55,7 +55,7 @@ class VertexConfig:
     hidden: tuple[Path, ...] = ()
     """Files and directories that no sandbox of a function shows."""
     development: Development = NOT_DEVELOPED
-    """What is done for who writes the functions."""
+    """What is done for the authors of functions."""
 
 
 class VertexPrograms(Protocol):

@@ -40,7 +40,7 @@ CONCURRENCY_VARIABLE = "MILLSTREAM_UDF_CONCURRENCY"
 
 @dataclass(frozen=True, slots=True)
 class Development:
-    """What is done for who writes the functions and runs them on their own machine."""
+    """What is done for authors of functions who run them on their own machine."""
 
     on_change: OnChange = OnChange.IGNORE
     """When a file of a function changes."""

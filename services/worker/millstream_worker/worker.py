@@ -63,7 +63,7 @@ class WorkerConfig:
     hidden: tuple[Path, ...] = ()
     """Files and directories that no sandbox of a function shows."""
     development: Development = NOT_DEVELOPED
-    """What is done for who writes the functions."""
+    """What is done for the authors of functions."""
 
     @property
     def replicas(self) -> Sequence[ReplicaId]:
@@ -206,7 +206,7 @@ class Worker:
 
 
 async def _leave_held_up(replica: _Replica, living: asyncio.Task[bool]) -> None:
-    """When a replica is told to stop whose function waits for a person, it ends as it is: what is in flight is not
+    """When a replica has to stop whose function waits for a person, it ends as it is: what is in flight is not
     going to be finished, and is processed at the next start."""
     await replica.stopped.wait()
     await replica.held_up.wait()
@@ -244,7 +244,7 @@ async def open_worker(
     config: WorkerConfig, clock: Clock, *, say: Callable[[str], None] = lambda text: None
 ) -> AsyncIterator[Worker]:
     """Open what the replicas share. `say` gets `ended NAME` when one has ended by itself, `stopped NAME` when it was
-    stopped, `mending NAME` or `debugged NAME` when a function of it waits for a person, and `going NAME` after that."""
+    stopped, `fixing NAME` or `debugged NAME` when a function of it waits for a person, and `going NAME` after that."""
     readiness = {replica: Readiness() for replica in config.replicas}
     async with AsyncExitStack() as stack:
         # First, so that probes are answered while the rest is not there yet.

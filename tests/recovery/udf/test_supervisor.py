@@ -83,7 +83,7 @@ class process:
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
-        ("import no_such_module\n", ["ModuleNotFoundError: No module named 'no_such_module'", "tried 3 times"]),
+        ("import no_such_module\n", ["ModuleNotFoundError: No module named 'no_such_module'", "exited with code 2"]),
         ("def other(value): return value\n", ["has no process; it has other", "exited with code 2"]),
         ("def process(): ...\n", ["takes 0 arguments", "exited with code 2"]),
         (NO_SETUP, ["ValueError: no database", "tried 3 times"]),

@@ -8,6 +8,7 @@ from pathlib import Path
 from millstream.buffers.jetstream.technology import TECHNOLOGY as JETSTREAM
 from millstream.buffers.redis.technology import TECHNOLOGY as REDIS
 from millstream.ledger.protocol import DurabilityLevel
+from millstream.telemetry.logging import NOTICE
 from millstream_runner.local.logfiles import (
     LogFile,
     format_entry,
@@ -88,7 +89,11 @@ def test_entries_for_people() -> None:
     entry = parse_line(json.dumps({**line, "vertex": "map", "exception": "Traceback"}).encode(), "map-0")
     assert level_of(entry) == "WARNING"
     assert short_entry(entry) == "warning: map-0: slow"
-    assert short_entry({**entry, "level": "error", "code": "MS-5002"}) == "error[MS-5002]: map-0: slow"
+    failed = {**entry, "level": "error", "code": "MS-5002"}
+    whole = "\n    (the whole traceback: `millstream logs map`)"
+    assert short_entry(failed) == f"error[MS-5002]: map-0: slow{whole}"
+    assert short_entry({**failed, "exception": ""}) == "error[MS-5002]: map-0: slow"
+    assert short_entry({**entry, "level": "info", NOTICE: True}) == "map-0: slow"
     text = format_entry(entry)
     assert text.startswith("2026-01-05T09:00:00.000001+00:00 WARNING map-0")
     assert text.endswith("slow  [lane=in-map.0]\n    Traceback")

@@ -71,7 +71,7 @@ def test_what_is_imported_later_and_was_changed_since_the_start(files: SourceFil
     files.listed.write_text(f"{early}\n{late}\n")
     assert files.changed() == [late]
     files.begin()
-    # Once: a clock that is wrong must not start the function again and again.
+    # Once: a clock that is wrong must not restart the function again and again.
     assert files.changed() == []
 
 

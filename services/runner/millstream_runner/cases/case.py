@@ -140,7 +140,7 @@ class _Reader:
         pipeline = value.get("pipeline")
         order = value.get("order", ANY)
         if order not in (ANY, "same"):
-            self._refuse(("order",), f"{order!r} is no order", "`any` (the default) or `same`")
+            self._refuse(("order",), f"{order!r} is not an order", "`any` (the default) or `same`")
         return Case(
             path=self._path,
             pipeline=self._path.parent / str(pipeline) if pipeline is not None else None,

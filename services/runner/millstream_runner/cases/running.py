@@ -159,7 +159,7 @@ def _source(written: Mapping[str, Any], vertex: Vertex, records: Sequence[Input]
     assert isinstance(source, Source)
     rest = {name: value for name, value in written.items() if name != source.kind}
     form = _TEXT_FORMATS.get(getattr(source.settings, "format", "")) if source.kind == "file" else None
-    # Text that is no value is refused as it is in a file.
+    # Text that is not a value is refused as it is in a file.
     in_lines = all(record.is_value_only and _is_line(record.value) for record in records)
     path = directory / "inputs" / f"{vertex.name}.jsonl"
     try:

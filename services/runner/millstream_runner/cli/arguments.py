@@ -164,11 +164,11 @@ def _add_run(commands: Commands) -> None:
 
 
 def _add_development(command: argparse.ArgumentParser) -> None:
-    """For who writes the functions."""
+    """For the authors of functions."""
     command.add_argument(
         "--watch",
         action="store_true",
-        help="start a function anew when a file of it changes, while the pipeline goes on; one that cannot be started "
+        help="restart a function when a file of it changes, while the pipeline goes on; one that cannot be started "
         "is waited for",
     )
     command.add_argument(

@@ -22,7 +22,7 @@ EXAMPLES: dict[tuple[str, ...], tuple[Example, ...]] = {
     ),
     ("run",): (
         Example("run until every source has ended, or Ctrl-C", "millstream run pipeline.yaml"),
-        Example("start a function anew when you save it", "millstream run pipeline.yaml --watch"),
+        Example("restart a function when you save it", "millstream run pipeline.yaml --watch"),
         Example("wait for a debugger in a function", "millstream run pipeline.yaml --debug-function price"),
         Example("remove what earlier runs stored, and start over", "millstream run pipeline.yaml --fresh"),
         Example(

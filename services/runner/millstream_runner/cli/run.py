@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     result = uvloop.run(run_pipeline(loaded, options, screen))
     signals.ignore()
     if result.failure is not None:
-        print(_failure_text(result.failure, debug=arguments.debug), file=sys.stderr)
+        print(_failure_text(result.failure, debug=arguments.debug), end="", file=sys.stderr)
     if result.code is not None:
         print(explained_by(result.code), file=sys.stderr)
     if arguments.json:
@@ -69,11 +69,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _failure_text(failure: Failure, *, debug: bool) -> str:
+    """What has not been said of it."""
+    detail = f"{failure.detail}\n" if debug and failure.detail else ""
+    if failure.shown:
+        return detail
     code = f"error[{failure.code}]: " if failure.code is not None else ""
-    text = f"millstream run: {code}{failure.process} {failure.reason}"
-    if not failure.shown:
-        text += f": {indented(failure.message) or 'it logged no error'}"
-    return f"{failure.detail}\n{text}" if debug and failure.detail else text
+    message = indented(failure.message) or "it logged no error"
+    return f"{detail}millstream run: {code}{failure.process} {failure.reason}: {message}\n"
 
 
 def _is_all_there(result: RunResult) -> bool:

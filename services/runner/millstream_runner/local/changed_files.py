@@ -23,7 +23,7 @@ async def watch_files(loaded: Loaded, message: Callable[[str], None]) -> None:
     pipeline = _contents(loaded.path)
     while True:
         await asyncio.sleep(_LOOK_INTERVAL_S)
-        # One that is gone is being replaced, or will be told of by whoever needs it next.
+        # A file that is gone is being replaced, or the next reader reports it.
         if (now := _contents(loaded.path)) not in (pipeline, None):
             pipeline = now
             judged = await _judged(loaded.path)

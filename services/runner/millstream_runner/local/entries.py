@@ -5,6 +5,7 @@ Above it: the run. Below it: the screen. All of it is in the log files, whatever
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,6 +29,8 @@ class ShownEntries:
         self._since_s = 0.0
         self._shown_s: dict[str, float] = {}
         """When each text was last shown."""
+        self._repeats: Counter[str] = Counter()
+        """How often each has come since."""
 
     def show(self, entry: Mapping[str, Any]) -> bool:
         """Show an entry, if there are not too many. Returns whether it has been."""
@@ -40,12 +43,15 @@ class ShownEntries:
         text = short_entry(entry)
         # Lanes that wait for something say so at every attempt.
         if now_s - self._shown_s.get(text, -_REPEAT_S) < _REPEAT_S:
+            self._repeats[text] += 1
             return True
         if len(self._shown_s) > _REMEMBERED_MAX:
             self._shown_s.clear()
+            self._repeats.clear()
         self._count += 1
         if self._count > MESSAGES_PER_S:
             return False
         self._shown_s[text] = now_s
-        self._screen.message(text)
+        times = self._repeats.pop(text, 0)
+        self._screen.message(f"{text} ({times} more times since it was last shown)" if times else text)
         return True

@@ -112,7 +112,14 @@ def short_entry(entry: Mapping[str, Any]) -> str:
     code = f"[{entry['code']}]" if entry.get("code") else ""
     level = "" if entry.get(NOTICE) else f"{level_of(entry).lower()}{code}: "
     head = in_line(f"{level}{entry.get('process', '')}: ")
-    return head + indented(str(entry.get("message", "")))
+    text = head + indented(str(entry.get("message", "")))
+    if entry.get("exception") and level_of(entry) in ("ERROR", "CRITICAL"):
+        text += f"\n    (the whole traceback: `millstream logs {_vertex_of(entry)}`)"
+    return text
+
+
+def _vertex_of(entry: Mapping[str, Any]) -> str:
+    return str(entry.get("vertex") or entry.get("process", "")).partition(" ")[0]
 
 
 def format_entry(entry: Mapping[str, Any]) -> str:

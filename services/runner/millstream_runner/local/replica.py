@@ -45,7 +45,7 @@ class State(Enum):
     WAITING = "waiting"
     RUNNING = "running"
     SILENT = "not answering"
-    MENDING = "waiting for a change"
+    FIXING = "waiting for a change"
     DEBUGGED = "being debugged"
     RESTARTING = "restarting"
     DRAINING = "draining"

@@ -98,7 +98,7 @@ class RunOptions:
     """Processes that share the vertices. None: as many as there are processors, and at least two."""
     log_level: str = "info"
     watch: bool = False
-    """Start a function anew when a file of it changes."""
+    """Restart a function when a file of it changes."""
     debugged: Mapping[str, int] = field(default_factory=dict)
     """Vertices whose functions wait for a debugger, and the ports."""
     broker_path: str | None = None

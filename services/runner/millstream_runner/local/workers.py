@@ -36,7 +36,7 @@ _WORKERS_MIN = 2
 """By default: a worker with nothing but sources gives way to the others (docs/decisions/0015), also where all share one
 processor."""
 
-_HELD_UP = {HeldUp.TO_BE_MENDED.value: State.MENDING, HeldUp.DEBUGGED.value: State.DEBUGGED}
+_HELD_UP = {HeldUp.TO_BE_FIXED.value: State.FIXING, HeldUp.DEBUGGED.value: State.DEBUGGED}
 
 
 @dataclass(frozen=True, slots=True)
