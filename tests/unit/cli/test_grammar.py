@@ -109,7 +109,7 @@ def test_the_page_says_what_each_command_prints_as_json() -> None:
         ("bench latency --seconds soon", "--seconds cannot be 'soon'; it takes a number"),
         ("bench --records 5 map", "--records belongs behind the command: millstream bench map --records"),
         ("logs --since", "--since needs a value: --since WHEN"),
-        ("run", "PIPELINE is missing: pipeline file"),
+        ("peek", "EDGE is missing"),
         ("broker config p.yaml", "--to is missing"),
         ("status --pipeline a --data-dir b", "--data-dir and --pipeline exclude each other: give one of them"),
         ("status a.yaml b.yaml", "'b.yaml' is one argument too many"),
@@ -158,3 +158,17 @@ def test_what_a_person_typed_is_shown_and_not_obeyed(capsys: pytest.CaptureFixtu
     with printable_output():
         assert main(["status", "-o", "\x1b[31mred"]) == 2
     assert "\x1b" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["run", "validate", "graph", "compile", "repair", "watermark"])
+def test_a_pipeline_that_is_not_named_is_the_one_of_the_directory(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([command]) == 2
+    err = capsys.readouterr().err
+    assert "pipeline.yaml: there is no such file" in err
+    assert "millstream init" in err
+    (tmp_path / "pipeline.yaml").write_text("kind: Pipelin\n")
+    assert main([command]) == 2
+    assert "pipeline.yaml:1" in "".join(capsys.readouterr())

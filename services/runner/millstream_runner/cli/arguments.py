@@ -12,6 +12,9 @@ from millstream_runner.cli.template_names import TEMPLATES
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[Parser]
 
+PIPELINE_FILE = "pipeline.yaml"
+"""The pipeline file of a directory, where none is named."""
+
 _EPILOG = """\
 exit codes:
   0    done: the pipeline has ended, or was drained after Ctrl-C
@@ -92,6 +95,17 @@ def _below(commands: Commands, name: str, summary: str) -> Parser:
     return commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
 
 
+def _add_pipeline_file(command: Parser) -> None:
+    command.add_argument(
+        "file",
+        nargs="?",
+        type=Path,
+        default=Path(PIPELINE_FILE),
+        metavar="PIPELINE",
+        help=f"pipeline file (default: {PIPELINE_FILE})",
+    )
+
+
 def _add_run(commands: Commands) -> None:
     command = _command(
         commands,
@@ -101,7 +115,7 @@ def _add_run(commands: Commands) -> None:
         "It ends by itself when every source has ended, with a summary. Ctrl-C finishes what is in flight and ends;\n"
         "a second Ctrl-C ends at once. Nothing is lost either way: the next run with the same data directory goes on.",
     )
-    command.add_argument("file", type=Path, metavar="PIPELINE", help="pipeline file")
+    _add_pipeline_file(command)
     command.add_argument(
         "--data-dir", type=Path, metavar="DIR", help="where the run keeps everything (default: .millstream/<pipeline>)"
     )
@@ -197,7 +211,7 @@ def _add_validate(commands: Commands) -> None:
         "Reports every fault at once with file, line, path, what is wrong and what was expected; for a valid\n"
         "file, what each sink guarantees. Queries of reduces are analysed by Spark, which takes some seconds.",
     )
-    command.add_argument("file", type=Path, metavar="PIPELINE", help="pipeline file")
+    _add_pipeline_file(command)
     command.add_argument(
         "--file-only", action="store_true", help="look at nothing but the file: no programs, no data, no Spark"
     )
@@ -206,7 +220,7 @@ def _add_validate(commands: Commands) -> None:
 
 def _add_graph(commands: Commands) -> None:
     command = _command(commands, "graph", "draw a pipeline", "Draw a pipeline as text or as a Mermaid flow chart.")
-    command.add_argument("file", type=Path, metavar="PIPELINE", help="pipeline file")
+    _add_pipeline_file(command)
     command.add_argument("--format", choices=("text", "mermaid"), default="text", help="(default: text)")
     _add_json(command, "prints vertices and edges as one JSON object")
 
@@ -219,7 +233,7 @@ def _add_compile(commands: Commands) -> None:
         "Check a pipeline file and write it as the JSON that `python -m millstream_worker --pipeline` takes, to start\n"
         "vertices by hand or by something of your own. It holds no value that the file only refers to.",
     )
-    command.add_argument("file", type=Path, metavar="PIPELINE", help="pipeline file")
+    _add_pipeline_file(command)
     command.add_argument("--to", type=Path, metavar="FILE", help="where to (default: standard output)")
     command.add_argument(
         "--base-dir",
@@ -358,7 +372,7 @@ def _add_repair(commands: Commands) -> None:
         "each affects, and changes nothing; exit code 5 when there is any. With --accept-loss it goes on without what\n"
         "is lost, and says what that is.",
     )
-    command.add_argument("file", type=Path, metavar="PIPELINE", help="pipeline file")
+    _add_pipeline_file(command)
     command.add_argument("--data-dir", type=Path, metavar="DIR", help="data directory of the run")
     command.add_argument("--accept-loss", action="store_true", help="give up what cannot be recovered")
     _add_json(command)
@@ -380,7 +394,7 @@ def _add_broker_users(commands: Commands) -> None:
     )
     config.add_argument("--ca", type=Path, metavar="FILE", help="the authority of the server's certificate, for TLS")
     prepare = _below(actions, "prepare", "make the ledgers of a pipeline, which its vertices may not make")
-    prepare.add_argument("file", type=Path, metavar="PIPELINE", help="pipeline file")
+    _add_pipeline_file(prepare)
     prepare.add_argument("--broker", metavar="URL", required=True, help="the broker")
     prepare.add_argument("--broker-access", type=Path, metavar="FILE", help="access file of the pipeline's own user")
     prepare.add_argument(
@@ -402,7 +416,7 @@ def _add_watermark(commands: Commands) -> None:
         "it costs to have it go on from an earlier time, where a record of a far future has driven it away; with\n"
         "--accept-loss do so.",
     )
-    command.add_argument("file", type=Path, metavar="PIPELINE", help="pipeline file")
+    _add_pipeline_file(command)
     command.add_argument("--data-dir", type=Path, metavar="DIR", help="data directory of the run")
     command.add_argument("--set-back", metavar="TIME", help="to `now`, or a time such as 2024-01-31T08:00:00Z")
     command.add_argument("--accept-loss", action="store_true", help="do it, at that cost")
@@ -451,7 +465,7 @@ def _add_test(commands: Commands) -> None:
         "what",
         nargs="?",
         type=Path,
-        metavar="WHAT",
+        metavar="TESTS",
         help="a directory, a pipeline file, or a case file (default: the current directory)",
     )
     _add_json(command, "prints one JSON object on the last line; what tests print goes to standard error")

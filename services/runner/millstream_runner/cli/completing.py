@@ -283,6 +283,7 @@ def _experiments(line: Line, current: str) -> Iterator[Candidate]:
 
 VALUES: dict[str, Callable[[Line, str], Iterable[Candidate]] | None] = {
     "PIPELINE": _pipeline_files,
+    "TESTS": _pipeline_files,
     "EXPERIMENT": _experiments,
     "FILE": _files,
     "DIR": _directories,

@@ -16,7 +16,7 @@ class Example(NamedTuple):
 EXAMPLES: dict[tuple[str, ...], tuple[Example, ...]] = {
     (): (
         Example("make a directory with a pipeline to begin with", "millstream init hello"),
-        Example("run it until its sources have ended", "millstream run pipeline.yaml"),
+        Example("run its pipeline.yaml until its sources have ended", "millstream run"),
         Example("see how far it is, from another terminal", "millstream status"),
         Example("see whether this machine has all that is needed", "millstream doctor"),
     ),

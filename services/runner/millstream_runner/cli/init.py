@@ -13,6 +13,7 @@ from pathlib import Path
 from millstream import codes
 from millstream.errors import InfrastructureError, UserError
 from millstream.spec.values import NAME_LENGTH_MAX
+from millstream_runner.cli.arguments import PIPELINE_FILE
 from millstream_runner.cli.editor import MODELINE, write_schema
 from millstream_runner.cli.template_names import TEMPLATES
 
@@ -22,7 +23,7 @@ _HIDDEN = "dot-"
 """In front of a name, instead of the dot: packaging tools leave hidden files out."""
 _COMMON = "common"
 """What all templates have, unless they have one of their own."""
-_PIPELINE = Path("pipeline.yaml")
+_PIPELINE = Path(PIPELINE_FILE)
 _GO_SDK = Path("millstream-sdk")
 """Where a project in Go has the SDK, as its `go.mod` says."""
 _FUNCTIONS = {
@@ -88,7 +89,7 @@ def _next_step(template: str, target: Path) -> str:
     there = "" if target.resolve() == Path.cwd() else f"cd {target} && "
     build = "go build -o words . && " if template == "go" else ""
     changed = "main.go" if template == "go" else "functions.py"
-    return f"{there}{build}millstream run pipeline.yaml, then change {changed}; README.md has the rest"
+    return f"{there}{build}millstream run, then change {changed}; README.md has the rest"
 
 
 def _contents(template: str, values: Mapping[str, str]) -> dict[Path, bytes]:

@@ -21,6 +21,7 @@ from millstream.errors import InfrastructureError, MillstreamError, UserError
 from millstream_runner.cases.case import SUFFIX, Case, read_case
 from millstream_runner.cases.comparing import differences
 from millstream_runner.cases.running import load_case_pipeline, run_case
+from millstream_runner.cli.arguments import PIPELINE_FILE
 
 FAILED = 1
 """Exit code when a test has failed."""
@@ -28,7 +29,6 @@ _NO_TESTS = 5
 """Of pytest and, from Python 3.12 on, of unittest."""
 _LEFT_OUT = frozenset({"out", "node_modules", "millstream-sdk", "__pycache__"})
 """Directories without tests of the user's, beside hidden ones and virtual environments."""
-_PIPELINE = "pipeline.yaml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +178,8 @@ def _pipeline_of(case: Case) -> Path:
     if case.pipeline is not None:
         return case.pipeline
     for directory in case.path.resolve().parents:
-        if (directory / _PIPELINE).is_file():
-            return Path(os.path.relpath(directory / _PIPELINE))
+        if (directory / PIPELINE_FILE).is_file():
+            return Path(os.path.relpath(directory / PIPELINE_FILE))
     raise UserError(
-        codes.TEST_CASE, f"{case.path}: it has no `pipeline`, and there is no {_PIPELINE} beside or above it"
+        codes.TEST_CASE, f"{case.path}: it has no `pipeline`, and there is no {PIPELINE_FILE} beside or above it"
     )
