@@ -124,7 +124,8 @@ def _named(command: Sequence[str], cwd: Path) -> list[Path]:
     found = []
     for word in command:
         path = cwd / word.rpartition(":")[0] if ".py:" in word else cwd / word
-        if path.is_file() and path.resolve().is_relative_to(cwd.resolve()) and not _is_interpreter(path):
+        # A word of a command line may be anything, a whole program too: then it is not a path, and no error.
+        if os.path.isfile(path) and path.resolve().is_relative_to(cwd.resolve()) and not _is_interpreter(path):
             found.append(path.absolute())
     return found
 

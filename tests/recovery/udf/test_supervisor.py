@@ -107,7 +107,7 @@ async def test_a_function_that_cannot_be_served(tmp_path: Path, temporary: Path,
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        (["no-such-command", "x"], r"code 127 before it was ready\n.*no-such-command x\n(.|\n)*command not found"),
+        (["no-such-command", "x"], r"code 127 before it was ready\n.*command not found\n.*no-such-command x"),
         (["/"], r"code 126 before it was ready\n(.|\n)*Permission denied"),
         ([sys.executable, "-c", "raise SystemExit(5)"], r"code 5 before it was ready \(tried 3 times\)"),
     ],

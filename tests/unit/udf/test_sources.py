@@ -91,6 +91,13 @@ def test_a_program_that_is_built_anew(tmp_path: Path) -> None:
     assert files.changed() == [program]
 
 
+@pytest.mark.parametrize("word", ["x" * 5000, "import this\n" * 500, "a\0b", "", "/", ":"])
+def test_words_of_a_command_that_are_not_files(tmp_path: Path, word: str) -> None:
+    files = SourceFiles(tmp_path / "listed", ["python", "-c", word, f"{word}.py:f"], tmp_path)
+    files.begin()
+    assert files.changed() == []
+
+
 def test_interpreters_and_what_lies_elsewhere_are_left_out(tmp_path: Path) -> None:
     own = tmp_path / "venv" / "bin"
     own.mkdir(parents=True)
