@@ -135,6 +135,14 @@ def test_without_a_command_there_is_help(words: list[str], capsys: pytest.Captur
     assert "a command is missing" in err
 
 
+def test_help_has_every_command_in_a_group(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    text = capsys.readouterr().out
+    assert "\nmore:" not in text, "cli/arguments.py, _GROUPS: say where the new command belongs"
+    assert [path for path in ALL if len(path) == 1 and f"\n  {path[0]} " not in text] == []
+
+
 def test_options_are_not_abbreviated(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "--pipe", "x"]) == 2
     assert "there is no option --pipe; did you mean --pipeline?" in capsys.readouterr().err

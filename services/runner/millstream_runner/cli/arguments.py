@@ -28,6 +28,16 @@ exit codes:
 """
 
 
+_GROUPS = {
+    "write and run": ("init", "run", "test", "validate", "graph"),
+    "look into a run": ("status", "logs", "tap", "peek", "audit", "explain"),
+    "mend": ("deadletters", "repair", "watermark", "wal"),
+    "machines and brokers": ("doctor", "spark", "bench", "chaos", "broker", "compile"),
+    "shells and editors": ("completion", "schema", "version"),
+}
+"""Commands as `millstream --help` lists them."""
+
+
 class _Version(argparse.Action):
     """`--version`: one line, and the end. The number is looked up when it is asked for."""
 
@@ -55,6 +65,7 @@ def parser() -> Parser:
         epilog=_EPILOG,
     )
     top.set_defaults(debug=False)
+    top.groups = _GROUPS
     top.add_argument("-V", "--version", action=_Version, nargs=0, help="print the version of Millstream")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_run(commands)

@@ -10,12 +10,13 @@ from millstream import codes
 from millstream.errors import InfrastructureError
 from millstream.spec import resolved
 from millstream.spec.loading import load
+from millstream_runner.colours import show_message
 
 
 def run(arguments: argparse.Namespace) -> int:
     loaded = load(arguments.file)
     for note in loaded.notes:
-        print(f"note: {note}", file=sys.stderr)
+        show_message(f"note: {note}", sys.stderr)
     text = resolved.dump(loaded.pipeline, arguments.base_dir or loaded.base_dir)
     if arguments.to is None:
         print(text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import textwrap
 from difflib import get_close_matches
 from typing import Any
@@ -11,8 +12,9 @@ from typing import Any
 from millstream import codes
 from millstream.codes.code import Code
 from millstream.errors import UserError
+from millstream_runner.colours import Heading, show_lines
 
-_WIDTH = 100
+_WIDTH = 80
 _INDENT = "  "
 
 
@@ -21,12 +23,15 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.json:
             print(json.dumps({"codes": [_as_json(code) for code in codes.CODES.values()]}))
         else:
-            print("\n".join(_list()))
+            show_lines(_list(), sys.stdout)
         return 0
     code = codes.find(arguments.code)
     if code is None:
         raise UserError(codes.NO_SUCH_CODE, _unknown(arguments.code))
-    print(json.dumps(_as_json(code)) if arguments.json else "\n".join(_page(code)))
+    if arguments.json:
+        print(json.dumps(_as_json(code)))
+    else:
+        show_lines(_page(code), sys.stdout)
     return 0
 
 
@@ -39,7 +44,7 @@ def _list() -> list[str]:
     lines: list[str] = []
     for family, members in codes.families().items():
         lines += [
-            f"{family.title} (exit code {family.exit_code})",
+            Heading(f"{family.title} (exit code {family.exit_code})"),
             *(f"{_INDENT}{code}  {code.title}" for code in members),
             "",
         ]
@@ -48,9 +53,9 @@ def _list() -> list[str]:
 
 def _page(code: Code) -> list[str]:
     parts = (("What happened", code.happened), ("What it means for the data", code.data), ("What to do", code.do))
-    lines = [f"{code}: {code.title} (exit code {code.exit_code})"]
+    lines: list[str] = [Heading(f"{code}: {code.title} (exit code {code.exit_code})")]
     for heading, text in parts:
-        lines += ["", heading]
+        lines += ["", Heading(heading)]
         lines += textwrap.wrap(
             text,
             _WIDTH,

@@ -55,6 +55,8 @@ class Parser(argparse.ArgumentParser):
         self.add_argument(
             "--debug", action="store_true", default=argparse.SUPPRESS, help="print stack traces with errors"
         )
+        self.groups: dict[str, tuple[str, ...]] = {}
+        """Of the commands below it, for its help."""
 
     @property
     def path(self) -> tuple[str, ...]:
@@ -86,13 +88,32 @@ class Parser(argparse.ArgumentParser):
         return found, rest
 
     def format_help(self) -> str:
-        """Help as argparse has it, then examples."""
-        text = super().format_help()
+        """Help as argparse has it, but with commands in groups; then examples."""
+        text = super().format_help() if not self.groups else self._grouped_help()
         examples = examples_of(self.path)
         if not examples:
             return text
         lines = [line for example in examples for line in (f"  # {example.what}", f"  {example.command}")]
         return "\n".join([text.rstrip("\n"), "", "examples:", *lines, ""])
+
+    def _grouped_help(self) -> str:
+        below = self.commands
+        assert below is not None, "what is grouped are commands"
+        listed = {str(action.dest): action for action in below._choices_actions}
+        grouped = {name for names in self.groups.values() for name in names}
+        groups = {**self.groups, "more": tuple(name for name in listed if name not in grouped)}
+        formatter = self._get_formatter()
+        formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
+        formatter.add_text(self.description)
+        for title, names in groups.items():
+            formatter.start_section(title)
+            formatter.add_arguments([listed[name] for name in names if name in listed])
+            formatter.end_section()
+        formatter.start_section("options")
+        formatter.add_arguments([action for action in self._actions if action is not below])
+        formatter.end_section()
+        formatter.add_text(self.epilog)
+        return formatter.format_help()
 
     def _print_message(self, message: str, file: Any = None) -> None:
         """Print help, with colours where the file is a terminal. Nothing in it is a user's."""

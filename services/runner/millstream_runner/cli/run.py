@@ -19,6 +19,7 @@ from millstream_runner.cli.debugged import debugged_functions
 from millstream_runner.cli.editor import refresh_schema
 from millstream_runner.cli.explain import explained_by
 from millstream_runner.cli.next_step import next_step
+from millstream_runner.colours import show_lines, show_message
 from millstream_runner.local import signals
 from millstream_runner.local.replica import Failure
 from millstream_runner.local.run import ABORTED, RunOptions, RunResult
@@ -32,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.ledger is not None:
         loaded = over(loaded, arguments.ledger)
     for path, doubt in doubts_of(loaded.pipeline):
-        print(f"warning: {loaded.note(path, doubt)}; `millstream validate` asks Spark", file=sys.stderr)
+        show_message(f"warning: {loaded.note(path, doubt)}; `millstream validate` asks Spark", sys.stderr)
     problems = local_problems(loaded)
     if problems:
         raise SpecError(problems)
@@ -56,13 +57,14 @@ def run(arguments: argparse.Namespace) -> int:
     result = uvloop.run(run_pipeline(loaded, options, screen))
     signals.ignore()
     if result.failure is not None:
-        print(_failure_text(result.failure, debug=arguments.debug), end="", file=sys.stderr)
+        if text := _failure_text(result.failure, debug=arguments.debug):
+            show_message(text.removesuffix("\n"), sys.stderr)
     if result.code is not None:
         print(explained_by(result.code), file=sys.stderr)
     if arguments.json:
         print(json.dumps({"pipeline": loaded.pipeline.name, **result_json(result)}))
     elif not arguments.quiet or (result.summary is not None and not result.summary.balanced):
-        print(result_text(result))
+        show_lines(result_lines(result), sys.stdout)
         if result.exit_code == 0 and result.summary is not None:
             print(next_step(loaded, ended=result.summary.ended), end="")
     return result.exit_code
@@ -98,6 +100,11 @@ def result_json(result: RunResult) -> dict[str, Any]:
 
 
 def result_text(result: RunResult) -> str:
+    return "\n".join(result_lines(result))
+
+
+def result_lines(result: RunResult) -> list[str]:
+    """How a run went, for people: its account, and what comes next."""
     lines = list(summary_lines(result.summary)) if result.summary is not None else []
     if result.exit_code == ABORTED:
         how = "stopped at once"
@@ -113,4 +120,4 @@ def result_text(result: RunResult) -> str:
         lines[-1] += f" ({more})"
     elif _is_all_there(result):
         lines[-1] += " (nothing is lost; the next run goes on from here)"
-    return "\n".join(lines)
+    return lines

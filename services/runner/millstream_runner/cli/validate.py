@@ -18,6 +18,7 @@ from millstream.spec.guarantees import guarantees_of, promises
 from millstream.spec.loading import FileError, Loaded, Partial, load
 from millstream.spec.problems import Finding, Note, Problem, problem_lines
 from millstream.spec.sql import doubts_of
+from millstream_runner.colours import Style, show, show_message
 from millstream_runner.local.storage import reservation_text, reserved_bytes
 
 
@@ -67,7 +68,7 @@ def _ask_spark(loaded: Loaded | Partial, problems: list[Problem], notes: list[No
     what = "a query" if queries == 1 else f"{queries} queries"
     print(f"asking Spark about {what}; this takes some seconds", file=sys.stderr)
     if missing := cache_advice():
-        print(missing, file=sys.stderr)
+        show_message(missing, sys.stderr)
     try:
         verdict = asyncio.run(check_queries(loaded.sound, spark))
     except MillstreamError as error:
@@ -104,7 +105,8 @@ def _show(
     for line in problem_lines(problems):
         print(line, file=sys.stderr)
     if problems:
-        print(f"{len(problems)} problem{'' if len(problems) == 1 else 's'}", file=sys.stderr)
+        count = f"{len(problems)} problem{'' if len(problems) == 1 else 's'}"
+        show((Style.ERROR, count), file=sys.stderr)
     if loaded is not None and not problems:
         vertices, edges = len(loaded.graph.vertices), len(loaded.graph.edges)
         print(f"{loaded.path}: pipeline {loaded.pipeline.name} is valid ({vertices} vertices, {edges} edges)")
@@ -112,4 +114,4 @@ def _show(
         for vertex, name, guarantee in promises(loaded.graph):
             print(f"{vertex.kind} {name}: {guarantee.sentence}")
     for note in notes:
-        print(f"note: {note}")
+        show_message(f"note: {note}", sys.stdout)

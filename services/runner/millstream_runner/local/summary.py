@@ -23,6 +23,7 @@ from millstream.spec.kinds import VertexKind
 from millstream.spec.lanes import buffers_of, lanes_of
 from millstream.spec.values import SpecModel
 from millstream.wire.ledger.v1 import mark_pb2
+from millstream_runner.colours import headed
 from millstream_runner.local.screen import aligned
 
 
@@ -154,7 +155,7 @@ def summary_lines(summary: Summary) -> list[str]:
         )
         for vertex in summary.vertices
     ]
-    lines = aligned(rows, left={0, 1})
+    lines = headed(aligned(rows, left={0, 1}))
     lines += [remark for vertex in summary.vertices for remark in _remarks(vertex)]
     lines += [f"edge {edge.edge}: {edge.waiting:,} records wait" for edge in summary.edges if edge.waiting > 0]
     if summary.balanced:
