@@ -6,6 +6,7 @@ descriptions as hover texts. Below it: the models, those of installed packages i
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from millstream.spec.models import Pipeline
@@ -14,8 +15,10 @@ from millstream.spec.models import Pipeline
 DRAFT = "http://json-schema.org/draft-07/schema#"
 
 
+@cache
 def schema() -> dict[str, Any]:
-    """The schema, with the fields as they are written in YAML. Reads the source of every model: about a second."""
+    """The schema, with the fields as they are written in YAML. Reads the source of every model: about a second,
+    once. It is for reading: others get the same object."""
     body: dict[str, Any] = _for_editors(Pipeline.model_json_schema(by_alias=True))
     return {"$schema": DRAFT, **body}
 

@@ -143,6 +143,35 @@ def test_help_has_every_command_in_a_group(capsys: pytest.CaptureFixture[str]) -
     assert [path for path in ALL if len(path) == 1 and f"\n  {path[0]} " not in text] == []
 
 
+def typed_on(page: Path) -> Iterator[tuple[str, str]]:
+    """Command and option of each command line on a page, in the prose, in blocks and at prompts."""
+    text = page.read_text(encoding="utf-8")
+    lines = re.findall(r"`(millstream [^`]+)`", text) + re.findall(r"^(?:    |\$ )?(millstream .+)$", text, re.M)
+    for line in lines:
+        words = re.split(r"[\s;|&]+", line.partition("#")[0])
+        for word in words[2:]:
+            if re.fullmatch(r"--?[a-z][a-z-]*(?:=.*)?", word):
+                yield words[1], word.partition("=")[0]
+
+
+def test_pages_name_no_option_there_is_not() -> None:
+    commands = {path[0]: set[str]() for path in ALL if path}
+    for path, command in ALL.items():
+        for action in command.actions if path else ():
+            commands[path[0]].update(action.option_strings)
+    root = Path(__file__).parents[3]
+    pages = [*root.glob("*.md"), *(root / "docs").rglob("*.md"), *(root / "examples").rglob("*.md")]
+    history = {root / "CHANGELOG.md", *(root / "docs" / "decisions").glob("*.md")}
+    wrong = [
+        f"{page.relative_to(root)}: millstream {name} {option}"
+        for page in pages
+        if page not in history
+        for name, option in typed_on(page)
+        if name in commands and option not in commands[name]
+    ]
+    assert wrong == []
+
+
 def test_options_are_not_abbreviated(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "--pipe", "x"]) == 2
     assert "there is no option --pipe; did you mean --pipeline?" in capsys.readouterr().err

@@ -285,6 +285,7 @@ VALUES: dict[str, Callable[[Line, str], Iterable[Candidate]] | None] = {
     "PIPELINE": _pipeline_files,
     "TESTS": _pipeline_files,
     "EXPERIMENT": _experiments,
+    "WHAT": _pipeline_files,
     "FILE": _files,
     "DIR": _directories,
     "VERTEX": _vertices,

@@ -56,9 +56,8 @@ def run(arguments: argparse.Namespace) -> int:
     screen = choose_screen(sys.stderr, quiet=arguments.quiet)
     result = uvloop.run(run_pipeline(loaded, options, screen))
     signals.ignore()
-    if result.failure is not None:
-        if text := _failure_text(result.failure, debug=arguments.debug):
-            show_message(text.removesuffix("\n"), sys.stderr)
+    if result.failure is not None and (text := _failure_text(result.failure, debug=arguments.debug)):
+        show_message(text.removesuffix("\n"), sys.stderr)
     if result.code is not None:
         print(explained_by(result.code), file=sys.stderr)
     if arguments.json:
