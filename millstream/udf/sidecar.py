@@ -298,7 +298,7 @@ class Sidecar:
                 "the function cannot be started: %s\n%s",
                 printed,
                 waits,
-                extra={"role": self.spec.role, "code": codes.FUNCTION_NOT_STARTED.id},
+                extra={"role": self.spec.role, "code": codes.FUNCTION_NOT_STARTED.id, NOTICE: True},
             )
         self._said_of_start = printed
         self.spec.on_held_up(HeldUp.TO_BE_FIXED)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -187,6 +188,24 @@ async def test_pdb_without_a_terminal(files: PipelineFiles) -> None:
     assert "pdb cannot be used here" in ended.err
     assert "--debug-function map" in ended.err
     assert "BdbQuit" not in ended.err
+
+
+async def test_a_program_in_another_language_says_which_process_it_is(files: PipelineFiles) -> None:
+    """It cannot be made to wait; a debugger attaches to it while it runs, and it is not taken for hung."""
+    path, port = pipeline(files, records=20), free_ports()
+    # A function in Go would be such a program; what counts is that the command does not name the SDK.
+    program = files.directory / "program"
+    program.write_text(f"#!/bin/sh\nexec {sys.executable} -m millstream_udf doubling.py:doubled\n")
+    program.chmod(0o755)
+    path.write_text(path.read_text().replace("{python: 'doubling.py:doubled'}", "{command: [./program]}"))
+    options = ("--debug-function", "map", "--debug-port", str(port))
+    async with start(files.directory, "run", path.name, *options) as run:
+        await waits(run, port)
+        pid = re.search(r"the process of map is (\d+), for a debugger to attach to", run.err())
+        assert pid is not None
+        assert psutil.Process(int(pid[1])).is_running()
+        run.interrupt()
+        assert (await run.ended()).exit_code == 0
 
 
 @pytest.mark.parametrize(

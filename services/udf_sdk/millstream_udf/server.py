@@ -355,6 +355,7 @@ def serve(target: Any) -> None:
         definition = define(target, name)
     except TypeError as error:
         sys.exit(f"millstream_udf: {error}")
+    debugging.wait_for_debugger()
     run(definition)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from millstream.telemetry.logging import NOTICE
 from millstream_runner.local.entries import ShownEntries
 from millstream_runner.local.screen import MESSAGES_PER_S, Scene
 
@@ -53,3 +54,26 @@ def test_of_too_many_lines_in_a_second_the_rest_is_counted() -> None:
     clock.time_s += 1
     assert entries.show(_entry("later"))
     assert screen.messages[-2:][0] == "... and 3 more lines: see `millstream logs`"
+
+
+def test_repeats_are_counted() -> None:
+    screen, clock = _Screen(), _Clock()
+    entries = ShownEntries(screen, clock)
+    for _ in range(3):
+        entries.show(_entry("waits"))
+    clock.time_s += 60
+    entries.show(_entry("waits"))
+    assert screen.messages[1:] == ["warning: : waits (2 more times since it was last shown)"]
+
+
+def test_a_notice_is_shown_each_time_and_once_for_all_replicas() -> None:
+    screen, clock = _Screen(), _Clock()
+    entries = ShownEntries(screen, clock)
+    notice = {"level": "info", "vertex": "map", "message": "f.py changed", NOTICE: True}
+    for _ in range(2):
+        for replica in ("map-0", "map-1"):
+            entries.show({**notice, "process": replica})
+        clock.time_s += 2
+    assert screen.messages == ["map-0: f.py changed"] * 2
+    entries.show({**notice, "level": "error", "process": "map-0", "message": "no", "code": "MS-3101"})
+    assert screen.messages[-1] == "error[MS-3101]: map-0: no"

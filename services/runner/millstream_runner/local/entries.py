@@ -10,11 +10,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from millstream.clock import Clock
+from millstream.telemetry.logging import NOTICE
 from millstream_runner.local.logfiles import short_entry
 from millstream_runner.local.screen import MESSAGES_PER_S, Screen
 
 _REPEAT_S = 30.0
 """The same line of a vertex is shown again after this."""
+_NOTICE_S = 1.0
+"""The same for a notice."""
 _REMEMBERED_MAX = 1000
 
 
@@ -41,9 +44,11 @@ class ShownEntries:
                 self._screen.message(f"... and {left_out} more lines: see `millstream logs`")
             self._since_s, self._count = now_s, 0
         text = short_entry(entry)
-        # Lanes that wait for something say so at every attempt.
-        if now_s - self._shown_s.get(text, -_REPEAT_S) < _REPEAT_S:
-            self._repeats[text] += 1
+        # Lanes that wait for something say so at every attempt. A notice is about a moment, and comes of each replica.
+        notice = bool(entry.get(NOTICE))
+        key = f"{entry.get('vertex') or entry.get('process')}: {entry.get('message')}" if notice else text
+        if now_s - self._shown_s.get(key, -_REPEAT_S) < (_NOTICE_S if notice else _REPEAT_S):
+            self._repeats[key] += not notice
             return True
         if len(self._shown_s) > _REMEMBERED_MAX:
             self._shown_s.clear()
@@ -51,7 +56,7 @@ class ShownEntries:
         self._count += 1
         if self._count > MESSAGES_PER_S:
             return False
-        self._shown_s[text] = now_s
-        times = self._repeats.pop(text, 0)
+        self._shown_s[key] = now_s
+        times = self._repeats.pop(key, 0)
         self._screen.message(f"{text} ({times} more times since it was last shown)" if times else text)
         return True
