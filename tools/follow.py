@@ -1,9 +1,9 @@
 """Follows a page as a reader does: writes the files it shows, types its commands in a shell, compares what comes.
 
-    python tools/follow.py [--update] [--times] [--python python3.13] PAGE...
+    python tools/follow.py [--update] [--times] [--python python3.13 | --download] PAGE...
 
 Everything happens in an empty folder that holds nothing but `wheels/`, with the two distributions. Pages that are
-named together are one session. Of a page count
+named together are one session, which begins with the tutorial's first one. Of a page count
 
 - blocks with a title (```` ```python title="price.py" ````): a file, written as it stands there;
 - blocks of the language `console`: lines that begin with `$ ` are typed, `> ` continues them, and what follows is what
@@ -14,7 +14,8 @@ What differs from run to run is compared by the rules that a table of the tutori
 
 The packages that the wheels need are those of the lock. For the Python that this runs in they are links to what is
 installed beside it, so that nothing is downloaded: `pip install` resolves what the wheels ask for and finds all of it
-installed. For another Python they are installed from the lock.
+installed. For another Python they are installed from the lock. With `--download` there is nothing but the wheels, and
+pip fetches the rest, as for a reader: that is how the times on the tutorial's pages were measured.
 """
 
 from __future__ import annotations
@@ -237,28 +238,32 @@ def _wrong(block: Block, command: Command, rules: Rules) -> str:
 
 
 @contextmanager
-def empty_folder(python: Path | None = None, directory: Path | None = None) -> Iterator[tuple[Shell, Path]]:
-    """A shell in an empty folder with the wheels. `python`: an interpreter of another version than this one's."""
-    with tempfile.TemporaryDirectory(prefix="millstream-follow-", dir=directory) as name:
+def empty_folder(python: Path | None = None, *, download: bool = False) -> Iterator[tuple[Shell, Path]]:
+    """A shell in an empty folder with the wheels.
+
+    `python`: an interpreter of another version than this one's. `download`: pip fetches what the wheels need.
+    """
+    with tempfile.TemporaryDirectory(prefix="millstream-follow-") as name:
         place = Path(name)
         folder = place / "start"
         folder.mkdir()
         dist.build_distributions(folder / "wheels", "--wheel")
         base = python or Path(sys.base_prefix) / "bin" / "python3"
-        packages, programs = _installed(place, python) if python else _linked(place)
         environment = {
             # Of the environment that this runs in the shell sees nothing.
             "PATH": os.pathsep.join([str(_called_python3(place, base)), "/usr/local/bin:/usr/bin:/bin"]),
             "HOME": str(place),
             "LANG": "C.UTF-8",
             "COLUMNS": "120",
-            "PIP_NO_INDEX": "1",
+            "PIP_NO_CACHE_DIR" if download else "PIP_NO_INDEX": "1",
             "PIP_DISABLE_PIP_VERSION_CHECK": "1",
         }
         cache = Path(sys.prefix) / "share" / "millstream"
         if python is None and cache.is_dir():
             environment["MILLSTREAM_CACHE"] = str(cache)
-        _give_packages(folder / ".venv", base, packages, programs)
+        if not download:
+            packages, programs = _installed(place, python) if python else _linked(place)
+            _give_packages(folder / ".venv", base, packages, programs)
         shell = Shell(folder, environment)
         try:
             yield shell, folder
@@ -345,13 +350,16 @@ def main() -> int:
     options.add_argument("--update", action="store_true", help="write what came into the pages")
     options.add_argument("--times", action="store_true", help="print how long each command took")
     options.add_argument("--python", help="another interpreter than the one this runs in")
+    options.add_argument("--download", action="store_true", help="have pip fetch what the wheels need")
     given = options.parse_args()
     rules = Rules.of(TUTORIAL / "index.md")
-    pages = given.pages or sorted(TUTORIAL.glob("[0-9]*.md"))
+    steps = sorted(TUTORIAL.glob("[0-9]*.md"))
+    pages = [page.resolve() for page in given.pages] or steps
+    pages = pages if pages[0] == steps[0] else [steps[0], *pages]
     python = Path(shutil.which(given.python) or given.python) if given.python else None
     seen: dict[Path, list[Block]] = {}
     faults = 0
-    with empty_folder(python) as (shell, folder):
+    with empty_folder(python, download=given.download) as (shell, folder):
         for block, command, wrong in follow(pages, shell, folder, rules):
             seen.setdefault(block.page, []).append(block)
             faults += bool(wrong)

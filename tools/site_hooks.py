@@ -39,6 +39,8 @@ LANDING = {"README.md": "index.md"}
 _FENCE = re.compile(r"^(?P<indent> *)(`{3,}).*?^(?P=indent)\2[^\n]*$", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"`[^`\n]*`")
 _LINK = re.compile(r"(?P<before>\]\(|^\[[^\]]+\]: )(?P<target>[^)\s]+)", re.MULTILINE)
+_FOR_TESTS = re.compile(r"^(?P<kept> *```\w+.*?) data-[\w-]+=\"[^\"]*\"", re.MULTILINE)
+"""What a fence tells the tests of its page; MkDocs would not take it for a fence."""
 _ELSEWHERE = re.compile(r"[a-z]+:|#|/")
 _MADE = re.compile(r"<!-- made of the code: (\w+) -->.*\Z", re.DOTALL)
 
@@ -165,7 +167,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         anchor = match["target"].partition("#")[1:]
         parts += [markdown[end : match.start("target")], posixpath.relpath(_place(target), here or "."), *anchor]
         end = match.end("target")
-    return "".join([*parts, markdown[end:]])
+    return _FOR_TESTS.sub(r"\g<kept>", "".join([*parts, markdown[end:]]))
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
