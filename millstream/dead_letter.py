@@ -3,7 +3,8 @@
 A vertex that gives a record up adds the headers; the record itself stays as it was. A sink writes the whole as an
 envelope, which holds any record, and `millstream deadletters` reads it back. Pure.
 
-    {"reason": ..., "detail": ..., "vertex": ..., "lane": ..., "position": ..., "run": ...,     of dead letters only
+    {"reason": ..., "code": ..., "detail": ...,                                                  of dead letters only
+     "vertex": ..., "lane": ..., "position": ..., "run": ...,
      "id": ..., "eventTime": ..., "keys": [...], "headers": {...}, "headersBase64": {...},
      "value": ... or "valueBase64": ...}
 
@@ -24,6 +25,8 @@ from millstream.clock import END_OF_TIME_US, MICROSECONDS, START_OF_TIME_US
 
 REASON_HEADER = "millstream-dead-letter-reason"
 """Why, on one line."""
+CODE_HEADER = "millstream-dead-letter-code"
+"""Of the catalogue of errors, where what is wrong has one of its own: MS-3005."""
 DETAIL_HEADER = "millstream-dead-letter-detail"
 """The stack trace, or whatever else a function said."""
 PLACE_HEADER = "millstream-dead-letter-at"
@@ -34,14 +37,15 @@ had read."""
 RUN_HEADER = "millstream-dead-letter-run"
 """Of the ledger which that position counts in: another one after the pipeline was started over."""
 
-DEAD_LETTER_HEADERS = (REASON_HEADER, DETAIL_HEADER, PLACE_HEADER, POSITION_HEADER, RUN_HEADER)
+DEAD_LETTER_HEADERS = (REASON_HEADER, CODE_HEADER, DETAIL_HEADER, PLACE_HEADER, POSITION_HEADER, RUN_HEADER)
 
 REASON_BYTES_MAX = 1024
 DETAIL_BYTES_MAX = 8192
 """Of those headers: what a function says of a record must not make it too large to be sent."""
 
+_OF_DEAD_LETTERS = ("reason", "code", "detail", "vertex", "lane", "position", "run")
 MEMBERS = (
-    *("reason", "detail", "vertex", "lane", "position", "run"),
+    *_OF_DEAD_LETTERS,
     *("id", "eventTime", "keys", "headers", "headersBase64", "value", "valueBase64"),
 )
 """Everything an envelope may have, in its order."""
@@ -62,6 +66,7 @@ class Envelope:
     id: str | None = None
     reason: str = ""
     """Empty for a record that is not a dead letter."""
+    code: str = ""
     detail: str = ""
     vertex: str = ""
     """The one that gave the record up."""
@@ -76,10 +81,13 @@ def header_of(text: str, bytes_max: int) -> bytes:
     return data if len(data) <= bytes_max else data[:bytes_max].decode(errors="ignore").encode()
 
 
-def headers_of(reason: str, detail: str, place: str, *, position: str = "", run: str = "") -> dict[str, bytes]:
+def headers_of(
+    reason: str, detail: str, place: str, *, position: str = "", run: str = "", code: str = ""
+) -> dict[str, bytes]:
     """The headers of a dead letter; `place` is <pipeline>/<vertex>/<lane>."""
     headers = {
         REASON_HEADER: header_of(reason, REASON_BYTES_MAX),
+        CODE_HEADER: code.encode(),
         DETAIL_HEADER: header_of(detail, DETAIL_BYTES_MAX),
         PLACE_HEADER: place.encode(),
         POSITION_HEADER: header_of(position, REASON_BYTES_MAX),
@@ -95,11 +103,11 @@ def envelope_of(
     envelope: dict[str, Any] = {}
     if REASON_HEADER in headers or PLACE_HEADER in headers:
         texts = [headers.get(name, b"").decode(errors="replace") for name in DEAD_LETTER_HEADERS]
-        reason, detail, place, position, run = texts
+        reason, code, detail, place, position, run = texts
         _, _, rest = place.partition("/")
         vertex, _, lane = rest.partition("/")
-        members = {"reason": reason, "detail": detail, "vertex": vertex, "lane": lane, "position": position, "run": run}
-        envelope.update((name, text) for name, text in members.items() if text)
+        members = (reason, code, detail, vertex, lane, position, run)
+        envelope.update((name, text) for name, text in zip(_OF_DEAD_LETTERS, members, strict=True) if text)
     if record_id:
         envelope["id"] = record_id
     envelope["eventTime"] = time_text(event_time_us)
@@ -144,7 +152,7 @@ def read_envelope(text: str | bytes) -> Envelope:
             keys=keys,
             headers=headers,
             id=record_id,
-            **{name: str(written.get(name, "")) for name in MEMBERS[:6]},
+            **{name: str(written.get(name, "")) for name in _OF_DEAD_LETTERS},
         )
     except (TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"not an envelope: {error}") from None

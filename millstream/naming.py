@@ -11,6 +11,8 @@ from typing import NamedTuple
 from millstream.dead_letter import time_text
 from millstream.frame import Frame
 
+MISFIT = "does not fit the function's type"
+"""What a record is counted under whose value is not the type that its function takes (MS-3005)."""
 _VALUE_BYTES = 120
 """Of a value, in a message."""
 _ID_CHARACTERS = 200

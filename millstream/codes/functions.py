@@ -68,6 +68,27 @@ SINK_FUNCTION_FAILED = Code(
     do="Correct the function or its target; or give the sink a `fallback`, or set `retryStrategy.onFailure`.",
 )
 
+RECORD_MISFIT = Code(
+    3005,
+    "A record does not fit the type that its function takes",
+    happened=(
+        "The function takes values as a type (an annotation of its first parameter, or `decode=` of its "
+        "decorator), and a value is not that: no JSON, a field missing, or one that holds something else. The "
+        "message names the record, the field and what stands there. Another attempt would not help, so none "
+        "was made."
+    ),
+    data=(
+        "The function has not seen the record. Where the pipeline stops over it, it is not acknowledged and "
+        "waits in the buffer before the vertex. Where the retry policy says so, it is in the dead letters, or "
+        "counted as dropped."
+    ),
+    do=(
+        "Correct what makes such records; or let the type take them: a default for a field that may be "
+        "missing, `float | None`, `str`. Or set `udf.retryStrategy.onFailure` to send such records to a "
+        "dead-letter edge or to drop them."
+    ),
+)
+
 FUNCTION_NOT_STARTED = Code(
     3101,
     "A function does not start",

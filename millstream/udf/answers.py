@@ -42,6 +42,8 @@ class Outcome:
     """A stack trace."""
     delay_us: int = 0
     """With RETRY."""
+    code: int = 0
+    """Of the catalogue of errors, where the function names one; 0 where it does not."""
 
 
 @dataclass(frozen=True, slots=True)

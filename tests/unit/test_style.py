@@ -15,8 +15,8 @@ from tools import style
 CONFIGURATION = tomllib.loads((style.REPOSITORY / "pyproject.toml").read_text())
 SDK = style.REPOSITORY / "services/udf_sdk/millstream_udf"
 SDK_MAY_IMPORT = sys.stdlib_module_names | {"grpc", "google", "millstream_udf"}
-SDK_MAY_IMPORT_LATE = {"pyarrow", "opentelemetry", "uvloop"}
-"""Inside a function only: what works with them when they are there."""
+SDK_MAY_IMPORT_LATE = {"pyarrow", "opentelemetry", "uvloop", "msgspec", "typing_extensions"}
+"""Inside a function only, or for type checkers: what works with them when they are there."""
 
 
 def relative(path: Path) -> PurePosixPath:

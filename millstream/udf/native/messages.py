@@ -116,7 +116,7 @@ def sink_answer_of(message: udf_pb2.SinkAnswer, records: int) -> SinkAnswer:
 def outcomes_of(outcomes: Iterable[udf_pb2.Outcome]) -> tuple[Outcome, ...]:
     """Raises `ValueError` for one without a result that there is."""
     return tuple(
-        Outcome(outcome.index, _result_of(outcome), outcome.reason, outcome.detail, outcome.delay_us)
+        Outcome(outcome.index, _result_of(outcome), outcome.reason, outcome.detail, outcome.delay_us, outcome.code)
         for outcome in outcomes
     )
 

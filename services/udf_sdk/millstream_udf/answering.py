@@ -5,14 +5,19 @@ Above it: the server and the test kit. Below it: `execution`, `inputs`, `outputs
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from millstream_udf import arrow
 from millstream_udf.context import Context
 from millstream_udf.definition import SOURCE_TRANSFORM, Takes
 from millstream_udf.execution import Lane
-from millstream_udf.failures import FAILURES, describe, summary
+from millstream_udf.failures import FAILURES, Outcomes, describe, summary
 from millstream_udf.inputs import Inputs
 from millstream_udf.outputs import map_answer, sink_answer
 from millstream_udf.wire.udf.v1 import udf_pb2
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024
 """Largest gRPC message, both ways; the protocol's limit."""
@@ -40,12 +45,33 @@ async def answer_map(lane: Lane, hello: udf_pb2.Hello, call: udf_pb2.SealedMapCa
     try:
         inputs = Inputs(call.frame, call.id_prefix, call.first_index)
         if lane.definition.takes is Takes.ARROW:
+            if (schema := lane.definition.options.schema) is not None:
+                return await _answer_fields(lane, call.call_id, inputs, schema, context, times_allowed=times_allowed)
             batch = await lane.whole(arrow.to_batch(inputs), context)
             return arrow.to_answer(call.call_id, inputs, batch, times_allowed=times_allowed)
         results = await lane.results(inputs, context)
-        return map_answer(call.call_id, inputs, results, times_allowed=times_allowed)
+        return map_answer(call.call_id, inputs, results, times_allowed=times_allowed, encode=lane.definition.encode)
     except FAILURES as error:
         return udf_pb2.SealedMapAnswer(call_id=call.call_id, error=_error_text(error))
+
+
+async def _answer_fields(
+    lane: Lane, call_id: int, inputs: Inputs, schema: pa.Schema, context: Context, *, times_allowed: bool
+) -> udf_pb2.SealedMapAnswer:
+    """Of a function that takes columns of a schema: it does not see the records that do not fit."""
+    batch, misfits = arrow.to_fields(inputs, schema)
+    if not misfits:
+        return arrow.to_answer(call_id, inputs, await lane.whole(batch, context), times_allowed=times_allowed)
+    rows = [index for index in range(inputs.count) if index not in misfits]
+    answer = udf_pb2.SealedMapAnswer(call_id=call_id, parents=b"")
+    if rows:
+        returned = await lane.whole(batch, context)
+        answer = arrow.to_answer(call_id, inputs, returned, times_allowed=times_allowed, rows=rows)
+    outcomes = Outcomes()
+    for index, misfit in misfits.items():
+        outcomes.add(index, misfit)
+    answer.outcomes.extend(outcomes.items)
+    return answer
 
 
 async def answer_sink(lane: Lane, hello: udf_pb2.Hello, call: udf_pb2.SealedSinkCall) -> udf_pb2.SinkAnswer:

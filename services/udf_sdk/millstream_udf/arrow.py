@@ -3,27 +3,32 @@
 Above it: `answering`. Below it: pyarrow, an extra of this distribution (`millstream-udf[arrow]`), imported only when a
 function asks for Arrow.
 
-In:  value: binary, event_time: timestamp[us, UTC], keys: list<string>, headers: map<string, binary>, parent: uint32
-Out: value: binary or string (required); and optional parent: an integer, never falling, the index of the input record
-     (left out: row i came from record i); keys and tags: string or list<string>; headers: map<string, binary or
-     string>; event_time (source transforms). A column that is left out is inherited, except tags, which are then empty.
+In:  value: binary, event_time: timestamp[us, UTC], keys: list<string>, headers: map<string, binary>, parent: uint32.
+     With a schema its fields stand in place of value.
+Out: value: binary or string; or columns of any other names, of which each row becomes a JSON object; and optional
+     parent: an integer, never falling, the index of the input record (left out: row i came from record i); keys and
+     tags: string or list<string>; headers: map<string, binary or string>; event_time (source transforms). A column that
+     is left out is inherited, except tags, which are then empty.
 """
 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from millstream_udf import columns
+from millstream_udf.arrow_json import fitting, rows_as_json
 from millstream_udf.failures import BadOutput
 from millstream_udf.inputs import Inputs
+from millstream_udf.misfits import Misfit
 from millstream_udf.wire.frame.v1 import frame_pb2
 from millstream_udf.wire.udf.v1 import udf_pb2
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_COLUMNS = {"value", "parent", "keys", "tags", "headers", "event_time"}
+_BESIDE = {"parent", "keys", "tags", "headers", "event_time"}
 
 
 def to_batch(inputs: Inputs) -> pa.RecordBatch:
@@ -71,8 +76,15 @@ def time_column(inputs: Inputs) -> pa.Array[Any]:
     return time
 
 
-def to_answer(call_id: int, inputs: Inputs, batch: Any, *, times_allowed: bool) -> udf_pb2.SealedMapAnswer:
-    """The answer in what an Arrow function returned."""
+def to_fields(inputs: Inputs, schema: pa.Schema) -> tuple[pa.RecordBatch, dict[int, Misfit]]:
+    """As `to_batch`, with the fields of the values that fit; and what is wrong with the others, by index."""
+    return fitting(to_batch(inputs), schema)
+
+
+def to_answer(
+    call_id: int, inputs: Inputs, batch: Any, *, times_allowed: bool, rows: Sequence[int] | None = None
+) -> udf_pb2.SealedMapAnswer:
+    """The answer in what an Arrow function returned. `rows`: the inputs that it was given; None: all of them."""
     import pyarrow as pa
 
     if isinstance(batch, pa.Table):
@@ -80,14 +92,16 @@ def to_answer(call_id: int, inputs: Inputs, batch: Any, *, times_allowed: bool) 
     if not isinstance(batch, pa.RecordBatch):
         raise BadOutput(f"a function with arrow=True returns a pyarrow.RecordBatch, not {type(batch).__name__}")
     names = batch.schema.names
-    if "value" not in names or set(names) - _COLUMNS:
+    own = [name for name in names if name not in _BESIDE]
+    if not own or ("value" in own and own != ["value"]):
         raise BadOutput(
-            f"a batch that is returned has a column value, and maybe {', '.join(sorted(_COLUMNS - {'value'}))}; "
-            f"this one has {', '.join(names)}"
+            f"a batch that is returned has a column value, or columns of your own, which become JSON; and maybe "
+            f"{', '.join(sorted(_BESIDE))}. This one has {', '.join(names)}"
         )
     count = batch.num_rows
-    parents = _parents(batch, inputs.count)
-    answer = udf_pb2.SealedMapAnswer(call_id=call_id, records=count, values=_values(batch["value"]))
+    parents = _parents(batch, inputs.count, rows)
+    values = _values(batch["value"]) if "value" in own else columns.pack_bytes(rows_as_json(batch.select(own)))
+    answer = udf_pb2.SealedMapAnswer(call_id=call_id, records=count, values=values)
     if count == 0:
         return answer
     if parents is not None:
@@ -98,8 +112,8 @@ def to_answer(call_id: int, inputs: Inputs, batch: Any, *, times_allowed: bool) 
         answer.tags = columns.pack_lists(texts(batch["tags"], "tags"))
     if "headers" in names:
         cast: Any = batch["headers"].cast(pa.map_(pa.string(), pa.binary()))
-        rows: list[Any] = cast.to_pylist()
-        headers: list[dict[str, bytes]] = [dict(row or ()) for row in rows]
+        pairs: list[Any] = cast.to_pylist()
+        headers: list[dict[str, bytes]] = [dict(some or ()) for some in pairs]
         answer.headers = columns.pack_headers(headers) or columns.pack_no_headers(count)
     if "event_time" in names:
         column = batch["event_time"].cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
@@ -115,16 +129,17 @@ def to_answer(call_id: int, inputs: Inputs, batch: Any, *, times_allowed: bool) 
     return answer
 
 
-def _parents(batch: pa.RecordBatch, inputs: int) -> list[int] | None:
+def _parents(batch: pa.RecordBatch, inputs: int, rows: Sequence[int] | None) -> list[int] | None:
     """None: row i came from record i."""
     if "parent" not in batch.schema.names:
-        if batch.num_rows not in (0, inputs):
+        given = inputs if rows is None else len(rows)
+        if batch.num_rows not in (0, given):
             raise BadOutput(
-                f"{inputs} records came in and {batch.num_rows} went out: keep the column parent, which says which "
+                f"{given} records came in and {batch.num_rows} went out: keep the column parent, which says which "
                 f"record "
                 "each row came from"
             )
-        return None
+        return list(rows)[: batch.num_rows] if rows is not None else None
     column: Any = batch["parent"]
     parents: list[int] = column.to_pylist()
     previous = 0

@@ -3,11 +3,13 @@
 Above it: the decorators and the loader. Below it: users' functions. It does not run anything.
 
 Cases, for a function with parameters p1 and maybe p2:
- 1. p1 annotated `bytes`: it takes the value. Annotated `Record`: the record.
+ 1. p1 annotated `bytes`: it takes the value. Annotated `Record`: the record. Annotated with another type, or with
+    `decode=` in the decorator: the value as that type. `Record[T]`, or `Record` and `decode=T`: the record with such a
+    value.
  2. p1 without annotation: an undecorated function takes the value; a decorated one the record, unless p1 is called
-    `value`.
+    `value`, or there is a `decode=` and p1 is not called `record`.
  3. p2, when there is one: the context.
- 4. `batch=True`: p1 is the list of them (`list[bytes]`, `list[Record]`, or by the name `values`).
+ 4. `batch=True`: p1 is the list of them (`list[bytes]`, `list[Record]`, `list[T]`, or by the name `values`).
  5. `arrow=True`: p1 is a pyarrow.RecordBatch.
 
 Reduce functions have parameters of their own: see `reduce_definition`.
@@ -17,11 +19,14 @@ from __future__ import annotations
 
 import enum
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from millstream_udf.values import Record
+from millstream_udf.function_types import UNKNOWN, Gives, Taken, given, hints_of, taken
+from millstream_udf.json_types import UnsupportedType, name_of
+from millstream_udf.typed_values import JSON, Decoder, Encoder, decoder, encoder
 from millstream_udf.wire.udf.v1 import udf_pb2
 
 if TYPE_CHECKING:
@@ -77,6 +82,8 @@ class Options:
     threads: int = 0
     pandas: bool = False
     schema: pa.Schema | None = None
+    decode: Any = None
+    encode: Callable[[Any], bytes] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +111,12 @@ class Definition:
     flavour: Flavour = Flavour.SYNC
     reduce: ReduceShape | None = None
     """Of a reduce function. (Of a class with `result`, `flavour` is that of `result`.)"""
+    decode: Decoder | None = None
+    """What the values are made into before the function gets them; None: it gets the bytes."""
+    encode: Encoder = JSON
+    """For what it gives that is neither bytes nor text."""
+    gives: Any = UNKNOWN
+    """The one type of such objects, where its annotation says so."""
 
     @property
     def is_async(self) -> bool:
@@ -154,7 +167,8 @@ def define(target: Any, name: str) -> Definition:
     decorated = options is not None
     if options is None:
         options = Options(kinds=(REDUCE,) if _reduces(target) else (MAP, SOURCE_TRANSFORM, SINK))
-    definition = Definition(name, options.kinds, target, options)
+    definition = Definition(name, options.kinds, target, options, encode=encoder(options.encode))
+    _check_installed(definition)
     if SOURCE in options.kinds:
         _check_source(target, name)
         return definition
@@ -184,6 +198,15 @@ def _reduces(target: Any) -> bool:
     return len(required) > 2 or any(p.name in ("keys", "records", "window") for p in required)
 
 
+_TAKES = {
+    (False, False): Takes.VALUE,
+    (False, True): Takes.RECORD,
+    (True, False): Takes.VALUES,
+    (True, True): Takes.RECORDS,
+}
+"""By whether it is a batch function, and takes whole records."""
+
+
 def _shaped(definition: Definition, function: Any, skip: int, *, decorated: bool) -> Definition:
     options = definition.options
     flavour = flavour_of(function)
@@ -193,14 +216,16 @@ def _shaped(definition: Definition, function: Any, skip: int, *, decorated: bool
             f"{definition.name} takes {len(parameters)} arguments; a function takes the value or record, and maybe "
             f"the context"
         )
+    hints = hints_of(function)
     if options.arrow:
         takes = Takes.ARROW
+        check_schema(definition, (*COLUMNS, "parent"))
     else:
-        wants_value = _wants_value(function, parameters[0], decorated=decorated)
-        if options.batch:
-            takes = Takes.VALUES if wants_value else Takes.RECORDS
-        else:
-            takes = Takes.VALUE if wants_value else Takes.RECORD
+        whole, decode = takes_of(definition, parameters[0], hints, many=options.batch)
+        if whole is None:
+            whole = decorated and parameters[0].name not in ("value", "values")
+        definition = replace(definition, decode=decode)
+        takes = _TAKES[bool(options.batch), bool(whole)]
     if (options.batch or options.arrow) and flavour in (Flavour.GENERATOR, Flavour.ASYNC_GENERATOR):
         raise TypeError(f"{definition.name} takes whole batches, so it returns its outputs instead of yielding them")
     if options.threads and flavour in (Flavour.ASYNC, Flavour.ASYNC_GENERATOR):
@@ -209,7 +234,78 @@ def _shaped(definition: Definition, function: Any, skip: int, *, decorated: bool
         raise TypeError(
             f"{definition.name} is not async: threads=n is for functions that block, concurrency=n for async ones"
         )
-    return replace(definition, takes=takes, wants_context=len(parameters) == 2, flavour=flavour)
+    gives = gives_of(definition, hints)
+    return replace(definition, takes=takes, wants_context=len(parameters) == 2, flavour=flavour, gives=gives)
+
+
+def takes_of(
+    definition: Definition, parameter: inspect.Parameter, hints: Mapping[str, Any], *, many: bool
+) -> tuple[bool | None, Decoder | None]:
+    """Whether a parameter gets whole records (None: its annotation does not say), and what their values are made into.
+    Raises `TypeError`."""
+    wanted, name = definition.options.decode, f"parameter {parameter.name} of {definition.name}"
+    try:
+        found = taken(hints.get(parameter.name, parameter.annotation), many=many)
+    except UnsupportedType as error:
+        if wanted is None:
+            raise TypeError(f"{name}: {error}") from None
+        found = Taken()
+    if wanted is None:
+        if found.kind in (UNKNOWN, bytes):
+            return found.whole, None
+        wanted = found.kind
+    elif found.kind is bytes:
+        raise TypeError(f"{name} is annotated bytes, and its decorator says decode={name_of(wanted)}: one of the two")
+    elif found.whole is None:
+        found = found._replace(whole=parameter.name in ("record", "records"))
+    try:
+        return found.whole, decoder(wanted)
+    except UnsupportedType as error:
+        raise TypeError(
+            f"{name} takes {name_of(wanted)}, and no value can be that: {error}. Annotate it bytes, or give a function "
+            "that makes it of bytes: decode=..."
+        ) from None
+
+
+def gives_of(definition: Definition, hints: Mapping[str, Any]) -> Any:
+    """The type of the objects that it gives, as it is annotated. Raises `TypeError` where that cannot be sent."""
+    options = definition.options
+    gives = Gives(
+        nothing=definition.for_sinks,
+        many=options.batch,
+        table=options.arrow or options.pandas,
+        anything=options.encode is not None,
+    )
+    return given(hints.get("return", inspect.Parameter.empty), gives, definition.name)
+
+
+COLUMNS = ("event_time", "keys", "headers")
+"""Columns of a table beside those of the value."""
+
+
+def check_schema(definition: Definition, columns: Sequence[str]) -> None:
+    """Raises `TypeError` unless the schema, where there is one, can stand beside `columns`."""
+    schema = definition.options.schema
+    if schema is None:
+        return
+    if not hasattr(schema, "names") or not hasattr(schema, "field"):
+        raise TypeError(f"{definition.name}: schema is a pyarrow.Schema, not {type(schema).__name__}")
+    taken = sorted(set(schema.names).intersection(columns))
+    if taken:
+        raise TypeError(
+            f"{definition.name}: {', '.join(taken)} in the schema would hide the column of that name; rename the field "
+            "where the value is made"
+        )
+
+
+def _check_installed(definition: Definition) -> None:
+    for package, asked in (("pyarrow", definition.options.arrow), ("pandas", definition.options.pandas)):
+        if asked and find_spec(package) is None:
+            option = "arrow=True" if package == "pyarrow" else "pandas=True"
+            raise TypeError(
+                f"{definition.name} says {option}, and {package} is not installed where it runs: pip install "
+                f"{'millstream-udf[arrow]' if package == 'pyarrow' else package}"
+            )
 
 
 def flavour_of(function: Any) -> Flavour:
@@ -247,20 +343,6 @@ def _parameters(function: Any, name: str) -> list[inspect.Parameter]:
     return parameters
 
 
-def _wants_value(function: Any, parameter: inspect.Parameter, *, decorated: bool) -> bool:
-    annotation = parameter.annotation
-    if annotation is not parameter.empty:
-        # Annotations may be text (from __future__ import annotations) that names what cannot be imported here.
-        text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
-        if annotation is Record or Record.__name__ in text:
-            return False
-        if "bytes" in text:
-            return True
-    if not decorated:
-        return True
-    return parameter.name in ("value", "values")
-
-
 def _check_source(target: Any, name: str) -> None:
     if not inspect.isclass(target):
         raise TypeError(
@@ -281,6 +363,8 @@ def mark(kind: udf_pb2.Kind.ValueType, target: Callable[..., Any], **given: Any)
         raise TypeError(f"{DECORATORS[kind]}: batch or arrow, not both")
     if options.arrow and options.pandas:
         raise TypeError(f"{DECORATORS[kind]}: arrow or pandas, not both")
+    if options.decode is not None and (options.arrow or options.pandas):
+        raise TypeError(f"{DECORATORS[kind]}: decode is for single values; with arrow=True or pandas=True say schema=")
     if options.schema is not None and not (options.arrow or options.pandas):
         raise TypeError(f"{DECORATORS[kind]}: schema is for functions with arrow=True or pandas=True")
     if options.concurrency is not None and options.concurrency < 1:

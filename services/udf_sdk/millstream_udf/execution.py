@@ -10,6 +10,7 @@ with.
     a call are shared out to n threads.
   * An async one has up to `concurrency` records of a lane in flight, over several calls.
   * A batch function sees a call's records as one list.
+  * A function with a type of its own gets the values as that; it does not see those that do not fit.
 """
 
 from __future__ import annotations
@@ -94,16 +95,22 @@ class Lane:
     async def results(self, inputs: Inputs, context: Context) -> Sequence[Any]:
         """One entry per record. Raises what a batch function raises: then the call as a whole has failed."""
         set_current(context)
+        takes_values = self.definition.takes in (Takes.VALUE, Takes.VALUES)
+        if (decode := self.definition.decode) is None:
+            return await self._called(inputs.values if takes_values else inputs.records, context)
+        values, misfits = decode.many(inputs.values)
+        items = values if takes_values else inputs.records_with(values)
+        if not misfits:
+            return await self._called(items, context)
+        fitting = [item for index, item in enumerate(items) if index not in misfits]
+        results = iter(await self._called(fitting, context) if fitting else ())
+        return [misfits[index] if index in misfits else next(results) for index in range(len(items))]
+
+    async def _called(self, items: Sequence[Any], context: Context) -> Sequence[Any]:
+        """One result for each of the items."""
         definition = self.definition
-        match definition.takes:
-            case Takes.VALUE:
-                items: Sequence[Any] = inputs.values
-            case Takes.RECORD:
-                items = inputs.records
-            case Takes.VALUES:
-                return await self._batch(inputs.values, context)
-            case _:
-                return await self._batch(inputs.records, context)
+        if definition.takes in (Takes.VALUES, Takes.RECORDS):
+            return await self._batch(items, context)
         if definition.is_async:
             return await self._concurrently(items, context)
         arguments = (repeat(context),) if definition.wants_context else ()

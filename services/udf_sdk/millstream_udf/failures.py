@@ -13,6 +13,7 @@ import traceback
 from types import TracebackType
 
 from millstream_udf import debugging
+from millstream_udf.misfits import MISFIT_CODE, Misfit
 from millstream_udf.values import DeadLetter, Drop, Fallback, Retry
 from millstream_udf.wire.udf.v1 import udf_pb2
 
@@ -51,6 +52,11 @@ class Outcomes:
                 )
             case DeadLetter():
                 outcome = udf_pb2.Outcome(index=index, result=udf_pb2.Outcome.RESULT_DEAD_LETTER, reason=error.reason)
+            case Misfit():
+                # At another attempt it would not fit either.
+                outcome = udf_pb2.Outcome(
+                    index=index, result=udf_pb2.Outcome.RESULT_DEAD_LETTER, reason=str(error), code=MISFIT_CODE
+                )
             case Drop():
                 outcome = udf_pb2.Outcome(index=index, result=udf_pb2.Outcome.RESULT_DROP, reason=error.reason)
             case Fallback() if self._sink:
@@ -69,7 +75,7 @@ class Outcomes:
 
 def summary(error: BaseException) -> str:
     """One line: what went wrong."""
-    if isinstance(error, BadOutput):
+    if isinstance(error, BadOutput | Misfit):
         return str(error)
     if isinstance(error, SystemExit):
         return f"it called sys.exit({'' if error.code is None else repr(error.code)}): raise an exception instead"
@@ -80,7 +86,7 @@ def summary(error: BaseException) -> str:
 
 def describe(error: BaseException) -> str:
     """The user's traceback."""
-    if isinstance(error, BadOutput):
+    if isinstance(error, BadOutput | Misfit):
         return ""
     trimmed = _users_part(error.__traceback__)
     text = "".join(traceback.format_exception(type(error), error, trimmed)).rstrip()

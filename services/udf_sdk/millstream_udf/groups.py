@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from millstream_udf.context import Context
 from millstream_udf.inputs import Inputs
+from millstream_udf.typed_values import Decoder
 from millstream_udf.values import Record, Window
 from millstream_udf.wire.udf.v1 import udf_pb2
 
@@ -236,20 +237,24 @@ class Records:
     They are decoded while they are read, so a group may be larger than memory.
     """
 
-    def __init__(self, group: Group, feed: Feed, *, values: bool) -> None:
+    def __init__(self, group: Group, feed: Feed, *, values: bool, decode: Decoder | None = None) -> None:
+        """`values`: without what stands beside them. `decode`: what they are made into; None: they stay bytes."""
         self._group = group
         self._feed = feed
         self._values = values
+        self._decode = decode
         self._read = False
 
     def __iter__(self) -> Iterator[Any]:
         self._begin()
-        return chain.from_iterable(items_of(chunk, self._group, values=self._values) for chunk in self._feed)
+        return chain.from_iterable(
+            items_of(chunk, self._group, values=self._values, decode=self._decode) for chunk in self._feed
+        )
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         self._begin()
         async for chunk in self._feed:
-            for item in items_of(chunk, self._group, values=self._values):
+            for item in items_of(chunk, self._group, values=self._values, decode=self._decode):
                 yield item
 
     def _begin(self) -> None:
@@ -261,13 +266,18 @@ class Records:
         self._read = True
 
 
-def items_of(chunk: Chunk, group: Group, *, values: bool) -> Iterable[Any]:
-    """The values or `Record`s of a chunk."""
+def items_of(chunk: Chunk, group: Group, *, values: bool, decode: Decoder | None = None) -> Iterable[Any]:
+    """The values or `Record`s of a chunk. Raises `Misfit` for a value that cannot be decoded: it fails its group."""
     rows, part = chunk.rows, slice(chunk.start, chunk.stop)
+    own: Sequence[Any] = rows.values[part]
+    if decode is not None:
+        own, misfits = decode.many(own)
+        for misfit in misfits.values():
+            raise misfit
     if values:
-        return rows.values[part]
+        return own
     times, keys, headers = rows.event_times_us[part], rows.keys, rows.headers
     own_keys = repeat(group.keys) if keys is None else keys[part]
     if headers is None:
-        return map(Record, rows.values[part], times, own_keys)
-    return map(Record, rows.values[part], times, own_keys, headers[part])
+        return map(Record, own, times, own_keys)
+    return map(Record, own, times, own_keys, headers[part])

@@ -5,7 +5,9 @@ Above it: `execution`. Below it: the column codecs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
+from typing import Any
 
 from google.protobuf.message import DecodeError
 
@@ -67,4 +69,8 @@ class Inputs:
 
     @cached_property
     def records(self) -> list[Record]:
-        return list(map(Record, self.values, self.event_times_us, self.keys, self.headers, self.ids))
+        return self.records_with(self.values)
+
+    def records_with(self, values: Sequence[Any]) -> list[Record[Any]]:
+        """The records with other values in place of theirs."""
+        return list(map(Record, values, self.event_times_us, self.keys, self.headers, self.ids))

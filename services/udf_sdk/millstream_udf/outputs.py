@@ -12,7 +12,9 @@ from typing import Any
 from millstream_udf import columns
 from millstream_udf.failures import FAILURES, BadOutput, Outcomes
 from millstream_udf.inputs import Inputs
-from millstream_udf.values import Message, Record, hint_for
+from millstream_udf.misfits import hidden
+from millstream_udf.typed_values import JSON, Encoder, is_object
+from millstream_udf.values import Message, Record
 from millstream_udf.wire.udf.v1 import udf_pb2
 
 _PLAIN = {bytes}
@@ -20,12 +22,19 @@ _FILTERING = {bytes, type(None)}
 _TIMES = "in the years 1 to 9999"
 _YEAR_1_US, _YEAR_10000_US = -62_135_596_800_000_000, 253_402_300_800_000_000
 _SCALARS = (bytes, str, Message, Record, bytearray, memoryview)
+_OWN = {bytes, type(None), str, Message, Record}
 
 
-def map_answer(call_id: int, inputs: Inputs, results: Sequence[Any], *, times_allowed: bool) -> udf_pb2.SealedMapAnswer:
-    """`times_allowed`: this is a source transform, so messages may carry event times."""
+def map_answer(
+    call_id: int, inputs: Inputs, results: Sequence[Any], *, times_allowed: bool, encode: Encoder = JSON
+) -> udf_pb2.SealedMapAnswer:
+    """`times_allowed`: this is a source transform, so messages may carry event times. `encode`: for objects among the
+    results."""
     # The two usual cases are recognised by the set of types, at 20 ns a record, and then no record is looked at.
     types = set(map(type, results))
+    if not types <= _OWN and any(map(encode.takes, types)):
+        results = encode.many(results)
+        types = set(map(type, results))
     if types == _PLAIN:
         return udf_pb2.SealedMapAnswer(call_id=call_id, records=len(results), values=columns.pack_bytes(results))
     if types == _FILTERING:
@@ -37,7 +46,7 @@ def map_answer(call_id: int, inputs: Inputs, results: Sequence[Any], *, times_al
             values=columns.pack_bytes(values),
             parents=columns.pack_offsets(parents),
         )
-    return _mixed_answer(call_id, inputs, results, times_allowed=times_allowed)
+    return _mixed_answer(call_id, inputs, results, times_allowed=times_allowed, encode=encode)
 
 
 def sink_answer(call_id: int, results: Sequence[Any]) -> udf_pb2.SinkAnswer:
@@ -55,21 +64,23 @@ def sink_answer(call_id: int, results: Sequence[Any]) -> udf_pb2.SinkAnswer:
 
 
 def _mixed_answer(
-    call_id: int, inputs: Inputs, results: Sequence[Any], *, times_allowed: bool
+    call_id: int, inputs: Inputs, results: Sequence[Any], *, times_allowed: bool, encode: Encoder
 ) -> udf_pb2.SealedMapAnswer:
     outcomes = Outcomes()
     outputs: list[bytes | Message] = []
     parents: list[int] = []
     for index, result in enumerate(results):
         kind = type(result)
-        if kind is bytes or (kind is Message and (times_allowed or result.event_time_us is None)):
+        if kind is bytes or (
+            kind is Message and type(result.value) is bytes and (times_allowed or result.event_time_us is None)
+        ):
             outputs.append(result)
             parents.append(index)
         elif isinstance(result, FAILURES):
             outcomes.add(index, result)
         elif result is not None:
             try:
-                some = _each(result, times_allowed=times_allowed)
+                some = _each(result, encode, times_allowed=times_allowed)
             except FAILURES as error:
                 # A record that fails half-way (a list with one bad item, a generator that raises) has no outputs.
                 outcomes.add(index, error)
@@ -163,7 +174,11 @@ def fault_of_record(record: Record) -> str | None:
     value: object = record.value
     keys: object = record.keys
     for name, expected, sound in (
-        ("value", "bytes or str", isinstance(value, bytes | bytearray | memoryview) or _is_text(value)),
+        (
+            "value",
+            "bytes, str, a dict, a dataclass or a model",
+            isinstance(value, bytes | bytearray | memoryview) or _is_text(value) or is_object(type(value)),
+        ),
         ("keys", "a tuple of texts", _are_texts(keys)),
         ("headers", "a mapping of texts to bytes", _are_headers(record.headers)),
         ("event_time_us", _TIMES, _is_time(record.event_time_us)),
@@ -171,7 +186,7 @@ def fault_of_record(record: Record) -> str | None:
     ):
         if not sound:
             given: object = getattr(record, name)
-            return f"its {name} must be {expected}, not {_named(given)}{hint_for(given) if name == 'value' else ''}"
+            return f"its {name} must be {expected}, not {_named(given)}"
     return None
 
 
@@ -195,41 +210,68 @@ def _is_text(text: object) -> bool:
     return isinstance(text, str) and not any("\ud800" <= character <= "\udfff" for character in text)
 
 
-def _each(result: Any, *, times_allowed: bool) -> list[Any]:
-    outputs = list(each_output(result))
+def _each(result: Any, encode: Encoder, *, times_allowed: bool) -> list[Any]:
+    outputs = list(each_output(result, encode))
     if not times_allowed and any(type(item) is Message and item.event_time_us is not None for item in outputs):
         raise BadOutput("only a source transform can set event times: the watermark is taken behind it")
     return outputs
 
 
-def each_output(result: Any) -> Iterator[bytes | Message]:
+def each_output(result: Any, encode: Encoder = JSON) -> Iterator[bytes | Message]:
     """The outputs in one result, one after the other as an iterator makes them."""
     if result is None:
         return iter(())
-    if isinstance(result, _SCALARS):
-        return iter((output_of(result),))
-    if isinstance(result, dict) or not isinstance(result, Iterable):
+    if isinstance(result, _SCALARS) or encode.takes(type(result)):
+        return iter((output_of(result, encode),))
+    if not isinstance(result, Iterable):
         raise BadOutput(
-            f"a function returns bytes, str, None, a Message, or a list of these, not "
-            f"{_named(result)}{hint_for(result)}"
+            "a function returns bytes, str, None, a Message, a dict, a dataclass or a model (they become JSON), or a "
+            f"list of these, not {_named(result)}{_hint_for(result)}"
         )
-    return map(output_of, result)
+    return (output_of(item, encode) for item in result)
 
 
-def output_of(item: Any) -> bytes | Message:
+def output_of(item: Any, encode: Encoder = JSON) -> bytes | Message:
     """One item of what a function gave."""
     match item:
-        case bytes() | Message():
+        case bytes():
             return item
+        case Message():
+            return item if type(item.value) is bytes else _with_value(item, _value_of(item.value, encode))
         case str():
             return item.encode()
         case bytearray() | memoryview():
             return bytes(item)
         case Record():
-            return Message(item.value, keys=item.keys, headers=item.headers)
-    raise BadOutput(f"a list of outputs holds bytes, str or Message, not {_named(item)}{hint_for(item)}")
+            return Message(_value_of(item.value, encode), keys=item.keys, headers=item.headers)
+    if encode.takes(type(item)):
+        return encode.one(item)
+    raise BadOutput(
+        f"a list of outputs holds bytes, str, Message, dict, dataclass or model, not {_named(item)}{_hint_for(item)}"
+    )
+
+
+def _hint_for(value: object) -> str:
+    return "; for JSON return json.dumps(value)" if isinstance(value, int | float) else ""
+
+
+def _value_of(value: Any, encode: Encoder) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        return value.encode()
+    return bytes(value) if isinstance(value, bytearray | memoryview) else encode.one(value)
+
+
+def _with_value(message: Message, value: bytes) -> Message:
+    """A copy, as the function may go on using its own."""
+    copied = Message(value, message.keys, message.tags, message.headers)
+    copied.event_time_us = message.event_time_us
+    return copied
 
 
 def _named(value: object) -> str:
+    if hidden():
+        return type(value).__name__
     text = repr(value)
     return f"{type(value).__name__} {text if len(text) <= 100 else text[:100] + '...'}"

@@ -11,22 +11,17 @@ Out: value: binary or string; and optional key or keys, and tags: string or list
 
 from __future__ import annotations
 
-import base64
-import json
-import math
 from array import array
 from collections.abc import Iterator, Sequence
-from datetime import UTC, date, datetime, time
-from decimal import Decimal
 from functools import cached_property
-from io import BytesIO
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from millstream_udf import arrow
+from millstream_udf.arrow_json import decoded, items, rows_as_json
 from millstream_udf.failures import BadOutput
 from millstream_udf.groups import Chunk, Group, Part
 from millstream_udf.inputs import Inputs
+from millstream_udf.misfits import Misfit
 from millstream_udf.values import Message
 
 if TYPE_CHECKING:
@@ -51,7 +46,7 @@ class ArrowRows:
         column = self._batch["value"]
         if column.null_count:
             raise ValueError("the column value has nulls")
-        return _items(column if column.type == pa.binary() else column.cast(pa.binary()))
+        return items(column if column.type == pa.binary() else column.cast(pa.binary()))
 
     @cached_property
     def event_times_us(self) -> Sequence[int]:
@@ -128,7 +123,7 @@ class Tables:
         self._last: tuple[Any, pa.RecordBatch] | None = None
 
     def batch(self, chunk: Chunk) -> pa.RecordBatch:
-        """Of one chunk. Raises `ValueError` for a value that cannot be decoded."""
+        """Of one chunk. Raises `Misfit` for a value that is not an object of the schema."""
         rows = chunk.rows
         # Many groups lie in the same rows: these are decoded once.
         if self._last is None or self._last[0] is not rows:
@@ -136,7 +131,7 @@ class Tables:
             if self._schema is not None:
                 try:
                     whole = decoded(whole, self._schema)
-                except ValueError:
+                except Misfit:
                     # Some value is not an object of the schema. It is the failure of its own group only.
                     return decoded(whole.slice(chunk.start, chunk.stop - chunk.start), self._schema)
             self._last = rows, whole
@@ -152,47 +147,6 @@ class Tables:
         return pa.Table.from_batches([empty if self._schema is None else decoded(empty, self._schema)])
 
 
-def decoded(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The batch with the fields of its values, JSON objects, in place of them. Raises `ValueError`."""
-    import pyarrow as pa
-
-    columns: list[Any] = [*_fields(batch["value"], schema), *batch.columns[1:]]
-    return pa.RecordBatch.from_arrays(columns, names=[*schema.names, *batch.schema.names[1:]])
-
-
-def _fields(column: Any, schema: pa.Schema) -> list[Any]:
-    import pyarrow as pa
-    from pyarrow import json as pa_json
-
-    values = _items(column)
-    if not values:
-        return [pa.array([], field.type) for field in schema]
-    data = b"\n".join(values)
-    options = pa_json.ReadOptions(use_threads=False, block_size=len(data) + 1)
-    parsing = pa_json.ParseOptions(explicit_schema=schema, newlines_in_values=True, unexpected_field_behavior="ignore")
-    try:
-        table = pa_json.read_json(BytesIO(data), read_options=options, parse_options=parsing)
-    except pa.ArrowInvalid as error:
-        raise ValueError(_culprit(values, str(error))) from None
-    if table.num_rows != len(values):
-        raise ValueError(_culprit(values, f"{len(values)} values hold {table.num_rows} JSON objects"))
-    table = table.combine_chunks()
-    return [table[name].chunk(0) for name in schema.names]
-
-
-def _culprit(values: Sequence[bytes], otherwise: str) -> str:
-    """Which value it was: looked for only when something is wrong."""
-    for value in values:
-        try:
-            sound = isinstance(json.loads(value), dict)
-        except ValueError:
-            sound = False
-        if not sound:
-            text = repr(value if len(value) <= 100 else value[:100] + b"...")
-            return f"the schema of the function is for JSON objects, and this value is none: {text}"
-    return f"a value does not fit the schema of the function: {otherwise}"
-
-
 def outputs_of(result: Any) -> Iterator[bytes | Message]:
     """Results in a table. Raises `BadOutput`."""
     import pyarrow as pa
@@ -203,7 +157,7 @@ def outputs_of(result: Any) -> Iterator[bytes | Message]:
     if len(set(names)) != len(names):
         raise BadOutput(f"a table of results has two columns of one name: {', '.join(names)}")
     if "value" not in names:
-        values = _objects(result.select([name for name in names if name not in ("tags", "headers")]))
+        values = rows_as_json(result.select([name for name in names if name not in ("tags", "headers")]))
     elif set(names) - {"value", *_MESSAGE_COLUMNS}:
         raise BadOutput(
             f"a table of results has a column value, and maybe keys, tags and headers, or only columns of your own, "
@@ -257,46 +211,4 @@ def _values(column: Any) -> list[bytes]:
     if column.null_count:
         raise BadOutput("the column value has nulls")
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
-    return [value for chunk in chunks for value in _items(chunk.cast(pa.binary()))]
-
-
-def _objects(result: Any) -> list[bytes]:
-    """Rows as JSON objects, written as those of a query are."""
-    return [json.dumps(_plain(row), separators=(",", ":"), ensure_ascii=False).encode() for row in result.to_pylist()]
-
-
-def _plain(value: Any) -> Any:
-    match value:
-        case None | bool() | int() | str():
-            return value
-        case float():
-            return value if math.isfinite(value) else None
-        case dict():
-            return {name: _plain(item) for name, item in value.items()}
-        case list():
-            return [_plain(item) for item in value]
-        case datetime() if value.tzinfo is not None:
-            return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        case datetime() | date() | time():
-            return value.isoformat()
-        case bytes():
-            return base64.b64encode(value).decode()
-        case Decimal():
-            return int(value) if value == value.to_integral_value() else float(value)
-    raise BadOutput(
-        f"rows of a table without a column value become JSON, which has no {type(value).__name__}: make a column value"
-    )
-
-
-def _items(column: Any) -> list[bytes]:
-    """The byte strings of a binary array. Slicing its data is five times as fast as `to_pylist`."""
-    if not len(column):
-        return []
-    _, offsets_buffer, data_buffer = column.buffers()
-    offsets = array("i")
-    offsets.frombytes(memoryview(offsets_buffer)[4 * column.offset : 4 * (column.offset + len(column) + 1)])
-    first = offsets[0]
-    data = b"" if data_buffer is None else bytes(memoryview(data_buffer)[first : offsets[-1]])
-    if first == 0:
-        return [data[start:stop] for start, stop in pairwise(offsets)]
-    return [data[start - first : stop - first] for start, stop in pairwise(offsets)]
+    return [value for chunk in chunks for value in items(chunk.cast(pa.binary()))]

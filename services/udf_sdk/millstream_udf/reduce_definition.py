@@ -7,7 +7,8 @@ Cases:
     and the one that is left gets the records.
  2. More than one is left: they are, in this order, keys, records, window.
  3. The records are a `Table` with `arrow=True`, a `DataFrame` with `pandas=True`; otherwise an iterable: of values,
-    when the parameter is called `values` or its annotation says bytes, and of `Record`s when not.
+    when the parameter is called `values` or its annotation says bytes or another type of values, and of `Record`s when
+    not.
  4. A class with `process` is made once a process, and `process` is the function; one with `add` and `result` is made
     once a group. Its constructor may take keys, window and context, by these names.
 """
@@ -15,24 +16,33 @@ Cases:
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from millstream_udf.definition import Definition, Flavour, ReduceShape, Takes, flavour_of
-from millstream_udf.values import Record
+from millstream_udf.definition import (
+    COLUMNS,
+    Definition,
+    Flavour,
+    ReduceShape,
+    Takes,
+    check_schema,
+    flavour_of,
+    gives_of,
+    takes_of,
+)
+from millstream_udf.function_types import hints_of
 
 GIVEN = ("keys", "window", "context")
 """What a parameter of this name gets."""
 BY_PLACE = ("keys", "records", "window")
 """What parameters get whose names say nothing."""
-COLUMNS = ("event_time", "keys", "headers")
-"""Columns of a table beside those of the value."""
 
 
 def shaped(definition: Definition) -> Definition:
     """Raises `TypeError` that says what to change."""
     target, name = definition.target, definition.name
-    _check_schema(definition)
+    check_schema(definition, COLUMNS)
     if not inspect.isclass(target):
         if not callable(target):
             raise TypeError(f"{name} is not a function but {type(target).__name__}")
@@ -64,8 +74,9 @@ def _function(definition: Definition, function: Any, skip: int) -> Definition:
         )
     flavour = flavour_of(function)
     arguments = tuple(role for role in roles if role is not None)
-    records = parameters[arguments.index("records")]
-    definition = replace(definition, takes=_takes(definition, records), flavour=flavour, reduce=ReduceShape(arguments))
+    hints = hints_of(function)
+    definition = _taking(definition, parameters[arguments.index("records")], hints, many=True)
+    definition = replace(definition, flavour=flavour, reduce=ReduceShape(arguments), gives=gives_of(definition, hints))
     return _checked(definition)
 
 
@@ -91,7 +102,9 @@ def _per_group(definition: Definition) -> Definition:
     shape = ReduceShape(
         tuple(role for role in roles if role is not None), per_group=True, add_is_async=adding is Flavour.ASYNC
     )
-    return _checked(replace(definition, takes=_takes(definition, added[0]), flavour=flavour, reduce=shape))
+    definition = _taking(definition, added[0], hints_of(target.add), many=False)
+    gives = gives_of(definition, hints_of(target.result))
+    return _checked(replace(definition, flavour=flavour, reduce=shape, gives=gives))
 
 
 def _checked(definition: Definition) -> Definition:
@@ -110,15 +123,18 @@ def _role(parameter: inspect.Parameter) -> str | None:
     return None
 
 
-def _takes(definition: Definition, parameter: inspect.Parameter) -> Takes:
+def _taking(
+    definition: Definition, parameter: inspect.Parameter, hints: Mapping[str, Any], *, many: bool
+) -> Definition:
+    """With what the parameter of the records gets; `many`: all of them."""
     if definition.options.arrow:
-        return Takes.ARROW
+        return replace(definition, takes=Takes.ARROW)
     if definition.options.pandas:
-        return Takes.FRAME
-    text = "" if parameter.annotation is parameter.empty else str(parameter.annotation)
-    if Record.__name__ in text:
-        return Takes.RECORD
-    return Takes.VALUE if "bytes" in text or parameter.name in ("value", "values") else Takes.RECORD
+        return replace(definition, takes=Takes.FRAME)
+    whole, decode = takes_of(definition, parameter, hints, many=many)
+    if whole is None:
+        whole = parameter.name not in ("value", "values")
+    return replace(definition, takes=Takes.RECORD if whole else Takes.VALUE, decode=decode)
 
 
 def _parameters(function: Any, name: str) -> list[inspect.Parameter]:
@@ -136,20 +152,6 @@ def _parameters(function: Any, name: str) -> list[inspect.Parameter]:
         if not optional or parameter.name in GIVEN:
             parameters.append(parameter)
     return parameters
-
-
-def _check_schema(definition: Definition) -> None:
-    schema = definition.options.schema
-    if schema is None:
-        return
-    if not hasattr(schema, "names") or not hasattr(schema, "field"):
-        raise TypeError(f"{definition.name}: schema is a pyarrow.Schema, not {type(schema).__name__}")
-    taken = sorted(set(schema.names).intersection(COLUMNS))
-    if taken:
-        raise TypeError(
-            f"{definition.name}: {', '.join(taken)} in the schema would hide the column of that name; rename the field "
-            "where the value is made"
-        )
 
 
 def _listed(parameters: list[inspect.Parameter]) -> str:

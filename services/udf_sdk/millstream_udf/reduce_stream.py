@@ -131,7 +131,7 @@ def encode_answer(answer: Answer) -> bytes:
     results = answer.results
     message = udf_pb2.SealedReduceAnswer(counts=answer.counts, unfinished=answer.unfinished)
     for failure in answer.failures:
-        message.failures.add(index=failure.index, error=failure.error, detail=failure.detail)
+        message.failures.add(index=failure.index, error=failure.error, detail=failure.detail, code=failure.code)
     if results:
         message.values = columns.pack_bytes([item.value if isinstance(item, Message) else item for item in results])
         given = [item if isinstance(item, Message) else None for item in results]

@@ -30,8 +30,10 @@ from millstream_udf.failures import FAILURES, BadOutput, describe, summary
 from millstream_udf.groups import Cursor, Feed, Group, Part, Records, items_of
 from millstream_udf.loading import LoadError
 from millstream_udf.loading import load as load_definition
+from millstream_udf.misfits import MISFIT_CODE, Misfit
 from millstream_udf.outputs import each_output, fault_of, output_of
 from millstream_udf.reduce_arrow import Tables, is_table, outputs_of
+from millstream_udf.typed_values import Encoder
 from millstream_udf.values import DeadLetter, Drop, Fallback, Message, Retry
 
 ANSWER_BYTES = 1024 * 1024
@@ -54,6 +56,8 @@ class Failure:
     """One line."""
     detail: str = ""
     """The user's traceback."""
+    code: int = 0
+    """Of Millstream's catalogue, where the failure has one of its own."""
 
 
 @dataclass(slots=True)
@@ -84,6 +88,8 @@ class ReduceFunction:
         self._shape = definition.reduce
         self._tables = Tables(definition.options.schema)
         self._values = definition.takes is Takes.VALUE
+        self._decode = definition.decode
+        self._encode = definition.encode
 
     async def answers(self, cursor: Cursor, context: Context) -> AsyncGenerator[Answer, None]:
         """Reduce every group of `cursor`. Raises `Gone` when the parts end in the middle of one."""
@@ -135,17 +141,17 @@ class ReduceFunction:
             instance = self._call(*map(given.__getitem__, self._shape.arguments))
             for chunk in feed:
                 if self._values or self.definition.takes is Takes.RECORD:
-                    deque(map(instance.add, items_of(chunk, group, values=self._values)), maxlen=0)
+                    deque(map(instance.add, items_of(chunk, group, values=self._values, decode=self._decode)), maxlen=0)
                 else:
                     instance.add(self._table_of(self._tables.batch(chunk)))
-            yield from _outputs(instance.result())
+            yield from _outputs(instance.result(), self._encode)
             return
         if self._values or self.definition.takes is Takes.RECORD:
-            records: Any = Records(group, feed, values=self._values)
+            records: Any = Records(group, feed, values=self._values, decode=self._decode)
         else:
             records = self._table_of(self._tables.table([self._tables.batch(chunk) for chunk in feed]))
         given["records"] = records
-        yield from _outputs(self._call(*map(given.__getitem__, self._shape.arguments)))
+        yield from _outputs(self._call(*map(given.__getitem__, self._shape.arguments)), self._encode)
 
     async def _results_async(self, group: Group, feed: Feed, context: Context) -> AsyncGenerator[bytes | Message, None]:
         given = {"keys": group.keys, "window": group.window, "context": group.context or context}
@@ -153,7 +159,7 @@ class ReduceFunction:
             instance = self._call(*map(given.__getitem__, self._shape.arguments))
             async for chunk in feed:
                 if self._values or self.definition.takes is Takes.RECORD:
-                    items: Iterable[Any] = items_of(chunk, group, values=self._values)
+                    items: Iterable[Any] = items_of(chunk, group, values=self._values, decode=self._decode)
                 else:
                     items = (self._table_of(self._tables.batch(chunk)),)
                 for item in items:
@@ -164,16 +170,16 @@ class ReduceFunction:
             returned = instance.result()
         else:
             if self._values or self.definition.takes is Takes.RECORD:
-                given["records"] = Records(group, feed, values=self._values)
+                given["records"] = Records(group, feed, values=self._values, decode=self._decode)
             else:
                 batches = [self._tables.batch(chunk) async for chunk in feed]
                 given["records"] = self._table_of(self._tables.table(batches))
             returned = self._call(*map(given.__getitem__, self._shape.arguments))
         if self.definition.flavour is Flavour.ASYNC_GENERATOR:
             async for item in returned:
-                yield output_of(item)
+                yield output_of(item, self._encode)
         else:
-            for output in _outputs(await returned):
+            for output in _outputs(await returned, self._encode):
                 yield output
 
     async def _collected(
@@ -239,7 +245,8 @@ class _Builder:
         del answer.results[self._begun :]
         answer.counts[-1] = 0
         error = _as_failure(error)
-        answer.failures.append(Failure(len(answer.groups) - 1, summary(error), describe(error)))
+        code = MISFIT_CODE if isinstance(error, Misfit) else 0
+        answer.failures.append(Failure(len(answer.groups) - 1, summary(error), describe(error), code))
 
     def take(self, *, unfinished: bool = False) -> Answer:
         taken, self.answer, self._size = self.answer, Answer(), 0
@@ -328,8 +335,8 @@ async def _set_up(setup: Callable[[Context], Any], context: Context) -> None:
     await maybe_await(setup(context))
 
 
-def _outputs(result: Any) -> Iterator[bytes | Message]:
-    return outputs_of(result) if is_table(result) else each_output(result)
+def _outputs(result: Any, encode: Encoder) -> Iterator[bytes | Message]:
+    return outputs_of(result) if is_table(result) else each_output(result, encode)
 
 
 def _checked_size(message: Message) -> int:

@@ -147,7 +147,7 @@ class Server:
                 await context.abort(
                     grpc.StatusCode.INVALID_ARGUMENT, "the second message of a source stream is SourceOpen"
                 )
-            lane = SourceLane(self._definition.target(), context_of(hello))
+            lane = SourceLane(self._definition.target(), context_of(hello), self._definition.encode)
             try:
                 await self._thread.run(lane.open(opening.open))
                 while (data := await reader.read()) is not None:

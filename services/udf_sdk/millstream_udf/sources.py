@@ -13,6 +13,7 @@ from millstream_udf import columns
 from millstream_udf.context import Context, set_current
 from millstream_udf.failures import BadOutput, describe, summary
 from millstream_udf.outputs import fault_of_record
+from millstream_udf.typed_values import JSON, Encoder
 from millstream_udf.values import Batch, Record
 from millstream_udf.wire.frame.v1 import frame_pb2
 from millstream_udf.wire.udf.v1 import udf_pb2
@@ -21,9 +22,11 @@ from millstream_udf.wire.udf.v1 import udf_pb2
 class SourceLane:
     """One instance of the user's class, opened at a position. All methods are called one after the other."""
 
-    def __init__(self, source: Any, context: Context) -> None:
+    def __init__(self, source: Any, context: Context, encode: Encoder = JSON) -> None:
+        """`encode`: for values that are neither bytes nor text."""
         self._source = source
         self._context = context
+        self._encode = encode
 
     async def open(self, request: udf_pb2.SourceOpen) -> None:
         """Raises what the user's `open` raises: the stream then fails."""
@@ -42,7 +45,7 @@ class SourceLane:
                 )
             answer = udf_pb2.SourceBatch(position=_position(batch.position), ended=batch.ended, pending=batch.pending)
             if batch.records:
-                answer.frame.MergeFromString(frame_of(batch.records))
+                answer.frame.MergeFromString(frame_of(batch.records, self._encode))
             return answer
         except Exception as error:  # noqa: BLE001 - users' functions raise anything
             detail = describe(error)
@@ -62,7 +65,7 @@ class SourceLane:
             await method(*arguments)
 
 
-def frame_of(records: Sequence[Record]) -> bytes:
+def frame_of(records: Sequence[Record[Any]], encode: Encoder = JSON) -> bytes:
     """An encoded frame of at least one record. Raises `BadOutput` that says which record cannot be sent, and why."""
     for number, record in enumerate(records):
         if not isinstance(record, Record):
@@ -72,20 +75,20 @@ def frame_of(records: Sequence[Record]) -> bytes:
             # Its letters would be taken for the parts of a key.
             raise BadOutput(f"record {number} of the batch: {fault_of_record(record)}")
     try:
-        return _encoded(records)
+        return _encoded(records, encode)
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
         # Which one it is is only looked for now, so that other calls do not pay for it.
         raise _bad(records) or error from None
 
 
-def _encoded(records: Sequence[Record]) -> bytes:
+def _encoded(records: Sequence[Record[Any]], encode: Encoder) -> bytes:
     times = array("q", [record.event_time_us for record in records])
     ids = [record.id for record in records if record.id is not None]
     if ids and len(ids) != len(records):
         raise BadOutput("either every record of a batch has an id or none has")
     sealed = frame_pb2.SealedFrame(
         info=frame_pb2.FrameInfo(records=len(records), event_time_min_us=min(times), event_time_max_us=max(times)),
-        values=columns.pack_bytes([_bytes_of(record.value) for record in records]),
+        values=columns.pack_bytes([_bytes_of(record.value, encode) for record in records]),
         event_times_us=columns.pack_times(times),
         keys=columns.pack_lists([[part.encode() for part in record.keys] for record in records]),
         headers=columns.pack_headers([record.headers for record in records]),
@@ -94,12 +97,14 @@ def _encoded(records: Sequence[Record]) -> bytes:
     return sealed.SerializeToString()
 
 
-def _bytes_of(value: Any) -> bytes:
-    """Text is taken as from a map."""
-    return value.encode() if isinstance(value, str) else value
+def _bytes_of(value: Any, encode: Encoder) -> Any:
+    """Text and objects are taken as from a map."""
+    if isinstance(value, str):
+        return value.encode()
+    return encode.one(value) if encode.takes(type(value)) else value
 
 
-def _bad(records: Sequence[Record]) -> BadOutput | None:
+def _bad(records: Sequence[Record[Any]]) -> BadOutput | None:
     for number, record in enumerate(records):
         if (fault := fault_of_record(record)) is not None:
             return BadOutput(f"record {number} of the batch: {fault}")

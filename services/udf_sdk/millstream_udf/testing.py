@@ -8,14 +8,15 @@
 `run_reduce` and `run_windows` do the same for reduce functions, `read_source` for sources.
 
 Values and records are packed into a frame, go through the same code as in a running sidecar, and the answer is unpacked
-again. Nothing is started: no broker, no gRPC, no other process.
+again. Nothing is started: no broker, no gRPC, no other process. A function with types of its own is given objects,
+which are encoded as JSON, and `Results.objects` reads its outputs back.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from millstream_udf import columns
@@ -23,10 +24,12 @@ from millstream_udf.answering import answer_map, answer_sink, context_of
 from millstream_udf.context import Context
 from millstream_udf.definition import MAP, REDUCE, SINK, SOURCE, SOURCE_TRANSFORM, Definition, define
 from millstream_udf.execution import open_function
+from millstream_udf.function_types import UNKNOWN
 from millstream_udf.inputs import Inputs
 from millstream_udf.sources import SourceLane, frame_of
+from millstream_udf.testing_objects import objects_of, record_of
 from millstream_udf.testing_reduce import Reduced, run_reduce, run_windows
-from millstream_udf.values import Batch, Message, Record
+from millstream_udf.values import Batch, Message
 from millstream_udf.wire.udf.v1 import udf_pb2
 
 __all__ = ["Outcome", "Reduced", "Results", "arun", "read_source", "run", "run_reduce", "run_windows"]
@@ -53,6 +56,8 @@ class Outcome:
     """The traceback of an error."""
     delay_s: float = 0.0
     """Of a retry."""
+    code: str = ""
+    """Of Millstream's catalogue of errors, where the outcome has one of its own: MS-3005, the value does not fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +72,20 @@ class Results:
     """Of the inputs that were not simply processed. An input with neither output nor outcome was filtered."""
     inputs: int = field(default=0)
     """How many there were."""
+    gives: Any = UNKNOWN
+    """The type of the outputs, where the function's annotation says so."""
 
     @property
     def values(self) -> list[bytes]:
         """Values of the outputs."""
         return [message.value for message in self.messages]
+
+    def objects(self, kind: Any = None) -> list[Any]:
+        """The outputs as `kind`; by default as what the function is annotated to return, or else as any JSON.
+
+        Raises `ValueError` for an output that does not fit.
+        """
+        return objects_of(self.values, self.gives if kind is None else kind)
 
     def of(self, index: int) -> list[Message]:
         """Outputs of one input."""
@@ -80,13 +94,14 @@ class Results:
 
 def run(
     function: Any,
-    inputs: Iterable[bytes | str | Record],
+    inputs: Iterable[Any],
     *,
     kind: str = "",
     attempt: int = 0,
     watermark_us: int = -(2**63),
 ) -> Results:
-    """Run `function` on `inputs` as one call. Raises `RuntimeError` where the call as a whole fails.
+    """Run `function` on `inputs` as one call: values as bytes or str, objects, which are written as JSON, or a `Record`
+    with either. Raises `RuntimeError` where the call as a whole fails.
 
     `kind` is "map", "source transform" or "sink", for functions that could be several; by default the first that it is.
     """
@@ -95,14 +110,14 @@ def run(
 
 async def arun(
     function: Any,
-    inputs: Iterable[bytes | str | Record],
+    inputs: Iterable[Any],
     *,
     kind: str = "",
     attempt: int = 0,
     watermark_us: int = -(2**63),
 ) -> Results:
     """As `run`, for async tests."""
-    records = [_record(item) for item in inputs]
+    records = [record_of(item) for item in inputs]
     if not records:
         return Results()
     definition = define(function, getattr(function, "__name__", type(function).__name__))
@@ -120,7 +135,7 @@ async def arun(
     if sink_answer is not None:
         return _sink_results(len(records), sink_answer)
     assert map_answer is not None
-    return _map_results(Inputs(frame), map_answer)
+    return replace(_map_results(Inputs(frame), map_answer), gives=definition.gives)
 
 
 def read_source(
@@ -135,7 +150,8 @@ def read_source(
     """Open a source at `position` and read it `reads` times, or until it has ended; each batch is committed at once."""
 
     async def read() -> list[Batch]:
-        lane = SourceLane(source(), Context(pipeline="test", vertex="test", lane=f"source.{partition}"))
+        encode = define(source, source.__name__).encode
+        lane = SourceLane(source(), Context(pipeline="test", vertex="test", lane=f"source.{partition}"), encode)
         await lane.open(udf_pb2.SourceOpen(position=position, partition=partition, partitions=partitions))
         batches: list[Batch] = []
         try:
@@ -150,17 +166,6 @@ def read_source(
         return batches
 
     return asyncio.run(read())
-
-
-def _record(item: bytes | str | Record) -> Record:
-    match item:
-        case Record():
-            return item
-        case str():
-            return Record(item.encode())
-        case bytes():
-            return Record(item)
-    raise TypeError(f"inputs are bytes, str or Record, not {type(item).__name__}")
 
 
 def _hello(definition: Definition, kind: str) -> udf_pb2.Hello:
@@ -212,7 +217,14 @@ def _sink_results(inputs: int, answer: udf_pb2.SinkAnswer) -> Results:
 
 def _outcomes(outcomes: Iterable[udf_pb2.Outcome]) -> list[Outcome]:
     return [
-        Outcome(item.index, _RESULTS[item.result], item.reason, item.detail, item.delay_us / 1_000_000)
+        Outcome(
+            item.index,
+            _RESULTS[item.result],
+            item.reason,
+            item.detail,
+            item.delay_us / 1_000_000,
+            f"MS-{item.code}" if item.code else "",
+        )
         for item in outcomes
     ]
 

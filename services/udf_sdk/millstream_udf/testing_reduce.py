@@ -13,11 +13,13 @@ from itertools import islice
 from typing import Any
 
 from millstream_udf.context import Context
-from millstream_udf.definition import REDUCE, define
+from millstream_udf.definition import REDUCE, Definition, define
 from millstream_udf.execution import open_function
+from millstream_udf.function_types import UNKNOWN
 from millstream_udf.groups import Cursor, Group, Part, decode_part
 from millstream_udf.reducing import Answer, ReduceFunction
 from millstream_udf.sources import frame_of
+from millstream_udf.testing_objects import objects_of, record_of
 from millstream_udf.values import Message, Record, Window
 from millstream_udf.wire.udf.v1 import udf_pb2
 
@@ -34,51 +36,75 @@ class Reduced:
     messages: Sequence[Message] = ()
     """Results in order, with what they inherit filled in: keys, and the event time, which is the end of the window."""
 
+    gives: Any = UNKNOWN
+    """The type of the results, where the function's annotation says so."""
+
     @property
     def values(self) -> list[bytes]:
         """Values of the results."""
         return [message.value for message in self.messages]
 
+    def objects(self, kind: Any = None) -> list[Any]:
+        """The results as `kind`; by default as what the function is annotated to return, or else as any JSON.
+
+        Raises `ValueError` for a result that does not fit.
+        """
+        return objects_of(self.values, self.gives if kind is None else kind)
+
 
 def run_reduce(
     function: Any,
-    inputs: Iterable[bytes | str | Record],
+    inputs: Iterable[Any],
     *,
     keys: Sequence[str] = (),
     window: Window = MINUTE,
     frame_records: int = 1000,
 ) -> Reduced:
-    """Run `function` on one group. Raises `RuntimeError`, with the traceback, where the group fails.
+    """Run `function` on one group, of inputs as for `testing.run`. Raises `RuntimeError`, with the traceback, where the
+    group fails.
 
     The records come in frames of `frame_records`, as those of a large group do.
     """
-    records = [_record(item, window) for item in inputs]
+    records = [record_of(item, window.start_us) for item in inputs]
     group = Group(window, tuple(keys))
-    answers = asyncio.run(_answers(function, {group: records}, frame_records))
-    return _reduced([group], answers)[0]
+    definition = _reducing(function)
+    answers = asyncio.run(_answers(definition, {group: records}, frame_records))
+    return _reduced(definition, [group], answers)[0]
 
 
 def run_windows(
-    function: Any, records: Iterable[Record], length: timedelta | int, *, keyed: bool = True, frame_records: int = 1000
+    function: Any,
+    records: Iterable[Record[Any]],
+    length: timedelta | int,
+    *,
+    keyed: bool = True,
+    frame_records: int = 1000,
 ) -> list[Reduced]:
     """Run `function` on every fixed window of `length` (microseconds as an int), and on each of its keys when `keyed`.
 
     In the order of windows and keys. Raises as `run_reduce`.
     """
     length_us = length // timedelta(microseconds=1) if isinstance(length, timedelta) else length
-    groups: dict[Group, list[Record]] = {}
+    groups: dict[Group, list[Record[Any]]] = {}
     for record in records:
         start_us = record.event_time_us // length_us * length_us
         group = Group(Window(start_us, start_us + length_us), record.keys if keyed else ())
         groups.setdefault(group, []).append(record)
     ordered = {group: groups[group] for group in sorted(groups)}
-    return _reduced(list(ordered), asyncio.run(_answers(function, ordered, frame_records)))
+    definition = _reducing(function)
+    return _reduced(definition, list(ordered), asyncio.run(_answers(definition, ordered, frame_records)))
 
 
-async def _answers(function: Any, groups: Mapping[Group, Sequence[Record]], frame_records: int) -> list[Answer]:
+def _reducing(function: Any) -> Definition:
     definition = define(function, getattr(function, "__name__", type(function).__name__))
     if REDUCE not in definition.kinds:
         raise TypeError(f"{definition.name} is not a reduce function; decorate it with @udf.reduce, or use run")
+    return definition
+
+
+async def _answers(
+    definition: Definition, groups: Mapping[Group, Sequence[Record[Any]]], frame_records: int
+) -> list[Answer]:
     context = Context(pipeline="test", vertex=definition.name, lane=f"window-{definition.name}.0")
     parts = [part for group, records in groups.items() for part in _parts(group, records, frame_records)]
     async with open_function(definition, context) as opened:
@@ -86,7 +112,7 @@ async def _answers(function: Any, groups: Mapping[Group, Sequence[Record]], fram
         return [answer async for answer in reducing.answers(Cursor(_Listed(parts)), context)]
 
 
-def _parts(group: Group, records: Sequence[Record], frame_records: int) -> Iterable[Part]:
+def _parts(group: Group, records: Sequence[Record[Any]], frame_records: int) -> Iterable[Part]:
     """As they would come over a stream: many frames, read back from their bytes."""
     window = group.window
     begun = udf_pb2.Group(start_us=window.start_us, end_us=window.end_us, early=window.early, keys=group.keys)
@@ -118,7 +144,7 @@ class _Listed:
         return next(self._parts, None)
 
 
-def _reduced(groups: Sequence[Group], answers: Iterable[Answer]) -> list[Reduced]:
+def _reduced(definition: Definition, groups: Sequence[Group], answers: Iterable[Answer]) -> list[Reduced]:
     messages: dict[Group, list[Message]] = {group: [] for group in groups}
     for answer in answers:
         for failure in answer.failures:
@@ -126,21 +152,10 @@ def _reduced(groups: Sequence[Group], answers: Iterable[Answer]) -> list[Reduced
         results = iter(answer.results)
         for group, count in zip(answer.groups, answer.counts, strict=True):
             messages[group] += [_filled(group, result) for result in islice(results, count)]
-    return [Reduced(group.window, group.keys, messages[group]) for group in groups]
+    return [Reduced(group.window, group.keys, messages[group], definition.gives) for group in groups]
 
 
 def _filled(group: Group, result: bytes | Message) -> Message:
     message = result if isinstance(result, Message) else Message(result)
     keys = group.keys if message.keys is None else message.keys
     return Message(message.value, keys, message.tags, message.headers or {}, group.window.end_us - 1)
-
-
-def _record(item: bytes | str | Record, window: Window) -> Record:
-    match item:
-        case Record():
-            return item
-        case str():
-            return Record(item.encode(), window.start_us)
-        case bytes():
-            return Record(item, window.start_us)
-    raise TypeError(f"inputs are bytes, str or Record, not {type(item).__name__}")

@@ -7,7 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple
+
+if TYPE_CHECKING:
+    # Of the type checker's own; nothing is imported when it runs.
+    from typing_extensions import TypeVar
+
+    V = TypeVar("V", default=bytes)
+else:
+    from typing import TypeVar
+
+    V = TypeVar("V")
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -27,13 +37,13 @@ def to_us(time: datetime | int) -> int:
     return (time - _EPOCH) // _MICROSECOND
 
 
-class Record:
-    """One record: what comes in, and what a source gives."""
+class Record(Generic[V]):
+    """One record: what comes in, and what a source gives. `Record[Order]` is one whose value is an `Order`."""
 
     __slots__ = ("event_time_us", "headers", "id", "keys", "value")
 
-    value: bytes
-    """The payload."""
+    value: V
+    """The payload: bytes, unless the function takes another type."""
     event_time_us: int
     """When it happened: microseconds since the epoch, UTC."""
     keys: tuple[str, ...]
@@ -46,7 +56,7 @@ class Record:
 
     def __init__(
         self,
-        value: bytes,
+        value: V,
         event_time: datetime | int = 0,
         keys: tuple[str, ...] = (),
         headers: Mapping[str, bytes] = _NO_HEADERS,
@@ -83,6 +93,8 @@ class Message:
     __slots__ = ("event_time_us", "headers", "keys", "tags", "value")
 
     value: bytes
+    """An object that was given in place of bytes stays what it is until the message is sent; then it is encoded, as
+    JSON or by the function's `encode`."""
     keys: tuple[str, ...] | None
     tags: tuple[str, ...]
     headers: Mapping[str, bytes] | None
@@ -90,14 +102,14 @@ class Message:
 
     def __init__(
         self,
-        value: bytes | str,
+        value: Any,
         keys: Sequence[str] | None = None,
         tags: Sequence[str] = (),
         headers: Mapping[str, bytes] | None = None,
         event_time: datetime | int | None = None,
     ) -> None:
         if type(value) is not bytes:
-            value = value.encode() if isinstance(value, str) else _as_bytes(value)
+            value = value.encode() if isinstance(value, str) else _as_value(value)
         if isinstance(keys, str) or isinstance(tags, str):
             raise TypeError("keys and tags are sequences of strings: keys=[key], not keys=key")
         self.value = value
@@ -150,7 +162,7 @@ class Batch:
     __slots__ = ("ended", "pending", "position", "records")
 
     def __init__(
-        self, records: Iterable[Record] = (), *, position: bytes, ended: bool = False, pending: int | None = None
+        self, records: Iterable[Record[Any]] = (), *, position: bytes, ended: bool = False, pending: int | None = None
     ) -> None:
         """`position` is where the source stands after these records, in its own encoding: reading goes on there after a
         restart. `ended`: nothing will follow, ever. `pending`: records known to wait behind these."""
@@ -206,14 +218,5 @@ def _text(time: datetime) -> str:
     return time.isoformat().replace("+00:00", "Z")
 
 
-def _as_bytes(value: object) -> bytes:
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        return bytes(value)
-    raise TypeError(f"a message's value is bytes or str, not {type(value).__name__}{hint_for(value)}")
-
-
-def hint_for(value: object) -> str:
-    """What to do about an output of a wrong type."""
-    if isinstance(value, (dict, int, float, bool)):
-        return "; for JSON return json.dumps(value)"
-    return ""
+def _as_value(value: Any) -> Any:
+    return bytes(value) if isinstance(value, (bytes, bytearray, memoryview)) else value

@@ -23,7 +23,7 @@ from millstream.dead_letter import headers_of
 from millstream.errors import UdfError, UserError
 from millstream.frame import Frame, build_frame
 from millstream.limits import RECORD_BYTES_MAX
-from millstream.naming import NO_ORIGIN, WITH_VALUES, Naming, Origin, reason_and_detail
+from millstream.naming import MISFIT, NO_ORIGIN, WITH_VALUES, Naming, Origin, reason_and_detail
 from millstream.retry import OnFailure, RetryPolicy, Waiting
 from millstream.tracebacks import places
 from millstream.udf.answers import MapAnswer, Outcome, Result
@@ -272,11 +272,18 @@ class Mapper:
 
     def _give_up(self, index: int, outcome: Outcome, attempted: _Attempted, attempts: int) -> None:
         if self._policy.on_failure is OnFailure.DROP:
-            attempted.dropped[index] = "function failed"
+            attempted.dropped[index] = MISFIT if _is_misfit(outcome) else "function failed"
         elif self._has_dead_letter and self._policy.on_failure is not OnFailure.STOP:
             attempted.dead[index] = outcome
         else:
             named = self._naming.of(attempted.frame, index, attempted.origin)
+            if _is_misfit(outcome):
+                raise UdfError(
+                    codes.RECORD_MISFIT,
+                    f"{self._where}: {named} does not fit the function: {outcome.reason}\n"
+                    "Correct what makes such records, or the type that the function takes, and start again (nothing "
+                    "was lost), or set udf.retryStrategy.onFailure.",
+                )
             lines = [
                 f"{self._where}: the function failed on {named} after {attempts} attempt(s): {outcome.reason}",
                 *(places(outcome.detail) or outcome.detail.splitlines()),
@@ -377,11 +384,22 @@ class Mapper:
                     self._where,
                     position=origin.position(index),
                     run=origin.run,
+                    code=_code_of(attempted.dead[index]),
                 ),
             }
             for index, known in zip(indexes, part.headers(), strict=True)
         ]
         return _with_ids(replace(part, headers_column=columns.pack_headers(headers)), origin, indexes)
+
+
+def _is_misfit(outcome: Outcome) -> bool:
+    return outcome.code == codes.RECORD_MISFIT.number
+
+
+def _code_of(outcome: Outcome) -> str:
+    """That the function gave, where there is such a code."""
+    code = codes.CODES.get(outcome.code)
+    return "" if code is None else code.id
 
 
 def _with_ids(part: Frame, origin: Origin, indexes: Sequence[int]) -> Frame:

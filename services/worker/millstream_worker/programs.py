@@ -36,6 +36,8 @@ PROGRAM_LOG = logging.getLogger("millstream.program")
 
 CONCURRENCY_VARIABLE = "MILLSTREAM_UDF_CONCURRENCY"
 """Tells the SDK how many records of a stream to work on at once, where the spec says so."""
+VALUES_VARIABLE = "MILLSTREAM_UDF_VALUES"
+"""Tells the SDK, with `hidden`, that messages must not show what is in a record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +179,8 @@ def _sidecar_spec(resolved: Resolved, vertex: str, replica: int, role: str, prog
     concurrency = resolved.pipeline.concurrency_of(resolved.graph.vertex(vertex)) if role == "udf" else None
     if concurrency is not None:
         env[CONCURRENCY_VARIABLE] = str(concurrency)
+    if not resolved.pipeline.spec.logging.values:
+        env[VALUES_VARIABLE] = "hidden"
     env.setdefault(LEVEL_VARIABLE, logging.getLevelName(PROGRAM_LOG.getEffectiveLevel()).lower())
     return SidecarSpec(
         command=command,

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from millstream import codes
 from millstream.account import Account
+from millstream.codes.code import Code
 from millstream.durable import step
 from millstream.errors import RetryLaterError, UdfError, UserError
 from millstream.naming import WITH_VALUES, Naming, Origin
@@ -334,12 +335,16 @@ class Delivery:
                 f": {failure.detail}" if failure.detail and (self._naming.values or not failure.shows_value) else ""
             )
             raise self._stop_error(
-                codes.SINK_FUNCTION_FAILED if issubclass(self._stop_error, UdfError) else codes.SINK_REFUSED,
+                failure.code or self._stop_code,
                 f"{self._where}: the {which} did not take {self._named(frame, row)} "
                 f"after {attempts} attempt(s): {why}{detail}\n"
                 "Nothing was lost. Put the cause right and start again, or set sink.retryStrategy.onFailure "
                 "to fallback or drop.",
             )
+
+    @property
+    def _stop_code(self) -> Code:
+        return codes.SINK_FUNCTION_FAILED if issubclass(self._stop_error, UdfError) else codes.SINK_REFUSED
 
     async def _until_done(self, call: Callable[[], Awaitable[None]]) -> None:
         attempt = 0

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Protocol
 
+from millstream.codes.code import Code
 from millstream.frame import Frame
 from millstream.record import Position
 from millstream_udf import columns
@@ -113,6 +114,8 @@ class SinkFailure:
     """What happened to this record, for messages."""
     shows_value: bool = False
     """The detail shows something of the record's value."""
+    code: Code | None = None
+    """Of the error, where the lane has to stop over the record and there is one for what is wrong with it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,7 +100,8 @@ def test_event_times_are_for_source_transforms() -> None:
     ("given", "message"),
     [
         ([b"a"], "returns a pyarrow.RecordBatch, not list"),
-        (pa.record_batch({"other": [b"a"]}), "has a column value.*this one has other"),
+        (pa.record_batch({"keys": ["a"]}), "has a column value, or columns of your own.*This one has keys"),
+        (pa.record_batch({"value": [b"a"], "other": [1]}), "This one has value, other"),
         (pa.record_batch({"value": [b"a"]}), "3 records came in and 1 went out: keep the column parent"),
         (pa.record_batch({"value": [1, 2, 3]}), "value is binary or string, not int64"),
         (pa.record_batch({"value": [b"a", None, b"c"]}), "the column value has nulls"),

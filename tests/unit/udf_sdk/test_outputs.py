@@ -38,10 +38,10 @@ def test_what_a_function_may_return(output: Any, values: list[bytes]) -> None:
     ("output", "message"),
     [
         (7, "not int 7; for JSON return json.dumps"),
-        ({"a": 1}, "not dict {'a': 1}; for JSON return json.dumps"),
+        ({"a": object}, "a dict cannot be written as JSON: JSON has no type (field `a`)"),
         (True, "not bool True"),
-        ([b"a", None], "a list of outputs holds bytes, str or Message, not NoneType None"),
-        ([[b"a"]], "a list of outputs holds bytes, str or Message, not list"),
+        ([b"a", None], "a list of outputs holds bytes, str, Message, dict, dataclass or model, not NoneType None"),
+        ([[b"a"]], "a list of outputs holds bytes, str, Message, dict, dataclass or model, not list"),
         (object, "not type"),
     ],
 )

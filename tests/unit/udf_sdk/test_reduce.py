@@ -261,8 +261,8 @@ def test_rows_are_written_as_those_of_a_query() -> None:
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        ({"n": 1}, "not dict .*; for JSON return json.dumps"),
-        (7, "not int 7"),
+        ({"n": object}, "a dict cannot be written as JSON: JSON has no type"),
+        (7, "not int 7; for JSON return json.dumps"),
         ([b"a", 7], "not int 7"),
         (udf.Message("a", event_time=1), "a result has no event time of its own"),
         (udf.Message("a", keys=["\ud800"]), "keys of a message must be texts"),

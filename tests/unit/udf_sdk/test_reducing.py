@@ -16,6 +16,7 @@ import millstream_udf as udf
 from millstream_udf import output_prefix
 from millstream_udf.groups import Gone, Group, Part
 from millstream_udf.loading import LoadError
+from millstream_udf.misfits import MISFIT_CODE
 from millstream_udf.reduce_arrow import arrow_part
 from millstream_udf.reducing import ANSWER_BYTES, Answer, load
 
@@ -49,11 +50,11 @@ def answers(directory: str, parts: Iterable[Part], name: str = "process") -> lis
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        (b"no json", "this value is none: b'no json'"),
-        (b"[1]", r"this value is none: b'\[1\]'"),
-        (b"", "this value is none: b''"),
-        (b'{"n": 1}{"n": 2}', "this value is none"),
-        (b'{"n": "text"}', "a value does not fit the schema"),
+        (b"no json", "it is not JSON: Expecting value at byte 0: 'no json'"),
+        (b"[1]", r"it is \[1\], where an object is expected"),
+        (b"", "it is not JSON: there is nothing"),
+        (b'{"n": 1}{"n": 2}', "it is not JSON: Extra data at byte 8"),
+        (b'{"n": "text"}', 'the value does not fit the schema: field `n` is "text", where int64 is expected'),
     ],
 )
 def test_a_value_that_is_not_of_the_schema_fails_its_own_group(value: bytes, reason: str, tmp_path: Path) -> None:
@@ -72,7 +73,7 @@ def test_a_value_that_is_not_of_the_schema_fails_its_own_group(value: bytes, rea
     )
     assert answer.results == [b"3", b"4"]
     (failure,) = answer.failures
-    assert failure.index == 1
+    assert (failure.index, failure.code) == (1, MISFIT_CODE)
     with pytest.raises(ValueError, match=reason):
         raise ValueError(failure.error)
 

@@ -34,11 +34,13 @@ def decorated_value(value): ...  # type: ignore[no-untyped-def]  # as users writ
 
 
 @udf.map(batch=True)
-def batched(records: list[udf.Record]) -> None: ...
+def batched(records: list[udf.Record]) -> list[bytes]:
+    return []
 
 
 @udf.map(batch=True)
-async def batched_values(items: Sequence[bytes], context: udf.Context) -> None: ...
+async def batched_values(items: Sequence[bytes], context: udf.Context) -> list[bytes]:
+    return []
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from millstream import limits
-from millstream.dead_letter import DETAIL_HEADER, REASON_HEADER
+from millstream import codes, limits
+from millstream.dead_letter import CODE_HEADER, DETAIL_HEADER, REASON_HEADER
 from millstream.errors import UdfError, UserError
 from millstream.frame import Frame, frame_of_records
-from millstream.naming import Naming, Origin
+from millstream.naming import MISFIT, Naming, Origin
 from millstream.record import Record
 from millstream.retry import Backoff, OnFailure, RetryPolicy, Waiting
 from millstream.udf.answers import MapAnswer, Outcome, Result
@@ -80,6 +80,27 @@ async def test_outputs_keep_their_order_however_often_some_inputs_are_tried() ->
     assert (account.inputs, account.processed, account.filtered, account.dead_lettered) == (9, 5, 2, 1)
     assert (account.dropped, account.outputs, account.difference) == ({"unwanted": 1}, 7, 0)
     assert result.errors == 1
+
+
+@pytest.mark.guarantee("I2")
+async def test_a_record_that_does_not_fit_is_not_tried_again() -> None:
+    def function(value: int) -> str:
+        return str(value + 1)
+
+    frame = records_of(b"1", b"x", b"3")
+    for on_failure in OnFailure.DEAD_LETTER, OnFailure.RETRY:
+        result = await mapped(function, frame, policy(9, on_failure), dead_letter=True)
+        assert values_of(result.frame) == [b"2", b"4"]
+        assert values_of(result.dead_letters) == [b"x"]
+        assert result.dead_letters is not None
+        (headers,) = result.dead_letters.headers()
+        assert headers[CODE_HEADER] == codes.RECORD_MISFIT.id.encode()
+        assert (result.retries, result.account.difference) == (0, 0)
+    result = await mapped(function, frame, policy(9, OnFailure.DROP))
+    assert result.account.dropped == {MISFIT: 1}
+    stopped = pytest.RaisesExc(UdfError, check=lambda error: error.code is codes.RECORD_MISFIT)
+    with pytest.RaisesGroup(stopped, flatten_subgroups=True):
+        await mapped(function, frame, policy(9, OnFailure.STOP))
 
 
 @pytest.mark.guarantee("I2")

@@ -10,7 +10,8 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from millstream.naming import reason_and_detail
+from millstream import codes
+from millstream.naming import MISFIT, reason_and_detail
 from millstream.record import Position
 from millstream.udf.answers import Outcome, Result, SinkAnswer
 from millstream.udf.protocol import SinkStream, StreamName, UdfClient
@@ -34,6 +35,9 @@ def _failure_of(outcome: Outcome) -> SinkFailure:
     reason = given or _NO_REASON
     if outcome.result == Result.RETRY:
         return SinkFailure(row, reason, retryable=True, attempted=False, asked=True, delay_s=outcome.delay_us / 1e6)
+    if outcome.code == codes.RECORD_MISFIT.number:
+        # Counted together, however different what is wrong with them.
+        return SinkFailure(row, MISFIT, retryable=False, detail=reason, code=codes.RECORD_MISFIT)
     if outcome.result == Result.DEAD_LETTER:
         return SinkFailure(row, reason, retryable=False, detail=detail)
     if outcome.result == Result.DROP:

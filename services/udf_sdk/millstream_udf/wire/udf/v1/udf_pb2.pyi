@@ -208,12 +208,17 @@ class Outcome(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     DETAIL_FIELD_NUMBER: _builtins.int
     DELAY_US_FIELD_NUMBER: _builtins.int
+    CODE_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """Index of the input record in the call."""
     result: Global___Outcome.Result.ValueType
     reason: _builtins.str
     detail: _builtins.str
     delay_us: _builtins.int
+    code: _builtins.int
+    """What kind of failure it is, by its number in Millstream's catalogue of errors; 0 when it is none of its own. 3005: the
+    record does not fit the type that the function takes.
+    """
     def __init__(
         self,
         *,
@@ -222,10 +227,11 @@ class Outcome(_message.Message):
         reason: _builtins.str = ...,
         detail: _builtins.str = ...,
         delay_us: _builtins.int = ...,
+        code: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delay_us", b"delay_us", "detail", b"detail", "index", b"index", "reason", b"reason", "result", b"result"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "delay_us", b"delay_us", "detail", b"detail", "index", b"index", "reason", b"reason", "result", b"result"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1094,21 +1100,25 @@ class GroupFailure(_message.Message):
     INDEX_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     DETAIL_FIELD_NUMBER: _builtins.int
+    CODE_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """Index into `counts`."""
     error: _builtins.str
     """What happened, one line, and the stack trace."""
     detail: _builtins.str
+    code: _builtins.int
+    """As that of an Outcome; 3005: another attempt at the group would not help."""
     def __init__(
         self,
         *,
         index: _builtins.int = ...,
         error: _builtins.str = ...,
         detail: _builtins.str = ...,
+        code: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "error", b"error", "index", b"index"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "detail", b"detail", "error", b"error", "index", b"index"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,150 @@
+"""Values that are JSON objects as columns of a schema, and rows of a table as JSON objects.
+
+Above it: `arrow` and `reduce_arrow`. Below it: pyarrow, imported only when a function asks for it.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from array import array
+from collections.abc import Sequence
+from datetime import UTC, date, datetime, time
+from decimal import Decimal
+from io import BytesIO
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from millstream_udf.failures import BadOutput
+from millstream_udf.json_types import loaded
+from millstream_udf.misfits import Misfit, expected, missing
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+OWNER = "the schema"
+"""What a value is to be, for people."""
+
+
+def decoded(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The batch with the fields of its values, JSON objects, in place of them. Raises `Misfit` for the first value that
+    is none of the schema."""
+    whole, misfits = fitting(batch, schema)
+    for misfit in misfits.values():
+        raise misfit
+    return whole
+
+
+def fitting(batch: pa.RecordBatch, schema: pa.Schema) -> tuple[pa.RecordBatch, dict[int, Misfit]]:
+    """As `decoded`, of the rows that fit; and what is wrong with the others, by row."""
+    import pyarrow as pa
+
+    values = items(batch["value"])
+    columns = _columns(values, schema)
+    misfits: dict[int, Misfit] = {}
+    if columns is None:
+        _look(values, schema, 0, misfits)
+        rows = [row for row in range(len(values)) if row not in misfits]
+        batch = batch.take(pa.array(rows, pa.int64()))
+        columns = _columns([values[row] for row in rows], schema)
+        if columns is None:
+            raise Misfit("is refused as a whole by pyarrow, though each value alone is not").of(OWNER)
+    arrays: list[Any] = [*columns, *batch.columns[1:]]
+    return pa.RecordBatch.from_arrays(arrays, names=[*schema.names, *batch.schema.names[1:]]), misfits
+
+
+def _look(values: Sequence[bytes], schema: pa.Schema, first: int, misfits: dict[int, Misfit]) -> None:
+    """Which values do not fit, by halves: most do."""
+    if _columns(values, schema) is not None:
+        return
+    if len(values) == 1:
+        misfits[first] = _misfit(values[0], schema).of(OWNER)
+        return
+    middle = len(values) // 2
+    _look(values[:middle], schema, first, misfits)
+    _look(values[middle:], schema, first + middle, misfits)
+
+
+def _misfit(value: bytes, schema: pa.Schema) -> Misfit:
+    import pyarrow as pa
+
+    try:
+        given = loaded(value)
+    except Misfit as misfit:
+        return misfit
+    if not isinstance(given, dict):
+        return expected("an object", given)
+    for field in schema:
+        if field.name not in given and not field.nullable:
+            return missing(field.name, list(given))
+        alone = json.dumps({field.name: given.get(field.name)}).encode()
+        if _columns([alone], pa.schema([field])) is None:
+            return expected(str(field.type), given.get(field.name)).below(field.name)
+    return Misfit("is refused by pyarrow")
+
+
+def _columns(values: Sequence[bytes], schema: pa.Schema) -> list[Any] | None:
+    """The fields of values; None where one does not fit."""
+    import pyarrow as pa
+    from pyarrow import json as pa_json
+
+    if not values:
+        return [pa.array([], field.type) for field in schema]
+    data = b"\n".join(values)
+    options = pa_json.ReadOptions(use_threads=False, block_size=len(data) + 1)
+    parsing = pa_json.ParseOptions(explicit_schema=schema, newlines_in_values=True, unexpected_field_behavior="ignore")
+    try:
+        if not data.isascii():
+            data.decode()
+        table = pa_json.read_json(BytesIO(data), read_options=options, parse_options=parsing)
+    except (pa.ArrowInvalid, UnicodeDecodeError):
+        return None
+    if table.num_rows != len(values):
+        return None
+    table = table.combine_chunks()
+    columns: list[Any] = [table[name].chunk(0) for name in schema.names]
+    full = all(field.nullable or not column.null_count for field, column in zip(schema, columns, strict=True))
+    return columns if full else None
+
+
+def items(column: Any) -> list[bytes]:
+    """The byte strings of a binary array. Slicing its data is five times as fast as `to_pylist`."""
+    if not len(column):
+        return []
+    _, offsets_buffer, data_buffer = column.buffers()
+    offsets = array("i")
+    offsets.frombytes(memoryview(offsets_buffer)[4 * column.offset : 4 * (column.offset + len(column) + 1)])
+    first = offsets[0]
+    data = b"" if data_buffer is None else bytes(memoryview(data_buffer)[first : offsets[-1]])
+    if first == 0:
+        return [data[start:stop] for start, stop in pairwise(offsets)]
+    return [data[start - first : stop - first] for start, stop in pairwise(offsets)]
+
+
+def rows_as_json(table: Any) -> list[bytes]:
+    """Rows as JSON objects, written as those of a query are. Raises `BadOutput`."""
+    return [json.dumps(_plain(row), separators=(",", ":"), ensure_ascii=False).encode() for row in table.to_pylist()]
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case float():
+            return value if math.isfinite(value) else None
+        case dict():
+            return {name: _plain(item) for name, item in value.items()}
+        case list():
+            return [_plain(item) for item in value]
+        case datetime() if value.tzinfo is not None:
+            return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        case datetime() | date() | time():
+            return value.isoformat()
+        case bytes():
+            return base64.b64encode(value).decode()
+        case Decimal():
+            return int(value) if value == value.to_integral_value() else float(value)
+    raise BadOutput(
+        f"rows of a table without a column value become JSON, which has no {type(value).__name__}: make a column value"
+    )
