@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shlex
 from collections.abc import Mapping
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -86,7 +87,7 @@ def _yaml_text(name: str) -> str:
 
 
 def _next_step(template: str, target: Path) -> str:
-    there = "" if target.resolve() == Path.cwd() else f"cd {target} && "
+    there = "" if target.resolve() == Path.cwd() else f"cd {shlex.quote(str(target))} && "
     build = "go build -o words . && " if template == "go" else ""
     changed = "main.go" if template == "go" else "functions.py"
     return f"{there}{build}millstream run, then change {changed}; README.md has the rest"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,7 +22,8 @@ def next_step(loaded: Loaded, *, ended: bool) -> str:
     change = ""
     if functions:
         again = " --fresh --move-outputs" if ended and results else " --fresh" if ended else ""
-        change = f"change {functions[0]} and `millstream run {loaded.path}{again}` (with --watch: while it runs)"
+        command = f"millstream run {shlex.quote(str(loaded.path))}{again}"
+        change = f"change {functions[0]} and `{command}` (with --watch: while it runs)"
     steps = "; ".join(filter(None, (look, change)))
     return f"next: {steps}\n" if steps else ""
 
