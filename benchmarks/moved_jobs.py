@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tests.support.page_files import PageFile, steps_of, write  # noqa: E402
+from tests.support.how_to import HOW_TO, files_of, write  # noqa: E402
 
 LIMIT_S = 600
 
@@ -99,10 +99,9 @@ def compared(page: str, directory: Path, kafka: str) -> bool:
     requirement, before, sinks = JOBS[page]
     ran(directory, sys.executable, "-m", "venv", directory / "venv")
     ran(directory, directory / "venv" / "bin" / "pip", "install", "-q", requirement)
-    for step in steps_of((ROOT / "docs" / "how-to" / f"{page}.md").read_text(encoding="utf-8")):
-        if isinstance(step, PageFile):
-            path = write(step, directory)
-            path.write_text(path.read_text().replace("localhost:9092", kafka or "localhost:9092"))
+    for file in files_of(HOW_TO / f"{page}.md"):
+        path = write(file, directory)
+        path.write_text(path.read_text().replace("localhost:9092", kafka or "localhost:9092"))
     theirs = before(directory / "venv" / "bin" / "python", directory)
     ran(directory, sys.executable, "-m", "millstream_runner", "run", "--quiet", "pipeline.yaml")
     ours = written(directory, *sinks)

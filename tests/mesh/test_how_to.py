@@ -3,54 +3,78 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.support.page_files import Command, PageFile, differs, steps_of, typed, write
+from tests.support.how_to import HOW_TO, OF_OTHERS, PAGES, files_of, write
+from tools.follow import Rules, Shell, blocks_of
 
-HOW_TO = Path(__file__).parents[2] / "docs" / "how-to"
-FOLLOWED = sorted(
-    page.stem for page in HOW_TO.glob("*.md") if any(isinstance(step, Command) for step in steps_of(page.read_text()))
-)
+LIMIT_S = 100.0
+EXACTLY = Rules((), ())
+FOLLOWED = [page.stem for page in PAGES if any(block.commands for block in blocks_of(page))]
+Type = Callable[[str], Awaitable[list[str]]]
+
+
+@asynccontextmanager
+async def shell_in(folder: Path) -> AsyncIterator[Type]:
+    """Types a command in that folder, and gives the lines it prints; it has to end with exit code 0."""
+    folder.mkdir()
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    shell = Shell(folder, {**os.environ, "PATH": path, "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "100"})
+
+    async def typed(command: str) -> list[str]:
+        came, exit_code = await asyncio.to_thread(shell.run, command, LIMIT_S)
+        assert exit_code == 0, f"{command} ended with {exit_code}:\n" + "\n".join(came)
+        return came
+
+    try:
+        yield typed
+    finally:
+        shell.close()
 
 
 @pytest.mark.parametrize("name", FOLLOWED)
 async def test_what_the_page_shows_is_what_its_reader_sees(name: str, tmp_path: Path) -> None:
-    for step in steps_of((HOW_TO / f"{name}.md").read_text(encoding="utf-8")):
-        if isinstance(step, Command):
-            difference = differs(step, await typed(step, tmp_path))
-            assert not difference, f"{name}.md, {difference}"
-        elif not step.peer:
-            write(step, tmp_path)
+    folder = tmp_path / "folder"
+    async with shell_in(folder) as typed:
+        for block in blocks_of(HOW_TO / f"{name}.md"):
+            if block.title and block.title not in OF_OTHERS:
+                write(block, folder)
+            for command in block.commands:
+                came = await typed(command.typed)
+                assert EXACTLY.are_alike(command.shown, came), f"{block}: {command.typed}: it printed\n" + "\n".join(
+                    came
+                )
 
 
 async def test_the_test_of_a_whole_pipeline_passes(tmp_path: Path) -> None:
-    for step in steps_of((HOW_TO / "testing.md").read_text(encoding="utf-8")):
-        if isinstance(step, PageFile):
-            write(step, tmp_path)
-    test = Command(
-        f"{sys.executable} -B -m pytest -q -p no:cacheprovider test_pipeline.py", ("...", "1 passed in …"), 0
-    )
-    difference = differs(test, await typed(test, tmp_path))
-    assert not difference, difference
+    folder = tmp_path / "folder"
+    async with shell_in(folder) as typed:
+        for file in files_of(HOW_TO / "testing.md"):
+            write(file, folder)
+        came = await typed("python -m pytest -q -p no:cacheprovider test_pipeline.py")
+    assert EXACTLY.are_alike(["...", "1 passed in ..."], came), "\n".join(came)
 
 
 async def test_a_function_runs_in_an_environment_of_its_own(tmp_path: Path) -> None:
-    """The environment is made without the network: it sees the packages of this one."""
-    for step in steps_of((HOW_TO / "dependencies.md").read_text(encoding="utf-8")):
-        if isinstance(step, PageFile):
-            write(step, tmp_path)
-    python = tmp_path / "enrich" / ".venv" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.symlink_to(sys.executable)
-    shutil.copy(Path(sys.prefix) / "pyvenv.cfg", tmp_path / "enrich" / ".venv")
-    lib = Path(sys.prefix) / "lib"
-    (tmp_path / "enrich" / ".venv" / "lib").symlink_to(lib)
-    for command in ("millstream validate pipeline.yaml", "millstream run --quiet pipeline.yaml"):
-        await typed(Command(command, (), 0), tmp_path)
-    lines = await asyncio.to_thread(lambda: [file.read_text() for file in (tmp_path / "out").glob("*.jsonl")])
-    assert "2026-01-05T10:00:00+01:00" in "".join(lines)
-    assert "2026-01-05T11:15:00+01:00" in "".join(lines)
+    """The environment is made without the network: it has the packages of this one."""
+    folder = tmp_path / "folder"
+    async with shell_in(folder) as typed:
+        for file in files_of(HOW_TO / "dependencies.md"):
+            write(file, folder)
+        environment = folder / "enrich" / ".venv"
+        (environment / "bin").mkdir(parents=True)
+        (environment / "bin" / "python").symlink_to(sys.executable)
+        shutil.copy(Path(sys.prefix) / "pyvenv.cfg", environment)
+        (environment / "lib").symlink_to(Path(sys.prefix) / "lib")
+        await typed("millstream validate pipeline.yaml")
+        await typed("millstream run --quiet pipeline.yaml")
+        lines = "\n".join(await typed("cat out/*.jsonl"))
+    assert "2026-01-05T10:00:00+01:00" in lines
+    assert "2026-01-05T11:15:00+01:00" in lines
