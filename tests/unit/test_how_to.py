@@ -31,6 +31,8 @@ def test_there_are_pages_with_files() -> None:
 def test_each_file_can_be_used(file: Block, tmp_path: Path) -> None:
     """A pipeline is one, Python compiles, JSON lines are JSON."""
     match Path(file.title).suffix:
+        case ".yaml" if file.title.endswith(".case.yaml"):
+            assert set(YAML(typ="safe").load(file.text)) == {"inputs", "outputs"}
         case ".yaml":
             load(write(file, tmp_path))
         case ".py":
@@ -49,7 +51,7 @@ def test_functions_that_pipelines_name_are_in_the_page() -> None:
     for page in PAGES:
         files = {file.title: file for file in files_of(page)}
         for file in files.values():
-            if not file.title.endswith(".yaml"):
+            if not file.title.endswith(".yaml") or file.title.endswith(".case.yaml"):
                 continue
             for vertex in vertices_of(file):
                 for place in (vertex.get("udf"), (vertex.get("source") or {}).get("transformer")):
@@ -70,11 +72,9 @@ def vertices_of(file: Block) -> list[dict[str, Any]]:
 @pytest.mark.process
 @pytest.mark.slow
 def test_the_tests_on_the_pages_pass(tmp_path: Path) -> None:
-    """Those of functions; what runs a pipeline is for `tests/mesh/test_how_to.py`."""
+    """Those of functions; pipelines are for `tests/mesh/test_how_to.py`."""
     written = [write(file, tmp_path / file.page.stem) for file in FILES if file.title not in OF_OTHERS]
-    tests = sorted({
-        path for path in written if path.name.startswith("test_") and path.name != "test_pipeline.py"
-    })  # fmt: skip
+    tests = sorted({path for path in written if path.name.startswith("test_")})
     assert len({test.name for test in tests}) == len(tests) >= 4, (
         "they run in one process, so each needs a name of its own"
     )
