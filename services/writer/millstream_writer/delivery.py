@@ -26,6 +26,7 @@ from millstream.errors import RetryLaterError, UdfError, UserError
 from millstream.naming import WITH_VALUES, Naming, Origin
 from millstream.record import Position
 from millstream.retry import OnFailure, RetryPolicy, Waiting
+from millstream.tracebacks import raised, shortened
 from millstream_writer.sink import Guarantee, SinkFailure, SinkFrame, SinkLane, WriteResult, exact_end
 
 _log = logging.getLogger(__name__)
@@ -331,15 +332,15 @@ class Delivery:
         else:
             which = "fallback sink" if policy is self._fallback_policy else "sink"
             why = "it asks for a fallback sink, and there is none" if failure.fallback else failure.reason
-            detail = (
-                f": {failure.detail}" if failure.detail and (self._naming.values or not failure.shows_value) else ""
-            )
+            detail = failure.detail if self._naming.values or not failure.shows_value else ""
+            short = "\n".join(shortened(detail)) if raised(detail) else detail
             raise self._stop_error(
                 failure.code or self._stop_code,
                 f"{self._where}: the {which} did not take {self._named(frame, row)} "
-                f"after {attempts} attempt(s): {why}{detail}\n"
+                f"after {attempts} attempt(s): {why}{f': {short}' if short else ''}\n"
                 "Nothing was lost. Put the cause right and start again, or set sink.retryStrategy.onFailure "
                 "to fallback or drop.",
+                detail=detail if short != detail else "",
             )
 
     @property

@@ -130,7 +130,7 @@ async def test_last_words_in_this_form_are_readable_in_the_message_about_the_dea
     with pytest.raises(UdfError) as caught:
         async with running(["sh", "-c", f"printf '%s\\n' {shlex.quote(line)} >&2; exit 2"]):
             pass
-    assert "\n    no model\n    Traceback\n      ValueError: x" in str(caught.value)
+    assert "\n  no model\n  Traceback\n    ValueError: x" in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -139,6 +139,15 @@ async def test_a_hopeless_record_stops_the_lane_and_is_named(on_failure: OnFailu
         await delivery(sink, on_failure).write([sink_frame([b"a", b"b"], 1)], Position(1))
 
 
+async def test_of_a_traceback_the_users_own_code_is_shown_and_the_whole_is_kept() -> None:
+    trace = 'ValueError: no\nTraceback (most recent call last):\n  File "f.py", line 3, in f\n    g()\nValueError: no'
+    sink = ListSink(refuses(b"b", retryable=False, detail=trace))
+    with raises(codes.SINK_FUNCTION_FAILED) as stopped:
+        await delivery(sink, OnFailure.STOP).write([sink_frame([b"b"], 1)], Position(1))
+    assert ": refused: ValueError: no\nf.py:3, in f: g()\nNothing was lost." in str(stopped.value)
+    assert stopped.value.detail == trace
+
+
 async def test_stop_comes_after_the_attempts() -> None:
     sink = ListSink(refuses(b"b"))
     with raises(codes.SINK_FUNCTION_FAILED, match="after 3 attempt"):
