@@ -111,6 +111,7 @@ def test_the_page_says_what_each_command_prints_as_json() -> None:
         ("logs --since", "--since needs a value: --since WHEN"),
         ("peek", "EDGE is missing"),
         ("broker config p.yaml", "--to is missing"),
+        ("completion", "shell is missing: one of bash, zsh, fish"),
         ("status --pipeline a --data-dir b", "--data-dir and --pipeline exclude each other: give one of them"),
         ("status a.yaml b.yaml", "'b.yaml' is one argument too many"),
         ("logs -x", "there is no option -x; there are: -h, -f, -o"),

@@ -142,9 +142,12 @@ class Parser(argparse.ArgumentParser):
 
     def _missing(self, name: str) -> str:
         option = name.rpartition("/")[2]
-        of_name = {action.metavar: action.help for action in self._actions if not action.option_strings}
-        of_name |= {option: action.help for option, action in self._option_string_actions.items()}
-        meaning = of_name.get(option)
+        action = self._option_string_actions.get(option) or next(
+            (one for one in self._actions if not one.option_strings and option in (one.metavar, one.dest)), None
+        )
+        meaning = action.help if action is not None else ""
+        if action is not None and action.choices is not None:
+            meaning = f"one of {', '.join(map(str, action.choices))}"
         return f"{option} is missing{f': {meaning}' if meaning else ''}"
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
