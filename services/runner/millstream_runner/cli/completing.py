@@ -298,7 +298,7 @@ VALUES: dict[str, Callable[[Line, str], Iterable[Candidate]] | None] = {
     "TIME": _words("now"),
     "WHEN": _words("30s", "10m", "2h", "1d"),
     "ADDRESS": _words("127.0.0.1", "0.0.0.0"),
-    **dict.fromkeys(("BYTES", "FIELD", "ID", "N", "PORT", "S", "SEQUENCE", "SQL", "TEXT", "URL")),
+    **dict.fromkeys(("BYTES", "FIELD", "ID", "KEY", "N", "PORT", "S", "SEQUENCE", "SQL", "TEXT", "URL")),
 }
 """By what an option or an argument takes, its `metavar`: each has one, or choices. None: nothing is known of it."""
 
