@@ -61,6 +61,10 @@ class Running:
         """What it has said so far."""
         return self._err.read_text()
 
+    def out(self) -> str:
+        """What it has printed so far."""
+        return self._out.read_text()
+
     def json(self, name: str) -> dict[str, Any]:
         """A file of the data directory; empty when it is not there yet."""
         try:

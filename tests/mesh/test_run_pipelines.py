@@ -46,11 +46,11 @@ async def test_a_bounded_pipeline_ends_by_itself_and_is_found_ended_the_next_tim
     first = await command(tmp_path, "run", "pipeline.yaml")
     assert first.exit_code == 0, first.err
     assert "account: BALANCED" in first.out
-    assert "ended: everything has been processed" in first.out
+    assert "done: everything has been processed" in first.out
     assert_each_once(files)
     status = json.loads((await command(tmp_path, "status", "-o", "json")).out)
     assert not status["running"]
-    assert status["state"] == "ended"
+    assert status["state"] == "done"
     assert status["durability"] == "fsync (verified)"
     assert [vertex["records"] for vertex in status["vertices"]] == [RECORDS] * 3
 

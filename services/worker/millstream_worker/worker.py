@@ -179,6 +179,7 @@ class Worker:
             # tens of milliseconds, again and again, and find nothing.
             gc.freeze()
             self._opened()
+            self._say(f"running {name}")
             return await _run_until_stopped(process, replica.stopped)
 
     def _opened(self) -> None:
@@ -243,8 +244,9 @@ def _not_ready(readiness: Mapping[ReplicaId, Readiness]) -> str | None:
 async def open_worker(
     config: WorkerConfig, clock: Clock, *, say: Callable[[str], None] = lambda text: None
 ) -> AsyncIterator[Worker]:
-    """Open what the replicas share. `say` gets `ended NAME` when one has ended by itself, `stopped NAME` when it was
-    stopped, `fixing NAME` or `debugged NAME` when a function of it waits for a person, and `going NAME` after that."""
+    """Open what the replicas share. `say` gets `running NAME` when a replica begins to work, `ended NAME` when it has
+    ended by itself, `stopped NAME` when it was stopped, `fixing NAME` or `debugged NAME` when a function of it waits for
+    a person, and `going NAME` after that."""
     readiness = {replica: Readiness() for replica in config.replicas}
     async with AsyncExitStack() as stack:
         # First, so that probes are answered while the rest is not there yet.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from millstream.telemetry.logging import NOTICE
 from millstream_runner.local.entries import ShownEntries
-from millstream_runner.local.screen import MESSAGES_PER_S, Scene
+from millstream_runner.local.scene import Scene
+from millstream_runner.local.screen import MESSAGES_PER_S
 
 
 class _Screen:

@@ -1,68 +1,209 @@
-"""What is drawn, and that it is drawn over."""
+"""What a person sees of a run, on a real terminal, and what stands in a log."""
 
 import io
 import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from millstream_runner.local.formatting import duration_text
 from millstream_runner.local.progress import VertexProgress
+from millstream_runner.local.scene import LINE_CHARS_MAX, PAGE_S, STALE_S, Scene, plain_lines, table
 from millstream_runner.local.screen import (
     PLAIN_INTERVAL_S,
+    PLAIN_LATER_INTERVAL_S,
+    PLAIN_OFTEN_S,
     NoScreen,
     PlainScreen,
-    Scene,
     TerminalScreen,
     choose_screen,
-    duration_text,
 )
+from millstream_runner.local.states import State
+from tests.support.terminal import Terminal, open_terminal
 
 VERTEX = VertexProgress("map", "map", 5, 1.0, 5, 0, 0.0, None, None, 0, ())
+GLOSSARY = Path(__file__).parents[3] / "docs/glossary.md"
 
 
 def scene(elapsed_s: float, state: str = "running") -> Scene:
     return Scene("p", state, elapsed_s, "fsync", [VERTEX], {"map": "running"})
 
 
-class Terminal(io.StringIO):
-    """Keeps the lines a terminal would show."""
+def wide(vertices: int, elapsed_s: float = 0.0, *, name: str = "step") -> Scene:
+    """Many vertices with large figures; the one before the last is slow."""
+    found = [
+        replace(
+            VERTEX,
+            vertex=f"{name}-{number}",
+            records=1_234_567_890 - number,
+            records_per_s=1_000_000.0,
+            waiting=987_654,
+            fill=0.9 if number in (1, vertices - 2) else 0.1,
+            watermark_us=1_700_000_000_000_000,
+            watermark_lag_s=1e9,
+            has_input=number > 0,
+            has_output=number < vertices - 1,
+        )
+        for number in range(vertices)
+    ]
+    states = {vertex.vertex: "running" for vertex in found}
+    return Scene("orders", "running", elapsed_s, "fsync (verified)", found, states)
 
-    def isatty(self) -> bool:
-        return True
 
-    def shown(self) -> list[str]:
-        lines: list[str] = []
-        for part in re.split(r"(\x1b\[\d+F\x1b\[J)", self.getvalue()):
-            if move := re.fullmatch(r"\x1b\[(\d+)F\x1b\[J", part):
-                lines = lines[: -int(move[1])]
-            else:
-                lines += part.splitlines()
-        return lines
+def drawn(terminal: Terminal, draw: Callable[[TerminalScreen], None]) -> list[str]:
+    """What stands on the terminal when that was drawn."""
+    with terminal.stream() as stream:
+        screen = choose_screen(stream, quiet=False)
+        assert isinstance(screen, TerminalScreen)
+        draw(screen)
+        stream.write("THE END")
+    terminal.until(lambda terminal: terminal.text.endswith("THE END"))
+    return terminal.all[:-1]
 
 
 def test_the_table_is_drawn_over_and_messages_stay_above_it() -> None:
-    terminal = Terminal()
-    screen = choose_screen(terminal, quiet=False)
-    assert isinstance(screen, TerminalScreen)
-    for second in range(3):
-        screen.show(scene(float(second)))
-        screen.message(f"message {second}")
-    screen.show(scene(3.0, "ended"))
-    shown = terminal.shown()
+    def draw(screen: TerminalScreen) -> None:
+        for second in range(3):
+            screen.show(scene(float(second)))
+            screen.message(f"message {second}")
+        screen.show(scene(3.0, "done"))
+        screen.close()
+        screen.message("after")
+
+    with open_terminal() as terminal:
+        shown = drawn(terminal, draw)
     assert shown[:3] == ["message 0", "message 1", "message 2"]
-    assert shown[3].startswith("p  ended  00:03")
-    assert len(shown) == 6
-    screen.close()
-    screen.message("after")
-    assert terminal.shown() == [*shown, "after"]
+    assert shown[3].startswith("p  done  00:03")
+    assert len(shown) == 7
+    assert shown[-1] == "after"
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_a_table_fits_the_width_and_names_what_does_not(columns: int) -> None:
+    with open_terminal(columns) as terminal:
+        shown = drawn(terminal, lambda screen: screen.show(wide(5, name="a-name-that-is-rather-long")))
+    # Nothing is wrapped: a line each for the head, the header, five vertices and the slow one.
+    assert len(shown) == (8 if columns == 120 else 9)
+    assert all(len(line) < columns for line in shown)
+    titles = shown[1].split()
+    assert {"VERTEX", "RECORDS", "RATE/S", "WAITING", "STATE"} <= set(titles)
+    left_out = [title for title in ("TYPE", "FULL", "WATERMARK") if title not in titles]
+    assert bool(left_out) == (columns == 80)
+    if left_out:
+        assert shown[-1] == f"columns that do not fit this width: {', '.join(left_out)}"
+    assert "slow: a-name-that-is-rather-l… (its input is 90% full)" in shown
+
+
+def test_a_table_that_is_too_high_shows_every_vertex_in_turn() -> None:
+    seen: set[str] = set()
+    for page in range(3):
+        with open_terminal(100, 16) as terminal:
+            lines = drawn(terminal, lambda screen, page=page: screen.show(wide(30, page * PAGE_S)))  # type: ignore[misc]
+        assert lines[0].startswith("orders  running")
+        assert lines[1].startswith("VERTEX")
+        assert len(lines) == 15
+        remark = next(line for line in lines if line.startswith("vertices "))
+        found = re.fullmatch(r"vertices (\d+)-(\d+) of 30, (\d+) not shown \(page \d of 3, turns every 4 s\)", remark)
+        assert found is not None, remark
+        rows = [line.split()[0] for line in lines if line.startswith("step-")]
+        assert len(rows) == int(found[2]) - int(found[1]) + 1 == 30 - int(found[3])
+        seen.update(rows)
+    assert seen == {f"step-{number}" for number in range(30)}
+
+
+def test_at_the_end_the_whole_table_stays_however_high_it_is() -> None:
+    def draw(screen: TerminalScreen) -> None:
+        screen.show(wide(30))
+        screen.show(replace(wide(30), state="done"))
+        screen.close()
+
+    with open_terminal(100, 16) as terminal:
+        lines = drawn(terminal, draw)
+    assert [line.split()[0] for line in lines if line.startswith("step-")] == [f"step-{n}" for n in range(30)]
+    assert len(lines) == 32
+
+
+@pytest.mark.parametrize("height", range(1, 8))
+def test_the_lowest_terminal_says_what_is_missing(height: int) -> None:
+    lines = table(wide(30), 79, height)
+    assert len(lines) <= height
+    assert lines[0].startswith("orders  running")
+    assert height == 1 or any("not shown" in line for line in lines)
+
+
+def test_a_terminal_that_becomes_narrower_loses_no_line_above_the_table() -> None:
+    with open_terminal(120, 20) as terminal:
+
+        def draw(screen: TerminalScreen) -> None:
+            screen.message("a message")
+            screen.show(wide(3))
+            terminal.resize(80, 20)
+            screen.show(wide(3, 1.0))
+            screen.show(wide(3, 2.0))
+
+        shown = drawn(terminal, draw)
+    assert shown[0] == "a message"
+    assert sum(line.startswith("orders") for line in shown) == 2
+    assert shown[-1].startswith("columns that do not fit")
+
+
+def test_figures_that_the_broker_has_not_confirmed_are_marked_with_their_age() -> None:
+    fresh, stale = scene(20.0), replace(scene(20.0), age_s=7.4)
+    text = "figures are 00:07 old: the broker does not answer"
+    assert text in table(stale)
+    assert text not in table(fresh)
+    assert text not in table(replace(stale, age_s=STALE_S / 2))
+    # What is over does not age.
+    assert text not in table(replace(stale, state="done"))
+    assert plain_lines(stale) == [f"00:20 running: {text}"]
+
+
+def test_a_start_says_what_it_waits_for_instead_of_zeros() -> None:
+    silent = replace(VERTEX, published=False)
+    starting = replace(scene(2.0, "starting"), vertices=[silent], waits_for="map (0 of 1 vertices are there)")
+    lines = table(starting)
+    assert lines[1] == "waits for: map (0 of 1 vertices are there)"
+    assert "0" not in lines[3]
+    assert plain_lines(starting) == ["00:02 starting: waits for map (0 of 1 vertices are there)"]
+
+
+def test_lines_without_a_terminal_are_short_and_name_what_is_slow_and_what_does_not_run() -> None:
+    many = wide(40, 360_000.0, name="a-name-that-is-as-long-as-names-may-be")
+    states = dict.fromkeys(many.states, "1 running, 1 restarting, restarted 12x")
+    lines = plain_lines(replace(many, states=states))
+    assert len(lines) == 2
+    assert all(len(line) <= LINE_CHARS_MAX for line in lines)
+    assert lines[0].endswith("waiting")
+    assert "slow: a-name-that-is-as-long-…" in lines[1]
+    few = wide(3, 5.0)
+    few = replace(few, vertices=[replace(one, records=1000, records_per_s=10.0, waiting=0) for one in few.vertices])
+    (line, remarks) = plain_lines(replace(few, states={**few.states, "step-2": "restarting, restarted 1x"}))
+    assert line == "00:05 running: in 1,000 (10/s), out 1,000 (10/s)"
+    assert remarks.strip() == "slow: step-1 (its input is 90% full); step-2: restarting, restarted 1x"
+
+
+def test_the_vertex_that_is_called_slow_is_the_last_with_a_full_input() -> None:
+    many = wide(6)
+    slow = many.slow
+    assert slow is not None
+    assert slow.vertex == "step-4"
+    assert replace(many, state="done").slow is None
 
 
 def test_without_a_terminal_there_is_a_line_now_and_then() -> None:
     stream = io.StringIO()
     screen = choose_screen(stream, quiet=False)
     assert isinstance(screen, PlainScreen)
-    for tick in range(int(2 * PLAIN_INTERVAL_S) * 2 + 1):
+    seconds = 3 * PLAIN_OFTEN_S
+    for tick in range(int(seconds) * 2 + 1):
         screen.show(scene(tick / 2))
-    assert len(stream.getvalue().splitlines()) == 2
+    screen.show(scene(seconds + 0.5, "draining"))
+    lines = stream.getvalue().splitlines()
+    # From 0 s to 55 s, from 85 s to 175 s, and the new state.
+    assert len(lines) == PLAIN_OFTEN_S / PLAIN_INTERVAL_S + (seconds - PLAIN_OFTEN_S) / PLAIN_LATER_INTERVAL_S + 1
+    assert lines[-1].startswith("03:00 draining: ")
     assert "\x1b" not in stream.getvalue()
 
 
@@ -83,6 +224,12 @@ def test_a_terminal_that_has_gone_away_does_not_stop_a_run() -> None:
             raise BrokenPipeError
 
     PlainScreen(Gone()).message("unheard")
+
+
+def test_every_state_stands_in_the_glossary() -> None:
+    text = GLOSSARY.read_text(encoding="utf-8")
+    rows = re.findall(r"^\| \*\*(.+?)\*\* \(state\) \|", text, re.MULTILINE)
+    assert set(rows) == {state.value for state in State}
 
 
 def test_durations() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from millstream_runner.chaos.experiment import Experiment
 from millstream_runner.chaos.resume import percentile
 from millstream_runner.chaos.session import Struck
-from millstream_runner.local.screen import aligned
+from millstream_runner.local.formatting import aligned
 
 
 def as_json(experiment: Experiment) -> dict[str, Any]:

@@ -262,6 +262,9 @@ def _add_status(commands: Commands) -> None:
         "Show how far a run is, vertex by vertex and lane by lane; of a run that is over, how far it got.",
     )
     _add_file(command)
+    command.add_argument(
+        "-w", "--watch", action="store_true", help="go on showing it, live, until the run is over or Ctrl-C"
+    )
     _add_place(command)
     _add_broker(command)
     _add_json(command)

@@ -15,7 +15,7 @@ from millstream.buffers.registry import technology
 from millstream.errors import UserError
 from millstream.ledger.protocol import DurabilityLevel
 from millstream_runner.bench.running import Load, Measured, measure_map
-from millstream_runner.local.screen import aligned
+from millstream_runner.local.formatting import aligned
 
 _MIB = 1024 * 1024
 _WARM_UP_S = 2.0

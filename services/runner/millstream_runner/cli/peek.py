@@ -25,7 +25,7 @@ from millstream.spec.graph import Graph
 from millstream_runner.cli.elsewhere import access_elsewhere, open_elsewhere, pipeline_elsewhere
 from millstream_runner.cli.place import directory_of
 from millstream_runner.local import audit
-from millstream_runner.local.screen import time_text
+from millstream_runner.local.formatting import time_text
 from millstream_runner.local.stored import open_run
 from millstream_runner.local.view import PipelineView
 

@@ -21,10 +21,11 @@ from millstream_runner.cli.explain import explained_by
 from millstream_runner.cli.next_step import next_step
 from millstream_runner.colours import show_lines, show_message
 from millstream_runner.local import signals
+from millstream_runner.local.formatting import duration_text
 from millstream_runner.local.replica import Failure
 from millstream_runner.local.run import ABORTED, RunOptions, RunResult
 from millstream_runner.local.run import run as run_pipeline
-from millstream_runner.local.screen import choose_screen, duration_text
+from millstream_runner.local.screen import choose_screen
 from millstream_runner.local.summary import summary_json, summary_lines
 
 
@@ -110,7 +111,7 @@ def result_lines(result: RunResult) -> list[str]:
     elif result.failure is not None:
         how = "stopped by the failure above"
     elif result.summary is not None and result.summary.ended:
-        how = "had ended before: nothing was left to do" if result.had_ended else "ended: everything has been processed"
+        how = "was done before: nothing was left to do" if result.had_ended else "done: everything has been processed"
     else:
         how = "stopped"
     lines.append(f"{how}, after {duration_text(result.elapsed_s)}; data directory: {result.directory}")

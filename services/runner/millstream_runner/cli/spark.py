@@ -13,7 +13,7 @@ from pathlib import Path
 import uvloop
 
 from millstream_reduce.spark.settings import SparkSettings
-from millstream_runner.local.screen import aligned
+from millstream_runner.local.formatting import aligned
 
 
 def run(arguments: argparse.Namespace) -> int:

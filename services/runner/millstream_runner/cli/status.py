@@ -6,8 +6,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from millstream import codes
@@ -19,14 +20,22 @@ from millstream.spec.graph import Graph
 from millstream_runner.cli.elsewhere import access_elsewhere, open_elsewhere, pipeline_elsewhere
 from millstream_runner.cli.place import directory_of
 from millstream_runner.local.directory import DataDirectory, Runtime
+from millstream_runner.local.formatting import aligned, duration_text, watermark_text
 from millstream_runner.local.processes import is_alive
-from millstream_runner.local.progress import LaneProgress, PipelineProgress, VertexProgress, vertex_from_json
-from millstream_runner.local.screen import Scene, aligned, duration_text, table, watermark_text
+from millstream_runner.local.progress import LaneProgress, PipelineProgress, VertexProgress
+from millstream_runner.local.scene import STALE_S, Scene, scene_from_json, table
+from millstream_runner.local.screen import Screen, choose_screen
+from millstream_runner.local.states import State
+
+WATCH_INTERVAL_S = 0.5
+"""Between two looks at a run."""
 
 
 def run(arguments: argparse.Namespace) -> int:
     elsewhere = pipeline_elsewhere(arguments)
     if elsewhere is not None:
+        if arguments.watch:
+            raise UserError(codes.OPTIONS_CONFLICT, "--watch follows a run on this machine; leave it out with --broker")
         vertices = asyncio.run(_look(elsewhere.graph, access_elsewhere(arguments, elsewhere.graph)))
         if arguments.json:
             status = {"pipeline": elsewhere.pipeline.name, "vertices": [asdict(vertex) for vertex in vertices]}
@@ -35,26 +44,85 @@ def run(arguments: argparse.Namespace) -> int:
             print("\n".join(aligned(_lane_rows(vertices), left={0, 1, 5})))
         return 0
     directory = directory_of(arguments)
-    runtime = directory.read_runtime()
-    shown = directory.read_status()
-    if runtime is None or shown is None:
+    if arguments.watch:
+        return _watch(directory, as_json=arguments.json)
+    seen = _see(directory)
+    if seen is None:
         raise UserError(
             codes.NO_NUMBERS_YET,
             f"{directory.root} has no numbers yet: the run has not come far enough; try again in a second",
         )
-    live = is_alive(runtime.runner)
+    print(json.dumps(_as_json(directory, seen)) if arguments.json else "\n".join(_lines(directory, seen)))
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A run, as its files show it now."""
+
+    runtime: Runtime
+    shown: Mapping[str, Any]
+    """The status file."""
+    scene: Scene
+    live: bool
+    """Its runner runs."""
+
+
+def _see(directory: DataDirectory) -> _Seen | None:
+    """None as long as there are no numbers."""
+    runtime = directory.read_runtime()
+    # Asked before the numbers are read: of a runner that is gone these are the last ones.
+    live = runtime is not None and is_alive(runtime.runner)
+    shown = directory.read_status()
+    if runtime is None or shown is None:
+        return None
     try:
-        age_s = (SystemClock().now_us() - shown["written_us"]) / MICROSECONDS
-        if arguments.json:
-            text = json.dumps(_as_json(directory, runtime, shown, live=live, age_s=age_s))
-        else:
-            text = "\n".join(_lines(directory, runtime, shown, live=live, age_s=age_s))
+        scene = scene_from_json(shown)
+        since_s = (SystemClock().now_us() - shown["written_us"]) / MICROSECONDS
+        scene = replace(scene, age_s=scene.age_s + since_s)
+        if live:
+            scene = replace(scene, elapsed_s=scene.elapsed_s + since_s)
+            if since_s >= STALE_S:
+                scene = replace(scene, silent="the runner")
+        if not live and not scene.is_over:
+            # What a runner that was killed wrote last says "running"; it is not.
+            interrupted = dict.fromkeys(scene.states, "")
+            scene = replace(scene, state=State.INTERRUPTED.value, states=interrupted, spark="", waits_for="")
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise DamageError(
             codes.RUN_FILE_UNREADABLE, f"{directory.status} does not hold the numbers of a run ({error!r}); remove it"
         ) from error
-    print(text)
+    return _Seen(runtime, shown, scene, live)
+
+
+def _watch(directory: DataDirectory, *, as_json: bool) -> int:
+    """Show the run live, until it is over or Ctrl-C. Neither has an effect on the run."""
+    screen = choose_screen(sys.stdout, quiet=False)
+    try:
+        last = asyncio.run(_follow(directory, screen, as_json=as_json))
+    except KeyboardInterrupt:
+        # The usual way to end it.
+        return 0
+    finally:
+        screen.close()
+    if not as_json:
+        print("\n".join(_remarks(directory, last)))
     return 0
+
+
+async def _follow(directory: DataDirectory, screen: Screen, *, as_json: bool) -> _Seen:
+    """How the run was when it was over."""
+    printed: tuple[int, bool] | None = None
+    while True:
+        seen = _see(directory)
+        if seen is not None and as_json and (seen.shown["written_us"], seen.live) != printed:
+            printed = seen.shown["written_us"], seen.live
+            print(json.dumps(_as_json(directory, seen)), flush=True)
+        elif seen is not None and not as_json:
+            screen.show(seen.scene)
+        if seen is not None and not seen.live:
+            return seen
+        await asyncio.sleep(WATCH_INTERVAL_S)
 
 
 async def _look(graph: Graph, access: Access) -> list[VertexProgress]:
@@ -66,15 +134,16 @@ async def _look(graph: Graph, access: Access) -> list[VertexProgress]:
     return progress.sample(now_us=clock.now_us(), now_s=clock.monotonic_s())
 
 
-def _as_json(
-    directory: DataDirectory, runtime: Runtime, shown: Mapping[str, Any], *, live: bool, age_s: float
-) -> dict[str, Any]:
+def _as_json(directory: DataDirectory, seen: _Seen) -> dict[str, Any]:
+    scene = asdict(seen.scene)
     return {
-        "running": live,
+        "running": seen.live,
         "data_dir": str(directory.root),
-        "age_s": round(age_s, 3),
-        **{key: value for key, value in shown.items() if key != "written_us"},
-        "broker_url": runtime.broker_url if live else None,
+        **{key: value for key, value in seen.shown.items() if key != "written_us"},
+        "state": scene["state"],
+        "states": scene["states"],
+        "age_s": round(seen.scene.age_s, 3),
+        "broker_url": seen.runtime.broker_url if seen.live else None,
         "processes": [
             {
                 "name": process.name,
@@ -82,38 +151,35 @@ def _as_json(
                 "metrics_port": process.metrics_port,
                 "replicas": process.replicas,
             }
-            for process in runtime.processes
+            for process in seen.runtime.processes
             if is_alive(process.identity)
         ],
     }
 
 
-def _lines(
-    directory: DataDirectory, runtime: Runtime, shown: Mapping[str, Any], *, live: bool, age_s: float
-) -> list[str]:
-    vertices = [vertex_from_json(vertex) for vertex in shown["vertices"]]
-    # What a runner that was killed wrote last says "running"; it is not.
-    state = shown["state"] if live or shown["state"] in ("ended", "stopped") else "interrupted"
-    states = shown["states"] if live else dict.fromkeys(shown["states"], "")
-    spark = shown.get("spark", "") if live else ""
-    scene = Scene(shown["pipeline"], state, shown["elapsed_s"], shown["durability"], vertices, states, spark)
-    lines = [*table(scene), "", *aligned(_lane_rows(vertices), left={0, 1, 5}), ""]
-    if live:
-        rows = [("PROCESS", "PID", "METRICS", "RUNS"), ("runner", str(runtime.runner.pid), "", "")]
+def _lines(directory: DataDirectory, seen: _Seen) -> list[str]:
+    lines = [*table(seen.scene), "", *aligned(_lane_rows(seen.scene.vertices), left={0, 1, 5}), ""]
+    if seen.live:
+        rows = [("PROCESS", "PID", "METRICS", "RUNS"), ("runner", str(seen.runtime.runner.pid), "", "")]
         rows += [
             (process.name, str(process.identity.pid), _port_text(process.metrics_port), " ".join(process.replicas))
-            for process in runtime.processes
+            for process in seen.runtime.processes
         ]
         lines += [*aligned(rows, left={0, 2, 3}), ""]
-        lines.append(f"broker: {runtime.broker_url}, with the key beside {directory.broker_access}")
-    else:
-        lines.append(f"not running; these numbers are {duration_text(age_s)} old")
-    if shown.get("failure"):
-        failure = shown["failure"]
+        lines.append(f"broker: {seen.runtime.broker_url}, with the key beside {directory.broker_access}")
+    return lines + _remarks(directory, seen)
+
+
+def _remarks(directory: DataDirectory, seen: _Seen) -> list[str]:
+    """What is said below the figures."""
+    lines = []
+    if not seen.live:
+        lines.append(f"not running; these numbers are {duration_text(seen.scene.age_s)} old")
+    failure = seen.shown.get("failure")
+    if failure:
         code = f"[{failure['code']}]" if failure["code"] else ""
         lines.append(f"error{code}: {failure['process']} {failure['reason']}: {indented(failure['message'])}")
-    lines.append(f"data directory: {directory.root}")
-    return lines
+    return [*lines, f"data directory: {directory.root}"]
 
 
 def _lane_rows(vertices: Sequence[VertexProgress]) -> list[tuple[str, ...]]:
@@ -132,5 +198,5 @@ def _port_text(port: int | None) -> str:
 
 def _lane_state(lane: LaneProgress) -> str:
     if lane.ended:
-        return "ended"
+        return State.DONE.value
     return "idle" if lane.idle else "open"

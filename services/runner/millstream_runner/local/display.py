@@ -5,7 +5,8 @@ Above it: the run. Below it: the screen and the directory.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,13 @@ from millstream.clock import Clock
 from millstream.errors import InfrastructureError
 from millstream_runner.local.directory import DataDirectory, write_json
 from millstream_runner.local.members import Members
-from millstream_runner.local.progress import PipelineProgress
-from millstream_runner.local.screen import Scene, Screen
+from millstream_runner.local.progress import PipelineProgress, VertexProgress
+from millstream_runner.local.scene import Scene
+from millstream_runner.local.screen import Screen
+from millstream_runner.local.states import State
 from millstream_runner.local.view import PipelineView
+
+_log = logging.getLogger(__name__)
 
 
 class Display:
@@ -32,6 +37,11 @@ class Display:
         self._durability = durability
         self._durability_found = False
         self._last_trouble = ""
+        self._vertices: Sequence[VertexProgress] = ()
+        self._taken_s: float | None = None
+        """When the broker told what they are."""
+        self._written: Mapping[str, int] = {}
+        self._state: State | None = None
 
     @property
     def elapsed_s(self) -> float:
@@ -44,20 +54,36 @@ class Display:
             self._durability = f"{found.level.value} ({'verified' if found.verified else 'not verified'})"
             self._durability_found = True
 
-    def show(self, state: str, progress: PipelineProgress, members: Members) -> None:
+    def take(self, progress: PipelineProgress, edges: Iterable[str]) -> None:
+        """The figures of this moment, which the broker has just told. They stand until there are newer ones."""
+        self._taken_s = self._clock.monotonic_s()
+        self._vertices = progress.sample(now_us=self._clock.now_us(), now_s=self._taken_s)
+        self._written = {edge: progress.written(edge) for edge in edges}
+
+    def show(self, state: State, waits_for: str, progress: PipelineProgress, members: Members) -> None:
         """How it is now, on the screen and in the status file."""
+        now_s = self._clock.monotonic_s()
         scene = Scene(
             pipeline=self._name,
-            state=state,
+            state=state.value,
             elapsed_s=self.elapsed_s,
             durability=self._durability,
-            vertices=progress.sample(now_us=self._clock.now_us(), now_s=self._clock.monotonic_s()),
+            vertices=self._vertices or progress.sample(now_us=self._clock.now_us(), now_s=now_s),
             states=members.states(),
             spark=members.spark.text if members.spark is not None else "",
+            waits_for=waits_for,
+            age_s=0.0 if self._taken_s is None else now_s - self._taken_s,
         )
+        if state is not self._state:
+            self._state = state
+            _log.info("the run is %s%s", state.value, f", and waits for {waits_for}" if waits_for else "")
         self._screen.show(scene)
         failure = members.failure
-        more = {"failure": failure.as_json() if failure is not None else None, "written_us": self._clock.now_us()}
+        more = {
+            "edges": self._written,
+            "failure": failure.as_json() if failure is not None else None,
+            "written_us": self._clock.now_us(),
+        }
         self._keep(self._directory.status, {**asdict(scene), **more})
 
     def note_processes(self, members: Members) -> None:

@@ -14,11 +14,15 @@ from millstream_runner.local.broker import NAME as BROKER
 from millstream_runner.local.broker import EmbeddedBroker
 from millstream_runner.local.directory import RunningProcess, Runtime
 from millstream_runner.local.processes import identify
-from millstream_runner.local.replica import Failure, State, worst
+from millstream_runner.local.replica import Failure, worst
+from millstream_runner.local.states import State
 from millstream_runner.local.workers import LocalWorkers
 
 if TYPE_CHECKING:
     from millstream_runner.local.spark import LocalSpark
+
+_NAMED_MAX = 2
+"""Vertices that are named of those that a start waits for."""
 
 
 class Members:
@@ -33,6 +37,8 @@ class Members:
         self.workers = workers
         self.spark = spark
         """None in a pipeline without windows."""
+        self._complete = False
+        """All of it has been there at the same time."""
 
     @property
     def failure(self) -> Failure | None:
@@ -42,16 +48,34 @@ class Members:
             failures.append(self.spark.failure)
         return worst(failures)
 
+    def beginning(self) -> tuple[State, str]:
+        """How far a run is that is to run, and what it waits for until all was there once."""
+        if self._complete:
+            return State.RUNNING, ""
+        if not self.broker.ready.is_set():
+            return State.STARTING, "the broker"
+        missing = [name for name in self._graph.order if State.STARTING in self.workers.states_of(name)[0]]
+        has_spark = self.spark is None or self.spark.is_ready
+        if missing:
+            named = ", ".join(missing[:_NAMED_MAX])
+            more = len(missing) - _NAMED_MAX
+            there = f"{len(self._graph.order) - len(missing)} of {len(self._graph.order)} vertices are there"
+            return State.STARTING, f"{named}{f' and {more} more' if more > 0 else ''} ({there})"
+        if not has_spark:
+            return State.WAITING_FOR_SPARK, "Spark, which computes the windows"
+        self._complete = True
+        return State.RUNNING, ""
+
     def states(self) -> dict[str, str]:
         """What the replicas of each vertex do, in words."""
         return {vertex: self._state_of(vertex) for vertex in self._graph.order}
 
     def _state_of(self, vertex: str) -> str:
         found, restarts = self.workers.states_of(vertex)
-        running = State.RUNNING.value
+        running = State.RUNNING
         if self.spark is not None and not self.spark.is_ready and self._graph.vertex(vertex).definition.has_windows:
-            running = "waiting for Spark"
-        states = Counter(running if state is State.RUNNING else state.value for state in found)
+            running = State.WAITING_FOR_SPARK
+        states = Counter((running if state is State.RUNNING else state).value for state in found)
         words = [name if len(states) == 1 else f"{count} {name}" for name, count in states.items()]
         if restarts:
             words.append(f"restarted {restarts}x")

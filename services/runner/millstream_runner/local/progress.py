@@ -18,6 +18,9 @@ from millstream.wire.watermark.v1.ot_pb2 import BufferState, OtEntry
 
 RATE_WINDOW_S = 3.0
 """Rates are means over this long."""
+HELD_MAX_S = 5.0
+"""How long what a lane published is held back when it has read more than the lanes before it say they wrote. They
+publish a moment later; one that was killed does so when it is back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,10 @@ class VertexProgress:
     lanes: tuple[LaneProgress, ...]
     has_input: bool = True
     """Whether it reads buffers, in which records may wait."""
+    has_output: bool = True
+    """Whether it writes buffers."""
+    published: bool = True
+    """Whether a lane has said anything: until then there are no figures."""
 
 
 @dataclass(slots=True)
@@ -80,6 +87,10 @@ class PipelineProgress:
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
         self._entries: dict[tuple[str, str], OtEntry] = {}
+        """What was published last."""
+        self._moment: dict[tuple[str, str], OtEntry] = {}
+        """Of these what fits together: no lane has read what was not written."""
+        self._held_since_s: dict[tuple[str, str], float] = {}
         self._rates = {vertex.name: _Rate() for vertex in graph.vertices}
 
     def observe(self, vertex: str, lane_key: str, entry: OtEntry) -> None:
@@ -88,29 +99,63 @@ class PipelineProgress:
 
     def mark_of(self, replica: ReplicaId) -> tuple[tuple[int, bool], ...]:
         """A value that changes whenever a lane of this replica gets on."""
-        entries = [self._entry(lane) for lane in owned_lanes(self._graph, replica.vertex, replica.number)]
+        entries = [_entry(lane, self._entries) for lane in owned_lanes(self._graph, replica.vertex, replica.number)]
         return tuple((_records(entry), entry.ended) for entry in entries)
 
     def waiting(self, vertices: Iterable[str]) -> int:
         """Records in the buffers these vertices read."""
-        return sum(self._waiting(lane)[0] for vertex in vertices for lane in lanes_of(self._graph, vertex))
+        lanes = (lane for vertex in vertices for lane in lanes_of(self._graph, vertex))
+        return sum(self._waiting(lane, self._entries)[0] for lane in lanes)
+
+    def written(self, edge: str) -> int:
+        """Records written to an edge."""
+        return sum(
+            state.records
+            for lane in lanes_of(self._graph, self._graph.edge(edge).from_)
+            for state in _entry(lane, self._entries).outputs
+            if state.edge == edge
+        )
 
     def records(self) -> int:
         """Input records done with by all vertices: changes whenever anything happens."""
         return sum(_records(entry) for entry in self._entries.values())
 
     def sample(self, *, now_us: int, now_s: float) -> list[VertexProgress]:
-        """All vertices in topological order, rates up to now."""
+        """All vertices in topological order, as of one moment; rates up to now."""
+        for name in self._graph.order:
+            for lane in lanes_of(self._graph, name):
+                self._take(lane, now_s)
         return [self._sample(name, now_us, now_s) for name in self._graph.order]
+
+    def _take(self, lane: LaneId, now_s: float) -> None:
+        """Bring a lane to what it published last, if it fits to what the lanes before it had written by then.
+
+        Every lane publishes for itself, so one may be known to have read what its writer has not told of yet. Its entry
+        before is as true, of the moment before.
+        """
+        key = (lane.vertex, lane.key)
+        entry = self._entries.get(key)
+        if entry is None:
+            return
+        reads = {buffer for buffer in inputs_of(self._graph, lane) if buffer.edge not in self._graph.back_edges}
+        if all(self._is_written(state) for state in entry.inputs if BufferId(state.edge, state.partition) in reads):
+            self._held_since_s.pop(key, None)
+        elif now_s - self._held_since_s.setdefault(key, now_s) < HELD_MAX_S:
+            return
+        self._moment[key] = entry
+
+    def _is_written(self, read: BufferState) -> bool:
+        writers = self._writers(BufferId(read.edge, read.partition), self._moment)
+        return read.records <= sum(state.records for state in writers)
 
     def _sample(self, name: str, now_us: int, now_s: float) -> VertexProgress:
         vertex, limits = self._graph.vertex(name), self._graph.limits_of(name)
         lanes, fill = [], 0.0
         for lane in lanes_of(self._graph, name):
-            entry = self._entry(lane)
-            records, size = self._waiting(lane)
+            entry = _entry(lane, self._moment)
+            records, size = self._waiting(lane, self._moment)
             fill = max(fill, records / limits.buffer_max_length, size / limits.buffer_max_bytes)
-            known = (name, lane.key) in self._entries and entry.watermark_us != START_OF_TIME_US
+            known = (name, lane.key) in self._moment and entry.watermark_us != START_OF_TIME_US
             lanes.append(
                 LaneProgress(
                     lane.key,
@@ -139,39 +184,47 @@ class PipelineProgress:
             lanes_ended=sum(lane.ended for lane in lanes),
             lanes=tuple(lanes),
             has_input=vertex.definition.has_input,
+            has_output=vertex.definition.has_output,
+            published=any((name, lane.key) in self._moment for lane in lanes_of(self._graph, name)),
         )
 
-    def _entry(self, lane: LaneId) -> OtEntry:
-        return self._entries.get((lane.vertex, lane.key), _NOTHING)
-
-    def _waiting(self, lane: LaneId) -> tuple[int, int]:
+    def _waiting(self, lane: LaneId, entries: _Entries) -> tuple[int, int]:
         """Records and bytes in the buffers a lane reads. The two sides publish apart, so it lags a little."""
-        read = {BufferId(state.edge, state.partition): state for state in self._entry(lane).inputs}
+        read = {BufferId(state.edge, state.partition): state for state in _entry(lane, entries).inputs}
         records = size = 0
         for buffer in inputs_of(self._graph, lane):
             done = read.get(buffer, _NOTHING_READ)
-            states = [
-                state
-                for upstream in upstream_lanes(self._graph, buffer)
-                for state in self._entry(upstream).outputs
-                if BufferId(state.edge, state.partition) == buffer
-            ]
+            states = self._writers(buffer, entries)
             records += max(0, sum(state.records for state in states) - done.records)
             size += max(0, sum(state.bytes for state in states) - done.bytes)
         return records, size
+
+    def _writers(self, buffer: BufferId, entries: _Entries) -> list[BufferState]:
+        """What each lane that writes a buffer has written to it."""
+        return [
+            state
+            for upstream in upstream_lanes(self._graph, buffer)
+            for state in _entry(upstream, entries).outputs
+            if BufferId(state.edge, state.partition) == buffer
+        ]
 
     def _written_by(self, vertex: str) -> int:
         buffers = {buffer for edge in self._graph.edges_out[vertex] for buffer in buffers_of(self._graph, edge)}
         return sum(
             state.records
             for lane in lanes_of(self._graph, vertex)
-            for state in self._entry(lane).outputs
+            for state in _entry(lane, self._moment).outputs
             if BufferId(state.edge, state.partition) in buffers
         )
 
 
+_Entries = Mapping[tuple[str, str], OtEntry]
 _NOTHING_READ = BufferState()
 _NOTHING = OtEntry(watermark_us=START_OF_TIME_US)
+
+
+def _entry(lane: LaneId, entries: _Entries) -> OtEntry:
+    return entries.get((lane.vertex, lane.key), _NOTHING)
 
 
 def _records(entry: OtEntry) -> int:

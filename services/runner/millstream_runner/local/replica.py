@@ -15,7 +15,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from enum import Enum
 from typing import Any, Generic, Protocol, TypeVar
 
 from millstream import codes
@@ -31,27 +30,13 @@ from millstream_runner.local.directory import ProcessIdentity, RunningProcess
 from millstream_runner.local.logfiles import level_of, parse_line, process_label
 from millstream_runner.local.policy import Ending, Finished, RestartPolicy, StopRun
 from millstream_runner.local.processes import identity_of
+from millstream_runner.local.states import State
 
 ERROR_LEVELS = frozenset({"ERROR", "CRITICAL", "FATAL"})
 WARNING_LEVELS = ERROR_LEVELS | {"WARNING", "WARN"}
 
 LINES_KEPT = 3
 """Of what a process prints that are not lines of a log, for the message when it dies."""
-
-
-class State(Enum):
-    """What a process is doing, in the words the screen shows."""
-
-    WAITING = "waiting"
-    RUNNING = "running"
-    SILENT = "not answering"
-    FIXING = "waiting for a change"
-    DEBUGGED = "being debugged"
-    RESTARTING = "restarting"
-    DRAINING = "draining"
-    STOPPED = "stopped"
-    ENDED = "ended"
-    FAILED = "failed"
 
 
 class Plan(Protocol):
@@ -132,7 +117,7 @@ class Supervisor(Generic[PlanT]):
     def __init__(self, plan: PlanT, reports: Reports, *, takes_orders: bool = False) -> None:
         """`takes_orders`: see `tell`."""
         self.plan = plan
-        self.state = State.WAITING
+        self.state = State.STARTING
         self.restarts = 0
         self.failure: Failure | None = None
         self.over = asyncio.Event()
@@ -190,7 +175,7 @@ class Supervisor(Generic[PlanT]):
                     well_s=well_s,
                 )
                 if isinstance(verdict, Finished):
-                    self._set_state(State.ENDED)
+                    self._set_state(State.DONE)
                     return
                 if isinstance(verdict, StopRun):
                     self._fail(verdict)

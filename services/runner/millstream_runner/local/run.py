@@ -51,6 +51,7 @@ from millstream_runner.local.replica import Failure
 from millstream_runner.local.runner_log import runner_log
 from millstream_runner.local.screen import Screen
 from millstream_runner.local.signals import handled
+from millstream_runner.local.states import State
 from millstream_runner.local.storage import refuse_small_disk
 from millstream_runner.local.summary import Summary, check_stored, summarize
 from millstream_runner.local.view import PipelineView, open_view
@@ -195,7 +196,7 @@ class _Run:
         self._drain_asked = asyncio.Event()
         self._view: PipelineView | None = None
         self._aborted = False
-        self._state = "starting"
+        self._state = State.STARTING
         self._had_ended = False
 
     @property
@@ -213,8 +214,9 @@ class _Run:
             except asyncio.CancelledError:
                 if not self._aborted:
                     raise
-                self._screen.close()
                 return self._result(ABORTED, members.failure, None)
+            finally:
+                self._screen.close()
             code = members.failure.exit_code if members.failure is not None else 0
             if members.failure is None and not summary.balanced:
                 code = (DamageError if summary.damage else MillstreamError).exit_code
@@ -244,6 +246,7 @@ class _Run:
 
     async def _run_processes(self, members: Members) -> Summary:
         async with asyncio.TaskGroup() as processes:
+            showing = processes.create_task(self._keep_showing(members), name="show")
             processes.create_task(members.broker.serve(), name=BROKER)
             if members.spark is not None:
                 # It takes longest, and should be there before the first window closes.
@@ -255,6 +258,9 @@ class _Run:
             async with open_view(self._graph, members.broker.access, level) as view:
                 self._view = view
                 summary = await self._run_vertices(members, view)
+            showing.cancel()
+            self._show(members)
+            self._screen.close()
             if members.spark is not None:
                 members.spark.stop()
             members.broker.stop()
@@ -280,19 +286,18 @@ class _Run:
         stored = summarize(self._graph, await view.marks(), {})
         check_stored(stored, self._directory.root)
         self._had_ended = stored.ended
-        self._state = "running"
+        self._state = State.RUNNING
         async with asyncio.TaskGroup() as tasks:
             watching = [
                 tasks.create_task(self._look(view, ledgers), name="look"),
-                tasks.create_task(self._keep_showing(members), name="show"),
                 tasks.create_task(watch_files(self._loaded, self._screen.message), name="changed files"),
             ]
             draining = tasks.create_task(self._drain_when_asked(members, view), name="drain")
             for worker in members.workers:
                 tasks.create_task(worker.serve(arguments), name=worker.plan.name)
             while not members.workers.are_over:
-                if members.failure is not None and self._state != "failing":
-                    self._state = "failing"
+                if members.failure is not None and self._state is not State.FAILING:
+                    self._state = State.FAILING
                     draining.cancel()
                     members.workers.stop(self._graph.order, grace_s=FAILURE_GRACE_S)
                 self._changed.clear()
@@ -301,9 +306,9 @@ class _Run:
             for task in watching:
                 task.cancel()
         summary = await self._summarize(view, ledgers)
-        self._state = "ended" if summary.ended else "stopped"
-        self._display.show(self._state, self._progress, members)
-        self._screen.close()
+        self._state = State.DONE if summary.ended else State.STOPPED
+        if members.failure is not None:
+            self._state = State.FAILED
         return summary
 
     async def _summarize(self, view: PipelineView, ledgers: KnownLedgers) -> Summary:
@@ -320,7 +325,7 @@ class _Run:
 
     async def _drain_when_asked(self, members: Members, view: PipelineView) -> None:
         await self._drain_asked.wait()
-        self._state = "draining"
+        self._state = State.DRAINING
         await drain(self._graph, members.workers, view, self._progress, _CLOCK)
 
     async def _look(self, view: PipelineView, ledgers: KnownLedgers) -> None:
@@ -333,13 +338,21 @@ class _Run:
     async def _look_once(self, view: PipelineView, ledgers: KnownLedgers) -> None:
         await view.update(self._progress)
         ledgers.note(await view.ledger_ids())
+        self._display.take(self._progress, (edge.name for edge in self._graph.edges))
         await self._display.find_durability(view)
 
     async def _keep_showing(self, members: Members) -> None:
         """Keep the screen and the files in the data directory up to date, forever: also when nothing answers."""
         while True:
-            self._display.show(self._state, self._progress, members)
+            self._show(members)
             await asyncio.sleep(SAMPLE_INTERVAL_S)
+
+    def _show(self, members: Members) -> None:
+        state, waits_for = self._state, ""
+        if state in (State.STARTING, State.RUNNING):
+            # What was asked to run is not there yet.
+            state, waits_for = members.beginning()
+        self._display.show(state, waits_for, self._progress, members)
 
     def _worker(self, plan: WorkerPlan, files: contextlib.ExitStack, changed: Callable[[], None]) -> LocalWorker:
         hooks = Hooks(
@@ -387,7 +400,7 @@ class _Run:
 
     def _on_signal(self) -> None:
         """First: drain. Second: end everything at once."""
-        if not self._drain_asked.is_set() and self._state == "running":
+        if not self._drain_asked.is_set() and self._state is State.RUNNING:
             self._screen.message(
                 "draining: sources take nothing new in, what is in flight is finished (again: stop at once)"
             )

@@ -1,42 +1,27 @@
 """What a person sees of a running pipeline: a table redrawn in place, plain lines, or nothing.
 
-Above it: the runner. Below it: the terminal's stream. The formatting is pure; only the classes write.
+Above it: the runner, `status --watch`. Below it: the terminal's stream. What is written is made in `scene.py`.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Protocol, TextIO
 
-from millstream.clock import END_OF_TIME_US, MICROSECONDS
-from millstream.printable import PrintableStream, in_line
-from millstream_runner.local.progress import VertexProgress
+from millstream.printable import PrintableStream
+from millstream_runner.local.scene import Scene, plain_lines, table
+from millstream_runner.local.states import State
 
 PLAIN_INTERVAL_S = 5.0
-"""Between two plain lines."""
-_LAG_SHOWN_AS_TIME_S = 24 * 3600.0
-"""A watermark further back than this is shown as a time: the pipeline replays the past."""
+"""Between two plain lines, at first."""
+PLAIN_OFTEN_S = 60.0
+"""For so long."""
+PLAIN_LATER_INTERVAL_S = 30.0
+"""Between two plain lines from then on: the log of a run of days stays short."""
 MESSAGES_PER_S = 5
 """Lines of the vertices shown at most; all of them are in the logs."""
-
-
-@dataclass(frozen=True, slots=True)
-class Scene:
-    """All there is to show at one moment."""
-
-    pipeline: str
-    state: str
-    elapsed_s: float
-    durability: str
-    vertices: Sequence[VertexProgress]
-    states: dict[str, str]
-    """Of each vertex's processes, in words."""
-    spark: str = ""
-    """Of the Spark driver; empty where there is none."""
 
 
 class Screen(Protocol):
@@ -75,12 +60,12 @@ class NoScreen:
 
 
 class PlainScreen:
-    """One line every few seconds: for logs and pipes."""
+    """A line or two now and then, and when the state changes: for logs and pipes."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._shown_s = 0.0
-        self._last = ""
+        self._state = State.STARTING.value
 
     def message(self, text: str) -> None:
         _write(self._stream, text + "\n")
@@ -89,10 +74,11 @@ class PlainScreen:
         _print(lines)
 
     def show(self, scene: Scene) -> None:
-        if scene.elapsed_s - self._shown_s < PLAIN_INTERVAL_S:
+        pause_s = PLAIN_INTERVAL_S if scene.elapsed_s < PLAIN_OFTEN_S else PLAIN_LATER_INTERVAL_S
+        if scene.state == self._state and scene.elapsed_s - self._shown_s < pause_s:
             return
-        self._shown_s = scene.elapsed_s
-        _write(self._stream, plain_line(scene) + "\n")
+        self._shown_s, self._state = scene.elapsed_s, scene.state
+        _write(self._stream, "".join(f"{line}\n" for line in plain_lines(scene)))
 
     def close(self) -> None:
         pass
@@ -104,7 +90,8 @@ class TerminalScreen:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._lines_drawn = 0
-        self._lines: list[str] = []
+        self._columns_drawn = 0
+        self._scene: Scene | None = None
 
     def message(self, text: str) -> None:
         self._erase()
@@ -117,26 +104,43 @@ class TerminalScreen:
         self._draw()
 
     def show(self, scene: Scene) -> None:
-        size = shutil.get_terminal_size()
-        # A table higher than the terminal could not be erased again.
-        self._lines = [in_line(line)[: size.columns - 1] for line in table(scene)][: max(1, size.lines - 1)]
+        self._scene = scene
         self._erase()
         self._draw()
 
     def close(self) -> None:
+        """What was shown last stays, all of it: it scrolls with the terminal now."""
+        if self._scene is not None:
+            self._erase()
+            self._put(table(self._scene, self._size().columns - 1))
         self._lines_drawn = 0
-        self._lines = []
+        self._scene = None
+
+    def _size(self) -> os.terminal_size:
+        """Of this very terminal; standard output may be another, or none."""
+        try:
+            return os.get_terminal_size(self._stream.fileno())
+        except (OSError, ValueError):
+            return shutil.get_terminal_size()
 
     def _erase(self) -> None:
-        if self._lines_drawn:
+        # A terminal that has become narrower may have broken the lines: how many there are now is not known, and what
+        # stands above is not ours to erase.
+        if self._lines_drawn and self._size().columns >= self._columns_drawn:
             raw = self._stream.stream if isinstance(self._stream, PrintableStream) else self._stream
             _write(raw, f"\x1b[{self._lines_drawn}F\x1b[J")
-            self._lines_drawn = 0
+        self._lines_drawn = 0
 
     def _draw(self) -> None:
-        if self._lines:
-            _write(self._stream, "\n".join(self._lines) + "\n")
-            self._lines_drawn = len(self._lines)
+        if self._scene is not None:
+            size = self._size()
+            # A table as high as the terminal could not be erased again: its last line feed scrolls.
+            self._put(table(self._scene, size.columns - 1, max(1, size.lines - 1)))
+            self._columns_drawn = size.columns
+
+    def _put(self, lines: list[str]) -> None:
+        _write(self._stream, "\n".join(lines) + "\n")
+        self._lines_drawn = len(lines)
 
 
 def choose_screen(stream: TextIO, *, quiet: bool) -> Screen:
@@ -144,81 +148,6 @@ def choose_screen(stream: TextIO, *, quiet: bool) -> Screen:
     if quiet:
         return NoScreen(stream)
     return TerminalScreen(stream) if stream.isatty() else PlainScreen(stream)
-
-
-def table(scene: Scene) -> list[str]:
-    """The table's lines."""
-    head = f"{scene.pipeline}  {scene.state}  {duration_text(scene.elapsed_s)}  durability: {scene.durability}"
-    rows = [("VERTEX", "TYPE", "RECORDS", "RATE/S", "WAITING", "FULL", "WATERMARK", "STATE")]
-    rows += [
-        (
-            vertex.vertex,
-            vertex.kind,
-            f"{vertex.records:,}",
-            f"{vertex.records_per_s:,.0f}",
-            "" if not vertex.has_input else f"{vertex.waiting:,}",
-            "" if not vertex.has_input else f"{vertex.fill:.0%}",
-            watermark_text(vertex.watermark_us, vertex.watermark_lag_s),
-            scene.states.get(vertex.vertex, ""),
-        )
-        for vertex in scene.vertices
-    ]
-    spark = [f"spark: {scene.spark}"] if scene.spark else []
-    return [head, *aligned(rows, left={0, 1, 7}), *spark]
-
-
-def plain_line(scene: Scene) -> str:
-    """All vertices on one line."""
-    parts = []
-    for vertex in scene.vertices:
-        text = f"{vertex.vertex} {vertex.records:,} ({vertex.records_per_s:,.0f}/s"
-        if vertex.has_input:
-            text += f", {vertex.waiting:,} waiting"
-        if vertex.watermark_lag_s is not None:
-            text += f", watermark {watermark_text(vertex.watermark_us, vertex.watermark_lag_s)}"
-        parts.append(text + ")")
-    if scene.spark:
-        parts.append(f"spark {scene.spark}")
-    return f"{duration_text(scene.elapsed_s)} {scene.state}: " + "; ".join(parts)
-
-
-def aligned(rows: Sequence[Sequence[str]], *, left: set[int]) -> list[str]:
-    """Rows as lines with columns of equal width; those in `left` are aligned to the left."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            cell.ljust(width) if index in left else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
-
-
-def watermark_text(watermark_us: int | None, lag_s: float | None) -> str:
-    """A watermark as its distance from now, or as a time when that says more."""
-    if watermark_us is None:
-        return "none yet"
-    if watermark_us >= END_OF_TIME_US:
-        return "end"
-    if lag_s is not None and abs(lag_s) < _LAG_SHOWN_AS_TIME_S:
-        return f"{lag_s:.1f} s behind"
-    return time_text(watermark_us)
-
-
-def time_text(time_us: int) -> str:
-    """A time for people, UTC, to the millisecond."""
-    try:
-        moment = datetime.fromtimestamp(time_us / MICROSECONDS, UTC)
-    except (ValueError, OverflowError, OSError):
-        return f"{time_us} us"
-    return moment.strftime("%Y-%m-%d %H:%M:%S.") + f"{moment.microsecond // 1000:03d}"
-
-
-def duration_text(seconds: float) -> str:
-    """A stretch of time as hours, minutes and seconds."""
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes:02d}:{rest:02d}"
 
 
 def _print(lines: list[bytes]) -> None:

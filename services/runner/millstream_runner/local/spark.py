@@ -26,7 +26,8 @@ from millstream.wire.reduce.v1 import spark_pb2, spark_pb2_grpc
 from millstream_reduce.spark.settings import settings_of
 from millstream_runner.local.directory import RunningProcess, make_private, write_text
 from millstream_runner.local.logfiles import LogFile
-from millstream_runner.local.replica import Failure, Reports, State, Supervisor
+from millstream_runner.local.replica import Failure, Reports, Supervisor
+from millstream_runner.local.states import State
 
 DRIVER_MODULE = "millstream_reduce.spark.driver"
 STOP_GRACE_S = 10.0

@@ -24,7 +24,7 @@ from millstream.spec.lanes import buffers_of, lanes_of
 from millstream.spec.values import SpecModel
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream_runner.colours import headed
-from millstream_runner.local.screen import aligned
+from millstream_runner.local.formatting import aligned
 
 
 @dataclass(frozen=True, slots=True)

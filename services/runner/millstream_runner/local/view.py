@@ -42,7 +42,8 @@ class PipelineView:
 
     async def update(self, progress: PipelineProgress) -> None:
         """Hand in what all lanes last published. Raises `RetryLaterError` while the broker is away."""
-        for vertex in self._graph.order:
+        # Who reads is asked before who writes: so hardly any lane is found to have read what was not written.
+        for vertex in reversed(self._graph.order):
             if vertex not in self._open_stores:
                 self._open_stores[vertex] = await self._stores.store(vertex)
             for key, update in (await self._open_stores[vertex].get_all()).items():

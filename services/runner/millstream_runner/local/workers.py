@@ -1,8 +1,8 @@
 """The workers of a local run: which there are, what each runs, and how far its replicas are.
 
-    replica: waiting ─► running ─► (told to stop: draining) ─► stopped, or ended
-                          ▲  └──── the worker dies ──┐
-                          └──── restarting ◄─────────┘   one that was asked to stop is not started again
+    replica: starting ─► running ─► (told to stop: draining) ─► stopped, or done
+                ▲           └──── the worker dies ──┐
+                └────────── restarting ◄────────────┘   one that was asked to stop is not started again
 
 Above it: the runner. Below it: one supervised process for each worker (`replica.py`), which says when a replica is
 over, and takes the order to stop one.
@@ -28,7 +28,8 @@ from millstream.udf.sidecar import HeldUp
 from millstream.udf.sources import OnChange
 from millstream_runner.local.directory import RunningProcess
 from millstream_runner.local.logfiles import WORKER_PREFIX, LogFile, process_label
-from millstream_runner.local.replica import Failure, Reports, State, Supervisor
+from millstream_runner.local.replica import Failure, Reports, Supervisor
+from millstream_runner.local.states import State
 from millstream_writer.sinks.log.connector import LogSink
 
 WORKER_MODULE = "millstream_worker"
@@ -138,6 +139,8 @@ class LocalWorker:
         """Will not be started again."""
         self._held_up: dict[ReplicaId, State] = {}
         """Whose functions wait for a person."""
+        self._open: set[ReplicaId] = set()
+        """Work, in the process that runs now."""
         self._supervisor = Supervisor(
             plan,
             Reports(
@@ -188,6 +191,8 @@ class LocalWorker:
             return State.STOPPED if self.failure.process in self._names else State.FAILED
         if replica in self._held_up and state is State.RUNNING:
             return self._held_up[replica]
+        if state is State.RUNNING and replica not in self._open:
+            return State.STARTING
         return State.DRAINING if replica in self._drained and state is State.RUNNING else state
 
     def is_held_up(self, replica: ReplicaId) -> bool:
@@ -223,8 +228,10 @@ class LocalWorker:
         for replica in self.plan.replicas:
             if replica.name != name:
                 continue
-            if how == "ended":
-                self._over[replica] = State.ENDED
+            if how == "running":
+                self._open.add(replica)
+            elif how == "ended":
+                self._over[replica] = State.DONE
             elif how in _HELD_UP:
                 self._held_up[replica] = _HELD_UP[how]
             elif how == "going":
@@ -237,6 +244,7 @@ class LocalWorker:
     def _remind(self) -> None:
         """A process has been started; what was said before it was there it has not heard."""
         self._held_up.clear()
+        self._open.clear()
         for replica in self._drained - self._over.keys():
             self._supervisor.tell(f"stop {replica}")
 

@@ -1,0 +1,66 @@
+"""Numbers, times and tables as text. Pure.
+
+Above it: whatever prints. Below it: nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from millstream.clock import END_OF_TIME_US, MICROSECONDS
+
+CUT = "…"
+"""Stands for what did not fit."""
+_LAG_SHOWN_AS_TIME_S = 24 * 3600.0
+"""A watermark further back than this is shown as a time: the pipeline replays the past."""
+_COUNTED_EXACTLY = 10_000_000
+
+
+def aligned(rows: Sequence[Sequence[str]], *, left: set[int]) -> list[str]:
+    """Rows as lines with columns of equal width; those in `left` are aligned to the left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if index in left else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def shortened(text: str, width: int) -> str:
+    """The text in at most `width` characters, with a mark where something is missing."""
+    return text if len(text) <= width else text[: max(0, width - 1)] + CUT
+
+
+def count_text(count: int) -> str:
+    """A count in at most nine characters or so: large ones in millions."""
+    return f"{count:,}" if count < _COUNTED_EXACTLY else f"{count / 1e6:,.1f}M"
+
+
+def watermark_text(watermark_us: int | None, lag_s: float | None) -> str:
+    """A watermark as its distance from now, or as a time when that says more."""
+    if watermark_us is None:
+        return "none yet"
+    if watermark_us >= END_OF_TIME_US:
+        return "end"
+    if lag_s is not None and abs(lag_s) < _LAG_SHOWN_AS_TIME_S:
+        return f"{lag_s:.1f} s behind"
+    return time_text(watermark_us)
+
+
+def time_text(time_us: int) -> str:
+    """A time for people, UTC, to the millisecond."""
+    try:
+        moment = datetime.fromtimestamp(time_us / MICROSECONDS, UTC)
+    except (ValueError, OverflowError, OSError):
+        return f"{time_us} us"
+    return moment.strftime("%Y-%m-%d %H:%M:%S.") + f"{moment.microsecond // 1000:03d}"
+
+
+def duration_text(seconds: float) -> str:
+    """A stretch of time as hours, minutes and seconds."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes:02d}:{rest:02d}"

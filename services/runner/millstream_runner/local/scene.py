@@ -1,0 +1,231 @@
+"""All there is to show of a run at one moment, as a table and as short lines. Pure.
+
+    Scene ──► table(scene, width, height) ──► head, header, as many vertices as fit, what is not shown
+          └─► plain_lines(scene) ───────────► one line, or two where a vertex does not run
+
+Above it: the screen, `status`, the report. Below it: the numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from millstream.printable import in_line
+from millstream_runner.local.formatting import aligned, count_text, duration_text, shortened, watermark_text
+from millstream_runner.local.progress import VertexProgress, vertex_from_json
+from millstream_runner.local.states import OVER, State
+
+LINE_CHARS_MAX = 100
+"""Of a line of progress without a terminal."""
+PAGE_S = 4.0
+"""How long a page of a table stays that is taller than the terminal."""
+STALE_S = 2.5
+"""Figures older than this are marked with their age: several looks at the broker have failed."""
+SLOW_FILL = 0.5
+"""A vertex whose fullest input buffer is fuller than this is called slow: what lies before it soon has to wait."""
+_NAMES_MAX = 3
+_NAME_CHARS_MAX = 24
+
+_VERTEX, _TYPE, _RECORDS, _RATE, _WAITING, _FULL, _WATERMARK, _STATE = range(8)
+_TITLES = ("VERTEX", "TYPE", "RECORDS", "RATE/S", "WAITING", "FULL", "WATERMARK", "STATE")
+_LEFT = frozenset({_VERTEX, _TYPE, _STATE})
+_FITTING: tuple[tuple[str, int, int], ...] = (
+    ("shorten", _VERTEX, 24),
+    ("leave out", _TYPE, 0),
+    ("shorten", _STATE, 16),
+    ("leave out", _FULL, 0),
+    ("shorten", _VERTEX, 16),
+    ("leave out", _WATERMARK, 0),
+    ("leave out", _RATE, 0),
+    ("shorten", _VERTEX, 8),
+    ("leave out", _WAITING, 0),
+)
+"""What is done, one after another, until a table is narrow enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """All there is to show at one moment."""
+
+    pipeline: str
+    state: str
+    """Of `State`."""
+    elapsed_s: float
+    durability: str
+    vertices: Sequence[VertexProgress]
+    """All as of one moment."""
+    states: Mapping[str, str]
+    """Of each vertex's processes, in words."""
+    spark: str = ""
+    """Of the Spark driver; empty where there is none."""
+    waits_for: str = ""
+    """What is not there yet, while it starts."""
+    age_s: float = 0.0
+    """How old the figures of the vertices are; the rest is of now."""
+    silent: str = "the broker"
+    """Who has told nothing for so long."""
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in {state.value for state in OVER}
+
+    @property
+    def slow(self) -> VertexProgress | None:
+        """The vertex that holds the others up: of those with a full buffer the last, because it fills the ones
+        before."""
+        full = [vertex for vertex in self.vertices if vertex.fill >= SLOW_FILL]
+        return full[-1] if full and not self.is_over else None
+
+
+def scene_from_json(data: Mapping[str, Any]) -> Scene:
+    """Inverse of `dataclasses.asdict`, for `status.json`."""
+    return Scene(
+        pipeline=data["pipeline"],
+        state=data["state"],
+        elapsed_s=data["elapsed_s"],
+        durability=data["durability"],
+        vertices=[vertex_from_json(vertex) for vertex in data["vertices"]],
+        states=data["states"],
+        spark=data.get("spark", ""),
+        waits_for=data.get("waits_for", ""),
+        age_s=data.get("age_s", 0.0),
+    )
+
+
+def table(scene: Scene, width: int | None = None, height: int | None = None) -> list[str]:
+    """The table's lines, at most `width` characters wide and `height` lines high; None: as large as it is.
+
+    What does not fit is named. A table that is too high shows one page after another.
+    """
+    lines, left_out = _rows(scene, width)
+    header, vertices = lines[0], lines[1:]
+    above = [*_head(scene), header]
+    below = [f"spark: {scene.spark}"] if scene.spark else []
+    if scene.slow is not None:
+        below.append(_slow_text(scene.slow))
+    if left_out:
+        below.append(f"columns that do not fit this width: {', '.join(left_out)}")
+    if height is not None and len(above) + len(vertices) + len(below) > height:
+        vertices, remark = _page(vertices, height - len(above) - len(below) - 1, scene.elapsed_s)
+        below.insert(0, remark)
+    shown = [in_line(line) for line in (*above, *vertices, *below)]
+    if height is not None and len(shown) > height:
+        # Not even a row fits: the head, and what is missing.
+        shown = [shown[0], in_line(_none_shown(scene))][: max(1, height)]
+    return shown if width is None else [shortened(line, width) for line in shown]
+
+
+def _page(vertices: list[str], room: int, elapsed_s: float) -> tuple[list[str], str]:
+    """The rows that are shown now, and what says which they are."""
+    if room < 1:
+        return [], f"{len(vertices)} vertices not shown: the terminal is too low"
+    pages = -(-len(vertices) // room)
+    page = int(elapsed_s / PAGE_S) % pages
+    first = min(page * room, len(vertices) - room)
+    return vertices[first : first + room], (
+        f"vertices {first + 1}-{first + room} of {len(vertices)}, {len(vertices) - room} not shown "
+        f"(page {page + 1} of {pages}, turns every {PAGE_S:.0f} s)"
+    )
+
+
+def _none_shown(scene: Scene) -> str:
+    return f"{len(scene.vertices)} vertices not shown: the terminal is too low"
+
+
+def _head(scene: Scene) -> list[str]:
+    head = [f"{scene.pipeline}  {scene.state}  {duration_text(scene.elapsed_s)}  durability: {scene.durability}"]
+    if scene.waits_for:
+        head.append(f"waits for: {scene.waits_for}")
+    if stale := _stale_text(scene):
+        head.append(stale)
+    return head
+
+
+def _stale_text(scene: Scene) -> str:
+    if scene.age_s < STALE_S or scene.is_over:
+        return ""
+    return f"figures are {duration_text(scene.age_s)} old: {scene.silent} does not answer"
+
+
+def _slow_text(vertex: VertexProgress) -> str:
+    name = shortened(vertex.vertex, _NAME_CHARS_MAX)
+    return f"slow: {name} (its input is {vertex.fill:.0%} full)"
+
+
+def _rows(scene: Scene, width: int | None) -> tuple[list[str], list[str]]:
+    """Header and vertices as lines, and the titles of columns that do not fit."""
+    rows = [_TITLES, *(_row(vertex, scene) for vertex in scene.vertices)]
+    columns = dict(enumerate(map(list, zip(*rows, strict=True))))
+    left_out: list[str] = []
+    for what, index, longest in _FITTING:
+        lines = _lines(columns)
+        if width is None or max(map(len, lines)) <= width:
+            break
+        if what == "shorten":
+            columns[index] = [shortened(cell, longest) for cell in columns[index]]
+        else:
+            left_out.append(columns.pop(index)[0])
+    return _lines(columns), left_out
+
+
+def _lines(columns: Mapping[int, Sequence[str]]) -> list[str]:
+    left = {place for place, index in enumerate(columns) if index in _LEFT}
+    return aligned(list(zip(*columns.values(), strict=True)), left=left)
+
+
+def _row(vertex: VertexProgress, scene: Scene) -> tuple[str, ...]:
+    state = scene.states.get(vertex.vertex, "")
+    if not vertex.published:
+        # It has not said anything yet: not a zero.
+        return (vertex.vertex, vertex.kind, *("-" for _ in range(_RECORDS, _STATE)), state)
+    return (
+        vertex.vertex,
+        vertex.kind,
+        f"{vertex.records:,}",
+        # Of what is over there is no rate.
+        "" if scene.is_over else f"{vertex.records_per_s:,.0f}",
+        "" if not vertex.has_input else f"{vertex.waiting:,}",
+        "" if not vertex.has_input else f"{vertex.fill:.0%}",
+        watermark_text(vertex.watermark_us, vertex.watermark_lag_s),
+        state,
+    )
+
+
+def plain_lines(scene: Scene) -> list[str]:
+    """One or two lines of at most `LINE_CHARS_MAX` characters: rates, what waits, and what is slow or does not run."""
+    begin = f"{duration_text(scene.elapsed_s)} {scene.state}: "
+    parts = [f"waits for {scene.waits_for}"] if scene.waits_for else []
+    if stale := _stale_text(scene):
+        parts.append(stale)
+    elif any(vertex.published for vertex in scene.vertices):
+        parts += _figures(scene)
+    lines = [begin + ("; ".join(parts) or "nothing has been read yet")]
+    others = {name: state for name, state in scene.states.items() if state not in _EXPECTED and state != scene.state}
+    remarks = ([_slow_text(scene.slow)] if scene.slow is not None else []) + ([_states_text(others)] if others else [])
+    if remarks:
+        lines.append(" " * len(begin) + "; ".join(remarks))
+    return [shortened(in_line(line), LINE_CHARS_MAX) for line in lines]
+
+
+_EXPECTED = frozenset({"", State.STARTING.value, State.RUNNING.value, State.DONE.value})
+
+
+def _figures(scene: Scene) -> list[str]:
+    reading = [vertex for vertex in scene.vertices if not vertex.has_input]
+    writing = [vertex for vertex in scene.vertices if vertex.has_input and not vertex.has_output]
+    parts = []
+    for word, group in (("in", reading), ("out", writing)):
+        rate = "" if scene.is_over else f" ({sum(vertex.records_per_s for vertex in group):,.0f}/s)"
+        parts.append(f"{word} {count_text(sum(vertex.records for vertex in group))}{rate}")
+    waiting = sum(vertex.waiting for vertex in scene.vertices)
+    if waiting:
+        parts.append(f"{count_text(waiting)} waiting")
+    return [", ".join(parts)]
+
+
+def _states_text(states: Mapping[str, str]) -> str:
+    named = [f"{shortened(name, _NAME_CHARS_MAX)}: {state}" for name, state in list(states.items())[:_NAMES_MAX]]
+    more = len(states) - len(named)
+    return ", ".join(named) + (f", and {more} more" if more else "")
