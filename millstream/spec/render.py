@@ -17,13 +17,13 @@ def to_text(graph: Graph) -> str:
     """
     lines = [f"pipeline {graph.pipeline.name}"]
     for vertex in graph.vertices:
-        lines += ["", f"{vertex.name}  {_description(vertex)}"]
+        lines += ["", f"{vertex.name}  {description(vertex)}"]
         edges = graph.edges_out[vertex.name]
         width = max((len(edge.to) for edge in edges), default=0)
         for index, edge in enumerate(edges):
             corner = "└" if index == len(edges) - 1 else "├"
             arrow = "──►" if edge.kind == "data" else "╌╌►"
-            label = ", ".join(_labels(graph, edge))
+            label = ", ".join(edge_labels(graph, edge))
             lines.append(f"{corner}{arrow} {edge.to:<{width}}  {label}".rstrip())
     return "\n".join(lines) + "\n"
 
@@ -35,11 +35,11 @@ def to_mermaid(graph: Graph) -> str:
     lines = ["flowchart LR"]
     for vertex in graph.vertices:
         opening, closing = vertex.definition.drawn
-        text = f"{vertex.name}<br/>{_description(vertex)}".replace('"', "#quot;")
+        text = f"{vertex.name}<br/>{description(vertex)}".replace('"', "#quot;")
         lines.append(f'    {ids[vertex.name]}{opening}"{text}"{closing}')
     for edge in graph.edges:
         arrow = "-->" if edge.kind == "data" else "-.->"
-        label = ", ".join(_labels(graph, edge)).replace('"', "#quot;")
+        label = ", ".join(edge_labels(graph, edge)).replace('"', "#quot;")
         between = f'{arrow}|"{label}"|' if label else arrow
         lines.append(f"    {ids[edge.from_]} {between} {ids[edge.to]}")
     return "\n".join(lines) + "\n"
@@ -53,19 +53,20 @@ def to_json(graph: Graph) -> dict[str, Any]:
             {
                 "name": vertex.name,
                 "type": vertex.kind,
-                "description": _description(vertex),
+                "description": description(vertex),
                 "partitions": vertex.partitions,
             }
             for vertex in graph.vertices
         ],
         "edges": [
-            {"name": edge.name, "from": edge.from_, "to": edge.to, "kind": edge.kind, "labels": _labels(graph, edge)}
+            {"name": edge.name, "from": edge.from_, "to": edge.to, "kind": edge.kind, "labels": edge_labels(graph, edge)}
             for edge in graph.edges
         ],
     }
 
 
-def _description(vertex: Vertex) -> str:
+def description(vertex: Vertex) -> str:
+    """What a vertex is, in a line."""
     contents = vertex.definition.contents(vertex.settings)
     parts = [vertex.kind, f"({contents})"] if contents else [vertex.kind]
     if vertex.group_by is not None:
@@ -80,7 +81,8 @@ def _grouping(group_by: GroupBy) -> str:
     return str(group_by.window) + (", keyed" if group_by.keyed else "")
 
 
-def _labels(graph: Graph, edge: Edge) -> list[str]:
+def edge_labels(graph: Graph, edge: Edge) -> list[str]:
+    """What is special about an edge: which records it takes, and where it leads."""
     labels = []
     if edge.kind != "data":
         labels.append({"deadLetter": "dead letters", "late": "late records"}[edge.kind])

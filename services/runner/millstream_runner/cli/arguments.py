@@ -230,9 +230,14 @@ def _add_validate(commands: Commands) -> None:
 
 
 def _add_graph(commands: Commands) -> None:
-    command = _command(commands, "graph", "draw a pipeline", "Draw a pipeline as text or as a Mermaid flow chart.")
+    command = _command(
+        commands,
+        "graph",
+        "draw a pipeline",
+        "Draw a pipeline as text, as a Mermaid flow chart, as an SVG picture, or as a page that opens offline.",
+    )
     _add_pipeline_file(command)
-    command.add_argument("--format", choices=("text", "mermaid"), default="text", help="(default: text)")
+    command.add_argument("--format", choices=("text", "mermaid", "svg", "html"), default="text", help="(default: text)")
     _add_json(command, "prints vertices and edges as one JSON object")
 
 
