@@ -59,7 +59,13 @@ def to_json(graph: Graph) -> dict[str, Any]:
             for vertex in graph.vertices
         ],
         "edges": [
-            {"name": edge.name, "from": edge.from_, "to": edge.to, "kind": edge.kind, "labels": edge_labels(graph, edge)}
+            {
+                "name": edge.name,
+                "from": edge.from_,
+                "to": edge.to,
+                "kind": edge.kind,
+                "labels": edge_labels(graph, edge),
+            }
             for edge in graph.edges
         ],
     }

@@ -270,7 +270,7 @@ async def test_a_pipeline_that_runs_elsewhere_is_looked_at_through_its_broker(
         ]
         table = (await command(tmp_path, "status", *broker)).out
         assert "in-map.0" in table
-        assert "ended" in table
+        assert "done" in table
         peeked = await command(tmp_path, "peek", "map-out", "--from", "1", *broker)
         assert peeked.exit_code == 0, peeked.err
         assert (await command(tmp_path, "peek", "map-out", "--broker", run.server.url)).exit_code == 2

@@ -80,7 +80,7 @@ async def test_a_run_is_watched_as_json_until_it_ends(files: PipelineFiles, tmp_
     endless(files)
     async with start(tmp_path, "run", "pipeline.yaml") as run:
         await run.until(lambda: run.records("out") > 0)
-        async with start(tmp_path, "status", "--watch", "--json") as watching:
+        async with start(tmp_path, "status", "--watch", "-o", "json") as watching:
             await watching.until(lambda: watching.out().count("\n") >= 2)
             run.interrupt()
             seen = await watching.ended()

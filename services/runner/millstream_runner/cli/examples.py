@@ -37,6 +37,7 @@ EXAMPLES: dict[tuple[str, ...], tuple[Example, ...]] = {
     ("graph",): (
         Example("draw it as text", "millstream graph pipeline.yaml"),
         Example("draw it for a Markdown page", "millstream graph pipeline.yaml --format mermaid"),
+        Example("as a page to open in a browser", "millstream graph pipeline.yaml --format html > pipeline.html"),
     ),
     ("compile",): (
         Example(
@@ -47,6 +48,7 @@ EXAMPLES: dict[tuple[str, ...], tuple[Example, ...]] = {
     ("status",): (
         Example("the pipeline that was started from this directory", "millstream status"),
         Example("one of several, by its file", "millstream status pipeline.yaml"),
+        Example("go on showing it, live", "millstream status --watch"),
         Example("how much waits, as JSON", "millstream status -o json"),
     ),
     ("logs",): (
