@@ -51,7 +51,7 @@ def test_a_run_and_those_who_watch_it_on_terminals(files: PipelineFiles, tmp_pat
             own.until(lambda terminal: any(line.startswith("slow: map") for line in terminal.shown))
             second.until(shows_figures)
             third.until(shows_figures)
-            # Whoever looks away has no effect on the run.
+            # Ending a look has no effect on the run.
             third.type("\x03")
             assert ended(leaving) == 0
             assert "Traceback" not in third.text
@@ -92,7 +92,7 @@ async def test_a_run_is_watched_as_json_until_it_ends(files: PipelineFiles, tmp_
     assert not entries[-1]["running"]
     for entry in entries:
         by_name = {vertex["vertex"]: vertex for vertex in entry["vertices"]}
-        # Of one moment: nobody has read what was not written.
+        # Of one moment: no vertex has read what was not written.
         assert by_name["in"]["written"] >= by_name["map"]["records"] >= by_name["out"]["records"]
     lines = drained.err.splitlines()
     assert lines

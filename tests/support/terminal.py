@@ -26,7 +26,7 @@ _IN_TERMINAL = (
 
 
 class Terminal:
-    """A pseudo-terminal with somebody who looks at it. Made by `open_terminal`."""
+    """A pseudo-terminal with a viewer. Made by `open_terminal`."""
 
     def __init__(self, master: int, slave: int, columns: int, lines: int) -> None:
         self._master = master
@@ -109,7 +109,7 @@ def open_terminal(columns: int = 80, lines: int = 24) -> Iterator[Terminal]:
     try:
         yield terminal
     finally:
-        # Reading ends when nobody can write any more.
+        # Reading ends when no process can write any more.
         os.close(slave)
         following.join(LIMIT_S)
         os.close(master)

@@ -32,7 +32,7 @@ class State(Enum):
     DRAINING = "draining"
     """Sources take nothing new in; what is in flight is finished."""
     FAILING = "failing"
-    """Something has failed for good; the rest is ended."""
+    """Something has failed finally; the rest is ended."""
     STOPPED = "stopped"
     """Ended before everything was processed; the next run goes on."""
     DONE = "done"
