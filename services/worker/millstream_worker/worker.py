@@ -245,8 +245,8 @@ async def open_worker(
     config: WorkerConfig, clock: Clock, *, say: Callable[[str], None] = lambda text: None
 ) -> AsyncIterator[Worker]:
     """Open what the replicas share. `say` gets `running NAME` when a replica begins to work, `ended NAME` when it has
-    ended by itself, `stopped NAME` when it was stopped, `fixing NAME` or `debugged NAME` when a function of it waits for
-    a person, and `going NAME` after that."""
+    ended by itself, `stopped NAME` when it was stopped, `fixing NAME` or `debugged NAME` when a function of it waits
+    for a person, and `going NAME` after that."""
     readiness = {replica: Readiness() for replica in config.replicas}
     async with AsyncExitStack() as stack:
         # First, so that probes are answered while the rest is not there yet.

@@ -31,7 +31,7 @@ from millstream.spec.sources import Source
 from millstream_runner.cases.case import Case, Input
 from millstream_runner.cases.inputs import FILE_VARIABLE, Inputs, input_line
 from millstream_runner.local.run import RunOptions, RunResult, run
-from millstream_runner.local.screen import Scene
+from millstream_runner.local.scene import Scene
 
 _TEXT_FORMATS = {"jsonl": "jsonl", "lines": "lines", "csv": "jsonl"}
 """Formats of file sources, and in which the records of a case stand for them."""
