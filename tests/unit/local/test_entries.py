@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from millstream.telemetry.logging import NOTICE
 from millstream_runner.local.entries import ShownEntries
+from millstream_runner.local.recording import Recording
 from millstream_runner.local.scene import Scene
 from millstream_runner.local.screen import MESSAGES_PER_S
 
@@ -38,7 +39,7 @@ def _entry(text: str) -> dict[str, str]:
 
 def test_the_same_line_is_shown_again_only_after_a_while() -> None:
     screen, clock = _Screen(), _Clock()
-    entries = ShownEntries(screen, clock)
+    entries = ShownEntries(screen, clock, Recording())
     assert entries.show(_entry("waits"))
     assert entries.show(_entry("waits"))
     assert len(screen.messages) == 1
@@ -49,7 +50,7 @@ def test_the_same_line_is_shown_again_only_after_a_while() -> None:
 
 def test_of_too_many_lines_in_a_second_the_rest_is_counted() -> None:
     screen, clock = _Screen(), _Clock()
-    entries = ShownEntries(screen, clock)
+    entries = ShownEntries(screen, clock, Recording())
     shown = [entries.show(_entry(f"line {number}")) for number in range(MESSAGES_PER_S + 3)]
     assert shown == [True] * MESSAGES_PER_S + [False] * 3
     clock.time_s += 1

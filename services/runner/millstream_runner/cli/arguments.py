@@ -75,6 +75,7 @@ def parser() -> Parser:
     _add_status(commands)
     _add_logs(commands)
     _add_peek(commands)
+    _add_tap(commands)
     _add_audit(commands)
     _add_deadletters(commands)
     _add_wal(commands)
@@ -184,6 +185,12 @@ def _add_run(commands: Commands) -> None:
         choices=("debug", "info", "warning", "error"),
         default="info",
         help="of the workers, in the logs (default: info)",
+    )
+    command.add_argument(
+        "--report",
+        type=Path,
+        metavar="FILE",
+        help="write a page about the run at its end, however it ends: rates, account, errors; it opens offline",
     )
     _add_json(command, "prints one JSON object at the end, on the last line: how the run went, and its account")
 
@@ -318,6 +325,25 @@ def _add_peek(commands: Commands) -> None:
         metavar="SEQUENCE",
         help="begin with this frame (default: the first that is not read and committed)",
     )
+    _add_place(command)
+    _add_broker(command)
+    _add_json(command, "prints one JSON object per record")
+
+
+def _add_tap(commands: Commands) -> None:
+    command = _command(
+        commands,
+        "tap",
+        "show records of an edge as they pass",
+        "Show records of an edge as they pass, without any effect on them: nothing waits for the tap, and nothing is\n"
+        "kept for it. Says how many it has missed where they pass faster than it can look. Ends with the run.",
+    )
+    _add_file(command)
+    command.add_argument("edge", metavar="EDGE", help="name of the edge (by default `<from>-<to>`)")
+    command.add_argument("--partition", type=int, metavar="N", help="only this partition of the edge (default: all)")
+    command.add_argument("--key", action="append", metavar="KEY", help="only records with this key; may be repeated")
+    command.add_argument("--limit", type=int, metavar="N", help="end after N records")
+    command.add_argument("--duration", metavar="TIME", help="end after so long: 30s, 10m, 2h")
     _add_place(command)
     _add_broker(command)
     _add_json(command, "prints one JSON object per record")

@@ -28,6 +28,7 @@ EXAMPLES: dict[tuple[str, ...], tuple[Example, ...]] = {
         Example(
             "serve metrics on port 9100 and the ones after it", "millstream run pipeline.yaml --metrics-port-base 9100"
         ),
+        Example("write a page about the run at its end", "millstream run pipeline.yaml --report report.html"),
     ),
     ("validate",): (
         Example("every problem with a file, and with what it refers to", "millstream validate pipeline.yaml"),
@@ -59,6 +60,11 @@ EXAMPLES: dict[tuple[str, ...], tuple[Example, ...]] = {
     ("peek",): (
         Example("records that wait on the edge from read to price", "millstream peek read-price"),
         Example("three of them, as JSON", "millstream peek read-price --count 3 -o json"),
+    ),
+    ("tap",): (
+        Example("records as they pass from read to price", "millstream tap read-price"),
+        Example("the next ten with the key EUR, as JSON", "millstream tap read-price --key EUR --limit 10 -o json"),
+        Example("what passes in the next minute", "millstream tap read-price --duration 1m"),
     ),
     ("audit",): (
         Example("who did what to the pipeline orders", "millstream audit --pipeline orders"),

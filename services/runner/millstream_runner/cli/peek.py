@@ -7,25 +7,20 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import base64
-import json
 import sys
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from typing import Any
 
 from millstream import codes
 from millstream.errors import DamageError, UserError
 from millstream.ledger.frames import decoded
-from millstream.nearest import did_you_mean
-from millstream.printable import in_line
-from millstream.record import BufferId, Record
+from millstream.record import BufferId
 from millstream.spec import resolved
 from millstream.spec.graph import Graph
 from millstream_runner.cli.elsewhere import access_elsewhere, open_elsewhere, pipeline_elsewhere
 from millstream_runner.cli.place import directory_of
+from millstream_runner.cli.records import check_buffer, record_line
 from millstream_runner.local import audit
-from millstream_runner.local.formatting import time_text
 from millstream_runner.local.stored import open_run
 from millstream_runner.local.view import PipelineView
 
@@ -39,12 +34,12 @@ def run(arguments: argparse.Namespace) -> int:
     elsewhere = pipeline_elsewhere(arguments)
     if elsewhere is not None:
         graph, access = elsewhere.graph, access_elsewhere(arguments, elsewhere.graph)
-        _check(graph, BufferId(arguments.edge, arguments.partition))
+        check_buffer(graph, arguments.edge, arguments.partition)
         audit.note_elsewhere(elsewhere, "peek", **of_buffer, broker=access.place, access=access.identity)
         return _run(graph, lambda: open_elsewhere(graph, access), arguments)
     directory = directory_of(arguments)
     graph = resolved.load(directory.read_pipeline()).graph
-    _check(graph, BufferId(arguments.edge, arguments.partition))
+    check_buffer(graph, arguments.edge, arguments.partition)
     audit.note(directory, "peek", **of_buffer)
     return _run(graph, lambda: open_run(directory, graph), arguments)
 
@@ -54,21 +49,6 @@ def _run(graph: Graph, opening: _Opening, arguments: argparse.Namespace) -> int:
     if arguments.count < 1:
         raise UserError(codes.OPTION_VALUE, f"--count {arguments.count}: at least 1 is needed")
     return asyncio.run(_peek(opening, buffer, arguments))
-
-
-def _check(graph: Graph, buffer: BufferId) -> None:
-    names = [edge.name for edge in graph.edges]
-    if buffer.edge not in names:
-        raise UserError(
-            codes.NOT_IN_PIPELINE,
-            f"pipeline {graph.pipeline.name} has no edge {buffer.edge!r}; it has: {', '.join(names)}"
-            f"{did_you_mean(buffer.edge, names)}",
-        )
-    partitions = graph.vertex(graph.edge(buffer.edge).to).partitions
-    if not 0 <= buffer.partition < partitions:
-        raise UserError(
-            codes.NOT_IN_PIPELINE, f"edge {buffer.edge} has partitions 0 to {partitions - 1}, not {buffer.partition}"
-        )
 
 
 async def _peek(opening: _Opening, buffer: BufferId, arguments: argparse.Namespace) -> int:
@@ -90,37 +70,10 @@ async def _peek(opening: _Opening, buffer: BufferId, arguments: argparse.Namespa
                     continue
                 for index, record in enumerate(frame.to_records()):
                     if left > 0:
-                        print(_line(stored.sequence, index, record, as_json=arguments.json))
+                        print(record_line(stored.sequence, index, record, as_json=arguments.json))
                     left -= 1
     if damaged:
         return DamageError.exit_code
     if left == arguments.count and not arguments.json:
         print(f"buffer {buffer} holds no records{'' if arguments.start is None else f' from {arguments.start} on'}")
     return 0
-
-
-def _line(sequence: int, index: int, record: Record, *, as_json: bool) -> str:
-    if as_json:
-        return json.dumps(_as_json(sequence, index, record))
-    value = record.value.decode(errors="backslashreplace")
-    if len(value) > _VALUE_CHARS_MAX:
-        value = f"{value[:_VALUE_CHARS_MAX]}... ({len(record.value):,} bytes)"
-    keys = f" keys={list(record.keys)}" if record.keys else ""
-    headers = f" headers={sorted(record.headers)}" if record.headers else ""
-    return f"{sequence}[{index}] {time_text(record.event_time_us)}{keys}{headers} {in_line(value)}"
-
-
-def _as_json(sequence: int, index: int, record: Record) -> dict[str, Any]:
-    entry: dict[str, Any] = {
-        "sequence": sequence,
-        "index": index,
-        "event_time_us": record.event_time_us,
-        "keys": list(record.keys),
-        "id": record.id,
-        "headers": {name: value.decode(errors="backslashreplace") for name, value in record.headers.items()},
-    }
-    try:
-        entry["value"] = record.value.decode()
-    except UnicodeDecodeError:
-        entry["value_base64"] = base64.b64encode(record.value).decode()
-    return entry

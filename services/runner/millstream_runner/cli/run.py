@@ -19,6 +19,7 @@ from millstream_runner.cli.debugged import debugged_functions
 from millstream_runner.cli.editor import refresh_schema
 from millstream_runner.cli.explain import explained_by
 from millstream_runner.cli.next_step import next_step
+from millstream_runner.cli.reporting import check_place, reporting
 from millstream_runner.colours import show_lines, show_message
 from millstream_runner.local import signals
 from millstream_runner.local.formatting import duration_text
@@ -54,9 +55,13 @@ def run(arguments: argparse.Namespace) -> int:
         watch=arguments.watch,
         debugged=debugged_functions(loaded, arguments.debug_function, arguments.debug_port),
     )
+    if arguments.report is not None:
+        check_place(arguments.report)
     screen = choose_screen(sys.stderr, quiet=arguments.quiet)
-    result = uvloop.run(run_pipeline(loaded, options, screen))
-    signals.ignore()
+    with reporting(arguments.report, loaded, options) as report:
+        result = uvloop.run(run_pipeline(loaded, options, screen, report.recording))
+        signals.ignore()
+        report.result, report.outcome = result, how_it_went(result)
     if result.failure is not None and (text := _failure_text(result.failure, debug=arguments.debug)):
         show_message(text.removesuffix("\n"), sys.stderr)
     if result.code is not None:
@@ -99,6 +104,17 @@ def result_json(result: RunResult) -> dict[str, Any]:
     }
 
 
+def how_it_went(result: RunResult) -> str:
+    """In a few words."""
+    if result.exit_code == ABORTED:
+        return "stopped at once"
+    if result.failure is not None:
+        return "stopped by the failure above"
+    if result.summary is not None and result.summary.ended:
+        return "was done before: nothing was left to do" if result.had_ended else "done: everything has been processed"
+    return "stopped"
+
+
 def result_text(result: RunResult) -> str:
     return "\n".join(result_lines(result))
 
@@ -106,15 +122,7 @@ def result_text(result: RunResult) -> str:
 def result_lines(result: RunResult) -> list[str]:
     """How a run went, for people: its account, and what comes next."""
     lines = list(summary_lines(result.summary)) if result.summary is not None else []
-    if result.exit_code == ABORTED:
-        how = "stopped at once"
-    elif result.failure is not None:
-        how = "stopped by the failure above"
-    elif result.summary is not None and result.summary.ended:
-        how = "was done before: nothing was left to do" if result.had_ended else "done: everything has been processed"
-    else:
-        how = "stopped"
-    lines.append(f"{how}, after {duration_text(result.elapsed_s)}; data directory: {result.directory}")
+    lines.append(f"{how_it_went(result)}, after {duration_text(result.elapsed_s)}; data directory: {result.directory}")
     if result.exit_code == 0 and result.summary is not None:
         more = "start over with --fresh" if result.summary.ended else "the next run goes on from here"
         lines[-1] += f" ({more})"

@@ -19,9 +19,13 @@ _DISTRIBUTIONS = (
 )
 
 
+def versions() -> dict[str, str]:
+    """Of what works together here, by name."""
+    return {**{name: _version_of(name) for name in _DISTRIBUTIONS}, "python": platform.python_version()}
+
+
 def run(arguments: argparse.Namespace) -> int:
-    found = {name: _version_of(name) for name in _DISTRIBUTIONS}
-    found["python"] = platform.python_version()
+    found = versions()
     if arguments.json:
         print(json.dumps(found))
         return 0

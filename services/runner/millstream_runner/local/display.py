@@ -16,6 +16,7 @@ from millstream.errors import InfrastructureError
 from millstream_runner.local.directory import DataDirectory, write_json
 from millstream_runner.local.members import Members
 from millstream_runner.local.progress import PipelineProgress, VertexProgress
+from millstream_runner.local.recording import Recording
 from millstream_runner.local.scene import Scene
 from millstream_runner.local.screen import Screen
 from millstream_runner.local.states import State
@@ -27,11 +28,20 @@ _log = logging.getLogger(__name__)
 class Display:
     """Shows how far a run is."""
 
-    def __init__(self, screen: Screen, directory: DataDirectory, clock: Clock, name: str, durability: str) -> None:
+    def __init__(
+        self,
+        screen: Screen,
+        directory: DataDirectory,
+        clock: Clock,
+        recording: Recording,
+        name: str,
+        durability: str,
+    ) -> None:
         """`name`: of the pipeline. `durability`: what was asked for, until the broker has said what it keeps."""
         self._screen = screen
         self._directory = directory
         self._clock = clock
+        self._recording = recording
         self._begun_s = clock.monotonic_s()
         self._name = name
         self._durability = durability
@@ -53,12 +63,14 @@ class Display:
         if not self._durability_found and (found := await view.durability()) is not None:
             self._durability = f"{found.level.value} ({'verified' if found.verified else 'not verified'})"
             self._durability_found = True
+            self._recording.durability = self._durability
 
     def take(self, progress: PipelineProgress, edges: Iterable[str]) -> None:
         """The figures of this moment, which the broker has just told. They stand until there are newer ones."""
         self._taken_s = self._clock.monotonic_s()
         self._vertices = progress.sample(now_us=self._clock.now_us(), now_s=self._taken_s)
         self._written = {edge: progress.written(edge) for edge in edges}
+        self._recording.take(self.elapsed_s, self._vertices)
 
     def show(self, state: State, waits_for: str, progress: PipelineProgress, members: Members) -> None:
         """How it is now, on the screen and in the status file."""
@@ -76,6 +88,7 @@ class Display:
         )
         if state is not self._state:
             self._state = state
+            self._recording.state(self.elapsed_s, state.value)
             _log.info("the run is %s%s", state.value, f", and waits for {waits_for}" if waits_for else "")
         self._screen.show(scene)
         failure = members.failure

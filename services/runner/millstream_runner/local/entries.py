@@ -12,6 +12,7 @@ from typing import Any
 from millstream.clock import Clock
 from millstream.telemetry.logging import NOTICE
 from millstream_runner.local.logfiles import short_entry
+from millstream_runner.local.recording import Recording
 from millstream_runner.local.screen import MESSAGES_PER_S, Screen
 
 _REPEAT_S = 30.0
@@ -24,9 +25,11 @@ _REMEMBERED_MAX = 1000
 class ShownEntries:
     """Shows warnings and worse, at a bounded rate, and the same one again only after a while."""
 
-    def __init__(self, screen: Screen, clock: Clock) -> None:
+    def __init__(self, screen: Screen, clock: Clock, recording: Recording) -> None:
         self._screen = screen
         self._clock = clock
+        self._recording = recording
+        self._begun_s = clock.monotonic_s()
         self._count = 0
         """Shown or left out since `_since_s`."""
         self._since_s = 0.0
@@ -35,9 +38,15 @@ class ShownEntries:
         self._repeats: Counter[str] = Counter()
         """How often each has come since."""
 
+    def say(self, entry: Mapping[str, Any]) -> None:
+        """Show an entry, however many there are."""
+        self._recording.entry(self._clock.monotonic_s() - self._begun_s, entry)
+        self._screen.message(short_entry(entry))
+
     def show(self, entry: Mapping[str, Any]) -> bool:
         """Show an entry, if there are not too many. Returns whether it has been."""
         now_s = self._clock.monotonic_s()
+        self._recording.entry(now_s - self._begun_s, entry)
         if now_s - self._since_s >= 1.0:
             if self._count > MESSAGES_PER_S:
                 left_out = self._count - MESSAGES_PER_S

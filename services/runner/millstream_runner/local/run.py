@@ -42,11 +42,12 @@ from millstream_runner.local.draining import drain
 from millstream_runner.local.entries import ShownEntries
 from millstream_runner.local.ledgers import KnownLedgers
 from millstream_runner.local.listening import refuse_taken_ports
-from millstream_runner.local.logfiles import LogFile, short_entry
+from millstream_runner.local.logfiles import LogFile
 from millstream_runner.local.members import Members
 from millstream_runner.local.outputs import former_outputs, move_outputs, refuse_former_outputs
 from millstream_runner.local.processes import end_stale
 from millstream_runner.local.progress import PipelineProgress
+from millstream_runner.local.recording import Recording
 from millstream_runner.local.replica import Failure
 from millstream_runner.local.runner_log import runner_log
 from millstream_runner.local.screen import Screen
@@ -129,8 +130,9 @@ class RunResult:
         return codes.STORED_CONTRADICTS if self.summary.damage else codes.UNBALANCED
 
 
-async def run(loaded: Loaded, options: RunOptions, screen: Screen) -> RunResult:
-    """Run a pipeline until it has ended, is asked to stop (SIGINT, SIGTERM, SIGHUP), or fails.
+async def run(loaded: Loaded, options: RunOptions, screen: Screen, recording: Recording | None = None) -> RunResult:
+    """Run a pipeline until it has ended, is asked to stop (SIGINT, SIGTERM, SIGHUP), or fails. `recording` gets what it
+    was like.
 
     Raises errors of before the start: the directory is in use, or holds another pipeline's data.
     """
@@ -166,7 +168,7 @@ async def run(loaded: Loaded, options: RunOptions, screen: Screen) -> RunResult:
             claim(directory, loaded)
         port = previous.broker_port if previous is not None else None
         with audit.until_end(directory, screen.message) as outcome:
-            result = await _Run(loaded, options, screen, directory, change).run(port)
+            result = await _Run(loaded, options, screen, directory, change, recording or Recording()).run(port)
             outcome["exit_code"] = result.exit_code
             outcome["code"] = result.code.id if result.code is not None else None
         return result
@@ -180,7 +182,13 @@ class _Run:
     """One run, between the lock and the exit code."""
 
     def __init__(
-        self, loaded: Loaded, options: RunOptions, screen: Screen, directory: DataDirectory, change: Change | None
+        self,
+        loaded: Loaded,
+        options: RunOptions,
+        screen: Screen,
+        directory: DataDirectory,
+        change: Change | None,
+        recording: Recording,
     ) -> None:
         self._loaded = loaded
         self._options = options
@@ -189,8 +197,8 @@ class _Run:
         self._change = change
         self._task = _current_task()
         self._progress = PipelineProgress(loaded.graph)
-        self._display = Display(screen, directory, _CLOCK, loaded.pipeline.name, options.durability.value)
-        self._entries = ShownEntries(screen, _CLOCK)
+        self._display = Display(screen, directory, _CLOCK, recording, loaded.pipeline.name, options.durability.value)
+        self._entries = ShownEntries(screen, _CLOCK, recording)
         self._changed = asyncio.Event()
         """Something about a process has changed."""
         self._drain_asked = asyncio.Event()
@@ -360,7 +368,7 @@ class _Run:
             have_ended=self._have_ended,
             on_output=self._screen.output,
             on_entry=self._entries.show,
-            on_health=lambda entry: self._screen.message(short_entry(entry)),
+            on_health=self._entries.say,
             on_change=changed,
         )
         return LocalWorker(plan, Logs(self._directory.logs, plan, self._graph, files), hooks)
@@ -385,7 +393,7 @@ class _Run:
             log=files.enter_context(LogFile(self._directory.logs / f"{plan.name}.jsonl")),
             on_output=self._screen.output,
             on_entry=self._entries.show,
-            on_health=lambda entry: self._screen.message(short_entry(entry)),
+            on_health=self._entries.say,
             on_change=changed,
         )
 

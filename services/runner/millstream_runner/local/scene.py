@@ -73,10 +73,14 @@ class Scene:
 
     @property
     def slow(self) -> VertexProgress | None:
-        """The vertex that holds the others up: of those with a full buffer the last, because it fills the ones
-        before."""
-        full = [vertex for vertex in self.vertices if vertex.fill >= SLOW_FILL]
-        return full[-1] if full and not self.is_over else None
+        """The vertex that holds the others up."""
+        return None if self.is_over else slow_of(self.vertices)
+
+
+def slow_of(vertices: Sequence[VertexProgress]) -> VertexProgress | None:
+    """The vertex that holds the others up: of those with a full buffer the last, because it fills the ones before."""
+    full = [vertex for vertex in vertices if vertex.fill >= SLOW_FILL]
+    return full[-1] if full else None
 
 
 def scene_from_json(data: Mapping[str, Any]) -> Scene:

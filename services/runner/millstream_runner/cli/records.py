@@ -1,0 +1,75 @@
+"""Records on the command line: which edge is meant, and how a record is printed.
+
+Above it: `peek`, `tap`. Below it: the graph, records.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from typing import Any
+
+from millstream import codes
+from millstream.errors import UserError
+from millstream.nearest import did_you_mean
+from millstream.printable import in_line
+from millstream.record import Record
+from millstream.spec.graph import Graph
+from millstream_runner.local.formatting import time_text
+
+_VALUE_CHARS_MAX = 200
+_LENGTH = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def seconds_of(option: str, text: str) -> float:
+    """A length of time such as 30s. Raises `UserError`."""
+    found = _LENGTH.fullmatch(text)
+    if found is None:
+        raise UserError(codes.OPTION_VALUE, f"{option} {text!r}: a length of time is needed, such as 30s, 10m or 2h")
+    return float(found[1]) * _SECONDS[found[2]]
+
+
+def check_buffer(graph: Graph, edge: str, partition: int | None) -> None:
+    """Raise `UserError` where the pipeline has no such edge, or the edge no such partition."""
+    names = [one.name for one in graph.edges]
+    if edge not in names:
+        raise UserError(
+            codes.NOT_IN_PIPELINE,
+            f"pipeline {graph.pipeline.name} has no edge {edge!r}; it has: {', '.join(names)}"
+            f"{did_you_mean(edge, names)}",
+        )
+    partitions = graph.vertex(graph.edge(edge).to).partitions
+    if partition is not None and not 0 <= partition < partitions:
+        raise UserError(codes.NOT_IN_PIPELINE, f"edge {edge} has partitions 0 to {partitions - 1}, not {partition}")
+
+
+def record_line(sequence: int, index: int, record: Record, *, as_json: bool, partition: int | None = None) -> str:
+    """A record on one line. `partition`: where several are shown."""
+    if as_json:
+        more = {} if partition is None else {"partition": partition}
+        return json.dumps({**more, **_as_json(sequence, index, record)})
+    value = record.value.decode(errors="backslashreplace")
+    if len(value) > _VALUE_CHARS_MAX:
+        value = f"{value[:_VALUE_CHARS_MAX]}... ({len(record.value):,} bytes)"
+    place = f"{sequence}[{index}]" if not partition else f"{partition}:{sequence}[{index}]"
+    keys = f" keys={list(record.keys)}" if record.keys else ""
+    headers = f" headers={sorted(record.headers)}" if record.headers else ""
+    return f"{place} {time_text(record.event_time_us)}{keys}{headers} {in_line(value)}"
+
+
+def _as_json(sequence: int, index: int, record: Record) -> dict[str, Any]:
+    entry: dict[str, Any] = {
+        "sequence": sequence,
+        "index": index,
+        "event_time_us": record.event_time_us,
+        "keys": list(record.keys),
+        "id": record.id,
+        "headers": {name: value.decode(errors="backslashreplace") for name, value in record.headers.items()},
+    }
+    try:
+        entry["value"] = record.value.decode()
+    except UnicodeDecodeError:
+        entry["value_base64"] = base64.b64encode(record.value).decode()
+    return entry

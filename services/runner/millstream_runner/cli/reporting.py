@@ -1,0 +1,159 @@
+"""The report of `millstream run --report`: what it is made from, and that it is written however the run ends.
+
+Above it: `millstream run`. Below it: the page, the recording of the run, files of dead letters, this machine.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+
+import psutil
+
+from millstream import codes
+from millstream.errors import InfrastructureError, MillstreamError, UserError
+from millstream.processors import processors
+from millstream.spec.loading import Loaded
+from millstream_runner.cli.deadletters import stored_files
+from millstream_runner.cli.envelopes import read_files
+from millstream_runner.cli.version import versions
+from millstream_runner.local.causes import first_cause
+from millstream_runner.local.directory import write_text
+from millstream_runner.local.recording import Recording
+from millstream_runner.local.run import RunOptions, RunResult
+from millstream_runner.pictures.report import EXCERPT_CHARS_MAX, SAMPLES_MAX, DeadLetters, Report, report_page
+
+_ENVELOPES_MAX = 10_000
+"""Dead letters that are looked at; a sink may have millions."""
+
+
+def check_place(path: Path) -> None:
+    """Raise `UserError` where no report can be written, before anything runs."""
+    if path.is_dir():
+        raise UserError(codes.OPTION_VALUE, f"--report {path}: this is a directory; name a file, such as report.html")
+    directory = path.absolute().parent
+    if not directory.is_dir():
+        raise UserError(codes.OPTION_VALUE, f"--report {path}: there is no directory {directory}")
+    if not os.access(directory, os.W_OK):
+        raise UserError(codes.OPTION_VALUE, f"--report {path}: nothing can be written into {directory}")
+
+
+class Reporting:
+    """What the report of a run is made from. Made by `reporting`."""
+
+    def __init__(self) -> None:
+        self.recording = Recording()
+        self.result: RunResult | None = None
+        """None where the run has ended with an error that is raised."""
+        self.outcome = ""
+        """How it went, in a sentence."""
+
+
+@contextmanager
+def reporting(path: Path | None, loaded: Loaded, options: RunOptions) -> Iterator[Reporting]:
+    """Write the report of what runs in the block at its end, if one was asked for and anything has run."""
+    report = Reporting()
+    began = datetime.now(UTC)
+    try:
+        yield report
+    except Exception as error:
+        if path is not None and report.recording.states:
+            _write(path, _report(loaded, options, report, began, _text_of(error)))
+        raise
+    if path is not None:
+        _write(path, _report(loaded, options, report, began, ""))
+
+
+def _text_of(error: Exception) -> str:
+    cause = first_cause(error) if isinstance(error, ExceptionGroup) else error
+    return cause.shown if isinstance(cause, MillstreamError) else repr(cause)
+
+
+def _write(path: Path, report: Report) -> None:
+    """Whole or not at all. A run that went well does not fail because of it."""
+    try:
+        write_text(path.absolute(), report_page(report))
+    except InfrastructureError as error:
+        print(f"warning: there is no report: {error}", file=sys.stderr)
+    else:
+        print(f"report: {path}", file=sys.stderr)
+
+
+def _report(loaded: Loaded, options: RunOptions, report: Reporting, began: datetime, error: str) -> Report:
+    report.recording.finish()
+    result = report.result
+    failure = result.failure if result is not None else None
+    if failure is not None:
+        code = f"[{failure.code.id}]" if failure.code is not None else ""
+        error = f"error{code}: {failure.process} {failure.reason}\n{failure.message}"
+    letters, remark = _dead_letters(loaded)
+    elapsed_s = (datetime.now(UTC) - began).total_seconds()
+    return Report(
+        graph=loaded.graph,
+        recording=report.recording,
+        outcome=report.outcome.replace("above", "below") or "ended by the error below",
+        is_good=result is not None and result.exit_code == 0,
+        elapsed_s=result.elapsed_s if result is not None else elapsed_s,
+        began=began.strftime("%Y-%m-%d %H:%M:%S UTC"),
+        summary=result.summary if result is not None else None,
+        failure=error,
+        dead_letters=letters,
+        dead_letters_remark=remark,
+        environment=_environment(report.recording),
+        options={
+            "command line": shlex.join(sys.argv),
+            "pipeline file": str(loaded.path),
+            # What was not asked for says nothing.
+            **{name: getattr(value, "value", str(value)) for name, value in asdict(options).items() if value},
+        },
+    )
+
+
+def _environment(recording: Recording) -> dict[str, str]:
+    memory = psutil.virtual_memory().total / 2**30
+    return {
+        "ledgers' durability": recording.durability or "not known",
+        "system": f"{platform.system()} {platform.release()} ({platform.machine()})",
+        "processors": str(processors()),
+        "memory": f"{memory:.1f} GiB",
+        **versions(),
+    }
+
+
+def _dead_letters(loaded: Loaded) -> tuple[list[DeadLetters], str]:
+    """Those that file sinks have stored, by vertex and reason; and where they were looked for."""
+    if not any(edge.kind == "deadLetter" for edge in loaded.graph.edges):
+        return [], ""
+    kinds: dict[tuple[str, str], DeadLetters] = {}
+    seen = 0
+    try:
+        places = stored_files(loaded.graph, loaded.base_dir)
+        for found in islice(read_files(places), _ENVELOPES_MAX):
+            envelope = found.envelope
+            seen += 1
+            key = (envelope.vertex, envelope.reason)
+            known = kinds.get(key)
+            count = known.count + 1 if known is not None else 1
+            place = known.place if known is not None else found.place
+            excerpt = known.excerpt if known is not None else _excerpt(envelope.value)
+            kinds[key] = DeadLetters(*key, count, place, excerpt)
+    except (UserError, OSError) as error:
+        return [], f"Stored dead letters could not be shown: {error}"
+    shown = sorted(kinds.values(), key=lambda one: -one.count)[:SAMPLES_MAX]
+    more = f"; {len(kinds) - len(shown)} other reasons are not shown" if len(kinds) > len(shown) else ""
+    limit = f", the first {_ENVELOPES_MAX:,} of them" if seen == _ENVELOPES_MAX else ""
+    names = ", ".join(str(place) for place in places)
+    return shown, f"From the files of {names}{limit}, earlier runs' among them{more}. See `millstream deadletters`."
+
+
+def _excerpt(value: bytes) -> str:
+    text = value[: 4 * EXCERPT_CHARS_MAX].decode(errors="backslashreplace")
+    return text if len(text) <= EXCERPT_CHARS_MAX else f"{text[:EXCERPT_CHARS_MAX]}… ({len(value):,} bytes)"

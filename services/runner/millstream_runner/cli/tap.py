@@ -1,0 +1,218 @@
+"""`millstream tap`: records of an edge as they pass, without any effect on them.
+
+    look ─► print ─► look ... until --limit, --duration, Ctrl-C, or the end of the run
+
+The pipeline does not know of the tap: it may be slow, be stopped or die, and nothing waits for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+
+from millstream import codes
+from millstream.buffers.registry import technology_of
+from millstream.errors import RetryLaterError, UserError
+from millstream.spec import resolved
+from millstream.spec.graph import Graph
+from millstream_runner.cli.elsewhere import access_elsewhere, open_elsewhere, pipeline_elsewhere
+from millstream_runner.cli.place import directory_of
+from millstream_runner.cli.records import check_buffer, record_line, seconds_of
+from millstream_runner.local import audit
+from millstream_runner.local.directory import DataDirectory
+from millstream_runner.local.processes import is_alive
+from millstream_runner.local.tapping import Passed, Tap, open_tap
+from millstream_runner.local.view import PipelineView, open_view
+
+POLL_S = 0.05
+"""Between two looks at an edge on which nothing passes."""
+_ALIVE_POLL_S = 0.25
+_MARKS_POLL_S = 1.0
+_MISSED_PATIENCE_S = 5.0
+"""For counting what was missed, at the end."""
+
+
+@dataclass(slots=True)
+class _Shown:
+    """What came of a tap."""
+
+    tap: Tap | None = None
+    shown: int = 0
+    left_out: int = 0
+    """By --key."""
+    told_frames: int = 0
+    """Of those missed, for which there was a line."""
+    is_over: bool = False
+    """The run, while it was looked at."""
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.limit is not None and arguments.limit < 1:
+        raise UserError(codes.OPTION_VALUE, f"--limit {arguments.limit}: at least 1 is needed")
+    limit_s = seconds_of("--duration", arguments.duration) if arguments.duration is not None else None
+    elsewhere = pipeline_elsewhere(arguments)
+    of_edge = {"edge": arguments.edge}
+    if elsewhere is not None:
+        graph, access = elsewhere.graph, access_elsewhere(arguments, elsewhere.graph)
+        check_buffer(graph, arguments.edge, arguments.partition)
+        audit.note_elsewhere(elsewhere, "tap", **of_edge, broker=access.place, access=access.identity)
+        return _run(graph, lambda: open_elsewhere(graph, access), None, arguments, limit_s)
+    directory = directory_of(arguments)
+    graph = resolved.load(directory.read_pipeline()).graph
+    check_buffer(graph, arguments.edge, arguments.partition)
+    runtime = directory.read_runtime()
+    if runtime is None or not is_alive(runtime.runner):
+        raise UserError(
+            codes.NO_SUCH_RUN,
+            f"pipeline {graph.pipeline.name} does not run, so nothing passes; `millstream peek` shows what waits",
+        )
+    audit.note(directory, "tap", **of_edge)
+    access_of_run = directory.access(runtime, technology_of(graph.pipeline))
+    return _run(graph, lambda: open_view(graph, access_of_run), directory, arguments, limit_s)
+
+
+def _run(
+    graph: Graph,
+    opening: Callable[[], AbstractAsyncContextManager[PipelineView]],
+    directory: DataDirectory | None,
+    arguments: argparse.Namespace,
+    limit_s: float | None,
+) -> int:
+    """`directory`: of the run; None for one that runs elsewhere."""
+    shown = _Shown()
+    # Ctrl-C is the usual way to end it.
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(_follow(graph, opening, directory, arguments, limit_s, shown))
+    if shown.tap is None:
+        print(f"tap: nothing has passed edge {arguments.edge} yet", file=sys.stderr)
+    return 0
+
+
+async def _follow(
+    graph: Graph,
+    opening: Callable[[], AbstractAsyncContextManager[PipelineView]],
+    directory: DataDirectory | None,
+    arguments: argparse.Namespace,
+    limit_s: float | None,
+    shown: _Shown,
+) -> None:
+    async with opening() as view:
+        try:
+            async with asyncio.timeout(limit_s), _until_over(directory, shown):
+                partitions = None if arguments.partition is None else [arguments.partition]
+                shown.tap = await _opened(graph, view, arguments.edge, partitions)
+                await _show(shown.tap, arguments, shown)
+        except TimeoutError:
+            pass
+        finally:
+            if shown.tap is not None:
+                print(await _in_all(shown.tap, directory, shown), file=sys.stderr)
+
+
+async def _opened(graph: Graph, view: PipelineView, edge: str, partitions: list[int] | None) -> Tap:
+    while True:
+        with contextlib.suppress(RetryLaterError):
+            return await open_tap(graph, view, edge, partitions)
+        await asyncio.sleep(POLL_S)
+
+
+async def _show(tap: Tap, arguments: argparse.Namespace, shown: _Shown) -> None:
+    """Print records until there are enough, or nothing will pass any more."""
+    loop = asyncio.get_running_loop()
+    asked_s = loop.time()
+    while True:
+        seen = tap.seen
+        with contextlib.suppress(RetryLaterError):
+            async for passed in tap.look():
+                if _is_wanted(passed, arguments.key):
+                    print(_line(passed, as_json=arguments.json))
+                    shown.shown += 1
+                    if shown.shown == arguments.limit:
+                        return
+                else:
+                    shown.left_out += 1
+            sys.stdout.flush()
+            if tap.missed_frames > shown.told_frames:
+                missed = tap.missed_frames - shown.told_frames
+                shown.told_frames = tap.missed_frames
+                print(f"tap: {missed:,} frame(s) missed here: they were read and removed too fast", file=sys.stderr)
+            if tap.seen == seen and loop.time() - asked_s > _MARKS_POLL_S:
+                asked_s = loop.time()
+                if await tap.has_ended():
+                    return
+        if tap.seen == seen:
+            await asyncio.sleep(POLL_S)
+
+
+def _is_wanted(passed: Passed, keys: list[str] | None) -> bool:
+    return not keys or any(key in passed.record.keys for key in keys)
+
+
+def _line(passed: Passed, *, as_json: bool) -> str:
+    return record_line(passed.sequence, passed.index, passed.record, partition=passed.partition, as_json=as_json)
+
+
+@asynccontextmanager
+async def _until_over(directory: DataDirectory | None, shown: _Shown) -> AsyncIterator[None]:
+    """End the block when the runner has ended: its broker, which may be waited for, is gone then."""
+    if directory is None:
+        yield
+        return
+    inside = asyncio.current_task()
+    assert inside is not None, "a block runs in a task"
+
+    async def watch() -> None:
+        while True:
+            runtime = directory.read_runtime()
+            if runtime is None or not is_alive(runtime.runner):
+                shown.is_over = True
+                inside.cancel()
+                return
+            await asyncio.sleep(_ALIVE_POLL_S)
+
+    async with asyncio.TaskGroup() as tasks:
+        watching = tasks.create_task(watch(), name="watch the runner")
+        try:
+            yield
+        except asyncio.CancelledError:
+            if not shown.is_over:
+                raise
+            inside.uncancel()
+        finally:
+            watching.cancel()
+
+
+async def _in_all(tap: Tap, directory: DataDirectory | None, shown: _Shown) -> str:
+    """What came of it, for people: never more than is known."""
+    parts = [f"{shown.shown:,} record(s) shown"]
+    if shown.left_out:
+        parts.append(f"{shown.left_out:,} with other keys left out")
+    missed = await _missed(tap, directory, shown)
+    if missed is None:
+        parts.append("how many were missed is not known")
+    elif missed:
+        parts.append(f"{missed:,} missed: they passed faster than they could be looked at")
+    if shown.is_over:
+        parts.append("the run has ended")
+    return f"tap: {', '.join(parts)}"
+
+
+async def _missed(tap: Tap, directory: DataDirectory | None, shown: _Shown) -> int | None:
+    """Records that passed while the tap was open, and were not seen."""
+    if not shown.is_over:
+        try:
+            async with asyncio.timeout(_MISSED_PATIENCE_S):
+                return await tap.missed()
+        except (TimeoutError, RetryLaterError):
+            pass
+    # The broker is gone; what passed stands in the last figures of the runner.
+    status = directory.read_status() if directory is not None else None
+    passed = (status or {}).get("edges", {}).get(tap.edge)
+    if not isinstance(passed, int) or not tap.is_whole:
+        return None
+    return max(0, passed - tap.records_before - tap.seen)
