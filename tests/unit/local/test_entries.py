@@ -60,7 +60,7 @@ def test_of_too_many_lines_in_a_second_the_rest_is_counted() -> None:
 
 def test_repeats_are_counted() -> None:
     screen, clock = _Screen(), _Clock()
-    entries = ShownEntries(screen, clock)
+    entries = ShownEntries(screen, clock, Recording())
     for _ in range(3):
         entries.show(_entry("waits"))
     clock.time_s += 60
@@ -70,7 +70,7 @@ def test_repeats_are_counted() -> None:
 
 def test_a_notice_is_shown_each_time_and_once_for_all_replicas() -> None:
     screen, clock = _Screen(), _Clock()
-    entries = ShownEntries(screen, clock)
+    entries = ShownEntries(screen, clock, Recording())
     notice = {"level": "info", "vertex": "map", "message": "f.py changed", NOTICE: True}
     for _ in range(2):
         for replica in ("map-0", "map-1"):
