@@ -78,6 +78,8 @@ SOURCE_POSITION_BYTES_MAX = 64 * KIB
 """Of the position that a source function gives: it is stored with every commit."""
 TRACEPARENT_BYTES_MAX = 128
 """Of a trace context; the one of W3C has 55."""
+FUNCTION_IMPORT_TIMEOUT_S = 60.0
+"""How long the module of a function may take to be imported where it is only looked at: as long as a start may."""
 SIDECAR_BACKOFF_FIRST_S = 0.1
 SIDECAR_BACKOFF_LAST_S = 5.0
 """A sidecar that dies is restarted after the first, then double, up to the last."""

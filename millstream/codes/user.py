@@ -551,6 +551,33 @@ FUNCTION_IN_CONTAINER = Code(
     do="Start the container beside the worker and name its `address`, or use `command` or `python`.",
 )
 
+FUNCTION_IMPORT_RAISES = Code(
+    2607,
+    "The module of a function cannot be imported",
+    happened=(
+        "`millstream validate --import` has started the function as a run would, and its module raised an error, "
+        "or the process ended or waited before the function was there. A package that is missing in the "
+        "function's own environment is the common cause."
+    ),
+    data="Nothing was run, and no data was touched.",
+    do=(
+        "Correct the module, or install the package for the Python that runs the function: that of Millstream for "
+        "`python`, the first word of `command` otherwise. The traceback begins with your own code."
+    ),
+)
+
+FUNCTION_UNUSABLE = Code(
+    2608,
+    "A function cannot be called as it is written",
+    happened=(
+        "The function takes too many or too few arguments, is not async where it has to be, is annotated with a "
+        "type that no value can be or that cannot be sent on, needs a package that is not installed "
+        "(`arrow=True`), or is of another kind than its vertex: a map where a sink is needed, say."
+    ),
+    data="Nothing was run, and no data was touched.",
+    do="Change the function as the message says. docs/udf.md has every form that a function may have.",
+)
+
 QUERY = Code(
     2603,
     "A query cannot run",

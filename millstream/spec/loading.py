@@ -197,7 +197,7 @@ def _empty_groups(value: Any) -> Iterator[Finding]:
 def _problem(file: str, document: yaml_text.Document, finding: Finding) -> Problem:
     place = document.place_of(finding.path, key=finding.code is codes.UNKNOWN_FIELD)
     text = path_text(finding.path)
-    return Problem(finding.code, file, place.line, place.column, text, finding.what, finding.expected)
+    return Problem(finding.code, file, place.line, place.column, text, finding.what, finding.expected, finding.detail)
 
 
 def _text_problem(file: str, problem: yaml_text.TextProblem) -> Problem:

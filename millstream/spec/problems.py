@@ -45,6 +45,8 @@ class Problem:
     """What is wrong."""
     expected: str
     """What was expected, or what to do."""
+    detail: str = ""
+    """More of it in lines of their own, such as a traceback of the user's code."""
 
     def __str__(self) -> str:
         place = ":".join(str(part) for part in (self.file, self.line, self.column) if part)
@@ -54,7 +56,8 @@ class Problem:
 
     def as_json(self) -> dict[str, Any]:
         """Its fields, with the code as it is printed."""
-        return {"code": self.code.id} | {name: getattr(self, name) for name in _TOLD}
+        told = {"code": self.code.id} | {name: getattr(self, name) for name in _TOLD}
+        return told | ({"detail": self.detail} if self.detail else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +92,15 @@ class Finding:
     """What is wrong."""
     expected: str
     """What was expected."""
+    detail: str = ""
+    """As in `Problem`."""
 
 
 def problem_lines(problems: Sequence[Problem]) -> Iterator[str]:
     """What is printed of them."""
-    yield from map(str, problems[:PROBLEMS_SHOWN_MAX])
+    for problem in problems[:PROBLEMS_SHOWN_MAX]:
+        yield str(problem)
+        yield from (f"    {line}" for line in problem.detail.splitlines())
     if len(problems) > PROBLEMS_SHOWN_MAX:
         yield f"... and {len(problems) - PROBLEMS_SHOWN_MAX} more problems (`millstream validate -o json` has all)"
 

@@ -259,7 +259,7 @@ class GroupBy(SpecModel):
     noun = "groupBy"
 
     window: Window
-    """Which records belong together."""
+    """Which records belong together, such as `{fixed: {length: 1m}}`."""
     keyed: Flag = False
     """One group per window and key (true), or one per window (false). Without it a vertex has one partition."""
     allowed_lateness_s: Duration = Field(default=0.0, alias="allowedLateness")

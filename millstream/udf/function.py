@@ -31,6 +31,8 @@ from millstream.udf.protocol import (
 from millstream.udf.sidecar import LogLine, Sidecar, SidecarSpec, open_sidecar
 from millstream.udf.socket_directory import open_socket_directory
 
+_WINDOW_FORGOTTEN = "; a vertex that reduces has `groupBy` with a `window`, such as `{window: {fixed: {length: 1m}}}`"
+
 
 class Function:
     """A function behind an address; see `UdfClient`. Made by `open_local_function` and `open_remote_function`."""
@@ -73,7 +75,8 @@ class Function:
             served = " and ".join(known.value for known in FunctionKind if known in kinds) or "nothing"
             raise UdfError(
                 codes.FUNCTION_KIND,
-                f"{name.pipeline}/{name.vertex}: the function serves {served}, and this vertex needs a {kind.value}",
+                f"{name.pipeline}/{name.vertex}: the function serves {served}, and this vertex needs a {kind.value}"
+                + (_WINDOW_FORGOTTEN if kinds == {FunctionKind.REDUCE} else ""),
             )
 
 

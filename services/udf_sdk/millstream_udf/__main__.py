@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from millstream_udf import debugging, imported, logs
+from millstream_udf import checking, debugging, imported, logs
 from millstream_udf.failures import describe
 from millstream_udf.loading import LoadError, load
-from millstream_udf.server import run
 
 USAGE = "usage: python -m millstream_udf module:function | path/file.py:function"
 
@@ -24,13 +23,22 @@ def main() -> None:
         definition = load(sys.argv[1])
     except LoadError as error:
         imported.list_failed(error)
+        if checking.asked():
+            checking.report_unusable(error, found=error.found)
         print(f"millstream_udf: {error}", file=sys.stderr)
         sys.exit(2)
     except Exception as error:  # noqa: BLE001  # whatever the user's module raises when it is imported
         imported.list_failed(error)
+        if checking.asked():
+            checking.report_raised(error)
         print(describe(error), file=sys.stderr)
         # Another start would import the same.
         sys.exit(2)
+    if checking.asked():
+        checking.check(definition)
+    # It brings gRPC, which a check has no use for.
+    from millstream_udf.server import run
+
     run(definition)
 
 

@@ -17,7 +17,11 @@ from millstream_udf.definition import ATTRIBUTE, Definition, define
 
 
 class LoadError(Exception):
-    """The function cannot be found or cannot be used. The cause, if any, is the user's own exception."""
+    """The function cannot be found (`found` is False) or cannot be used."""
+
+    def __init__(self, message: str, *, found: bool = True) -> None:
+        super().__init__(message)
+        self.found = found
 
 
 def load(spec: str, directory: str = "") -> Definition:
@@ -31,7 +35,7 @@ def load(spec: str, directory: str = "") -> Definition:
     target: Any = module
     for part in name.split("."):
         if not hasattr(target, part):
-            raise LoadError(f"{where} has no {name}{_candidates(module)}")
+            raise LoadError(f"{where} has no {name}{_candidates(module)}", found=False)
         target = getattr(target, part)
     try:
         return define(target, name)
@@ -42,7 +46,7 @@ def load(spec: str, directory: str = "") -> Definition:
 def _load_file(path: str, directory: str) -> ModuleType:
     found = os.path.join(directory, path)
     if not os.path.isfile(found):
-        raise LoadError(f"there is no file {path} (working directory: {directory})")
+        raise LoadError(f"there is no file {path} (working directory: {directory})", found=False)
     # Its neighbours can be imported, as if it had been started as a script.
     _search(os.path.dirname(found))
     _search(directory)
@@ -64,7 +68,8 @@ def _load_module(name: str, directory: str) -> ModuleType:
         # A module that is missing inside the user's module is the user's traceback to read.
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             raise LoadError(
-                f"there is no module {name} (working directory: {directory}); for a file write path/file.py:function"
+                f"there is no module {name} (working directory: {directory}); for a file write path/file.py:function",
+                found=False,
             ) from None
         raise
 

@@ -25,7 +25,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from millstream_udf import debugging, imported, logs, output_prefix, spans
+from millstream_udf import checking, debugging, imported, logs, output_prefix, spans
 from millstream_udf.answering import MESSAGE_BYTES_MAX, answer_map, answer_sink, context_of, encode_map
 from millstream_udf.context import Context
 from millstream_udf.definition import (
@@ -354,6 +354,8 @@ def serve(target: Any) -> None:
     try:
         definition = define(target, name)
     except TypeError as error:
+        if checking.asked():
+            checking.report_unusable(error)
         sys.exit(f"millstream_udf: {error}")
     debugging.wait_for_debugger()
     run(definition)
@@ -361,6 +363,8 @@ def serve(target: Any) -> None:
 
 def run(definition: Definition) -> None:
     """Serve `definition` at the socket that the environment names. Ends the process."""
+    if checking.asked():
+        checking.check(definition)
     socket = os.environ.get(SOCKET_VARIABLE)
     if not socket:
         print(

@@ -130,9 +130,9 @@ async def open_programs(
                 remote = open_remote_function(program.address, protocol=protocol, tls=tls)
                 functions[role] = await stack.enter_async_context(remote)
                 continue
-            spec = _sidecar_spec(resolved, vertex, replica, role, program)
+            spec = sidecar_spec(resolved, vertex, replica, role, program, hidden)
             if spec is not None:
-                spec = development.of(replace(spec, held=_held(resolved, program, hidden)))
+                spec = development.of(spec)
                 local = open_local_function(spec, protocol=protocol, log=program_logger(role))
                 functions[role] = await stack.enter_async_context(local)
         yield Programs(programs, functions)
@@ -154,8 +154,11 @@ def _tls(resolved: Resolved, what: str, tls: ProgramTls | None) -> ClientTls | N
     )
 
 
-def _sidecar_spec(resolved: Resolved, vertex: str, replica: int, role: str, program: Program) -> SidecarSpec | None:
-    """How the program is started; None for a built-in."""
+def sidecar_spec(
+    resolved: Resolved, vertex: str, replica: int, role: str, program: Program, hidden: Sequence[Path] = ()
+) -> SidecarSpec | None:
+    """How the program is started; None for a built-in. `hidden`: as for `open_programs`. Raises `UserError` where a
+    value of its environment is not there, and for a container image."""
     if program.container is not None:
         raise UserError(
             codes.FUNCTION_IN_CONTAINER,
@@ -190,6 +193,7 @@ def _sidecar_spec(resolved: Resolved, vertex: str, replica: int, role: str, prog
         replica=replica,
         env=env,
         cwd=resolved.base_dir / (program.working_dir or Path()),
+        held=_held(resolved, program, hidden),
     )
 
 

@@ -233,6 +233,13 @@ def _add_validate(commands: Commands) -> None:
     command.add_argument(
         "--file-only", action="store_true", help="look at nothing but the file: no programs, no data, no Spark"
     )
+    command.add_argument(
+        "--import",
+        action="store_true",
+        dest="import_functions",
+        help="start each Python function as a run would, and say what cannot be imported or called: missing packages, "
+        "wrong arguments and annotations",
+    )
     _add_json(command)
 
 

@@ -32,6 +32,7 @@ EXAMPLES: dict[tuple[str, ...], tuple[Example, ...]] = {
     ),
     ("validate",): (
         Example("every problem with a file, and with what it refers to", "millstream validate pipeline.yaml"),
+        Example("also what cannot be imported or called", "millstream validate --import pipeline.yaml"),
         Example("the file alone, for a pre-commit hook", "millstream validate --file-only pipeline.yaml"),
         Example("as JSON, for scripts", "millstream validate -o json pipeline.yaml"),
     ),

@@ -11,12 +11,14 @@ from dataclasses import asdict
 from importlib.util import find_spec
 from typing import Any
 
+from millstream import codes
 from millstream.errors import MillstreamError, UserError
 from millstream.spec.checks import local_problems
 from millstream.spec.connectors import Guarantee
 from millstream.spec.guarantees import guarantees_of, promises
 from millstream.spec.loading import FileError, Loaded, Partial, load
 from millstream.spec.problems import Finding, Note, Problem, problem_lines
+from millstream.spec.resolved import Resolved
 from millstream.spec.sql import doubts_of
 from millstream_runner.colours import Style, show, show_message
 from millstream_runner.local.storage import reservation_text, reserved_bytes
@@ -27,6 +29,11 @@ def run(arguments: argparse.Namespace) -> int:
     partial: Partial | None = None
     problems: list[Problem] = []
     notes: list[Note] = []
+    functions: Sequence[Mapping[str, str]] = ()
+    if arguments.import_functions and arguments.file_only:
+        raise UserError(
+            codes.COMMAND_LINE, "--file-only looks at no function, and --import starts them: give one of them"
+        )
     try:
         loaded = load(arguments.file)
     except FileError as error:
@@ -46,12 +53,17 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             problems += local_problems(loaded)
             _ask_spark(loaded, problems, notes)
+    if arguments.import_functions:
+        functions = _import_functions(loaded, problems, notes)
     guarantees = guarantees_of(loaded.graph) if loaded is not None else {}
     if arguments.json:
         reserved = reserved_bytes(loaded.graph) if loaded is not None else {}
-        print(json.dumps(_as_json(str(arguments.file), problems, notes, guarantees) | {"reserved": reserved}))
+        told = _as_json(str(arguments.file), problems, notes, guarantees) | {"reserved": reserved}
+        print(json.dumps(told | ({"functions": functions} if arguments.import_functions else {})))
     else:
         _show(loaded, problems, notes, guarantees)
+        for function in functions:
+            print(_function_line(function))
     return UserError.exit_code if problems else 0
 
 
@@ -78,6 +90,27 @@ def _ask_spark(loaded: Loaded | Partial, problems: list[Problem], notes: list[No
     problems += [loaded.problem(finding) for finding in verdict.problems]
     problems.sort(key=lambda problem: (problem.line, problem.column, problem.path))
     notes += [loaded.note(path, text) for path, text in verdict.notes]
+
+
+def _import_functions(loaded: Loaded | None, problems: list[Problem], notes: list[Note]) -> Sequence[Mapping[str, str]]:
+    """Add what starting the functions shows, but for those that have a problem already."""
+    if loaded is None:
+        print("no function was imported: the file has to be valid first", file=sys.stderr)
+        return ()
+    # It brings the workers' side, for which other commands have no use.
+    from millstream_runner.local.function_checks import check_functions
+
+    known = {problem.path for problem in problems}
+    verdict = asyncio.run(check_functions(Resolved(loaded.pipeline, loaded.graph, loaded.base_dir), known))
+    problems += [loaded.problem(finding) for finding in verdict.problems]
+    problems.sort(key=lambda problem: (problem.line, problem.column, problem.path))
+    notes += [loaded.note(path, text) for path, text in verdict.notes]
+    return verdict.functions
+
+
+def _function_line(function: Mapping[str, str]) -> str:
+    gives = f", gives {function['gives']}" if function["gives"] else ""
+    return f"{function['role']} of {function['vertex']}: {function['function']} takes {function['takes']}{gives}"
 
 
 def _has_no_spark() -> bool:

@@ -1,0 +1,224 @@
+"""Imports the functions of a pipeline, each in an environment of its own, and says what cannot be run.
+
+Above it: `millstream validate --import`. Below it: the processes that a run would start, with the same commands,
+variables, directories and sandboxes, asked to report on their function and end (`millstream_udf.checking`). Nothing of
+a function is run but the import of its module.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path as FilePath
+from typing import Any
+
+from millstream import codes
+from millstream.errors import MillstreamError
+from millstream.limits import FUNCTION_IMPORT_TIMEOUT_S
+from millstream.lines import LastLines, text_of
+from millstream.processes import open_process
+from millstream.processors import processors
+from millstream.sandbox import confined
+from millstream.spec.problems import Finding, Path, path_text
+from millstream.spec.protocols import NATIVE
+from millstream.spec.resolved import Resolved
+from millstream.udf.environment import inherited
+from millstream.udf.program_lines import readable
+from millstream.udf.protocol import protocol_of
+from millstream.udf.sidecar import LINES_KEPT, SidecarSpec, python_command
+from millstream.udf.socket_directory import open_socket_directory
+from millstream_worker.programs import sidecar_spec
+
+CHECK_VARIABLE = "MILLSTREAM_UDF_CHECK"
+"""Tells the SDK where to write what it finds."""
+_PYTHON = re.compile(r"(python|pypy)[\d.]*")
+_EXPECTED = "a function that `millstream run` can start; docs/udf.md has the forms"
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What was found."""
+
+    problems: list[Finding] = field(default_factory=list)
+    notes: list[tuple[Path, str]] = field(default_factory=list)
+    functions: list[dict[str, str]] = field(default_factory=list)
+    """Those that can be started: vertex, role, function, takes, gives."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A program of the pipeline, and where it is named."""
+
+    spec: SidecarSpec
+    path: Path
+    kind: str
+    """What the vertex needs."""
+    written: str
+    """The function, as the pipeline file names it."""
+
+
+async def check_functions(resolved: Resolved, known: Collection[str] = ()) -> Verdict:
+    """`known`: places in the pipeline that have a problem already."""
+    verdict = Verdict()
+    places = list(_places(resolved, known, verdict))
+    starts: dict[Any, list[_Place]] = {}
+    for place in places:
+        spec = place.spec
+        same = (tuple(spec.command), tuple(sorted(spec.env.items())), spec.cwd, spec.held)
+        starts.setdefault(repr(same), []).append(place)
+    at_once = asyncio.Semaphore(processors())
+
+    async def check(some: list[_Place]) -> dict[str, Any]:
+        async with at_once:
+            return await _report(some[0].spec)
+
+    reports = await asyncio.gather(*map(check, starts.values()))
+    for some, report in zip(starts.values(), reports, strict=True):
+        _judge(some, report, verdict)
+    return verdict
+
+
+def _places(resolved: Resolved, known: Collection[str], verdict: Verdict) -> Iterator[_Place]:
+    for index, vertex in enumerate(resolved.pipeline.spec.vertices):
+        for placed in vertex.programs:
+            program = placed.program
+            path = ("spec", "vertices", index, vertex.key, *placed.path)
+            if any(place.startswith(path_text(path)) for place in known):
+                continue
+            if program.address is not None or program.container is not None:
+                verdict.notes.append((path, "the function is not imported: it is not started on this machine"))
+                continue
+            if placed.beside:
+                try:
+                    spec = sidecar_spec(resolved, vertex.name, 0, placed.role, program)
+                except MillstreamError:
+                    # A variable or file that is not there, which is a problem of its own.
+                    continue
+            else:
+                spec = _in_spark(resolved, vertex.name, placed.role, program)
+            if spec is None:
+                continue
+            written = program.python or " ".join(spec.command)
+            if program.protocol != NATIVE or _PYTHON.fullmatch(FilePath(spec.command[0]).name) is None:
+                verdict.notes.append((path, f"the function is not imported: `{written}` is not Python with our SDK"))
+                continue
+            yield _Place(spec, path, program.function_kind.value, written)
+
+
+def _in_spark(resolved: Resolved, vertex: str, role: str, program: Any) -> SidecarSpec | None:
+    """As Spark's Python workers import it."""
+    if program.python is None:
+        return None
+    cwd = resolved.base_dir / (program.working_dir or FilePath())
+    return SidecarSpec(python_command(program.python), role, resolved.pipeline.name, vertex, cwd=cwd)
+
+
+async def _report(spec: SidecarSpec) -> dict[str, Any]:
+    """What the process has reported, or how it ended."""
+    lines = LastLines(LINES_KEPT)
+    with open_socket_directory() as directory:
+        report, socket = directory / "report.json", directory / "udf.sock"
+        environment = {
+            **inherited(os.environ),
+            **spec.held.environment,
+            **spec.env,
+            **protocol_of(NATIVE).environment(socket),
+            CHECK_VARIABLE: str(report),
+        }
+        try:
+            command = confined(
+                spec.command,
+                spec.held,
+                cwd=spec.cwd or FilePath.cwd(),
+                sockets=directory,
+                search=environment.get("PATH", os.defpath),
+            )
+            exit_code: int | None = None
+            async with open_process(
+                command,
+                name="the function",
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=lambda some: lines.add(*(text for line in some for text in readable(text_of(line)))),
+                environment=environment,
+                cwd=spec.cwd,
+                group=True,
+                is_tied=True,
+            ) as process:
+                try:
+                    async with asyncio.timeout(FUNCTION_IMPORT_TIMEOUT_S):
+                        exit_code = await process.wait()
+                except TimeoutError:
+                    if socket.exists():
+                        return {"fault": "silent"}
+        except MillstreamError as error:
+            return {"fault": "start", "message": str(error)}
+        try:
+            contents: dict[str, Any] = json.loads(report.read_text())
+        except (OSError, ValueError):
+            return {"fault": "end", "exit_code": exit_code, "detail": lines.text("")}
+    return contents
+
+
+def _judge(places: list[_Place], report: Mapping[str, Any], verdict: Verdict) -> None:
+    first, others = places[0], places[1:]
+    also = f" (also of {', '.join(place.spec.vertex for place in others)})" if others else ""
+    match report.get("fault"):
+        case None:
+            for place in places:
+                _judge_kind(place, report, verdict)
+            return
+        case "silent":
+            verdict.notes.append(
+                (first.path, f"`{first.written}` serves{also}, and does not say what: it is not checked")
+            )
+            return
+        case "missing":
+            finding = Finding(
+                codes.FUNCTION_NOT_FOUND, first.path, report["message"] + also, "a function that is there"
+            )
+        case "function":
+            finding = Finding(codes.FUNCTION_UNUSABLE, first.path, report["message"] + also, _EXPECTED)
+        case "import":
+            package = report.get("package")
+            expected = "a module that can be imported"
+            if package:
+                expected = f"that package for the Python that runs the function, `{first.spec.command[0]}`"
+            what = f"`{first.written}` cannot be imported{also}: {report['message']}"
+            finding = Finding(codes.FUNCTION_IMPORT_RAISES, first.path, what, expected, report["detail"])
+        case "start":
+            what = f"`{first.written}` cannot be started{also}: {report['message']}"
+            finding = Finding(codes.FUNCTION_IMPORT_RAISES, first.path, what, "a program that starts")
+        case _:
+            code = report["exit_code"]
+            how = (
+                f"did not end within {FUNCTION_IMPORT_TIMEOUT_S:g} s"
+                if code is None
+                else f"ended with exit code {code}"
+            )
+            what = f"`{first.written}` {how} and said nothing of its function{also}"
+            expected = "a module that is imported without waiting or exiting, or a script that calls `udf.serve`"
+            finding = Finding(codes.FUNCTION_IMPORT_RAISES, first.path, what, expected, report["detail"])
+    verdict.problems.append(finding)
+
+
+def _judge_kind(place: _Place, report: Mapping[str, Any], verdict: Verdict) -> None:
+    if place.kind in report["kinds"]:
+        told = {name: str(report[name]) for name in ("function", "takes", "gives")}
+        verdict.functions.append({"vertex": place.spec.vertex, "role": place.spec.role, **told})
+        return
+    served = " or ".join(report["kinds"])
+    if not report["decorated"] and place.kind != "reduce" and served == "reduce":
+        served = "reduce (it has more than two arguments, or one called keys, records or window)"
+    decorator = "@udf." + place.kind.replace(" ", "_")
+    verdict.problems.append(
+        Finding(
+            codes.FUNCTION_UNUSABLE,
+            place.path,
+            f"`{report['function']}` is a {served}, and the vertex needs a {place.kind}",
+            f"a function decorated with `{decorator}`",
+        )
+    )
