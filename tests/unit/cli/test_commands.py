@@ -115,7 +115,7 @@ def test_validate_says_what_is_promised(tmp_path: Path, capsys: pytest.CaptureFi
     path.write_text(PIPELINE)
     assert main(["validate", str(path)]) == 0
     out = capsys.readouterr().out
-    assert "pipeline p is valid (2 vertices, 1 edges)" in out
+    assert "pipeline p is valid (2 vertices, 1 edge)" in out
     assert "sink out: at least once" in out
     assert re.search(r"reserves of the broker's storage: \d+ MiB, of which vertex \w+ \d+ MiB", out)
     assert main(["validate", "-o", "json", str(path)]) == 0

@@ -142,7 +142,8 @@ def _show(
         show((Style.ERROR, count), file=sys.stderr)
     if loaded is not None and not problems:
         vertices, edges = len(loaded.graph.vertices), len(loaded.graph.edges)
-        print(f"{loaded.path}: pipeline {loaded.pipeline.name} is valid ({vertices} vertices, {edges} edges)")
+        size = f"{vertices} vertices, {edges} edge{'s' if edges != 1 else ''}"
+        print(f"{loaded.path}: pipeline {loaded.pipeline.name} is valid ({size})")
         print(f"it reserves of the broker's storage: {reservation_text(loaded.graph)}")
         for vertex, name, guarantee in promises(loaded.graph):
             print(f"{vertex.kind} {name}: {guarantee.sentence}")
