@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from millstream_runner.colours import Style
 from millstream_runner.local.formatting import duration_text
 from millstream_runner.local.progress import VertexProgress
 from millstream_runner.local.scene import LINE_CHARS_MAX, PAGE_S, STALE_S, Scene, plain_lines, table
@@ -234,3 +235,18 @@ def test_every_state_stands_in_the_glossary() -> None:
 
 def test_durations() -> None:
     assert [duration_text(seconds) for seconds in (0.9, 61, 3725)] == ["00:00", "01:01", "1:02:05"]
+
+
+@pytest.mark.parametrize(
+    ("terminal", "shown"), [(True, f"{Style.WARNING.value}warning:\x1b[0m late\n"), (False, "warning: late\n")]
+)
+def test_what_is_said_while_it_runs_has_colours_at_a_terminal(
+    terminal: bool, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: terminal, raising=False)
+    choose_screen(stream, quiet=True).message("warning: late")
+    assert stream.getvalue() == shown

@@ -8,9 +8,11 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from contextlib import suppress
 from typing import Protocol, TextIO
 
 from millstream.printable import PrintableStream
+from millstream_runner.colours import show_message
 from millstream_runner.local.scene import Scene, plain_lines, table
 from millstream_runner.local.states import State
 
@@ -47,7 +49,7 @@ class NoScreen:
         self._stream = stream
 
     def message(self, text: str) -> None:
-        _write(self._stream, text + "\n")
+        _say(self._stream, text)
 
     def output(self, lines: list[bytes]) -> None:
         _print(lines)
@@ -68,7 +70,7 @@ class PlainScreen:
         self._state = State.STARTING.value
 
     def message(self, text: str) -> None:
-        _write(self._stream, text + "\n")
+        _say(self._stream, text)
 
     def output(self, lines: list[bytes]) -> None:
         _print(lines)
@@ -95,7 +97,7 @@ class TerminalScreen:
 
     def message(self, text: str) -> None:
         self._erase()
-        _write(self._stream, text + "\n")
+        _say(self._stream, text)
         self._draw()
 
     def output(self, lines: list[bytes]) -> None:
@@ -154,10 +156,14 @@ def _print(lines: list[bytes]) -> None:
     _write(sys.stdout, b"\n".join(lines).decode(errors="backslashreplace") + "\n")
 
 
+def _say(stream: TextIO, text: str) -> None:
+    with suppress(OSError):
+        show_message(text, stream)
+        stream.flush()
+
+
 def _write(stream: TextIO, text: str) -> None:
-    try:
+    # The terminal may have gone away, or the reader of the pipe. The run goes on without being watched.
+    with suppress(OSError):
         stream.write(text)
         stream.flush()
-    except OSError:
-        # The terminal has gone away, or the reader of the pipe. The run goes on without being watched.
-        pass
