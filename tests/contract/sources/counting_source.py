@@ -17,3 +17,9 @@ class Counting:
             records.append(Record(b'{"number":%d}' % self.next, event_time=self.next * 1000, keys=("odd",)))
             self.next += self.partitions
         return Batch(records, position=b"%d" % self.next, ended=self.next >= END, pending=max(0, END - self.next))
+
+
+@source
+class Failing:
+    async def read(self, context: Context, records_max: int, timeout_s: float) -> Batch:
+        raise ValueError("no such table")

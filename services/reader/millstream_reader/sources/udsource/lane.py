@@ -17,6 +17,7 @@ from millstream.errors import UdfError
 from millstream.limits import SIDECAR_BACKOFF_FIRST_S, SIDECAR_BACKOFF_LAST_S
 from millstream.pauses import Pauses
 from millstream.record import LaneId
+from millstream.tracebacks import raised, shortened
 from millstream.udf.protocol import SourceStream, StreamName, UdfClient
 from millstream_reader.source import SourceBatch
 
@@ -92,15 +93,18 @@ class UserDefinedLane:
     async def _bear_failed_read(self, reason: str) -> None:
         self._failed_reads += 1
         if self._failed_reads >= _FAILED_READS_MAX:
+            short = "\n".join(shortened(reason)) if raised(reason) else reason
             raise UdfError(
                 codes.SOURCE_FUNCTION_FAILED,
-                f"lane {self._lane}: the source function failed {self._failed_reads} reads in a row: {reason}. "
-                "Correct the function, or what it reads from; nothing was lost",
+                f"lane {self._lane}: the source function failed {self._failed_reads} reads in a row: {short}\n"
+                "Correct the function, or what it reads from; nothing was lost.",
+                detail=reason if short != reason else "",
             )
         _log.warning(
             "lane %s: the source function failed a read, next try in %.1f s: %s",
             self._lane,
             self._pauses.next_s,
-            reason,
+            # Where it was raised is shown when it is tried no more.
+            raised(reason) or reason,
         )
         await self._pauses.wait()
