@@ -22,6 +22,7 @@ from millstream.errors import DamageError, UdfError, UserError
 from millstream.frame import KEY_SEPARATOR
 from millstream.record import LaneId
 from millstream.retry import OnFailure, RetryPolicy
+from millstream.tracebacks import places
 from millstream.wire.reduce.v1 import engine_pb2, wal_pb2
 from millstream_reduce.engine import Engine
 
@@ -140,13 +141,16 @@ class HandOverJobs:
         if self._policy.on_failure in (OnFailure.STOP, OnFailure.RETRY):
             first = given_up[0]
             window = describe(hand_over.windows[first.window], first)
+            # Of a traceback the user's own places; the reason says already what was raised.
+            short = "\n".join(places(first.detail)) or first.detail
             raise UdfError(
                 codes.WINDOW_FAILED,
                 f"{self._where}: window {window['start']} to {window['end']}"
                 + (f", key {window['key']!r}" if "key" in window else "")
-                + f": {first.reason}\n{first.detail}".rstrip()
+                + f": {first.reason}\n{short}".rstrip()
                 + "\nNothing was lost: put the function right and start again, or let `retryStrategy.onFailure` "
                 "drop such windows or send them to a dead-letter edge.",
+                detail=first.detail if short != first.detail else "",
             )
         return given_up
 
