@@ -80,7 +80,7 @@ def test_every_command_that_looks_at_a_pipeline_prints_what_the_page_says(
     ran = json.loads(subprocess.run(command, capture_output=True, check=True).stdout.splitlines()[-1])
     assert set(ran) == MEMBERS["run"]
     assert (ran["exit_code"], ran["failure"], ran["account"]["balanced"]) == (0, None, True)
-    assert commands.one("status")["state"] == "ended"
+    assert commands.one("status")["state"] == "done"
     assert len(commands.many("logs")) > 3
     assert commands.many("audit")[0]["action"] == "start"
     (refused,) = commands.many("deadletters", "list", "--vertex", "price", row="deadletters list")

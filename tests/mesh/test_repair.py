@@ -21,7 +21,7 @@ async def test_a_ledger_that_was_set_back_is_named_and_can_be_gone_on_without(
     files: PipelineFiles, tmp_path: Path
 ) -> None:
     files.write(
-        files.generator(6000, rpu=2000) + "- name: map\n  udf: {builtin: {name: cat}}\n" + files.file_sink("out"),
+        files.generator(6000, rpu=600) + "- name: map\n  udf: {builtin: {name: cat}}\n" + files.file_sink("out"),
         ["in -> map", "map -> out"],
     )
     async with start(tmp_path, "run", "pipeline.yaml") as running:
@@ -60,7 +60,7 @@ async def test_a_ledger_that_was_set_back_is_named_and_can_be_gone_on_without(
 async def test_a_flipped_bit_in_the_ledger_of_a_sink_is_named_and_can_be_gone_on_without(
     files: PipelineFiles, tmp_path: Path
 ) -> None:
-    files.write(files.generator(6000, rpu=2000) + files.file_sink("out"), ["in -> out"])
+    files.write(files.generator(6000, rpu=600) + files.file_sink("out"), ["in -> out"])
     async with start(tmp_path, "run", "pipeline.yaml") as running:
         await running.until(lambda: running.records("out") > 0)
         running.interrupt()

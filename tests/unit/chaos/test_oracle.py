@@ -188,7 +188,7 @@ def test_sound_files_are_sound(tmp_path: Path) -> None:
         (name_of(9, 12), [], []),
         (name_of(8, 12), [], ["overlap"]),
         (name_of(10, 12), [], ["leave a gap"]),
-        ("x.jsonl", [], ["no name of a finished file"]),
+        ("x.jsonl", [], ["is not a name of a finished file"]),
         (".millstream/1/a.jsonl", [], ["is unfinished"]),
         (".millstream/1/0.jsonl=" + name_of(8, 9), [], []),
         (".millstream/1/0.jsonl=" + name_of(8, 9), numbered(1), ["is unfinished"]),

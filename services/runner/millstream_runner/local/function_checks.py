@@ -205,14 +205,18 @@ def _judge(places: list[_Place], report: Mapping[str, Any], verdict: Verdict) ->
     verdict.problems.append(finding)
 
 
+_TAKEN_BY_ITS_ARGUMENTS = {"reduce": " (it has more than two arguments, or one called keys, records or window)"}
+"""Why a function without a decorator is taken for one of a kind, where that may surprise."""
+
+
 def _judge_kind(place: _Place, report: Mapping[str, Any], verdict: Verdict) -> None:
     if place.kind in report["kinds"]:
         told = {name: str(report[name]) for name in ("function", "takes", "gives")}
         verdict.functions.append({"vertex": place.spec.vertex, "role": place.spec.role, **told})
         return
     served = " or ".join(report["kinds"])
-    if not report["decorated"] and place.kind != "reduce" and served == "reduce":
-        served = "reduce (it has more than two arguments, or one called keys, records or window)"
+    if not report["decorated"]:
+        served += _TAKEN_BY_ITS_ARGUMENTS.get(served, "")
     decorator = "@udf." + place.kind.replace(" ", "_")
     verdict.problems.append(
         Finding(

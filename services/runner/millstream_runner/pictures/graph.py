@@ -123,7 +123,7 @@ def _vertex(vertex: Vertex, placed: Placed) -> Iterator[str]:
         # One behind the other.
         yield f'<rect class="{role}" x="{x + 4:.1f}" y="{y - 4:.1f}" {size} rx="{_corner(role):.0f}"/>'
     yield f'<rect class="{role}" x="{x:.1f}" y="{y:.1f}" {size} rx="{_corner(role):.0f}"/>'
-    if role == "reduce":
+    if vertex.definition.has_windows:
         for edge in (x + 5, x + box.width - 5):
             yield f'<path d="M{edge:.1f} {y:.1f}v{box.height:.1f}"/>'
     name = shortened(vertex.name, _NAME_CHARS_MAX)
