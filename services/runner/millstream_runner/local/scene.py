@@ -206,7 +206,7 @@ def plain_lines(scene: Scene) -> list[str]:
     elif any(vertex.published for vertex in scene.vertices):
         parts += _figures(scene)
     lines = [begin + ("; ".join(parts) or "nothing has been read yet")]
-    # When a run has failed, the rest of it stops: that is no news.
+    # When a run has failed, the rest of it stops: that says nothing new.
     expected = {*_EXPECTED, scene.state, *([State.STOPPED.value] if scene.state == State.FAILED.value else [])}
     others = {name: state for name, state in scene.states.items() if state not in expected}
     remarks = ([_slow_text(scene.slow)] if scene.slow is not None else []) + ([_states_text(others)] if others else [])
