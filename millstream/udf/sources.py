@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from pathlib import Path
 LIST_VARIABLE = "MILLSTREAM_IMPORTED"
 """Tells a program where to write the list of its files, a path a line."""
 _LIST_BYTES_MAX = 1024 * 1024
+_CONTENTS_BYTES_MAX = 4 * 1024 * 1024
 _FILES_MAX = 2000
 """Files that are looked at; a function of more is not one's own."""
 
@@ -106,12 +108,8 @@ class SourceFiles:
         return f"{', '.join(names[:3])} and {more} more" if more > 0 else ", ".join(names)
 
     def _files(self) -> list[Path]:
-        try:
-            with self.listed.open(encoding="utf-8", errors="surrogateescape") as file:
-                lines = file.read(_LIST_BYTES_MAX).splitlines()
-        except OSError:
-            lines = []
-        return [*self._named, *map(Path, lines[:_FILES_MAX])]
+        lines = os.fsdecode(_read(self.listed, _LIST_BYTES_MAX) or b"").splitlines()
+        return [*self._named, *(Path(line) for line in lines[:_FILES_MAX] if "\0" not in line)]
 
     def _modules(self) -> frozenset[Path]:
         """Python files beside those that are looked at, and where the command runs."""
@@ -140,7 +138,21 @@ def _signature(path: Path) -> tuple[int, int, int] | None:
         status = path.stat()
     except OSError:
         return None
-    return status.st_mtime_ns, status.st_size, status.st_ino
+    return (status.st_mtime_ns, status.st_size, status.st_ino) if stat.S_ISREG(status.st_mode) else None
+
+
+def _read(path: Path, bytes_max: int) -> bytes | None:
+    """The beginning of a regular file; None of anything else. The function, which may be hostile, says which files to
+    read: a pipe would never end, and neither would some devices."""
+    if _signature(path) is None:
+        return None
+    try:
+        # It may have become a pipe meanwhile, which would wait for a writer.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        with open(descriptor, "rb") as file:
+            return file.read(bytes_max) if stat.S_ISREG(os.fstat(descriptor).st_mode) else None
+    except OSError:
+        return None
 
 
 def _look(path: Path, before: _Look | None) -> _Look | None:
@@ -150,8 +162,9 @@ def _look(path: Path, before: _Look | None) -> _Look | None:
         return None
     if before is not None and before.signature == signature:
         return before
-    try:
-        digest = hashlib.blake2b(path.read_bytes(), digest_size=16).digest()
-    except OSError:
+    contents = _read(path, _CONTENTS_BYTES_MAX)
+    if contents is None:
         return None
-    return _Look(signature, digest)
+    # Of a file that is larger, such as a compiled program, any new writing is a change.
+    whole = b"" if signature[1] <= _CONTENTS_BYTES_MAX else repr(signature).encode()
+    return _Look(signature, hashlib.blake2b(contents + whole, digest_size=16).digest())

@@ -105,3 +105,20 @@ def test_interpreters_and_what_lies_elsewhere_are_left_out(tmp_path: Path) -> No
     files = SourceFiles(tmp_path / "listed", [str(own / "python"), "/bin/sh", "-c", "x"], tmp_path)
     files.begin()
     assert files.state() == ([], frozenset())
+
+
+@pytest.mark.timeout(20)
+def test_a_function_cannot_have_anything_read_by_naming_it(files: SourceFiles, tmp_path: Path) -> None:
+    """A pipe, a device and a path that is not one, in the list and in its place: it may be hostile."""
+    os.mkfifo(tmp_path / "pipe.py")
+    named = [tmp_path / "pipe.py", "/dev/zero", tmp_path, "a\0b", "x" * 5000, tmp_path / "f.py"]
+    files.listed.write_text("".join(f"{path}\n" for path in named))
+    assert files.changed() == []
+    files.begin()
+    assert files.changed() == []
+    (tmp_path / "f.py").write_text("b")
+    assert files.changed() == [tmp_path / "f.py"]
+    assert tmp_path / "f.py" in files.written()
+    files.listed.unlink()
+    os.mkfifo(files.listed)
+    assert files.changed() == [tmp_path / "f.py"]
