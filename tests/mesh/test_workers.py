@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import os
 import signal
@@ -18,6 +19,8 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from millstream.buffers.jetstream.connection import open_connection
+from millstream.buffers.jetstream.ot_store import open_jetstream_ot_stores
 from millstream.clock import SystemClock
 from millstream.errors import FencedError
 from millstream.ports import free_ports
@@ -25,6 +28,8 @@ from millstream.processors import processors
 from millstream.record import LaneId
 from millstream.spec import resolved
 from millstream.spec.loading import load
+from millstream_worker.assembly import open_vertex
+from millstream_worker.environment import Outside, VertexConfig, open_outside
 from millstream_worker.worker import open_worker
 from tests.mesh.conftest import PipelineFiles
 from tests.mesh.running import command, start
@@ -209,6 +214,38 @@ async def test_a_worker_whose_replica_has_another_owner_ends_with_that(files: Pi
     (error,) = [entry for entry in logged if entry["level"] == "error"]
     assert (error["vertex"], error["replica"]) == ("map", 1)
     assert str(LaneId("map", "in-map", 1)) in error["message"]
+
+
+@asynccontextmanager
+async def publishing_rarely(config: VertexConfig) -> AsyncIterator[Outside]:
+    """What is outside of a replica, with OT entries stored so rarely that it stops before the next is due."""
+    async with (
+        open_outside(config) as outside,
+        open_connection(config.broker) as connection,
+        open_jetstream_ot_stores(connection, config.resolved.pipeline.name, publish_interval_s=10 * LIMIT_S) as stores,
+    ):
+        yield dataclasses.replace(outside, stores=stores)
+
+
+@pytest.mark.guarantee("I9")
+async def test_all_that_a_stopped_vertex_has_written_is_published(files: PipelineFiles, tmp_path: Path) -> None:
+    """A drain goes by it: it stops who reads when that is read."""
+    path = pipeline(files, records=10**9, rpu=1000)
+    async with open_pipeline(path, tmp_path / "broker") as run, asyncio.timeout(LIMIT_S):
+        opening = open_vertex(run.config("in"), SystemClock(), environment=publishing_rarely)
+        async with opening as source, asyncio.TaskGroup() as group:
+            group.create_task(source.run())
+            while not (await run.account("in")).outputs:
+                pass
+            source.stop()
+        (mark,) = (await run.marks()).values()
+        async with (
+            open_connection(run.server.access) as connection,
+            open_jetstream_ot_stores(connection, run.graph.pipeline.name) as stores,
+        ):
+            (published,) = (await (await stores.store("in")).get_all()).values()
+    outputs = published.entry.outputs
+    assert sum(one.records for one in outputs) == sum(one.records for one in mark.written) > 0
 
 
 @pytest.mark.parametrize(

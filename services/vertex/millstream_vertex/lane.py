@@ -154,6 +154,11 @@ class LaneCore:
             )
         self._ot.publish(self.lane, entry)
 
+    async def publish_last(self) -> None:
+        """Return when the newest OT entry is stored. A drain stops the readers of this lane as soon as they have read
+        what is published as written: of an entry that never arrived they would leave the rest."""
+        await self._ot.flush()
+
     def _promise(self, watermark_us: int) -> int:
         """With watermarks disabled nothing is promised but the end."""
         return watermark_us if self.watermarks or self.committer.mark.ended else START_OF_TIME_US

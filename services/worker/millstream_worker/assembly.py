@@ -47,6 +47,7 @@ class VertexProcess:
                 task.cancel()
         await self._shared.finish_trimming()
         for lane in self._lanes:
+            await lane.core.publish_last()
             log_finished(lane.statistics())
 
     def stop(self) -> None:
