@@ -54,7 +54,7 @@ check: $(STAMP) lint types  ## Format, lint, types and the quick unit tests: und
 		-m "not process and not slow" tests/unit
 
 test: $(STAMP) lint types  ## All checks and all tests, the files of tests on WORKERS processes.
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-all: $(STAMP) lint types  ## The same with every sweep at full size, and every planted defect (hours).
 	MILLSTREAM_TESTS=all $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile

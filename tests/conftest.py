@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,10 @@ from tests.support import sizes
 
 if TYPE_CHECKING:
     from tests.spark_driver import SparkDriver
+
+# A JVM of a test lives for seconds: code that runs so briefly is not worth a compiler that optimises it, which takes
+# a fifth of the processor time.
+os.environ["JDK_JAVA_OPTIONS"] = "-XX:TieredStopAtLevel=1"
 
 # How long an example takes says how busy the machine is.
 hypothesis.settings.register_profile("untimed", deadline=None)

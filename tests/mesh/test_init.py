@@ -16,7 +16,6 @@ import pytest
 from millstream.ports import free_ports
 from millstream_runner.cli.init import name_of
 from millstream_runner.cli.template_names import TEMPLATES
-from tests.mesh import running
 from tests.mesh.running import Ended, command, start
 
 
@@ -73,9 +72,7 @@ async def test_map(tmp_path: Path) -> None:
     assert len(rows(project, "all")) == 5
 
 
-async def test_reduce(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Spark's start is most of it, and takes its time where others have the processor.
-    monkeypatch.setattr(running, "LIMIT_S", 100.0)
+async def test_reduce(tmp_path: Path) -> None:
     project = await made(tmp_path, "reduce")
     await run(project)
     assert [len(rows(project, name)) for name in ("minutes", "hot", "warmest")] == [7, 2, 3]
@@ -86,15 +83,16 @@ async def test_reduce(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     }  # fmt: skip
 
 
-@pytest.mark.sweep
-async def test_the_case_of_reduce(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "LIMIT_S", 100.0)
-    await passed(await made(tmp_path, "reduce"))
+@pytest.mark.parametrize(
+    "template",
+    ["async", *(pytest.param(one, marks=pytest.mark.sweep) for one in ("reduce", "source", "sink", "http", "batch"))],
+)
+async def test_its_tests_and_its_case(tmp_path: Path, template: str) -> None:
+    await passed(await made(tmp_path, template))
 
 
 async def test_source(tmp_path: Path) -> None:
     project = await made(tmp_path, "source")
-    await passed(project)
     await run(project)
     readings = rows(project, "readings")
     assert len(readings) == 50
@@ -103,7 +101,6 @@ async def test_source(tmp_path: Path) -> None:
 
 async def test_sink(tmp_path: Path) -> None:
     project = await made(tmp_path, "sink")
-    await passed(project)
     await run(project)
     with closing(sqlite3.connect(project / "orders.db")) as database:
         orders = database.execute("select customer, item from orders").fetchall()
@@ -112,15 +109,9 @@ async def test_sink(tmp_path: Path) -> None:
     assert json.loads(str(refused["value"]))["customer"] == "edsger"
 
 
-@pytest.mark.parametrize("template", ["async", "batch"])
-async def test_functions_of_other_shapes(tmp_path: Path, template: str) -> None:
-    await passed(await made(tmp_path, template))
-
-
 async def test_http(tmp_path: Path) -> None:
     port = free_ports()
     project = await made(tmp_path, "http")
-    await passed(project)
     pipeline = project / "pipeline.yaml"
     pipeline.write_text(pipeline.read_text().replace("port: 8090", f"port: {port}"))
     order = json.dumps({"id": "1", "pieces": 2, "price": 9.5}).encode()

@@ -216,22 +216,24 @@ async def test_a_worker_whose_replica_has_another_owner_ends_with_that(files: Pi
     assert str(LaneId("map", "in-map", 1)) in error["message"]
 
 
-@asynccontextmanager
-async def publishing_rarely(config: VertexConfig) -> AsyncIterator[Outside]:
-    """What is outside of a replica, with OT entries stored so rarely that it stops before the next is due."""
-    async with (
-        open_outside(config) as outside,
-        open_connection(config.broker) as connection,
-        open_jetstream_ot_stores(connection, config.resolved.pipeline.name, publish_interval_s=10 * LIMIT_S) as stores,
-    ):
-        yield dataclasses.replace(outside, stores=stores)
-
-
 @pytest.mark.guarantee("I9")
 async def test_all_that_a_stopped_vertex_has_written_is_published(files: PipelineFiles, tmp_path: Path) -> None:
     """A drain goes by it: it stops who reads when that is read."""
     path = pipeline(files, records=10**9, rpu=1000)
     async with open_pipeline(path, tmp_path / "broker") as run, asyncio.timeout(LIMIT_S):
+
+        @asynccontextmanager
+        async def publishing_rarely(config: VertexConfig) -> AsyncIterator[Outside]:
+            """OT entries are stored so rarely that the vertex stops before the next is due."""
+            async with (
+                open_outside(config) as outside,
+                open_connection(run.server.access) as connection,
+                open_jetstream_ot_stores(
+                    connection, run.graph.pipeline.name, publish_interval_s=10 * LIMIT_S
+                ) as stores,
+            ):
+                yield dataclasses.replace(outside, stores=stores)
+
         opening = open_vertex(run.config("in"), SystemClock(), environment=publishing_rarely)
         async with opening as source, asyncio.TaskGroup() as group:
             group.create_task(source.run())

@@ -28,7 +28,7 @@ AGAIN = 5
 """Points of each pipeline that others have come to as well."""
 AGAIN_JOINED = 20
 """The same where two vertices meet."""
-SOME = 2
+SOME = 1
 """Points of each pipeline, where not every one is tried."""
 ROUNDS = 3
 """Kills one after another, at most, until a point is reached that only comes after kills."""
@@ -160,7 +160,7 @@ async def test_of_owners_that_hand_the_same_windows_over_at_once_one_has_an_effe
     assert all("FencedError" in before for befores, _ in found for before in befores)
 
 
-SECURED = sized(3, 6)
+SECURED = sized(2, 6)
 """Points of each pipeline that is encrypted, with a user for each vertex and its map in a sandbox."""
 
 

@@ -205,7 +205,7 @@ async def test_a_disk_is_back_although_a_mount_namespace_holds_the_stopped_one(t
 async def test_broker_and_file_sinks_lose_and_repeat_nothing(tmp_path: Path) -> None:
     async with open_power_disk(tmp_path / "disk", DISK_BYTES) as disk:
         machine = Machine("mesh", disk, tmp_path, rate=1000)
-        for _ in range(sized(2, 5)):
+        for _ in range(sized(1, 5)):
             await machine.live_and_lose_power(lambda: machine.files("left"))
         await machine.live_to_the_end()
         violated = await machine.violated("--expect", "mesh")
@@ -231,7 +231,7 @@ async def test_what_was_acknowledged_to_an_http_client_is_there_after_a_power_cu
         machine = Machine("push", disk, tmp_path, rate=200)
         received = tmp_path / RECEIVED
         async with open_outside(tmp_path, machine.ports, machine.rate) as finish:
-            for _ in range(sized(2, 5)):
+            for _ in range(sized(1, 5)):
                 await machine.live_and_lose_power(lambda: received.stat().st_size if received.exists() else 0)
             async with machine.running() as process, asyncio.timeout(END_TIMEOUT_S):
                 await finish()

@@ -117,7 +117,7 @@ async def test_a_request_that_is_taken_back_stops_its_job(client: SparkClient, t
     assert [json.loads(row["value"])["n"] for row in table.to_pylist()] == [1]
 
 
-@pytest.mark.parametrize("functions", [True, False])
+@pytest.mark.parametrize("functions", [pytest.param(True, marks=pytest.mark.sweep), False])
 async def test_only_workers_of_functions_have_pandas(functions: bool, tmp_path: Path) -> None:
     """It takes each process half a second to import, when results are waited for."""
     async with asyncio.timeout(LIMIT_S):

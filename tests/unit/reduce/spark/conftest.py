@@ -26,8 +26,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     settings = SparkSettings(
         directory=tmp_path_factory.mktemp("spark"),
         master="local[2,2]",
-        # Code that runs once is not worth a compiler that optimises it: a fifth of the processor time.
-        conf={"spark.sql.shuffle.partitions": "2", "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"},
+        conf={"spark.sql.shuffle.partitions": "2"},
     )
     opened: Future[SparkSession] = Future()
     closing: Future[None] = Future()

@@ -28,6 +28,17 @@ ORIGINS = ("EWR", "JFK", "LGA")
 WINDOWS = 4
 
 
+@pytest.fixture(scope="module", autouse=True)
+def interpreted(session: SparkSession) -> Iterator[None]:
+    """Each query runs once, over some rows: its expressions are not compiled for that."""
+    names = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+    for name, value in names.items():
+        session.conf.set(name, value)
+    yield
+    for name in names:
+        session.conf.unset(name)
+
+
 @pytest.fixture(scope="module")
 def windows(tmp_path_factory: pytest.TempPathFactory) -> list[JobWindow]:
     """Windows over three entries: some keys are in one only, some conditions leave nothing of one."""
