@@ -36,7 +36,7 @@ from millstream.ledger.protocol import (
     Witness,
 )
 from millstream.ledger.subjects import buffer_filter, ids_filter, lane_filter, lane_filter_of, mark_subject, stream_name
-from millstream.ledger.witness import REPAIR, ReadCheck, witness_of
+from millstream.ledger.witness import REPAIR, ReadCheck, Unchecked, witness_of
 from millstream.record import BufferId, LaneId
 from millstream.wire.ledger.v1 import mark_pb2
 
@@ -263,7 +263,18 @@ class MemoryLedger:
         given_up: Iterable[GivenUp] = (),
     ) -> AsyncIterator[AsyncIterator[StoredFrame]]:
         subject = buffer_filter(self._id, buffer)
-        check = ReadCheck(self._id, subject, after, witnesses, given_up)
+        async with self._opened(subject, after, ReadCheck(self._id, subject, after, witnesses, given_up)) as frames:
+            yield frames
+
+    @asynccontextmanager
+    async def watch(self, buffer: BufferId, after: int) -> AsyncIterator[AsyncIterator[StoredFrame]]:
+        async with self._opened(buffer_filter(self._id, buffer), after, Unchecked()) as frames:
+            yield frames
+
+    @asynccontextmanager
+    async def _opened(
+        self, subject: str, after: int, check: ReadCheck | Unchecked
+    ) -> AsyncIterator[AsyncIterator[StoredFrame]]:
         self._look(subject, after, check)
         frames = self._frames(subject, after, check)
         try:
@@ -291,7 +302,7 @@ class MemoryLedger:
     async def last_sequence(self, buffer: BufferId) -> int:
         return self._stream.last_of(buffer_filter(self._id, buffer))
 
-    def _look(self, subject: str, after: int, check: ReadCheck) -> None:
+    def _look(self, subject: str, after: int, check: ReadCheck | Unchecked) -> None:
         """Raise `DamageError` when the stream does not hold what was read."""
         if self._stream.last_sequence < after:
             raise DamageError(
@@ -302,7 +313,9 @@ class MemoryLedger:
         if check.last is not None:
             check.stored(self._stream.witness(check.last.sequence))
 
-    async def _frames(self, subject: str, after: int, check: ReadCheck) -> AsyncGenerator[StoredFrame, None]:
+    async def _frames(
+        self, subject: str, after: int, check: ReadCheck | Unchecked
+    ) -> AsyncGenerator[StoredFrame, None]:
         looked = self._stream.set_back
         while True:
             # Cleared first: what is stored from here on sets it again.

@@ -216,6 +216,14 @@ class Ledger(Protocol):
         buffer any more or is another, or a lane's next frame is not there. `given_up`: what a repair said need not be.
         """
 
+    def watch(self, buffer: BufferId, after: int) -> AbstractAsyncContextManager[AsyncIterator[StoredFrame]]:
+        """Committed frames of a buffer as they pass, those after stream sequence `after`; waits for more forever.
+
+        For a caller that only looks: the buffer's reader, its owner and trims do not wait for it. It gets a frame when
+        the reader does, and keeps as much in memory as a reader may; what is trimmed while it is behind is left out,
+        which the numbers in the frames' names show.
+        """
+
     async def trim(self, through: Mapping[BufferId, int]) -> None:
         """Remove the frames of each of these buffers up to and including that stream sequence.
 

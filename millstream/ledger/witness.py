@@ -150,6 +150,18 @@ class ReadCheck:
             self.last = found
 
 
+class Unchecked:
+    """The check of a reader that only looks: any frame may be gone before it arrives."""
+
+    last: Witness | None = None
+
+    def stored(self, found: Witness | None) -> None:
+        """Nothing was read that must still be there."""
+
+    def next(self, found: Witness | None, sequence: int) -> None:
+        """Any frame may come next."""
+
+
 def _is_void(read: Witness, gap: GivenUp, after: int) -> bool:
     """What was read of a lane before a repair gave it up need not be there any more."""
     return read.lane == gap.lane and read.sequence <= gap.sequence and (gap.sequence <= after or read.sequence > after)

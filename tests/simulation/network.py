@@ -233,6 +233,11 @@ class SimLedger:
         async with self._inner.read(buffer, after, witnesses, given_up) as frames:
             yield self._arriving(buffer, frames)
 
+    @asynccontextmanager
+    async def watch(self, buffer: BufferId, after: int) -> AsyncIterator[AsyncIterator[StoredFrame]]:
+        async with self._inner.watch(buffer, after) as frames:
+            yield frames
+
     async def _arriving(self, buffer: BufferId, frames: AsyncIterator[StoredFrame]) -> AsyncIterator[StoredFrame]:
         async for frame in frames:
             self._history.delivered(self._link, buffer, frame.sequence)

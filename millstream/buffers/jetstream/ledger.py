@@ -74,7 +74,7 @@ from millstream.ledger.protocol import (
     Witness,
 )
 from millstream.ledger.subjects import buffer_filter, ids_filter, lane_filter, stream_name
-from millstream.ledger.witness import REPAIR, ReadCheck, witness_of
+from millstream.ledger.witness import REPAIR, ReadCheck, Unchecked, witness_of
 from millstream.record import BufferId, LaneId
 
 _log = logging.getLogger(__name__)
@@ -181,9 +181,16 @@ class JetStreamLedger:
     ) -> AsyncIterator[AsyncIterator[StoredFrame]]:
         subject = buffer_filter(self._stream, buffer)
         check = ReadCheck(self._stream, subject, after, witnesses, given_up)
-        reader = PullReader(self._connection, self._stream, subject, after, self._created, self._statistics, check)
-        async with opened(reader) as frames:
+        async with opened(self._reader(subject, after, check)) as frames:
             yield frames
+
+    @asynccontextmanager
+    async def watch(self, buffer: BufferId, after: int) -> AsyncIterator[AsyncIterator[StoredFrame]]:
+        async with opened(self._reader(buffer_filter(self._stream, buffer), after, Unchecked())) as frames:
+            yield frames
+
+    def _reader(self, subject: str, after: int, check: ReadCheck | Unchecked) -> PullReader:
+        return PullReader(self._connection, self._stream, subject, after, self._created, self._statistics, check)
 
     async def trim(self, through: Mapping[BufferId, int]) -> None:
         async for subject, first in purges(self._stream, through, self._info, self._get):

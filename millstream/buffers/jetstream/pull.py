@@ -30,7 +30,7 @@ from millstream.buffers.jetstream.nats_client import Msg, nats_errors
 from millstream.buffers.jetstream.requests import NO_MESSAGE, NO_STREAM, message_headers
 from millstream.errors import DamageError
 from millstream.ledger.protocol import LedgerStatistics, StoredFrame, Witness
-from millstream.ledger.witness import REPAIR, ReadCheck, witness_of
+from millstream.ledger.witness import REPAIR, ReadCheck, Unchecked, witness_of
 from millstream.pauses import Pauses
 
 _log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class PullReader:
         after: int,
         created: str,
         statistics: LedgerStatistics,
-        check: ReadCheck,
+        check: ReadCheck | Unchecked,
     ) -> None:
         """`check`: of what was read before, see `Ledger.read`."""
         self._connection = connection

@@ -5,7 +5,8 @@ Above it: `millstream broker config`. Below it: the graph, and the names of stre
 A vertex writes its own ledger and its own OT store, reads the ledgers of the vertices it reads from and the OT stores
 of its neighbours, and hears answers in an inbox of its own. It makes and changes no stream: a stream may be made to
 copy any other of its account. So its ledger is made beforehand, by the user of the pipeline, who may do everything in
-the account (`millstream broker prepare`).
+the account (`millstream broker prepare`). Commands that only look have a user who may read every ledger and OT store,
+and change none: it commits, trims and removes nothing.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from millstream.ledger.subjects import stream_name
 from millstream.record import WINDOW_INPUT
 from millstream.spec.graph import Graph
 
+VIEWER = "_view"
+"""The user of commands that only look."""
 _READ = ("STREAM.INFO", "STREAM.MSG.GET", "DIRECT.GET")
 """Requests about one stream that change nothing."""
 
@@ -30,7 +33,8 @@ class BrokerUser:
     """A user of one pipeline's account."""
 
     name: str
-    """`<pipeline>.<vertex>`, or `<pipeline>` for the one who may do everything in the account."""
+    """`<pipeline>.<vertex>`, `<pipeline>._view` for the one who looks, or `<pipeline>` for the one who may do all
+    in the account."""
     inbox: str
     """What the subjects that answers come to begin with."""
     publish: tuple[str, ...] | None = None
@@ -45,10 +49,11 @@ class BrokerUser:
 
 
 def users_of(graph: Graph) -> list[BrokerUser]:
-    """The users of a pipeline: the one who prepares and looks at it, and one for each vertex."""
+    """The users of a pipeline: the one who prepares it, the one who looks at it, and one for each vertex."""
     pipeline = graph.pipeline.name
     return [
         BrokerUser(pipeline, f"{INBOX}.{pipeline}"),
+        _viewer(graph),
         *(_vertex_user(graph, vertex.name) for vertex in graph.vertices),
     ]
 
@@ -92,6 +97,27 @@ def _user_lines(user: BrokerUser, password: str) -> Iterator[str]:
     yield "      }}"
 
 
+def _viewer(graph: Graph) -> BrokerUser:
+    pipeline = graph.pipeline.name
+    # No vertex has a name like it.
+    inbox = f"{INBOX}.{pipeline}.{VIEWER}"
+    publish = []
+    for vertex in graph.vertices:
+        stream = stream_name(pipeline, vertex.name)
+        publish += [
+            f"$JS.API.{what}.{name}" for name in (stream, f"KV_{bucket_name(pipeline, vertex.name)}") for what in _READ
+        ]
+        if graph.edges_out[vertex.name]:
+            publish.append(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.*")
+        publish += [_consumer(stream, edge.name) for edge in graph.edges_out[vertex.name]]
+    return BrokerUser(f"{pipeline}.{VIEWER}", inbox, (*publish, SETTINGS_SUBJECT), (f"{inbox}.>",))
+
+
+def _consumer(stream: str, edge: str) -> str:
+    """Makes a consumer of one edge's frames."""
+    return f"$JS.API.CONSUMER.CREATE.{stream}.*.{stream}.*.*.d.{edge}.*"
+
+
 def _vertex_user(graph: Graph, vertex: str) -> BrokerUser:
     pipeline = graph.pipeline.name
     own, bucket = stream_name(pipeline, vertex), bucket_name(pipeline, vertex)
@@ -107,7 +133,7 @@ def _vertex_user(graph: Graph, vertex: str) -> BrokerUser:
     publish += [f"$JS.API.{what}.KV_{bucket_name(pipeline, name)}" for name in stores for what in _READ]
     for name, inputs in _read_buffers(graph, vertex).items():
         stream = stream_name(pipeline, name)
-        publish += [f"$JS.API.CONSUMER.CREATE.{stream}.*.{stream}.*.*.d.{input_}.*" for input_ in inputs]
+        publish += [_consumer(stream, input_) for input_ in inputs]
         publish += [f"$JS.API.{what}.{stream}.*" for what in ("CONSUMER.MSG.NEXT", "CONSUMER.DELETE")]
         # Who has read a buffer trims it.
         publish.append(f"$JS.API.STREAM.PURGE.{stream}")

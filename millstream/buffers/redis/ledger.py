@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from uuid import uuid4
 
 from google.protobuf.message import DecodeError
@@ -40,7 +40,7 @@ from millstream.buffers.redis.keys import (
     mark_key,
     vertex_prefix,
 )
-from millstream.buffers.redis.reading import RedisReader, frames_of, opened
+from millstream.buffers.redis.reading import RedisReader, frames_of, opened, passing
 from millstream.buffers.redis.scripts import COMMIT, MAKE, TRIM
 from millstream.durable import step
 from millstream.errors import BufferFullError, DamageError, FencedError, InfrastructureError, StorageFullError
@@ -258,6 +258,11 @@ class RedisLedger:
         check = ReadCheck(self._name, name, after, witnesses, given_up)
         reader = RedisReader(self._connection, self._key, self._id, name, buffer, after, self._statistics, check)
         async with opened(reader) as frames:
+            yield frames
+
+    @asynccontextmanager
+    async def watch(self, buffer: BufferId, after: int) -> AsyncIterator[AsyncIterator[StoredFrame]]:
+        async with aclosing(passing(self._connection, frames_key(self._key, buffer), after)) as frames:
             yield frames
 
     async def trim(self, through: Mapping[BufferId, int]) -> None:

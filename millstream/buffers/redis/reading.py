@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -37,6 +37,8 @@ _log = logging.getLogger(__name__)
 _READ_BYTES = limits.BYTES_IN_FLIGHT_MAX // 4
 """Of one request for frames; one frame alone may be larger."""
 _READ_FRAMES = limits.FRAMES_IN_FLIGHT_MAX // 4
+_WATCHED_FRAMES = limits.BYTES_IN_FLIGHT_MAX // limits.MESSAGE_BYTES_MAX
+"""Asked for at once where sizes are not known."""
 
 # A request always takes at least the largest frame.
 assert _READ_BYTES >= limits.MESSAGE_BYTES_MAX
@@ -174,6 +176,25 @@ async def opened(reader: RedisReader) -> AsyncIterator[AsyncIterator[StoredFrame
             yield reader
         finally:
             reading.cancel()
+
+
+async def passing(connection: RedisConnection, frames: str, after: int) -> AsyncGenerator[StoredFrame, None]:
+    """Frames after a sequence as they are stored, unchecked, forever. `frames`: the key of their stream.
+
+    A reader asks for sizes first; here the server hands out what is stored in the same step, before it can be trimmed.
+    """
+    while True:
+        try:
+            found = await connection.wait(
+                "XREAD", "COUNT", _WATCHED_FRAMES, "BLOCK", round(BLOCK_S * 1000), "STREAMS", frames, f"{after}-0"
+            )
+        except AnswerLostError as error:
+            _log.info("watching %s goes on after %d (%s)", frames, after, error)
+            await asyncio.sleep(RETRY_FIRST_S)
+            continue
+        for frame in frames_of(found[0][1]) if found else ():
+            after = frame.sequence
+            yield frame
 
 
 def frames_of(entries: Any) -> list[StoredFrame]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,8 @@ from millstream.ledger.protocol import DurabilityLevel
 from millstream.spec import resolved
 from millstream.spec.loading import load
 from millstream_runner.cli.main import main
+from millstream_runner.local.tapping import open_tap
+from millstream_runner.local.view import open_view
 from millstream_worker.assembly import open_vertex
 from millstream_worker.environment import VertexConfig
 from tests.nats_process import open_nats_process
@@ -164,6 +166,46 @@ async def test_a_vertex_may_do_what_it_needs_and_nothing_else(broker: Broker, ve
     assert await refused_listening(broker.access(vertex), tried) == denied(tried)
 
 
+async def test_who_looks_sees_everything_and_changes_nothing(
+    broker: Broker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    view = broker.folder / "p" / "_view.yaml"
+    place = ("--broker", broker.url, "--broker-access", str(view), "--file", str(tmp_path / "p.yaml"))
+
+    async def looks(*command: str) -> str:
+        capsys.readouterr()
+        assert await asyncio.to_thread(main, [*command, *place, "-o", "json"]) == 0
+        return capsys.readouterr().out
+
+    graph = load(tmp_path / "p.yaml").graph
+    numbers: list[int] = []
+    async with (
+        asyncio.timeout(WAIT_S),
+        open_view(graph, broker.access("_view")) as viewed,
+        open_tap(graph, viewed, "in-other") as tap,
+        asyncio.TaskGroup() as group,
+    ):
+        for vertex in VERTICES:
+            group.create_task(run_vertex(broker, tmp_path / "p.yaml", vertex))
+        while len(numbers) < RECORDS:
+            numbers += [json.loads(passed.record.value)["number"] for passed in await tap.look(WAIT_S)]
+    assert numbers == list(range(RECORDS))
+    vertices = json.loads(await looks("status"))["vertices"]
+    assert {one["vertex"]: one["records"] for one in vertices} == dict.fromkeys(VERTICES, RECORDS)
+    await looks("peek", "in-other", "--from", "1")
+
+    reads = {"STREAM.INFO", "STREAM.MSG.GET", "DIRECT.GET"}
+    may: dict[str, bool] = {}
+    for vertex in VERTICES:
+        for name in (f"p-{vertex}", f"KV_p-{vertex}-OT"):
+            may |= {f"$JS.API.{what}.{name}": True for what in reads}
+            may |= {f"$JS.API.STREAM.{what}.{name}": False for what in ("CREATE", "UPDATE", "DELETE", "PURGE")}
+            may |= {f"$JS.API.CONSUMER.{what}.{name}.x": False for what in ("CREATE", "DELETE")}
+        may |= {f"p-{vertex}.a.0.d.b.0": False, f"p-{vertex}.source.0.p": False}
+        may[f"$KV.p-{vertex}-OT.in/source.0"] = False
+    assert await refused_publishing(broker.access("_view"), list(may)) == denied(may)
+
+
 @pytest.mark.parametrize("keeps", [True, False])
 async def test_a_reduce_that_keeps_its_input_reads_and_trims_its_milestones(tmp_path: Path, keeps: bool) -> None:
     (tmp_path / "w.yaml").write_text(WINDOWS.replace("KEEPS", str(keeps).lower()))
@@ -209,7 +251,7 @@ async def test_nobody_is_a_user_without_credentials_or_of_the_system_account(bro
 def test_secrets_are_in_files_of_their_users_alone_and_stay_when_made_again(broker: Broker, tmp_path: Path) -> None:
     folder = broker.folder
     passwords = {path: path.read_text() for path in folder.rglob("*.password")}
-    assert len(passwords) == 2 * (1 + len(VERTICES))
+    assert len(passwords) == 2 * (2 + len(VERTICES))
     assert len(set(passwords.values())) == len(passwords)
     for path in [*passwords, folder / "passwords.conf", *folder.rglob("*.yaml")]:
         assert path.stat().st_mode & 0o077 == 0
@@ -284,7 +326,7 @@ class connected:  # a block, as a function would make it
         await self._client.close()
 
 
-async def refused_publishing(access: BrokerAccess, subjects: Mapping[str, bool]) -> set[str]:
+async def refused_publishing(access: BrokerAccess, subjects: Iterable[str]) -> set[str]:
     opened = connected(access)
     async with opened as client:
         for subject in subjects:

@@ -339,6 +339,40 @@ async def test_a_reader_goes_on_while_what_it_has_read_is_trimmed(owner: LaneOwn
     assert await stored(ledger, A) == [b"199"]
 
 
+async def test_watching_sees_what_passes_and_keeps_nothing(owner: LaneOwner, ledger: Ledger, harness: Harness) -> None:
+    elsewhere = await (await harness.other_process()).existing_ledger("v")
+    assert elsewhere is not None
+    begun = await owner.commit((A, b"before"))
+    async with elsewhere.watch(A, begun.frame_sequences[0]) as watched, ledger.read(A, 0) as frames:
+        await take(frames, 1)
+        for number in range(20):
+            await owner.commit((A, b"%d" % number), (B, b"other"))
+            (read,) = await take(frames, 1)
+            (seen,) = await take(watched, 1)
+            assert seen == read
+            await ledger.trim({A: read.sequence})
+    assert await stored(ledger, A) == []
+
+
+async def test_a_watch_that_is_behind_goes_on_where_frames_are_left(
+    owner: LaneOwner, ledger: Ledger, harness: Harness
+) -> None:
+    elsewhere = await (await harness.other_process()).existing_ledger("v")
+    assert elsewhere is not None
+    count = 3 * all_limits.FRAMES_IN_FLIGHT_MAX
+    async with elsewhere.watch(A, 0) as watched:
+        receipts = [await owner.commit((A, b"%d" % number)) for number in range(count)]
+        await ledger.trim({A: receipts[-2].frame_sequences[0]})
+        seen = await take(watched, 1)
+        while seen[-1].data != b"%d" % (count - 1):
+            seen += await take(watched, 1)
+    numbers = [int(frame.data) for frame in seen]
+    assert numbers == sorted(set(numbers))
+    # As many as it may hold, and the one that was left. What is missing shows in the names.
+    assert len(numbers) <= all_limits.FRAMES_IN_FLIGHT_MAX + 1
+    assert [frame.witness.number for frame in seen if frame.witness] == [number + 1 for number in numbers]
+
+
 async def test_frames_of_every_size_come_back_whole(owner: LaneOwner, ledger: Ledger) -> None:
     sizes = [0, 1, 100, all_limits.FRAME_BYTES_MAX, all_limits.RECORD_BYTES_MAX + 1024]
     for size in sizes:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from millstream import codes
 from millstream.buffers.jetstream.server_config import SYSTEM_ACCOUNT, new_password
-from millstream.buffers.jetstream.users import BrokerUser, accounts_text, users_of
+from millstream.buffers.jetstream.users import VIEWER, BrokerUser, accounts_text, users_of
 from millstream.buffers.registry import technology_of
 from millstream.buffers.technology import Access
 from millstream.errors import UserError
@@ -67,7 +67,8 @@ def _config(graphs: Sequence[Graph], directory: Path, ca: Path | None, *, as_jso
             {
                 "pipeline": pipeline,
                 "prepare": f"{directory}/{pipeline}/_pipeline.yaml",
-                "vertices": {user.file_name: f"{directory}/{pipeline}/{user.file_name}.yaml" for user in users[1:]},
+                "view": f"{directory}/{pipeline}/{VIEWER}.yaml",
+                "vertices": {user.file_name: f"{directory}/{pipeline}/{user.file_name}.yaml" for user in users[2:]},
             }
             for pipeline, users in pipelines.items()
         ]
@@ -77,8 +78,9 @@ def _config(graphs: Sequence[Graph], directory: Path, ca: Path | None, *, as_jso
         f'{directory}/accounts.conf, for the server\'s configuration: `include "accounts.conf"` (with passwords.conf)'
     )
     for pipeline, users in pipelines.items():
-        print(f"{directory}/{pipeline}/_pipeline.yaml: who prepares pipeline {pipeline} and looks at it")
-        for user in users[1:]:
+        print(f"{directory}/{pipeline}/_pipeline.yaml: who prepares pipeline {pipeline}")
+        print(f"{directory}/{pipeline}/{VIEWER}.yaml: who looks at pipeline {pipeline} and changes nothing")
+        for user in users[2:]:
             print(f"{directory}/{pipeline}/{user.file_name}.yaml: vertex {user.file_name}")
     return 0
 

@@ -1,6 +1,6 @@
 """`millstream tap`: records of an edge as they pass, without any effect on them.
 
-    look ─► print ─► look ... until --limit, --duration, Ctrl-C, or the end of the run
+    what passes ─► print ─► what passes ... until --limit, --duration, Ctrl-C, or the end of the run
 
 The pipeline does not know of the tap: it may be slow, be stopped or die, and nothing waits for it.
 """
@@ -11,9 +11,10 @@ import argparse
 import asyncio
 import contextlib
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from millstream import codes
 from millstream.buffers.registry import technology_of
@@ -30,9 +31,10 @@ from millstream_runner.local.tapping import Passed, Tap, open_tap
 from millstream_runner.local.view import PipelineView, open_view
 
 POLL_S = 0.05
-"""Between two looks at an edge on which nothing passes."""
+"""Between two attempts to open the tap, while nothing is stored."""
 _ALIVE_POLL_S = 0.25
-_MARKS_POLL_S = 1.0
+_QUIET_S = 1.0
+"""When nothing has passed for so long, the tap asks whether anything still can."""
 _MISSED_PATIENCE_S = 5.0
 """For counting what was missed, at the end."""
 
@@ -47,6 +49,10 @@ class _Shown:
     """By --key."""
     told_frames: int = 0
     """Of those missed, for which there was a line."""
+    is_enough: bool = False
+    """By --limit."""
+    is_ended: bool = False
+    """The edge: its writers are through."""
     is_over: bool = False
     """The run, while it was looked at."""
 
@@ -101,52 +107,64 @@ async def _follow(
     limit_s: float | None,
     shown: _Shown,
 ) -> None:
-    async with opening() as view:
+    async with opening() as view, AsyncExitStack() as stack:
         try:
-            async with asyncio.timeout(limit_s), _until_over(directory, shown):
-                partitions = None if arguments.partition is None else [arguments.partition]
-                shown.tap = await _opened(graph, view, arguments.edge, partitions)
-                await _show(shown.tap, arguments, shown)
-        except TimeoutError:
-            pass
+            async with _until_over(directory, shown):
+                with contextlib.suppress(TimeoutError):
+                    partitions = None if arguments.partition is None else [arguments.partition]
+                    opening_tap = partial(open_tap, graph, view, arguments.edge, partitions)
+                    shown.tap = await _opened(stack, opening_tap, limit_s)
+                    # From now on: however long it took to get here.
+                    async with asyncio.timeout(limit_s):
+                        await _show(shown.tap, arguments, shown)
         finally:
             if shown.tap is not None:
+                if shown.is_over and not shown.is_enough:
+                    _print(shown.tap, shown.tap.held(), arguments, shown)
                 print(await _in_all(shown.tap, directory, shown), file=sys.stderr)
 
 
-async def _opened(graph: Graph, view: PipelineView, edge: str, partitions: list[int] | None) -> Tap:
+async def _opened(
+    stack: AsyncExitStack, opening: Callable[[], AbstractAsyncContextManager[Tap]], limit_s: float | None
+) -> Tap:
+    """The tap, once something is stored. Raises `TimeoutError` when nothing is for that long."""
+    loop = asyncio.get_running_loop()
+    begun_s = loop.time()
     while True:
         with contextlib.suppress(RetryLaterError):
-            return await open_tap(graph, view, edge, partitions)
+            return await stack.enter_async_context(opening())
+        if limit_s is not None and loop.time() - begun_s > limit_s:
+            raise TimeoutError
         await asyncio.sleep(POLL_S)
 
 
 async def _show(tap: Tap, arguments: argparse.Namespace, shown: _Shown) -> None:
     """Print records until there are enough, or nothing will pass any more."""
-    loop = asyncio.get_running_loop()
-    asked_s = loop.time()
-    while True:
-        seen = tap.seen
-        with contextlib.suppress(RetryLaterError):
-            async for passed in tap.look():
-                if _is_wanted(passed, arguments.key):
-                    print(_line(passed, as_json=arguments.json))
-                    shown.shown += 1
-                    if shown.shown == arguments.limit:
-                        return
-                else:
-                    shown.left_out += 1
-            sys.stdout.flush()
-            if tap.missed_frames > shown.told_frames:
-                missed = tap.missed_frames - shown.told_frames
-                shown.told_frames = tap.missed_frames
-                print(f"tap: {missed:,} frame(s) missed here: they were read and removed too fast", file=sys.stderr)
-            if tap.seen == seen and loop.time() - asked_s > _MARKS_POLL_S:
-                asked_s = loop.time()
-                if await tap.has_ended():
+    while not shown.is_enough:
+        passed = await tap.look(_QUIET_S)
+        _print(tap, passed, arguments, shown)
+        if not passed:
+            with contextlib.suppress(RetryLaterError):
+                shown.is_ended = await tap.has_ended()
+                if shown.is_ended:
                     return
-        if tap.seen == seen:
-            await asyncio.sleep(POLL_S)
+
+
+def _print(tap: Tap, passed: Sequence[Passed], arguments: argparse.Namespace, shown: _Shown) -> None:
+    if tap.missed_frames > shown.told_frames:
+        missed = tap.missed_frames - shown.told_frames
+        shown.told_frames = tap.missed_frames
+        print(f"tap: {missed:,} frame(s) missed here: they were removed before they could be shown", file=sys.stderr)
+    for one in passed:
+        if _is_wanted(one, arguments.key):
+            print(_line(one, as_json=arguments.json))
+            shown.shown += 1
+            if shown.shown == arguments.limit:
+                shown.is_enough = True
+                break
+        else:
+            shown.left_out += 1
+    sys.stdout.flush()
 
 
 def _is_wanted(passed: Passed, keys: list[str] | None) -> bool:
@@ -192,11 +210,14 @@ async def _in_all(tap: Tap, directory: DataDirectory | None, shown: _Shown) -> s
     parts = [f"{shown.shown:,} record(s) shown"]
     if shown.left_out:
         parts.append(f"{shown.left_out:,} with other keys left out")
-    missed = await _missed(tap, directory, shown)
-    if missed is None:
-        parts.append("how many were missed is not known")
-    elif missed:
-        parts.append(f"{missed:,} missed: they passed faster than they could be looked at")
+    if (shown.is_over or shown.is_ended) and not shown.is_enough:
+        missed = await _missed(tap, directory, shown)
+        if missed is None:
+            parts.append("how many were missed is not known")
+        elif missed:
+            parts.append(f"{missed:,} missed: they passed faster than they could be shown")
+    elif tap.missed_frames:
+        parts.append(f"{tap.missed_frames:,} frame(s) missed")
     if shown.is_over:
         parts.append("the run has ended")
     return f"tap: {', '.join(parts)}"
@@ -205,11 +226,9 @@ async def _in_all(tap: Tap, directory: DataDirectory | None, shown: _Shown) -> s
 async def _missed(tap: Tap, directory: DataDirectory | None, shown: _Shown) -> int | None:
     """Records that passed while the tap was open, and were not seen."""
     if not shown.is_over:
-        try:
+        with contextlib.suppress(TimeoutError, RetryLaterError):
             async with asyncio.timeout(_MISSED_PATIENCE_S):
                 return await tap.missed()
-        except (TimeoutError, RetryLaterError):
-            pass
     # The broker is gone; what passed stands in the last figures of the runner.
     status = directory.read_status() if directory is not None else None
     passed = (status or {}).get("edges", {}).get(tap.edge)

@@ -1,19 +1,23 @@
 """What passes an edge, looked at without any effect on it.
 
-    marks of the writers ─► where "now" is ─► frames behind it, as they are stored ─► records
-                                                 └─ a number is missing: it was trimmed before it was seen
+    watch begins ─► marks of the writers: where "now" is ─► frames behind it, as a reader gets them ─► queue ─► records
+                                                               └─ a number is missing: trimmed before it was seen
 
-Nothing is opened in the broker: each look is a read, as `peek` makes it. So nothing is kept for who looks, nothing
-waits for it, and a frame that was trimmed between two looks was not seen; it is counted, by the numbers that writers
-give their frames, and never passed over in silence. Above it: `millstream tap`. Below it: the ledgers, of any
-technology.
+A tap watches each buffer as a reader reads it, and has no place in it: no mark of its own, nothing that a trim or an
+owner would wait for. It is handed committed frames only. While it is behind by more than its queue and a reader's
+prefetch hold, frames are trimmed before it gets them; they are counted, by the numbers that writers give their frames,
+and never passed over in silence. Above it: `millstream tap`. Below it: the ledgers, of any technology.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
 
+from millstream.background import open_tasks
+from millstream.errors import MillstreamError
 from millstream.ledger.frames import decoded
 from millstream.ledger.protocol import Ledger, StoredFrame
 from millstream.record import BufferId, LaneId, Record
@@ -22,7 +26,8 @@ from millstream.spec.lanes import buffers_of, lanes_of, upstream_lanes
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream_runner.local.view import PipelineView
 
-FRAMES_AT_ONCE = 16
+FRAMES_HELD_MAX = 64
+"""In the queue of a tap. What has arrived there is shown even when the broker has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +44,8 @@ class Passed:
 class _Writer:
     """What one lane has written to a buffer."""
 
-    frames_before: int
-    """When the tap began."""
     records_before: int
+    """When the tap began."""
     frames_told: int
     """Up to here its frames were seen, or are known to be missed."""
 
@@ -51,8 +55,9 @@ class _Buffer:
     """Where the tap is in a buffer."""
 
     buffer: BufferId
+    ledger: Ledger
     after: int
-    writers: dict[str, _Writer]
+    writers: dict[str, _Writer] = field(default_factory=dict)
     seen: int = 0
     """Records, shown or not."""
     missed_frames: int = 0
@@ -68,6 +73,9 @@ class Tap:
     buffers: list[_Buffer]
     is_whole: bool
     """It looks at all partitions."""
+    _arrived: asyncio.Queue[tuple[_Buffer, StoredFrame | MillstreamError]] = field(
+        default_factory=lambda: asyncio.Queue(FRAMES_HELD_MAX)
+    )
 
     @property
     def seen(self) -> int:
@@ -84,18 +92,21 @@ class Tap:
         """Records that had passed when the tap began, in the partitions that it looks at."""
         return sum(writer.records_before for buffer in self.buffers for writer in buffer.writers.values())
 
-    async def look(self) -> AsyncIterator[Passed]:
-        """What has passed since the last look, each partition in its order. Never waits for records."""
-        ledger = await self._ledger()
-        for buffer in self.buffers:
-            frames = await ledger.peek(buffer.buffer, buffer.after, FRAMES_AT_ONCE)
-            for frame in frames:
-                buffer.after = frame.sequence
-                if _is_new(buffer, frame):
-                    records = list(decoded(ledger.vertex, buffer.buffer, frame).to_records())
-                    buffer.seen += len(records)
-                    for index, record in enumerate(records):
-                        yield Passed(buffer.buffer.partition, frame.sequence, index, record)
+    async def look(self, wait_s: float) -> Sequence[Passed]:
+        """Records of the next frame that passes, each partition in its order; none when none comes in `wait_s`."""
+        try:
+            async with asyncio.timeout(wait_s):
+                arrived = await self._arrived.get()
+        except TimeoutError:
+            return []
+        return self._taken(*arrived)
+
+    def held(self) -> Sequence[Passed]:
+        """Records that have arrived and were not looked at."""
+        found: list[Passed] = []
+        while not self._arrived.empty():
+            found += self._taken(*self._arrived.get_nowait())
+        return found
 
     async def has_ended(self) -> bool:
         """Whether nothing will pass any more, and all that could be seen was."""
@@ -104,45 +115,68 @@ class Tap:
         return all(lane in marks and marks[lane].ended for lane in lanes) and not await self._behind(marks)
 
     async def missed(self) -> int:
-        """Records that passed and were not seen, counted exactly from what the writers have committed by now."""
+        """Records that passed and were not seen, counted exactly from what the writers have committed by now: for
+        an edge that has ended."""
         marks = await self.view.marks(self.graph.edge(self.edge).from_)
-        while await self._behind(marks):
-            async for _ in self.look():
-                pass
         passed = sum(written.records for buffer in self.buffers for written in _written(marks, buffer.buffer).values())
         return max(0, passed - self.records_before - self.seen)
 
+    def _taken(self, buffer: _Buffer, frame: StoredFrame | MillstreamError) -> Sequence[Passed]:
+        if isinstance(frame, MillstreamError):
+            raise frame
+        buffer.after = frame.sequence
+        if not _is_new(buffer, frame):
+            return []
+        records = list(decoded(buffer.ledger.vertex, buffer.buffer, frame).to_records())
+        buffer.seen += len(records)
+        return [Passed(buffer.buffer.partition, frame.sequence, index, record) for index, record in enumerate(records)]
+
     async def _behind(self, marks: Mapping[LaneId, mark_pb2.Mark]) -> bool:
-        """Whether frames that these marks tell of lie where they were not looked for yet."""
-        ledger = await self._ledger()
+        """Whether frames that these marks tell of have not been looked at yet, and can still be."""
         for buffer in self.buffers:
             told = {key: writer.frames_told for key, writer in buffer.writers.items()}
             if all(told.get(key, 0) >= one.frames for key, one in _written(marks, buffer.buffer).items()):
                 continue
-            if await ledger.peek(buffer.buffer, buffer.after, 1):
+            if not self._arrived.empty() or await buffer.ledger.peek(buffer.buffer, buffer.after, 1):
                 return True
         return False
 
-    async def _ledger(self) -> Ledger:
-        return await self.view.ledger_of(self.buffers[0].buffer)
+    async def _watch(self, buffer: _Buffer, frames: AsyncIterator[StoredFrame]) -> None:
+        """Take what passes into the queue. What goes wrong is raised where it is looked at."""
+        try:
+            async for frame in frames:
+                await self._arrived.put((buffer, frame))
+        except MillstreamError as error:
+            await self._arrived.put((buffer, error))
 
 
-async def open_tap(graph: Graph, view: PipelineView, edge: str, partitions: Sequence[int] | None = None) -> Tap:
+@asynccontextmanager
+async def open_tap(
+    graph: Graph, view: PipelineView, edge: str, partitions: Sequence[int] | None = None
+) -> AsyncIterator[Tap]:
     """A tap of these partitions of an edge, or of all, from now on. Raises `RetryLaterError` while nothing was stored
     that it could look at."""
-    found = []
     buffers = [one for one in buffers_of(graph, graph.edge(edge)) if partitions is None or one.partition in partitions]
-    # Where each buffer ends is asked first: what comes before the marks are read is known by its number.
-    ends = {buffer: await (await view.ledger_of(buffer)).last_sequence(buffer) for buffer in buffers}
-    marks = await view.marks(graph.edge(edge).from_)
-    for buffer in buffers:
-        written = _written(marks, buffer)
-        writers = {}
-        for lane in upstream_lanes(graph, buffer):
-            one = written.get(lane.key, mark_pb2.Written())
-            writers[lane.key] = _Writer(one.frames, one.records, one.frames)
-        found.append(_Buffer(buffer, ends[buffer], writers))
-    return Tap(graph, view, edge, found, partitions is None)
+    ledgers = {buffer: await view.ledger_of(buffer) for buffer in buffers}
+    found = [_Buffer(buffer, ledger, await ledger.last_sequence(buffer)) for buffer, ledger in ledgers.items()]
+    tap = Tap(graph, view, edge, found, partitions is None)
+    async with AsyncExitStack() as stack:
+        watched = [(one, await stack.enter_async_context(one.ledger.watch(one.buffer, one.after))) for one in found]
+        # Now nothing passes unseen. What has passed before, and what comes before the marks are read, is known by its
+        # number.
+        marks = await view.marks(graph.edge(edge).from_)
+        for one in found:
+            written = _written(marks, one.buffer)
+            for lane in upstream_lanes(graph, one.buffer):
+                before = written.get(lane.key, mark_pb2.Written())
+                one.writers[lane.key] = _Writer(before.records, before.frames)
+        tasks = await stack.enter_async_context(open_tasks())
+        watching = [tasks.create_task(tap._watch(one, frames), name=f"watch {one.buffer}") for one, frames in watched]
+        try:
+            yield tap
+        finally:
+            for task in watching:
+                task.cancel()
 
 
 def _written(marks: Mapping[LaneId, mark_pb2.Mark], buffer: BufferId) -> dict[str, mark_pb2.Written]:
