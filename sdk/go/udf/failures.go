@@ -120,7 +120,7 @@ func (o *outcomes) add(index int, err error) {
 		outcome.Result = udfv1.Outcome_RESULT_ERROR
 		err = errors.New("Fallback is for sinks; a map returns DeadLetter{Reason: ...}")
 	default:
-		outcome.Result = udfv1.Outcome_RESULT_ERROR
+		outcome.Result, outcome.Code = udfv1.Outcome_RESULT_ERROR, codeOf(err)
 	}
 	if outcome.Result != udfv1.Outcome_RESULT_ERROR && err.Error() == "" {
 		// Its own affair to give no reason.

@@ -170,7 +170,7 @@ func (g *groups) skip() {
 func (g *groups) add(messages []Message, err error) error {
 	g.answer.Counts = append(g.answer.Counts, 0)
 	if err != nil {
-		failure := &udfv1.GroupFailure{Index: uint32(len(g.answer.Counts) - 1)}
+		failure := &udfv1.GroupFailure{Index: uint32(len(g.answer.Counts) - 1), Code: codeOf(err)}
 		failure.Error, failure.Detail = told(err)
 		g.answer.Failures = append(g.answer.Failures, failure)
 		messages = nil

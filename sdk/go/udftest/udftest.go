@@ -44,6 +44,8 @@ type Outcome struct {
 	Reason, Detail string
 	// Of a retry.
 	Delay time.Duration
+	// Of Millstream's catalogue of errors, where the error has one of its own: 3005, the value does not fit.
+	Code int
 }
 
 // Results are what a function made of its inputs.
@@ -152,6 +154,8 @@ type Input struct {
 type Reduced struct {
 	Messages       []udf.Message
 	Failed, Detail string
+	// As that of an Outcome.
+	Code int
 }
 
 // Values are those of the results, as text.
@@ -208,7 +212,7 @@ func Reduce(t testing.TB, function *udf.Function, inputs ...Input) []Reduced {
 				next++
 			}
 			if failure := failures[i]; failure != nil {
-				all[at] = Reduced{Failed: failure.GetError(), Detail: failure.GetDetail()}
+				all[at] = Reduced{Failed: failure.GetError(), Detail: failure.GetDetail(), Code: int(failure.GetCode())}
 			}
 		}
 		open = answer.GetUnfinished()
@@ -296,6 +300,7 @@ func outcomesOf(all []*udfv1.Outcome) []Outcome {
 		outcomes = append(outcomes, Outcome{
 			Index: int(outcome.GetIndex()), Result: resultNames[outcome.GetResult()], Reason: outcome.GetReason(),
 			Detail: outcome.GetDetail(), Delay: time.Duration(outcome.GetDelayUs()) * time.Microsecond,
+			Code: int(outcome.GetCode()),
 		})
 	}
 	return outcomes

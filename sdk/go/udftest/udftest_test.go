@@ -107,6 +107,35 @@ func TestOutcomesLeaveNeighboursAlone(t *testing.T) {
 	expect(t, len(outcomes), 9)
 }
 
+type order struct {
+	Lines []struct{ Price float64 }
+}
+
+func TestAValueThatDoesNotFitHasACode(t *testing.T) {
+	price := func(_ context.Context, record udf.Record) ([]udf.Message, error) {
+		decoded, err := udf.FromJSON[order](record.Value)
+		if err != nil {
+			return nil, fmt.Errorf("order: %w", err)
+		}
+		return []udf.Message{{Value: strconv.AppendInt(nil, int64(len(decoded.Lines)), 10)}}, nil
+	}
+	results := udftest.Map(t, udf.NewMap(price), udftest.Values(
+		`{"Lines": [{"Price": 1.5}]}`, `{"Lines": [{"Price": "much"}]}`, `{"Lines"`, `[]`)...)
+	expect(t, results.Values(), []string{"1"})
+	expect(t, results.Outcomes, []udftest.Outcome{
+		{Index: 1, Result: "error", Code: 3005,
+			Reason: "order: the value does not fit udftest_test.order: field `Lines.Price` is string, where float64 is expected"},
+		{Index: 2, Result: "error", Code: 3005,
+			Reason: "order: the value does not fit udftest_test.order: it is not JSON, at byte 8 of 8"},
+		{Index: 3, Result: "error", Code: 3005,
+			Reason: "order: the value does not fit udftest_test.order: it is array, where udftest_test.order is expected"},
+	})
+
+	t.Setenv("MILLSTREAM_UDF_VALUES", "hidden")
+	_, err := udf.FromJSON[uint8]([]byte("300"))
+	expect(t, err.Error(), "the value does not fit uint8: it is number, where uint8 is expected")
+}
+
 func TestIds(t *testing.T) {
 	results := udftest.Map(t, udf.NewMap(obey), udftest.Values("id", "id")...)
 	expect(t, results.Values(), []string{"test/in-test/0/1/0", "test/in-test/0/1/1"})
@@ -172,7 +201,7 @@ func TestReduce(t *testing.T) {
 		for record := range records {
 			number, err := strconv.Atoi(string(record.Value))
 			if err != nil {
-				return nil, err
+				return nil, udf.Misfit{Reason: err.Error()}
 			}
 			if number < 0 {
 				panic("negative\nnumber")
@@ -195,6 +224,7 @@ func TestReduce(t *testing.T) {
 	expect(t, reduced[0].Messages[0].Keys, []string{"a"})
 	expect(t, reduced[0].Messages[3].Tags, []string{"large"})
 	expect(t, reduced[1].Failed, `strconv.Atoi: parsing "x": invalid syntax`)
+	expect(t, []int{reduced[1].Code, reduced[2].Code}, []int{3005, 0})
 	expect(t, reduced[2].Failed, "panic: negative")
 	if !strings.Contains(reduced[2].Detail, "number\n") || !strings.Contains(reduced[2].Detail, "goroutine") {
 		t.Errorf("no stack: %q", reduced[2].Detail)

@@ -414,11 +414,14 @@ func (x *Welcome) GetCallsMax() uint32 {
 type Outcome struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Index of the input record in the call.
-	Index         uint32         `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"`
-	Result        Outcome_Result `protobuf:"varint,2,opt,name=result,proto3,enum=millstream.udf.v1.Outcome_Result" json:"result,omitempty"`
-	Reason        string         `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
-	Detail        string         `protobuf:"bytes,4,opt,name=detail,proto3" json:"detail,omitempty"`
-	DelayUs       uint64         `protobuf:"varint,5,opt,name=delay_us,json=delayUs,proto3" json:"delay_us,omitempty"`
+	Index   uint32         `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"`
+	Result  Outcome_Result `protobuf:"varint,2,opt,name=result,proto3,enum=millstream.udf.v1.Outcome_Result" json:"result,omitempty"`
+	Reason  string         `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	Detail  string         `protobuf:"bytes,4,opt,name=detail,proto3" json:"detail,omitempty"`
+	DelayUs uint64         `protobuf:"varint,5,opt,name=delay_us,json=delayUs,proto3" json:"delay_us,omitempty"`
+	// What kind of failure it is, by its number in Millstream's catalogue of errors; 0 when it is none of its own. 3005: the
+	// record does not fit the type that the function takes.
+	Code          uint32 `protobuf:"varint,6,opt,name=code,proto3" json:"code,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -484,6 +487,13 @@ func (x *Outcome) GetDetail() string {
 func (x *Outcome) GetDelayUs() uint64 {
 	if x != nil {
 		return x.DelayUs
+	}
+	return 0
+}
+
+func (x *Outcome) GetCode() uint32 {
+	if x != nil {
+		return x.Code
 	}
 	return 0
 }
@@ -2593,8 +2603,10 @@ type GroupFailure struct {
 	// Index into `counts`.
 	Index uint32 `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"`
 	// What happened, one line, and the stack trace.
-	Error         string `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"`
-	Detail        string `protobuf:"bytes,3,opt,name=detail,proto3" json:"detail,omitempty"`
+	Error  string `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"`
+	Detail string `protobuf:"bytes,3,opt,name=detail,proto3" json:"detail,omitempty"`
+	// As that of an Outcome; 3005: another attempt at the group would not help.
+	Code          uint32 `protobuf:"varint,4,opt,name=code,proto3" json:"code,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2648,6 +2660,13 @@ func (x *GroupFailure) GetDetail() string {
 		return x.Detail
 	}
 	return ""
+}
+
+func (x *GroupFailure) GetCode() uint32 {
+	if x != nil {
+		return x.Code
+	}
+	return 0
 }
 
 // The same bytes as ReduceRequest, frame unread.
@@ -2998,13 +3017,14 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	"\areplica\x18\x06 \x01(\rR\areplica\"Q\n" +
 	"\aWelcome\x12)\n" +
 	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\x12\x1b\n" +
-	"\tcalls_max\x18\x02 \x01(\rR\bcallsMax\"\xaa\x02\n" +
+	"\tcalls_max\x18\x02 \x01(\rR\bcallsMax\"\xbe\x02\n" +
 	"\aOutcome\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x129\n" +
 	"\x06result\x18\x02 \x01(\x0e2!.millstream.udf.v1.Outcome.ResultR\x06result\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x16\n" +
 	"\x06detail\x18\x04 \x01(\tR\x06detail\x12\x19\n" +
-	"\bdelay_us\x18\x05 \x01(\x04R\adelayUs\"\x82\x01\n" +
+	"\bdelay_us\x18\x05 \x01(\x04R\adelayUs\x12\x12\n" +
+	"\x04code\x18\x06 \x01(\rR\x04code\"\x82\x01\n" +
 	"\x06Result\x12\x16\n" +
 	"\x12RESULT_UNSPECIFIED\x10\x00\x12\x10\n" +
 	"\fRESULT_ERROR\x10\x01\x12\x10\n" +
@@ -3168,11 +3188,12 @@ const file_millstream_udf_v1_udf_proto_rawDesc = "" +
 	"\bfailures\x18\x06 \x03(\v2\x1f.millstream.udf.v1.GroupFailureR\bfailures\x12\x1e\n" +
 	"\n" +
 	"unfinished\x18\a \x01(\bR\n" +
-	"unfinished\"R\n" +
+	"unfinished\"f\n" +
 	"\fGroupFailure\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12\x14\n" +
 	"\x05error\x18\x02 \x01(\tR\x05error\x12\x16\n" +
-	"\x06detail\x18\x03 \x01(\tR\x06detail\"\x8d\x01\n" +
+	"\x06detail\x18\x03 \x01(\tR\x06detail\x12\x12\n" +
+	"\x04code\x18\x04 \x01(\rR\x04code\"\x8d\x01\n" +
 	"\x13SealedReduceRequest\x120\n" +
 	"\x05hello\x18\x01 \x01(\v2\x18.millstream.udf.v1.HelloH\x00R\x05hello\x129\n" +
 	"\x04part\x18\x02 \x01(\v2#.millstream.udf.v1.SealedReducePartH\x00R\x04partB\t\n" +
