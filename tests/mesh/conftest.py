@@ -13,6 +13,7 @@ from millstream.dead_letter import Envelope, read_envelope
 
 FUNCTIONS = """\
 import json
+import os
 import time
 import uuid
 
@@ -26,6 +27,13 @@ def identity(value):
 
 def slow(value):
     time.sleep(0.002)
+    return value
+
+
+def held(value):
+    # For as long as a test wants its input to wait.
+    while os.path.exists(os.path.join(os.path.dirname(__file__), "hold")):
+        time.sleep(0.01)
     return value
 
 
