@@ -1,5 +1,8 @@
 """Files of the user's that change while the pipeline runs, and that the run does not take in: which, and what to do.
 
+A window gets its result from one version of its function, and Spark's workers have imported it: so a change is said,
+and not taken in, also with `--watch`.
+
 Above it: the run. Below it: the file system. Files of functions that run beside a worker are the worker's to look at
 (`millstream.udf.sources`); here are the pipeline file, and the functions of reduces, which run inside Spark.
 """
@@ -19,7 +22,8 @@ _LOOK_INTERVAL_S = 0.5
 
 async def watch_files(loaded: Loaded, message: Callable[[str], None]) -> None:
     """Say so when one of the files has changed, once for each change. Until cancelled."""
-    functions = {path: _contents(path) for path in _functions_in_spark(loaded)}
+    functions_of = _functions_in_spark(loaded)
+    functions = {path: _contents(path) for path in functions_of}
     pipeline = _contents(loaded.path)
     while True:
         await asyncio.sleep(_LOOK_INTERVAL_S)
@@ -31,7 +35,8 @@ async def watch_files(loaded: Loaded, message: Callable[[str], None]) -> None:
         for path, before in functions.items():
             if (now := _contents(path)) not in (before, None):
                 functions[path] = now
-                message(f"{path.name} changed, and Spark goes on with the functions as they were: {_AGAIN}")
+                vertices = ", ".join(functions_of[path])
+                message(f"{path.name} changed, and {vertices} goes on with what it was, in Spark: {_AGAIN}")
 
 
 _AGAIN = "end it with Ctrl-C, which finishes what is in flight, and run it again"
@@ -48,8 +53,9 @@ async def _judged(path: Path) -> str:
     return ""
 
 
-def _functions_in_spark(loaded: Loaded) -> list[Path]:
-    found = []
+def _functions_in_spark(loaded: Loaded) -> dict[Path, list[str]]:
+    """Their files, with the vertices whose functions they are."""
+    found: dict[Path, list[str]] = {}
     for vertex in loaded.graph.vertices:
         for placed in vertex.programs:
             if not placed.beside and placed.program.python is not None:
@@ -57,8 +63,8 @@ def _functions_in_spark(loaded: Loaded) -> list[Path]:
                 name = where if where.endswith(".py") else f"{where.replace('.', '/')}.py"
                 path = loaded.base_dir / (placed.program.working_dir or Path()) / name
                 if path.is_file():
-                    found.append(path)
-    return list(dict.fromkeys(found))
+                    found.setdefault(path, []).append(vertex.name)
+    return found
 
 
 def _contents(path: Path) -> bytes | None:
