@@ -11,7 +11,7 @@ WORKERS ?= 2
 OTELCOL := .cache/collector/otelcol
 PIP_AUDIT := 2.10.1
 GOVULNCHECK := v1.1.4
-PROJECTS := pyproject.toml services/udf_sdk/pyproject.toml
+PROJECTS := pyproject.toml services/udf_sdk/pyproject.toml services/udf_sdk/hatch_build.py services/udf_sdk/millstream_udf/_columns.c
 CHECKED := millstream services tests tools examples benchmarks
 PRESENT := $(foreach folder,$(CHECKED),$(if $(wildcard $(folder)/*.py $(folder)/*/*.py $(folder)/*/*/*.py),$(folder)))
 

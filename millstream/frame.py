@@ -7,12 +7,10 @@ codecs are the SDK's, so both sides of a UDF stream agree by construction.
 
 from __future__ import annotations
 
-import zlib
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TypeVar
 
 from google.protobuf.message import DecodeError
 
@@ -20,13 +18,9 @@ from millstream import codes
 from millstream.errors import DamageError
 from millstream.record import Record
 from millstream_udf import columns
+from millstream_udf.columns import KEY_SEPARATOR as KEY_SEPARATOR
+from millstream_udf.columns import partition_of as partition_of
 from millstream_udf.wire.frame.v1 import frame_pb2
-
-_T = TypeVar("_T")
-
-KEY_SEPARATOR = b"\x1f"
-"""Joins the parts of a key for the partition hash."""
-
 
 _OFFSET_BYTES = 4
 _TIME_BYTES = 8
@@ -146,26 +140,45 @@ class Frame:
 
     def take(self, indexes: Sequence[int]) -> Frame:
         """The records at `indexes` (not empty), in that order."""
-        return self.split((indexes,))[0]
+        return self.split((array("I", indexes),))[0]
 
-    def split(self, groups: Iterable[Sequence[int]]) -> list[Frame]:
-        """A frame of the records at each group's indexes (not empty), in that order. Reads the columns once."""
-        values, times = self.values(), self.event_times_us()
-        keys = self.keys() if self.keys_column else None
-        headers = self.headers() if self.headers_column else None
-        ids = columns.unpack_bytes(self.ids_column) if self.ids_column else None
-        return [
-            build_frame(
-                _pick(values, indexes),
-                array("q", _pick(times, indexes)),
-                ingest_time_us=self.ingest_time_us,
-                keys=_pick(keys, indexes) if keys is not None else None,
-                headers=_pick(headers, indexes) if headers is not None else None,
-                ids=_pick(ids, indexes) if ids is not None else None,
-                traceparent=self.traceparent,
-            )
-            for indexes in groups
-        ]
+    def split(self, groups: columns.Groups) -> list[Frame]:
+        """A frame of the records at each group's indexes (not empty), in that order."""
+        parts = zip(
+            groups,
+            columns.split_bytes(self.values_column, groups),
+            columns.split_times(self.event_times_column, groups),
+            columns.split_lists(self.keys_column, self.records, groups),
+            columns.split_headers(self.headers_column, self.records, groups),
+            columns.split_bytes(self.ids_column, groups),
+            strict=True,
+        )
+        return [self._part(len(group), *part) for group, *part in parts]
+
+    def by_partition(self, partitions: int, *, keyless: int) -> list[tuple[int, Frame]]:
+        """The partitions that records go to by their keys, each with a frame of its records, in order. Records without
+        keys go to the partition `keyless`."""
+        if not self.keys_column:
+            return [(keyless, self)]
+        groups = columns.partition_lists(self.keys_column, self.records, partitions, keyless=keyless)
+        chosen = [partition for partition, indexes in enumerate(groups) if indexes]
+        parts = [self] if len(chosen) == 1 else self.split([groups[partition] for partition in chosen])
+        return list(zip(chosen, parts, strict=True))
+
+    def _part(self, records: int, values: bytes, times: bytes, keys: bytes, headers: bytes, ids: bytes) -> Frame:
+        """Other columns, made from these."""
+        earliest, latest = columns.time_bounds(times)
+        return replace(
+            self,
+            records=records,
+            event_time_min_us=earliest,
+            event_time_max_us=latest,
+            values_column=values,
+            event_times_column=times,
+            keys_column=keys,
+            headers_column=headers,
+            ids_column=ids,
+        )
 
     def record_sizes(self) -> list[int]:
         """Bytes each record takes in the columns, a little too much rather than too little."""
@@ -188,17 +201,13 @@ class Frame:
         if start == 0 and stop >= self.records:
             return self
         stop = min(stop, self.records)
-        times = columns.unpack_times(self.event_times_column[_TIME_BYTES * start : _TIME_BYTES * stop])
-        return replace(
-            self,
-            records=stop - start,
-            event_time_min_us=min(times),
-            event_time_max_us=max(times),
-            values_column=columns.slice_bytes(self.values_column, start, stop),
-            event_times_column=columns.pack_times(times),
-            keys_column=columns.slice_lists(self.keys_column, start, stop),
-            headers_column=columns.slice_headers(self.headers_column, start, stop),
-            ids_column=columns.slice_bytes(self.ids_column, start, stop),
+        return self._part(
+            stop - start,
+            columns.slice_bytes(self.values_column, start, stop),
+            columns.slice_times(self.event_times_column, start, stop),
+            columns.slice_lists(self.keys_column, start, stop),
+            columns.slice_headers(self.headers_column, start, stop),
+            columns.slice_bytes(self.ids_column, start, stop),
         )
 
     def traced(self, traceparent: str) -> Frame:
@@ -249,27 +258,19 @@ def join_frames(frames: Sequence[Frame]) -> Frame:
     """One frame of the records of all, in order. Ids are kept when every frame has them."""
     if len(frames) == 1:
         return frames[0]
-    times = array("q")
-    for frame in frames:
-        times.extend(frame.event_times_us())
-    any_keys = any(frame.keys_column for frame in frames)
-    any_headers = any(frame.headers_column for frame in frames)
-    all_ids = all(frame.ids_column for frame in frames)
-    return build_frame(
-        list(chain.from_iterable(frame.values() for frame in frames)),
-        times,
+    counts = [frame.records for frame in frames]
+    times = b"".join(frame.event_times_column for frame in frames)
+    earliest, latest = columns.time_bounds(times)
+    ids = [frame.ids_column for frame in frames]
+    return Frame(
+        records=sum(counts),
+        event_time_min_us=earliest,
+        event_time_max_us=latest,
         ingest_time_us=min(frame.ingest_time_us for frame in frames),
-        keys=list(chain.from_iterable(frame.keys() for frame in frames)) if any_keys else None,
-        headers=list(chain.from_iterable(frame.headers() for frame in frames)) if any_headers else None,
-        ids=list(chain.from_iterable(columns.unpack_bytes(frame.ids_column) for frame in frames)) if all_ids else None,
+        values_column=columns.join_bytes([frame.values_column for frame in frames]),
+        event_times_column=times,
+        keys_column=columns.join_lists([frame.keys_column for frame in frames], counts),
+        headers_column=columns.join_headers([frame.headers_column for frame in frames], counts),
+        ids_column=columns.join_bytes(ids) if all(ids) else b"",
         traceparent=next((frame.traceparent for frame in frames if frame.traceparent), ""),
     )
-
-
-def partition_of(keys: Iterable[bytes], partitions: int) -> int:
-    """The partition a record with these key parts goes to."""
-    return zlib.crc32(KEY_SEPARATOR.join(keys)) % partitions
-
-
-def _pick(items: Sequence[_T], indexes: Sequence[int]) -> list[_T]:
-    return [items[index] for index in indexes]

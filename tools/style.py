@@ -16,7 +16,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 CODE_FOLDERS = ("millstream", "services", "tests", "tools", "examples", "benchmarks")
 TEXT_FOLDERS = (*CODE_FOLDERS, "proto", "sdk", "deploy", "docs", "requirements", ".ci")
 TEXT_SUFFIXES = frozenset({
-    "", ".cfg", ".conf", ".csv", ".go", ".html", ".in", ".ini", ".java", ".js", ".json", ".md", ".mjs", ".mod",
+    "", ".c", ".cfg", ".conf", ".csv", ".go", ".html", ".in", ".ini", ".java", ".js", ".json", ".md", ".mjs", ".mod",
     ".proto", ".py", ".pyi", ".rs", ".sh", ".sum", ".svg", ".toml", ".ts", ".txt", ".xml", ".yaml", ".yml",
 })  # fmt: skip
 """Other files are taken for binary."""

@@ -31,7 +31,9 @@ from millstream_reduce.log.segments import read_header
 from millstream_reduce.queue_contents import appended_of
 from millstream_reduce.values import Location
 from millstream_reduce.windows import encoding
+from millstream_udf import columns
 from tests.fuzzing.using import INPUTS, Target, use
+from tests.support.columns import Question, differing
 
 _LANE = LaneId("map", "in-map", 0)
 
@@ -51,6 +53,23 @@ def frame(data: bytes) -> None:
 def _frame_seeds() -> Sequence[bytes]:
     plain = build_frame([b"x" * 20] * 5, array("q", range(5)), ingest_time_us=1, traceparent="00-" + "a" * 52)
     return INPUTS.encode(), plain.encode()
+
+
+def column(data: bytes) -> None:
+    """Columns of every kind, through both implementations of their codec."""
+    question = Question(data, 3, 1, 3, (array("I", [2, 0, 1]), array("I", [1, 1])), _column_seeds()[0])
+    assert differing(question) == []
+
+
+def _column_seeds() -> Sequence[bytes]:
+    return (
+        INPUTS.values_column,
+        INPUTS.keys_column,
+        INPUTS.headers_column,
+        INPUTS.event_times_column,
+        columns.pack_lists([[b"a"], [b"bc"], [b""]]),
+        columns.pack_headers([{}, {"a": b"1", "b": b""}, {"a": b"2"}]),
+    )
 
 
 def mark(data: bytes) -> None:
@@ -240,6 +259,7 @@ def _position_seeds() -> Sequence[bytes]:
 
 TARGETS = {
     "frame": Target(frame, _frame_seeds),
+    "column": Target(column, _column_seeds),
     "mark": Target(mark, _mark_seeds),
     "headers": Target(headers, _headers_seeds),
     "frame-name": Target(frame_name, _name_seeds),

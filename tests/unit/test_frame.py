@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from array import array
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -15,7 +16,16 @@ from millstream.frame import Frame, build_frame, frame_of_records, join_frames, 
 from millstream.record import Record
 from millstream_udf import columns
 from millstream_udf.wire.frame.v1 import frame_pb2
+from tests.support.columns import IMPLEMENTATIONS, implemented_in
 from tests.support.errors import raises
+
+
+@pytest.fixture(scope="module", params=IMPLEMENTATIONS, autouse=True)
+def implementation(request: pytest.FixtureRequest) -> Iterator[None]:
+    """All of this file is true of both."""
+    with implemented_in(request.param):
+        yield
+
 
 names = st.text(min_size=1, max_size=5)
 records = st.lists(

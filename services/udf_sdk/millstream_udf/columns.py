@@ -3,26 +3,74 @@
 Works on encoded columns (`bytes`), as described in `proto/millstream/frame/v1/frame.proto`. The mesh uses this module
 too, so that both sides agree by construction. Everything here is pure, and raises `ValueError` for bytes that are
 not a column.
+
+What visits every record is also there in C (`_columns.c`), built where the package is installed and a C compiler is
+found. It answers None for whatever is not as these functions would write it, damaged columns among it, and then the
+Python code below does the work: the two agree to the byte, and only Python raises.
 """
 
 from __future__ import annotations
 
+import importlib
 import sys
+import zlib
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate, chain, pairwise
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 from google.protobuf.message import DecodeError
 
 from millstream_udf.wire.frame.v1 import frame_pb2
 
+KEY_SEPARATOR = b"\x1f"
+"""Joins the parts of a key for the partition hash."""
+
+_BYTES, _LISTS, _HEADERS = range(3)
+"""Kinds of columns, for `_columns.c`."""
+
 _SWAP = sys.byteorder == "big"
 _OFFSET_BYTES = 4
+_TIME_BYTES = 8
 _OFFSET_BITS = 32
 
 _Column = TypeVar("_Column", frame_pb2.SealedBytesColumn, frame_pb2.SealedListColumn, frame_pb2.SealedHeadersColumn)
+_T = TypeVar("_T")
+Groups = Sequence["array[int]"]
+"""Indexes of records, in arrays of the type `I`."""
+
+
+class _Compiled(Protocol):
+    """`_columns.c`. None: the Python code has to do it. Indexes are packed in the order of this machine's bytes."""
+
+    def slice(self, kind: int, column: bytes, start: int, stop: int, /) -> bytes | None: ...
+    def pick(self, kind: int, column: bytes, records: int, groups: list[bytes], /) -> list[bytes] | None: ...
+    def join(self, kind: int, columns: list[bytes], counts: list[int], /) -> bytes | None: ...
+    def check(self, kind: int, column: bytes, records: int, text: bool, /) -> int | None: ...
+    def unpack(self, column: bytes, /) -> list[bytes] | None: ...
+    def pack(self, items: object, /) -> bytes | None: ...
+    def partition(self, column: bytes, records: int, partitions: int, keyless: int, /) -> list[bytes] | None: ...
+    def bounds(self, times: bytes, /) -> tuple[int, int] | None: ...
+    def pick_times(self, times: bytes, groups: list[bytes], /) -> list[bytes] | None: ...
+
+
+def _load() -> _Compiled | None:
+    try:
+        module: Any = importlib.import_module("millstream_udf._columns")
+    except ImportError:
+        # There was no C compiler where this was installed, or it lies in an archive.
+        return None
+    compiled: _Compiled = module
+    return compiled
+
+
+_compiled = _load()
+
+
+def is_compiled() -> bool:
+    """Whether the code in C is in use."""
+    return _compiled is not None
 
 
 def pack_offsets(offsets: Iterable[int]) -> bytes:
@@ -63,8 +111,31 @@ def unpack_times(data: bytes) -> array[int]:
     return times
 
 
+def slice_times(times: bytes, start: int, stop: int) -> bytes:
+    """Times `start` to `stop`, exclusive."""
+    return times[_TIME_BYTES * start : _TIME_BYTES * stop]
+
+
+def split_times(times: bytes, groups: Groups) -> list[bytes]:
+    """For each group of indexes the times there."""
+    if _compiled is not None and (split := _compiled.pick_times(times, _packed(groups))) is not None:
+        return split
+    plain = unpack_times(times)
+    return [pack_times(array("q", _pick(plain, group))) for group in groups]
+
+
+def time_bounds(times: bytes) -> tuple[int, int]:
+    """The smallest and the largest of one time or more."""
+    if _compiled is not None and (bounds := _compiled.bounds(times)) is not None:
+        return bounds
+    plain = unpack_times(times)
+    return min(plain), max(plain)
+
+
 def pack_bytes(items: Sequence[bytes]) -> bytes:
     """An encoded `BytesColumn` of `items`."""
+    if _compiled is not None and (packed := _compiled.pack(items)) is not None:
+        return packed
     column = frame_pb2.SealedBytesColumn(offsets=_offsets_of(items), data=b"".join(items))
     return column.SerializeToString()
 
@@ -73,6 +144,8 @@ def unpack_bytes(column: bytes) -> list[bytes]:
     """Items of an encoded `BytesColumn`; an empty column has none."""
     if not column:
         return []
+    if _compiled is not None and (items := _compiled.unpack(column)) is not None:
+        return items
     message = _parse(frame_pb2.SealedBytesColumn, column)
     return _cut(message.offsets, message.data)
 
@@ -81,14 +154,36 @@ def slice_bytes(column: bytes, start: int, stop: int) -> bytes:
     """Items `start` to `stop`, exclusive, of an encoded `BytesColumn`, as a column: none of them is made."""
     if not column:
         return b""
+    if _compiled is not None and (part := _compiled.slice(_BYTES, column, start, stop)) is not None:
+        return part
     message = _parse(frame_pb2.SealedBytesColumn, column)
     return _slice(message, start, stop).SerializeToString()
+
+
+def split_bytes(column: bytes, groups: Groups) -> list[bytes]:
+    """For each group of indexes an encoded `BytesColumn` of the items there, in that order."""
+    if not column:
+        return [b""] * len(groups)
+    if _compiled is not None and (split := _compiled.pick(_BYTES, column, -1, _packed(groups))) is not None:
+        return split
+    items = unpack_bytes(column)
+    return [pack_bytes(_pick(items, group)) for group in groups]
+
+
+def join_bytes(encoded: Sequence[bytes]) -> bytes:
+    """An encoded `BytesColumn` of the items of all."""
+    parts = list(encoded)
+    if _compiled is not None and (joined := _compiled.join(_BYTES, parts, [-1] * len(parts))) is not None:
+        return joined
+    return pack_bytes(list(chain.from_iterable(map(unpack_bytes, parts))))
 
 
 def check_bytes(column: bytes, records: int, *, text: bool = False) -> None:
     """Raises `ValueError` unless `records` items can be cut out of an encoded `BytesColumn`; as UTF-8 where it is
     `text`. Makes none of them."""
     if not column and not records:
+        return
+    if _compiled is not None and _compiled.check(_BYTES, column, records, text) is not None:
         return
     message = _parse(frame_pb2.SealedBytesColumn, column)
     items = _count_offsets(message.offsets)
@@ -99,7 +194,7 @@ def check_bytes(column: bytes, records: int, *, text: bool = False) -> None:
 
 def check_lists(column: bytes, records: int, *, items_max: int | None = None) -> None:
     """The same for an encoded `ListColumn` of texts, which may be absent; with at most so many texts."""
-    if not column:
+    if not column or _is_sound(_LISTS, column, records, items_max):
         return
     message = _parse(frame_pb2.SealedListColumn, column)
     items = max(0, _count_offsets(message.items.offsets))
@@ -115,7 +210,7 @@ def check_lists(column: bytes, records: int, *, items_max: int | None = None) ->
 
 def check_headers(column: bytes, records: int, *, items_max: int | None = None) -> None:
     """The same for an encoded `HeadersColumn`. (Names are UTF-8, or it could not be decoded.)"""
-    if not column:
+    if not column or _is_sound(_HEADERS, column, records, items_max):
         return
     message = _parse(frame_pb2.SealedHeadersColumn, column)
     names = len(message.names)
@@ -189,6 +284,8 @@ def slice_lists(column: bytes, start: int, stop: int) -> bytes:
     """Entries `start` to `stop`, exclusive, of an encoded `ListColumn`, as a column; empty when they are."""
     if not column:
         return b""
+    if _compiled is not None and (part := _compiled.slice(_LISTS, column, start, stop)) is not None:
+        return part
     message = _parse(frame_pb2.SealedListColumn, column)
     if not message.starts:
         return frame_pb2.SealedListColumn(items=_slice(message.items, start, stop)).SerializeToString()
@@ -196,7 +293,43 @@ def slice_lists(column: bytes, start: int, stop: int) -> bytes:
     if starts[0] == starts[-1]:
         return b""
     items = _slice(message.items, starts[0], starts[-1])
-    return frame_pb2.SealedListColumn(starts=_from_zero(starts), items=items).SerializeToString()
+    one_each = starts == array("I", range(starts[0], starts[0] + len(starts)))
+    written = b"" if one_each else _from_zero(starts)
+    return frame_pb2.SealedListColumn(starts=written, items=items).SerializeToString()
+
+
+def split_lists(column: bytes, records: int, groups: Groups) -> list[bytes]:
+    """For each group of indexes an encoded `ListColumn` of the entries there, in that order; empty where they are."""
+    if not column:
+        return [b""] * len(groups)
+    if _compiled is not None and (split := _compiled.pick(_LISTS, column, records, _packed(groups))) is not None:
+        return split
+    lists = unpack_lists(column, records)
+    return [pack_lists(_pick(lists, group)) for group in groups]
+
+
+def join_lists(encoded: Sequence[bytes], records: Sequence[int]) -> bytes:
+    """An encoded `ListColumn` of the entries of all, of so many records each; empty when they are."""
+    parts = list(encoded)
+    if _compiled is not None and (joined := _compiled.join(_LISTS, parts, list(records))) is not None:
+        return joined
+    return pack_lists(list(chain.from_iterable(map(unpack_lists, parts, records))))
+
+
+def partition_of(keys: Iterable[bytes], partitions: int) -> int:
+    """The partition a record with these key parts goes to."""
+    return zlib.crc32(KEY_SEPARATOR.join(keys)) % partitions
+
+
+def partition_lists(column: bytes, records: int, partitions: int, *, keyless: int) -> list[array[int]]:
+    """For each partition the indexes of its records, by their keys (a `ListColumn`). A record without keys goes to the
+    partition `keyless`."""
+    if _compiled is not None and (found := _compiled.partition(column, records, partitions, keyless)) is not None:
+        return [array("I", indexes) for indexes in found]
+    groups = [array("I") for _ in range(partitions)]
+    for index, keys in enumerate(unpack_lists(column, records)):
+        groups[partition_of(keys, partitions) if keys else keyless].append(index)
+    return groups
 
 
 def pack_headers(headers: Sequence[Mapping[str, bytes]]) -> bytes:
@@ -220,19 +353,15 @@ def unpack_headers(column: bytes, records: int) -> list[dict[str, bytes]]:
     """One dictionary a record; all empty when the column is absent."""
     if not column:
         return [{} for _ in range(records)]
-    message = _parse(frame_pb2.SealedHeadersColumn, column)
-    starts = unpack_offsets(message.starts)
-    names, values = list(message.names), list(message.values)
-    if len(names) != len(values) or len(starts) != records + 1:
-        raise ValueError(f"a headers column has {len(starts) - 1} entries for {records} records")
-    _check_ends(starts, len(names))
-    return [dict(zip(names[a:b], values[a:b], strict=True)) for a, b in pairwise(starts)]
+    return [dict(pairs) for pairs in _pairs(column, records)]
 
 
 def slice_headers(column: bytes, start: int, stop: int) -> bytes:
     """Records `start` to `stop`, exclusive, of an encoded `HeadersColumn`, as a column; empty when none has any."""
     if not column:
         return b""
+    if _compiled is not None and (cut := _compiled.slice(_HEADERS, column, start, stop)) is not None:
+        return cut
     message = _parse(frame_pb2.SealedHeadersColumn, column)
     starts = _part_of(message.starts, start, stop)
     if starts[0] == starts[-1]:
@@ -245,6 +374,59 @@ def slice_headers(column: bytes, start: int, stop: int) -> bytes:
         values=message.values[starts[0] : starts[-1]],
     )
     return part.SerializeToString()
+
+
+def split_headers(column: bytes, records: int, groups: Groups) -> list[bytes]:
+    """For each group of indexes an encoded `HeadersColumn` of the entries there, in that order; empty where they
+    are."""
+    if not column:
+        return [b""] * len(groups)
+    if _compiled is not None and (split := _compiled.pick(_HEADERS, column, records, _packed(groups))) is not None:
+        return split
+    pairs = _pairs(column, records)
+    return [_pack_pairs(_pick(pairs, group)) for group in groups]
+
+
+def join_headers(encoded: Sequence[bytes], records: Sequence[int]) -> bytes:
+    """An encoded `HeadersColumn` of the entries of all, of so many records each; empty when they are."""
+    parts = list(encoded)
+    if _compiled is not None and (joined := _compiled.join(_HEADERS, parts, list(records))) is not None:
+        return joined
+    return _pack_pairs(list(chain.from_iterable(map(_pairs, parts, records))))
+
+
+def _pairs(column: bytes, records: int) -> list[list[tuple[str, bytes]]]:
+    """Names and values of each record's headers, as they are stored: a name may be repeated."""
+    if not column:
+        return [[] for _ in range(records)]
+    message = _parse(frame_pb2.SealedHeadersColumn, column)
+    starts = unpack_offsets(message.starts)
+    pairs = list(zip(message.names, message.values, strict=False))
+    if len(message.names) != len(message.values) or len(starts) != records + 1:
+        raise ValueError(f"a headers column has {len(starts) - 1} entries for {records} records")
+    _check_ends(starts, len(pairs))
+    return [pairs[start:stop] for start, stop in pairwise(starts)]
+
+
+def _pack_pairs(entries: Sequence[Sequence[tuple[str, bytes]]]) -> bytes:
+    if not any(entries):
+        return b""
+    names, values = zip(*chain.from_iterable(entries), strict=True)
+    return frame_pb2.SealedHeadersColumn(starts=_offsets_of(entries), names=names, values=values).SerializeToString()
+
+
+def _packed(groups: Groups) -> list[bytes]:
+    return [group.tobytes() for group in groups]
+
+
+def _pick(items: Sequence[_T], indexes: Iterable[int]) -> list[_T]:
+    return [items[index] for index in indexes]
+
+
+def _is_sound(kind: int, column: bytes, records: int, items_max: int | None) -> bool:
+    """Whether a column is known to be sound. False says nothing."""
+    items = None if _compiled is None else _compiled.check(kind, column, records, True)
+    return items is not None and (items_max is None or items <= items_max)
 
 
 def _count_offsets(offsets: bytes) -> int:

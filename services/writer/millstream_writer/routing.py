@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from millstream import codes
 from millstream.errors import MillstreamError
-from millstream.frame import Frame, partition_of
+from millstream.frame import Frame
 from millstream.limits import FRAME_BYTES_MAX, FRAME_RECORDS_MAX
 from millstream.record import BufferId
 
@@ -169,17 +169,7 @@ class Router:
             return
         # Records without keys take turns, all of one frame together.
         self._next_partition = (self._next_partition + 1) % route.partitions
-        if not frame.keys_column:
-            buffer = self._buffers[route.edge, self._next_partition]
-            routed.frames.extend((buffer, part) for part in cut(frame, limits))
-            return
-        indexes_of: list[list[int]] = [[] for _ in range(route.partitions)]
-        for index, keys in enumerate(frame.keys()):
-            partition = partition_of(keys, route.partitions) if keys else self._next_partition
-            indexes_of[partition].append(index)
-        chosen = [partition for partition, indexes in enumerate(indexes_of) if indexes]
-        parts = [frame] if len(chosen) == 1 else frame.split(indexes_of[partition] for partition in chosen)
-        for partition, part in zip(chosen, parts, strict=True):
+        for partition, part in frame.by_partition(route.partitions, keyless=self._next_partition):
             routed.frames.extend((self._buffers[route.edge, partition], piece) for piece in cut(part, limits))
 
 
@@ -189,12 +179,12 @@ def cut(frame: Frame, limits: FrameLimits = _USUAL) -> list[Frame]:
         return [frame]
     # What the columns' own beginnings take is left out of account, and far below the difference.
     bytes_max = limits.size - limits.size // 64
-    ranges: list[range] = []
+    pieces: list[Frame] = []
     start = size = 0
     for index, record_size in enumerate(frame.record_sizes()):
         if index > start and (size + record_size > bytes_max or index - start == limits.records):
-            ranges.append(range(start, index))
+            pieces.append(frame.slice(start, index))
             start, size = index, 0
         size += record_size
-    ranges.append(range(start, frame.records))
-    return frame.split(ranges)
+    pieces.append(frame.slice(start, frame.records))
+    return pieces

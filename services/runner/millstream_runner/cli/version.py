@@ -7,6 +7,8 @@ import json
 import platform
 from importlib.metadata import PackageNotFoundError, version
 
+from millstream_udf.columns import is_compiled
+
 _DISTRIBUTIONS = (
     "millstream",
     "millstream-udf",
@@ -20,8 +22,12 @@ _DISTRIBUTIONS = (
 
 
 def versions() -> dict[str, str]:
-    """Of what works together here, by name."""
-    return {**{name: _version_of(name) for name in _DISTRIBUTIONS}, "python": platform.python_version()}
+    """Of what works together here, by name; of the codec of columns, the language that it is in."""
+    return {
+        **{name: _version_of(name) for name in _DISTRIBUTIONS},
+        "python": platform.python_version(),
+        "columns": "C" if is_compiled() else "Python",
+    }
 
 
 def run(arguments: argparse.Namespace) -> int:

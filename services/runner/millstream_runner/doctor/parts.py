@@ -16,6 +16,7 @@ from millstream.buffers.registry import technology
 from millstream.errors import MillstreamError
 from millstream.sandbox import refusal
 from millstream_runner.doctor.checks import Finding, Needs, State
+from millstream_udf.columns import is_compiled
 
 _TIMEOUT_S = 20.0
 _GO_MIN = (1, 24)
@@ -45,7 +46,8 @@ def packages(_: Needs) -> Iterator[Finding]:
         remedy = "install both wheels of one release with pip, which brings what they need"
         yield Finding("Millstream", State.MISSING, found, what, remedy)
     else:
-        yield Finding("Millstream", State.OK, found, what)
+        columns = "C" if is_compiled() else "Python, for want of a C compiler when the SDK was installed"
+        yield Finding("Millstream", State.OK, f"{found}; columns in {columns}", what)
 
 
 def broker(needs: Needs) -> Iterator[Finding]:
