@@ -72,16 +72,18 @@ async def test_a_watermark_that_time_has_moved_on_does_not_go_back_at_a_restart(
 async def test_a_restarted_writer_does_not_take_a_buffer_that_was_read_for_a_full_one(
     files: PipelineFiles, tmp_path: Path
 ) -> None:
+    # It is full when the sink is two seconds behind.
     path = files.write(
-        files.generator(1500, rpu=1000) + "- name: out\n  sink: {blackhole: {}}\n  limits: {bufferMaxLength: 500}\n",
+        files.generator(2500, rpu=500) + "- name: out\n  sink: {blackhole: {}}\n  limits: {bufferMaxLength: 1000}\n",
         ["{from: in, to: out, onFull: discardLatest}"],
     )
     async with open_pipeline(path, tmp_path / "broker") as run:
         running = asyncio.ensure_future(run.run())
-        while (await run.account("out")).inputs < 600:
+        while (await run.account("out")).inputs < 1200:
             assert not running.done()
+            await asyncio.sleep(0.05)  # each look is a connection
         run.stop()
         await running
         await run.run()
         source, sink = await run.account("in"), await run.account("out")
-    assert (source.discarded, sink.inputs) == (0, 1500)
+    assert (source.discarded, sink.inputs) == (0, 2500)
