@@ -29,8 +29,9 @@ TimeParser = Callable[[object], int]
 _UNITS = {"epoch": ("seconds", MICROSECONDS), "epoch_ms": ("milliseconds", 1000), "epoch_us": ("microseconds", 1)}
 
 
+@lru_cache(maxsize=64)
 def time_parser(time_format: str) -> TimeParser:
-    """A parser for a named format or a strptime pattern."""
+    """The parser for a named format or a strptime pattern."""
     if time_format == "rfc3339":
         return _text_parser(datetime.fromisoformat, "a time such as 2024-01-31T08:00:00Z")
     if time_format in _UNITS:
@@ -88,7 +89,8 @@ def _scaled(value: object, scale_us: int) -> int:
     return whole * scale_us + round((value - whole) * scale_us)
 
 
-_RFC3339 = time_parser("rfc3339")
+RFC3339 = time_parser("rfc3339")
+"""What `time_parser` gives for it."""
 
 
 def microseconds_of(moment: datetime) -> int:
@@ -139,7 +141,7 @@ class Extraction:
     """Dotted path of the event time in the JSON value."""
     time_header: str | None = None
     """Header that has the event time."""
-    parse_time: TimeParser = _RFC3339
+    parse_time: TimeParser = RFC3339
     key_fields: tuple[str, ...] = ()
     """Dotted paths of the key parts, in order."""
 

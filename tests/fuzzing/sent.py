@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-from array import array
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -52,15 +51,15 @@ def http_request(data: bytes) -> None:
                 records = read_records(body, kind, headers, extraction, now_us=5)
             except RequestRefused:
                 continue
-            if records:
+            if len(records):
                 use(
                     build_frame(
-                        [record.value for record in records],
-                        array("q", [record.event_time_us for record in records]),
+                        records.values,
+                        records.event_times_us,
                         ingest_time_us=1,
-                        keys=[record.keys for record in records],
-                        headers=[record.headers for record in records],
-                        ids=[record.id for record in records],
+                        keys=records.keys,
+                        headers=[records.headers] * len(records),
+                        ids=records.ids,
                     )
                 )
 

@@ -7,6 +7,7 @@ it does not know files or offsets. CSV, where a row may have several lines, is i
 from __future__ import annotations
 
 import codecs
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -26,6 +27,19 @@ class InvalidLine(NamedTuple):
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class SealedRecords:
+    """Records whose columns are those of a frame already."""
+
+    records: int
+    size: int
+    """Bytes of all values."""
+    values_column: bytes
+    event_times_us: array[int] | None
+    """As in `Parsed`."""
+    keys_column: bytes
+
+
 @dataclass(slots=True)
 class Parsed:
     """What a parser has made of some lines."""
@@ -38,6 +52,17 @@ class Parsed:
     keys: list[tuple[bytes, ...]] | None = None
     """None: the source says nothing about keys."""
     invalid: list[InvalidLine] = field(default_factory=list)
+    sealed: SealedRecords | None = None
+    """All of it, instead of values, times and keys."""
+
+    @property
+    def records(self) -> int:
+        return self.sealed.records if self.sealed is not None else len(self.values)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all values."""
+        return self.sealed.size if self.sealed is not None else sum(map(len, self.values))
 
 
 class Parser(Protocol):

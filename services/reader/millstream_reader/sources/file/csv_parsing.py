@@ -10,26 +10,29 @@ from __future__ import annotations
 import csv
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from io import StringIO
 from itertools import islice
 from json.encoder import encode_basestring
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from millstream import codes
 from millstream.errors import UserError
-from millstream.extract import Extraction, shown, time_parser
+from millstream.extract import Extraction, shown
+from millstream_reader.sources.file.csv_members import ENCODERS, Encoder, float_member, int_member
 from millstream_reader.sources.parsing import InvalidLine, Parsed, decoded, normal_encoding
+
+if TYPE_CHECKING:
+    from millstream_reader.sources.file.csv_arrow import ArrowRows
 
 # The module's own limit is 128 KiB a field, for the whole process. Here, how much is parsed at once is the limit.
 csv.field_size_limit(2**31 - 1)
 
-_BOOLEANS = {"true": "true", "false": "false", "t": "true", "f": "false", "1": "true", "0": "false"}
+
 _TO_ESCAPE = re.compile(r'[\x00-\x09\x0b-\x1f"\\]')
 """What JSON text must escape, and quoting in CSV; newlines are between rows where there is no quoting."""
-_rfc3339 = time_parser("rfc3339")
 
 
 class CsvFormat(NamedTuple):
@@ -114,7 +117,8 @@ class CsvParser:
         self._delimiter = csv_format.delimiter
         self._extraction = extraction
         types = dict(csv_format.types)
-        self._encoders = [_ENCODERS[types.get(name, "string")] for name in names]
+        self._types = [types.get(name, "string") for name in names]
+        self._encoders = [ENCODERS[name] for name in self._types]
         self._template = self._object_of(["%s"] * len(names))
         # Text without anything to escape is put between quotes as it is.
         self._plain_template = self._object_of(
@@ -123,6 +127,7 @@ class CsvParser:
         self._typed = [
             (index, encode) for index, encode in enumerate(self._encoders) if encode is not encode_basestring
         ]
+        self._arrow: ArrowRows | None = None
         self._time_index = names.index(extraction.time_field) if extraction.time_field is not None else -1
         self._key_indexes = [names.index(name) for name in extraction.key_fields]
 
@@ -130,7 +135,28 @@ class CsvParser:
         names = [encode_basestring(name).replace("%", "%%") for name in self._names]
         return "{" + ",".join(f"{name}:{member}" for name, member in zip(names, members, strict=True)) + "}"
 
+    def use_arrow(self) -> None:
+        """Blocks. From now on lines without quotes are parsed by Arrow, where it is installed and takes the
+        delimiter. The records are the same."""
+        if self._arrow is not None or not self._delimiter.isascii():
+            return
+        try:
+            from millstream_reader.sources.file.csv_arrow import ArrowRows
+        except ImportError:
+            return
+        self._arrow = ArrowRows(
+            self._names,
+            self._types,
+            encoding=self._encoding,
+            delimiter=self._delimiter,
+            extraction=self._extraction,
+        )
+
     def parse(self, lines: Sequence[bytes], records_max: int, *, final: bool) -> Parsed:
+        if self._arrow is not None and 0 < len(lines) <= records_max:
+            parsed = self._arrow.parse(lines)
+            if parsed is not None:
+                return parsed
         text = b"\n".join(lines).decode(self._encoding, "surrogateescape")
         invalid: list[InvalidLine] = []
         rows = self._rows(text, lines, invalid, records_max, final=final)
@@ -254,10 +280,10 @@ class CsvParser:
             raise ValueError(f"event time `{self._extraction.time_field}`: {error}") from None
 
 
-def _encode_column(encode: Callable[[str], str], texts: list[str]) -> Sequence[object]:
+def _encode_column(encode: Encoder, texts: list[str]) -> Sequence[object]:
     """The members of a column. Numbers without anything special are turned into text only by the template."""
-    if encode in (_int_member, _float_member) and "" not in texts and "_" not in "".join(texts):
-        if encode is _int_member:
+    if encode in (int_member, float_member) and "" not in texts and "_" not in "".join(texts):
+        if encode is int_member:
             return list(map(int, texts))
         numbers = list(map(float, texts))
         if all(map(math.isfinite, numbers)):
@@ -267,51 +293,3 @@ def _encode_column(encode: Callable[[str], str], texts: list[str]) -> Sequence[o
 
 def _raw(place: range, lines: Sequence[bytes]) -> bytes:
     return b"\n".join(lines[place.start : place.stop])
-
-
-def _int_member(text: str) -> str:
-    if not text:
-        return "null"
-    try:
-        if "_" not in text:
-            return str(int(text))
-    except ValueError:
-        pass
-    raise ValueError(f"{shown(text)} is not a whole number")
-
-
-def _float_member(text: str) -> str:
-    if not text:
-        return "null"
-    try:
-        number = float(text)
-        if math.isfinite(number) and "_" not in text:
-            return repr(number)
-    except ValueError:
-        pass
-    raise ValueError(f"{shown(text)} is not a number")
-
-
-def _bool_member(text: str) -> str:
-    if not text:
-        return "null"
-    member = _BOOLEANS.get(text.lower())
-    if member is None:
-        raise ValueError(f"{shown(text)} is not true or false")
-    return member
-
-
-def _timestamp_member(text: str) -> str:
-    if not text:
-        return "null"
-    _rfc3339(text)
-    return encode_basestring(text)
-
-
-_ENCODERS: dict[str, Callable[[str], str]] = {
-    "string": encode_basestring,
-    "int": _int_member,
-    "float": _float_member,
-    "bool": _bool_member,
-    "timestamp": _timestamp_member,
-}

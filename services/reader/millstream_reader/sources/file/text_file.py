@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import sys
 import zlib
 from array import array
 from bisect import bisect_right
@@ -26,10 +27,21 @@ from millstream.frame import Frame, build_frame
 from millstream.limits import KIB, MIB, RECORD_BYTES_MAX
 from millstream_reader.source import InvalidRecord
 from millstream_reader.sources.file.csv_parsing import CsvFormat, CsvParser, check_columns, read_header
-from millstream_reader.sources.parsing import UTF_8, InvalidLine, LineParser, Parsed, Parser, normal_encoding
+from millstream_reader.sources.parsing import (
+    UTF_8,
+    InvalidLine,
+    LineParser,
+    Parsed,
+    Parser,
+    SealedRecords,
+    normal_encoding,
+)
+from millstream_udf import columns
 
 BLOCK_BYTES = 1 * MIB
 """Read from a file at a time."""
+ARROW_AFTER_BYTES = 8 * MIB
+"""Of a CSV file; from there on Arrow parses it, which saves more time than its import takes."""
 HEAD_BYTES = 256
 _TAIL_BYTES = 64
 _INVALID_BYTES_MAX = 64 * KIB
@@ -105,6 +117,7 @@ class TextFile:
         self._text = text
         self._parser: Parser | None = None
         self._read_offset = mark.offset
+        self._read_bytes = 0
         self._lines: list[bytes] = []
         self._next = 0
         self._rest = b""
@@ -185,6 +198,9 @@ class TextFile:
         if self._unpacked is None and self.mark.head_bytes < HEAD_BYTES:
             self._note_head()
         self._read_offset += len(block)
+        self._read_bytes += len(block)
+        if isinstance(self._parser, CsvParser) and (self._read_bytes > ARROW_AFTER_BYTES or "pyarrow" in sys.modules):
+            self._parser.use_arrow()
         self._add(block)
         return True
 
@@ -329,9 +345,9 @@ class TextFile:
                 self._lines_wanted = count = min(2 * count, stop - self._next)
                 continue
             raw_bytes = sum(map(len, part[: parsed.lines])) + parsed.lines
-            size = sum(map(len, parsed.values)) + _RECORD_OVERHEAD * len(parsed.values)
+            size = parsed.size + _RECORD_OVERHEAD * parsed.records
             self._expansion = max(1.0, size / raw_bytes)
-            if size > bytes_max and len(parsed.values) > 1:
+            if size > bytes_max and parsed.records > 1:
                 count = max(1, min(count - 1, int(count * bytes_max / size)))
                 continue
             self._lines_wanted = 0
@@ -342,14 +358,17 @@ class TextFile:
         if self._lines_wanted:
             return min(2 * self._lines_wanted, stop - self._next)
         count = min(stop - self._next, records_max)
-        lengths = accumulate(map(len, self._lines[self._next : self._next + count]))
+        part = self._lines[self._next : self._next + count]
+        if (sum(map(len, part)) + _RECORD_OVERHEAD * count) * self._expansion <= bytes_max:
+            return count
+        lengths = accumulate(map(len, part))
         ends = [end + _RECORD_OVERHEAD * index for index, end in enumerate(lengths, start=1)]
-        if ends[-1] * self._expansion > bytes_max:
-            count = max(1, bisect_right(ends, bytes_max / self._expansion))
-        return count
+        return max(1, bisect_right(ends, bytes_max / self._expansion))
 
     def _seal(self, parsed: Parsed, now_us: int) -> Taken:
         """The frame, and what is invalid with its place in the file."""
+        if parsed.sealed is not None:
+            return Taken(_frame_of(parsed.sealed, now_us), ())
         values, times, keys = parsed.values, parsed.event_times_us, parsed.keys
         invalid = [self._invalid(item) for item in parsed.invalid]
         if values and max(map(len, values)) > RECORD_BYTES_MAX:
@@ -395,6 +414,19 @@ class TextFile:
             tail_bytes=len(self._tail),
             tail_crc=zlib.crc32(self._tail),
         )
+
+
+def _frame_of(sealed: SealedRecords, now_us: int) -> Frame:
+    times = sealed.event_times_us or array("q", [now_us]) * sealed.records
+    return Frame(
+        records=sealed.records,
+        event_time_min_us=min(times),
+        event_time_max_us=max(times),
+        ingest_time_us=now_us,
+        values_column=sealed.values_column,
+        event_times_column=columns.pack_times(times),
+        keys_column=sealed.keys_column,
+    )
 
 
 def open_text_file(

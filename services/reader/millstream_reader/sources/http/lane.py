@@ -20,10 +20,12 @@ import socket
 import ssl
 import zlib
 from array import array
+from bisect import bisect_right
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from itertools import accumulate, chain, repeat
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -48,7 +50,7 @@ from millstream.wire.http_server import HttpServer, open_http_server
 from millstream.wire.replaced import Tokens
 from millstream_reader.ids import FULL_TOLD_EVERY_S, SeenIds, full
 from millstream_reader.source import SourceBatch
-from millstream_reader.sources.http.records import HttpRecord, RequestRefused, Unpacker, read_records
+from millstream_reader.sources.http.records import RequestRecords, RequestRefused, Unpacker, read_records
 from millstream_reader.sources.positions import pack_position, unpack_position
 
 KIND = "http"
@@ -193,8 +195,8 @@ class HttpSourceLane:
         self._ids_waiting = 0
         """Records that wait with an id of their sender's."""
         self._full_told_s: float | None = None
-        self._waiting: deque[tuple[HttpRecord, int]] = deque()
-        """Records not read yet, and when each came."""
+        self._waiting: deque[tuple[RequestRecords, int]] = deque()
+        """Records not read yet, request by request, and when each came."""
         self._unanswered: deque[_Request] = deque()
         self._arrived = asyncio.Event()
         self._read = taken
@@ -226,31 +228,44 @@ class HttpSourceLane:
         return SourceBatch(frame, pack_position(KIND, self._partitions, {"taken": self._read}), made_up=made_up)
 
     def _next_frame(self, records_max: int, bytes_max: int) -> tuple[Frame | None, bytes]:
-        records: list[HttpRecord] = []
-        size = 0
-        ingest_us = 0
-        while self._waiting and len(records) < records_max:
-            record, came_us = self._waiting[0]
-            size += record.size
-            if records and size > bytes_max:
-                break
-            ingest_us = ingest_us or came_us
-            records.append(record)
-            self._waiting.popleft()
-        if not records:
+        if not self._waiting:
             return None, b""
-        self._read += len(records)
-        made_up = bytes(record.id_is_made_up for record in records)
+        ingest_us = self._waiting[0][1]
+        parts = list(self._next_parts(records_max, bytes_max))
+        values = list(chain.from_iterable(part.values for part in parts))
+        times = array("q")
+        for part in parts:
+            times.extend(part.event_times_us)
+        made_up = b"".join((b"\1" if part.ids_are_made_up else b"\0") * len(part) for part in parts)
+        self._read += len(values)
         self._ids_waiting -= made_up.count(0)
+        has_keys = any(part.keys is not None for part in parts)
+        has_headers = any(part.headers for part in parts)
         frame = build_frame(
-            [record.value for record in records],
-            array("q", [record.event_time_us for record in records]),
+            values,
+            times,
             ingest_time_us=ingest_us,
-            keys=[record.keys for record in records],
-            headers=[record.headers for record in records],
-            ids=[record.id for record in records],
+            keys=list(chain.from_iterable(part.keys or repeat((), len(part)) for part in parts)) if has_keys else None,
+            headers=[part.headers for part in parts for _ in part.values] if has_headers else None,
+            ids=list(chain.from_iterable(part.ids for part in parts)),
         )
         return frame, made_up
+
+    def _next_parts(self, records_max: int, bytes_max: int) -> Iterator[RequestRecords]:
+        """The next records within the limits, at least one, taken out of those that wait."""
+        taken = size = 0
+        while self._waiting and taken < records_max:
+            records, came_us = self._waiting.popleft()
+            if taken + len(records) > records_max or size + records.size() > bytes_max:
+                ends = list(accumulate(records.sizes()[: records_max - taken], initial=size))
+                count = max(bisect_right(ends, bytes_max) - 1, 0 if taken else 1)
+                if count < len(records):
+                    self._waiting.appendleft((records.part(count, len(records)), came_us))
+                    if count:
+                        yield records.part(0, count)
+                    return
+            taken, size = taken + len(records), size + records.size()
+            yield records
 
     async def committed(self, position: bytes) -> None:
         body = unpack_position(position, KIND, self._partitions, self._lane)
@@ -263,7 +278,7 @@ class HttpSourceLane:
                 request.committed.set_result(None)
 
     def pending(self) -> int | None:
-        return len(self._waiting)
+        return self._taken - self._read
 
     def listener(self) -> ListenerStatistics:
         return self.server.statistics() if self.server is not None else ListenerStatistics(0, {})
@@ -331,7 +346,7 @@ class HttpSourceLane:
             for name, value in request.headers.items():
                 headers.setdefault(name.lower(), _text(value))
             records = read_records(body, request.content_type, headers, self._extraction, now_us=came_us)
-            if not records:
+            if not len(records):
                 return 0
             await self._admit(records, came_us)
             return len(records)
@@ -363,7 +378,7 @@ class HttpSourceLane:
             raise RequestRefused(400, f"the body cannot be read: {error}") from None
         return b"".join(parts)
 
-    async def _admit(self, records: list[HttpRecord], came_us: int) -> None:
+    async def _admit(self, records: RequestRecords, came_us: int) -> None:
         room = self._plan.buffer_records
         if len(records) > room:
             raise RequestRefused(
@@ -378,13 +393,13 @@ class HttpSourceLane:
         self._taken += len(records)
         request = _Request(self._taken, asyncio.get_running_loop().create_future())
         self._unanswered.append(request)
-        self._waiting.extend((record, came_us) for record in records)
+        self._waiting.append((records, came_us))
         self._arrived.set()
         await request.committed
 
-    def _check_ids(self, records: list[HttpRecord]) -> None:
+    def _check_ids(self, records: RequestRecords) -> None:
         """Room to remember the ids of these records. Those of records that were committed before need none."""
-        given = [record.id for record in records if not record.id_is_made_up]
+        given = () if records.ids_are_made_up else records.ids
         if self._seen is not None and given and not self._seen.has_room(given, self._ids_waiting):
             reason = full(self._seen)
             now_s = self._clock.monotonic_s()

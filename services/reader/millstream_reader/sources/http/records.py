@@ -12,10 +12,15 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from itertools import chain
 from typing import Any
 from uuid import uuid4
+
+from pydantic_core import from_json
 
 from millstream.extract import Extraction, key_text, member, time_parser
 from millstream.limits import KIB, RECORD_BYTES_MAX
@@ -24,6 +29,8 @@ from millstream_reader.sources.parsing import checked_json
 ID_BYTES_MAX = 256
 """Longest record id. Ids are remembered, so they cannot be of any size."""
 
+_RECORD_OVERHEAD = 16
+"""Bytes a record takes in the columns beside its value, keys, headers and id."""
 _UNPACKED_BYTES = 256 * KIB
 """Unpacked at a time, so that a small body that unpacks to a large one is noticed in time."""
 _ID_HEADERS = ("x-millstream-id", "x-numaflow-id")
@@ -48,56 +55,117 @@ class RequestRefused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class HttpRecord:
-    """One record of a request."""
+class RequestRecords:
+    """Records of one request, by columns."""
 
-    value: bytes
-    event_time_us: int
-    keys: tuple[bytes, ...]
+    values: Sequence[bytes]
+    event_times_us: array[int]
+    keys: Sequence[tuple[bytes, ...]] | None
+    """None: they have none."""
     headers: Mapping[str, bytes]
-    id: bytes
-    id_is_made_up: bool
+    """Of each of them."""
+    ids: Sequence[bytes]
+    ids_are_made_up: bool
     """The sender gave none."""
 
-    @property
+    def __len__(self) -> int:
+        return len(self.values)
+
     def size(self) -> int:
-        """Bytes in the columns."""
-        headers = sum(len(name) + len(value) for name, value in self.headers.items())
-        return len(self.value) + sum(map(len, self.keys)) + headers + len(self.id) + 16
+        """Bytes that they take in the columns."""
+        keys = sum(map(len, chain.from_iterable(self.keys))) if self.keys is not None else 0
+        return sum(map(len, self.values)) + sum(map(len, self.ids)) + keys + self._beside() * len(self)
+
+    def sizes(self) -> list[int]:
+        """Bytes that each takes in the columns."""
+        beside = self._beside()
+        sizes = [beside + len(value) + len(record_id) for value, record_id in zip(self.values, self.ids, strict=True)]
+        if self.keys is not None:
+            sizes = [size + sum(map(len, parts)) for size, parts in zip(sizes, self.keys, strict=True)]
+        return sizes
+
+    def _beside(self) -> int:
+        return sum(len(name) + len(value) for name, value in self.headers.items()) + _RECORD_OVERHEAD
+
+    def part(self, start: int, stop: int) -> RequestRecords:
+        """Records `start` to `stop`, exclusive."""
+        return replace(
+            self,
+            values=self.values[start:stop],
+            event_times_us=self.event_times_us[start:stop],
+            keys=self.keys[start:stop] if self.keys is not None else None,
+            ids=self.ids[start:stop],
+        )
 
 
 def read_records(
     body: bytes, content_type: str, headers: Mapping[str, str], extraction: Extraction, *, now_us: int
-) -> list[HttpRecord]:
+) -> RequestRecords:
     """The records of a request whose `headers` have lower-case names. Errors: `RequestRefused`, with 400 or 413."""
     values, places = _values(body, content_type)
-    carried = _carried_headers(headers)
-    time_us = _header_time_us(headers, extraction, now_us)
-    keys = _header_keys(headers)
-    id_field = headers.get(_ID_FIELD_HEADER)
-    given = _first(headers, _ID_HEADERS, "")
-    # Made up, so that they are different; sent again, the records would have others.
-    ids = _ids(given or str(uuid4()), values, batch=places is not None)
-    is_json = places is not None or content_type == "application/json"
-    reads_value = is_json or extraction.reads_value or id_field is not None
-    records = []
-    for index, value in enumerate(values):
-        try:
-            item: Any = checked_json(value) if reads_value else None
-            record = HttpRecord(
-                value=value,
-                event_time_us=extraction.event_time_us(item) if extraction.time_field is not None else time_us,
-                keys=extraction.keys(item) if extraction.key_fields else keys,
-                headers=carried,
-                id=_checked_id(key_text(member(item, id_field)) if id_field is not None else ids[index]),
-                id_is_made_up=not given and id_field is None,
-            )
-        except ValueError as error:
-            raise RequestRefused(400, str(error) if places is None else f"{places}{index + 1}: {error}") from None
-        if record.size > RECORD_BYTES_MAX:
-            raise RequestRefused(413, f"a record has {record.size} bytes; the limit is {RECORD_BYTES_MAX}")
-        records.append(record)
+    reader = _Reader(values, places is not None, content_type, headers, extraction, now_us)
+    try:
+        records = reader.read(0, len(values), partial(from_json, allow_inf_nan=False))
+    except ValueError:
+        # One by one, to find the first that is wrong.
+        for index in range(len(values)):
+            try:
+                reader.read(index, index + 1, checked_json)
+            except ValueError as error:
+                reason = str(error) if places is None else f"{places}{index + 1}: {error}"
+                raise RequestRefused(400, reason) from None
+        raise
+    # What fits together fits one by one.
+    if records.size() > RECORD_BYTES_MAX and (large := [size for size in records.sizes() if size > RECORD_BYTES_MAX]):
+        raise RequestRefused(413, f"a record has {large[0]} bytes; the limit is {RECORD_BYTES_MAX}")
     return records
+
+
+class _Reader:
+    """What the records of one request are made of."""
+
+    def __init__(
+        self,
+        values: Sequence[bytes],
+        is_batch: bool,
+        content_type: str,
+        headers: Mapping[str, str],
+        extraction: Extraction,
+        now_us: int,
+    ) -> None:
+        """Errors: `RequestRefused`."""
+        self._values = values
+        self._is_batch = is_batch
+        self._extraction = extraction
+        self._carried = _carried_headers(headers)
+        self._time_us = _header_time_us(headers, extraction, now_us)
+        self._keys = _header_keys(headers)
+        self._id_field = headers.get(_ID_FIELD_HEADER)
+        given = _first(headers, _ID_HEADERS, "")
+        self._ids_are_made_up = not given and self._id_field is None
+        # Made up, so that they are different; sent again, the records would have others.
+        self._id = given or str(uuid4())
+        is_json = is_batch or content_type == "application/json"
+        self._reads_value = is_json or extraction.reads_value or self._id_field is not None
+
+    def read(self, start: int, stop: int, parse: Callable[[bytes], Any]) -> RequestRecords:
+        """Records `start` to `stop`, exclusive. Errors: `ValueError`."""
+        extraction, values = self._extraction, self._values[start:stop]
+        items = list(map(parse, values)) if self._reads_value else []
+        times = array("q", [self._time_us]) * len(values)
+        if extraction.time_field is not None:
+            times = array("q", map(extraction.event_time_us, items))
+        keys: Sequence[tuple[bytes, ...]] | None = [self._keys] * len(values) if self._keys else None
+        if extraction.key_fields:
+            keys = list(map(extraction.keys, items))
+        if self._id_field is not None:
+            ids = [key_text(member(item, self._id_field)).encode() for item in items]
+        elif self._is_batch:
+            ids = [self._id.encode() + number for number in _numbers(stop)[start:]]
+        else:
+            ids = [self._id.encode()]
+        _check_ids(ids)
+        return RequestRecords(values, times, keys, self._carried, ids, self._ids_are_made_up)
 
 
 class Unpacker:
@@ -197,12 +265,14 @@ def _header_time_us(headers: Mapping[str, str], extraction: Extraction, now_us: 
         raise RequestRefused(400, str(error)) from None
 
 
-def _ids(given: str, values: Sequence[bytes], *, batch: bool) -> list[str]:
-    return [f"{given}#{index}" for index in range(len(values))] if batch else [given]
+@lru_cache(maxsize=8)
+def _numbers(count: int) -> Sequence[bytes]:
+    """The last parts of the ids of a batch. Senders send batches of one size."""
+    return tuple(b"#%d" % index for index in range(count))
 
 
-def _checked_id(record_id: str) -> bytes:
-    encoded = record_id.encode()
-    if not 0 < len(encoded) <= ID_BYTES_MAX:
-        raise ValueError(f"the record id has {len(encoded)} bytes; 1 to {ID_BYTES_MAX} are allowed")
-    return encoded
+def _check_ids(ids: Sequence[bytes]) -> None:
+    lengths = list(map(len, ids))
+    if ids and not 0 < min(lengths) <= max(lengths) <= ID_BYTES_MAX:
+        length = next(length for length in lengths if not 0 < length <= ID_BYTES_MAX)
+        raise ValueError(f"the record id has {length} bytes; 1 to {ID_BYTES_MAX} are allowed")
