@@ -2,7 +2,7 @@
 
     publish ── put, guarded by the revision of the own put before ──► KV_<pipeline>-<vertex>-OT   (file, history 1)
                        │                                                        │
-                       └─ the message itself: a plain subscription              └─ all keys, once a second
+                       └─ the message itself: a plain subscription              └─ what is new, once a second
                                               └────────► watcher ◄───────────────────┘
 
 A watcher has no consumer on the server, so a broker restart has nothing to lose and thousands of watchers cost it
@@ -18,13 +18,14 @@ import json
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 from millstream import codes, limits
 from millstream.background import open_tasks
 from millstream.buffers.jetstream.connection import AnswerLostError, ApiError, BrokerConnection
 from millstream.buffers.jetstream.nats_client import Msg
-from millstream.buffers.jetstream.pages import PageMessage, read_page
+from millstream.buffers.jetstream.pages import PageMessage, read_next, read_page
 from millstream.buffers.jetstream.requests import NO_MESSAGE, NO_STREAM, WRONG_LAST_SEQUENCE
 from millstream.durable import step
 from millstream.errors import DamageError, InfrastructureError, RetryLaterError
@@ -40,6 +41,18 @@ _OWNER_PIPELINE = "millstream.pipeline"
 _OWNER_VERTEX = "millstream.vertex"
 
 
+@dataclass(slots=True)
+class _Contents:
+    """What was read of a bucket."""
+
+    losses: int = 0
+    """Of the connection, until then."""
+    last: int = 0
+    """The highest sequence of all that was read."""
+    updates: dict[str, tuple[int, OtUpdate]] = field(default_factory=dict)
+    """Of each lane the newest, and its sequence."""
+
+
 class JetStreamOtStore(RevisionedOtStore):
     """`OtStore` over one key-value bucket."""
 
@@ -52,13 +65,16 @@ class JetStreamOtStore(RevisionedOtStore):
         self._bucket = bucket_name(pipeline, vertex)
         self._stream = f"KV_{self._bucket}"
         self._prefix = f"$KV.{self._bucket}."
+        self._contents = _Contents()
         super().__init__(vertex, f"bucket {self._bucket}", tasks, interval_s)
 
     async def get_all(self) -> Mapping[str, OtUpdate]:
         try:
             return {update.key: update for update in await self._read_all()}
         except self.failures as error:
-            raise RetryLaterError(codes.BROKER_AWAY, f"bucket {self._bucket} cannot be read: {error!r}") from error
+            raise RetryLaterError(
+                codes.BROKER_AWAY, f"bucket {self._bucket} cannot be read: {_reason(error)}"
+            ) from error
 
     async def stored(self, lane: LaneId) -> OtUpdate | None:
         subject = f"{self._prefix}{lane.key}"
@@ -73,6 +89,7 @@ class JetStreamOtStore(RevisionedOtStore):
 
     async def forget(self, lane: LaneId) -> None:
         self._revisions.pop(lane.key, None)
+        self._contents = _Contents()
         async with self._answering(lane.key):
             with step("watermark.forget", self._vertex):
                 await self._connection.api(f"STREAM.PURGE.{self._stream}", {"filter": f"{self._prefix}{lane.key}"})
@@ -161,7 +178,9 @@ class JetStreamOtStore(RevisionedOtStore):
                 ) from error
             raise RetryLaterError(codes.BROKER_AWAY, f"bucket {self._bucket} refuses {key}: {error}") from error
         except (AnswerLostError, TimeoutError) as error:
-            raise RetryLaterError(codes.BROKER_AWAY, f"bucket {self._bucket} does not answer: {error!r}") from error
+            raise RetryLaterError(
+                codes.BROKER_AWAY, f"bucket {self._bucket} does not answer about {key}: {_reason(error)}"
+            ) from error
 
     async def _put_after(self, revision: int, key: str, entry: OtEntry) -> int:
         """Put, if the key still has that revision; returns the new one."""
@@ -199,20 +218,41 @@ class JetStreamOtStore(RevisionedOtStore):
         return self._connection.on_loss(listener)
 
     async def _read_all(self) -> list[OtUpdate]:
-        """Every key. One that is put again while this reads may be missed or come twice; its watcher hears of it."""
-        updates: list[OtUpdate] = []
-        after, left = 0, 1
+        """Every key. One that is put again while this reads may be missed or come twice; its watcher hears of it.
 
-        def take(message: PageMessage) -> None:
-            nonlocal after
-            updates.append(self._decode(message.subject, message.data))
-            after = message.sequence
-
+        Only what was put since the last time is read: it lies behind what was read then.
+        """
+        if self._contents.losses != self._connection.losses:
+            # The server may have come back with less than it had.
+            self._contents = _Contents(self._connection.losses)
+        read = self._contents
+        left = await self._read_behind(read) if read.last else 1
         while left:
             left = await read_page(
-                self._connection, self._stream, f"{self._prefix}>", after, take, timeout_s=limits.OT_PUT_TIMEOUT_S
+                *(self._connection, self._stream, f"{self._prefix}>", read.last),
+                lambda message: self._take(read, message),
+                timeout_s=limits.OT_PUT_TIMEOUT_S,
             )
-        return updates
+        return [update for _, update in read.updates.values()]
+
+    async def _read_behind(self, read: _Contents) -> int:
+        """Whether anything lies behind what was read last, which has to be there or replaced by what came after it."""
+        found = await read_next(self._connection, self._stream, f"{self._prefix}>", read.last - 1)
+        if found is None:
+            # It is not: the bucket was set back, or was emptied.
+            read.last = 0
+            read.updates.clear()
+            return 1
+        message, left = found
+        self._take(read, message)
+        return left
+
+    def _take(self, read: _Contents, message: PageMessage) -> None:
+        update = self._decode(message.subject, message.data)
+        # Another task may read at the same time, and have got further.
+        if update.key not in read.updates or read.updates[update.key][0] < message.sequence:
+            read.updates[update.key] = message.sequence, update
+        read.last = max(read.last, message.sequence)
 
     def _decode(self, subject: str, data: bytes) -> OtUpdate:
         return decode_update(self._bucket, subject.removeprefix(self._prefix), data)
@@ -241,8 +281,8 @@ class JetStreamOtStores:
                 except JetStreamOtStore.failures as error:
                     raise RetryLaterError(
                         codes.BROKER_AWAY,
-                        f"the OT store of vertex {vertex} of pipeline {self._pipeline} cannot be made: {error!r}; "
-                        "is the broker running, with JetStream enabled?",
+                        f"the OT store of vertex {vertex} of pipeline {self._pipeline} cannot be made: "
+                        f"{_reason(error)}; is the broker running, with JetStream enabled?",
                     ) from error
                 self._stores[vertex] = store
             return self._stores[vertex]
@@ -261,7 +301,7 @@ class JetStreamOtStores:
                     await self._connection.api(f"STREAM.DELETE.{name}")
         except JetStreamOtStore.failures as error:
             raise RetryLaterError(
-                codes.BROKER_AWAY, f"the OT stores of pipeline {self._pipeline} cannot be removed: {error!r}"
+                codes.BROKER_AWAY, f"the OT stores of pipeline {self._pipeline} cannot be removed: {_reason(error)}"
             ) from error
 
     def close(self) -> None:
@@ -299,3 +339,7 @@ def _is_bucket_of(pipeline: str, vertex: str | None, config: Mapping[str, Any]) 
     owner = config.get("metadata", {})
     mine = owner.get(_OWNER_PIPELINE) == pipeline and vertex in (None, owner.get(_OWNER_VERTEX))
     return str(config["name"]).startswith("KV_") and mine
+
+
+def _reason(error: Exception) -> str:
+    return f"no answer in {limits.OT_PUT_TIMEOUT_S:g} s" if isinstance(error, TimeoutError) else str(error)

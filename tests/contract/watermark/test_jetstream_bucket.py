@@ -85,6 +85,57 @@ async def test_more_lanes_than_one_request_can_ask_for(tmp_path: Path) -> None:
         }
 
 
+async def test_what_was_read_is_not_read_again(tmp_path: Path) -> None:
+    async with (
+        connected(tmp_path) as (server, writing),
+        open_connection(server.access) as reading,
+        open_jetstream_ot_stores(writing, "p", publish_interval_s=0.001) as stores,
+        open_jetstream_ot_stores(reading, "p") as others,
+    ):
+        store, other = await stores.store("clean"), await others.store("clean")
+        lanes = [LaneId("clean", "in-clean", partition) for partition in range(100)]
+        for lane in lanes:
+            store.publish(lane, OtEntry(epoch=1, watermark_us=1))
+        await store.flush()
+        first = await other.get_all()
+        assert len(first) == len(lanes)
+        messages = reading.client.stats["in_msgs"]
+        assert await other.get_all() == first
+        # The newest, to see that it is still there, and the end.
+        assert reading.client.stats["in_msgs"] - messages <= 2
+        for watermark_us in (2, 3):
+            store.publish(lanes[0], OtEntry(epoch=1, watermark_us=watermark_us))
+            store.publish(lanes[-1], OtEntry(epoch=1, watermark_us=watermark_us))
+            await store.flush()
+            found = await other.get_all()
+            assert {key for key, update in found.items() if update != first[key]} == {lanes[0].key, lanes[-1].key}
+            assert found[lanes[-1].key].entry.watermark_us == watermark_us
+        assert reading.client.stats["in_msgs"] - messages < len(lanes) / 2
+
+
+async def test_a_bucket_that_was_set_back_is_read_as_it_is_now(tmp_path: Path) -> None:
+    async with (
+        connected(tmp_path) as (_, connection),
+        open_jetstream_ot_stores(connection, "p") as stores,
+    ):
+        store = await stores.store("clean")
+        lanes = [LaneId("clean", "in-clean", partition) for partition in range(3)]
+        for lane in lanes:
+            store.publish(lane, OtEntry(epoch=1, watermark_us=1))
+        await store.flush()
+        assert len(await store.get_all()) == len(lanes)
+        await connection.api("STREAM.DELETE.KV_p-clean-OT")
+        await store.create("p", 1)
+        assert await store.get_all() == {}
+        for lane in lanes[:2]:
+            await connection.request(f"$KV.p-clean-OT.{lane.key}", OtEntry(epoch=2).SerializeToString())
+        assert {key: update.entry.epoch for key, update in (await store.get_all()).items()} == {
+            lane.key: 2 for lane in lanes[:2]
+        }
+        await store.forget(lanes[0])
+        assert set(await store.get_all()) == {lanes[1].key}
+
+
 async def test_a_server_that_freezes_costs_a_retry_and_no_entry(tmp_path: Path) -> None:
     async with connected(tmp_path) as (server, connection), open_jetstream_ot_stores(connection, "p") as stores:
         store = await stores.store("clean")
