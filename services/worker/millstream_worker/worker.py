@@ -28,7 +28,7 @@ from millstream.buffers.technology import Access
 from millstream.clock import Clock
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.limits import DRAIN_TIMEOUT_S, WORKER_END_GRACE_S
-from millstream.priority import SOURCE_NICENESS, give_way
+from millstream.priority import give_way
 from millstream.record import ReplicaId
 from millstream.spec.resolved import Resolved
 from millstream.telemetry import Identity, ProcessTelemetry, open_telemetry
@@ -188,9 +188,8 @@ class Worker:
         if not self._opening and not any(
             self._config.resolved.graph.vertex(one.vertex).definition.has_input for one in self._replicas
         ):
-            # Not before they can do their work: on a busy machine a start at a tenth of the processor time takes a
-            # minute. And not where others on this event loop would have to give way with them.
-            give_way(SOURCE_NICENESS)
+            # Not before they can do their work, and not where others on this event loop would give way with them.
+            give_way()
 
     def _fail(self, error: Exception) -> None:
         # What fails after the first is most often its echo.
