@@ -134,7 +134,8 @@ class RedisConnection:
             raise self._refusal(command[0], error) from error
         except (exceptions.RedisError, OSError, TimeoutError) as error:
             self._lost(error)
-            raise AnswerLostError(repr(error)) from error
+            waited = f"no answer in {timeout_s:g} s"
+            raise AnswerLostError(waited if isinstance(error, TimeoutError) else repr(error)) from error
         if not self._up:
             _log.info("the Redis server at %s answers", self.place)
         self._up = True

@@ -8,6 +8,7 @@ and nothing of what a job computes. Its imports take as long as a JVM's start.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import time
@@ -74,6 +75,8 @@ async def serve(
         server = await _open_server(SparkDriverService(session, executor, jobs.check, description), address, token)
         try:
             background.append(tasks.create_task(_run_jobs(session, executor, windows), name="jobs"))
+            # What was imported stays: looking through it for garbage again and again would find nothing.
+            gc.freeze()
             ready.set()
             _say_ready(session, description)
             await stopped.wait()

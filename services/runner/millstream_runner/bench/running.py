@@ -24,7 +24,7 @@ from millstream.ledger.protocol import DurabilityLevel
 from millstream.ports import free_ports
 from millstream.spec.loading import Loaded, load_text
 from millstream.telemetry.metrics import LATENCY
-from millstream.watermark.store import OtStore
+from millstream.watermark.store import OtStore, OtStores
 from millstream.wire.certificates import make_certificate
 from millstream_runner.bench.latency import LatencyCounts, scrape_latency
 from millstream_runner.local.directory import DataDirectory, Runtime
@@ -205,11 +205,19 @@ async def _watch(options: RunOptions, pipeline: Pipeline, used: Technology, load
     ):
         clock = _Clock(load, measured)
         if pipeline.passes_on:
-            group.create_task(clock.follow_source(await buffer.stores.store("in")), name="source")
-            group.create_task(clock.follow_sink(await buffer.stores.store("out")), name="sink")
+            group.create_task(clock.follow_source(await _store(buffer.stores, "in")), name="source")
+            group.create_task(clock.follow_sink(await _store(buffer.stores, "out")), name="sink")
         else:
             clock.begun.set()
         group.create_task(_sample(directory, clock.begun, pipeline, load, measured), name="use")
+
+
+async def _store(stores: OtStores, vertex: str) -> OtStore:
+    """Asks until the broker answers: the run knows when it is gone, and a machine that is slow ends no benchmark."""
+    while True:
+        with suppress(RetryLaterError):
+            return await stores.store(vertex)
+        await asyncio.sleep(_LOOK_INTERVAL_S)
 
 
 async def _until_started(directory: DataDirectory) -> Runtime:

@@ -8,7 +8,7 @@ beyond their ids.
     <root>/shape.json      names, kinds and partitions the stored data depends on
     <root>/ledgers.json    the ledgers in the broker's store, by vertex
     <root>/runtime.json    ports and processes of the current run, or of the last one
-    <root>/status.json     the numbers last shown; rewritten every second
+    <root>/status.json     the numbers last shown; rewritten when they change, and every second
     <root>/audit.jsonl     who did what, and when; not removed by a fresh start
     <root>/broker/         the broker: configuration, key of the run, store with every buffer, mark and watermark
     <root>/windows/        the logs of the reduce lanes, <vertex>/<partition>: records of open windows

@@ -5,24 +5,29 @@ Above it: the run. Below it: the screen and the directory.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 from millstream.clock import Clock
 from millstream.errors import InfrastructureError
-from millstream_runner.local.directory import DataDirectory, write_json
+from millstream_runner.local.directory import DataDirectory, write_text
 from millstream_runner.local.members import Members
 from millstream_runner.local.progress import PipelineProgress, VertexProgress
 from millstream_runner.local.recording import Recording
+from millstream_runner.local.replica import Failure
 from millstream_runner.local.scene import Scene
 from millstream_runner.local.screen import Screen
 from millstream_runner.local.states import State
 from millstream_runner.local.view import PipelineView
 
 _log = logging.getLogger(__name__)
+
+UNCHANGED_WRITTEN_EVERY_S = 1.0
+"""The status file is written again after this though nothing in it has changed: its age says that the runner runs."""
 
 
 class Display:
@@ -52,6 +57,9 @@ class Display:
         """When the broker told what they are."""
         self._written: Mapping[str, int] = {}
         self._state: State | None = None
+        self._kept: tuple[object, ...] = ()
+        """What the status file says, without what changes by itself."""
+        self._kept_s = 0.0
 
     @property
     def elapsed_s(self) -> float:
@@ -91,25 +99,44 @@ class Display:
             self._recording.state(self.elapsed_s, state.value)
             _log.info("the run is %s%s", state.value, f", and waits for {waits_for}" if waits_for else "")
         self._screen.show(scene)
-        failure = members.failure
-        more = {
+        self._keep_status(scene, members.failure, now_s)
+
+    def _keep_status(self, scene: Scene, failure: Failure | None, now_s: float) -> None:
+        kept = _without_times(scene, self._written, failure)
+        if kept == self._kept and now_s < self._kept_s + UNCHANGED_WRITTEN_EVERY_S:
+            return
+        self._kept, self._kept_s = kept, now_s
+        status = {
+            **_as_object(scene),
             "edges": self._written,
             "failure": failure.as_json() if failure is not None else None,
             "written_us": self._clock.now_us(),
         }
-        self._keep(self._directory.status, {**asdict(scene), **more})
+        # On one line: with line breaks it takes Python ten times as long, and this is done for as long as a run lives.
+        self._keep(self._directory.status, json.dumps(status, default=_as_object) + "\n")
 
     def note_processes(self, members: Members) -> None:
         """Which processes there are, so that another process can end them when this one is gone."""
         runtime = members.runtime()
         if runtime is not None:
-            self._keep(self._directory.runtime, asdict(runtime))
+            self._keep(self._directory.runtime, json.dumps(asdict(runtime), indent=1) + "\n")
 
-    def _keep(self, path: Path, data: Mapping[str, Any]) -> None:
+    def _keep(self, path: Path, text: str) -> None:
         """Write a small file for others to look at. A full disk must not stop the run over it."""
         try:
-            write_json(path, data, durable=False)
+            write_text(path, text, durable=False)
         except InfrastructureError as error:
             if str(error) != self._last_trouble:
                 self._last_trouble = str(error)
                 self._screen.message(f"warning: {error}")
+
+
+def _without_times(scene: Scene, written: Mapping[str, int], failure: Failure | None) -> tuple[object, ...]:
+    """What a scene says beside how long ago something was."""
+    vertices = [(one.lanes, one.written, one.fill, one.records_per_s, one.published) for one in scene.vertices]
+    return (scene.state, scene.waits_for, scene.durability, scene.states, scene.spark, vertices, written, failure)
+
+
+def _as_object(value: Any) -> dict[str, Any]:
+    """A dataclass for JSON: as `asdict`, which copies every number."""
+    return {field.name: getattr(value, field.name) for field in fields(value)}
