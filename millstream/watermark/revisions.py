@@ -86,6 +86,7 @@ class RevisionedOtStore(ABC):
 
     async def _reread(self, queue: UpdateQueue) -> None:
         """Read everything at the start, whenever a connection was lost, and from time to time."""
+        loop = asyncio.get_running_loop()
         lost = asyncio.Event()
         forget = self._on_loss(lost.set)
         try:
@@ -93,9 +94,10 @@ class RevisionedOtStore(ABC):
                 await self._reachable()
                 lost.clear()
                 queue.begin_reading()
-                pause_s = limits.OT_REREAD_INTERVAL_S
                 try:
                     queue.finish_reading(await self._read_all())
+                    # All stores of a process at the same moments: their questions travel together, and the answers.
+                    pause_s = limits.OT_REREAD_INTERVAL_S - loop.time() % limits.OT_REREAD_INTERVAL_S
                 except self.failures as error:
                     _log.debug("%s cannot be read, trying until it can: %r", self._name, error)
                     queue.abandon_reading()

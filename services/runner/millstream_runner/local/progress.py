@@ -13,7 +13,7 @@ from typing import Any
 from millstream.clock import END_OF_TIME_US, MICROSECONDS, START_OF_TIME_US
 from millstream.record import BufferId, LaneId, ReplicaId
 from millstream.spec.graph import Graph
-from millstream.spec.lanes import buffers_of, inputs_of, lanes_of, owned_lanes, upstream_lanes
+from millstream.spec.lanes import all_lanes, buffers_of, inputs_of, lanes_of, owned_lanes, upstream_lanes
 from millstream.wire.watermark.v1.ot_pb2 import BufferState, OtEntry
 
 RATE_WINDOW_S = 3.0
@@ -86,6 +86,14 @@ class PipelineProgress:
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
+        # Asked for several times a second as long as a run lives, and always the same.
+        self._definitions = {vertex.name: vertex.definition for vertex in graph.vertices}
+        self._limits = {vertex: graph.limits_of(vertex) for vertex in graph.order}
+        self._lanes = {vertex: lanes_of(graph, vertex) for vertex in graph.order}
+        self._inputs = {lane: inputs_of(graph, lane) for lane in all_lanes(graph)}
+        self._writing = {
+            buffer: upstream_lanes(graph, buffer) for edge in graph.edges for buffer in buffers_of(graph, edge)
+        }
         self._entries: dict[tuple[str, str], OtEntry] = {}
         """What was published last."""
         self._moment: dict[tuple[str, str], OtEntry] = {}
@@ -104,14 +112,14 @@ class PipelineProgress:
 
     def waiting(self, vertices: Iterable[str]) -> int:
         """Records in the buffers these vertices read."""
-        lanes = (lane for vertex in vertices for lane in lanes_of(self._graph, vertex))
+        lanes = (lane for vertex in vertices for lane in self._lanes[vertex])
         return sum(self._waiting(lane, self._entries)[0] for lane in lanes)
 
     def written(self, edge: str) -> int:
         """Records written to an edge."""
         return sum(
             state.records
-            for lane in lanes_of(self._graph, self._graph.edge(edge).from_)
+            for lane in self._lanes[self._graph.edge(edge).from_]
             for state in _entry(lane, self._entries).outputs
             if state.edge == edge
         )
@@ -123,7 +131,7 @@ class PipelineProgress:
     def sample(self, *, now_us: int, now_s: float) -> list[VertexProgress]:
         """All vertices in topological order, as of one moment; rates up to now."""
         for name in self._graph.order:
-            for lane in lanes_of(self._graph, name):
+            for lane in self._lanes[name]:
                 self._take(lane, now_s)
         return [self._sample(name, now_us, now_s) for name in self._graph.order]
 
@@ -137,7 +145,7 @@ class PipelineProgress:
         entry = self._entries.get(key)
         if entry is None:
             return
-        reads = {buffer for buffer in inputs_of(self._graph, lane) if buffer.edge not in self._graph.back_edges}
+        reads = {buffer for buffer in self._inputs[lane] if buffer.edge not in self._graph.back_edges}
         if all(self._is_written(state) for state in entry.inputs if BufferId(state.edge, state.partition) in reads):
             self._held_since_s.pop(key, None)
         elif now_s - self._held_since_s.setdefault(key, now_s) < HELD_MAX_S:
@@ -149,9 +157,9 @@ class PipelineProgress:
         return read.records <= sum(state.records for state in writers)
 
     def _sample(self, name: str, now_us: int, now_s: float) -> VertexProgress:
-        vertex, limits = self._graph.vertex(name), self._graph.limits_of(name)
+        definition, limits = self._definitions[name], self._limits[name]
         lanes, fill = [], 0.0
-        for lane in lanes_of(self._graph, name):
+        for lane in self._lanes[name]:
             entry = _entry(lane, self._moment)
             records, size = self._waiting(lane, self._moment)
             fill = max(fill, records / limits.buffer_max_length, size / limits.buffer_max_bytes)
@@ -173,7 +181,7 @@ class PipelineProgress:
             lag_s = (now_us - watermark_us) / MICROSECONDS
         return VertexProgress(
             vertex=name,
-            kind=vertex.kind,
+            kind=definition.name,
             records=done,
             records_per_s=self._rates[name].add(now_s, done),
             written=self._written_by(name),
@@ -183,16 +191,16 @@ class PipelineProgress:
             watermark_lag_s=lag_s,
             lanes_ended=sum(lane.ended for lane in lanes),
             lanes=tuple(lanes),
-            has_input=vertex.definition.has_input,
-            has_output=vertex.definition.has_output,
-            published=any((name, lane.key) in self._moment for lane in lanes_of(self._graph, name)),
+            has_input=definition.has_input,
+            has_output=definition.has_output,
+            published=any((name, lane.key) in self._moment for lane in self._lanes[name]),
         )
 
     def _waiting(self, lane: LaneId, entries: _Entries) -> tuple[int, int]:
         """Records and bytes in the buffers a lane reads. The two sides publish apart, so it lags a little."""
         read = {BufferId(state.edge, state.partition): state for state in _entry(lane, entries).inputs}
         records = size = 0
-        for buffer in inputs_of(self._graph, lane):
+        for buffer in self._inputs[lane]:
             done = read.get(buffer, _NOTHING_READ)
             states = self._writers(buffer, entries)
             records += max(0, sum(state.records for state in states) - done.records)
@@ -203,18 +211,17 @@ class PipelineProgress:
         """What each lane that writes a buffer has written to it."""
         return [
             state
-            for upstream in upstream_lanes(self._graph, buffer)
+            for upstream in self._writing[buffer]
             for state in _entry(upstream, entries).outputs
             if BufferId(state.edge, state.partition) == buffer
         ]
 
     def _written_by(self, vertex: str) -> int:
-        buffers = {buffer for edge in self._graph.edges_out[vertex] for buffer in buffers_of(self._graph, edge)}
         return sum(
             state.records
-            for lane in lanes_of(self._graph, vertex)
+            for lane in self._lanes[vertex]
             for state in _entry(lane, self._moment).outputs
-            if BufferId(state.edge, state.partition) in buffers
+            if BufferId(state.edge, state.partition) in self._writing
         )
 
 

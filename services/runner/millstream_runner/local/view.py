@@ -6,6 +6,7 @@ commits nothing; it can remove what a vertex that is gone has kept.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -42,11 +43,17 @@ class PipelineView:
 
     async def update(self, progress: PipelineProgress) -> None:
         """Hand in what all lanes last published. Raises `RetryLaterError` while the broker is away."""
-        # Who reads is asked before who writes: so hardly any lane is found to have read what was not written.
-        for vertex in reversed(self._graph.order):
+        for vertex in self._graph.order:
             if vertex not in self._open_stores:
                 self._open_stores[vertex] = await self._stores.store(vertex)
-            for key, update in (await self._open_stores[vertex].get_all()).items():
+        # Who reads is asked before who writes: so hardly any lane is found to have read what was not written. All are
+        # asked at once, which is one message to the broker and not one for each.
+        stores = [(vertex, self._open_stores[vertex]) for vertex in reversed(self._graph.order)]
+        answers = await asyncio.gather(*(store.get_all() for _, store in stores), return_exceptions=True)
+        for (vertex, _), answer in zip(stores, answers, strict=True):
+            if isinstance(answer, BaseException):
+                raise answer
+            for key, update in answer.items():
                 progress.observe(vertex, key, update.entry)
 
     async def durability(self) -> Durability | None:
