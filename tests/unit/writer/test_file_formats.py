@@ -241,6 +241,33 @@ def test_parsing_all_at_once_gives_what_parsing_one_by_one_gives(values: list[by
     assert [list(row.values()) for row in fast.to_pylist()] == cells
 
 
+@settings(deadline=None)
+@given(st.lists(objects(), min_size=1, max_size=5))
+def test_a_frame_of_lines_is_what_its_records_alone_are(values: list[bytes]) -> None:
+    """A record that does not fit has its frame converted record by record."""
+    for file_format in (Csv(COLUMNS), JsonLines()):
+        alone = [file_format.convert(sink_frame([value], 1).frame) for value in values]
+        for misfits in ([], [b"nope"]):
+            together = file_format.convert(sink_frame([*values, *misfits], 1).frame)
+            assert list(together.content) == [line for one in alone for line in one.content]
+            assert together.size == sum(one.size for one in alone)
+            reasons = [failure.reason for one in alone for failure in one.failures]
+            assert [failure.reason for failure in together.failures] == reasons + [NOT_JSON] * len(misfits)
+
+
+def test_values_that_are_equal_and_not_the_same_stay_apart() -> None:
+    """In Python, that is: 0.0 and -0.0, 1 and 1.0 and true."""
+    values = [b'{"f": 0.0}', b'{"f": -0.0}', b'{"f": 0}', b'{"f": 1, "i": 1, "b": true}', b'{"f": 1.0, "i": 1}']
+    assert stored(Csv(COLUMNS), values).splitlines()[1:] == [
+        b",,0.0,,",
+        b",,-0.0,,",
+        b",,0.0,,",
+        b"1,,1.0,true,",
+        b"1,,1.0,,",
+    ]
+    assert refused(Csv(COLUMNS), [b'{"i": 1}', b'{"i": true}', b'{"i": 1.0}']) == {1: WRONG_TYPE, 2: WRONG_TYPE}
+
+
 @pytest.mark.parametrize(
     "value",
     [

@@ -12,7 +12,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Generic, NoReturn, Protocol, TypeVar
+from functools import partial
+from types import NoneType
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
+
+from pydantic_core import from_json
 
 from millstream.frame import Frame
 from millstream.spec.columns import Column
@@ -70,6 +74,7 @@ def _refuse_constant(text: str) -> NoReturn:
 
 _decode = json.JSONDecoder(parse_constant=_refuse_constant).raw_decode
 _SPACE = " \t\n\r"
+_SPACES = bytes.maketrans(b"\r\n", b"  ")
 
 
 def parse_json(value: bytes) -> object:
@@ -84,12 +89,24 @@ def parse_json(value: bytes) -> object:
     return parsed
 
 
+def _parsed(values: Sequence[bytes]) -> list[Any] | None:
+    """The same for many, several times as fast; None where one of them may not be JSON.
+
+    What this parser takes, the other takes for the same value; half a surrogate pair and very deep nesting are for the
+    other one alone.
+    """
+    try:
+        return list(map(partial(from_json, allow_inf_nan=False), values))
+    except ValueError:
+        return None
+
+
 def one_line(json_value: bytes) -> bytes:
     """The same JSON without line breaks.
 
     They can only stand between its parts, where a space means the same. Encoding again would change numbers.
     """
-    return json_value.replace(b"\r", b" ").replace(b"\n", b" ")
+    return json_value.translate(_SPACES)
 
 
 class TextBody:
@@ -113,16 +130,24 @@ class JsonLines:
     extension = "jsonl"
 
     def convert(self, frame: Frame) -> Converted[Sequence[bytes]]:
+        values = frame.values()
+        if _parsed(values) is None:
+            return self._convert_each(values)
+        lines = [value + b"\n" for value in map(one_line, values)]
+        return Converted(range(len(lines)), lines, sum(map(len, lines)))
+
+    def _convert_each(self, values: Sequence[bytes]) -> Converted[Sequence[bytes]]:
+        """Record by record, to find those that are not JSON."""
         lines: list[bytes] = []
         rows: list[int] = []
         failures: list[SinkFailure] = []
-        for row, value in enumerate(frame.values()):
+        for row, value in enumerate(values):
             try:
                 parse_json(value)
             except ValueError as error:
                 failures.append(SinkFailure(row, NOT_JSON, retryable=False, detail=str(error)))
                 continue
-            lines.append((one_line(value) if b"\n" in value or b"\r" in value else value) + b"\n")
+            lines.append(one_line(value) + b"\n")
             rows.append(row)
         return Converted(rows, lines, sum(map(len, lines)), failures)
 
@@ -163,9 +188,24 @@ class Csv:
         self._heading = ",".join(_csv_text(column.name) for column in columns).encode() + b"\n"
 
     def convert(self, frame: Frame) -> Converted[Sequence[bytes]]:
-        cells, rows, failures = convert_cells(frame.values(), self._columns)
+        values = frame.values()
+        lines = self._lines(values)
+        if lines is not None:
+            return Converted(range(len(lines)), lines, sum(map(len, lines)))
+        cells, rows, failures = convert_cells(values, self._columns)
         lines = [",".join(map(_csv_field, row_cells)).encode() + b"\n" for row_cells in cells]
         return Converted(rows, lines, sum(map(len, lines)), failures)
+
+    def _lines(self, values: Sequence[bytes]) -> list[bytes] | None:
+        """A line for each, made column by column; None where one of them may not fit."""
+        parsed = _parsed(values)
+        if not self._columns or parsed is None or set(map(type, parsed)) != {dict}:
+            return None
+        try:
+            fields = [_csv_column([item.get(column.name) for item in parsed], column.type) for column in self._columns]
+            return [",".join(row).encode() + b"\n" for row in zip(*fields, strict=True)]
+        except (ValueError, OverflowError):
+            return None
 
     def begin(self) -> TextBody:
         return TextBody(self._heading)
@@ -254,6 +294,8 @@ _CONVERTERS: Mapping[str, Callable[[object], Cell]] = {
 }
 
 _CSV_QUOTED = re.compile(r'[",\r\n]|^\s|\s$|^$')
+_CSV_QUOTED_LINES = re.compile(r'[",\r]|^\s|\s$|^$', re.MULTILINE)
+"""The same for texts with newlines between them."""
 
 
 def _csv_text(text: str) -> str:
@@ -270,6 +312,43 @@ def _csv_field(cell: Cell) -> str:
     if isinstance(cell, datetime):
         return cell.isoformat().replace("+00:00", "Z")
     return repr(cell)
+
+
+_KINDS: Mapping[str, frozenset[type]] = {
+    "string": frozenset((str, NoneType)),
+    "int": frozenset((int, NoneType)),
+    "float": frozenset((int, float, NoneType)),
+    "bool": frozenset((bool, NoneType)),
+    "timestamp": frozenset((str, NoneType)),
+}
+"""What a column's converter may take. True and 1 are equal, so the types are looked at before the values."""
+
+
+def _csv_column(members: list[Any], type_name: str) -> Sequence[str]:
+    """The field of each, as by the column's converter and `_csv_field`. Errors: `ValueError`, `OverflowError`."""
+    kinds = frozenset(map(type, members))
+    if not kinds <= _KINDS[type_name]:
+        raise ValueError
+    if type_name == "float":
+        numbers = [float(member) for member in members if member is not None]
+        if not all(map(math.isfinite, numbers)):
+            raise ValueError
+        return ["" if member is None else repr(float(member)) for member in members]
+    if NoneType not in kinds:
+        if type_name == "int" and min(members) >= -(2**63) and max(members) < 2**63:
+            return list(map(str, members))
+        if type_name == "string" and _is_plain(members):
+            return members
+    # Each value once: columns of these types repeat themselves.
+    convert = _CONVERTERS[type_name]
+    fields = {member: _csv_field(None if member is None else convert(member)) for member in set(members)}
+    return [fields[member] for member in members]
+
+
+def _is_plain(texts: list[str]) -> bool:
+    """None of them needs quotes."""
+    joined = "\n".join(texts)
+    return joined.count("\n") == len(texts) - 1 and _CSV_QUOTED_LINES.search(joined) is None
 
 
 def _shown(member: object) -> str:
