@@ -1,11 +1,14 @@
-"""Writes docs/screens.md: what a person sees of a run on terminals of 80 and 120 columns, and in a log.
+"""Writes docs/screens.md: what a person sees of a run on terminals of 80 and 120 columns, and the report it leaves.
 
 Everything on the page comes from one real run on a real pseudo-terminal: `python tools/screens.py`. Times and rates are
-those of the machine it ran on, so no check compares them.
+those of the machine it ran on, so no check compares them. A browser photographs the report and the landing page of the
+site: Chromium, which has to be on the PATH (Debian's package `chromium`).
 """
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -17,6 +20,11 @@ if __name__ == "__main__":
 from tests.support.terminal import Terminal, open_terminal  # noqa: E402
 
 PAGE = REPOSITORY / "docs" / "screens.md"
+PICTURES = REPOSITORY / "docs" / "img"
+BROWSER = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+)
 FUNCTION = """\
 import time
 
@@ -69,8 +77,25 @@ def main() -> int:
             run.kill()
             run.wait()
         PAGE.write_text(page(narrow, watched, ended(own)), encoding="utf-8")
-    print(f"{PAGE.relative_to(REPOSITORY)} is written")
+        photograph(directory / "report.html", PICTURES / "report.png", 1000, 1500)
+        site = directory / "site"
+        mkdocs = (sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(site))
+        subprocess.run(mkdocs, cwd=REPOSITORY, check=True)
+        photograph(site / "index.html", PICTURES / "site.png", 1280, 900)
+    print(f"{PAGE.relative_to(REPOSITORY)} is written, with its pictures")
     return 0
+
+
+def photograph(file: Path, picture: Path, width: int, height: int) -> None:
+    """What a browser shows of a page."""
+    browser = shutil.which("chromium")
+    if browser is None:
+        raise SystemExit("there is no `chromium` on the PATH: install Debian's package of that name")
+    with tempfile.TemporaryDirectory() as profile:
+        command = [browser, *BROWSER, f"--user-data-dir={profile}", f"--window-size={width},{height}"]
+        subprocess.run(
+            [*command, f"--screenshot={picture}", file.as_uri()], check=True, timeout=300, stderr=subprocess.DEVNULL
+        )
 
 
 def ended(terminal: Terminal) -> list[str]:
@@ -94,6 +119,12 @@ def page(narrow: list[str], wide: list[str], end: list[str]) -> str:
         "## The end",
         "After Ctrl-C: what is in flight is finished, and the account is shown. `--report` has written its page.",
         block(end),
+        "## The report",
+        "`report.html`, as a browser shows it, without a network.",
+        "![The report of a run: how it ended, the pipeline, rates, delays, the account, what was slow](img/report.png)",
+        "## The site",
+        "`make docs` serves it.",
+        "![The landing page of the documentation](img/site.png)",
     ]
     return "\n\n".join(parts) + "\n"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -145,6 +146,20 @@ def test_nothing_that_users_write_becomes_more_than_text() -> None:
     assert "\u202e" not in text
     assert any("<script>alert(1)</script>" in one for one in page.texts)
     assert "default-src 'none'" in text
+
+
+def test_no_picture_changes_how_another_looks() -> None:
+    """The rules of an SVG hold for all of the page that it stands in."""
+    recording = Recording()
+    for second in range(5):
+        recording.take(float(second), figures(second))
+    of_page, *of_pictures = re.findall(r"<style>(.*?)</style>", report_page(of(recording)), re.DOTALL)
+    assert "body{" in of_page
+    assert len(of_pictures) >= 2
+    for rules in of_pictures:
+        selectors = re.findall(r"([^{}@;]+)\{(?!\s*[.@])", rules.replace("\n", ""))
+        assert selectors
+        assert [one for group in selectors for one in group.split(",") if not one.strip().startswith(".")] == []
 
 
 def test_a_page_is_bounded_however_much_there_was() -> None:

@@ -15,7 +15,7 @@ from millstream_runner.pictures.page import SERIES, in_both, text
 _WIDTH, _HEIGHT = 900.0, 240.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 74.0, 14.0, 14.0, 30.0
 _LINES_MAX = len(SERIES["light"])
-_LEGEND_CHARS_MAX = 26
+_LEGEND_CHARS_MAX = 30
 _TICKS = 5
 _TIMES = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
 """Seconds between two marks of the axis of time; whole days beyond."""

@@ -21,13 +21,14 @@ _NAME_CHARS_MAX, _SMALL_CHARS_MAX = 30, 38
 """Of a line; the whole text is the element's title."""
 _VERTEX_HEIGHT = 46.0
 _LABEL_HEIGHT = 15.0
+# In a page the rules of a picture hold for the whole page: each needs a class of this one.
 _STYLE = """\
-text{font:11px ui-monospace,Menlo,Consolas,"DejaVu Sans Mono",monospace;text-anchor:middle}
+.graph{font:11px ui-monospace,Menlo,Consolas,"DejaVu Sans Mono",monospace;text-anchor:middle}
 .name{font-size:13px;font-weight:600}.vertex rect,.vertex path{stroke-width:1.2}
 .edge path{fill:none;stroke-width:1.4}.edge .tip{stroke:none}.apart path{stroke-dasharray:5 4}
 """
 _RULES = """\
-text{fill:$ink}.label{fill:$soft}.vertex rect,.vertex path{stroke:$ink}
+.graph{fill:$ink}.label{fill:$soft}.vertex rect,.vertex path{stroke:$ink}
 .source{fill:$source}.map{fill:$map}.reduce{fill:$reduce}.sink{fill:$sink}
 .edge path{stroke:$soft}.edge .tip{fill:$soft}
 .apart path{stroke:$apart}.apart .tip,.apart .label{fill:$apart}
@@ -40,8 +41,9 @@ def to_svg(graph: Graph) -> str:
     layout = _layout(graph)
     width, height = f"{layout.width:.0f}", f"{layout.height:.0f}"
     size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
+    described = 'role="img" aria-labelledby="graph-title graph-description"'
     return "\n".join([
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-labelledby="graph-title graph-description">',
+        f'<svg class="graph" xmlns="http://www.w3.org/2000/svg" {size} {described}>',
         f'<title id="graph-title">Pipeline {text(graph.pipeline.name)}</title>',
         f'<desc id="graph-description">{text(_in_words(graph))}</desc>',
         f"<style>\n{_STYLE}{in_both(_RULES)}</style>",
