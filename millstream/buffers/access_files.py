@@ -5,21 +5,23 @@ Secrets stand in the environment or in files of their own, so an access file may
 from a command line, which every user of a machine can read. Above it: technologies. Below it: YAML and references.
 """
 
-import ssl
+from __future__ import annotations
+
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
-
-from pydantic import ValidationError
 
 from millstream import codes
 from millstream.errors import UserError
-from millstream.spec import yaml_text
-from millstream.spec.messages import findings_of
+from millstream.spec.model import NotReadError
 from millstream.spec.problems import Finding, path_text
 from millstream.spec.references import placeholders, resolve
 from millstream.spec.values import ShapeProblem, SpecModel, Text
+
+if TYPE_CHECKING:
+    import ssl
 
 FILE_BYTES_MAX = 64 * 1024
 """Largest file."""
@@ -64,9 +66,39 @@ def read_access(path: Path, model: type[WrittenT]) -> WrittenT:
             codes.BROKER_ACCESS_FILE, f"the broker's access file {path} is larger than {FILE_BYTES_MAX} bytes"
         )
     try:
-        document = yaml_text.parse(data.decode("utf-8-sig"))
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(codes.BROKER_ACCESS_FILE, f"the broker's access file {path} is not UTF-8") from error
+    try:
+        return _of_json(text, model)
+    except ValueError:
+        return _of_yaml(text, path, model)
+
+
+def _of_json(text: str, model: type[WrittenT]) -> WrittenT:
+    """What a program has written, such as the runner for its workers. Raises `ValueError` for anything but JSON that is
+    right."""
+    value = json.loads(text, object_pairs_hook=_mapping)
+    if any(True for _ in placeholders(value)):
+        raise NotReadError
+    return model.read(value)
+
+
+def _mapping(members: list[tuple[str, Any]]) -> dict[str, Any]:
+    mapping = dict(members)
+    if len(mapping) < len(members):
+        raise NotReadError
+    return mapping
+
+
+def _of_yaml(text: str, path: Path, model: type[WrittenT]) -> WrittenT:
+    """Raises `UserError` with everything that is wrong."""
+    # A worker that was started by a runner needs no YAML.
+    from millstream.spec import yaml_text
+    from millstream.spec.messages import findings_of
+
+    try:
+        document = yaml_text.parse(text)
     except yaml_text.UnreadableError as problem:
         raise UserError(codes.BROKER_ACCESS_FILE, f"the broker's access file {path}: {problem.problem.what}") from None
     findings = [Finding(problem.code, problem.path, problem.what, problem.expected) for problem in document.problems]
@@ -77,7 +109,7 @@ def read_access(path: Path, model: type[WrittenT]) -> WrittenT:
     findings += placeholders(document.value)
     try:
         written = model.model_validate(document.value)
-    except ValidationError as failure:
+    except ValueError as failure:
         findings += findings_of(failure, document.value, set())
     if findings:
         raise UserError(codes.BROKER_ACCESS_FILE, "\n".join(f"{path}: {_text(finding)}" for finding in findings))
@@ -116,6 +148,8 @@ def _text(finding: Finding) -> str:
 
 
 def tls_context(files: TlsFiles, base: Path, path: Path) -> ssl.SSLContext:
+    import ssl
+
     try:
         ca = None if files.ca is None else str(base / files.ca)
         context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=ca)

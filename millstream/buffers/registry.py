@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from importlib import import_module
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 from millstream import codes
@@ -16,11 +15,11 @@ from millstream.errors import UserError
 from millstream.nearest import did_you_mean
 from millstream.spec.buffers import BUILT_IN, GROUP, known
 from millstream.spec.graph import Graph
-from millstream.spec.loading import Loaded
 from millstream.spec.models import Pipeline
 
 if TYPE_CHECKING:
     from millstream.buffers.technology import Technology
+    from millstream.spec.loading import Loaded
 
 
 def technology(key: str) -> Technology:
@@ -29,6 +28,8 @@ def technology(key: str) -> Technology:
         if key in BUILT_IN:
             found: Technology = import_module(f"millstream.buffers.{key}.technology").TECHNOLOGY
             return found
+        from importlib.metadata import entry_points
+
         for point in entry_points(group=GROUP, name=key):
             loaded: Technology = point.load()
             return loaded

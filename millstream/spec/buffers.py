@@ -4,13 +4,11 @@ Above it: the spec, and the registry that opens what they stand for.
 """
 
 from collections.abc import Mapping
-from importlib.metadata import entry_points
 from typing import Annotated, Any
-
-from pydantic import AfterValidator
 
 from millstream import codes
 from millstream.nearest import one_of
+from millstream.spec.rules import After
 from millstream.spec.values import problem
 
 BUILT_IN = ("jetstream", "redis")
@@ -21,6 +19,8 @@ GROUP = "millstream.buffers"
 
 def known() -> list[str]:
     """The key of each."""
+    from importlib.metadata import entry_points
+
     return sorted({*BUILT_IN, *(point.name for point in entry_points(group=GROUP))})
 
 
@@ -36,5 +36,5 @@ def _one_known(written: Mapping[str, Any]) -> Mapping[str, Any]:
     return written
 
 
-InterStepBuffer = Annotated[Mapping[str, Mapping[str, str]], AfterValidator(_one_known)]
+InterStepBuffer = Annotated[Mapping[str, Mapping[str, str]], After(_one_known)]
 """One technology, with its settings."""

@@ -15,11 +15,10 @@ from importlib.util import find_spec
 from pathlib import Path as FilePath
 from typing import Annotated, ClassVar, Generic, TypeVar
 
-from pydantic import Field
-
 from millstream.limits import FRAME_RECORDS_MAX
 from millstream.spec.problems import Finding, Path
 from millstream.spec.registry import Registry
+from millstream.spec.rules import Strict
 from millstream.spec.values import ShapeProblem, SpecModel
 
 S = TypeVar("S", bound=SpecModel)
@@ -66,7 +65,7 @@ class Connector(Generic[S]):
         yield from ()
 
 
-IdsCount = Annotated[int, Field(strict=True, ge=FRAME_RECORDS_MAX)]
+IdsCount = Annotated[int, Strict(ge=FRAME_RECORDS_MAX)]
 """One read of a source has ids for at most that many records."""
 
 

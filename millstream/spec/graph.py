@@ -38,7 +38,7 @@ class Graph:
     @classmethod
     def of(cls, pipeline: Pipeline) -> Self:
         """The graph of a pipeline. Errors: SpecError (without line numbers) when it is not sound."""
-        outline = outline_of(pipeline.model_dump(mode="json", by_alias=True))
+        outline = outline_of(pipeline.as_written())
         findings = list(shape_findings(outline)) if outline is not None else []
         if findings:
             raise SpecError([Problem(f.code, "", 0, 0, path_text(f.path), f.what, f.expected) for f in findings])

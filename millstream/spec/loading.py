@@ -14,14 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Any
 
-from pydantic import ValidationError
-
 from millstream import codes
 from millstream.codes.code import Code
 from millstream.nearest import near_file
 from millstream.spec import numaflow, yaml_text
 from millstream.spec.graph import Graph
-from millstream.spec.messages import findings_of
 from millstream.spec.models import Pipeline, Vertex
 from millstream.spec.notes import notes_of
 from millstream.spec.problems import Finding, Note, Path, Problem, SpecError, path_text
@@ -164,7 +161,10 @@ def _validated(sifted: numaflow.Sifted) -> tuple[Pipeline | None, list[Finding]]
         return None, findings
     try:
         return Pipeline.model_validate(sifted.value), findings
-    except ValidationError as failure:
+    except ValueError as failure:
+        # Only of a file with problems: they are pydantic's.
+        from millstream.spec.messages import findings_of
+
         explained = {finding.path[:-1] for finding in sifted.problems}
         findings += findings_of(failure, sifted.value, explained)
         return None, findings
@@ -180,7 +180,7 @@ def _vertices(value: Any) -> list[Any]:
 def _sound_vertices(value: Any) -> dict[int, Vertex]:
     sound = {}
     for index, written in enumerate(_vertices(value)):
-        with suppress(ValidationError):
+        with suppress(ValueError):
             sound[index] = Vertex.model_validate(written)
     return sound
 

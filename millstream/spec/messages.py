@@ -9,15 +9,14 @@ from functools import cache
 from typing import Any
 
 from pydantic import ValidationError
-from pydantic.alias_generators import to_camel
 from pydantic_core import ErrorDetails
 
 from millstream import codes
 from millstream.nearest import nearest, one_of
 from millstream.spec import numaflow
+from millstream.spec.model import NONE_GIVEN, SPEC_PROBLEM, to_camel
 from millstream.spec.models import Pipeline
 from millstream.spec.problems import Finding, Path
-from millstream.spec.values import NONE_GIVEN, SPEC_PROBLEM
 
 _TYPES = {
     "bool_type": "true or false",
@@ -37,12 +36,14 @@ _BOUNDS = {
 }
 
 
-def findings_of(failure: ValidationError, value: Mapping[str, Any], explained: Collection[Path]) -> list[Finding]:
-    """The errors of one validation in the users' words.
+def findings_of(failure: ValueError, value: Mapping[str, Any], explained: Collection[Path]) -> list[Finding]:
+    """The errors of one validation, pydantic's, in the users' words.
 
     `explained` are places of which something unsupported was taken out; that nothing is left there
     needs no saying.
     """
+    if not isinstance(failure, ValidationError):
+        raise failure
     errors = failure.errors(include_url=False)
     locs = [error["loc"] for error in errors]
     findings = []
@@ -186,4 +187,4 @@ def _resolved(node: Any, value: Any) -> Any:
 
 @cache
 def _schema() -> dict[str, Any]:
-    return Pipeline.model_json_schema(by_alias=True)
+    return Pipeline.model_json_schema()

@@ -8,9 +8,6 @@ Numaflow has the concept. It does not know files, graphs or processes.
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
-from pydantic_core import InitErrorDetails
-
 from millstream import codes
 from millstream.limits import BUFFER_BYTES_MAX, BUFFER_RECORDS_MAX, BUFFER_USAGE_LIMIT
 from millstream.spec import numaflow
@@ -38,6 +35,7 @@ from millstream.spec.programs import (
 )
 from millstream.spec.references import Reference, SecretKey, TextOrReference
 from millstream.spec.registry import Choice
+from millstream.spec.rules import NotEmpty, Strict
 from millstream.spec.sinks import FallbackSink, OnSinkFailure, Sink, SinkRetryStrategy
 from millstream.spec.sources import OnInvalid, Source
 from millstream.spec.spark import Spark
@@ -50,6 +48,7 @@ from millstream.spec.values import (
     ShapeProblem,
     SpecModel,
     Text,
+    field,
     is_name,
 )
 from millstream.spec.watermark import IdleSource, OnFuture, Watermark
@@ -78,8 +77,8 @@ PARTITIONS_MAX = 1024
 
 EdgeKind = Literal["data", "deadLetter", "late"]
 OnFull = Literal["retryUntilSuccess", "discardLatest"]
-Partitions = Annotated[int, Field(strict=True, ge=1, le=PARTITIONS_MAX)]
-Percent = Annotated[int, Field(strict=True, ge=1, le=100)]
+Partitions = Annotated[int, Strict(ge=1, le=PARTITIONS_MAX)]
+Percent = Annotated[int, Strict(ge=1, le=100)]
 
 
 class Limits(SpecModel):
@@ -89,7 +88,7 @@ class Limits(SpecModel):
 
     read_batch_size: PositiveCount = 500
     """Records handed to a UDF at a time, at most."""
-    read_timeout_s: PositiveDuration = Field(default=1.0, alias="readTimeout")
+    read_timeout_s: PositiveDuration = field(default=1.0, alias="readTimeout")
     """Longest wait for a batch to fill. Duration, default 1s."""
     buffer_max_length: PositiveCount = BUFFER_RECORDS_MAX
     """Records in one input buffer (one edge and partition into the vertex). Frames are cut so that each is at most a
@@ -121,7 +120,7 @@ class VertexLimits(SpecModel):
 
     read_batch_size: PositiveCount | None = None
     """As in `spec.limits`."""
-    read_timeout_s: PositiveDuration | None = Field(default=None, alias="readTimeout")
+    read_timeout_s: PositiveDuration | None = field(default=None, alias="readTimeout")
     """As in `spec.limits`. Duration."""
     buffer_max_length: PositiveCount | None = None
     """As in `spec.limits`."""
@@ -134,7 +133,7 @@ class VertexLimits(SpecModel):
 
     def over(self, base: Limits) -> Limits:
         """The pipeline's limits with what this vertex sets."""
-        changes = {name: value for name in type(self).model_fields if (value := getattr(self, name)) is not None}
+        changes = {name: value for name in self.model_fields if (value := getattr(self, name)) is not None}
         return base.model_copy(update=changes)
 
 
@@ -145,7 +144,7 @@ class TagConditions(SpecModel):
 
     operator: Literal["or", "and", "not"] = "or"
     """`or`: any of the values; `and`: all of them; `not`: none of them."""
-    values: Annotated[tuple[Text, ...], Field(min_length=1)]
+    values: Annotated[tuple[Text, ...], NotEmpty()]
     """Tags."""
 
 
@@ -163,7 +162,7 @@ class Edge(SpecModel):
 
     noun = "an edge"
 
-    from_: Name = Field(alias="from")
+    from_: Name = field(alias="from")
     """Vertex that writes."""
     to: Name
     """Vertex that reads; a map vertex may be its own or an earlier vertex's reader (a cycle)."""
@@ -179,9 +178,9 @@ class Edge(SpecModel):
     """When the buffer is full: `retryUntilSuccess` makes the writer wait; `discardLatest` drops the
     message and counts it."""
 
-    @model_validator(mode="before")
     @classmethod
-    def _default_name(cls, data: Any) -> Any:
+    def completed(cls, data: Any) -> Any:
+        """Its name follows from its ends."""
         if not isinstance(data, Mapping) or data.get("name") is not None:
             return data
         if not all(isinstance(end := data.get(key), str) and is_name(end) for key in ("from", "to")):
@@ -232,18 +231,13 @@ class Vertex(Choice):
     limits: VertexLimits | None = None
     """Limits that differ from the pipeline's."""
 
-    _definition: VertexKind[SpecModel] | None = PrivateAttr(None)
+    _definition: VertexKind[SpecModel] | None = field(default=None, init=False)
 
-    @classmethod
-    def validated(
-        cls, data: Any, handler: ModelWrapValidatorHandler[Self], details: list[InitErrorDetails]
-    ) -> Self | None:
+    def with_settings(self, key: str, settings: SpecModel) -> Self:
         """Finds its kind."""
-        vertex = super().validated(data, handler, details)
-        if vertex is not None:
-            given = [name for name, value in vertex.settings.members() if value is not None]
-            vertex._definition = KINDS.load(vertex.key).of(given)
-        return vertex
+        given = [name for name, value in settings.members() if value is not None]
+        self.__dict__["_definition"] = KINDS.load(key).of(given)
+        return super().with_settings(key, settings)
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
         """A replica without a lane would do nothing."""
@@ -308,9 +302,9 @@ class Metadata(SpecModel):
     """Name of the pipeline, first part of its streams' names."""
     namespace: Name | None = None
     """Kubernetes namespace."""
-    labels: dict[str, str] = Field(default_factory=dict)
+    labels: dict[str, str] = field(default_factory=dict)
     """Kubernetes labels."""
-    annotations: dict[str, str] = Field(default_factory=dict)
+    annotations: dict[str, str] = field(default_factory=dict)
     """Kubernetes annotations."""
 
 
@@ -319,7 +313,7 @@ class PipelineSpec(SpecModel):
 
     noun = "spec"
 
-    vertices: Annotated[tuple[Vertex, ...], Field(min_length=1)]
+    vertices: Annotated[tuple[Vertex, ...], NotEmpty()]
     """The steps."""
     edges: tuple[Edge, ...] = ()
     """The connections."""

@@ -10,13 +10,12 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field
-
 from millstream import codes
 from millstream.limits import ANSWER_RECORDS_MAX_MAX
 from millstream.retry import ASKED_MAX
 from millstream.spec.protocols import NATIVE, PROTOCOLS, FunctionKind, ProtocolName
 from millstream.spec.references import TextOrReference
+from millstream.spec.rules import After, Chosen, NotEmpty, Strict
 from millstream.spec.tls import ProgramTls
 from millstream.spec.values import (
     Flag,
@@ -28,6 +27,7 @@ from millstream.spec.values import (
     SpecModel,
     Text,
     exactly_one,
+    field,
     problem,
 )
 from millstream.spec.windows import GroupBy
@@ -80,9 +80,9 @@ def _checked_scalar(written: Any) -> Any:
     return written
 
 
-OutputsMax = Annotated[int, Field(ge=1, le=ANSWER_RECORDS_MAX_MAX, strict=True)]
-TimeFormat = Annotated[str, AfterValidator(_checked_time_format)]
-PythonFunction = Annotated[str, AfterValidator(_checked_python)]
+OutputsMax = Annotated[int, Strict(ge=1, le=ANSWER_RECORDS_MAX_MAX)]
+TimeFormat = Annotated[str, After(_checked_time_format)]
+PythonFunction = Annotated[str, After(_checked_python)]
 
 
 class EnvVar(SpecModel):
@@ -127,7 +127,7 @@ class FilterArguments(SpecModel):
     field: Text
     """Dotted path of a member of the record's JSON value. A record without that member, or whose
     value is not JSON, does not fulfil `equals` or `matches`."""
-    equals: Annotated[Any, AfterValidator(_checked_scalar)] = None
+    equals: Annotated[Any, After(_checked_scalar)] = None
     """Keep records whose member equals this text, number, true or false."""
     matches: Text | None = None
     """Keep records whose member, a text, contains a match of this regular expression."""
@@ -175,8 +175,8 @@ class EventTimeBuiltin(SpecModel):
     """Where the time is found."""
 
 
-MapBuiltin = Annotated[CatBuiltin | FilterBuiltin, Field(discriminator="name")]
-TransformBuiltin = Annotated[CatBuiltin | FilterBuiltin | EventTimeBuiltin, Field(discriminator="name")]
+MapBuiltin = Annotated[CatBuiltin | FilterBuiltin, Chosen("name")]
+TransformBuiltin = Annotated[CatBuiltin | FilterBuiltin | EventTimeBuiltin, Chosen("name")]
 
 
 class Container(SpecModel):
@@ -199,14 +199,14 @@ class Backoff(SpecModel):
 
     noun = "a backoff"
 
-    interval_s: PositiveDuration = Field(default=0.1, alias="interval")
+    interval_s: PositiveDuration = field(default=0.1, alias="interval")
     """Pause before the first retry. Duration, default 100ms."""
     steps: PositiveCount = 3
     """Attempts in all, the first one included, before `onFailure` decides; not used by
     `onFailure: retry`, which goes on forever."""
-    factor: Annotated[float, Field(ge=1, strict=True)] = 2.0
+    factor: Annotated[float, Strict(ge=1)] = 2.0
     """What each pause is multiplied by to give the next."""
-    cap_s: PositiveDuration = Field(default=10.0, alias="cap")
+    cap_s: PositiveDuration = field(default=10.0, alias="cap")
     """Longest pause. Duration, default 10s."""
     jitter: Share = 0.2
     """Up to this share of each pause is added by chance, so that lanes do not try in step."""
@@ -258,8 +258,7 @@ class ProgramLimits(SpecModel):
     @property
     def given(self) -> dict[str, int]:
         """Those that are set, by name."""
-        values: dict[str, int] = self.model_dump(exclude_none=True)
-        return values
+        return {name: value for name in self.model_fields if (value := getattr(self, name)) is not None}
 
 
 class Program(SpecModel):
@@ -270,14 +269,14 @@ class Program(SpecModel):
     function: ClassVar[FunctionKind] = FunctionKind.MAP
     """What it is for."""
 
-    command: Annotated[tuple[Text, ...], Field(min_length=1)] | None = None
+    command: Annotated[tuple[Text, ...], NotEmpty()] | None = None
     """Program and arguments, started once per replica without a shell."""
     python: PythonFunction | None = None
     """A Python function: `package.module:function`, or `path/file.py:function` relative to the
     working directory. It runs in a process of its own."""
     container: Container | None = None
     """A container image. `millstream run` does not start containers; start it yourself and name its `address`."""
-    address: Annotated[str, AfterValidator(_checked_address)] | None = None
+    address: Annotated[str, After(_checked_address)] | None = None
     """Address of a program that is running already, `host:port` or `unix:/path`, as the vertex reaches it; with
     `groupBy`, as the Spark tasks reach it."""
     tls: ProgramTls | None = None
@@ -397,7 +396,7 @@ class ValueFormat(SpecModel):
     fields: Text | None = None
     """The members or columns to read, as Spark writes a table's: `delay DOUBLE, origin STRING`. For `csv` all columns
     of a line, in order. What a record lacks or has otherwise is NULL. Only for `json` and `csv`."""
-    delimiter: Annotated[str, AfterValidator(_checked_delimiter)] | None = None
+    delimiter: Annotated[str, After(_checked_delimiter)] | None = None
     """Between two columns of `csv`, one character. Default: a comma."""
     avro_schema: Text | None = None
     """Schema that `avro` values were written with, a record's, JSON; its fields are the columns."""

@@ -10,12 +10,11 @@ library; what a protocol works with is imported when it is opened (`millstream.u
 from enum import Enum
 from typing import Annotated
 
-from pydantic import AfterValidator
-
 from millstream import codes
 from millstream.errors import UserError
 from millstream.nearest import one_of
 from millstream.spec.registry import Registry
+from millstream.spec.rules import After
 from millstream.spec.values import problem
 
 NATIVE = "millstream"
@@ -59,4 +58,4 @@ def _known(name: str) -> str:
     return name
 
 
-ProtocolName = Annotated[str, AfterValidator(_known)]
+ProtocolName = Annotated[str, After(_known)]

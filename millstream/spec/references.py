@@ -12,11 +12,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path as FilePath
 from typing import Annotated, Any
 
-from pydantic import Discriminator, Tag
-
 from millstream import codes
 from millstream.errors import UserError
 from millstream.spec.problems import Finding, Path
+from millstream.spec.rules import Chosen, Tag
 from millstream.spec.values import ShapeProblem, SpecModel, Text, exactly_one
 
 VALUE_BYTES_MAX = 64 * 1024
@@ -68,13 +67,13 @@ def _kind(written: Any) -> str:
 
 TextOrReference = Annotated[
     Annotated[str, Tag("text")] | Annotated[Reference, Tag("reference")],
-    Discriminator(lambda written: "text" if _kind(written) == "text" else "reference"),
+    Chosen(lambda written: "text" if _kind(written) == "text" else "reference"),
 ]
 """A text, or where it stands: `{env: NAME}` or `{file: PATH}`."""
 
 Secret = Annotated[
     Annotated[Reference, Tag("reference")] | Annotated[SecretKey, Tag(_SECRET_KEY)],
-    Discriminator(lambda written: _SECRET_KEY if _kind(written) == _SECRET_KEY else "reference"),
+    Chosen(lambda written: _SECRET_KEY if _kind(written) == _SECRET_KEY else "reference"),
 ]
 """A value that never stands in the file itself: `{env: NAME}`, `{file: PATH}` or a Kubernetes Secret's key."""
 

@@ -6,28 +6,22 @@ An object is imported when a pipeline names it, so nothing is loaded that a pipe
 the pipeline file. Below: the packages that are installed.
 """
 
-from collections.abc import Iterator, Mapping
-from functools import cached_property
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from __future__ import annotations
 
-from pydantic import (
-    Field,
-    GetJsonSchemaHandler,
-    ModelWrapValidatorHandler,
-    PrivateAttr,
-    SerializationInfo,
-    SerializerFunctionWrapHandler,
-    ValidationError,
-    create_model,
-    model_serializer,
-)
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, InitErrorDetails
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from millstream import codes
 from millstream.errors import UserError
-from millstream.spec.values import ShapeProblem, SpecModel, exactly_one, field_detail, shape_detail
+from millstream.spec.model import NotReadError, ShapeProblem, SpecModel, field
+from millstream.spec.values import exactly_one
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+    from pydantic_core import InitErrorDetails
 
 K = TypeVar("K")
 
@@ -40,12 +34,15 @@ class Registry(Generic[K]):
         self._group = group
         self._noun = noun
         self._of = of
-        self._own = {name: EntryPoint(name, value, group) for name, value in own.items()}
+        self._own = own
         self._loaded: dict[str, K] = {}
 
     @cached_property
     def _installed(self) -> Mapping[str, Mapping[str, EntryPoint]]:
         """By name and by what they refer to: a package that is found in two places is still one."""
+        # It takes longer to import than a worker's other modules of the standard library.
+        from importlib.metadata import entry_points
+
         found: dict[str, dict[str, EntryPoint]] = {}
         for entry in entry_points(group=self._group):
             if entry.name not in self._own:
@@ -71,28 +68,28 @@ class Registry(Generic[K]):
         return self._loaded[name]
 
     def _load(self, name: str) -> K:
-        if name in self._own:
-            entry = self._own[name]
-        else:
-            entry, *others = self._installed[name].values()
-            if others:
-                packages = ", ".join(sorted(_package(one) for one in (entry, *others)))
-                raise UserError(
-                    codes.EXTENSION,
-                    f"several packages have a {self._noun} called {name}: {packages}; remove all but one",
-                )
+        place, package = self._place(name)
+        of_package = f"the {self._noun} {name} of {package}"
+        module, _, attribute = place.partition(":")
         try:
-            found = entry.load()
+            found = getattr(import_module(module), attribute)
         except Exception as error:
-            raise UserError(codes.EXTENSION, f"{self._of_package(entry)} cannot be loaded: {error!r}") from error
+            raise UserError(codes.EXTENSION, f"{of_package} cannot be loaded: {error!r}") from error
         if not isinstance(found, self._of):
-            raise UserError(
-                codes.EXTENSION, f"{self._of_package(entry)} does not fit: {entry.value} is not a {self._of.__name__}"
-            )
+            raise UserError(codes.EXTENSION, f"{of_package} does not fit: {place} is not a {self._of.__name__}")
         return found
 
-    def _of_package(self, entry: EntryPoint) -> str:
-        return f"the {self._noun} {entry.name} of {_package(entry)}"
+    def _place(self, name: str) -> tuple[str, str]:
+        """Where its object is, `module:object`, and in which package."""
+        if name in self._own:
+            return self._own[name], _OURS
+        entry, *others = self._installed[name].values()
+        if others:
+            packages = ", ".join(sorted(_package(one) for one in (entry, *others)))
+            raise UserError(
+                codes.EXTENSION, f"several packages have a {self._noun} called {name}: {packages}; remove all but one"
+            )
+        return entry.value, _package(entry)
 
     def all(self) -> Iterator[tuple[str, K]]:
         """Every kind that can be loaded."""
@@ -103,8 +100,11 @@ class Registry(Generic[K]):
                 continue
 
 
+_OURS = "Millstream"
+
+
 def _package(entry: EntryPoint) -> str:
-    return f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else "Millstream"
+    return f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else _OURS
 
 
 class Choice(SpecModel):
@@ -120,8 +120,8 @@ class Choice(SpecModel):
     kinds_after: ClassVar[str] = ""
     """The field behind which the reference has the kinds; empty: before all fields."""
 
-    _key: str = PrivateAttr("")
-    _settings: SpecModel | None = PrivateAttr(None)
+    _key: str = field(default="", init=False)
+    _settings: SpecModel | None = field(default=None, init=False)
 
     @property
     def key(self) -> str:
@@ -147,7 +147,7 @@ class Choice(SpecModel):
     @classmethod
     def field_names(cls) -> frozenset[str]:
         """Names of its fields, as they are written."""
-        return frozenset(field.alias or name for name, field in cls.model_fields.items())
+        return frozenset(field.alias for field in cls.model_fields.values())
 
     @classmethod
     def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
@@ -162,10 +162,24 @@ class Choice(SpecModel):
         return cls.registry.names
 
     @classmethod
-    def validated(
-        cls, data: Any, handler: ModelWrapValidatorHandler[Self], details: list[InitErrorDetails]
-    ) -> Self | None:
+    def taken(cls, written: Mapping[str, Any]) -> Self:
+        """With the settings of the one kind that is named."""
+        key, *others = (name for name in written if cls.is_kind(name))
+        if others:
+            raise NotReadError
+        try:
+            settings = cls.registry.load(key).model.read(written[key])
+        except UserError as error:
+            raise NotReadError from error
+        return super().taken({name: written[name] for name in written if name != key}).with_settings(key, settings)
+
+    @classmethod
+    def validated(cls, data: Any, handler: Callable[[Any], Self], details: list[InitErrorDetails]) -> Self | None:
         """Sees to the settings of each kind that is named; the rest are fields."""
+        from pydantic import ValidationError
+
+        from millstream.spec import validation
+
         if not isinstance(data, Mapping):
             return super().validated(data, handler, details)
         kinds = [name for name in data if cls.is_kind(name)]
@@ -174,48 +188,37 @@ class Choice(SpecModel):
             if data[name] is None:
                 continue
             try:
-                chosen[name] = cls.registry.load(name).model.model_validate(data[name])
+                chosen[name] = validation.validate(cls.registry.load(name).model, data[name])
             except UserError as error:
                 problem = ShapeProblem(
                     codes.EXTENSION, (name,), str(error), "a package that works with this version of Millstream"
                 )
-                details.append(shape_detail(problem))
+                details.append(validation.shape_detail(problem))
             except ValidationError as failure:
                 errors = failure.errors()
-                details += [field_detail({**error, "loc": (name, *error["loc"])}) for error in errors]
+                details += [validation.field_detail({**error, "loc": (name, *error["loc"])}) for error in errors]
         model = super().validated({name: data[name] for name in data if name not in kinds}, handler, details)
         if model is None or len(chosen) != 1:
             return None
-        ((model._key, model._settings),) = chosen.items()
-        return model
+        ((key, settings),) = chosen.items()
+        return model.with_settings(key, settings)
+
+    def with_settings(self, key: str, settings: SpecModel) -> Self:
+        """Itself, which is being made, with its settings."""
+        self.__dict__.update(_key=key, _settings=settings)
+        return self
+
+    @classmethod
+    def more_members(cls) -> Mapping[str, tuple[type[SpecModel], str]]:
+        """The kinds."""
+        names = cls.field_names()
+        return {name: (kind.model, kind.meaning) for name, kind in cls.registry.all() if name not in names}
 
     def members(self) -> Iterator[tuple[str, Any]]:
         """The settings too."""
         yield self.key, self.settings
         yield from super().members()
 
-    @model_serializer(mode="wrap")
-    def _with_settings(self, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
-        settings = self.settings.model_dump(
-            mode=info.mode, by_alias=info.by_alias, exclude_unset=info.exclude_unset, exclude_none=info.exclude_none
-        )
-        return {self.key: settings, **handler(self)}
-
-    @classmethod
-    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        schema = super().__get_pydantic_json_schema__(core_schema, handler)
-        fields: dict[str, Any] = {
-            name: (kind.model | None, Field(default=None, description=kind.meaning))
-            for name, kind in cls.registry.all()
-            if name not in cls.field_names()
-        }
-        # Pydantic takes models of one name for one another when the first of them is gone.
-        members = create_model(f"{cls.__name__}Kinds", **fields)
-        properties = handler.resolve_ref_schema(schema)["properties"]
-        own = dict(properties)
-        properties.clear()
-        first = list(own).index(cls.kinds_after) + 1 if cls.kinds_after else 0
-        properties.update(list(own.items())[:first])
-        properties.update(handler.resolve_ref_schema(handler(members.__pydantic_core_schema__))["properties"])
-        properties.update(list(own.items())[first:])
-        return schema
+    def as_written(self, *, given_only: bool = False) -> dict[str, Any]:
+        """The settings first."""
+        return {self.key: self.settings.as_written(given_only=given_only), **super().as_written(given_only=given_only)}

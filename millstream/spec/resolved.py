@@ -8,8 +8,6 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from millstream import codes
 from millstream.errors import UserError
 from millstream.spec.graph import Graph
@@ -37,7 +35,7 @@ def dump(pipeline: Pipeline, base_dir: Path) -> str:
         "format": FORMAT,
         "baseDir": str(base_dir.absolute()),
         # What the user left out stays left out: some defaults mean less than the same value written down.
-        "pipeline": pipeline.model_dump(mode="json", by_alias=True, exclude_unset=True),
+        "pipeline": pipeline.as_written(given_only=True),
     }
     return json.dumps(contents, indent=1)
 
@@ -54,7 +52,7 @@ def load(text: str) -> Resolved:
             )
         pipeline = Pipeline.model_validate(contents["pipeline"])
         return Resolved(pipeline, Graph.of(pipeline), Path(contents["baseDir"]))
-    except (ValidationError, ValueError, KeyError, TypeError) as problem:
+    except (ValueError, KeyError, TypeError) as problem:
         raise UserError(
             codes.RESOLVED_PIPELINE,
             f"this is not a resolved pipeline: {problem}. `millstream compile pipeline.yaml` writes one",

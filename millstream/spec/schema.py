@@ -19,7 +19,7 @@ DRAFT = "http://json-schema.org/draft-07/schema#"
 def schema() -> dict[str, Any]:
     """The schema, with the fields as they are written in YAML. Reads the source of every model: about a second,
     once. It is for reading: others get the same object."""
-    body: dict[str, Any] = _for_editors(Pipeline.model_json_schema(by_alias=True))
+    body: dict[str, Any] = _for_editors(Pipeline.model_json_schema())
     return {"$schema": DRAFT, **body}
 
 

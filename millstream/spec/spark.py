@@ -4,12 +4,11 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field
-
 from millstream import codes
 from millstream.limits import MIB
 from millstream.spec.references import TextOrReference
-from millstream.spec.values import Quantity, ShapeProblem, SpecModel, at_most_one, problem
+from millstream.spec.rules import After, Before
+from millstream.spec.values import Quantity, ShapeProblem, SpecModel, at_most_one, field, problem
 
 DRIVER_MEMORY = 1024 * MIB
 """Default of `driverMemory`."""
@@ -51,9 +50,7 @@ def _conf_text(written: Any) -> Any:
     return str(written) if isinstance(written, int | float) else written
 
 
-_ConfValue = Annotated[
-    TextOrReference, BeforeValidator(_conf_text, json_schema_input_type=bool | int | float | TextOrReference)
-]
+_ConfValue = Annotated[TextOrReference, Before(_conf_text, bool | int | float | TextOrReference)]
 
 
 class Spark(SpecModel):
@@ -61,10 +58,10 @@ class Spark(SpecModel):
 
     noun = "spark"
 
-    master: Annotated[str, AfterValidator(_checked_master)] | None = None
+    master: Annotated[str, After(_checked_master)] | None = None
     """Where jobs run: `local[N]` (in the driver, N tasks at a time), `spark://host:port`, `k8s://...` or `yarn`.
     Default: in the driver, as many tasks as there are processors."""
-    remote: Annotated[str, AfterValidator(_checked_remote)] | None = None
+    remote: Annotated[str, After(_checked_remote)] | None = None
     """Address of a Spark Connect server, `sc://host:port`, instead of a driver that is started here."""
     token: TextOrReference | None = None
     """What the Spark Connect server asks for, as `{env: NAME}` or `{file: PATH}`. The connection is encrypted then."""
@@ -72,7 +69,7 @@ class Spark(SpecModel):
     """Whether Spark's processes encrypt what they send each other, and what they write to disk of windows."""
     driver_memory: Quantity = DRIVER_MEMORY
     """Java heap of the driver, at least 512Mi. Default 1Gi."""
-    conf: dict[str, _ConfValue] = Field(default_factory=dict)
+    conf: dict[str, _ConfValue] = field(default_factory=dict)
     """Spark's own settings, `spark.name: value`; a password as `{env: NAME}` or `{file: PATH}`."""
 
     @classmethod

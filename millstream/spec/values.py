@@ -1,40 +1,22 @@
-"""The scalar types of the pipeline file and the base class of its models.
+"""The scalar types of the pipeline file: what models are made of, their base class with them.
 
-Owns how a duration, a quantity and a name are written, and how a model reports several problems at
-once. Above it: the models. It knows nothing of pipelines.
+Owns how a duration, a quantity and a name are written. Above it: the models. It knows nothing of pipelines.
 """
+
+from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar, LiteralString, NamedTuple, Self
-
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    GetJsonSchemaHandler,
-    ModelWrapValidatorHandler,
-    Strict,
-    ValidationError,
-    WithJsonSchema,
-    model_validator,
-)
-from pydantic.alias_generators import to_camel
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
+from typing import TYPE_CHECKING, Annotated, Any, LiteralString
 
 from millstream import codes
 from millstream.codes.code import Code
 from millstream.record import SOURCE_INPUT, WINDOW_INPUT
-from millstream.spec.field_docs import field_docs_of
+from millstream.spec.model import NONE_GIVEN, SPEC_PROBLEM, ShapeProblem, SpecModel, field
+from millstream.spec.rules import After, Before, Schema, Strict
 
-SPEC_PROBLEM = "spec_problem"
-"""The pydantic error type of problems that already carry `what` and `expected`."""
-
-NONE_GIVEN = "none_given"
-"""The same, where the problem is that none of several fields is there."""
+if TYPE_CHECKING:
+    from pydantic_core import PydanticCustomError
 
 NAME_LENGTH_MAX = 63
 """Longest vertex, edge and pipeline name, in characters (a DNS label)."""
@@ -69,18 +51,10 @@ _EDGE_NAME_EXPECTED = (
 )
 
 
-class ShapeProblem(NamedTuple):
-    """A problem that a model finds itself: where (relative to the model), what, what was expected."""
-
-    code: Code
-    loc: tuple[str | int, ...]
-    what: str
-    expected: str
-    type: LiteralString = SPEC_PROBLEM
-
-
 def problem(code: Code, what: str, expected: str, type_: LiteralString = SPEC_PROBLEM) -> PydanticCustomError:
     """The error a field validator raises; both texts reach the user unchanged."""
+    from pydantic_core import PydanticCustomError
+
     return PydanticCustomError(type_, "{what}", {"what": what, "expected": expected, "code": code.number})
 
 
@@ -195,126 +169,47 @@ def _filled(text: str) -> str:
     return text
 
 
-_DURATION_SCHEMA = WithJsonSchema({"type": ["string", "number"], "minimum": 0, "examples": ["100ms", "1s", "1h30m"]})
-_QUANTITY_SCHEMA = WithJsonSchema({"type": ["string", "integer"], "minimum": 0, "examples": [1048576, "512Mi", "1MiB"]})
+_DURATION_SCHEMA = Schema({"type": ["string", "number"], "minimum": 0, "examples": ["100ms", "1s", "1h30m"]})
+_QUANTITY_SCHEMA = Schema({"type": ["string", "integer"], "minimum": 0, "examples": [1048576, "512Mi", "1MiB"]})
 
-Duration = Annotated[float, BeforeValidator(parse_duration), _DURATION_SCHEMA]
+Duration = Annotated[float, Before(parse_duration), _DURATION_SCHEMA]
 """Seconds; written as in Go ("100ms", "1h30m") or as a number of seconds."""
 
-PositiveDuration = Annotated[Duration, AfterValidator(_positive)]
+PositiveDuration = Annotated[Duration, After(_positive)]
 """Seconds, more than 0."""
 
-Quantity = Annotated[int, BeforeValidator(parse_quantity), AfterValidator(_positive_size), _QUANTITY_SCHEMA]
+Quantity = Annotated[int, Before(parse_quantity), After(_positive_size), _QUANTITY_SCHEMA]
 """Bytes, more than 0; written as a Kubernetes quantity ("512Mi"), "1MiB" or an integer."""
 
-Count = Annotated[int, Strict(), Field(ge=0)]
+Count = Annotated[int, Strict(ge=0)]
 """A whole number, 0 or more."""
 
-PositiveCount = Annotated[int, Strict(), Field(ge=1)]
+PositiveCount = Annotated[int, Strict(ge=1)]
 """A whole number, 1 or more."""
 
-Share = Annotated[float, Strict(), Field(ge=0, le=1)]
+Share = Annotated[float, Strict(ge=0, le=1)]
 """A share from 0 to 1."""
 
 Flag = Annotated[bool, Strict()]
 """true or false, nothing that merely looks like it."""
 
-Text = Annotated[str, AfterValidator(_filled)]
+Text = Annotated[str, After(_filled)]
 """A text that is not empty."""
 
 Name = Annotated[
     str,
-    AfterValidator(_checked_name),
-    WithJsonSchema({"type": "string", "maxLength": NAME_LENGTH_MAX, "pattern": f"^{_NAME.pattern}$"}),
+    After(_checked_name),
+    Schema({"type": "string", "maxLength": NAME_LENGTH_MAX, "pattern": f"^{_NAME.pattern}$"}),
 ]
 """A DNS label of at most 63 characters."""
 
 
 EdgeName = Annotated[
     str,
-    AfterValidator(_checked_edge_name),
-    WithJsonSchema({"type": "string", "maxLength": EDGE_NAME_LENGTH_MAX, "pattern": f"^{_NAME.pattern}$"}),
+    After(_checked_edge_name),
+    Schema({"type": "string", "maxLength": EDGE_NAME_LENGTH_MAX, "pattern": f"^{_NAME.pattern}$"}),
 ]
 """As a name, but long enough for the two vertex names that make its default."""
-
-
-class SpecModel(BaseModel):
-    """Base of everything a user writes: frozen, strict about unknown fields, camelCase as in YAML.
-
-    A subclass reports what its fields cannot: `shape_problems` on the raw mapping (always run, so
-    that they are reported together with faulty fields) and `relation_problems` on the valid model.
-    """
-
-    model_config = ConfigDict(
-        # Only the pipeline as a whole is ever validated: its parts need not be ready to be by themselves.
-        defer_build=True,
-        frozen=True,
-        extra="forbid",
-        alias_generator=to_camel,
-        allow_inf_nan=False,
-    )
-
-    noun: ClassVar[str] = "value"
-    """What messages call this model."""
-
-    @classmethod
-    def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
-        """Problems of the mapping as written, such as two of several exclusive fields."""
-        yield from ()
-
-    def relation_problems(self) -> Iterator[ShapeProblem]:
-        """Problems between the values of fields that are each valid."""
-        yield from ()
-
-    @classmethod
-    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        schema = handler(core_schema)
-        meanings = field_docs_of(cls)
-        properties = handler.resolve_ref_schema(schema).get("properties", {})
-        for name, field in cls.model_fields.items():
-            if name in meanings:
-                properties[field.alias or name].setdefault("description", meanings[name])
-        return schema
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _every_problem(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        problems = list(cls.shape_problems(data)) if isinstance(data, Mapping) else []
-        details = [shape_detail(item) for item in problems]
-        model = cls.validated(data, handler, details)
-        if model is not None:
-            details.extend(shape_detail(item) for item in model.relation_problems())
-        if model is None or details:
-            raise ValidationError.from_exception_data(cls.__name__, details)
-        return model
-
-    @classmethod
-    def validated(
-        cls, data: Any, handler: ModelWrapValidatorHandler[Self], details: list[InitErrorDetails]
-    ) -> Self | None:
-        """The model with valid fields. None when it has none; `details` then say why."""
-        try:
-            return handler(data)
-        except ValidationError as failure:
-            details.extend(field_detail(dict(error)) for error in failure.errors())
-            return None
-
-    def members(self) -> Iterator[tuple[str, Any]]:
-        """What it holds, by the names in the file."""
-        for name, field in type(self).model_fields.items():
-            yield field.alias or name, getattr(self, name)
-
-
-def shape_detail(item: ShapeProblem) -> InitErrorDetails:
-    """A problem for pydantic."""
-    return InitErrorDetails(type=problem(item.code, item.what, item.expected, item.type), loc=item.loc, input=None)
-
-
-def field_detail(error: dict[str, Any]) -> InitErrorDetails:
-    """An error of pydantic's, to be reported with others."""
-    context = {key: value for key, value in error.get("ctx", {}).items() if key != "error"}
-    kind = PydanticCustomError(error["type"], error["msg"], context)
-    return InitErrorDetails(type=kind, loc=error["loc"], input=error["input"])
 
 
 def exactly_one(data: Mapping[str, Any], names: tuple[str, ...], noun: str) -> Iterator[ShapeProblem]:
@@ -342,3 +237,31 @@ def at_most_one(data: Mapping[str, Any], names: tuple[str, ...], noun: str) -> I
 
 def _listed(names: tuple[str, ...]) -> str:
     return ", ".join(f"`{name}`" for name in names)
+
+
+__all__ = [
+    "EDGE_NAME_LENGTH_MAX",
+    "NAME_LENGTH_MAX",
+    "NONE_GIVEN",
+    "SPEC_PROBLEM",
+    "Count",
+    "Duration",
+    "EdgeName",
+    "Flag",
+    "Name",
+    "PositiveCount",
+    "PositiveDuration",
+    "Quantity",
+    "ShapeProblem",
+    "Share",
+    "SpecModel",
+    "Text",
+    "as_duration",
+    "at_most_one",
+    "exactly_one",
+    "field",
+    "is_name",
+    "parse_duration",
+    "parse_quantity",
+    "problem",
+]

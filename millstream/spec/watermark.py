@@ -3,10 +3,8 @@
 from collections.abc import Iterator
 from typing import Literal
 
-from pydantic import Field
-
 from millstream import codes
-from millstream.spec.values import Duration, Flag, PositiveDuration, ShapeProblem, SpecModel
+from millstream.spec.values import Duration, Flag, PositiveDuration, ShapeProblem, SpecModel, field
 
 OnFuture = Literal["deadLetter", "drop", "stop"]
 
@@ -16,13 +14,13 @@ class IdleSource(SpecModel):
 
     noun = "idleSource"
 
-    threshold_s: PositiveDuration = Field(alias="threshold")
+    threshold_s: PositiveDuration = field(alias="threshold")
     """Time without data after which a source is idle. Duration."""
-    increment_by_s: PositiveDuration = Field(alias="incrementBy")
+    increment_by_s: PositiveDuration = field(alias="incrementBy")
     """How far each step moves the watermark. Duration, at most `threshold`."""
-    step_interval_s: Duration = Field(default=0.0, alias="stepInterval")
+    step_interval_s: Duration = field(default=0.0, alias="stepInterval")
     """Time between steps. Duration; 0s means as often as watermarks are published."""
-    init_source_delay_s: Duration | None = Field(default=None, alias="initSourceDelay")
+    init_source_delay_s: Duration | None = field(default=None, alias="initSourceDelay")
     """Time after the start from which a source that never had data counts as idle. Duration, at
     least `threshold`. Absent: such a source holds the watermark."""
 
@@ -44,14 +42,14 @@ class Watermark(SpecModel):
 
     disabled: Flag = False
     """Publish no watermarks: nothing is ever late. Not with a reduce, whose windows would never close."""
-    max_delay_s: Duration = Field(default=0.0, alias="maxDelay")
+    max_delay_s: Duration = field(default=0.0, alias="maxDelay")
     """How far behind the newest event time of a source lane its watermark stays; records that are
     further out of order are late. Duration, default 0s."""
-    max_future_s: PositiveDuration | None = Field(default=None, alias="maxFuture")
+    max_future_s: PositiveDuration | None = field(default=None, alias="maxFuture")
     """How far ahead of the clock the event time of a source's record may be, behind its transformer; `onFuture` decides
     about records beyond. Duration. Default: 5m for an `http` source and a `udsource`, which others write to; no bound
     for generators and files."""
-    on_future: OnFuture | None = Field(default=None, alias="onFuture")
+    on_future: OnFuture | None = field(default=None, alias="onFuture")
     """What becomes of a record whose event time is beyond `maxFuture`: `deadLetter`, `drop` (counted) or `stop`.
     Default: `deadLetter` where the source has a dead-letter edge, else `drop`."""
     idle_source: IdleSource | None = None

@@ -8,11 +8,10 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
-
 from millstream import codes
 from millstream.clock import MICROSECONDS
 from millstream.limits import LOG_SEGMENT_BYTES, MIB, PANES_PER_WINDOW_MAX, WINDOWS_PER_RECORD_MAX
+from millstream.spec.rules import After
 from millstream.spec.values import (
     Duration,
     Flag,
@@ -24,6 +23,7 @@ from millstream.spec.values import (
     Text,
     as_duration,
     exactly_one,
+    field,
     problem,
 )
 
@@ -51,7 +51,7 @@ def _checked_span(seconds: float) -> float:
     return seconds
 
 
-Span = Annotated[Duration, AfterValidator(_checked_span)]
+Span = Annotated[Duration, After(_checked_span)]
 """Seconds of event time, at least a millisecond."""
 
 
@@ -60,7 +60,7 @@ class FixedWindow(SpecModel):
 
     noun = "a fixed window"
 
-    length_s: Span = Field(alias="length")
+    length_s: Span = field(alias="length")
     """Length of a window. Duration of event time."""
     streaming: Flag = False
     """Give early results before the window closes, as `early` says."""
@@ -71,9 +71,9 @@ class SlidingWindow(SpecModel):
 
     noun = "a sliding window"
 
-    length_s: Span = Field(alias="length")
+    length_s: Span = field(alias="length")
     """Length of a window. Duration of event time."""
-    slide_s: Span = Field(alias="slide")
+    slide_s: Span = field(alias="slide")
     """From the begin of a window to that of the next. Duration of event time; longer than `length` leaves gaps, and
     records in them are in no window."""
     streaming: Flag = False
@@ -99,7 +99,7 @@ class SessionWindow(SpecModel):
 
     noun = "a session window"
 
-    timeout_s: Span = Field(alias="timeout")
+    timeout_s: Span = field(alias="timeout")
     """Silence that ends a session: it reaches from its first record to its last one plus this. Duration of event
     time."""
     streaming: Flag = False
@@ -113,7 +113,7 @@ class Trigger(SpecModel):
 
     count: PositiveCount | None = None
     """After this many records."""
-    every_s: Span | None = Field(default=None, alias="every")
+    every_s: Span | None = field(default=None, alias="every")
     """Whenever event time passes a multiple of this. Duration."""
 
     @classmethod
@@ -148,7 +148,7 @@ class Window(SpecModel):
     """Windows of one length that overlap."""
     session: SessionWindow | None = None
     """Bursts of records."""
-    global_: GlobalWindow | None = Field(default=None, alias="global")
+    global_: GlobalWindow | None = field(default=None, alias="global")
     """All of event time, in one window."""
 
     @classmethod
@@ -195,7 +195,7 @@ class Early(SpecModel):
 
     noun = "early"
 
-    every_s: PositiveDuration | None = Field(default=None, alias="every")
+    every_s: PositiveDuration | None = field(default=None, alias="every")
     """Period by the clock of the machine. Duration."""
     count: PositiveCount | None = None
     """Of each window that has got at least this many records since its last result; those that are read together are
@@ -244,7 +244,7 @@ class Storage(SpecModel):
     """Survives the process, the pod and the node."""
     empty_dir: EmptyDir | None = None
     """Survives the process."""
-    no_store: NoStore | None = Field(default=None, alias="no_store")
+    no_store: NoStore | None = field(default=None, alias="no_store")
     """Survives nothing; the input stays in the ledger instead, as with `keepInput`."""
 
     @classmethod
@@ -262,7 +262,7 @@ class GroupBy(SpecModel):
     """Which records belong together, such as `{fixed: {length: 1m}}`."""
     keyed: Flag = False
     """One group per window and key (true), or one per window (false). Without it a vertex has one partition."""
-    allowed_lateness_s: Duration = Field(default=0.0, alias="allowedLateness")
+    allowed_lateness_s: Duration = field(default=0.0, alias="allowedLateness")
     """How long after a window's end, in event time, records are still admitted to it; results come that much later.
     Duration, default 0s."""
     on_late: OnLate = "drop"

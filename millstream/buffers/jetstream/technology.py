@@ -9,16 +9,18 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from millstream.buffers.jetstream.access import BrokerAccess
 from millstream.buffers.jetstream.access_file import files_of, load_access
 from millstream.buffers.jetstream.connection import BrokerConnection, open_connection
 from millstream.buffers.jetstream.ledger import jetstream_broker
 from millstream.buffers.jetstream.ot_store import JetStreamOtStores, open_jetstream_ot_stores
-from millstream.buffers.jetstream.raw_limit import measure_raw_limit
 from millstream.buffers.jetstream.repairs import JetStreamRepairs
-from millstream.buffers.jetstream.server import JetStreamServer
 from millstream.ledger.protocol import Broker, DurabilityLevel
+
+if TYPE_CHECKING:
+    from millstream.buffers.jetstream.server import JetStreamServer
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +89,14 @@ class JetStream:
             yield buffer
 
     def server(self, directory: Path, *, durability: DurabilityLevel, port: int | None) -> JetStreamServer:
+        # A worker starts no servers.
+        from millstream.buffers.jetstream.server import JetStreamServer
+
         return JetStreamServer(directory, durability=durability, port=port)
 
     async def raw_limit(self, directory: Path, *, records: int, record_bytes: int, fsync: bool) -> float:
+        from millstream.buffers.jetstream.raw_limit import measure_raw_limit
+
         return await measure_raw_limit(directory, records=records, record_bytes=record_bytes, sync_always=fsync)
 
 

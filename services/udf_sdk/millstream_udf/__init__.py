@@ -11,15 +11,15 @@ The package serves functions to a pipeline over a unix socket. It needs grpcio a
 the `millstream` distribution.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from millstream_udf.context import Context
-from millstream_udf.decorators import map, reduce, sink, source, source_transform
-from millstream_udf.values import Batch, DeadLetter, Drop, Fallback, Message, Record, Retry, Window
-from millstream_udf.version import SDK_VERSION as __version__
-
 if TYPE_CHECKING:
+    from millstream_udf.context import Context
+    from millstream_udf.decorators import map, reduce, sink, source, source_transform
     from millstream_udf.server import serve
+    from millstream_udf.values import Batch, DeadLetter, Drop, Fallback, Message, Record, Retry, Window
+    from millstream_udf.version import SDK_VERSION as __version__
 
 __all__ = [
     "Batch",
@@ -41,11 +41,22 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    # The mesh imports the wire modules and column codecs of this package and has no use for the server, which brings
-    # gRPC.
-    if name == "serve":
-        from millstream_udf.server import serve
+_HOMES = {
+    **dict.fromkeys(("map", "reduce", "sink", "source", "source_transform"), "decorators"),
+    **dict.fromkeys(("Batch", "DeadLetter", "Drop", "Fallback", "Message", "Record", "Retry", "Window"), "values"),
+    "Context": "context",
+    "serve": "server",
+}
+"""The module that each name is of."""
 
-        return serve
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __getattr__(name: str) -> Any:
+    # A module is imported when a name of it is used. The mesh imports the wire modules and column codecs of this
+    # package, and has no use for the rest.
+    if name == "__version__":
+        return import_module("millstream_udf.version").SDK_VERSION
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = found
+    return found

@@ -41,4 +41,4 @@ def test_file_sinks_and_fallbacks_write_below_the_directory_of_the_experiment(tm
         (("in",), "file"),
         (("out",), "file"),
     ]
-    assert ends["out",].settings.model_dump()["format"] == "lines"
+    assert ends["out",].settings.as_written()["format"] == "lines"

@@ -137,7 +137,7 @@ def test_a_reduce_that_goes_has_no_open_window() -> None:
 
 def test_new_vertices_and_edges_fit() -> None:
     graph = small()
-    data = graph.pipeline.model_dump(mode="json", by_alias=True, exclude_none=True)
+    data = graph.pipeline.as_written(given_only=True)
     data["spec"]["vertices"].append({"name": "more", "sink": {"blackhole": {}}})
     data["spec"]["edges"].append({"from": "in", "to": "more"})
     assert not changes(shape_of(graph), shape_of(Graph.of(Pipeline.model_validate(data)))).any

@@ -143,7 +143,7 @@ def test_pictures_of_few_and_of_many_vertices(vertices: int) -> None:
 
 def test_a_page_is_one_file_without_script_and_what_users_write_stays_text() -> None:
     graph = load(PIPELINES / "even-odd.yaml").graph
-    written = graph.pipeline.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    written = graph.pipeline.as_written(given_only=True)
     for vertex in written["spec"]["vertices"]:
         if "udf" in vertex:
             vertex["udf"] = {"command": [HOSTILE]}

@@ -78,7 +78,7 @@ def test_sql(resolved: Resolved) -> None:
 
 
 def test_sql_over_bytes(resolved: Resolved) -> None:
-    pipeline = resolved.pipeline.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    pipeline = resolved.pipeline.as_written(given_only=True)
     del pipeline["spec"]["vertices"][1]["udf"]["sql"]["value"]
     plain = type(resolved.pipeline).model_validate(pipeline)
     changed = Resolved(plain, resolved.graph.of(plain), resolved.base_dir)

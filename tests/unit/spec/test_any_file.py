@@ -2,6 +2,7 @@
 
 import copy
 import io
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
+from millstream.spec import numaflow, yaml_text
 from millstream.spec.loading import load_text
+from millstream.spec.model import NotReadError
+from millstream.spec.models import Pipeline
 from millstream.spec.problems import Problem, SpecError
+from millstream.spec.validation import validate
 
 FILES = sorted((Path(__file__).parent / "pipelines").glob("*.yaml"))
 ODD_VALUES: list[Any] = [
@@ -64,6 +69,9 @@ def test_a_damaged_file_loads_or_says_why(text: str) -> None:
     else:
         refused = False
     assert refused is bool(problems)
+    value = numaflow.sift(yaml_text.parse(text).value).value
+    with suppress(NotReadError):
+        assert Pipeline.read(value) == validate(Pipeline, value), "pydantic finds nothing wrong with what is read"
     for problem in problems:
         assert problem.line >= 1
         assert problem.column >= 1

@@ -215,7 +215,7 @@ def test_problems_of_shapes(
 def test_event_time_is_bounded_where_others_write() -> None:
     def graph(watermark: dict[str, Any], *edges: str, **source: Any) -> Graph:
         written = pipeline({"in": {"source": source}, "out": OUT}, [arrow("in>out"), *map(arrow, edges)])
-        plain = written.model_dump(mode="json", by_alias=True)
+        plain = written.as_written()
         plain["spec"]["watermark"] = watermark
         return Graph.of(Pipeline.model_validate(plain))
 

@@ -7,6 +7,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError
 
 from millstream.spec.programs import EventTime
+from millstream.spec.validation import translated
 from millstream.spec.values import EdgeName, Name, is_name, parse_duration, parse_quantity
 
 
@@ -82,7 +83,7 @@ def test_what_is_no_size(written: object) -> None:
 )  # fmt: skip
 def test_names_are_dns_labels(name: str, valid: bool) -> None:
     assert is_name(name) is valid
-    adapter = TypeAdapter(Name)
+    adapter: TypeAdapter[str] = TypeAdapter(translated(Name))
     if valid:
         assert adapter.validate_python(name) == name
     else:
@@ -91,7 +92,7 @@ def test_names_are_dns_labels(name: str, valid: bool) -> None:
 
 
 def test_an_edge_name_holds_two_vertex_names_and_is_not_that_of_a_sources_input() -> None:
-    adapter = TypeAdapter(EdgeName)
+    adapter: TypeAdapter[str] = TypeAdapter(translated(EdgeName))
     longest = f"{'a' * 63}-{'b' * 63}-dead-letter"
     assert adapter.validate_python(longest) == longest
     for refused in (longest + "r", "source", "a.b"):

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from pydantic_core import from_json
-
 from millstream.extract import Extraction, shown
 
 UTF_8 = "utf-8"
@@ -107,6 +105,9 @@ class LineParser:
         if self._json_lines:
             values = [value for value in values if value and not value.isspace()]
         if self._reads_json:
+            # Takes as long to import as a fifth of a worker, and many sources need no JSON.
+            from pydantic_core import from_json
+
             objects = [from_json(value, allow_inf_nan=False) for value in values]
             if extraction.time_field is not None:
                 parsed.event_times_us = [extraction.event_time_us(item) for item in objects]
@@ -153,6 +154,8 @@ def decoded(line: bytes, encoding: str) -> str:
 
 def checked_json(value: bytes) -> Any:
     """A JSON value. Errors: `ValueError` that shows it."""
+    from pydantic_core import from_json
+
     try:
         return from_json(value, allow_inf_nan=False)
     except ValueError as error:

@@ -61,7 +61,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def redirected(loaded: Loaded, directory: Path) -> Loaded:
     """The same pipeline, its file sinks writing below `directory`, each under the name of its vertex."""
-    contents: dict[str, Any] = loaded.pipeline.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    contents: dict[str, Any] = loaded.pipeline.as_written(given_only=True)
     for vertex, written in zip(loaded.pipeline.spec.vertices, contents["spec"]["vertices"], strict=True):
         for placed in vertex.ends:
             if isinstance(placed.end.settings, FileSink):

@@ -9,12 +9,11 @@ from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import AfterValidator, Field
-
 from millstream import codes
 from millstream.spec.columns import Column, repeated_columns
 from millstream.spec.connectors import Place
 from millstream.spec.problems import Finding
+from millstream.spec.rules import After, NotEmpty
 from millstream.spec.values import Flag, ShapeProblem, SpecModel, Text, problem
 from millstream_reader.connector import SourceConnector, SourceOwner
 
@@ -51,7 +50,7 @@ class CsvOptions(SpecModel):
 
     header: Flag = True
     """Whether the first line of each file names the columns."""
-    delimiter: Annotated[str, AfterValidator(_checked_delimiter)] = ","
+    delimiter: Annotated[str, After(_checked_delimiter)] = ","
     """The character between two fields."""
     columns: tuple[Column, ...] = ()
     """Types of columns; with `header: false` also their names and order. Columns that are not
@@ -69,7 +68,7 @@ class FileSource(SpecModel):
 
     noun = "a file source"
 
-    paths: Annotated[tuple[Text, ...], Field(min_length=1)]
+    paths: Annotated[tuple[Text, ...], NotEmpty()]
     """Files or glob patterns (`data/*.csv`, `**` for any depth), relative to the pipeline file."""
     format: FileFormat = "lines"
     """`lines` (a record per line, without its end), `jsonl` (a JSON value per line) or `csv`. Names
@@ -78,7 +77,7 @@ class FileSource(SpecModel):
     """How CSV is read; only with `format: csv`."""
     follow: Flag = False
     """Go on reading as files grow, are rotated or appear; the source then has no end."""
-    encoding: Annotated[str, AfterValidator(_checked_encoding)] = "utf-8"
+    encoding: Annotated[str, After(_checked_encoding)] = "utf-8"
     """Encoding of the files, one in which a newline is one byte; record values are UTF-8."""
 
     def relation_problems(self) -> Iterator[ShapeProblem]:

@@ -9,11 +9,10 @@ from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import AfterValidator, Field
-
 from millstream import codes
 from millstream.limits import RECORD_BYTES_MAX
 from millstream.spec.problems import Path
+from millstream.spec.rules import After, Strict
 from millstream.spec.values import (
     Count,
     Duration,
@@ -22,6 +21,7 @@ from millstream.spec.values import (
     Share,
     SpecModel,
     at_most_one,
+    field,
     problem,
 )
 from millstream_reader.connector import SourceConnector, SourceOwner
@@ -55,35 +55,35 @@ class GeneratorSource(SpecModel):
 
     rpu: Count = 5
     """Records per `duration` over all lanes of the vertex; 0 means as fast as possible."""
-    duration_s: PositiveDuration = Field(default=1.0, alias="duration")
+    duration_s: PositiveDuration = field(default=1.0, alias="duration")
     """The time unit of `rpu`. Duration, default 1s."""
     records: Count | None = None
     """Records in all, over every lane of the vertex. Absent: without end."""
-    msg_size: Annotated[int, Field(strict=True, ge=1, le=RECORD_BYTES_MAX)] = 8
+    msg_size: Annotated[int, Strict(ge=1, le=RECORD_BYTES_MAX)] = 8
     """Bytes of each record's value, a JSON object with the record's `lane` and `number`, padded with spaces
     where it would be shorter; at most 7 MiB. Not used with `valueBlob`."""
     key_count: Count = 0
     """Number of different keys, dealt out in turn; 0 means records without a key."""
-    value: Annotated[int, Field(strict=True, ge=0, lt=1 << 64)] | None = None
+    value: Annotated[int, Strict(ge=0, lt=1 << 64)] | None = None
     """A number that every record carries as `value`, beside its own `number` within the vertex."""
-    value_blob: Annotated[str, AfterValidator(_checked_base64)] | None = None
+    value_blob: Annotated[str, After(_checked_base64)] | None = None
     """Base64 of the bytes that are the value of every record."""
-    jitter_s: Duration = Field(default=0.0, alias="jitter")
+    jitter_s: Duration = field(default=0.0, alias="jitter")
     """Each record's event time is moved back by a random time up to this. Duration, default 0s."""
     out_of_order_share: Share = 0.0
     """Share of the records whose event time is moved back by `outOfOrderBy`. Default 0."""
-    out_of_order_by_s: Duration = Field(default=0.0, alias="outOfOrderBy")
+    out_of_order_by_s: Duration = field(default=0.0, alias="outOfOrderBy")
     """How far back out-of-order records lie; keep `watermark.maxDelay` at least this long if they
     must not be late. Duration, default 0s."""
     late_share: Share = 0.0
     """Share of the records whose event time is moved back by `lateBy`. Default 0."""
-    late_by_s: Duration = Field(default=0.0, alias="lateBy")
+    late_by_s: Duration = field(default=0.0, alias="lateBy")
     """How far back late records lie; longer than `watermark.maxDelay` to be late. Duration,
     default 0s."""
-    start: Annotated[str, AfterValidator(_checked_start)] | None = None
+    start: Annotated[str, After(_checked_start)] | None = None
     """Event time of the first record (RFC 3339; without an offset, UTC). Default: the time at which the source was
     first opened."""
-    event_time_step_s: PositiveDuration | None = Field(default=None, alias="eventTimeStep")
+    event_time_step_s: PositiveDuration | None = field(default=None, alias="eventTimeStep")
     """Event time between one record of the vertex and the next. Default: event time is the time at
     which the record is made; with `start`, `duration` / `rpu`."""
     seed: Count = 0

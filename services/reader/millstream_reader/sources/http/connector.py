@@ -7,15 +7,14 @@ from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Annotated
 
-from pydantic import Field
-
 from millstream import codes
 from millstream.limits import HTTP_CLIENT_CONNECTIONS_MAX, HTTP_CONNECTIONS_MAX, IDS_MAX
 from millstream.spec.connectors import IdBounds, IdsCount, Place
 from millstream.spec.problems import Finding, Path
 from millstream.spec.references import Secret
+from millstream.spec.rules import Strict
 from millstream.spec.tls import stays_on_this_machine
-from millstream.spec.values import Flag, PositiveCount, PositiveDuration, ShapeProblem, SpecModel, Text
+from millstream.spec.values import Flag, PositiveCount, PositiveDuration, ShapeProblem, SpecModel, Text, field
 from millstream_reader.connector import SourceConnector, SourceOwner
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 HTTP_PORT = 8090
 
-Port = Annotated[int, Field(strict=True, ge=0, le=65535)]
+Port = Annotated[int, Strict(ge=0, le=65535)]
 
 
 def _is_reached_from_outside(host: str) -> bool:
@@ -75,17 +74,15 @@ class HttpSource(SpecModel):
     """HTTPS, with these certificates. Default: HTTP."""
     allow_unauthenticated: Flag = False
     """Listen on an address that other machines reach though neither `auth` nor `tls.clientCa` asks who sends."""
-    connections_max: Annotated[int, Field(strict=True, ge=2)] = Field(
-        default=HTTP_CONNECTIONS_MAX, alias="connectionsMax"
-    )
+    connections_max: Annotated[int, Strict(ge=2)] = field(default=HTTP_CONNECTIONS_MAX, alias="connectionsMax")
     """Connections to one lane at most; more are answered 503. At most half of the files that the process may open."""
-    client_connections_max: PositiveCount = Field(default=HTTP_CLIENT_CONNECTIONS_MAX, alias="clientConnectionsMax")
+    client_connections_max: PositiveCount = field(default=HTTP_CLIENT_CONNECTIONS_MAX, alias="clientConnectionsMax")
     """Connections from one address at most, of IPv6 from one network of 64 bits, and at most half of
     `connectionsMax`; more are answered 429. Raise it where senders come through a proxy."""
-    id_ttl_s: Annotated[PositiveDuration, Field(ge=1)] = Field(default=24 * 3600.0, alias="idTtl")
+    id_ttl_s: Annotated[PositiveDuration, Strict(ge=1)] = field(default=24 * 3600.0, alias="idTtl")
     """How long the id of a record is remembered, so that sending it again has no effect. Duration
     of at least 1s, default 24h."""
-    ids_max: IdsCount = Field(default=IDS_MAX, alias="idsMax")
+    ids_max: IdsCount = field(default=IDS_MAX, alias="idsMax")
     """Record ids that are remembered at most, all partitions together; beyond it records with new ids are answered 503.
     The broker reserves 48 bytes for each; one that is remembered takes 30 bytes of memory."""
     buffer: PositiveCount = 500

@@ -5,15 +5,14 @@ from __future__ import annotations
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Annotated
 
-from pydantic import Field
-
 from millstream import codes
 from millstream.errors import MillstreamError
 from millstream.limits import IDS_MAX
 from millstream.spec.connectors import IdBounds, IdsCount
 from millstream.spec.programs import Program
 from millstream.spec.protocols import FunctionKind
-from millstream.spec.values import PositiveDuration
+from millstream.spec.rules import Strict
+from millstream.spec.values import PositiveDuration, field
 from millstream_reader.connector import SourceConnector, SourceOwner
 
 if TYPE_CHECKING:
@@ -26,9 +25,9 @@ class UserSource(Program):
     noun = "a udsource"
     function = FunctionKind.SOURCE
 
-    id_ttl_s: Annotated[PositiveDuration, Field(ge=1)] = Field(default=24 * 3600.0, alias="idTtl")
+    id_ttl_s: Annotated[PositiveDuration, Strict(ge=1)] = field(default=24 * 3600.0, alias="idTtl")
     """How long the id of a record is remembered, where the source gives ids. Duration of at least 1s, default 24h."""
-    ids_max: IdsCount = Field(default=IDS_MAX, alias="idsMax")
+    ids_max: IdsCount = field(default=IDS_MAX, alias="idsMax")
     """Record ids that are remembered at most, all partitions together; beyond it a lane waits until its oldest are
     forgotten."""
 

@@ -9,14 +9,12 @@ from importlib.util import find_spec
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field
-
 from millstream import codes
 from millstream.dead_letter import MEMBERS
 from millstream.spec.columns import Column, repeated_columns
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place, SinkUse
 from millstream.spec.problems import Finding
-from millstream.spec.values import PositiveCount, PositiveDuration, Quantity, ShapeProblem, SpecModel, Text
+from millstream.spec.values import PositiveCount, PositiveDuration, Quantity, ShapeProblem, SpecModel, Text, field
 from millstream_writer.connector import EnvelopeForm, SinkConnector, SinkOwner
 
 if TYPE_CHECKING:
@@ -33,7 +31,7 @@ class Rolling(SpecModel):
     max_records: PositiveCount | None = None
     """Records in a file. Records of an unfinished file stay in the buffer, so this is at most the
     number at which the buffer's writers wait. Default: half of that number."""
-    max_age_s: PositiveDuration = Field(default=10.0, alias="maxAge")
+    max_age_s: PositiveDuration = field(default=10.0, alias="maxAge")
     """Age of a file since its first record; also the longest time until a record can be seen.
     Duration, default 10s."""
 

@@ -8,14 +8,13 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field
-
 from millstream import codes
 from millstream.spec.connectors import Guarantee, GuaranteeId
 from millstream.spec.problems import Path
 from millstream.spec.references import Reference, TextOrReference
+from millstream.spec.rules import After
 from millstream.spec.tls import stays_on_this_machine
-from millstream.spec.values import PositiveCount, PositiveDuration, Quantity, SpecModel, Text, problem
+from millstream.spec.values import PositiveCount, PositiveDuration, Quantity, SpecModel, Text, field, problem
 from millstream_writer.connector import SinkConnector, SinkOwner
 
 if TYPE_CHECKING:
@@ -57,17 +56,17 @@ class HttpSink(SpecModel):
 
     noun = "an http sink"
 
-    url: Annotated[TextOrReference, AfterValidator(_checked_url)]
+    url: Annotated[TextOrReference, After(_checked_url)]
     """Where to send, or where that stands: `{env: NAME}` or `{file: PATH}`."""
     method: Literal["POST", "PUT", "PATCH"] = "POST"
     """HTTP method."""
-    headers: dict[str, TextOrReference] = Field(default_factory=dict)
+    headers: dict[str, TextOrReference] = field(default_factory=dict)
     """Headers of every request; a token as `{env: NAME, prefix: "Bearer "}` or `{file: PATH}`."""
     batch: HttpBatch = HttpBatch()
     """How many records go into one request."""
     idempotency_header: Text = "Idempotency-Key"
     """Header that carries the key."""
-    timeout_s: PositiveDuration = Field(default=30.0, alias="timeout")
+    timeout_s: PositiveDuration = field(default=30.0, alias="timeout")
     """Longest time for one request. Duration, default 30s."""
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pydantic import Field
-
 from millstream.spec.connectors import Guarantee, GuaranteeId, IdBounds, IdsCount
-from millstream.spec.values import PositiveDuration, SpecModel, as_duration
+from millstream.spec.values import PositiveDuration, SpecModel, as_duration, field
 from millstream_worker.kind import RunnableKind
 
 if TYPE_CHECKING:
@@ -20,7 +18,7 @@ class Dedup(SpecModel):
 
     noun = "a dedup"
 
-    ttl_s: PositiveDuration = Field(default=3600.0, alias="ttl")
+    ttl_s: PositiveDuration = field(default=3600.0, alias="ttl")
     """How long a value is remembered. Duration, default 1h."""
     values_max: IdsCount = 1_000_000
     """How many values are remembered, all partitions together. When it is so many, the vertex waits."""

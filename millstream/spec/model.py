@@ -1,0 +1,358 @@
+"""The base class of what users write: typed fields, read from plain values, and never changed.
+
+    class Pause(SpecModel):
+        length_s: Duration = field(alias="length")
+        \"\"\"How long. Duration.\"\"\"
+
+A model is read in two ways that agree. `read` takes what is right, by the types of the fields and their rules, and says
+nothing about anything else. `model_validate` hands what `read` does not take to pydantic, which finds every problem
+(`millstream.spec.validation`). So pydantic, which costs a process more at its start than all that it does with a
+pipeline, is imported only where something is wrong.
+
+Above it: the types of fields, and the models. Below it: the rules of types.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import NoneType, UnionType
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    LiteralString,
+    NamedTuple,
+    Self,
+    Union,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from millstream.codes.code import Code
+from millstream.spec.rules import Rule
+
+if TYPE_CHECKING:
+    from pydantic_core import CoreSchema, InitErrorDetails
+
+SPEC_PROBLEM = "spec_problem"
+"""The pydantic error type of problems that already carry `what` and `expected`."""
+
+NONE_GIVEN = "none_given"
+"""The same, where the problem is that none of several fields is there."""
+
+_REQUIRED: Any = object()
+
+
+class ShapeProblem(NamedTuple):
+    """A problem that a model finds itself: where (relative to the model), what, what was expected."""
+
+    code: Code
+    loc: tuple[str | int, ...]
+    what: str
+    expected: str
+    type: LiteralString = SPEC_PROBLEM
+
+
+class NotReadError(ValueError):
+    """What is written is wrong, or may be. It says nothing to users: pydantic explains it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpecField:
+    """A field of a model."""
+
+    alias: str = ""
+    """Its name in files. Empty: that of the attribute, in camelCase."""
+    default: Any = _REQUIRED
+    """What it is where it is not written."""
+    factory: Callable[[], Any] | None = None
+    """Makes the default, for one that could be changed."""
+
+    @property
+    def is_required(self) -> bool:
+        return self.default is _REQUIRED and self.factory is None
+
+    def absent(self) -> Any:
+        """Its value where it is not written."""
+        return self.default if self.factory is None else self.factory()
+
+
+def field(
+    *,
+    default: Any = _REQUIRED,
+    default_factory: Callable[[], Any] | None = None,
+    alias: str = "",
+    init: bool = True,
+) -> Any:
+    """A field with another name in files than its attribute in camelCase. `init`: false for what no file has; its name
+    begins with `_`."""
+    return SpecField(alias, default, default_factory)
+
+
+def to_camel(name: str) -> str:
+    """`max_delay` as files have it: `maxDelay`."""
+    return re.sub(r"_+([a-z0-9])", lambda found: found[1].upper(), name)
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
+class SpecModel:
+    """Base of everything a user writes: frozen, strict about unknown fields, camelCase as in YAML.
+
+    A subclass reports what its fields cannot: `shape_problems` on the raw mapping (always run, so
+    that they are reported together with faulty fields) and `relation_problems` on the valid model.
+    Its constructor takes values as they are: it is for values that a program has made.
+    """
+
+    __slots__ = ("__dict__", "__weakref__", "model_fields_set")
+
+    noun: ClassVar[str] = "value"
+    """What messages call this model."""
+    model_fields: ClassVar[Mapping[str, SpecField]] = {}
+    """Its fields, by attribute."""
+
+    if TYPE_CHECKING:
+        # A type checker takes an annotation for a field of subclasses.
+        @property
+        def model_fields_set(self) -> frozenset[str]:
+            """The attributes that were written, or given to the constructor."""
+
+    def __init_subclass__(cls) -> None:
+        own: dict[str, SpecField] = {}
+        for name, annotation in inspect.get_annotations(cls).items():
+            is_text = isinstance(annotation, str)
+            if "ClassVar" in annotation if is_text else ClassVar in (annotation, get_origin(annotation)):
+                continue
+            written = cls.__dict__.get(name, _REQUIRED)
+            if type(written).__module__.partition(".")[0] == "pydantic":
+                raise TypeError(f"{cls.__name__}.{name}: a field is made by `millstream.spec.values.field`")
+            given = written if isinstance(written, SpecField) else SpecField(default=written)
+            if name.startswith("_"):
+                setattr(cls, name, given.default)
+                continue
+            own[name] = SpecField(given.alias or to_camel(name), given.default, given.factory)
+            if isinstance(written, SpecField):
+                delattr(cls, name)
+        cls.model_fields = {**cls.model_fields, **own}
+
+    def __init__(self, **given: Any) -> None:
+        named = {field.alias: name for name, field in self.model_fields.items()}
+        try:
+            values = {named[alias]: value for alias, value in given.items()}
+        except KeyError as error:
+            raise TypeError(f"{type(self).__name__} has no field {error}") from None
+        self._fill(values)
+
+    def _fill(self, values: Mapping[str, Any]) -> Self:
+        """Raises `TypeError` where a field is missing."""
+        contents = self.__dict__
+        for name, field in self.model_fields.items():
+            if name in values:
+                contents[name] = values[name]
+            elif field.is_required:
+                raise TypeError(f"{type(self).__name__} needs {field.alias}")
+            else:
+                contents[name] = field.absent()
+        object.__setattr__(self, "model_fields_set", frozenset(values))
+        return self
+
+    @classmethod
+    def of_values(cls, values: Mapping[str, Any]) -> Self:
+        """One with such valid values, by attribute. Raises `TypeError` where a field is missing."""
+        return cls.__new__(cls)._fill(values)
+
+    @classmethod
+    def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
+        """Problems of the mapping as written, such as two of several exclusive fields."""
+        yield from ()
+
+    def relation_problems(self) -> Iterator[ShapeProblem]:
+        """Problems between the values of fields that are each valid."""
+        yield from ()
+
+    @classmethod
+    def completed(cls, data: Any) -> Any:
+        """What is written with what follows from it, such as the name that something has without one."""
+        return data
+
+    @classmethod
+    def model_validate(cls, written: Any) -> Self:
+        """The model that is written. Raises pydantic's `ValidationError`, a `ValueError`, with every problem."""
+        try:
+            return cls.read(written)
+        except NotReadError:
+            from millstream.spec.validation import validate
+
+            return validate(cls, written)
+
+    @classmethod
+    def read(cls, written: Any) -> Self:
+        """The model that is written. Raises `NotReadError` where it is not certain to be right."""
+        if isinstance(written, cls):
+            return written
+        if not isinstance(written, dict) or any(True for _ in cls.shape_problems(written)):
+            raise NotReadError
+        try:
+            model = cls.taken(cls.completed(written))
+        except (ValueError, TypeError) as error:
+            raise NotReadError from error
+        if any(True for _ in model.relation_problems()):
+            raise NotReadError
+        return model
+
+    @classmethod
+    def taken(cls, written: Mapping[str, Any]) -> Self:
+        """The model with its fields, each of which is right. Raises `ValueError` or `TypeError`."""
+        types = _types_of(cls)
+        named = {field.alias: name for name, field in cls.model_fields.items()}
+        values = {}
+        for alias, value in written.items():
+            name = named.get(alias)
+            if name is None:
+                raise NotReadError
+            values[name] = value_of(types[name], value)
+        return cls.of_values(values)
+
+    @classmethod
+    def validated(cls, data: Any, handler: Callable[[Any], Self], details: list[InitErrorDetails]) -> Self | None:
+        """The model with valid fields, for pydantic. None when it has none; `details` then say why."""
+        from millstream.spec.validation import validated
+
+        return validated(data, handler, details)
+
+    @classmethod
+    def more_members(cls) -> Mapping[str, tuple[type[SpecModel], str]]:
+        """What may be written beside its fields: names with their models and meanings."""
+        return {}
+
+    def members(self) -> Iterator[tuple[str, Any]]:
+        """What it holds, by the names in the file."""
+        for name, field in self.model_fields.items():
+            yield field.alias, getattr(self, name)
+
+    def as_written(self, *, given_only: bool = False) -> dict[str, Any]:
+        """It as plain values, as they are in files and in JSON. `given_only`: without what was left out."""
+        return {
+            field.alias: _plain(getattr(self, name), given_only=given_only)
+            for name, field in self.model_fields.items()
+            if not given_only or name in self.model_fields_set
+        }
+
+    def model_copy(self, *, update: Mapping[str, Any]) -> Self:
+        """The same with other values, by attribute, which are taken as they are."""
+        copy = type(self).__new__(type(self))
+        copy.__dict__.update({**self.__dict__, **update})
+        object.__setattr__(copy, "model_fields_set", self.model_fields_set | set(update))
+        return copy
+
+    @classmethod
+    def model_json_schema(cls) -> dict[str, Any]:
+        """What may be written, as JSON Schema."""
+        from millstream.spec.validation import json_schema
+
+        return json_schema(cls)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Callable[[Any], CoreSchema]) -> CoreSchema:
+        from millstream.spec.validation import validating
+
+        return handler(validating(cls))
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"{type(self).__name__} cannot be changed")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"{type(self).__name__} cannot be changed")
+
+    def __eq__(self, other: object) -> bool:
+        return self.__dict__ == other.__dict__ if type(other) is type(self) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash((type(self), tuple(self.__dict__.values())))
+
+    def __repr__(self) -> str:
+        held = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.model_fields)
+        return f"{type(self).__name__}({held})"
+
+
+_TYPES: dict[type, Mapping[str, Any]] = {}
+
+
+def _types_of(model: type[SpecModel]) -> Mapping[str, Any]:
+    """The types of fields, by attribute; found when the first one is read, as they may name what is defined later."""
+    if model not in _TYPES:
+        _TYPES[model] = get_type_hints(model, include_extras=True)
+    return _TYPES[model]
+
+
+def value_of(kind: Any, written: Any) -> Any:
+    """What is written as a value of a type. Raises `ValueError` where it is not one, and where that is not certain."""
+    origin = get_origin(kind)
+    if origin is Annotated:
+        rules = [rule for rule in kind.__metadata__ if isinstance(rule, Rule)]
+        if len(rules) < len(kind.__metadata__):
+            raise NotReadError
+        for rule in reversed(rules):
+            written = rule.before(written)
+        value = value_of(kind.__origin__, written)
+        for rule in rules:
+            value = rule.after(value)
+        return value
+    if origin in (Union, UnionType):
+        return _member_of(get_args(kind), written)
+    if origin is tuple and isinstance(written, list | tuple) and get_args(kind)[1:] == (...,):
+        return tuple(value_of(get_args(kind)[0], item) for item in written)
+    if origin in (dict, Mapping) and isinstance(written, dict):
+        of_keys, of_values = get_args(kind)
+        return {value_of(of_keys, key): value_of(of_values, value) for key, value in written.items()}
+    if origin is Literal and any(type(written) is type(one) and written == one for one in get_args(kind)):
+        return written
+    return _scalar_of(kind, written)
+
+
+def _member_of(kinds: tuple[Any, ...], written: Any) -> Any:
+    """A value of one of several types."""
+    if written is None and NoneType in kinds:
+        return None
+    found = []
+    for kind in kinds:
+        try:
+            found.append(value_of(kind, written))
+        except (ValueError, TypeError):
+            continue
+    if len(found) != 1:
+        raise NotReadError
+    return found[0]
+
+
+def _scalar_of(kind: Any, written: Any) -> Any:
+    if kind is Any:
+        return written
+    if kind is str and type(written) is str:
+        # Half a character cannot be stored. The error is a `ValueError`.
+        written.encode()
+        return written
+    if kind is float and type(written) in (int, float) and math.isfinite(written):
+        return float(written)
+    if kind in (int, bool) and type(written) is kind:
+        return written
+    if isinstance(kind, type) and issubclass(kind, SpecModel):
+        return kind.read(written)
+    raise NotReadError
+
+
+def _plain(value: Any, *, given_only: bool) -> Any:
+    if isinstance(value, SpecModel):
+        return value.as_written(given_only=given_only)
+    if isinstance(value, Mapping):
+        return {key: _plain(entry, given_only=given_only) for key, entry in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(entry, given_only=given_only) for entry in value]
+    return value

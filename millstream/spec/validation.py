@@ -1,0 +1,188 @@
+"""What is wrong with a file, found by pydantic, and the schema of what may be in one.
+
+    SpecModel ─► the same fields as a model of pydantic's ─► every problem at once, or the `SpecModel` after all
+
+Pydantic's models are made from ours when the first problem turns up. Above it: `SpecModel`, which imports it then, and
+nothing else does. Below it: pydantic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import GenericAlias, UnionType
+from typing import Annotated, Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    create_model,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
+
+from millstream.spec.field_docs import field_docs_of
+from millstream.spec.model import ShapeProblem, SpecModel
+from millstream.spec.rules import Rule
+from millstream.spec.values import problem
+
+ModelT = TypeVar("ModelT", bound=SpecModel)
+
+
+class Validating(BaseModel):
+    """Pydantic's side of a `SpecModel`; what it gives is one of those."""
+
+    model_config = ConfigDict(
+        # Only the pipeline as a whole is ever validated: its parts need not be ready to be by themselves.
+        defer_build=True,
+        frozen=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        # A field may be called as one of pydantic's methods.
+        protected_namespaces=(),
+    )
+
+    of_model: ClassVar[type[SpecModel]]
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _every_problem(cls, data: Any, handler: ModelWrapValidatorHandler[Any]) -> Any:
+        if isinstance(data, cls.of_model):
+            return data
+
+        def with_fields(written: Any) -> SpecModel:
+            held = handler(cls.of_model.completed(written))
+            return cls.of_model.of_values({name: getattr(held, name) for name in held.model_fields_set})
+
+        problems = list(cls.of_model.shape_problems(data)) if isinstance(data, Mapping) else []
+        details = [shape_detail(item) for item in problems]
+        model = cls.of_model.validated(data, with_fields, details)
+        if model is not None:
+            details.extend(shape_detail(item) for item in model.relation_problems())
+        if model is None or details:
+            raise ValidationError.from_exception_data(cls.of_model.__name__, details)
+        return model
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        schema = handler(core_schema)
+        documented: type = cls.of_model
+        meanings = field_docs_of(documented)
+        properties = handler.resolve_ref_schema(schema).get("properties", {})
+        for name, field in cls.of_model.model_fields.items():
+            if name in meanings:
+                properties[field.alias].setdefault("description", meanings[name])
+            if isinstance(field.default, SpecModel):
+                properties[field.alias].setdefault("default", field.default.as_written())
+        more = cls.of_model.more_members()
+        if more:
+            _insert(properties, _schemas_of(cls.of_model.__name__, more, handler), cls.of_model)
+        return schema
+
+
+def _schemas_of(
+    name: str, members: Mapping[str, tuple[type[SpecModel], str]], handler: GetJsonSchemaHandler
+) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        key: (validating(model) | None, Field(default=None, description=meaning))
+        for key, (model, meaning) in members.items()
+    }
+    # Pydantic takes models of one name for one another when the first of them is gone.
+    made = create_model(f"{name}Kinds", **fields)
+    found: dict[str, Any] = handler.resolve_ref_schema(handler(made.__pydantic_core_schema__))["properties"]
+    return found
+
+
+def _insert(properties: dict[str, Any], more: Mapping[str, Any], model: type[SpecModel]) -> None:
+    """Put members among those of the fields, behind the one that the model names."""
+    own = dict(properties)
+    after: str = getattr(model, "kinds_after", "")
+    first = list(own).index(after) + 1 if after else 0
+    properties.clear()
+    properties.update(list(own.items())[:first])
+    properties.update(more)
+    properties.update(list(own.items())[first:])
+
+
+_MADE: dict[type[SpecModel], type[Validating]] = {}
+
+
+def validating(model: type[SpecModel]) -> type[Validating]:
+    """Pydantic's model with the fields of one of ours."""
+    if model not in _MADE:
+        _MADE[model] = _made(model)
+    return _MADE[model]
+
+
+def _made(model: type[SpecModel]) -> type[Validating]:
+    types = get_type_hints(model, include_extras=True)
+    fields: dict[str, Any] = {}
+    for name, field in model.model_fields.items():
+        kind = translated(types[name])
+        if field.is_required:
+            fields[name] = (kind, Field(alias=field.alias))
+        elif field.factory is not None or isinstance(field.default, SpecModel):
+            fields[name] = (kind, Field(default_factory=field.absent, alias=field.alias))
+        else:
+            fields[name] = (kind, Field(default=field.default, alias=field.alias))
+    made: type[Validating] = create_model(
+        model.__name__, __base__=Validating, __module__=model.__module__, __doc__=model.__doc__, **fields
+    )
+    made.__qualname__ = model.__qualname__
+    made.of_model = model
+    return made
+
+
+def translated(kind: Any) -> Any:
+    """A type with pydantic's metadata instead of our rules, and pydantic's models instead of ours."""
+    origin: Any = get_origin(kind)
+    inner = get_args(kind)
+    if origin is Annotated:
+        rules = (rule.pydantic() if isinstance(rule, Rule) else rule for rule in kind.__metadata__)
+        return Annotated[(translated(kind.__origin__), *rules)]
+    if origin in (Union, UnionType):
+        return Union[tuple(translated(one) for one in inner)]  # noqa: UP007  # made of a tuple
+    if origin is tuple:
+        return GenericAlias(tuple, (translated(inner[0]), ...))
+    if origin in (dict, Mapping):
+        return GenericAlias(origin, tuple(translated(one) for one in inner))
+    if isinstance(kind, type) and issubclass(kind, SpecModel):
+        return validating(kind)
+    return kind
+
+
+def validate(model: type[ModelT], written: Any) -> ModelT:
+    """The model that is written. Raises `ValidationError` with every problem."""
+    found: Any = validating(model).model_validate(written)
+    assert isinstance(found, model), "pydantic's side of a model gives one"
+    return found
+
+
+def validated(data: Any, handler: Callable[[Any], ModelT], details: list[InitErrorDetails]) -> ModelT | None:
+    """What the handler gives; None where fields are not valid, and `details` then say why."""
+    try:
+        return handler(data)
+    except ValidationError as failure:
+        details.extend(field_detail(dict(error)) for error in failure.errors())
+        return None
+
+
+def json_schema(model: type[SpecModel]) -> dict[str, Any]:
+    """What may be written, as JSON Schema."""
+    return validating(model).model_json_schema(by_alias=True)
+
+
+def shape_detail(item: ShapeProblem) -> InitErrorDetails:
+    """A problem for pydantic."""
+    return InitErrorDetails(type=problem(item.code, item.what, item.expected, item.type), loc=item.loc, input=None)
+
+
+def field_detail(error: dict[str, Any]) -> InitErrorDetails:
+    """An error of pydantic's, to be reported with others."""
+    context = {key: value for key, value in error.get("ctx", {}).items() if key != "error"}
+    kind = PydanticCustomError(error["type"], error["msg"], context)
+    return InitErrorDetails(type=kind, loc=error["loc"], input=error["input"])
