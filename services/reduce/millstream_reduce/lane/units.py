@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from millstream.account import LATE_REASON, Account
 from millstream.dead_letter import headers_of
+from millstream.extract import YEAR_1_US, YEAR_10000_US
 from millstream.frame import Frame, frame_of_records
 from millstream.limits import COMMIT_BYTES_MAX, COMMIT_FRAMES_MAX, RESULT_FRAME_BYTES_MAX, RESULT_FRAME_RECORDS_MAX
 from millstream.record import Record
@@ -25,6 +26,8 @@ from millstream_reduce.lane.jobs import Computed, describe, time_text
 from millstream_reduce.lane.milestones import StoredMilestones
 from millstream_reduce.origins import Origin
 from millstream_reduce.queue import Appended
+from millstream_reduce.windowing import Rows, Times
+from millstream_udf.wire.frame.v1 import frame_pb2
 from millstream_writer.committer import Unit
 from millstream_writer.routing import FrameLimits, Router, Tags
 
@@ -34,6 +37,10 @@ UNIT_ROWS = 32_768
 _FRAME = FrameLimits(RESULT_FRAME_RECORDS_MAX, RESULT_FRAME_BYTES_MAX)
 WINDOW_START, WINDOW_END, WINDOW_EARLY = "window-start", "window-end", "window-early"
 """Headers of every result; the last one of early results only."""
+
+
+_CALENDAR = YEAR_1_US, YEAR_10000_US
+"""Times that have a text lie between these; of others the number is written."""
 
 
 @dataclass(slots=True)
@@ -170,20 +177,43 @@ class UnitMaker:
 def _frame_of(windows: Sequence[wal_pb2.Window], rows: pa.Table, ingest_time_us: int) -> tuple[Frame, Tags | None]:
     """At least one row as a frame, with the tags of each."""
     used, places = np.unique(rows.column("window").to_numpy(), return_inverse=True)
-    ends = np.array([windows[index].end_us - 1 for index in used], np.int64)
-    bounds: Any = pa.array([list(_headers_of(windows[index]).items()) for index in used], HEADERS)
-    headers = bounds.take(pa.array(places))
-    if rows.column("headers").null_count < rows.num_rows:
-        pairs = zip(rows.column("headers").to_pylist(), headers.to_pylist(), strict=True)
-        headers = pa.array([list({**dict(own or ()), **dict(shared)}.items()) for own, shared in pairs], HEADERS)
+    ends = np.array([windows[index].end_us for index in used], np.int64)
+    has_own = rows.column("headers").null_count < rows.num_rows
+    shared = None if has_own else _headers_of_all([windows[index] for index in used], ends, places)
     frame = frame_of_columns(
         _whole(rows.column("value")),
-        ends[places],
+        (ends - 1)[places],
         keys=_whole(rows.column("keys")),
-        headers=headers,
+        headers=_headers_of_each(windows, used, places, rows) if shared is None else None,
         ingest_time_us=ingest_time_us,
     )
-    return frame, _lists(rows.column("tags"))
+    return frame if shared is None else replace(frame, headers_column=shared), _lists(rows.column("tags"))
+
+
+def _headers_of_all(windows: Sequence[wal_pb2.Window], ends: Times, places: Rows) -> bytes | None:
+    """The headers of rows that have the bounds of final windows for headers and nothing else, made for all of them at
+    once; None where one needs more, or is outside the calendar. `places`: of which window each row is."""
+    starts = np.array([window.start_us for window in windows], np.int64)
+    if starts.min() < _CALENDAR[0] or ends.max() >= _CALENDAR[1] or any(window.early for window in windows):
+        return None
+    bounds = np.stack((starts, ends), axis=1).view("M8[us]")
+    texts = np.datetime_as_string(bounds, timezone="UTC").astype("S")
+    return frame_pb2.SealedHeadersColumn(
+        starts=np.arange(0, 2 * len(places) + 1, 2, dtype="<u4").tobytes(),
+        names=(WINDOW_START, WINDOW_END) * len(places),
+        values=texts[places].ravel().tolist(),
+    ).SerializeToString()
+
+
+def _headers_of_each(windows: Sequence[wal_pb2.Window], used: Rows, places: Rows, rows: pa.Table) -> pa.Array[Any]:
+    """The same for any rows, whose own headers go before those of their windows."""
+    bounds: Any = pa.array([list(_headers_of(windows[index]).items()) for index in used], HEADERS)
+    headers: pa.Array[Any] = bounds.take(pa.array(places))
+    if rows.column("headers").null_count < rows.num_rows:
+        shared_headers: Any = headers.to_pylist()
+        pairs = zip(rows.column("headers").to_pylist(), shared_headers, strict=True)
+        headers = pa.array([list({**dict(own or ()), **dict(shared)}.items()) for own, shared in pairs], HEADERS)
+    return headers
 
 
 def _whole(column: pa.ChunkedArray[Any]) -> pa.Array[Any]:
