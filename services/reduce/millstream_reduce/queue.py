@@ -361,8 +361,10 @@ class Queue:
             self._log.append(wal_pb2.Entry(hand_over=self._message(group)), same_segment=True)
 
     def _message(self, group: Sequence[WindowContents]) -> wal_pb2.HandOver:
-        windows = [item.to_message() for item in group]
-        return wal_pb2.HandOver(closed_us=self._windowing.closed_us, windows=windows)
+        hand_over = wal_pb2.HandOver(closed_us=self._windowing.closed_us)
+        for item in group:
+            item.add_to(hand_over)
+        return hand_over
 
     def _groups(self, contents: Sequence[WindowContents]) -> list[list[WindowContents]]:
         limits = self._limits

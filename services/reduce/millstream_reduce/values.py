@@ -5,7 +5,7 @@ The log's own format stands in `proto/millstream/reduce/v1/wal.proto`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -60,19 +60,28 @@ class WindowContents:
 
     @property
     def rows(self) -> int:
-        return sum(piece.rows for piece in self.pieces)
+        return sum([piece.rows for piece in self.pieces])
 
-    def to_message(self) -> wal_pb2.Window:
-        message = wal_pb2.Window(
-            start_us=self.window.start_us,
-            end_us=self.window.end_us,
-            key=self.window.key,
-            early=self.window.early,
+    def add_to(self, hand_over: wal_pb2.HandOver) -> None:
+        """Write it behind the windows of a hand-over. In place: of a message that is made alone, everything is copied
+        again when it is added, and there may be many thousands."""
+        window = self.window
+        message = hand_over.windows.add(
+            start_us=window.start_us,
+            end_us=window.end_us,
+            key=window.key,
+            early=window.early,
             rows=self.rows,
             released=self.released,
         )
-        fill_pieces(message.pieces, self.pieces)
-        return message
+        if self.pieces:
+            segments, offsets, lengths, first_rows, rows = zip(*self.pieces, strict=True)
+            pieces = message.pieces
+            pieces.segments.extend(segments)
+            pieces.offsets.extend(offsets)
+            pieces.lengths.extend(lengths)
+            pieces.first_rows.extend(first_rows)
+            pieces.rows.extend(rows)
 
     @classmethod
     def from_message(cls, message: wal_pb2.Window) -> WindowContents:
@@ -81,18 +90,7 @@ class WindowContents:
         return cls(window, tuple(pieces_of(message.pieces)), message.released)
 
 
-def fill_pieces(message: wal_pb2.Pieces, pieces: Sequence[Piece]) -> None:
-    """Write `pieces` into an empty message."""
-    if pieces:
-        segments, offsets, lengths, first_rows, rows = zip(*pieces, strict=True)
-        message.segments.extend(segments)
-        message.offsets.extend(offsets)
-        message.lengths.extend(lengths)
-        message.first_rows.extend(first_rows)
-        message.rows.extend(rows)
-
-
 def pieces_of(message: wal_pb2.Pieces) -> Iterable[Piece]:
-    """Inverse of `fill_pieces`."""
+    """In the order in which the rows were appended."""
     columns = (message.segments, message.offsets, message.lengths, message.first_rows, message.rows)
     return (Piece(*values) for values in zip(*columns, strict=True))
