@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import zlib
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -145,13 +146,18 @@ class _Reader:
         self._ids_are_made_up = not given and self._id_field is None
         # Made up, so that they are different; sent again, the records would have others.
         self._id = given or str(uuid4())
-        is_json = is_batch or content_type == "application/json"
-        self._reads_value = is_json or extraction.reads_value or self._id_field is not None
+        self._is_json = is_batch or content_type == "application/json"
+        self._reads_items = extraction.reads_value or self._id_field is not None
 
     def read(self, start: int, stop: int, parse: Callable[[bytes], Any]) -> RequestRecords:
         """Records `start` to `stop`, exclusive. Errors: `ValueError`."""
         extraction, values = self._extraction, self._values[start:stop]
-        items = list(map(parse, values)) if self._reads_value else []
+        items: list[Any] = []
+        if self._reads_items:
+            items = list(map(parse, values))
+        elif self._is_json:
+            # Only to see that it is JSON: each is let go of at once.
+            deque(map(parse, values), maxlen=0)
         times = array("q", [self._time_us]) * len(values)
         if extraction.time_field is not None:
             times = array("q", map(extraction.event_time_us, items))
@@ -161,7 +167,8 @@ class _Reader:
         if self._id_field is not None:
             ids = [key_text(member(item, self._id_field)).encode() for item in items]
         elif self._is_batch:
-            ids = [self._id.encode() + number for number in _numbers(stop)[start:]]
+            given = self._id.encode() if values else b""
+            ids = [given + number for number in _numbers(stop)[start:]]
         else:
             ids = [self._id.encode()]
         _check_ids(ids)
