@@ -237,7 +237,9 @@ class JetStreamOtStore(RevisionedOtStore):
 
     async def _read_behind(self, read: _Contents) -> int:
         """Whether anything lies behind what was read last, which has to be there or replaced by what came after it."""
-        found = await read_next(self._connection, self._stream, f"{self._prefix}>", read.last - 1)
+        found = await read_next(
+            *(self._connection, self._stream, f"{self._prefix}>", read.last - 1), timeout_s=limits.OT_PUT_TIMEOUT_S
+        )
         if found is None:
             # It is not: the bucket was set back, or was emptied.
             read.last = 0

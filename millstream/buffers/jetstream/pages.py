@@ -80,7 +80,7 @@ async def read_page(
 
 
 async def read_next(
-    connection: BrokerConnection, stream: str, subject: str, after: int
+    connection: BrokerConnection, stream: str, subject: str, after: int, *, timeout_s: float = API_TIMEOUT_S
 ) -> tuple[PageMessage, int] | None:
     """The first message of `subject` behind sequence `after`, and how many lie behind that; None when there is none.
 
@@ -89,7 +89,8 @@ async def read_next(
     """
     request = {"seq": after + 1, "batch": 1, "next_by_subj": subject}
     # The page's end is a second answer, which is not waited for.
-    answer = await connection.request(f"$JS.API.DIRECT.GET.{stream}", json.dumps(request).encode())
+    payload = json.dumps(request).encode()
+    answer = await connection.request(f"$JS.API.DIRECT.GET.{stream}", payload, timeout_s=timeout_s)
     headers = answer.headers or {}
     if "Status" in headers:
         _left(headers)
