@@ -12,7 +12,7 @@ import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
-from millstream import codes
+from millstream import codes, limits
 from millstream.buffers.jetstream.connection import (
     AnswerLostError,
     BrokerConnection,
@@ -32,7 +32,8 @@ async def ask_server_settings(connection: BrokerConnection) -> tuple[dict[str, A
 
     It answers where its configuration lends that to the account (deploy/README.md).
     """
-    deadline_s = asyncio.get_running_loop().time() + _TIMEOUT_S
+    # A server that does not tell them says so; where nothing comes it is slow, or starting.
+    deadline_s = asyncio.get_running_loop().time() + limits.START_TIMEOUT_S
     while True:
         await connection.connected()
         losses = connection.losses
