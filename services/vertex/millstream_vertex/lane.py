@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from millstream.account import Account, consumed
 from millstream.clock import END_OF_TIME_US, START_OF_TIME_US, Clock
-from millstream.limits import COMMIT_LINGER_BYTES_MAX, COMMIT_LINGER_RECORDS_MAX, COMMIT_LINGER_S
 from millstream.record import LaneId
 from millstream.statistics import LaneStatistics
 from millstream.telemetry import Telemetry
@@ -49,7 +48,7 @@ class LaneCore:
     ) -> None:
         """`published_us`: the lane's watermark in the OT store, which may be later than its mark's: it moves on without
         commits. `commit_interval_s`: time between two commits at least, as long as there is no output that a reader may
-        wait for; with output it is `COMMIT_LINGER_S`."""
+        wait for."""
         self.lane = lane
         self.committer = committer
         self.tracker = tracker
@@ -100,11 +99,11 @@ class LaneCore:
             await committed(batch)
             self._idle = False
             self.publish(watermark_us)
-            await self._gather(waiting, started)
+            await self._gather(waiting, started + self._commit_interval_s)
 
-    async def _gather(self, waiting: deque[Unit], begun_s: float) -> None:
-        """Let more units come, as long after the beginning of the last commit as what waits may wait."""
-        while (rest_s := begun_s + self._linger_s(waiting) - self.clock.monotonic_s()) > 0:
+    async def _gather(self, waiting: deque[Unit], until_s: float) -> None:
+        """Let more units come, until then at most, or until there is output among them."""
+        while (rest_s := until_s - self.clock.monotonic_s()) > 0 and not any(unit.frames for unit in waiting):
             try:
                 async with asyncio.timeout(rest_s):
                     ready = await self.units.ready()
@@ -113,15 +112,6 @@ class LaneCore:
             if not ready:
                 return
             waiting.extend(unit for units in ready for unit in units)
-
-    def _linger_s(self, waiting: Sequence[Unit]) -> float:
-        """How long what waits may wait for more: no reader waits for a commit without output."""
-        if not any(unit.frames for unit in waiting):
-            return max(COMMIT_LINGER_S, self._commit_interval_s)
-        records = sum(frame.records for unit in waiting for _, frame in unit.frames)
-        if records >= COMMIT_LINGER_RECORDS_MAX or sum(unit.size for unit in waiting) >= COMMIT_LINGER_BYTES_MAX:
-            return 0.0
-        return COMMIT_LINGER_S
 
     async def end(self) -> None:
         """Nothing will follow: the last commit, and the last OT entry."""

@@ -6,10 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-import pytest
-
 from millstream.clock import SystemClock
-from millstream.limits import COMMIT_LINGER_RECORDS_MAX
 from millstream.record import BufferId, Position
 from millstream.telemetry import Telemetry
 from millstream.watermark.store import follow
@@ -91,25 +88,6 @@ async def test_progress_that_waits_is_committed_when_the_lane_is_done() -> None:
         pacing.add(2)
         pacing.core.units.close()
         assert await pacing.commits.get() == 2
-
-
-async def test_a_little_output_waits_for_more_soon_after_a_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("millstream_vertex.lane.COMMIT_LINGER_S", NEVER_S)
-    enough = [b"output"] * COMMIT_LINGER_RECORDS_MAX
-    async with open_pacing() as pacing, asyncio.TaskGroup() as tasks:
-        tasks.create_task(pacing.run())
-        pacing.add(1, b"output")
-        # The first waits for nothing, nor does what is worth a commit.
-        assert await pacing.commits.get() == 1
-        pacing.add(2, b"output")
-        pacing.add(3, *enough)
-        assert await pacing.commits.get() == 3
-        pacing.add(4, *enough)
-        assert await pacing.commits.get() == 4
-        pacing.add(5, b"output")
-        pacing.core.units.close()
-        assert await pacing.commits.get() == 5
-        assert pacing.commits.empty()
 
 
 def nothing_is_due(watermark_us: int) -> bool:

@@ -24,7 +24,6 @@ from millstream import codes
 from millstream.clock import MICROSECONDS, Clock
 from millstream.errors import DamageError
 from millstream.frame import Frame
-from millstream.limits import COMMIT_LINGER_S
 from millstream.record import LaneId
 from millstream_reader.source import SourceBatch
 from millstream_reader.sources.positions import pack_position, unpack_position
@@ -33,9 +32,8 @@ from millstream_udf.wire.frame.v1 import frame_pb2
 
 KIND = "generator"
 
-_TICK_S = COMMIT_LINGER_S
-"""A generator with a rate looks this often for what is due: a read costs the same, however few records it brings, and
-what it brings sooner is committed with the rest."""
+_TICK_S = 0.002
+"""A generator with a rate looks this often for what is due: a read costs the same, however few records it brings."""
 _BUSY_TICK_S = 0.01
 _BUSY_PER_S = 10_000
 """From this rate on that often: on its way every read costs as much as a hundred records."""
