@@ -77,7 +77,7 @@ class Summary:
         return all(vertex.ended for vertex in self.vertices)
 
 
-_HEAD = (
+ACCOUNT_TITLES = (
     "VERTEX",
     "TYPE",
     "INPUT",
@@ -132,29 +132,24 @@ def check_stored(summary: Summary, where: Path) -> None:
         )
 
 
+def account_row(vertex: VertexAccount) -> tuple[str, ...]:
+    """The account of a vertex under `ACCOUNT_TITLES`; empty where the vertex cannot have such records."""
+    account = vertex.account
+    dropped = sum(account.dropped.values())
+    counts = account.inputs, account.processed, account.filtered, account.dead_lettered, dropped
+    return (
+        vertex.vertex,
+        vertex.kind.name,
+        *(f"{count:,}" for count in counts),
+        f"{vertex.written:,}" if vertex.kind.has_output else "",
+        f"{account.late:,}",
+        f"{account.left_out_late:,}" if vertex.kind.has_windows else "",
+    )
+
+
 def summary_lines(summary: Summary) -> list[str]:
     """The summary for people."""
-    rows: list[tuple[str, ...]] = [_HEAD]
-    rows += [
-        (
-            vertex.vertex,
-            vertex.kind.name,
-            *(
-                f"{count:,}"
-                for count in (
-                    vertex.account.inputs,
-                    vertex.account.processed,
-                    vertex.account.filtered,
-                    vertex.account.dead_lettered,
-                    sum(vertex.account.dropped.values()),
-                )
-            ),
-            f"{vertex.written:,}" if vertex.kind.has_output else "",
-            f"{vertex.account.late:,}",
-            f"{vertex.account.left_out_late:,}" if vertex.kind.has_windows else "",
-        )
-        for vertex in summary.vertices
-    ]
+    rows = [ACCOUNT_TITLES, *map(account_row, summary.vertices)]
     lines = headed(aligned(rows, left={0, 1}))
     lines += [remark for vertex in summary.vertices for remark in _remarks(vertex)]
     lines += [f"edge {edge.edge}: {edge.waiting:,} records wait" for edge in summary.edges if edge.waiting > 0]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from millstream.spec.graph import Graph
 from millstream_runner.local.formatting import duration_text, shortened
 from millstream_runner.local.recording import Point, Recording
-from millstream_runner.local.summary import Summary
+from millstream_runner.local.summary import ACCOUNT_TITLES, Summary, account_row
 from millstream_runner.pictures.charts import Line, chart_style, line_chart
 from millstream_runner.pictures.graph import to_svg
 from millstream_runner.pictures.page import page, table, text
@@ -134,27 +134,9 @@ def _account(summary: Summary | None) -> Iterator[str]:
         yield '<p><span class="bad">NOT BALANCED</span></p>'
         faults = [*summary.differences, *(f"damaged: {damage}" for damage in summary.damage)]
         yield f"<ul>{''.join(f'<li>{text(fault)}</li>' for fault in faults)}</ul>"
-    titles = ("vertex", "type", "input", "processed", "filtered", "dead-lettered", "dropped", "written", "state")
-    rows = [
-        (
-            vertex.vertex,
-            vertex.kind.name,
-            *(
-                f"{count:,}"
-                for count in (
-                    vertex.account.inputs,
-                    vertex.account.processed,
-                    vertex.account.filtered,
-                    vertex.account.dead_lettered,
-                    sum(vertex.account.dropped.values()),
-                    vertex.written,
-                )
-            ),
-            "done" if vertex.ended else "stopped",
-        )
-        for vertex in summary.vertices
-    ]
-    yield table(titles, rows, numbers=frozenset(range(2, 8)))
+    titles = (*(title.lower() for title in ACCOUNT_TITLES), "state")
+    rows = [(*account_row(vertex), "done" if vertex.ended else "stopped") for vertex in summary.vertices]
+    yield table(titles, rows, numbers=frozenset(range(2, len(ACCOUNT_TITLES))))
     waiting = [(edge.edge, f"{edge.written:,}", f"{edge.read:,}", f"{edge.waiting:,}") for edge in summary.edges]
     yield table(("edge", "written", "read", "waiting"), waiting, numbers=frozenset({1, 2, 3}))
 
