@@ -20,6 +20,7 @@ from millstream.record import Record
 from millstream_udf import columns
 from millstream_udf.columns import KEY_SEPARATOR as KEY_SEPARATOR
 from millstream_udf.columns import partition_of as partition_of
+from millstream_udf.fields import field
 from millstream_udf.wire.frame.v1 import frame_pb2
 
 _OFFSET_BYTES = 4
@@ -57,21 +58,26 @@ class Frame:
         )
 
     def encode(self) -> bytes:
-        """The bytes that are stored and sent."""
-        return frame_pb2.SealedFrame(
-            info=frame_pb2.FrameInfo(
-                records=self.records,
-                event_time_min_us=self.event_time_min_us,
-                event_time_max_us=self.event_time_max_us,
-                ingest_time_us=self.ingest_time_us,
-                traceparent=self.traceparent,
-            ),
-            values=self.values_column,
-            event_times_us=self.event_times_column,
-            keys=self.keys_column,
-            headers=self.headers_column,
-            ids=self.ids_column,
-        ).SerializeToString()
+        """The bytes that are stored and sent: a `SealedFrame`."""
+        return b"".join(self.parts())
+
+    def parts(self) -> list[bytes]:
+        """The same in parts, for what holds a frame: its columns are copied once, when all is joined."""
+        info = frame_pb2.FrameInfo(
+            records=self.records,
+            event_time_min_us=self.event_time_min_us,
+            event_time_max_us=self.event_time_max_us,
+            ingest_time_us=self.ingest_time_us,
+            traceparent=self.traceparent,
+        )
+        return [
+            *field(1, info.SerializeToString()),
+            *field(2, self.values_column),
+            *field(3, self.event_times_column),
+            *field(4, self.keys_column),
+            *field(5, self.headers_column),
+            *field(6, self.ids_column),
+        ]
 
     @classmethod
     def decode(cls, data: bytes) -> Frame:

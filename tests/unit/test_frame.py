@@ -51,6 +51,12 @@ def test_records_survive_encoding(given_records: list[Record]) -> None:
     assert decoded.event_time_max_us == max(record.event_time_us for record in given_records)
 
 
+@given(records)
+def test_what_is_joined_is_what_protobuf_would_write(given_records: list[Record]) -> None:
+    data = frame_of_records(given_records, ingest_time_us=7, traceparent="00-1-1-1").encode()
+    assert frame_pb2.SealedFrame.FromString(data).SerializeToString() == data
+
+
 @given(records, st.data())
 def test_cutting_and_joining_keeps_every_record(given_records: list[Record], data: st.DataObject) -> None:
     frame = frame_of_records(given_records, ingest_time_us=7)

@@ -33,10 +33,15 @@ from millstream.udf.protocol import (
     SourceStream,
     StreamName,
 )
+from millstream_udf.fields import field
 from millstream_udf.wire.udf.v1 import udf_pb2
 
 _ANSWER = (2,)
 """Number of the answer's field in a response."""
+_CALL = 2
+"""Number of the call's field in a request."""
+_FRAME = 2
+"""And of the frame's in a call."""
 
 _Message = TypeVar("_Message", bound=Message)
 
@@ -107,14 +112,13 @@ class _MapStream:
         def encode(call_id: int) -> bytes:
             call = udf_pb2.SealedMapCall(
                 call_id=call_id,
-                frame=frame.encode(),
                 watermark_us=watermark_us,
                 attempt=attempt,
                 traceparent=traceparent,
                 id_prefix=id_prefix,
                 first_index=first_index,
             )
-            return udf_pb2.SealedMapRequest(call=call).SerializeToString()
+            return _request(call, frame)
 
         return await self._stream.call(encode, frame.records, _first(id_prefix, first_index))
 
@@ -133,13 +137,12 @@ class _SinkStream:
         def encode(call_id: int) -> bytes:
             call = udf_pb2.SealedSinkCall(
                 call_id=call_id,
-                frame=frame.encode(),
                 id_prefix=id_prefix,
                 first_index=first_index,
                 attempt=attempt,
                 traceparent=traceparent,
             )
-            return udf_pb2.SealedSinkRequest(call=call).SerializeToString()
+            return _request(call, frame)
 
         return await self._stream.call(encode, frame.records, _first(id_prefix, first_index))
 
@@ -206,6 +209,11 @@ def _sink_welcome(data: bytes, *, where: str) -> int:
     if not message.HasField("welcome"):
         raise ValueError("its first message is not Welcome")
     return calls_allowed(message.welcome, where)
+
+
+def _request(call: udf_pb2.SealedMapCall | udf_pb2.SealedSinkCall, frame: Frame) -> bytes:
+    """A request with the call, and with the frame in it."""
+    return b"".join(field(_CALL, call.SerializeToString(), *field(_FRAME, *frame.parts())))
 
 
 def _first(id_prefix: str, first_index: int) -> str:

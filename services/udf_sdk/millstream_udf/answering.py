@@ -12,6 +12,7 @@ from millstream_udf.context import Context
 from millstream_udf.definition import SOURCE_TRANSFORM, Takes
 from millstream_udf.execution import Lane
 from millstream_udf.failures import FAILURES, Outcomes, describe, summary
+from millstream_udf.fields import field
 from millstream_udf.inputs import Inputs
 from millstream_udf.outputs import map_answer, sink_answer
 from millstream_udf.wire.udf.v1 import udf_pb2
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024
 """Largest gRPC message, both ways; the protocol's limit."""
+
+_ANSWER = 2
+"""Number of the answer's field in a response."""
 
 
 def context_of(
@@ -87,7 +91,18 @@ async def answer_sink(lane: Lane, hello: udf_pb2.Hello, call: udf_pb2.SealedSink
 
 def encode_map(answer: udf_pb2.SealedMapAnswer) -> bytes:
     """The message to send; one that no peer would accept is replaced by an answer that says so."""
-    data = udf_pb2.SealedMapResponse(answer=answer).SerializeToString()
+    rest = udf_pb2.SealedMapAnswer(
+        call_id=answer.call_id, records=answer.records, outcomes=answer.outcomes, error=answer.error
+    )
+    columns = (
+        *field(3, answer.values),
+        *field(4, answer.parents),
+        *field(5, answer.keys),
+        *field(6, answer.tags),
+        *field(7, answer.headers),
+        *field(8, answer.event_times_us),
+    )
+    data = b"".join(field(_ANSWER, rest.SerializeToString(), *columns))
     if len(data) <= MESSAGE_BYTES_MAX:
         return data
     error = (

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from millstream_udf import columns
 from millstream_udf.arrow_json import fitting, rows_as_json
 from millstream_udf.failures import BadOutput
+from millstream_udf.fields import field
 from millstream_udf.inputs import Inputs
 from millstream_udf.misfits import Misfit
 from millstream_udf.wire.frame.v1 import frame_pb2
@@ -172,7 +173,7 @@ def _values(column: Any) -> bytes:
     if first:
         offsets = array("i", [offset - first for offset in offsets])
     payload = b"" if data is None else bytes(memoryview(data)[first:last])
-    return frame_pb2.SealedBytesColumn(offsets=columns.pack_offsets(offsets), data=payload).SerializeToString()
+    return b"".join([*field(1, columns.pack_offsets(offsets)), *field(2, payload)])
 
 
 def texts(column: Any, name: str) -> list[list[bytes]]:

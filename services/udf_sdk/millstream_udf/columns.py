@@ -22,6 +22,7 @@ from typing import Any, Protocol, TypeVar
 
 from google.protobuf.message import DecodeError
 
+from millstream_udf.fields import field
 from millstream_udf.wire.frame.v1 import frame_pb2
 
 KEY_SEPARATOR = b"\x1f"
@@ -136,8 +137,7 @@ def pack_bytes(items: Sequence[bytes]) -> bytes:
     """An encoded `BytesColumn` of `items`."""
     if _compiled is not None and (packed := _compiled.pack(items)) is not None:
         return packed
-    column = frame_pb2.SealedBytesColumn(offsets=_offsets_of(items), data=b"".join(items))
-    return column.SerializeToString()
+    return b"".join([*field(1, _offsets_of(items)), *field(2, b"".join(items))])
 
 
 def unpack_bytes(column: bytes) -> list[bytes]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import defaultdict, deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from millstream import codes
@@ -38,9 +38,6 @@ log = logging.getLogger(__name__)
 REFUSED_WAIT_FIRST_S = 0.05
 REFUSED_WAIT_LAST_S = 1.0
 """How long a commit that the server refused for want of space waits before it is tried again: doubled each time."""
-
-JOIN_BELOW_RECORDS = FRAME_RECORDS_MAX // 8
-"""Frames smaller than this are joined with their neighbours: decoding them costs less than storing them alone."""
 
 
 @dataclass(slots=True)
@@ -145,7 +142,7 @@ class Committer:
         account = Account.from_message(self._stored.mark.account)
         for unit in units:
             account.add(unit.account)
-        frames = join_small([pair for unit in units for pair in unit.frames])
+        frames = join_small([pair for unit in units for pair in unit.frames], self._router.joins_below)
         if len(frames) > COMMIT_FRAMES_MAX:
             raise UserError(
                 codes.COMMIT_TOO_LARGE,
@@ -281,16 +278,19 @@ class Committer:
         return mark
 
 
-def join_small(frames: Sequence[tuple[BufferId, Frame]]) -> list[tuple[BufferId, Frame]]:
-    """The same records in the same order per buffer, small neighbours made one frame."""
+def join_small(
+    frames: Sequence[tuple[BufferId, Frame]], joins_below: Callable[[BufferId], int]
+) -> list[tuple[BufferId, Frame]]:
+    """The same records in the same order per buffer, small neighbours made one frame. `joins_below`: see `Router`."""
     runs: dict[BufferId, list[list[Frame]]] = {}
     for buffer, frame in frames:
         buffer_runs = runs.setdefault(buffer, [])
         last = buffer_runs[-1] if buffer_runs else None
+        below = joins_below(buffer)
         if (
             last is not None
-            and frame.records < JOIN_BELOW_RECORDS
-            and last[-1].records < JOIN_BELOW_RECORDS
+            and frame.records < below
+            and last[-1].records < below
             and sum(part.records for part in last) + frame.records <= FRAME_RECORDS_MAX
             and sum(part.size for part in last) + frame.size <= FRAME_BYTES_MAX
         ):

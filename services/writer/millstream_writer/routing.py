@@ -15,6 +15,7 @@ from millstream.errors import MillstreamError
 from millstream.frame import Frame
 from millstream.limits import FRAME_BYTES_MAX, FRAME_RECORDS_MAX
 from millstream.record import BufferId
+from millstream_udf.columns import is_compiled
 
 Tags = Sequence[tuple[bytes, ...]]
 """Tags of each record of a frame, UTF-8."""
@@ -28,6 +29,8 @@ class FrameLimits(NamedTuple):
     """Bytes."""
 
 
+JOIN_BELOW_RECORDS = FRAME_RECORDS_MAX // 8
+"""Frames smaller than this are always joined with their neighbours: storing them alone costs more."""
 _USUAL = FrameLimits()
 _ANY = FrameLimits(1 << 62, 1 << 62)
 
@@ -83,6 +86,11 @@ class Router:
             for route in self._all
             for partition in range(route.partitions)
         }
+        self._joined_whole = {route.edge for route in self._all} - {
+            route.edge
+            for route in self._all
+            if route.discard_when_full or route.piece.records < FRAME_RECORDS_MAX or not is_compiled()
+        }
         self._next_partition = 0
         self.needs_tags = any(route.condition is not None for route in routes)
 
@@ -117,6 +125,14 @@ class Router:
     def keeping_edges(self) -> Sequence[str]:
         """Those whose buffers may be full of what has been read."""
         return [route.edge for route in self._all if route.keeps]
+
+    def joins_below(self, buffer: BufferId) -> int:
+        """Records of a frame below which a commit joins it with its neighbours in a buffer.
+
+        In C it costs next to nothing to make whole frames of those that were split by key. In a small buffer, and in
+        one whose edge discards, a frame is what is taken out or left out at once, and stays as small as it is.
+        """
+        return FRAME_RECORDS_MAX if buffer.edge in self._joined_whole else JOIN_BELOW_RECORDS
 
     def discards_when_full(self, buffer: BufferId) -> bool:
         return any(route.edge == buffer.edge and route.discard_when_full for route in self._all)

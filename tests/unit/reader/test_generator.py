@@ -31,13 +31,14 @@ async def generated(**settings: Any) -> list[Record]:
     size=st.integers(1, 60),
     partitions=st.integers(1, 12_000),
     step=st.integers(1, 300),
+    keys=st.sampled_from([0, 1, 7, 1000, 40_000]),
 )
-def test_each_number_is_a_json_object_of_the_size_asked_for(
-    count: int, made: int, size: int, partitions: int, step: int
+def test_each_number_is_a_json_object_of_the_size_asked_for_and_has_its_key(
+    count: int, made: int, size: int, partitions: int, step: int, keys: int
 ) -> None:
     async def run() -> list[Record]:
         partition = partitions // 2
-        spec = {"generator": {"rpu": 0, "msgSize": size}}
+        spec = {"generator": {"rpu": 0, "msgSize": size, "keyCount": keys}}
         position = {"source": "generator", "version": 1, "partitions": partitions, "made": made, "origin_us": 0}
         batches: list[SourceBatch] = []
         async with open_lane(spec, json.dumps(position).encode(), partition=partition, partitions=partitions) as lane:
@@ -51,6 +52,7 @@ def test_each_number_is_a_json_object_of_the_size_asked_for(
         assert json.loads(record.value) == {"lane": partitions // 2, "number": number}
         shortest = len(json.dumps({"lane": partitions // 2, "number": number}, separators=(",", ":")))
         assert len(record.value) == max(size, shortest)
+        assert record.keys == ((f"key-{number % keys}",) if keys else ())
 
 
 async def test_values_and_keys() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from millstream.frame import Frame, build_frame, partition_of
 from millstream.limits import COMMIT_BYTES_MAX, COMMIT_MESSAGES_MAX, FRAME_BYTES_MAX, FRAME_RECORDS_MAX, MIB
 from millstream.record import BufferId
+from millstream_udf import columns
 from millstream_writer.committer import Unit, batch_of, join_small
 from millstream_writer.routing import FrameLimits, Route, Router, cut, tag_condition
 
@@ -120,13 +121,27 @@ def test_a_writer_may_have_limits_of_its_own(sizes: list[int], records: int, siz
     assert all(part.records <= records and (part.records == 1 or part.size <= size) for part in parts)
 
 
-@given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 900)), max_size=30))
-def test_joining_keeps_the_order_of_each_buffer(pieces: list[tuple[int, int]]) -> None:
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 900)), max_size=30), st.sampled_from([512, 4096]))
+def test_joining_keeps_the_order_of_each_buffer(pieces: list[tuple[int, int]], below: int) -> None:
     frames = [(BufferId("e", partition), numbered(count)) for partition, count in pieces]
-    joined = join_small(frames)
+    joined = join_small(frames, lambda _: below)
     assert contents(joined) == contents(frames)
     assert all(frame.records <= FRAME_RECORDS_MAX for _, frame in joined)
     assert len(joined) <= len(frames)
+
+
+@pytest.mark.parametrize(
+    ("route", "whole"),
+    [
+        (Route("e", 4, None), True),
+        (Route("e", 4, None, discard_when_full=True), False),
+        (Route("e", 4, None, piece=FrameLimits(1000, 1 << 20)), False),
+    ],
+)
+def test_what_was_split_by_key_becomes_whole_frames_where_that_is_cheap(route: Route, whole: bool) -> None:
+    frames = [(BufferId("e", 1), numbered(1024)) for _ in range(5)]
+    sizes = [frame.records for _, frame in join_small(frames, Router([route]).joins_below)]
+    assert sizes == ([4096, 1024] if whole and columns.is_compiled() else [1024] * 5)
 
 
 def test_a_batch_keeps_to_the_limits_of_a_commit() -> None:

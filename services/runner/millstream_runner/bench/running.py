@@ -51,8 +51,9 @@ spec:
   vertices:
     - name: in
       source:
-        generator: {{rpu: {rate}, records: {records}, msgSize: {size}}}
+        generator: {{rpu: {rate}, records: {records}, msgSize: {size}, keyCount: {keys}}}
     - name: map
+      partitions: {partitions}
       udf:
         python: "identity.py:process"
     - name: out
@@ -89,6 +90,10 @@ class Load:
     record_bytes: int
     rate: int = 0
     """Records per second; 0: as fast as possible."""
+    keys: int = 0
+    """Different ones, dealt out in turn; 0: records without a key."""
+    partitions: int = 1
+    """Of the map: a record goes to that of its key."""
     warm_up_s: float = 0.0
     """Latencies of the first seconds are left out."""
     warm_up_count: int = 0
@@ -134,7 +139,13 @@ async def measure_map(
         make_certificate(directory / "data" / "broker")
     write_private(directory / "identity.py", _FUNCTION)
     text = _PIPELINE.format(
-        rate=load.rate, records=load.records, size=load.record_bytes, buffer=BUFFER_RECORDS, ledger=ledger
+        rate=load.rate,
+        records=load.records,
+        size=load.record_bytes,
+        keys=load.keys,
+        partitions=load.partitions,
+        buffer=BUFFER_RECORDS,
+        ledger=ledger,
     )
     pipeline = Pipeline(text, ("in-0", "map-0", "out-0"), "out-0", LATENCY)
     measured = await measure(directory, pipeline, load, durability, workers)

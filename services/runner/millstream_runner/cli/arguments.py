@@ -623,6 +623,8 @@ def _add_bench(commands: Commands) -> None:
     benches = command.add_subparsers(dest="bench", required=True, metavar="WHAT")
     throughput = _below(benches, "map", "records per second, as fast as possible")
     throughput.add_argument("--records", type=int, default=4_000_000, metavar="N", help="(default: 4000000)")
+    throughput.add_argument("--keys", type=int, default=0, metavar="N", help="different keys (default: 0, none)")
+    throughput.add_argument("--partitions", type=int, default=1, metavar="N", help="of the map (default: 1)")
     latency = _below(benches, "latency", "latency from source to sink at a given rate")
     latency.add_argument("--rate", type=int, default=1000, metavar="N", help="records per second (default: 1000)")
     latency.add_argument("--seconds", type=float, default=10.0, metavar="S", help="how long (default: 10)")

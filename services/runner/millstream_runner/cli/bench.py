@@ -54,7 +54,10 @@ def _check_positive(arguments: argparse.Namespace, *options: str) -> None:
 def _load(arguments: argparse.Namespace) -> Load:
     _check_positive(arguments, *(("records", "size") if arguments.bench == "map" else ("rate", "seconds", "size")))
     if arguments.bench == "map":
-        return Load(records=arguments.records, record_bytes=arguments.size)
+        _check_positive(arguments, "partitions")
+        if arguments.keys < 0:
+            raise UserError(codes.OPTION_VALUE, f"--keys {arguments.keys}: a number of keys is not below 0")
+        return Load(arguments.records, arguments.size, keys=arguments.keys, partitions=arguments.partitions)
     records = round(arguments.rate * (arguments.seconds + _WARM_UP_S))
     return Load(records=records, record_bytes=arguments.size, rate=arguments.rate, warm_up_s=_WARM_UP_S)
 
@@ -85,6 +88,8 @@ def _result(bench: str, load: Load, measured: Measured, raw_per_s: float) -> dic
         "bench": bench,
         "records": load.records,
         "record_bytes": load.record_bytes,
+        "keys": load.keys,
+        "partitions": load.partitions,
         "elapsed_s": round(measured.elapsed_s, 3),
         "records_per_s": round(measured.records_per_s),
         "raw_limit_records_per_s": round(raw_per_s),
@@ -117,10 +122,11 @@ def _lines(result: dict[str, Any]) -> list[str]:
         (name, f"{use['cpu_s']:.2f}", f"{use['cpu_share'] or 0:.0%}", f"{use['rss_mib_max']:.0f}")
         for name, use in result["processes"].items()
     ]
+    keyed = f", {result['keys']:,} keys, {result['partitions']} partitions" if result["keys"] else ""
     limit, share = result["raw_limit_records_per_s"], result["share_of_limit"]
     encrypted = [f"with TLS    {line}" for line in _lines(result["tls"])[1:4:2]] if "tls" in result else []
     return [
-        f"generator -> map (Python, identity) -> blackhole: {result['records']:,} records of {size} bytes",
+        f"generator -> map (Python, identity) -> blackhole: {result['records']:,} records of {size} bytes{keyed}",
         f"rate        {rate:,} records/s ({rate * size / _MIB:.1f} MiB/s of values), stored twice on their way",
         f"limit       {limit:,} records/s into JetStream alone, stored once; the pipeline reaches {share:.0%} of it",
         f"latency     p50 {latency['p50']} ms, p99 {latency['p99']} ms, end to end",

@@ -13,22 +13,23 @@ from __future__ import annotations
 import asyncio
 import random
 from array import array
-from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import accumulate
+from math import gcd
 from operator import sub
 
 from millstream import codes
 from millstream.clock import MICROSECONDS, Clock
 from millstream.errors import DamageError
 from millstream.frame import Frame
+from millstream.limits import FRAME_RECORDS_MAX
 from millstream.record import LaneId
 from millstream_reader.source import SourceBatch
 from millstream_reader.sources.positions import pack_position, unpack_position
 from millstream_udf import columns
-from millstream_udf.wire.frame.v1 import frame_pb2
+from millstream_udf.fields import field
 
 KIND = "generator"
 
@@ -43,8 +44,8 @@ _BLOCK = 10**_BLOCK_DIGITS
 _SUFFIXES = [b"%04d}" % low for low in range(_BLOCK)]
 _SHIFTS = 1 << 16
 """How many records it takes until the pattern of moved event times repeats."""
-_KEY_COLUMNS_MAX = 64
-"""Key columns kept. A key column of 4,096 short keys has about 50 kB."""
+_PERIOD_MAX = 1 << 15
+"""The most keys that are kept, of which frames take slices: half a megabyte."""
 _RECORD_OVERHEAD = 12
 """Bytes a record takes in the columns beside its value and key: an event time and an offset."""
 
@@ -314,7 +315,7 @@ class _Values:
                 offsets.extend(accumulate(sizes, initial=begin))
             number += len(numbers) * self._partitions
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        return frame_pb2.SealedBytesColumn(offsets=columns.pack_offsets(offsets), data=data).SerializeToString()
+        return b"".join([*field(1, columns.pack_offsets(offsets)), *field(2, data)])
 
     def _piece(self, block: int, numbers: range) -> tuple[bytes, int | list[int]]:
         """Values of numbers of one block, and their size, or sizes where they differ."""
@@ -334,22 +335,27 @@ class _Keys:
         self._count = key_count
         self._first = lane
         self._partitions = partitions
-        self._columns: OrderedDict[tuple[int, int], bytes] = OrderedDict()
+        self._period = key_count // gcd(key_count, partitions) if key_count else 0
+        """Records of the lane after which its keys repeat."""
+        self._periods = b""
+        """The keys of one period, and of a frame behind it."""
         self.record_bytes_max = len(self._key(key_count)) + 4 if key_count else 0
 
     def column(self, start: int, count: int) -> bytes:
         """Of `count` records from the lane's record `start`; empty without keys."""
         if not self._count:
             return b""
-        first = (self._first + start * self._partitions) % self._count
-        column = self._columns.pop((first, count), None)
-        if column is None:
-            numbers = range(first, first + count * self._partitions, self._partitions)
-            column = columns.pack_lists([(self._key(number % self._count),) for number in numbers])
-            if len(self._columns) >= _KEY_COLUMNS_MAX:
-                self._columns.popitem(last=False)
-        self._columns[(first, count)] = column
-        return column
+        if self._period > _PERIOD_MAX or count > FRAME_RECORDS_MAX:
+            return self._made(start, count)
+        if not self._periods:
+            self._periods = self._made(0, self._period + FRAME_RECORDS_MAX)
+        begin = start % self._period
+        return columns.slice_lists(self._periods, begin, begin + count)
+
+    def _made(self, start: int, count: int) -> bytes:
+        first = self._first + start * self._partitions
+        numbers = range(first, first + count * self._partitions, self._partitions)
+        return columns.pack_lists([(self._key(number % self._count),) for number in numbers])
 
     @staticmethod
     def _key(number: int) -> bytes:

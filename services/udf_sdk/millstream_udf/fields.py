@@ -1,0 +1,26 @@
+"""Fields of protobuf messages whose content is encoded already: joined, instead of copied into a message and out of it.
+
+protobuf's own encoder finds room for what it writes by doubling: half a megabyte of columns takes it forty times as
+long as one join of the same bytes. What is made here is what it would make, but for the order of the fields.
+"""
+
+from __future__ import annotations
+
+_LENGTH_DELIMITED = 2
+
+
+def field(number: int, *parts: bytes) -> list[bytes]:
+    """The parts of a field, header first; none where it would be empty, as a field without a value is not written."""
+    size = sum(map(len, parts))
+    if not size:
+        return []
+    return [_varint(number << 3 | _LENGTH_DELIMITED) + _varint(size), *parts]
+
+
+def _varint(number: int) -> bytes:
+    encoded = bytearray()
+    while number > 0x7F:
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    encoded.append(number)
+    return bytes(encoded)
