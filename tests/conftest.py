@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
 # A JVM of a test lives for seconds: code that runs so briefly is not worth a compiler that optimises it, which takes
 # a fifth of the processor time.
 os.environ["JDK_JAVA_OPTIONS"] = "-XX:TieredStopAtLevel=1"
+
+# A shell that starts the tests in the background has them ignore Ctrl-C, and with them all that they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes says how busy the machine is.
 hypothesis.settings.register_profile("untimed", deadline=None)
