@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -36,8 +37,20 @@ def owner(epoch: int, **changes: object) -> DirectoryOwner:
     )
 
 
+_OPENED: list[LaneDirectory] = []
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    """Whoever opens a directory, or tries to, has to close it: each holds a file open."""
+    yield
+    while _OPENED:
+        _OPENED.pop().close()
+
+
 def opened(path: Path, by: DirectoryOwner) -> LaneDirectory:
     directory = LaneDirectory(path, by)
+    _OPENED.append(directory)
     directory.open()
     return directory
 
