@@ -42,7 +42,7 @@ _OPENED: list[LaneDirectory] = []
 
 @pytest.fixture(autouse=True)
 def closed() -> Iterator[None]:
-    """Whoever opens a directory, or tries to, has to close it: each holds a file open."""
+    """A test that opens a directory, or tries to, has to close it: each holds a file open."""
     yield
     while _OPENED:
         _OPENED.pop().close()
