@@ -71,7 +71,7 @@ def read_access(path: Path, model: type[WrittenT]) -> WrittenT:
         raise UserError(codes.BROKER_ACCESS_FILE, f"the broker's access file {path} is not UTF-8") from error
     try:
         return _of_json(text, model)
-    except ValueError:
+    except (ValueError, RecursionError):
         return _of_yaml(text, path, model)
 
 

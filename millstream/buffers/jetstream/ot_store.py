@@ -89,10 +89,13 @@ class JetStreamOtStore(RevisionedOtStore):
 
     async def forget(self, lane: LaneId) -> None:
         self._revisions.pop(lane.key, None)
-        self._contents = _Contents()
-        async with self._answering(lane.key):
-            with step("watermark.forget", self._vertex):
-                await self._connection.api(f"STREAM.PURGE.{self._stream}", {"filter": f"{self._prefix}{lane.key}"})
+        try:
+            async with self._answering(lane.key):
+                with step("watermark.forget", self._vertex):
+                    await self._connection.api(f"STREAM.PURGE.{self._stream}", {"filter": f"{self._prefix}{lane.key}"})
+        finally:
+            # A read meanwhile may have found the entry, and without an answer it may be gone all the same.
+            self._contents = _Contents()
 
     @asynccontextmanager
     async def watch(self) -> AsyncIterator[AsyncIterator[OtUpdate]]:

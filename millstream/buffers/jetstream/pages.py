@@ -84,7 +84,7 @@ async def read_next(
 ) -> tuple[PageMessage, int] | None:
     """The first message of `subject` behind sequence `after`, and how many lie behind that; None when there is none.
 
-    A page of one message without a subscription of its own: for who asks often, and seldom finds more.
+    A page of one message that needs no subscription: for callers that ask often and seldom find more.
     Raises `AnswerLostError`.
     """
     request = {"seq": after + 1, "batch": 1, "next_by_subj": subject}
