@@ -14,6 +14,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from millstream.spec.models import NUMAFLOW_API_VERSION
+from millstream.spec.options import default_of, flat, name_of, type_of
 from millstream.spec.schema import schema
 from tools.pages import write_or_check
 
@@ -69,20 +70,16 @@ def _references(node: Any) -> Iterator[str]:
         part = open_.pop(0)
         if isinstance(part, dict):
             if "$ref" in part:
-                found[_name_of(part["$ref"])] = None
+                found[name_of(part["$ref"])] = None
             open_ = [value for key, value in part.items() if key != "discriminator"] + open_
         elif isinstance(part, list):
             open_ = part + open_
     yield from found
 
 
-def _name_of(reference: str) -> str:
-    return reference.rsplit("/", 1)[1]
-
-
 def _section(name: str, model: dict[str, Any]) -> Iterator[str]:
     yield f"## {name}\n"
-    yield _flat(model.get("description", "")) + "\n"
+    yield flat(model.get("description", "")) + "\n"
     fields = model.get("properties", {})
     if not fields:
         yield "It has no fields: write `{}`.\n"
@@ -100,61 +97,17 @@ def _meaning(contents: dict[str, Any]) -> str:
     """A field's docstring; the schema leaves it out where it is that of the field's own model."""
     own = contents.get("description")
     if own is None and "$ref" in contents:
-        own = schema()["$defs"][_name_of(contents["$ref"])].get("description")
-    return _flat(own or "")
-
-
-def _flat(text: str) -> str:
-    return " ".join(text.split())
+        own = schema()["$defs"][name_of(contents["$ref"])].get("description")
+    return flat(own or "")
 
 
 def _default(field: str, contents: dict[str, Any], model: dict[str, Any]) -> str:
-    if field in model.get("required", ()):
-        return "required"
-    value = contents.get("default")
-    if value is None or value in ([], {}, ""):
-        return ""
-    if isinstance(value, dict):
-        return "its defaults"
-    if _type(contents) == "duration":
-        return f"`{value:g}s`"
-    return f"`{json.dumps(value) if not isinstance(value, str) else value}`"
+    text = default_of(field, contents, model)
+    return text if text in ("", "required", "its defaults") else f"`{text}`"
 
 
 def _type(node: dict[str, Any]) -> str:
-    if "$ref" in node:
-        name = _name_of(node["$ref"])
-        return f"[{name}](#{name.lower()})"
-    for union in ("anyOf", "oneOf"):
-        if union in node:
-            return " or ".join(_type(part) for part in node[union] if part.get("type") != "null")
-    if "const" in node or "enum" in node:
-        return ", ".join(f"`{choice}`" for choice in node.get("enum", [node.get("const")]))
-    match node.get("type"):
-        case "array":
-            return f"list of {_type(node['items'])}"
-        case "object":
-            return f"mapping of {_type(node['additionalProperties'])}"
-        case ["string", "number"]:
-            return "duration"
-        case ["string", "integer"]:
-            return "size"
-        case "integer":
-            return "whole number" + _range(node)
-        case "number":
-            return "number" + _range(node)
-        case "boolean":
-            return "true or false"
-        case "string":
-            return "name" if "pattern" in node else "text"
-    return "text, number, true or false"
-
-
-def _range(node: dict[str, Any]) -> str:
-    low, high = node.get("minimum"), node.get("maximum")
-    if low is not None and high is not None:
-        return f", {low:g} to {high:g}" if high < 1e6 else f", at least {low:g}"
-    return f", at least {low:g}" if low is not None else ""
+    return type_of(node, lambda name: f"[{name}](#{name.lower()})", "`{}`")
 
 
 def contents() -> dict[Path, str]:

@@ -256,6 +256,20 @@ SANDBOX_IMPOSSIBLE = Code(
     ),
 )
 
+GUARANTEE_NOT_HELD = Code(
+    2225,
+    "A guarantee is demanded that cannot be held",
+    happened=(
+        "A source or a sink has `guarantee: exactlyOnce` or `atLeastOnce`, and with these settings its kind promises "
+        "less. The message says what it promises."
+    ),
+    data=_UNTOUCHED,
+    do=(
+        "Change the settings as the message says, take a kind that holds what you demand (`millstream connectors` "
+        "lists what each promises), or take the demand away and accept what is promised."
+    ),
+)
+
 PLACE_TAKEN = Code(
     2224,
     "Two parts of the pipeline want the same place",

@@ -232,6 +232,14 @@ COMMAND_LINE = Code(
     ),
 )
 
+NO_SUCH_CONNECTOR = Code(
+    2122,
+    "There is no such source or sink",
+    happened="The name is not one of a kind of source or sink that Millstream or an installed package has.",
+    data=_NOTHING_DONE,
+    do="`millstream connectors` lists them. One of another package is found when that package is installed here.",
+)
+
 NO_SUCH_TESTS = Code(
     2130,
     "There are no tests there",
@@ -521,6 +529,23 @@ CONNECTOR_SETTINGS = Code(
         "of a sink has received since its last mark may be delivered again."
     ),
     do="Change what the message names, then start again.",
+)
+
+TARGET_REFUSES = Code(
+    2514,
+    "What a source or sink talks to refuses the connection",
+    happened=(
+        "The other side answered and let no user in: a user, a password or a certificate that it does not accept, a "
+        "database that does not exist, or a right that the user does not have."
+    ),
+    data=(
+        "The lane stopped at what it has committed, or, at `validate --online`, nothing was started. Nothing of what "
+        "failed is acknowledged."
+    ),
+    do=(
+        "Correct what the message names: the user, where its password stands, or its rights on the other side. "
+        "`millstream validate --online` tries it without running anything."
+    ),
 )
 
 SINK_REFUSED = Code(

@@ -8,13 +8,14 @@ object are imported by `millstream validate` and by every vertex of a pipeline t
 but what this page offers; what a connector works with is imported when it is opened.
 """
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from importlib.util import find_spec
 from pathlib import Path as FilePath
-from typing import Annotated, ClassVar, Generic, TypeVar
+from typing import Annotated, ClassVar, Generic, Literal, TypeVar
 
+from millstream import codes
 from millstream.limits import FRAME_RECORDS_MAX
 from millstream.spec.problems import Finding, Path
 from millstream.spec.registry import Registry
@@ -44,6 +45,50 @@ class Place:
         return self.taken.setdefault(what, path) == path
 
 
+class GuaranteeId(Enum):
+    """How often a record can take effect."""
+
+    TRANSACTIONAL = "exactly-once-transactional"
+    IDEMPOTENT = "exactly-once-idempotent"
+    POSITION = "exactly-once-position"
+    RECORD_IDS = "exactly-once-ids"
+    AT_LEAST_ONCE = "at-least-once"
+    AT_MOST_ONCE = "at-most-once"
+    NO_TARGET = "no-target"
+
+
+Demand = Literal["exactlyOnce", "atLeastOnce"]
+"""What a pipeline may ask of a source or a sink."""
+
+_HOLDS: Mapping[Demand, frozenset[GuaranteeId]] = {
+    "exactlyOnce": frozenset(
+        (GuaranteeId.TRANSACTIONAL, GuaranteeId.IDEMPOTENT, GuaranteeId.POSITION, GuaranteeId.RECORD_IDS)
+    ),
+    "atLeastOnce": frozenset(GuaranteeId) - {GuaranteeId.AT_MOST_ONCE, GuaranteeId.NO_TARGET},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Guarantee:
+    """The promise of a source or a sink."""
+
+    id: GuaranteeId
+    """Which promise."""
+    sentence: str
+    """The promise and how it is kept, for people."""
+
+    def holds(self, demand: Demand) -> bool:
+        """Whether it is at least what is demanded."""
+        return self.id in _HOLDS[demand]
+
+    def demand_problems(self, demand: Demand | None, loc: tuple[str, ...], holding: str) -> Iterator[ShapeProblem]:
+        """A problem where it is less than what is demanded at `loc`. `holding`: what would be enough."""
+        if demand is None or self.holds(demand):
+            return
+        what = f"`{demand}` is demanded, and cannot be held: {self.sentence}"
+        yield ShapeProblem(codes.GUARANTEE_NOT_HELD, loc, what, holding)
+
+
 class Connector(Generic[S]):
     """A kind of source or of sink."""
 
@@ -52,6 +97,8 @@ class Connector(Generic[S]):
     user's."""
     meaning: str
     """A line for the reference of the pipeline file."""
+    promise: Guarantee
+    """What it guarantees in general, for lists; `guarantee` says it of settings."""
     packages: ClassVar[Mapping[str, str]] = {}
     """Modules that it imports when it is opened and that may be absent, each with what `pip install` takes."""
 
@@ -59,6 +106,11 @@ class Connector(Generic[S]):
         """What this machine lacks for it: files, directories, ports. Nothing is changed, and no other machine is
         asked."""
         yield from ()
+
+    async def online_findings(self, settings: S, place: Place) -> Sequence[Finding]:
+        """What is wrong with what it talks to: address, credentials, rights, topics and tables. `validate --online`
+        asks; nothing is changed there. It is given a time, and raises errors of ours as its `open` does."""
+        return ()
 
     def notes(self, settings: S, path: Path) -> Iterator[tuple[Path, str]]:
         """What to know about valid settings, each with its place; `path` is that of the settings."""
@@ -86,6 +138,12 @@ class SourceKind(Connector[S]):
     """Whether its records may have headers."""
     strangers = False
     """Whether event times are chosen outside: one far ahead of the clock is then held back."""
+    ends: ClassVar[str] = "never"
+    """When it ends by itself, for lists; `bounded` says it of settings."""
+
+    def guarantee(self, settings: S) -> Guarantee:
+        """How often a record of it counts, whatever dies."""
+        return self.promise
 
     def bounded(self, settings: S) -> bool | None:
         """Whether it ends by itself; None where that shows only while it runs."""
@@ -98,25 +156,6 @@ class SourceKind(Connector[S]):
     def address(self, settings: S, partition: int) -> tuple[str, int] | None:
         """Host and port on which the lane of a partition listens, where that is fixed."""
         return None
-
-
-class GuaranteeId(Enum):
-    """How often a record can take effect in the target."""
-
-    TRANSACTIONAL = "exactly-once-transactional"
-    IDEMPOTENT = "exactly-once-idempotent"
-    AT_LEAST_ONCE = "at-least-once"
-    NO_TARGET = "no-target"
-
-
-@dataclass(frozen=True, slots=True)
-class Guarantee:
-    """The promise of one sink."""
-
-    id: GuaranteeId
-    """Which promise."""
-    sentence: str
-    """The promise and how it is kept, for people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +177,7 @@ class SinkKind(Connector[S]):
     def guarantee(self, settings: S, *, fallback: bool) -> Guarantee:
         """What it promises about records that have to be sent again. `fallback`: to a lane of which it gets some
         records only, maybe others when they are sent again."""
-        raise NotImplementedError
+        return self.promise
 
     def use_problems(self, settings: S, use: SinkUse) -> Iterator[ShapeProblem]:
         """What is wrong with settings, each valid by itself, where the sink is used like that."""

@@ -32,7 +32,8 @@ class Registry(Generic[K]):
     def __init__(self, group: str, noun: str, of: type[K], own: Mapping[str, str]) -> None:
         """`group` of entry points; `noun` for messages; `own` maps names to `module:object`, as entry points do."""
         self._group = group
-        self._noun = noun
+        self.noun = noun
+        """What its kinds are, for messages."""
         self._of = of
         self._own = own
         self._loaded: dict[str, K] = {}
@@ -69,7 +70,7 @@ class Registry(Generic[K]):
 
     def _load(self, name: str) -> K:
         place, package = self._place(name)
-        of_package = f"the {self._noun} {name} of {package}"
+        of_package = f"the {self.noun} {name} of {package}"
         module, _, attribute = place.partition(":")
         try:
             found = getattr(import_module(module), attribute)
@@ -82,14 +83,18 @@ class Registry(Generic[K]):
     def _place(self, name: str) -> tuple[str, str]:
         """Where its object is, `module:object`, and in which package."""
         if name in self._own:
-            return self._own[name], _OURS
+            return self._own[name], OURS
         entry, *others = self._installed[name].values()
         if others:
             packages = ", ".join(sorted(_package(one) for one in (entry, *others)))
             raise UserError(
-                codes.EXTENSION, f"several packages have a {self._noun} called {name}: {packages}; remove all but one"
+                codes.EXTENSION, f"several packages have a {self.noun} called {name}: {packages}; remove all but one"
             )
         return entry.value, _package(entry)
+
+    def package_of(self, name: str) -> str:
+        """The package that has a kind, with its version where it is not Millstream. Errors: those of `load`."""
+        return self._place(name)[1]
 
     def all(self) -> Iterator[tuple[str, K]]:
         """Every kind that can be loaded."""
@@ -100,11 +105,12 @@ class Registry(Generic[K]):
                 continue
 
 
-_OURS = "Millstream"
+OURS = "Millstream"
+"""The package of the project's own kinds, in messages."""
 
 
 def _package(entry: EntryPoint) -> str:
-    return f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else _OURS
+    return f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else OURS
 
 
 class Choice(SpecModel):

@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 from millstream.spec.models import Pipeline
+from millstream.spec.values import SpecModel
 
 # Editors' YAML language servers know this draft best; nothing in the schema needs a later one.
 DRAFT = "http://json-schema.org/draft-07/schema#"
@@ -19,8 +20,13 @@ DRAFT = "http://json-schema.org/draft-07/schema#"
 def schema() -> dict[str, Any]:
     """The schema, with the fields as they are written in YAML. Reads the source of every model: about a second,
     once. It is for reading: others get the same object."""
-    body: dict[str, Any] = _for_editors(Pipeline.model_json_schema())
-    return {"$schema": DRAFT, **body}
+    return {"$schema": DRAFT, **schema_of(Pipeline)}
+
+
+def schema_of(model: type[SpecModel]) -> dict[str, Any]:
+    """That of one model, with those it refers to in `$defs`."""
+    body: dict[str, Any] = _for_editors(model.model_json_schema())
+    return body
 
 
 def _for_editors(node: Any) -> Any:

@@ -5,7 +5,7 @@ from typing import Literal
 
 from millstream import codes
 from millstream.retry import ASKED_MAX
-from millstream.spec.connectors import SINKS, Guarantee, SinkKind, SinkUse
+from millstream.spec.connectors import SINKS, Demand, Guarantee, SinkKind, SinkUse
 from millstream.spec.programs import Backoff, Program
 from millstream.spec.registry import Choice
 from millstream.spec.values import Flag, PositiveCount, ShapeProblem, SpecModel
@@ -50,7 +50,7 @@ class FallbackSink(Choice):
         """The user's program, where that is what it sends to."""
         return self.settings if isinstance(self.settings, Program) else None
 
-    def guarantee(self, *, fallback: bool = False) -> Guarantee:
+    def promise(self, *, fallback: bool = False) -> Guarantee:
         """What it promises about records that have to be sent again."""
         return self.connector.guarantee(self.settings, fallback=fallback)
 
@@ -58,6 +58,9 @@ class FallbackSink(Choice):
 class Sink(FallbackSink):
     """Where the records of a sink vertex go."""
 
+    guarantee: Demand | None = None
+    """The least that must hold, also of the `fallback`: `exactlyOnce` or `atLeastOnce`. `validate` and `run` refuse the
+    pipeline where the sink promises less. Default: nothing is demanded."""
     fallback: FallbackSink | None = None
     """Where records go that the sink refused, with `onFailure: fallback` or when a `udsink` says
     so."""
@@ -73,6 +76,11 @@ class Sink(FallbackSink):
         if self.fallback is not None and not asked and not self.connector.asks_for_fallback:
             what = "`fallback` is never used"
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("fallback",), what, "`retryStrategy.onFailure: fallback`")
+        holding = "a sink that holds it, such as `file`; or no `guarantee`"
+        yield from self.promise().demand_problems(self.guarantee, ("guarantee",), holding)
+        if self.fallback is not None:
+            aside = "a fallback that holds it; or no `guarantee`, which speaks of the fallback too"
+            yield from self.fallback.promise(fallback=True).demand_problems(self.guarantee, ("fallback",), aside)
 
     def use_problems(self, buffer_records: int, *, dead_letters: bool) -> Iterator[ShapeProblem]:
         """What is wrong with it and its fallback behind such a buffer. `dead_letters`: an edge with them leads here."""

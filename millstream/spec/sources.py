@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from millstream import codes
 from millstream.errors import UserError
-from millstream.spec.connectors import SOURCES, IdBounds, SourceKind
+from millstream.spec.connectors import SOURCES, Demand, Guarantee, IdBounds, SourceKind
 from millstream.spec.programs import EventTime, Program, Transformer
 from millstream.spec.registry import Choice
 from millstream.spec.values import ShapeProblem, SpecModel, Text
@@ -27,6 +27,9 @@ class Source(Choice):
     """Dotted paths of members of the JSON value that become the record's keys, in this order."""
     transformer: Transformer | None = None
     """A program for each record, after `eventTime` and `keys`."""
+    guarantee: Demand | None = None
+    """The least that must hold: `exactlyOnce` or `atLeastOnce`. `validate` and `run` refuse the pipeline where the
+    source promises less. Default: nothing is demanded."""
     on_invalid: OnInvalid | None = None
     """What becomes of a record whose text, event time or key cannot be read: `deadLetter` (to the
     vertex's dead-letter edges), `drop` (counted) or `stop`. Default: `deadLetter` if the vertex has
@@ -37,6 +40,8 @@ class Source(Choice):
         if self.event_time is not None and self.event_time.header is not None and not self.connector.has_headers:
             what = f"records of a {self.kind} source have no headers"
             yield ShapeProblem(codes.FIELDS_CONFLICT, ("eventTime", "header"), what, "`eventTime.field`")
+        holding = "a source that holds it, such as `file`; or no `guarantee`"
+        yield from self.promise().demand_problems(self.guarantee, ("guarantee",), holding)
 
     @property
     def connector(self) -> SourceKind[SpecModel]:
@@ -47,6 +52,10 @@ class Source(Choice):
     def program(self) -> Program | None:
         """The user's program, where that is what gives the records."""
         return self.settings if isinstance(self.settings, Program) else None
+
+    def promise(self) -> Guarantee:
+        """How often a record of it counts, whatever dies."""
+        return self.connector.guarantee(self.settings)
 
     @property
     def bounded(self) -> bool | None:

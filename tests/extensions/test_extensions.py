@@ -165,6 +165,18 @@ async def test_without_the_package_its_names_are_unknown(pipeline: Path, monkeyp
     assert {"unknown field `countdown`", "unknown field `sqlite`"} <= what
 
 
+async def test_they_are_listed_with_their_package_and_asked_about_their_targets(pipeline: Path) -> None:
+    listed = await command(pipeline, "connectors", "sqlite", "-o", "json")
+    (sink,) = json.loads(listed.out)["connectors"]
+    assert (sink["role"], sink["package"].split()[0]) == ("sink", "millstream-toys")
+    assert [option["name"] for option in sink["options"]] == ["path"]
+    (pipeline / "out.db").write_text("something else")
+    ended = await command(pipeline, "validate", "--online", "pipeline.yaml")
+    assert ended.exit_code == 2
+    assert "out.db is not a database of SQLite" in ended.err
+    assert "MS-2512" in ended.err
+
+
 @pytest.mark.guarantee("I1")
 async def test_each_record_of_theirs_counts_once_though_both_ends_are_killed(pipeline: Path) -> None:
     async with start(pipeline, "run", "pipeline.yaml") as run:

@@ -79,9 +79,10 @@ def test_reduces_say_how_they_group() -> None:
     assert '    v1 -.->|"late records"| v6\n' in mermaid
 
 
-def test_every_sink_states_its_guarantee() -> None:
+def test_every_source_and_sink_states_its_guarantee() -> None:
     guarantees = guarantees_of(load(PIPELINES / "flights.yaml").graph)
     assert {name: guarantee.id for name, guarantee in guarantees.items()} == {
+        "flights": GuaranteeId.POSITION,
         "all": GuaranteeId.TRANSACTIONAL,
         "hook": GuaranteeId.IDEMPOTENT,
         "hook (fallback)": GuaranteeId.AT_LEAST_ONCE,

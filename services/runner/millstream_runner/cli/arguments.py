@@ -29,7 +29,7 @@ exit codes:
 
 
 _GROUPS = {
-    "write and run": ("init", "run", "test", "validate", "graph"),
+    "write and run": ("init", "run", "test", "validate", "graph", "connectors"),
     "look into a run": ("status", "logs", "tap", "peek", "audit", "explain"),
     "mend": ("deadletters", "repair", "watermark", "wal"),
     "machines and brokers": ("doctor", "spark", "bench", "chaos", "broker", "compile"),
@@ -88,6 +88,7 @@ def parser() -> Parser:
     _add_completion(commands)
     _add_test(commands)
     _add_explain(commands)
+    _add_connectors(commands)
     _add_version(commands)
     _add_bench(commands)
     _add_spark(commands)
@@ -227,11 +228,17 @@ def _add_validate(commands: Commands) -> None:
         "check a pipeline file",
         "Check a pipeline file and what it refers to on this machine (programs, functions, files).\n"
         "Reports every fault at once with file, line, path, what is wrong and what was expected; for a valid\n"
-        "file, what each sink guarantees. Queries of reduces are analysed by Spark, which takes some seconds.",
+        "file, what its sources and sinks guarantee. Spark analyses the queries of reduces, which takes some seconds.",
     )
     _add_pipeline_file(command)
     command.add_argument(
         "--file-only", action="store_true", help="look at nothing but the file: no programs, no data, no Spark"
+    )
+    command.add_argument(
+        "--online",
+        action="store_true",
+        help="also have each source and sink try what it talks to: address, credentials, rights, tables and topics; "
+        "nothing is changed there",
     )
     command.add_argument(
         "--import",
@@ -557,6 +564,20 @@ def _add_completion(commands: Commands) -> None:
         "and edges in them, pipelines that have run here, error codes.",
     )
     command.add_argument("shell", choices=("bash", "zsh", "fish"), help="which shell")
+
+
+def _add_connectors(commands: Commands) -> None:
+    command = _command(
+        commands,
+        "connectors",
+        "list the kinds of sources and sinks",
+        "List the kinds of sources and sinks, those of installed packages too: what each promises about records that\n"
+        "have to be sent again, when it ends, and what it needs. With a name, also what may be set.",
+    )
+    command.add_argument(
+        "connector", nargs="?", metavar="CONNECTOR", help="only those of this name, with their options"
+    )
+    _add_json(command)
 
 
 def _add_explain(commands: Commands) -> None:

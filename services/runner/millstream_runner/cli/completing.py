@@ -267,6 +267,12 @@ def _ledgers(_: Line, __: str) -> Iterator[Candidate]:
     return map(Candidate, known())
 
 
+def _connectors(_: Line, __: str) -> Iterator[Candidate]:
+    from millstream.spec.connectors import SINKS, SOURCES
+
+    return map(Candidate, sorted({*SOURCES.names, *SINKS.names}))
+
+
 def _words(*words: str) -> Callable[[Line, str], Iterator[Candidate]]:
     return lambda _, __: map(Candidate, words)
 
@@ -294,6 +300,7 @@ VALUES: dict[str, Callable[[Line, str], Iterable[Candidate]] | None] = {
     "NAME": _runs,
     "LEDGER": _ledgers,
     "CODE": _codes,
+    "CONNECTOR": _connectors,
     "KINDS": _faults,
     "TIME": _words("now"),
     "WHEN": _words("30s", "10m", "2h", "1d"),

@@ -33,6 +33,7 @@ EXAMPLES: dict[tuple[str, ...], tuple[Example, ...]] = {
     ("validate",): (
         Example("every problem with a file, and with what it refers to", "millstream validate pipeline.yaml"),
         Example("also what cannot be imported or called", "millstream validate --import pipeline.yaml"),
+        Example("also whether its sources and sinks are reached", "millstream validate --online pipeline.yaml"),
         Example("the file alone, for a pre-commit hook", "millstream validate --file-only pipeline.yaml"),
         Example("as JSON, for scripts", "millstream validate -o json pipeline.yaml"),
     ),
@@ -113,6 +114,11 @@ EXAMPLES: dict[tuple[str, ...], tuple[Example, ...]] = {
         Example("as JSON, for scripts", "millstream test -o json"),
     ),
     ("schema",): (Example("for an editor", "millstream schema > pipeline.schema.json"),),
+    ("connectors",): (
+        Example("all of them, and what each promises", "millstream connectors"),
+        Example("what may be set for files", "millstream connectors file"),
+        Example("as JSON, for scripts", "millstream connectors -o json"),
+    ),
     ("explain",): (
         Example("what a code means, and what to do", "millstream explain MS-4010"),
         Example("codes about disks", "millstream explain disk"),

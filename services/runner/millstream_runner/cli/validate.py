@@ -1,4 +1,4 @@
-"""`millstream validate`: everything that is wrong with a pipeline file, and what its sinks promise."""
+"""`millstream validate`: everything that is wrong with a pipeline file, and what its sources and sinks promise."""
 
 from __future__ import annotations
 
@@ -34,6 +34,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(
             codes.COMMAND_LINE, "--file-only looks at no function, and --import starts them: give one of them"
         )
+    if arguments.online and arguments.file_only:
+        raise UserError(codes.COMMAND_LINE, "--file-only looks at nothing outside, and --online does: give one of them")
     try:
         loaded = load(arguments.file)
     except FileError as error:
@@ -53,6 +55,8 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             problems += local_problems(loaded)
             _ask_spark(loaded, problems, notes)
+    if arguments.online:
+        _ask_outside(loaded or partial, problems)
     if arguments.import_functions:
         functions = _import_functions(loaded, problems, notes)
     guarantees = guarantees_of(loaded.graph) if loaded is not None else {}
@@ -90,6 +94,21 @@ def _ask_spark(loaded: Loaded | Partial, problems: list[Problem], notes: list[No
     problems += [loaded.problem(finding) for finding in verdict.problems]
     problems.sort(key=lambda problem: (problem.line, problem.column, problem.path))
     notes += [loaded.note(path, text) for path, text in verdict.notes]
+
+
+def _ask_outside(loaded: Loaded | Partial | None, problems: list[Problem]) -> None:
+    """Add what sources and sinks find of what they talk to."""
+    if loaded is None:
+        return
+    from millstream_runner.local.online import online_findings
+
+    asked, findings = asyncio.run(online_findings(loaded))
+    ends = "source or sink" if asked == 1 else "sources and sinks"
+    print(f"asked {asked} {ends} about what they talk to", file=sys.stderr)
+    known = {(problem.path, problem.what) for problem in problems}
+    found = [loaded.problem(finding) for finding in findings]
+    problems += [problem for problem in found if (problem.path, problem.what) not in known]
+    problems.sort(key=lambda problem: (problem.line, problem.column, problem.path))
 
 
 def _import_functions(loaded: Loaded | None, problems: list[Problem], notes: list[Note]) -> Sequence[Mapping[str, str]]:

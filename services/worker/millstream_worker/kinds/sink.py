@@ -53,10 +53,10 @@ class SinkVertex(RunnableKind[Sink]):
         return settings.retry_strategy
 
     def guarantees(self, settings: Sink) -> Iterator[tuple[str, Guarantee]]:
-        own = settings.guarantee()
+        own = settings.promise()
         yield "", Guarantee(own.id, own.sentence + _LOSSES.get(settings.retry_strategy.on_failure, ""))
         if settings.fallback is not None:
-            yield "fallback", settings.fallback.guarantee(fallback=True)
+            yield "fallback", settings.fallback.promise(fallback=True)
 
     def dead_letters(self, written: Mapping[str, Any], watermark: Mapping[str, Any]) -> bool:
         # An edge out of it is wrong for another reason.

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from millstream.record import SOURCE_INPUT
-from millstream.spec.connectors import IdBounds
+from millstream.spec.connectors import Guarantee, IdBounds
 from millstream.spec.kinds import PlacedEnd, PlacedProgram, on_failure_of
 from millstream.spec.problems import Path
 from millstream.spec.programs import RetryStrategy
@@ -41,6 +41,9 @@ class SourceVertex(RunnableKind[Source]):
 
     def ends(self, settings: Source) -> Iterator[PlacedEnd]:
         yield PlacedEnd((), settings)
+
+    def guarantees(self, settings: Source) -> Iterator[tuple[str, Guarantee]]:
+        yield "", settings.promise()
 
     def bounded(self, settings: Source) -> bool | None:
         return settings.bounded

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from millstream import codes
 from millstream.spec.columns import Column, repeated_columns
-from millstream.spec.connectors import Place
+from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding
 from millstream.spec.rules import After, NotEmpty
 from millstream.spec.values import Flag, ShapeProblem, SpecModel, Text, problem
@@ -90,11 +90,19 @@ class FileSource(SpecModel):
 class _File(SourceConnector[FileSource]):
     model = FileSource
     meaning = "Records read from files."
+    promise = Guarantee(GuaranteeId.POSITION, "exactly once: it reads on in the file from where its last commit ended")
+    ends = "at the end of the last file, without `follow`"
     has_headers = False
     extracts = True
 
     def bounded(self, settings: FileSource) -> bool | None:
         return not settings.follow
+
+    def guarantee(self, settings: FileSource) -> Guarantee:
+        if not settings.follow:
+            return self.promise
+        sentence = f"{self.promise.sentence}, unless a file is truncated or deleted before it was read, which is logged"
+        return Guarantee(GuaranteeId.POSITION, sentence)
 
     def local_findings(self, settings: FileSource, place: Place) -> Iterator[Finding]:
         for index, pattern in enumerate(settings.paths):

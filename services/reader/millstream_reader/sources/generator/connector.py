@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from millstream import codes
 from millstream.limits import RECORD_BYTES_MAX
+from millstream.spec.connectors import Guarantee, GuaranteeId
 from millstream.spec.problems import Path
 from millstream.spec.rules import After, Strict
 from millstream.spec.values import (
@@ -109,6 +110,8 @@ class GeneratorSource(SpecModel):
 class _Generator(SourceConnector[GeneratorSource]):
     model = GeneratorSource
     meaning = "Records made here."
+    promise = Guarantee(GuaranteeId.POSITION, "exactly once: from a position it makes the same records again")
+    ends = "with `records`"
     has_headers = False
 
     def bounded(self, settings: GeneratorSource) -> bool | None:

@@ -9,12 +9,21 @@ from typing import TYPE_CHECKING, Annotated
 
 from millstream import codes
 from millstream.limits import HTTP_CLIENT_CONNECTIONS_MAX, HTTP_CONNECTIONS_MAX, IDS_MAX
-from millstream.spec.connectors import IdBounds, IdsCount, Place
+from millstream.spec.connectors import Guarantee, GuaranteeId, IdBounds, IdsCount, Place
 from millstream.spec.problems import Finding, Path
 from millstream.spec.references import Secret
 from millstream.spec.rules import Strict
 from millstream.spec.tls import stays_on_this_machine
-from millstream.spec.values import Flag, PositiveCount, PositiveDuration, ShapeProblem, SpecModel, Text, field
+from millstream.spec.values import (
+    Flag,
+    PositiveCount,
+    PositiveDuration,
+    ShapeProblem,
+    SpecModel,
+    Text,
+    as_duration,
+    field,
+)
 from millstream_reader.connector import SourceConnector, SourceOwner
 
 if TYPE_CHECKING:
@@ -108,6 +117,10 @@ class HttpSource(SpecModel):
 class _Http(SourceConnector[HttpSource]):
     model = HttpSource
     meaning = "Records sent by HTTP."
+    promise = Guarantee(
+        GuaranteeId.RECORD_IDS,
+        "exactly once for records that are sent with an id, as long as `idTtl` remembers it; at least once without",
+    )
     strangers = True
     extracts = True
 
@@ -116,6 +129,13 @@ class _Http(SourceConnector[HttpSource]):
 
     def id_bounds(self, settings: HttpSource) -> IdBounds | None:
         return IdBounds(settings.id_ttl_s, settings.ids_max)
+
+    def guarantee(self, settings: HttpSource) -> Guarantee:
+        sentence = (
+            "exactly once for records that are sent with an id, which is remembered for "
+            f"{as_duration(settings.id_ttl_s)}; at least once without"
+        )
+        return Guarantee(GuaranteeId.RECORD_IDS, sentence)
 
     def address(self, settings: HttpSource, partition: int) -> tuple[str, int] | None:
         return (settings.host, settings.port + partition) if settings.port else None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from millstream import codes
 from millstream.errors import MillstreamError
 from millstream.limits import IDS_MAX
-from millstream.spec.connectors import IdBounds, IdsCount
+from millstream.spec.connectors import Guarantee, GuaranteeId, IdBounds, IdsCount
 from millstream.spec.programs import Program
 from millstream.spec.protocols import FunctionKind
 from millstream.spec.rules import Strict
@@ -35,6 +35,12 @@ class UserSource(Program):
 class _Udsource(SourceConnector[UserSource]):
     model = UserSource
     meaning = "Records from a program of the user's."
+    promise = Guarantee(
+        GuaranteeId.POSITION,
+        "exactly once if reading from a position gives the same records, or if each record has an id that is the same "
+        "whenever it is read",
+    )
+    ends = "when it says so"
     strangers = True
 
     def id_bounds(self, settings: UserSource) -> IdBounds | None:

@@ -20,9 +20,7 @@ class BlackholeSink(SpecModel):
 class _Blackhole(SinkConnector[BlackholeSink]):
     model = BlackholeSink
     meaning = "Nowhere."
-
-    def guarantee(self, settings: BlackholeSink, *, fallback: bool) -> Guarantee:
-        return Guarantee(GuaranteeId.NO_TARGET, "nothing is written; each record is counted exactly once")
+    promise = Guarantee(GuaranteeId.NO_TARGET, "nothing is written; each record is counted exactly once")
 
     def envelope_form(self, settings: BlackholeSink) -> EnvelopeForm:
         return EnvelopeForm.NONE

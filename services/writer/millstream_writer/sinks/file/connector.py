@@ -65,6 +65,11 @@ class FileSink(SpecModel):
 class _File(SinkConnector[FileSink]):
     model = FileSink
     meaning = "To files."
+    promise = Guarantee(
+        GuaranteeId.TRANSACTIONAL,
+        "exactly once: a file appears whole under a name that carries its position, and after a restart the finished "
+        "names say how far the sink is",
+    )
 
     def guarantee(self, settings: FileSink, *, fallback: bool) -> Guarantee:
         if fallback:
@@ -73,11 +78,7 @@ class _File(SinkConnector[FileSink]):
                 "twice"
             )
             return Guarantee(GuaranteeId.AT_LEAST_ONCE, what)
-        what = (
-            "exactly once: a file appears whole under a name that carries its position, and after a restart the "
-            "finished names say how far the sink is"
-        )
-        return Guarantee(GuaranteeId.TRANSACTIONAL, what)
+        return self.promise
 
     def use_problems(self, settings: FileSink, use: SinkUse) -> Iterator[ShapeProblem]:
         """A file that could never fill up would hold the buffer full forever; an envelope has its own columns."""

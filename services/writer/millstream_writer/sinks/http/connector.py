@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Annotated, Literal
 from urllib.parse import urlsplit
 
 from millstream import codes
-from millstream.spec.connectors import Guarantee, GuaranteeId
-from millstream.spec.problems import Path
+from millstream.spec.connectors import Guarantee, GuaranteeId, Place
+from millstream.spec.problems import Finding, Path
 from millstream.spec.references import Reference, TextOrReference
 from millstream.spec.rules import After
 from millstream.spec.tls import stays_on_this_machine
@@ -73,6 +73,11 @@ class HttpSink(SpecModel):
 class _Http(SinkConnector[HttpSink]):
     model = HttpSink
     meaning = "By HTTP."
+    promise = Guarantee(
+        GuaranteeId.IDEMPOTENT,
+        "exactly once if the receiver honours the key that each request has, the same on every retry; at "
+        "least once otherwise",
+    )
 
     def guarantee(self, settings: HttpSink, *, fallback: bool) -> Guarantee:
         what = (
@@ -80,6 +85,12 @@ class _Http(SinkConnector[HttpSink]):
             "is the same on every retry"
         )
         return Guarantee(GuaranteeId.IDEMPOTENT, what)
+
+    async def online_findings(self, settings: HttpSink, place: Place) -> Sequence[Finding]:
+        from millstream_writer.sinks.http.reach import unreachable
+
+        found = await unreachable(settings, place.base_dir)
+        return (Finding(found[0], (*place.path, "url"), *found[1:]),) if found is not None else ()
 
     def notes(self, settings: HttpSink, path: Path) -> Iterator[tuple[Path, str]]:
         """Headers that look like secrets: those in the file, and those that go over the network in the clear."""

@@ -20,10 +20,9 @@ class LogSink(SpecModel):
 class _Log(SinkConnector[LogSink]):
     model = LogSink
     meaning = "To the vertex's log."
-
-    def guarantee(self, settings: LogSink, *, fallback: bool) -> Guarantee:
-        what = "at least once: lines written shortly before a crash are written again"
-        return Guarantee(GuaranteeId.AT_LEAST_ONCE, what)
+    promise = Guarantee(
+        GuaranteeId.AT_LEAST_ONCE, "at least once: lines written shortly before a crash are written again"
+    )
 
     def envelope_form(self, settings: LogSink) -> EnvelopeForm:
         return EnvelopeForm.NONE

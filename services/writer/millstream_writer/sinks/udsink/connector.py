@@ -27,10 +27,10 @@ class _Udsink(SinkConnector[UserSink]):
     model = UserSink
     meaning = "To a program of the user's."
     asks_for_fallback = True
-
-    def guarantee(self, settings: UserSink, *, fallback: bool) -> Guarantee:
-        what = "at least once: after a crash the program gets records again, with the same ids, by which it can tell"
-        return Guarantee(GuaranteeId.AT_LEAST_ONCE, what)
+    promise = Guarantee(
+        GuaranteeId.AT_LEAST_ONCE,
+        "at least once: after a crash the program gets records again, with the same ids, by which it can tell",
+    )
 
     def open(self, settings: UserSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
         from millstream_writer.sinks.udsink.lane import open_udf_sink

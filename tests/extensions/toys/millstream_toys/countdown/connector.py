@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING
 
+from millstream.spec.connectors import Guarantee, GuaranteeId
 from millstream.spec.values import PositiveCount, SpecModel
 from millstream_reader.connector import SourceConnector, SourceOwner
 
@@ -26,6 +27,8 @@ class CountdownSource(SpecModel):
 class Countdown(SourceConnector[CountdownSource]):
     model = CountdownSource
     meaning = "Numbers, counted down."
+    promise = Guarantee(GuaranteeId.POSITION, "exactly once: it counts on from the number of its last commit")
+    ends = "at 1"
     has_headers = False
 
     def bounded(self, settings: CountdownSource) -> bool | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING
 
@@ -28,10 +28,9 @@ class SqliteSink(SpecModel):
 class Sqlite(SinkConnector[SqliteSink]):
     model = SqliteSink
     meaning = "To a table of SQLite."
-
-    def guarantee(self, settings: SqliteSink, *, fallback: bool) -> Guarantee:
-        what = "exactly once: each transaction holds rows and the position behind them"
-        return Guarantee(GuaranteeId.TRANSACTIONAL, what)
+    promise = Guarantee(
+        GuaranteeId.TRANSACTIONAL, "exactly once: each transaction holds rows and the position behind them"
+    )
 
     def local_findings(self, settings: SqliteSink, place: Place) -> Iterator[Finding]:
         directory = (place.base_dir / settings.path).parent
@@ -42,6 +41,13 @@ class Sqlite(SinkConnector[SqliteSink]):
                 f"there is no directory {directory}",
                 "a database in an existing one",
             )
+
+    async def online_findings(self, settings: SqliteSink, place: Place) -> Sequence[Finding]:
+        path = place.base_dir / settings.path
+        if not path.exists() or path.read_bytes()[:15] == b"SQLite format 3":
+            return ()
+        what, expected = f"{path} is not a database of SQLite", "a database, or a name for a new one"
+        return (Finding(codes.CONNECTOR_SETTINGS, (*place.path, "path"), what, expected),)
 
     def open(self, settings: SqliteSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
         from millstream_toys.sqlite.lane import open_sqlite

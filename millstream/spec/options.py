@@ -1,0 +1,125 @@
+"""The fields of a model as people read them: name, type, default, meaning. Made from the JSON schema of the model.
+
+Above it: the reference of the pipeline file, and `millstream connectors`. Below it: the schema.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from millstream.spec.schema import schema_of
+from millstream.spec.values import SpecModel
+
+_DEPTH_MAX = 4
+"""Members of members are listed so far; deeper ones stand in docs/spec.md."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One field, or one of a model below it."""
+
+    name: str
+    """As it is written, with the fields it lies in: `batch.maxRecords`."""
+    type: str
+    default: str
+    """Empty where there is none; `required` where it has to be given."""
+    meaning: str
+
+
+def options_of(model: type[SpecModel]) -> list[Option]:
+    """All that may be set, those of nested models behind the field that holds them."""
+    body = schema_of(model)
+    return list(_options(body, body.get("$defs", {}), "", _DEPTH_MAX))
+
+
+def _options(node: Mapping[str, Any], models: Mapping[str, Any], prefix: str, depth: int) -> Iterator[Option]:
+    for name, contents in node.get("properties", {}).items():
+        below = _model_of(contents, models)
+        meaning = contents.get("description") or (below or {}).get("description") or ""
+        yield Option(
+            f"{prefix}{name}",
+            type_of(contents, _shown),
+            default_of(name, contents, node),
+            flat(meaning),
+        )
+        if below is not None and depth > 1:
+            yield from _options(below, models, f"{prefix}{name}.", depth - 1)
+
+
+def _shown(model: str) -> str:
+    return "reference" if model in ("Reference", "SecretKey") else "fields"
+
+
+def _model_of(contents: Mapping[str, Any], models: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The one model that a field is, or may be; None of a text that may be a reference, and of lists."""
+    parts = contents.get("anyOf", contents.get("oneOf", [contents]))
+    references = [part["$ref"] for part in parts if "$ref" in part]
+    others = [part for part in parts if "$ref" not in part and part.get("type") != "null"]
+    if len(references) != 1 or others:
+        return None
+    found: Mapping[str, Any] = models[name_of(references[0])]
+    return found
+
+
+def name_of(reference: str) -> str:
+    """The model that a schema refers to."""
+    return reference.rsplit("/", 1)[1]
+
+
+def flat(text: str) -> str:
+    """On one line."""
+    return " ".join(text.split())
+
+
+def default_of(field: str, contents: Mapping[str, Any], model: Mapping[str, Any]) -> str:
+    """What holds where a field is not given, as it would be written."""
+    if field in model.get("required", ()):
+        return "required"
+    value = contents.get("default")
+    if value is None or value in ([], {}, ""):
+        return ""
+    if isinstance(value, dict):
+        return "its defaults"
+    if type_of(contents, str) == "duration":
+        return f"{value:g}s"
+    return json.dumps(value) if not isinstance(value, str) else value
+
+
+def type_of(node: Mapping[str, Any], named: Callable[[str], str], choice: str = "{}") -> str:
+    """What may be written, in words. `named` says how a model of that name is shown, `choice` how a fixed text is."""
+    if "$ref" in node:
+        return named(name_of(node["$ref"]))
+    for union in ("anyOf", "oneOf"):
+        if union in node:
+            parts = [type_of(part, named, choice) for part in node[union] if part.get("type") != "null"]
+            return " or ".join(dict.fromkeys(parts))
+    if "const" in node or "enum" in node:
+        return ", ".join(choice.format(each) for each in node.get("enum", [node.get("const")]))
+    match node.get("type"):
+        case "array":
+            return f"list of {type_of(node['items'], named, choice)}"
+        case "object":
+            return f"mapping of {type_of(node['additionalProperties'], named, choice)}"
+        case ["string", "number"]:
+            return "duration"
+        case ["string", "integer"]:
+            return "size"
+        case "integer":
+            return "whole number" + _range(node)
+        case "number":
+            return "number" + _range(node)
+        case "boolean":
+            return "true or false"
+        case "string":
+            return "name" if "pattern" in node else "text"
+    return "text, number, true or false"
+
+
+def _range(node: Mapping[str, Any]) -> str:
+    low, high = node.get("minimum"), node.get("maximum")
+    if low is not None and high is not None:
+        return f", {low:g} to {high:g}" if high < 1e6 else f", at least {low:g}"
+    return f", at least {low:g}" if low is not None else ""

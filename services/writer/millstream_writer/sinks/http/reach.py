@@ -1,0 +1,37 @@
+"""Whether the receiver of an HTTP sink listens. Nothing is sent to it: any request could have an effect there.
+
+Above it: `validate --online`. Below it: the network.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from millstream import codes
+from millstream.codes.code import Code
+from millstream.spec.references import resolve
+from millstream_writer.sinks.http.connector import HttpSink
+
+
+async def unreachable(settings: HttpSink, base_dir: Path) -> tuple[Code, str, str] | None:
+    """Why no connection can be made, with TLS where the URL asks for it, and what is expected; None where one can.
+
+    The URL may hold a secret, so that host and port alone are shown.
+    """
+    parts = urlsplit(resolve(settings.url, base_dir, "the url of the http sink"))
+    is_tls = parts.scheme == "https"
+    host, port = parts.hostname or "", parts.port or (443 if is_tls else 80)
+    try:
+        _, writer = await asyncio.open_connection(host, port, ssl=ssl.create_default_context() if is_tls else None)
+    except ssl.SSLError as error:
+        return codes.TARGET_REFUSES, f"no encrypted connection to {host}:{port}: {error}", "a certificate to rely on"
+    except OSError as error:
+        return codes.TARGET_AWAY, f"no connection to {host}:{port}: {error}", "a receiver that listens there"
+    writer.close()
+    with suppress(OSError):
+        await writer.wait_closed()
+    return None
