@@ -19,7 +19,7 @@ PRESENT := $(foreach folder,$(CHECKED),$(if $(wildcard $(folder)/*.py $(folder)/
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo docs check test test-all test-images test-collector test-lowest lint types format proto lock dist audit clean
+.PHONY: help setup servers demo docs check test test-all test-images test-collector test-lowest lint types format proto lock dist audit clean
 
 help:  ## Show this list.
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -43,6 +43,9 @@ $(STAMP): $(LOCK) $(PROJECTS)
 	@$(BIN)/millstream spark prepare || echo "make: without that cache Spark takes twice as long to start" >&2
 	@touch $(STAMP)
 
+servers: $(STAMP)  ## Fetch the servers that tests of connectors run (cached); names what is not available.
+	@$(BIN)/python tools/servers.py
+
 demo: $(STAMP)  ## Replay the flights of 2013 through examples/flights and check every result.
 	$(BIN)/python examples/flights/demo.py
 
@@ -53,10 +56,10 @@ check: $(STAMP) lint types  ## Format, lint, types and the quick unit tests: und
 	$(BIN)/python -m pytest -q --numprocesses $(WORKERS) --hypothesis-profile quick \
 		-m "not process and not slow" tests/unit
 
-test: $(STAMP) lint types  ## All checks and all tests, the files of tests on WORKERS processes.
+test: $(STAMP) lint types servers  ## All checks and all tests, the files of tests on WORKERS processes.
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-test-all: $(STAMP) lint types  ## The same with every sweep at full size, and every planted defect (hours).
+test-all: $(STAMP) lint types servers  ## The same with every sweep at full size, and every planted defect (hours).
 	MILLSTREAM_TESTS=all $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
 	$(BIN)/python tools/defects.py
 

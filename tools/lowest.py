@@ -20,7 +20,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 ENVIRONMENT = REPOSITORY / ".venv-lowest"
 LOCK = REPOSITORY / "requirements" / "dev.txt"
 OURS = ("pyproject.toml", "services/udf_sdk/pyproject.toml")
-EXTRAS = ("arrow", "nkeys", "redis", "reduce", "demo")
+EXTRAS = ("arrow", "nkeys", "redis", "kafka", "reduce", "demo")
 _STUBS = re.compile(r"^types-|-stubs$|^mypy")
 """Fit the versions of the lock, and nothing is type-checked here."""
 SUITES = ("tests/unit", "tests/contract")

@@ -1,0 +1,211 @@
+"""A real Kafka broker for tests and benchmarks: one node in KRaft mode on the loopback, with faults as its API.
+
+Above it: tests and benchmarks. Below it: Java, and the jars that `make servers` fetches.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from millstream.die_with_parent import dying_with_parent
+from millstream.ports import free_ports
+
+LIBRARIES = Path(__file__).parents[2] / ".cache" / "servers" / "kafka"
+START_TIMEOUT_S = 120.0
+ANSWER_TIMEOUT_S = 60.0
+_CLUSTER = "4L6g3nShT-eMCtK--X86sw"
+_JAVA = ["-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]
+USER, PASSWORD = "writer", "a long secret"
+"""Of the listener that asks who connects."""
+
+_PROPERTIES = """\
+process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@127.0.0.1:{controller}
+controller.listener.names=CONTROLLER
+listeners=PLAINTEXT://127.0.0.1:{port},SASL://127.0.0.1:{sasl},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port},SASL://127.0.0.1:{sasl}
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,SASL:SASL_PLAINTEXT,CONTROLLER:PLAINTEXT
+sasl.enabled.mechanisms=PLAIN
+listener.name.sasl.plain.sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required \\
+  username="{user}" password="{password}" user_{user}="{password}";
+log.dirs={data}
+offsets.topic.replication.factor=1
+offsets.topic.num.partitions=4
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+transaction.state.log.num.partitions=4
+share.coordinator.state.topic.replication.factor=1
+share.coordinator.state.topic.min.isr=1
+group.initial.rebalance.delay.ms=0
+auto.create.topics.enable=false
+log.retention.check.interval.ms=200
+log.initial.task.delay.ms=200
+log.flush.interval.messages=1
+broker.session.timeout.ms=1500
+broker.heartbeat.interval.ms=300
+"""
+
+
+def why_missing() -> str:
+    """Why no broker can be started here; empty when one can."""
+    if shutil.which("java") is None:
+        return "Kafka needs Java, which is not installed"
+    return "" if LIBRARIES.is_dir() else "`make servers` fetches Kafka, and has not"
+
+
+class KafkaServer:
+    """One broker. After `kill` and `start` it has the same port and the same data."""
+
+    def __init__(self, directory: Path, *, properties: str = "") -> None:
+        self._directory = directory
+        self._more = properties
+        self._port = free_ports(3)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def brokers(self) -> str:
+        return f"127.0.0.1:{self._port}"
+
+    @property
+    def sasl_brokers(self) -> str:
+        """Where it asks who connects."""
+        return f"127.0.0.1:{self._port + 1}"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        """Returns when it answers."""
+        config = self._directory / "server.properties"
+        if not config.exists():
+            self._directory.mkdir(parents=True, exist_ok=True)
+            ports = {"port": self._port, "sasl": self._port + 1, "controller": self._port + 2}
+            secrets = {"user": USER, "password": PASSWORD}
+            data = self._directory / "data"
+            config.write_text(_PROPERTIES.format(**ports, **secrets, data=data) + self._more)
+            with self._log() as log:
+                formatting = self._command("kafka.tools.StorageTool", "format", "-t", _CLUSTER, "-c", str(config))
+                subprocess.run(formatting, stdout=log, stderr=log, check=True)
+        with self._log() as log:
+            self._process = subprocess.Popen(
+                dying_with_parent(self._command("kafka.Kafka", str(config))),
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        self._wait_until_it_answers()
+
+    def kill(self) -> None:
+        """As `kill -9` does."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def restart(self) -> None:
+        self.kill()
+        self.start()
+
+    def create(self, topic: str, partitions: int = 1, config: Mapping[str, str] | None = None) -> str:
+        """A topic that was not there; returns its name."""
+        # Its answers come while it is there.
+        admin = self.admin()
+        admin.create_topics([NewTopic(topic, partitions, 1, config=dict(config or {}))])[topic].result(ANSWER_TIMEOUT_S)
+        return topic
+
+    def admin(self) -> AdminClient:
+        return AdminClient(self._client())
+
+    def produce(self, topic: str, values: Sequence[bytes], partition: int = 0, **of_each: Any) -> None:
+        """Append records, and wait until they are stored. `of_each`: what `Producer.produce` takes besides."""
+        producer = Producer({**self._client(), "acks": "all", "queue.buffering.max.messages": 1_000_000})
+        for value in values:
+            producer.produce(topic, value, partition=partition, **of_each)
+        assert producer.flush(ANSWER_TIMEOUT_S) == 0
+
+    def read(self, topic: str, isolation: str = "read_committed") -> list[Message]:
+        """All that a reader of its own finds in the topic now, one partition after the other."""
+        settings = {
+            **self._client(),
+            "group.id": "reader of a test",
+            "enable.auto.commit": False,
+            "isolation.level": isolation,
+            "enable.partition.eof": True,
+        }
+        consumer = Consumer(settings)
+        try:
+            partitions = consumer.list_topics(topic, ANSWER_TIMEOUT_S).topics[topic].partitions
+            messages: list[Message] = []
+            for partition in sorted(partitions):
+                consumer.assign([TopicPartition(topic, partition, 0)])
+                ended = False
+                while not ended:
+                    # A call waits until it has as many as it is asked for.
+                    found = consumer.consume(1, ANSWER_TIMEOUT_S) + consumer.consume(10_000, 0.0)
+                    assert found, f"{topic}/{partition} was not read to its end in {ANSWER_TIMEOUT_S} s"
+                    for message in found:
+                        error = message.error()
+                        if error is None:
+                            messages.append(message)
+                        else:
+                            assert error.code() == KafkaError._PARTITION_EOF, error
+                            ended = True
+            return messages
+        finally:
+            consumer.close()
+
+    def _client(self) -> dict[str, str | int | float | bool]:
+        # What goes wrong is in the answers; librdkafka would print it as well.
+        return {"bootstrap.servers": self.brokers, "log_level": 0}
+
+    def _wait_until_it_answers(self) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        admin = self.admin()
+        while True:
+            assert self._process is not None
+            assert self._process.poll() is None, self._tail()
+            try:
+                if admin.list_topics(timeout=1.0).brokers:
+                    return
+            except KafkaException:
+                assert time.monotonic() < deadline, f"Kafka did not answer: {self._tail()}"
+
+    def _command(self, *arguments: str) -> list[str]:
+        return ["java", *_JAVA, "-cp", f"{LIBRARIES}{os.sep}*", *arguments]
+
+    @contextmanager
+    def _log(self) -> Iterator[int]:
+        descriptor = os.open(self._directory / "kafka.out", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def _tail(self) -> str:
+        return (self._directory / "kafka.out").read_text(errors="replace")[-3000:]
+
+
+@contextmanager
+def open_kafka(directory: Path, *, properties: str = "") -> Iterator[KafkaServer]:
+    """A broker of one's own, killed at the end."""
+    server = KafkaServer(directory, properties=properties)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.kill()

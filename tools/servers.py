@@ -1,0 +1,106 @@
+"""Fetches the servers that tests of connectors run, into `.cache/servers`.
+
+    tools/servers.py [NAME ...]
+
+Each is fetched once, and every file of it is compared with a hash that is committed here. Where the tools or the
+network are missing, the server is named and the script succeeds: the tests that need it are skipped, and say why.
+Files with other hashes are a failure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+CACHE = REPOSITORY / ".cache" / "servers"
+FETCH_TIMEOUT_S = 900
+
+_KAFKA = Path(__file__).parent / "kafka"
+
+
+class NotAvailableError(Exception):
+    """A server cannot be fetched here and now. The message says why."""
+
+
+class WrongContentsError(Exception):
+    """What was fetched is not what is committed."""
+
+
+def check_hashes(listed: Path, directory: Path) -> None:
+    """Raises `WrongContentsError` unless the directory has the files of the list, and no others."""
+    lines = [line.split() for line in listed.read_text().splitlines()]
+    expected = {name: digest for digest, name in lines}
+    found = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in directory.iterdir()}
+    for name in sorted({*expected, *found}):
+        if expected.get(name) != found.get(name):
+            raise WrongContentsError(f"{name}: the hash is {found.get(name)}, and {listed} has {expected.get(name)}")
+
+
+def fetch_kafka(directory: Path) -> None:
+    """The jars of a broker, from Maven's repository."""
+    for program in ("java", "mvn"):
+        if shutil.which(program) is None:
+            raise NotAvailableError(f"{program} is not installed")
+    command = ["mvn", "--quiet", "--batch-mode", "--file", str(_KAFKA / "pom.xml"), "dependency:copy-dependencies"]
+    try:
+        done = subprocess.run(
+            [*command, f"-DoutputDirectory={directory}"],
+            capture_output=True,
+            text=True,
+            timeout=FETCH_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise NotAvailableError(f"Maven did not fetch it within {FETCH_TIMEOUT_S} s") from None
+    if done.returncode != 0:
+        lines = (done.stdout or done.stderr).strip().splitlines()
+        raise NotAvailableError(f"Maven failed: {lines[0] if lines else f'exit code {done.returncode}'}")
+    check_hashes(_KAFKA / "jars.sha256", directory)
+
+
+FETCHED: dict[str, Callable[[Path], None]] = {"kafka": fetch_kafka}
+"""By name, what fetches a server into an empty directory. It raises `NotAvailableError` where that is not possible."""
+
+
+def fetch(name: str) -> None:
+    """The server in the cache, whole; nothing is done where it is there."""
+    if (CACHE / name).is_dir():
+        return
+    CACHE.mkdir(parents=True, exist_ok=True)
+    print(f"Fetching {name} into {CACHE.relative_to(REPOSITORY)}", flush=True)
+    with tempfile.TemporaryDirectory(dir=CACHE, prefix=f".{name}-") as temporary:
+        directory = Path(temporary) / name
+        directory.mkdir()
+        FETCHED[name](directory)
+        # Another process may have fetched it meanwhile; a directory that is not empty is not replaced.
+        if not (CACHE / name).is_dir():
+            os.rename(directory, CACHE / name)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"any of {', '.join(FETCHED)}; default: all")
+    names = parser.parse_args().names or list(FETCHED)
+    if unknown := sorted(set(names) - set(FETCHED)):
+        parser.error(f"there is no server {unknown[0]}")
+    for name in names:
+        try:
+            fetch(name)
+        except NotAvailableError as error:
+            print(f"servers: {name} is not available, and its tests are skipped: {error}", file=sys.stderr)
+        except WrongContentsError as error:
+            print(f"servers: {name} is not what it should be: {error}", file=sys.stderr)
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
