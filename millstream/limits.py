@@ -95,6 +95,12 @@ START_TIMEOUT_S = 120.0
 do imports on a machine that is busy."""
 COMMIT_TIMEOUT_S = 5.0
 """How long a commit's answer is waited for before the mark is read back. The server drops an idle batch after 10 s."""
+COMMIT_LINGER_S = 0.005
+"""A commit that brings few records waits for more as long as this at most, where waits have brought some. One commit
+costs as much as the work on a thousand records."""
+COMMIT_LINGER_RECORDS_MAX = 512
+COMMIT_LINGER_BYTES_MAX = 128 * KIB
+"""What brings as much as this waits for nothing."""
 MAX_FUTURE_S = 300.0
 """Default of `maxFuture` for what others write to: clocks of senders are seldom further off."""
 FUTURE_REPORTED_EVERY_S = 60.0
@@ -203,6 +209,8 @@ assert HTTP_CLIENT_CONNECTIONS_MAX <= HTTP_CONNECTIONS_MAX / 2
 assert HTTP_BODY_GRACE_S < HTTP_BODY_TIMEOUT_S
 assert FRAMES_IN_FLIGHT_MAX * FRAME_BYTES_MAX <= BYTES_IN_FLIGHT_MAX
 assert BUFFER_FRAMES_MAX * FRAME_RECORDS_MAX > BUFFER_RECORDS_MAX
+# What a lane publishes after a commit is hardly later because commits are further apart.
+assert 4 * COMMIT_LINGER_S <= OT_PUBLISH_INTERVAL_S
 # Publishing is the fast path; retries and re-reads only make good what it lost.
 assert OT_PUBLISH_INTERVAL_S < OT_RETRY_INTERVAL_S < OT_REREAD_INTERVAL_S < OT_PUT_TIMEOUT_S
 # A timeline must bridge the longest silence of a watch (a put that gets no answer, then a re-read) at full rate.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -24,6 +25,10 @@ class Tracker:
         self._bytes_max = bytes_max
         self._pieces: deque[Tracked] = deque()
         self._room = asyncio.Condition()
+        self.crowded = False
+        """A piece waits for older ones to be finished."""
+        self.on_crowd: Callable[[], None] | None = None
+        """Is called when a piece begins to wait."""
         self.records = 0
         """Records in flight."""
         self.size = 0
@@ -36,7 +41,14 @@ class Tracker:
         """Take a piece in; waits while the bounds are reached, `records_max` in all among them where it is given. A
         piece larger than the bounds goes alone."""
         async with self._room:
-            await self._room.wait_for(lambda: self._fits(piece, records_max))
+            if not self._fits(piece, records_max):
+                self.crowded = True
+                if self.on_crowd is not None:
+                    self.on_crowd()
+                try:
+                    await self._room.wait_for(lambda: self._fits(piece, records_max))
+                finally:
+                    self.crowded = False
             self._pieces.append(piece)
             self.records += piece.records
             self.size += piece.size

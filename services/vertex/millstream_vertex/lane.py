@@ -6,6 +6,7 @@ begin ─► work (side by side) ─► InOrder ─► commit ─► OT entry, t
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from millstream.watermark.store import OtStore
 from millstream.wire.watermark.v1 import ot_pb2
 from millstream_reader.tracker import Tracker
 from millstream_vertex.in_order import InOrder
+from millstream_vertex.linger import Linger, enough
 from millstream_writer.committer import Committer, Unit
 
 
@@ -45,10 +47,11 @@ class LaneCore:
         watermarks: bool,
         published_us: int = START_OF_TIME_US,
         commit_interval_s: float = 0.0,
+        linger: Linger | None = None,
     ) -> None:
         """`published_us`: the lane's watermark in the OT store, which may be later than its mark's: it moves on without
         commits. `commit_interval_s`: time between two commits at least, as long as there is no output that a reader may
-        wait for."""
+        wait for; with output it is `linger` that decides."""
         self.lane = lane
         self.committer = committer
         self.tracker = tracker
@@ -59,8 +62,10 @@ class LaneCore:
         self._ot = ot
         self.watermarks = watermarks
         self._commit_interval_s = commit_interval_s
-        self.leaving = False
-        """Nothing more is committed: the lane's input can be read again by the next owner."""
+        tracker.on_crowd = self._hurry
+        self._linger = linger or Linger()
+        self._gathering: asyncio.Timeout | None = None
+        self._leaving = False
         self.left = False
         """Something that was read was not committed."""
         self._watermark_us = max(committer.mark.watermark_us, published_us)
@@ -77,41 +82,73 @@ class LaneCore:
         `committed(units)`: they are durable.
         """
         waiting: deque[Unit] = deque()
+        begun_s = -math.inf
         while True:
             if not waiting:
                 waiting.extend(unit for units in await self.units.ready() for unit in units)
                 if not waiting:
                     return
-            if self.leaving:
+            if not self._leaving:
+                await self._gather(waiting, begun_s + self._commit_interval_s)
+            if self._leaving:
                 await self.tracker.finish(sum(unit.pieces for unit in waiting))
                 waiting.clear()
                 self.left = True
                 continue
+            begun_s = self.clock.monotonic_s()
             batch = self.committer.take(waiting)
             watermark_us = self._promise(watermark_after(batch))
-            started = self.clock.monotonic_s()
             with self.telemetry.span(
                 "millstream.commit", parent=_traceparent(batch), lane=self.lane.key, records=_records(batch)
             ):
                 await self.committer.commit(batch, watermark_us=watermark_us)
-            self.telemetry.observe_processing("commit", self.clock.monotonic_s() - started)
+            self.telemetry.observe_processing("commit", self.clock.monotonic_s() - begun_s)
             await self.tracker.finish(sum(unit.pieces for unit in batch))
             await committed(batch)
             self._idle = False
             self.publish(watermark_us)
-            await self._gather(waiting, started + self._commit_interval_s)
 
-    async def _gather(self, waiting: deque[Unit], until_s: float) -> None:
-        """Let more units come, until then at most, or until there is output among them."""
-        while (rest_s := until_s - self.clock.monotonic_s()) > 0 and not any(unit.frames for unit in waiting):
+    async def _gather(self, waiting: deque[Unit], bare_until_s: float) -> None:
+        """Let more units come: until `bare_until_s` while there is no output, then as long as it gains something."""
+        begun_s: float | None = None
+        until_s, there = bare_until_s, 0
+        while True:
+            now_s = self.clock.monotonic_s()
+            records = sum(frame.records for unit in waiting for _, frame in unit.frames)
+            size = sum(unit.size for unit in waiting)
+            if begun_s is None and records:
+                begun_s, there = now_s, len(waiting)
+                until_s = now_s + self._linger.begin(now_s, records, size)
+            if now_s >= until_s or self._leaving or (records and (self.tracker.crowded or enough(records, size))):
+                break
             try:
-                async with asyncio.timeout(rest_s):
+                async with asyncio.timeout(until_s - now_s) as self._gathering:
                     ready = await self.units.ready()
             except TimeoutError:
-                return
+                break
+            finally:
+                self._gathering = None
             if not ready:
-                return
+                break
             waiting.extend(unit for units in ready for unit in units)
+        if begun_s is not None:
+            now_s = self.clock.monotonic_s()
+            self._linger.end(now_s, len(waiting), now_s - begun_s, len(waiting) - there)
+
+    def _hurry(self) -> None:
+        """Nothing is gained by waiting for more any longer."""
+        if self._gathering is not None and not self._gathering.expired():
+            self._gathering.reschedule(asyncio.get_running_loop().time())
+
+    @property
+    def leaving(self) -> bool:
+        """Nothing more is committed: the lane's input can be read again by the next owner."""
+        return self._leaving
+
+    @leaving.setter
+    def leaving(self, leaving: bool) -> None:
+        self._leaving = leaving
+        self._hurry()
 
     async def end(self) -> None:
         """Nothing will follow: the last commit, and the last OT entry."""

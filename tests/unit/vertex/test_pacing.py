@@ -7,14 +7,16 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from millstream.clock import SystemClock
+from millstream.limits import COMMIT_LINGER_RECORDS_MAX
 from millstream.record import BufferId, Position
 from millstream.telemetry import Telemetry
 from millstream.watermark.store import follow
 from millstream_reader.buffer import open_buffer_reader
-from millstream_reader.tracker import Tracker
+from millstream_reader.tracker import Tracked, Tracker
 from millstream_reduce.lane.inputs import ReduceInput, ReduceInputs
 from millstream_vertex.input import LaneInput
 from millstream_vertex.lane import LaneCore
+from millstream_vertex.linger import Linger
 from millstream_vertex.trimming import Trimmer
 from millstream_writer.committer import Unit
 from millstream_writer.routing import Route, Router
@@ -23,6 +25,8 @@ from tests.unit.vertex.lane_rig import INPUT, LANE, UPSTREAM, Rig, open_rig, rec
 OUT = BufferId("map-out", 0)
 NEVER_S = 3600.0
 """A test that waited for it would not end."""
+COMMITS_AT_ONCE = 16
+"""So many wait for nothing before one looks whether a wait brings something."""
 
 
 class Pacing:
@@ -41,6 +45,17 @@ class Pacing:
         frames = [(OUT, records_of(*values))] if values else []
         done.set_result([Unit(position=Position(sequence), frames=frames, pieces=0)])
         self.core.units.add(done)
+
+    async def until_it_waits(self) -> int:
+        """Has commits follow one another until one waits for more. Returns the sequence that it would come to."""
+        for sequence in range(1, COMMITS_AT_ONCE + 1):
+            self.add(sequence, b"output")
+            assert await self.commits.get() == sequence
+        self.add(COMMITS_AT_ONCE + 1, b"output")
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert self.commits.empty()
+        return COMMITS_AT_ONCE + 1
 
     async def _committed(self, units: Sequence[Unit]) -> None:
         self.commits.put_nowait(self.core.committer.mark.sequence)
@@ -61,6 +76,7 @@ async def open_pacing() -> AsyncIterator[Pacing]:
             tracker,
             watermarks=True,
             commit_interval_s=NEVER_S,
+            linger=Linger(NEVER_S),
         )
         yield Pacing(core)
 
@@ -88,6 +104,46 @@ async def test_progress_that_waits_is_committed_when_the_lane_is_done() -> None:
         pacing.add(2)
         pacing.core.units.close()
         assert await pacing.commits.get() == 2
+
+
+async def test_output_that_waits_is_committed_when_enough_has_come() -> None:
+    async with open_pacing() as pacing, asyncio.TaskGroup() as tasks:
+        tasks.create_task(pacing.run())
+        last = await pacing.until_it_waits()
+        pacing.add(last + 1, *[b"output"] * COMMIT_LINGER_RECORDS_MAX)
+        assert await pacing.commits.get() == last + 1
+        pacing.core.units.close()
+
+
+async def test_output_that_waits_is_committed_when_the_lane_is_done() -> None:
+    async with open_pacing() as pacing, asyncio.TaskGroup() as tasks:
+        tasks.create_task(pacing.run())
+        last = await pacing.until_it_waits()
+        pacing.core.units.close()
+        assert await pacing.commits.get() == last
+
+
+async def test_output_that_waits_is_committed_when_nothing_can_come_before() -> None:
+    async with open_pacing() as pacing, asyncio.TaskGroup() as tasks:
+        tasks.create_task(pacing.run())
+        tracker = pacing.core.tracker
+        await tracker.begin(Tracked(1, 1))
+        last = await pacing.until_it_waits()
+        next_piece = tasks.create_task(tracker.begin(Tracked(1, 1)))
+        assert await pacing.commits.get() == last
+        next_piece.cancel()
+        pacing.core.units.close()
+
+
+async def test_output_that_waits_is_left_at_once_by_a_lane_that_leaves() -> None:
+    async with open_pacing() as pacing, asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(pacing.run())
+        await pacing.until_it_waits()
+        pacing.core.leaving = True
+        pacing.core.units.close()
+        await running
+        assert pacing.core.left
+        assert pacing.commits.empty()
 
 
 def nothing_is_due(watermark_us: int) -> bool:

@@ -33,7 +33,7 @@ from millstream_udf.fields import field
 
 KIND = "generator"
 
-_TICK_S = 0.002
+_TICK_S = 0.004
 """A generator with a rate looks this often for what is due: a read costs the same, however few records it brings."""
 _BUSY_TICK_S = 0.01
 _BUSY_PER_S = 10_000
