@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ast
 import inspect
-import textwrap
+import sys
+from collections.abc import Iterator, Mapping
 from functools import cache
 
 _WITHOUT = frozenset(("abc", "builtins", "pydantic", "typing"))
@@ -21,18 +22,31 @@ def field_docs_of(model: type) -> dict[str, str]:
     found: dict[str, str] = {}
     for owner in reversed(model.__mro__):
         if owner.__module__.partition(".")[0] not in _WITHOUT:
-            found |= _own(owner)
+            found |= _of_module(owner.__module__).get(owner.__qualname__, {})
     return found
 
 
-def _own(model: type) -> dict[str, str]:
+@cache
+def _of_module(name: str) -> Mapping[str, dict[str, str]]:
+    """Of each class, by its qualified name. A module is parsed once for all the models in it."""
+    module = sys.modules.get(name)
     try:
-        source = inspect.getsource(model)
+        tree = ast.parse(inspect.getsource(module)) if module is not None else None
     except OSError:
-        # A model that was made while running has none.
-        return {}
-    (definition,) = ast.parse(textwrap.dedent(source)).body
-    assert isinstance(definition, ast.ClassDef), "the source of a class defines it"
+        tree = None
+    # A model that was made while running, or comes without its source, has none.
+    return {} if tree is None else dict(_classes(tree, ""))
+
+
+def _classes(within: ast.Module | ast.ClassDef, prefix: str) -> Iterator[tuple[str, dict[str, str]]]:
+    for statement in within.body:
+        if isinstance(statement, ast.ClassDef):
+            qualified = f"{prefix}{statement.name}"
+            yield qualified, _own(statement)
+            yield from _classes(statement, f"{qualified}.")
+
+
+def _own(definition: ast.ClassDef) -> dict[str, str]:
     found = {}
     for statement, after in zip(definition.body, definition.body[1:], strict=False):
         if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
