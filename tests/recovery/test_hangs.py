@@ -96,9 +96,9 @@ async def test_what_a_process_starts_does_not_beat_for_it() -> None:
 @pytest.mark.timeout(180)
 @pytest.mark.guarantee("I1", "I9")
 async def test_stopped_vertices_and_a_stopped_broker_are_replaced(tmp_path: Path) -> None:
-    files, records = PipelineFiles(tmp_path), 12_000
+    files, records = PipelineFiles(tmp_path), 2000
     files.write(
-        files.generator(records, rpu=400) + files.function("identity") + files.file_sink("out"),
+        files.generator(records, rpu=100) + files.function("identity") + files.file_sink("out"),
         ["in -> map", "map -> out"],
     )
     async with start(tmp_path, "run", "pipeline.yaml", "--workers", "2") as run:
@@ -125,9 +125,9 @@ async def test_stopped_vertices_and_a_stopped_broker_are_replaced(tmp_path: Path
 @pytest.mark.timeout(180)
 @pytest.mark.guarantee("I1", "I9")
 async def test_a_run_that_was_stopped_as_a_whole_takes_its_own_sleep_for_nobodys_silence(tmp_path: Path) -> None:
-    files, records = PipelineFiles(tmp_path), 3000
+    files, records = PipelineFiles(tmp_path), 750
     files.write(
-        files.generator(records, rpu=400) + files.function("identity") + files.file_sink("out"),
+        files.generator(records, rpu=100) + files.function("identity") + files.file_sink("out"),
         ["in -> map", "map -> out"],
     )
     async with start(tmp_path, "run", "pipeline.yaml") as run:
@@ -151,8 +151,8 @@ async def test_a_run_that_was_stopped_as_a_whole_takes_its_own_sleep_for_nobodys
 @pytest.mark.timeout(180)
 @pytest.mark.guarantee("I1", "I9")
 async def test_a_stopped_sink_that_wakes_behind_its_successor_ends_as_fenced(tmp_path: Path) -> None:
-    files, records = PipelineFiles(tmp_path), 6000
-    files.write(files.generator(records, rpu=400) + files.file_sink("out"), ["in -> out"])
+    files, records = PipelineFiles(tmp_path), 1500
+    files.write(files.generator(records, rpu=100) + files.file_sink("out"), ["in -> out"])
 
     def has_written(epoch: int) -> bool:
         return any((tmp_path / "out").glob(f"*-e{epoch}.jsonl"))
