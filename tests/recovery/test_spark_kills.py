@@ -69,38 +69,6 @@ async def until_there(path: Path) -> None:
         assert path.parent.exists()
 
 
-@pytest.mark.guarantee("I9")
-async def test_a_request_is_answered_although_driver_and_jvm_are_killed_in_the_middle_of_its_job(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "held.py").write_text(FUNCTION)
-    program = engine_pb2.Program(python=engine_pb2.PythonProgram(target="held.py:held", directory=str(tmp_path)))
-    message = request(tmp_path / "log", write_windows(tmp_path / "log", [1, 2, 3]), program)
-    with open_spark_driver() as driver:
-        async with asyncio.timeout(LIMIT_S), open_spark_client(driver.address) as client, asyncio.TaskGroup() as tasks:
-            # It may be asked before it is there.
-            answer = tasks.create_task(client.run(message))
-            await until_there(tmp_path / "begun")
-            jvm = driver.jvm()
-            driver.kill()
-            # Nothing of it stays behind.
-            await asyncio.to_thread(jvm.wait, 20)
-
-            (tmp_path / "begun").unlink()
-            driver.start()
-            await until_there(tmp_path / "begun")
-            driver.jvm().kill()
-            assert await driver.ended() == -signal.SIGKILL
-            assert "Spark's JVM ended (killed" in driver.log_file.read_text().splitlines()[-1]
-            assert not answer.done()
-
-            (tmp_path / "let-go").touch()
-            driver.start()
-            table, summary = await answer
-            assert table["value"].to_pylist() == [b"3"]
-            assert not summary.failures
-
-
 async def jvm_of(driver: SparkDriver) -> psutil.Process:
     """Spark's, as soon as it is there, or its launcher's."""
     while True:
@@ -113,22 +81,43 @@ async def jvm_of(driver: SparkDriver) -> psutil.Process:
 
 
 @pytest.mark.guarantee("I9")
-async def test_a_jvm_that_hangs_is_noticed_in_its_start_and_under_a_job(tmp_path: Path) -> None:
+async def test_a_request_is_answered_although_driver_and_jvm_hang_and_are_killed_under_its_job(tmp_path: Path) -> None:
     (tmp_path / "held.py").write_text(FUNCTION)
     program = engine_pb2.Program(python=engine_pb2.PythonProgram(target="held.py:held", directory=str(tmp_path)))
     message = request(tmp_path / "log", write_windows(tmp_path / "log", [1, 2, 3]), program)
+
     with open_spark_driver() as driver:
+
+        async def again_under_the_job() -> None:
+            (tmp_path / "begun").unlink(missing_ok=True)
+            driver.start()
+            await until_there(tmp_path / "begun")
+
+        def last_line() -> str:
+            return driver.log_file.read_text().splitlines()[-1]
+
         async with asyncio.timeout(LIMIT_S), open_spark_client(driver.address) as client, asyncio.TaskGroup() as tasks:
+            # It may be asked before it is there.
             answer = tasks.create_task(client.run(message))
             (await jvm_of(driver)).suspend()
             assert await driver.ended() == -signal.SIGKILL
-            assert HUNG in driver.log_file.read_text().splitlines()[-1]
+            assert HUNG in last_line()
 
-            driver.start()
-            await until_there(tmp_path / "begun")
+            await again_under_the_job()
             driver.jvm().suspend()
             assert await driver.ended() == -signal.SIGKILL
-            assert HUNG in driver.log_file.read_text().splitlines()[-1]
+            assert HUNG in last_line()
+
+            await again_under_the_job()
+            jvm = driver.jvm()
+            driver.kill()
+            # Nothing of it stays behind.
+            await asyncio.to_thread(jvm.wait, 20)
+
+            await again_under_the_job()
+            driver.jvm().kill()
+            assert await driver.ended() == -signal.SIGKILL
+            assert "Spark's JVM ended (killed" in last_line()
             assert not answer.done()
 
             (tmp_path / "let-go").touch()
