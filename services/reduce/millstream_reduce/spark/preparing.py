@@ -131,7 +131,7 @@ async def report(settings: SparkSettings) -> SparkReport:
 FIRST_JOBS = 20
 """Until a job takes a quarter of the first one's time."""
 JOBS = 100
-"""Until it takes hardly less: 200 more would save a tenth of each later job, and cost what some 1,500 of them save
+"""Until it takes hardly less: 200 more would save a tenth of each later job, and cost what some 1,300 of them save
 (`benchmarks/spark_warm_up.py`)."""
 _ROWS = 8
 _SEGMENT = 1
