@@ -82,6 +82,10 @@ FUNCTION_IMPORT_TIMEOUT_S = 60.0
 """How long the module of a function may take to be imported where it is only looked at: as long as a start may."""
 ONLINE_CHECK_TIMEOUT_S = 10.0
 """How long a source or sink may try what it talks to, at `validate --online`."""
+POSTGRES_CONNECT_TIMEOUT_S = 10.0
+"""How long a connection to PostgreSQL may take."""
+POSTGRES_LOCK_TIMEOUT_S = 5.0
+"""How long a new owner of a lane waits for a transaction of the one before; then it ends that one's connection."""
 SIDECAR_BACKOFF_FIRST_S = 0.1
 SIDECAR_BACKOFF_LAST_S = 5.0
 """A sidecar that dies is restarted after the first, then double, up to the last."""

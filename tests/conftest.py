@@ -15,6 +15,7 @@ from tests.support import sizes
 
 if TYPE_CHECKING:
     from tests.spark_driver import SparkDriver
+    from tests.support.postgres_server import PostgresServer
 
 # A JVM of a test lives for seconds: code that runs so briefly is not worth a compiler that optimises it, which takes
 # a fifth of the processor time.
@@ -48,3 +49,14 @@ def spark() -> Iterator[SparkDriver]:
     with open_spark_driver() as driver:
         asyncio.run(driver.ready())
         yield driver
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A PostgreSQL server, the same one for every test that asks for it. Who kills one starts its own."""
+    from tests.support.postgres_server import open_postgres, why_missing
+
+    if why := why_missing():
+        pytest.skip(why)
+    with open_postgres() as server:
+        yield server

@@ -17,7 +17,20 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 LOCKS = Path("requirements")
 LARGEST = LOCKS / "dev.txt"
 
-_VERTEX = ["--extra", "arrow", "--extra", "typed", "--extra", "nkeys", "--extra", "redis", "--extra", "kafka"]
+_VERTEX = [
+    "--extra",
+    "arrow",
+    "--extra",
+    "typed",
+    "--extra",
+    "nkeys",
+    "--extra",
+    "redis",
+    "--extra",
+    "kafka",
+    "--extra",
+    "postgres",
+]
 """What every vertex may need."""
 INPUTS: dict[Path, list[str]] = {
     LARGEST: [

@@ -66,7 +66,37 @@ def fetch_kafka(directory: Path) -> None:
     check_hashes(_KAFKA / "jars.sha256", directory)
 
 
-FETCHED: dict[str, Callable[[Path], None]] = {"kafka": fetch_kafka}
+def fetch_postgres(directory: Path) -> None:
+    """The programs of a server and its libraries, from Debian's archive, where none is installed."""
+    if any(Path("/usr/lib/postgresql").glob("*/bin/postgres")) or shutil.which("postgres") is not None:
+        # An installed one is used; an empty directory says that it was looked for.
+        return
+    for program in ("apt-get", "apt-cache", "dpkg"):
+        if shutil.which(program) is None:
+            raise NotAvailableError(f"{program} is not installed")
+    with tempfile.TemporaryDirectory(dir=directory) as downloads:
+        _run(["apt-get", "download", *_POSTGRES_PACKAGES], Path(downloads))
+        for package in sorted(Path(downloads).glob("*.deb")):
+            _run(["dpkg", "-x", str(package), str(directory)], Path(downloads))
+
+
+_POSTGRES_PACKAGES = ("postgresql-15", "libpq5", "libllvm14", "libicu72")
+
+
+def _run(command: list[str], directory: Path) -> None:
+    """Raises `NotAvailableError` where it fails. What apt downloads, it compares with the archive's signed lists."""
+    try:
+        done = subprocess.run(
+            command, cwd=directory, capture_output=True, text=True, timeout=FETCH_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise NotAvailableError(f"{command[0]} did not end within {FETCH_TIMEOUT_S} s") from None
+    if done.returncode != 0:
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        raise NotAvailableError(f"{command[0]} failed: {lines[-1] if lines else f'exit code {done.returncode}'}")
+
+
+FETCHED: dict[str, Callable[[Path], None]] = {"kafka": fetch_kafka, "postgres": fetch_postgres}
 """By name, what fetches a server into an empty directory. It raises `NotAvailableError` where that is not possible."""
 
 

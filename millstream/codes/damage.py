@@ -264,16 +264,34 @@ POSITION_UNREADABLE = Code(
 
 SINK_AHEAD = Code(
     5203,
-    "A file sink's files know more than the pipeline",
+    "A sink's target knows more than the pipeline",
     happened=(
-        "The last finished file ends with a record that the pipeline's buffer does not hold there: the data "
-        "directory is older than the files, or was started over."
+        "What the target keeps of the lane ends with a record that the pipeline's buffer does not hold there: the data "
+        "directory is older than the target, or was started over. Or another run of the pipeline wrote it."
     ),
     data="No record was left out or written twice so far. Going on would do one of the two.",
     do=(
-        "Put back the data directory that was there when the files were written; or move all files away "
-        "together with the `.millstream` directory beside them, after which what lies behind the mark is "
-        "written as it is now."
+        "Put back the data directory that was there when the target was written. Or start the target over, as the "
+        "message says: move all files away together with the `.millstream` directory beside them; see to the rows that "
+        "are in the table, and delete the lane's row of the table of positions. After that, what lies behind the "
+        "mark is written as it is now."
+    ),
+)
+
+SINK_BEHIND = Code(
+    5205,
+    "A sink's target has lost what it had confirmed",
+    happened=(
+        "The position that the target keeps of the lane is before the mark, which only passes what the target has "
+        "confirmed: the target was restored from an older copy, or a standby took over that had not received all."
+    ),
+    data=(
+        "The records between the two positions are in the target no more, and the pipeline may have removed them from "
+        "its buffers. Nothing was written since."
+    ),
+    do=(
+        "Restore the target to a later state. To go on without those records, delete the lane's row of the table of "
+        "positions as the message says: the lane then goes on from its mark."
     ),
 )
 

@@ -35,9 +35,9 @@ LOG_TAKEN_OVER = Code(
 OUTPUT_TAKEN_OVER = Code(
     6003,
     "Another process writes the output of the lane",
-    happened="The directory of a file sink is used by a newer owner of the lane.",
+    happened="The output of a sink, such as the directory of a file sink, is used by a newer owner of the lane.",
     data=(
-        "This process finished no file after that. The newer owner writes from the mark on, what this one "
+        "This process wrote nothing after that. The newer owner writes from the mark on, what this one "
         "left unfinished too."
     ),
     do=(

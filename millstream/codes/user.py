@@ -548,6 +548,20 @@ TARGET_REFUSES = Code(
     ),
 )
 
+TARGET_UNFIT = Code(
+    2515,
+    "What a source or sink names on the other side is missing, or does not fit",
+    happened=(
+        "The other side can be reached, and a table, a column, a topic or a queue that the settings name does not "
+        "exist there, or is of another type or shape than is needed."
+    ),
+    data=(
+        "The lane stopped at what it has committed, or, at `validate --online`, nothing was started. Nothing of what "
+        "failed is acknowledged."
+    ),
+    do="Create or change it on the other side, or correct the settings, as the message says; then start again.",
+)
+
 SINK_REFUSED = Code(
     2513,
     "A sink did not take a record",

@@ -206,6 +206,7 @@ SINKS: Registry[SinkKind[SpecModel]] = Registry(
         "file": "millstream_writer.sinks.file.connector:FILE",
         "http": "millstream_writer.sinks.http.connector:HTTP",
         "udsink": "millstream_writer.sinks.udsink.connector:UDSINK",
+        "postgres": "millstream_writer.sinks.postgres.connector:POSTGRES",
     },
 )
 

@@ -15,14 +15,25 @@ from millstream.udf.sidecar import SidecarSpec, python_command
 from millstream_writer.sink import Guarantee
 from tests.contract.sinks.file_target import file_spec, numbers_in
 from tests.contract.sinks.http_target import HttpTarget, open_http_target
+from tests.support.postgres_server import Database, PostgresServer
 
 WRITING_SINK = Path(__file__).parent / "writing_sink.py"
-KINDS = ["file jsonl", "file csv", "file parquet", "http", "http batches", "udsink"]
+KINDS = [
+    "file jsonl",
+    "file csv",
+    "file parquet",
+    "http",
+    "http batches",
+    "udsink",
+    "postgres insert",
+    "postgres upsert",
+]
 
 _GUARANTEES = {
     "file": Guarantee.EXACTLY_ONCE_TRANSACTIONAL,
     "http": Guarantee.EXACTLY_ONCE_IDEMPOTENT,
     "udsink": Guarantee.AT_LEAST_ONCE,
+    "postgres": Guarantee.EXACTLY_ONCE_TRANSACTIONAL,
 }
 
 
@@ -35,6 +46,7 @@ class SinkTarget:
     spec: FallbackSink
     http: HttpTarget = field(default_factory=HttpTarget)
     udf_client: UdfClient | None = None
+    database: Database | None = None
 
     @property
     def guarantee(self) -> Guarantee:
@@ -46,16 +58,30 @@ class SinkTarget:
             return numbers_in(self.directory / "out")
         if self.spec.kind == "http":
             return [json.loads(line)["n"] for body in self.http.accepted().values() for line in body.splitlines()]
+        if self.database is not None:
+            return [row[0] for row in self.database.rows_at_once("SELECT n FROM numbers ORDER BY place")]
         written = self.directory / "written"
         return [json.loads(line)["n"] for line in written.read_text().splitlines()] if written.exists() else []
 
 
+def postgres_spec(database: Database, mode: str, /, **more: object) -> FallbackSink:
+    """A sink that writes into the table `numbers`."""
+    columns = [{"name": "n"}, {"name": "text"}]
+    options = {"table": "numbers", "mode": mode, "columns": columns, "keys": ["n"] if mode != "insert" else []}
+    return FallbackSink.model_validate({"postgres": {**database.settings, **options, **more}})
+
+
 @asynccontextmanager
-async def open_target(kind: str, directory: Path) -> AsyncIterator[SinkTarget]:
+async def open_target(kind: str, directory: Path, postgres: PostgresServer | None = None) -> AsyncIterator[SinkTarget]:
     name, _, option = kind.partition(" ")
     async with AsyncExitStack() as stack:
         if name == "file":
             yield SinkTarget(kind, directory, file_spec(directory / "out", option))
+        elif name == "postgres":
+            assert postgres is not None
+            database = await postgres.database()
+            await database.execute("CREATE TABLE numbers (n int PRIMARY KEY, text text, place bigserial)")
+            yield SinkTarget(kind, directory, postgres_spec(database, option), database=database)
         elif name == "http":
             http = await stack.enter_async_context(open_http_target(HttpTarget()))
             batch = {"maxRecords": 7 if option else 1}

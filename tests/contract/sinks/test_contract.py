@@ -26,7 +26,8 @@ FRAME_RECORDS = 10
 
 @pytest.fixture(params=KINDS)
 async def target(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[SinkTarget]:
-    async with asyncio.timeout(60), open_target(request.param, tmp_path) as opened:
+    server = request.getfixturevalue("postgres") if request.param.startswith("postgres") else None
+    async with asyncio.timeout(60), open_target(request.param, tmp_path, server) as opened:
         yield opened
 
 

@@ -89,7 +89,7 @@ def parse_json(value: bytes) -> object:
     return parsed
 
 
-def _parsed(values: Sequence[bytes]) -> list[Any] | None:
+def parse_many(values: Sequence[bytes]) -> list[Any] | None:
     """The same for many, several times as fast; None where one of them may not be JSON.
 
     What this parser takes, the other takes for the same value; half a surrogate pair and very deep nesting are for the
@@ -131,7 +131,7 @@ class JsonLines:
 
     def convert(self, frame: Frame) -> Converted[Sequence[bytes]]:
         values = frame.values()
-        if _parsed(values) is None:
+        if parse_many(values) is None:
             return self._convert_each(values)
         lines = [value + b"\n" for value in map(one_line, values)]
         return Converted(range(len(lines)), lines, sum(map(len, lines)))
@@ -198,7 +198,7 @@ class Csv:
 
     def _lines(self, values: Sequence[bytes]) -> list[bytes] | None:
         """A line for each, made column by column; None where one of them may not fit."""
-        parsed = _parsed(values)
+        parsed = parse_many(values)
         if not self._columns or parsed is None or set(map(type, parsed)) != {dict}:
             return None
         try:

@@ -1,0 +1,125 @@
+"""Connections to PostgreSQL, and what its errors mean to a lane.
+
+Above it: the source and the sink. Below it: asyncpg. Every failure becomes an error of ours, by who must act: what
+passes by itself is `RetryLaterError`, so a server that is away, restarts or is full is waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TypeAlias
+
+import asyncpg
+
+from millstream import codes
+from millstream.errors import MillstreamError, RetryLaterError, UserError
+from millstream.limits import POSTGRES_CONNECT_TIMEOUT_S
+from millstream.postgres.settings import PostgresServer
+from millstream.spec.references import resolve
+
+Connection: TypeAlias = asyncpg.Connection
+
+FAILURES = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError)
+"""All that goes wrong between a lane and its server."""
+
+_OF_A_RECORD = ("22", "23", "44", "P0", "27")
+"""Classes of errors about the contents of a statement: values out of range, constraints, checks of views, triggers."""
+_PASSING = ("08", "25", "40", "53", "55", "57", "58", "XX")
+"""Classes that time may change: lost connections, a standby, deadlocks, full disks, locks, restarts, faulty storage."""
+_NO_TLS = "rejected SSL upgrade"
+"""What asyncpg says of a server without TLS, in an error that it has for servers that are away too."""
+_REFUSED = ("28", "3D", "42501")
+_SERVER_SETTINGS = {"timezone": "UTC", "datestyle": "ISO", "intervalstyle": "iso_8601", "bytea_output": "hex"}
+
+
+async def connect(server: PostgresServer, base_dir: Path, where: str, application: str) -> Connection:
+    """A connection whose commits are durable at the server. `application` is how the server's administrator sees it.
+
+    Raises `UserError` for what the user has to change, and `RetryLaterError` where the server cannot be reached now.
+    """
+    password = None
+    if server.password is not None:
+        password = resolve(server.password, base_dir, f"{where}: the password for {server.host}")
+    try:
+        connection: Connection = await asyncpg.connect(
+            host=server.host,
+            port=server.port,
+            user=server.user,
+            database=server.database,
+            password=password,
+            ssl=_tls(server, base_dir, where),
+            timeout=POSTGRES_CONNECT_TIMEOUT_S,
+            server_settings={**_SERVER_SETTINGS, "application_name": application},
+        )
+        try:
+            # A server or a role may be set up to acknowledge what it has not written yet.
+            if await connection.fetchval("SHOW synchronous_commit") == "off":
+                await connection.execute("SET synchronous_commit TO on")
+        except BaseException:
+            connection.terminate()
+            raise
+    except (*FAILURES, ValueError) as error:
+        raise error_of(error, server, where) from error
+    return connection
+
+
+@asynccontextmanager
+async def connected(server: PostgresServer, base_dir: Path, where: str, application: str) -> AsyncIterator[Connection]:
+    """A connection for a short while. Raises errors of ours."""
+    connection = await connect(server, base_dir, where, application)
+    try:
+        yield connection
+    except FAILURES as error:
+        raise error_of(error, server, where) from error
+    finally:
+        connection.terminate()
+
+
+def _tls(server: PostgresServer, base_dir: Path, where: str) -> ssl.SSLContext | str:
+    if not server.sslmode.startswith("verify"):
+        return server.sslmode
+    try:
+        authorities = None if server.ssl_root_cert is None else str(base_dir / server.ssl_root_cert)
+        context = ssl.create_default_context(cafile=authorities)
+    except (OSError, ssl.SSLError) as error:
+        what = f"{where}: the certificates of {server.ssl_root_cert} cannot be used: {error}"
+        raise UserError(codes.CERTIFICATES, what) from error
+    context.check_hostname = server.sslmode == "verify-full"
+    return context
+
+
+def sqlstate_of(error: BaseException) -> str:
+    """The server's code of an error; empty where it comes from elsewhere."""
+    return str(getattr(error, "sqlstate", None) or "")
+
+
+def is_of_a_record(error: BaseException) -> bool:
+    """Whether the server refuses what one of the records says."""
+    return sqlstate_of(error).startswith(_OF_A_RECORD)
+
+
+def reason_of(error: BaseException) -> str:
+    """What the server refuses, in words from a small set: `unique violation`."""
+    name = type(error).__name__.removesuffix("Error")
+    words = "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in name).strip()
+    return f"refused by the database: {words}"
+
+
+def error_of(error: BaseException, server: PostgresServer, where: str) -> MillstreamError:
+    """An error of ours for whatever went wrong."""
+    place = f"{where}: PostgreSQL at {server.host}:{server.port}"
+    code, said = sqlstate_of(error), str(error) or type(error).__name__
+    if isinstance(error, asyncio.TimeoutError):
+        return RetryLaterError(codes.TARGET_AWAY, f"{place} did not answer in time")
+    if isinstance(error, ssl.SSLError) or _NO_TLS in said:
+        return UserError(codes.TARGET_REFUSES, f"{place}: no encrypted connection: {said}")
+    if code.startswith(_REFUSED):
+        return UserError(codes.TARGET_REFUSES, f"{place} refuses {server.user}: {said}")
+    if not code or code.startswith(_PASSING):
+        return RetryLaterError(codes.TARGET_AWAY, f"{place} cannot be used now: {said}")
+    hint = getattr(error, "hint", None)
+    return UserError(codes.TARGET_UNFIT, f"{place}: {said}{f' ({hint})' if hint else ''} [SQLSTATE {code}]")

@@ -1,0 +1,106 @@
+"""How pipeline files name a PostgreSQL server and the things in it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from millstream import codes
+from millstream.spec.problems import Path
+from millstream.spec.references import TextOrReference
+from millstream.spec.rules import After, Strict
+from millstream.spec.tls import stays_on_this_machine
+from millstream.spec.values import PositiveDuration, ShapeProblem, SpecModel, Text, field, problem
+
+NAME_BYTES_MAX = 63
+"""PostgreSQL cuts longer names off, so two could become one."""
+
+_TYPE = re.compile(r"[A-Za-z][A-Za-z0-9_ ]*(\([0-9, ]+\))?( with(out)? time zone)?(\[\])*")
+
+
+def _checked_name(written: str) -> str:
+    if "\0" in written or len(written.encode()) > NAME_BYTES_MAX:
+        what = f"{written[:80]!r} is not a name in PostgreSQL"
+        raise problem(codes.VALUE_MALFORMED, what, f"at most {NAME_BYTES_MAX} bytes")
+    return written
+
+
+def _checked_table(written: str) -> str:
+    parts = written.split(".")
+    if len(parts) > 2 or not all(parts):
+        raise problem(codes.VALUE_MALFORMED, f"{written!r} is not the name of a table", "`table` or `schema.table`")
+    for part in parts:
+        _checked_name(part)
+    return written
+
+
+def _checked_type(written: str) -> str:
+    if _TYPE.fullmatch(written) is None:
+        what = f"{written!r} is not a type of PostgreSQL"
+        raise problem(codes.VALUE_MALFORMED, what, "such as `bigint`, `numeric(12, 2)`, `timestamptz` or `jsonb`")
+    return written
+
+
+ColumnName = Annotated[Text, After(_checked_name)]
+"""As it is in the database; upper and lower case differ."""
+TableName = Annotated[Text, After(_checked_table)]
+"""`table` or `schema.table`, as it is in the database; upper and lower case differ."""
+ColumnTypeName = Annotated[Text, After(_checked_type)]
+"""A type of PostgreSQL's."""
+
+SslMode = Literal["disable", "prefer", "require", "verify-ca", "verify-full"]
+
+
+class PostgresServer(SpecModel):
+    """A database, and who connects to it."""
+
+    noun = "a postgres connection"
+
+    host: Text = "localhost"
+    """Name or address of the server; a path that begins with `/` is the directory of its unix socket."""
+    port: Annotated[int, Strict(ge=1, le=65535)] = 5432
+    """Port of the server."""
+    database: Text
+    """Name of the database."""
+    user: Text
+    """Name of the role that connects."""
+    password: TextOrReference | None = None
+    """Its password, as `{env: NAME}` or `{file: PATH}`. Default: what `PGPASSWORD` or `~/.pgpass` has, if anything."""
+    sslmode: SslMode = "prefer"
+    """Whether the connection is encrypted: `disable`, `prefer` (where the server can), `require`, `verify-ca` (its
+    certificate is looked at) or `verify-full` (and that it is for this host). Nothing weaker than `verify-full` keeps a
+    stranger between the two out."""
+    ssl_root_cert: Text | None = None
+    """File with the certificates of the authorities that the server's may come from, as PEM, relative to the pipeline
+    file. Default: those of this system."""
+    timeout_s: PositiveDuration = field(default=60.0, alias="timeout")
+    """Longest time for one transaction or one read; then the connection is given up, and it is tried again. Duration,
+    default 1m."""
+
+    def relation_problems(self) -> Iterator[ShapeProblem]:
+        """Certificates where they are looked at."""
+        if self.ssl_root_cert is not None and not self.sslmode.startswith("verify"):
+            what = f"`sslRootCert` has no effect with `sslmode: {self.sslmode}`"
+            yield ShapeProblem(codes.FIELDS_CONFLICT, ("sslRootCert",), what, "`sslmode: verify-full`")
+
+
+def server_notes(settings: PostgresServer, path: Path) -> Iterator[tuple[Path, str]]:
+    """What to know about the way to a server."""
+    if isinstance(settings.password, str):
+        yield (*path, "password"), "`password` stands in the file; `{env: NAME}` or `{file: PATH}` keeps it out"
+    if not settings.sslmode.startswith("verify") and not stays_on_this_machine(settings.host.lower()):
+        if settings.host.startswith("/"):
+            return
+        what = f"with `sslmode: {settings.sslmode}` nothing shows that {settings.host} is the server that is meant"
+        yield (*path, "sslmode"), f"{what}; `verify-full` does"
+
+
+def quoted(name: str) -> str:
+    """A name in a statement."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def quoted_table(table: str) -> str:
+    """`schema.table` in a statement."""
+    return ".".join(map(quoted, table.split(".")))

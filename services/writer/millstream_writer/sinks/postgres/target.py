@@ -1,0 +1,262 @@
+"""The tables of the sink: the user's, and the two in which the sink keeps how far it is.
+
+    millstream_positions            a row for each lane: run, owner, epoch, position, name of the last frame
+    millstream_positions_refused    a row for each record that was set aside: where it was, and why
+
+Every statement of the sink is here. Above it: the lane, and `validate --online`. Below it: a connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import NamedTuple
+
+from millstream.durable import step
+from millstream.postgres.connecting import Connection, connected
+from millstream.postgres.settings import quoted, quoted_table
+from millstream.record import Position
+from millstream_writer.sinks.postgres.connector import PostgresSink
+
+_BATCH = "millstream_batch"
+_ROW, _DELETE = "millstream_row", "millstream_delete"
+"""Columns of the table of a batch: the order of its records, and whether one deletes."""
+
+
+class Kept(NamedTuple):
+    """What the table of positions has of a lane."""
+
+    run: str
+    epoch: int
+    owner: str
+    position: Position
+    frame: str
+    """Name of the frame with the last record."""
+
+
+class Fault(NamedTuple):
+    """Something about the tables that does not fit."""
+
+    loc: tuple[str | int, ...]
+    """In the settings."""
+    what: str
+    expected: str
+
+
+class Target:
+    """The statements for one sink."""
+
+    def __init__(self, settings: PostgresSink) -> None:
+        self._settings = settings
+        self._schema, self._name = _parts(settings.table)
+        self._table = quoted_table(settings.table)
+        self.positions = quoted_table(settings.position_table)
+        self._refused = quoted_table(f"{settings.position_table}_refused")
+        self._columns = [column.name for column in settings.row]
+        self._is_staged = settings.mode != "insert"
+
+    async def create(self, connection: Connection) -> None:
+        """The tables that do not exist."""
+        settings = self._settings
+        wanted = [settings.position_table, f"{settings.position_table}_refused"]
+        wanted += [settings.table] if settings.create_table else []
+        names = [quoted_table(table) for table in wanted]
+        if None not in [await connection.fetchval("SELECT to_regclass($1)", name) for name in names]:
+            return
+        # Two that create a table at once would disturb each other, though neither minds that it exists.
+        with step("postgres_sink.create"):
+            async with connection.transaction():
+                await connection.execute("SELECT pg_advisory_xact_lock(hashtext('millstream'))")
+                for statement in self._definitions():
+                    await connection.execute(statement)
+
+    def _definitions(self) -> Iterator[str]:
+        lane = "pipeline text NOT NULL, lane text NOT NULL"
+        place = "sequence bigint NOT NULL, record bigint NOT NULL"
+        yield (
+            f"CREATE TABLE IF NOT EXISTS {self.positions} ({lane}, run text NOT NULL, epoch bigint NOT NULL, "
+            f"owner text NOT NULL, {place}, frame text NOT NULL, changed timestamptz NOT NULL DEFAULT now(), "
+            "PRIMARY KEY (pipeline, lane)) WITH (fillfactor = 50)"
+        )
+        yield (
+            f"CREATE TABLE IF NOT EXISTS {self._refused} ({lane}, {place}, reason text NOT NULL, "
+            "detail text NOT NULL, PRIMARY KEY (pipeline, lane, sequence, record))"
+        )
+        if self._settings.create_table:
+            columns = [f"{quoted(column.name)} {column.type_name}" for column in self._settings.row]
+            keys = ", ".join(map(quoted, self._settings.keys))
+            columns += [f"PRIMARY KEY ({keys})"] if keys else []
+            yield f"CREATE TABLE IF NOT EXISTS {self._table} ({', '.join(columns)})"
+
+    async def prepare(self, connection: Connection) -> None:
+        """What a new connection needs."""
+        if self._is_staged:
+            names = ", ".join(map(quoted, self._columns))
+            await connection.execute(
+                f"CREATE TEMP TABLE {_BATCH} ON COMMIT DELETE ROWS AS SELECT {names}, false AS {_DELETE} "
+                f"FROM {self._table} WITH NO DATA; "
+                f"ALTER TABLE {_BATCH} ADD COLUMN {_ROW} bigint GENERATED ALWAYS AS IDENTITY"
+            )
+
+    async def faults(self, connection: Connection) -> list[Fault]:
+        """What of the user's table does not fit; nothing where it is still to be created."""
+        settings = self._settings
+        table = await connection.fetchval("SELECT to_regclass($1)::oid", self._table)
+        if table is None:
+            found = f"there is no table {settings.table} in the database {settings.database}"
+            return [] if settings.create_table else [Fault(("table",), found, "a table, or `createTable: true`")]
+        rows = await connection.fetch(
+            "SELECT attname, attnum FROM pg_attribute WHERE attrelid = $1 AND attnum > 0 AND NOT attisdropped", table
+        )
+        numbers = {row["attname"]: row["attnum"] for row in rows}
+        faults = [
+            Fault(
+                ("columns", index, "name") if settings.columns else ("table",),
+                f"the table {settings.table} has no column `{name}`",
+                f"one of {', '.join(numbers)}",
+            )
+            for index, name in enumerate(self._columns)
+            if name not in numbers
+        ]
+        if settings.mode == "upsert" and not faults:
+            faults += await self._key_faults(connection, table, {numbers[key] for key in settings.keys})
+        rights = {"insert": "INSERT", "upsert": "INSERT, UPDATE, SELECT", "delete": "DELETE, SELECT"}[settings.mode]
+        right = f"{rights}, DELETE" if settings.delete_when is not None else rights
+        if not await connection.fetchval(f"SELECT {_rights(right)}", self._table):
+            what = f"{settings.user} has no right to {right} on {settings.table}"
+            faults.append(Fault(("table",), what, f"`GRANT {right} ON {settings.table} TO {settings.user}`"))
+        return faults
+
+    async def _key_faults(self, connection: Connection, table: int, keys: set[int]) -> list[Fault]:
+        indexes = await connection.fetch(
+            "SELECT string_to_array(indkey::text, ' ')::int[] AS columns FROM pg_index "
+            "WHERE indrelid = $1 AND indisunique AND indisvalid AND indpred IS NULL AND indexprs IS NULL",
+            table,
+        )
+        if any(set(index["columns"]) == keys for index in indexes):
+            return []
+        names = ", ".join(self._settings.keys)
+        what = f"{self._settings.table} has no primary key and no unique index on exactly ({names})"
+        return [Fault(("keys",), what, "one, by which `upsert` finds the row")]
+
+    # The lane's row
+
+    async def kept(self, connection: Connection, pipeline: str, lane: str) -> Kept | None:
+        """What is kept of the lane; its row stays locked until the transaction ends."""
+        statement = (
+            f"SELECT run, epoch, owner, sequence, record, frame FROM {self.positions} "
+            "WHERE pipeline = $1 AND lane = $2 FOR UPDATE"
+        )
+        row = await connection.fetchrow(statement, pipeline, lane)
+        if row is None:
+            return None
+        return Kept(row["run"], row["epoch"], row["owner"], Position(row["sequence"], row["record"]), row["frame"])
+
+    async def begin_lane(self, connection: Connection, pipeline: str, lane: str, kept: Kept) -> None:
+        """A row for a lane that has none. Another owner may have made one meanwhile."""
+        statement = (
+            f"INSERT INTO {self.positions} (pipeline, lane, run, epoch, owner, sequence, record, frame) "
+            "VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT DO NOTHING"
+        )
+        run, epoch, owner, position, frame = kept
+        await connection.execute(statement, pipeline, lane, run, epoch, owner, *position, frame)
+
+    async def own(self, connection: Connection, pipeline: str, lane: str, epoch: int, owner: str) -> None:
+        """From here on no other owner moves the lane."""
+        statement = (
+            f"UPDATE {self.positions} SET epoch = $3, owner = $4, changed = now() WHERE pipeline = $1 AND lane = $2"
+        )
+        await connection.execute(statement, pipeline, lane, epoch, owner)
+
+    async def move(
+        self, connection: Connection, pipeline: str, lane: str, owner: str, position: Position, frame: str
+    ) -> bool:
+        """Whether the lane still has this owner: then its position is moved, and its row locked."""
+        statement = (
+            f"UPDATE {self.positions} SET sequence = $4, record = $5, frame = $6, changed = now() "
+            "WHERE pipeline = $1 AND lane = $2 AND owner = $3"
+        )
+        done = await connection.execute(statement, pipeline, lane, owner, *position, frame)
+        return bool(done == "UPDATE 1")
+
+    async def refused(
+        self, connection: Connection, pipeline: str, lane: str, after: Position
+    ) -> dict[Position, tuple[str, str]]:
+        """The records that were set aside behind a position, each with reason and detail; those before it are not
+        needed any more, and are removed."""
+        where = f"FROM {self._refused} WHERE pipeline = $1 AND lane = $2 AND (sequence, record)"
+        await connection.execute(f"DELETE {where} <= ($3::bigint, $4::bigint)", pipeline, lane, *after)
+        rows = await connection.fetch(
+            f"SELECT sequence, record, reason, detail {where} > ($3::bigint, $4::bigint)", pipeline, lane, *after
+        )
+        return {Position(row["sequence"], row["record"]): (row["reason"], row["detail"]) for row in rows}
+
+    async def refuse(
+        self, connection: Connection, pipeline: str, lane: str, records: Sequence[tuple[Position, str, str]]
+    ) -> None:
+        """Note that records were set aside."""
+        statement = (
+            f"INSERT INTO {self._refused} (pipeline, lane, sequence, record, reason, detail) "
+            "VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT DO NOTHING"
+        )
+        rows = [(pipeline, lane, *at, reason, detail.replace("\0", "")) for at, reason, detail in records]
+        await connection.executemany(statement, rows)
+
+    # The records
+
+    async def put(self, connection: Connection, lines: Sequence[bytes]) -> None:
+        """Write rows, and have every constraint checked now: at the commit it could not be said which one is wrong."""
+        if self._is_staged:
+            await _copy(connection, lines, _BATCH, [*self._columns, _DELETE], schema="pg_temp")
+            for statement in self._merges():
+                await connection.execute(statement)
+        else:
+            await _copy(connection, lines, self._name, self._columns, schema=self._schema)
+        await connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
+
+    def _merges(self) -> Iterator[str]:
+        """From the table of the batch into the user's. Of the records of one key the last one counts."""
+        keys = ", ".join(map(quoted, self._settings.keys))
+        names = ", ".join(map(quoted, self._columns))
+        last = f"SELECT DISTINCT ON ({keys}) * FROM pg_temp.{_BATCH} ORDER BY {keys}, {_ROW} DESC"
+        if self._settings.mode == "delete" or self._settings.delete_when is not None:
+            same = " AND ".join(f"t.{quoted(key)} = b.{quoted(key)}" for key in self._settings.keys)
+            yield f"DELETE FROM {self._table} t USING ({last}) b WHERE b.{_DELETE} AND {same}"
+        if self._settings.mode == "upsert":
+            others = [quoted(name) for name in self._columns if name not in self._settings.keys]
+            change = ", ".join(f"{name} = EXCLUDED.{name}" for name in others)
+            yield (
+                f"INSERT INTO {self._table} ({names}) SELECT {names} FROM ({last}) b WHERE NOT b.{_DELETE} "
+                f"ON CONFLICT ({keys}) DO {f'UPDATE SET {change}' if change else 'NOTHING'}"
+            )
+        # A transaction may put several times, where it looks for a record that is refused.
+        yield f"DELETE FROM pg_temp.{_BATCH}"
+
+
+def _rights(rights: str) -> str:
+    checks = []
+    for right in rights.split(", "):
+        which = "has_table_privilege" if right == "DELETE" else "has_any_column_privilege"
+        checks.append(f"{which}(to_regclass($1), '{right}')")
+    return " AND ".join(checks)
+
+
+def _parts(table: str) -> tuple[str | None, str]:
+    schema, _, name = table.rpartition(".")
+    return schema or None, name
+
+
+async def _copy(
+    connection: Connection, lines: Sequence[bytes], table: str, columns: Sequence[str], *, schema: str | None
+) -> None:
+    with step("postgres_sink.copy"):
+        await connection.copy_to_table(
+            table, source=BytesIO(b"".join(lines)), columns=list(columns), schema_name=schema, format="text"
+        )
+
+
+async def look(settings: PostgresSink, base_dir: Path) -> list[Fault]:
+    """What does not fit, of a server that is reached. Raises errors of ours where it is not."""
+    async with connected(settings, base_dir, "validate --online", "millstream validate") as connection:
+        return await Target(settings).faults(connection)

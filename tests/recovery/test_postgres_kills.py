@@ -1,0 +1,139 @@
+"""A pipeline into PostgreSQL, and all that it needs, killed at random; and its sink at every durable step."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millstream.durable import CRASH_AT
+from millstream.errors import RetryLaterError
+from millstream.record import Position
+from millstream.spec.models import FallbackSink
+from millstream_writer.sinks.opening import open_sink
+from tests.contract.sinks.file_target import sink_owner, value_of
+from tests.mesh.running import start
+from tests.support.postgres_server import Database, PostgresServer, open_postgres, why_missing
+from tests.unit.writer.sink_frames import sink_frame
+from tools.style import REPOSITORY
+
+pytestmark = pytest.mark.skipif(bool(why_missing()), reason=why_missing() or "it is there")
+
+RECORDS = 12_000
+KILLS = 4
+PIPELINE = """\
+apiVersion: millstream.io/v1alpha1
+kind: Pipeline
+metadata: {name: p}
+spec:
+  vertices:
+  - name: in
+    source: {generator: {records: RECORDS, rpu: 2000, keyCount: 20}}
+  - name: same
+    udf: {builtin: {name: cat}}
+    partitions: 2
+  - name: out
+    partitions: 2
+    sink:
+      postgres: SETTINGS
+      guarantee: exactlyOnce
+  edges:
+  - {from: in, to: same}
+  - {from: same, to: out}
+"""
+FRAMES = 12
+POINTS = [
+    f"postgres_sink.{step}:{side}#{time}"
+    for step, time in (("create", 1), ("take_over", 1), ("copy", 5), ("commit", 5))
+    for side in ("before", "after")
+]
+
+
+@pytest.fixture
+def server() -> Iterator[PostgresServer]:
+    with open_postgres() as server:
+        yield server
+
+
+@pytest.mark.guarantee("I1", "I2", "I9")
+@pytest.mark.timeout(240)
+async def test_each_record_is_there_once_though_everything_is_killed(server: PostgresServer, tmp_path: Path) -> None:
+    database = await server.database()
+    await database.execute("CREATE TABLE numbers (lane int, number int, place bigserial)")
+    columns = [{"name": "lane"}, {"name": "number"}]
+    settings = {**database.settings, "table": "numbers", "columns": columns}
+    text = PIPELINE.replace("RECORDS", str(RECORDS)).replace("SETTINGS", json.dumps(settings))
+    (tmp_path / "pipeline.yaml").write_text(text)
+    async with start(tmp_path, "run", "pipeline.yaml") as run:
+        for kill in range(KILLS):
+            seen = run.records("out")
+            await run.until(lambda seen=seen: run.records("out") > seen)  # type: ignore[misc]
+            victim = ("out-0", "postgres", "broker")[kill % 3]
+            if victim == "postgres":
+                server.kill()
+                await asyncio.to_thread(server.start)
+            else:
+                with suppress(ProcessLookupError, KeyError):
+                    os.kill(run.pids()[victim], signal.SIGKILL)
+        ended = await run.ended()
+    assert ended.exit_code == 0, ended.err
+    assert "account: BALANCED" in ended.out
+    assert sorted(await database.column("SELECT number FROM numbers")) == [*range(RECORDS)]
+
+
+@pytest.mark.guarantee("I1")
+async def test_a_sink_is_killed_at_every_durable_step(postgres: PostgresServer) -> None:
+    """Several at once, each with a database of its own."""
+    databases = [await postgres.database() for _ in POINTS]
+    limit = asyncio.Semaphore(4)
+    await asyncio.gather(*(_killed_at(*each, limit) for each in zip(databases, POINTS, strict=True)))
+
+
+async def _killed_at(database: Database, point: str, limit: asyncio.Semaphore) -> None:
+    async with limit:
+        await _kill_at(database, point)
+
+
+async def _kill_at(database: Database, point: str) -> None:
+    await database.execute("CREATE TABLE numbers (n int PRIMARY KEY, text text, place bigserial)")
+    assert await _sink_process(database, point) == -signal.SIGKILL, point
+    await _deliver(FallbackSink.model_validate(_spec(database)), 2)
+    expected = [*range(10, 10 * FRAMES + 10)]
+    assert await database.column("SELECT n FROM numbers ORDER BY place") == expected, point
+
+
+def _spec(database: Database) -> dict[str, Any]:
+    return {"postgres": {**database.settings, "table": "numbers", "columns": [{"name": "n"}, {"name": "text"}]}}
+
+
+async def _sink_process(database: Database, point: str) -> int:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.recovery.test_postgres_kills", json.dumps(_spec(database)), "1"),
+        cwd=REPOSITORY,
+        env={**os.environ, CRASH_AT: point},
+    )
+    async with asyncio.timeout(60):
+        return await process.wait()
+
+
+async def _deliver(spec: FallbackSink, epoch: int) -> None:
+    """The lane, from its mark, which never came further than the start: all is offered again."""
+    async with open_sink(spec, sink_owner(epoch)) as lane:
+        for sequence in range(1, FRAMES + 1):
+            frame = sink_frame([value_of(n) for n in range(sequence * 10, sequence * 10 + 10)], sequence)
+            while True:
+                with suppress(RetryLaterError):
+                    await lane.write([frame], Position(sequence))
+                    break
+
+
+if __name__ == "__main__":
+    asyncio.run(_deliver(FallbackSink.model_validate(json.loads(sys.argv[1])), int(sys.argv[2])))

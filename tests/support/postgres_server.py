@@ -1,0 +1,228 @@
+"""A real PostgreSQL for tests and benchmarks, on the loopback, with a directory and a port of its own.
+
+Above it: tests and benchmarks. Below it: the programs of PostgreSQL: those that `make servers` fetched, or installed
+ones. PostgreSQL refuses to run as root, so root runs it as `nobody`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from millstream.die_with_parent import dying_with_parent
+from millstream.ports import free_ports
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+START_TIMEOUT_S = 60.0
+USER, LOCKED, PASSWORD = "ms", "locked", "a long secret"
+"""A role that everybody may be, and one with a password."""
+_FETCHED = Path(__file__).parents[2] / ".cache" / "servers" / "postgres"
+_NOBODY = "nobody"
+_HBA = f"local all all trust\nhost all {LOCKED} 127.0.0.1/32 scram-sha-256\nhost all all 127.0.0.1/32 trust\n"
+_SETTINGS = {
+    "listen_addresses": "127.0.0.1",
+    # What tests kill are processes: the system has what they wrote.
+    "fsync": "off",
+    "shared_buffers": "16MB",
+    "max_connections": "60",
+    "autovacuum": "off",
+    "max_wal_size": "256MB",
+    "log_min_messages": "fatal",
+    "lc_messages": "C",
+}
+
+
+def programs() -> Path | None:
+    """The directory of PostgreSQL's programs; None where there is none."""
+    roots = [*_FETCHED.glob("usr/lib/postgresql/*/bin"), *Path("/usr/lib/postgresql").glob("*/bin")]
+    found = shutil.which("postgres")
+    roots += [Path(found).resolve().parent] if found else []
+    return next((root for root in roots if (root / "initdb").exists() and (root / "postgres").exists()), None)
+
+
+def why_missing() -> str:
+    """Why no PostgreSQL can be started here; empty when one can."""
+    if programs() is None:
+        return "PostgreSQL is not installed, and `make servers` has not fetched it"
+    if os.geteuid() == 0 and shutil.which("setpriv") is None:
+        return "PostgreSQL refuses root, and setpriv is not installed"
+    return ""
+
+
+class PostgresServer:
+    """One server. After `kill` and `start` it has the same port and the same data."""
+
+    def __init__(self, directory: Path, settings: dict[str, str]) -> None:
+        self.directory = directory
+        self.port = free_ports(1)
+        self._settings = _SETTINGS | settings
+        self._process: subprocess.Popen[bytes] | None = None
+        self._databases = 0
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def make(self) -> None:
+        """The files of a server that has nothing."""
+        options = ["-D", str(self._data), "-A", "trust", "-U", USER, "--no-sync", "-E", "UTF8", "--locale=C"]
+        subprocess.run(self._command("initdb", *options), check=True, capture_output=True, cwd=self.directory)
+        (self._data / "pg_hba.conf").write_text(_HBA)
+
+    def start(self) -> None:
+        """Returns when it answers."""
+        options = [option for name, value in self._settings.items() for option in ("-c", f"{name}={value}")]
+        command = self._command("postgres", "-D", str(self._data), "-p", str(self.port), "-k", str(self.directory))
+        with (self.directory / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                dying_with_parent([*command, *options]),
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                cwd=self.directory,
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + START_TIMEOUT_S
+        # Its file says `ready` as soon as it takes connections.
+        while not self._is_ready():
+            assert self._process.poll() is None, self._tail()
+            assert time.monotonic() < deadline, f"PostgreSQL did not answer: {self._tail()}"
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(0.01)
+
+    def _is_ready(self) -> bool:
+        with suppress(FileNotFoundError):
+            lines = (self._data / "postmaster.pid").read_text().split("\n")
+            return len(lines) > 7 and lines[7].strip() == "ready" and lines[0] == str(self._server_pid())
+        return False
+
+    def _server_pid(self) -> int:
+        """Of the server itself: a process that watches over the parent may stand before it."""
+        family = [psutil.Process(self.pid), *psutil.Process(self.pid).children(recursive=True)]
+        return next((process.pid for process in family if process.name() == "postgres"), 0)
+
+    def kill(self) -> None:
+        """As `kill -9` does, all of its processes."""
+        if self._process is None:
+            return
+        with suppress(psutil.NoSuchProcess):
+            family = [psutil.Process(self.pid), *psutil.Process(self.pid).children(recursive=True)]
+            for process in family:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            psutil.wait_procs(family, timeout=START_TIMEOUT_S)
+        self._process.wait()
+        self._process = None
+
+    def signal(self, number: signal.Signals) -> None:
+        """Of all of its processes."""
+        for process in [psutil.Process(self.pid), *psutil.Process(self.pid).children(recursive=True)]:
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+
+    def restart(self) -> None:
+        self.kill()
+        self.start()
+
+    async def database(self) -> Database:
+        """A new database."""
+        self._databases += 1
+        name = f"d{self._databases}"
+        await Database(self, "postgres").execute(f"CREATE DATABASE {name}")
+        return Database(self, name)
+
+    @property
+    def _data(self) -> Path:
+        return self.directory / "data"
+
+    def _command(self, program: str, *arguments: str) -> list[str]:
+        found = programs()
+        assert found is not None
+        as_nobody = ["setpriv", f"--reuid={_NOBODY}", "--regid=nogroup", "--clear-groups", "--pdeathsig=KILL"]
+        return [*(as_nobody if os.geteuid() == 0 else []), str(found / program), *arguments]
+
+    def _tail(self) -> str:
+        return (self.directory / "log").read_text(errors="replace")[-3000:]
+
+
+class Database:
+    """One database, asked over a connection that is made for each question."""
+
+    def __init__(self, server: PostgresServer, name: str) -> None:
+        self.server = server
+        self.name = name
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """In a pipeline file."""
+        return {
+            "host": "127.0.0.1",
+            "port": self.server.port,
+            "database": self.name,
+            "user": USER,
+            "sslmode": "disable",
+        }
+
+    @asynccontextmanager
+    async def connected(self) -> AsyncIterator[Any]:
+        import asyncpg
+
+        connection = await asyncpg.connect(
+            host="127.0.0.1", port=self.server.port, user=USER, database=self.name, ssl="disable"
+        )
+        try:
+            yield connection
+        finally:
+            await connection.close()
+
+    async def execute(self, *statements: str) -> None:
+        async with self.connected() as connection:
+            for statement in statements:
+                await connection.execute(statement)
+
+    async def rows(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
+        async with self.connected() as connection:
+            return [tuple(row) for row in await connection.fetch(statement, *values)]
+
+    def rows_at_once(self, statement: str) -> list[tuple[Any, ...]]:
+        """For those that cannot wait, whether or not a loop runs."""
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(asyncio.run, self.rows(statement)).result()
+
+    async def column(self, statement: str, *values: object) -> list[Any]:
+        return [row[0] for row in await self.rows(statement, *values)]
+
+
+@contextmanager
+def open_postgres(**settings: str) -> Iterator[PostgresServer]:
+    """A server of one's own, killed at the end, with its files."""
+    directory = Path(tempfile.mkdtemp(prefix="millstream-postgres-"))
+    try:
+        if os.geteuid() == 0:
+            nobody = pwd.getpwnam(_NOBODY)
+            os.chown(directory, nobody.pw_uid, nobody.pw_gid)
+        server = PostgresServer(directory, settings)
+        server.make()
+        try:
+            server.start()
+            yield server
+        finally:
+            server.kill()
+    finally:
+        shutil.rmtree(directory)
