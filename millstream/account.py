@@ -86,7 +86,7 @@ class Consumed:
 
 
 def consumed(lane: LaneId, mark: mark_pb2.Mark) -> list[Consumed]:
-    """What the mark says of each input the lane has read anything from."""
+    """What the mark says of each input the lane has read anything from, edges inside a chain included."""
     if mark.HasField("reduce"):
         accepted = {item.edge: item for item in mark.accepted}
         return [
@@ -101,7 +101,24 @@ def consumed(lane: LaneId, mark: mark_pb2.Mark) -> list[Consumed]:
     position = Position(mark.sequence, mark.record_index)
     records = mark.account.inputs + sum(item.records for item in mark.accepted)
     size = mark.account.input_bytes + sum(item.bytes for item in mark.accepted)
-    return [Consumed(BufferId(lane.input, lane.partition), position, records, size)]
+    own = Consumed(BufferId(lane.input, lane.partition), position, records, size)
+    return [own, *_handed_on(lane, mark)]
+
+
+def _handed_on(lane: LaneId, mark: mark_pb2.Mark) -> list[Consumed]:
+    """What the vertices behind the first of a chain have taken. No sequences: it was never stored."""
+    return [
+        Consumed(BufferId(one.edge, lane.partition), Position(0), one.account.inputs, one.account.input_bytes)
+        for one in mark.members
+    ]
+
+
+def account_of(vertex: str, lane: LaneId, mark: mark_pb2.Mark) -> Account:
+    """The account of one vertex in a lane: the lane's own, or one that follows in its chain."""
+    if vertex == lane.vertex:
+        return Account.from_message(mark.account)
+    message = next((one.account for one in mark.members if one.vertex == vertex), mark_pb2.Account())
+    return Account.from_message(message)
 
 
 _COUNTS = (

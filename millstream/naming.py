@@ -5,6 +5,7 @@ Values may be private, so the code that makes a message says whether it may show
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -30,9 +31,13 @@ class Origin(NamedTuple):
     """In a source: how far it had read with these records."""
     run: str = ""
     """Of the ledger that the sequence counts in."""
+    names: Sequence[str] = ()
+    """Of each record behind the prefix, where they are not consecutive records of a stored frame."""
 
     def position(self, index: int) -> str:
         """Of a record by its index in the frame; the same at every attempt."""
+        if self.names:
+            return f"{self.id_prefix}{self.names[index]}"
         return f"{self.id_prefix}{self.first_index + index}" if self.id_prefix else self.source_position
 
 
@@ -51,11 +56,11 @@ class Naming:
         ids = frame.ids()
         record_id = ids[index] if ids is not None else origin.position(index) if origin.id_prefix else ""
         parts = []
-        if origin.id_prefix:
+        if origin.source_position:
+            parts.append(f"read before source position {origin.source_position}")
+        elif origin.id_prefix and not origin.names:
             sequence = origin.id_prefix.rstrip("/").rpartition("/")[2]
             parts.append(f"sequence {sequence}, index {origin.first_index + index}")
-        elif origin.source_position:
-            parts.append(f"read before source position {origin.source_position}")
         keys = [part.decode(errors="replace") for part in frame.keys()[index]]
         if keys:
             parts.append(f"keys {str(keys)[:_ID_CHARACTERS]}")

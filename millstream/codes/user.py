@@ -71,6 +71,20 @@ NOT_IN_PIPELINE = Code(
     do="Use one of the names in the message. `millstream graph FILE` draws the pipeline with all of them.",
 )
 
+EDGE_HAS_NO_BUFFER = Code(
+    2140,
+    "The edge is chained and has no buffer",
+    happened=(
+        "A command was given an edge with `chain: true`, or a vertex behind one. Its records are handed on in memory, "
+        "so there is nothing to look at or to put records into."
+    ),
+    data=_NOTHING_DONE,
+    do=(
+        "Use an edge into the chain or out of it: the message names them. Or give the edge a buffer: remove `chain`, "
+        "which a pipeline takes where nothing waits."
+    ),
+)
+
 NO_DEAD_LETTERS = Code(
     2108,
     "There are no dead letters to read there",

@@ -4,8 +4,9 @@ A `Graph` is only ever made of a pipeline whose shape is sound, so what it answe
 checking. Above: lanes, the runner, the vertex processes. It knows no files and no brokers.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Self
 
 from millstream import retry
@@ -32,8 +33,12 @@ class Graph:
     """For each vertex the edges it reads, in file order."""
     edges_out: Mapping[str, tuple[Edge, ...]]
     """For each vertex the edges it writes, of every kind, in file order."""
+    chains: tuple[tuple[str, ...], ...]
+    """Vertices that run as one lane, each chain in its order, by the order of their first vertices."""
     _vertices: Mapping[str, Vertex]
     _edges: Mapping[str, Edge]
+    _heads: Mapping[str, str]
+    _stages: "Graph | None"
 
     @classmethod
     def of(cls, pipeline: Pipeline) -> Self:
@@ -42,8 +47,27 @@ class Graph:
         findings = list(shape_findings(outline)) if outline is not None else []
         if findings:
             raise SpecError([Problem(f.code, "", 0, 0, path_text(f.path), f.what, f.expected) for f in findings])
-        nodes = [vertex.name for vertex in pipeline.spec.vertices]
-        edges = pipeline.spec.edges
+        vertices, edges = pipeline.spec.vertices, pipeline.spec.edges
+        chains = tuple(_chains(vertices, edges))
+        if not chains:
+            return cls._of(pipeline, vertices, edges)
+        heads = {member: chain[0] for chain in chains for member in chain}
+        apart = [vertex for vertex in vertices if heads.get(vertex.name, vertex.name) == vertex.name]
+        kept = [edge for edge in edges if not edge.chain]
+        moved = [edge.model_copy(update={"from_": heads.get(edge.from_, edge.from_)}) for edge in kept]
+        return cls._of(pipeline, vertices, edges, chains, heads, cls._of(pipeline, apart, moved))
+
+    @classmethod
+    def _of(
+        cls,
+        pipeline: Pipeline,
+        vertices: Sequence[Vertex],
+        edges: Sequence[Edge],
+        chains: tuple[tuple[str, ...], ...] = (),
+        heads: Mapping[str, str] = MappingProxyType({}),
+        stages: Self | None = None,
+    ) -> Self:
+        nodes = [vertex.name for vertex in vertices]
         arcs = list(dict.fromkeys((edge.from_, edge.to) for edge in edges))
         backs = topology.back_arcs(nodes, arcs)
         return cls(
@@ -53,9 +77,31 @@ class Graph:
             back_edges=frozenset(e.name for e in edges if (e.from_, e.to) in backs),
             edges_in={name: tuple(e for e in edges if e.to == name) for name in nodes},
             edges_out={name: tuple(e for e in edges if e.from_ == name) for name in nodes},
-            _vertices={vertex.name: vertex for vertex in pipeline.spec.vertices},
+            chains=chains,
+            _vertices={vertex.name: vertex for vertex in vertices},
             _edges={edge.name: edge for edge in edges},
+            _heads=heads,
+            _stages=stages,
         )
+
+    @property
+    def stages(self) -> "Graph":
+        """What runs, and what is stored: each chain is one vertex, called as its first, with all edges out of the
+        chain. The edges inside are left out. Lanes, ledgers, buffers and workers are those of this graph; policies and
+        accounts those of every vertex. Without chains it is the graph itself."""
+        return self._stages or self
+
+    def head(self, vertex: str) -> str:
+        """The vertex in whose lanes a vertex runs: the first of its chain, or itself."""
+        return self._heads.get(vertex, vertex)
+
+    def chain(self, vertex: str) -> tuple[str, ...]:
+        """The vertices that run in the lanes of one, itself first; without a chain it is the only one."""
+        return next((chain for chain in self.chains if chain[0] == vertex), (vertex,))
+
+    def chained_into(self, vertex: str) -> Edge | None:
+        """The edge by which a vertex follows in a chain; None for all others."""
+        return next((edge for edge in self.edges_in[vertex] if edge.chain), None)
 
     @property
     def vertices(self) -> tuple[Vertex, ...]:
@@ -65,7 +111,7 @@ class Graph:
     @property
     def edges(self) -> tuple[Edge, ...]:
         """Edges in file order."""
-        return self.pipeline.spec.edges
+        return tuple(self._edges.values())
 
     @property
     def sources(self) -> tuple[Vertex, ...]:
@@ -151,6 +197,17 @@ class Graph:
     def _default_on_failure(self, vertex: str) -> retry.OnFailure:
         has_edge = bool(self.dead_letter_edges(vertex))
         return retry.OnFailure.DEAD_LETTER if has_edge else retry.OnFailure.STOP
+
+
+def _chains(vertices: Sequence[Vertex], edges: Sequence[Edge]) -> Iterator[tuple[str, ...]]:
+    """In a sound pipeline each vertex has one chained edge in at most, and one out, and none of them closes a cycle."""
+    following = {edge.from_: edge.to for edge in edges if edge.chain}
+    for vertex in vertices:
+        if vertex.name in following and vertex.name not in following.values():
+            chain = [vertex.name]
+            while chain[-1] in following:
+                chain.append(following[chain[-1]])
+            yield tuple(chain)
 
 
 def _policy(backoff: Backoff, on_failure: retry.OnFailure, max_retries: int) -> retry.RetryPolicy:

@@ -75,6 +75,10 @@ class VertexKind(Generic[S]):
     lane_input: ClassVar[str | None] = None
     """What the one lane of a partition reads: `SOURCE_INPUT` for no edge, `WINDOW_INPUT` for all of them. None: each
     edge into the vertex has lanes of its own."""
+    may_lead_chain: ClassVar[bool] = False
+    """Whether a vertex behind it may run in its lanes, without a buffer between them."""
+    may_follow_in_chain: ClassVar[bool] = False
+    """Whether it may run in the lanes of the vertex before it."""
     is_paced: ClassVar[bool] = False
     """Whether its lanes commit often without output: then no more often than watermarks are published."""
     reports: ClassVar[frozenset[LaneReport]] = frozenset()

@@ -1,6 +1,7 @@
 """The lanes of a pipeline: which there are, who owns them, what they read. Pure.
 
-Lanes follow from the graph alone, so every process computes the same ones.
+Lanes follow from the graph alone, so every process computes the same ones. Who opens lanes, or looks at what they have
+stored, asks about `Graph.stages`, in which a chain is one vertex.
 """
 
 from millstream.record import BufferId, LaneId
@@ -43,7 +44,9 @@ def inputs_of(graph: Graph, lane: LaneId) -> tuple[BufferId, ...]:
 
 
 def buffers_of(graph: Graph, edge: Edge) -> tuple[BufferId, ...]:
-    """The buffers of an edge: one per partition of the vertex that reads it."""
+    """The buffers of an edge: one per partition of the vertex that reads it, none inside a chain."""
+    if edge.chain:
+        return ()
     return tuple(BufferId(edge.name, p) for p in range(graph.vertex(edge.to).partitions))
 
 

@@ -177,6 +177,9 @@ class Edge(SpecModel):
     on_full: OnFull = "retryUntilSuccess"
     """When the buffer is full: `retryUntilSuccess` makes the writer wait; `discardLatest` drops the
     message and counts it."""
+    chain: bool = False
+    """`true`: the edge has no buffer. The vertices at its ends run as one lane that commits once, behind the last of
+    them; only between a source or a map and a map (docs/explanation/chains.md)."""
 
     @classmethod
     def completed(cls, data: Any) -> Any:

@@ -19,8 +19,10 @@ _HEAVIEST_FIRST = {"reduce": 0, "map": 1}
 
 
 def replicas_of(graph: Graph) -> tuple[ReplicaId, ...]:
-    """All replicas of all vertices, in topological order of the vertices."""
-    return tuple(ReplicaId(name, number) for name in graph.order for number in range(graph.vertex(name).replicas))
+    """All replicas of all vertices, in topological order of the vertices; those of a chain are its first vertex's."""
+    return tuple(
+        ReplicaId(name, number) for name in graph.stages.order for number in range(graph.vertex(name).replicas)
+    )
 
 
 def place(graph: Graph, workers: int) -> tuple[tuple[ReplicaId, ...], ...]:

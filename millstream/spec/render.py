@@ -13,6 +13,7 @@ def to_text(graph: Graph) -> str:
         ├──► even  tags or [even]
         └──► odd   tags or [odd]
 
+    Vertices with `chained` between them run as one lane.
     An arrow with `↺` goes back into a cycle, one with `╌╌►` carries dead letters or late records.
     """
     lines = [f"pipeline {graph.pipeline.name}"]
@@ -68,6 +69,7 @@ def to_json(graph: Graph) -> dict[str, Any]:
             }
             for edge in graph.edges
         ],
+        **({"chains": [list(chain) for chain in graph.chains]} if graph.chains else {}),
     }
 
 
@@ -95,6 +97,8 @@ def edge_labels(graph: Graph, edge: Edge) -> list[str]:
     if edge.conditions is not None and edge.conditions.tags is not None:
         tags = edge.conditions.tags
         labels.append(f"tags {tags.operator} [{', '.join(tags.values)}]")
+    if edge.chain:
+        labels.append("chained")
     if edge.on_full == "discardLatest":
         labels.append("discards when full")
     if edge.name in graph.back_edges:

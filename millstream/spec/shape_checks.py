@@ -33,6 +33,8 @@ class VertexOutline:
     """Under which its settings stand; empty when it is of no kind."""
     settings: Mapping[str, Any]
     """As they are written."""
+    shares: Mapping[str, Any]
+    """How its work is divided, and where it runs: what vertices of a chain have in common."""
 
     @property
     def path(self) -> Path:
@@ -64,6 +66,10 @@ class EdgeOutline:
     origin: str
     target: str
     kind: EdgeKind
+    chained: bool = False
+    """Its ends run as one lane."""
+    picks: str = ""
+    """The field by which not every record takes it, or is sure to; empty without one."""
 
     @property
     def path(self) -> Path:
@@ -112,7 +118,13 @@ def _vertices_of(written: list[Any]) -> Iterator[VertexOutline]:
         ]
         key = keys[0] if len(keys) == 1 else ""
         settings = vertex[key] if isinstance(vertex.get(key), Mapping) else {}
-        yield VertexOutline(index, vertex["name"], _kind_of(key, settings), key, settings)
+        placement = vertex.get("placement")
+        shares = {
+            "partitions": vertex.get("partitions", 1),
+            "replicas": vertex.get("replicas", 1),
+            "placement": placement.get("process", "shared") if isinstance(placement, Mapping) else "shared",
+        }
+        yield VertexOutline(index, vertex["name"], _kind_of(key, settings), key, settings, shares)
 
 
 def _kind_of(key: str, settings: Mapping[str, Any]) -> VertexKind[SpecModel] | None:
@@ -134,7 +146,9 @@ def _edges_of(written: list[Any]) -> Iterator[EdgeOutline]:
             continue
         name = edge.get("name")
         name = name if isinstance(name, str) else default_edge_name(edge)
-        yield EdgeOutline(index, name, origin, target, _EDGE_KINDS.get(str(edge.get("kind")), "data"))
+        kind = _EDGE_KINDS.get(str(edge.get("kind")), "data")
+        picks = "conditions" if edge.get("conditions") else "onFull" if edge.get("onFull") == "discardLatest" else ""
+        yield EdgeOutline(index, name, origin, target, kind, edge.get("chain") is True, picks)
 
 
 def shape_findings(outline: Outline) -> Iterator[Finding]:
@@ -147,6 +161,7 @@ def shape_findings(outline: Outline) -> Iterator[Finding]:
     yield from _dead_letters(outline)
     yield from _reduces(outline)
     yield from _late_records(outline)
+    yield from _chains(outline)
 
 
 def _repeated(outline: Outline) -> Iterator[Finding]:
@@ -310,3 +325,39 @@ def _late_records(outline: Outline) -> Iterator[Finding]:
         if vertex.late_asked is not None and vertex.name not in with_edge:
             expected = f"an edge from `{vertex.name}` with `kind: late`"
             yield Finding(codes.SIDE_EDGE, vertex.late_asked, f"`{vertex.name}` has no late edge", expected)
+
+
+def _chains(outline: Outline) -> Iterator[Finding]:
+    """Edges that are to have no buffer, and need one."""
+    vertices = {vertex.name: vertex for vertex in outline.vertices}
+    for edge in outline.edges:
+        origin, target = vertices.get(edge.origin), vertices.get(edge.target)
+        if not edge.chained or origin is None or target is None:
+            continue
+        why = next(_needs_buffer(outline, edge, origin, target), None)
+        if why is not None:
+            what = f"the edge from `{edge.origin}` to `{edge.target}` cannot be chained: {why}"
+            yield Finding(codes.EDGE_NOT_CHAINED, (*edge.path, "chain"), what, "no `chain`, which gives it a buffer")
+
+
+def _needs_buffer(outline: Outline, edge: EdgeOutline, origin: VertexOutline, target: VertexOutline) -> Iterator[str]:
+    """Why the vertices at the ends of an edge cannot run as one lane."""
+    if edge.kind != "data":
+        yield "it does not carry what its vertex puts out"
+    if edge.picks:
+        yield f"it has `{edge.picks}`, and a chained edge takes every record"
+    if origin.kind is not None and not origin.kind.may_lead_chain:
+        yield f"`{origin.name}` is a {origin.kind.name}, and only sources and maps can be followed in a chain"
+    if target.kind is not None and not target.kind.may_follow_in_chain:
+        yield f"`{target.name}` is a {target.kind.name}, and only maps can follow in a chain"
+    if any(
+        other.index != edge.index and other.kind == "data" and other.origin == origin.name for other in outline.edges
+    ):
+        yield f"`{origin.name}` has other data edges, so what it puts out goes to several vertices"
+    if any(other.index != edge.index and other.target == target.name for other in outline.edges):
+        yield f"`{target.name}` reads other edges too"
+    if origin.name in topology.reachable([target.name], [(one.origin, one.target) for one in outline.edges]):
+        yield "it is part of a cycle"
+    for what, own in origin.shares.items():
+        if own != target.shares[what]:
+            yield f"`{what}` is {own} for `{origin.name}` and {target.shares[what]} for `{target.name}`"

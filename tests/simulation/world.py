@@ -99,8 +99,10 @@ class SimEnvironment:
     stores: SimOtStores
     watches: Watches
     trimmers: Trimmers
-    programs: SimPrograms
     rng: random.Random
+
+    def programs_of(self, vertex: str) -> SimPrograms:
+        return SimPrograms(self.world.outside, vertex, self.world.shape.behaviours.get(vertex, ""))
 
     def trouble(self) -> str | None:
         return None
@@ -271,7 +273,6 @@ class World:
                     stores,
                     watches,
                     trimmers,
-                    SimPrograms(self.outside, life.vertex, self.shape.behaviours.get(life.vertex, "")),
                     self.rng,
                 )
 

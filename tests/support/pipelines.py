@@ -11,17 +11,18 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from millstream.account import Account
+from millstream.account import Account, account_of
 from millstream.buffers.jetstream.connection import open_connection
 from millstream.buffers.jetstream.ledger import open_jetstream_broker
 from millstream.buffers.jetstream.nats_server import NatsServer, open_nats_server
 from millstream.buffers.jetstream.ot_store import open_jetstream_ot_stores
 from millstream.clock import START_OF_TIME_US, Clock, SystemClock
 from millstream.ledger.protocol import DurabilityLevel
-from millstream.record import LaneId, ReplicaId
+from millstream.record import LaneId
 from millstream.spec import resolved
 from millstream.spec.lanes import all_lanes, lanes_of
 from millstream.spec.loading import load
+from millstream.spec.placement import replicas_of
 from millstream.telemetry import open_telemetry
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream_worker.assembly import open_vertex
@@ -51,9 +52,8 @@ class PipelineRun:
         """
         self._stopping.clear()
         async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as group:
-            for vertex in self.graph.vertices:
-                for replica in range(vertex.replicas):
-                    group.create_task(self._run_vertex(vertex.name, replica), name=f"{vertex.name}-{replica}")
+            for one in replicas_of(self.graph):
+                group.create_task(self._run_vertex(one.vertex, one.number), name=one.name)
 
     def stop(self) -> None:
         """Have every vertex finish what is in flight, as SIGTERM does."""
@@ -77,7 +77,7 @@ class PipelineRun:
 
     def worker(self, *names: str, metrics_port: int = 0, metrics_host: str = "127.0.0.1") -> WorkerConfig:
         """The settings of a worker that runs these replicas, called as `ReplicaId.name`; all without names."""
-        replicas = [ReplicaId(vertex.name, one) for vertex in self.graph.vertices for one in range(vertex.replicas)]
+        replicas = replicas_of(self.graph)
         return WorkerConfig(
             resolved=self.resolved,
             access={one: self.server.access for one in replicas if not names or one.name in names},
@@ -92,7 +92,7 @@ class PipelineRun:
         """The mark of every lane that has one, as the ledgers hold it now."""
         marks: dict[LaneId, mark_pb2.Mark] = {}
         async with open_jetstream_broker(self.server.access, self.resolved.pipeline.name) as broker:
-            for lane in all_lanes(self.graph):
+            for lane in all_lanes(self.graph.stages):
                 ledger = await broker.existing_ledger(lane.vertex)
                 stored = await ledger.mark(lane) if ledger is not None else None
                 if stored is not None:
@@ -113,8 +113,8 @@ class PipelineRun:
         """The conservation account of a vertex, over all its lanes."""
         total = Account()
         for lane, mark in (await self.marks()).items():
-            if lane.vertex == vertex:
-                total.add(Account.from_message(mark.account))
+            if lane.vertex == self.graph.head(vertex):
+                total.add(account_of(vertex, lane, mark))
         return total
 
     async def _run_vertex(self, vertex: str, replica: int) -> None:

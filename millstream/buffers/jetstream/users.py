@@ -49,7 +49,9 @@ class BrokerUser:
 
 
 def users_of(graph: Graph) -> list[BrokerUser]:
-    """The users of a pipeline: the one who prepares it, the one who looks at it, and one for each vertex."""
+    """The users of a pipeline: the one who prepares it, the one who looks at it, and one for each vertex; a chain's is
+    that of its first."""
+    graph = graph.stages
     pipeline = graph.pipeline.name
     return [
         BrokerUser(pipeline, f"{INBOX}.{pipeline}"),

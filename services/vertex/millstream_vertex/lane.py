@@ -9,14 +9,15 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from millstream.account import Account, consumed
+from millstream.account import account_of, consumed
 from millstream.clock import END_OF_TIME_US, START_OF_TIME_US, Clock
 from millstream.record import LaneId
 from millstream.statistics import LaneStatistics
 from millstream.telemetry import Telemetry
 from millstream.watermark.store import OtStore
+from millstream.wire.ledger.v1 import mark_pb2
 from millstream.wire.watermark.v1 import ot_pb2
 from millstream_reader.tracker import Tracker
 from millstream_vertex.in_order import InOrder
@@ -59,6 +60,8 @@ class LaneCore:
         self.clock = clock
         self.units: InOrder[Sequence[Unit]] = InOrder()
         self.counters = LaneCounters()
+        self.followers: dict[LaneId, LaneCounters] = {}
+        """Of the vertices behind the first in its chain, each by the lane that it would be."""
         self._ot = ot
         self.watermarks = watermarks
         self._commit_interval_s = commit_interval_s
@@ -189,6 +192,11 @@ class LaneCore:
                 records=written.records if written is not None else 0,
                 bytes=written.bytes if written is not None else 0,
             )
+        for member in mark.members:
+            handed = totals.get((member.edge, self.lane.partition), mark_pb2.Written())
+            entry.outputs.add(
+                edge=member.edge, partition=self.lane.partition, records=handed.records, bytes=handed.bytes
+            )
         self._ot.publish(self.lane, entry)
 
     async def publish_last(self) -> None:
@@ -206,10 +214,25 @@ class LaneCore:
         return self._watermark_us
 
     def statistics(self, pending: int | None) -> LaneStatistics:
+        numbers = self._statistics(self.lane, self.counters)
+        return replace(
+            numbers,
+            frames_in_flight=len(self.tracker),
+            records_in_flight=self.tracker.records,
+            bytes_in_flight=self.tracker.size,
+            pending=pending,
+        )
+
+    def statistics_of(self, vertex: str) -> LaneStatistics:
+        """Of a vertex that follows in the chain. What is under way is counted by the first."""
+        lane, counters = next((lane, counters) for lane, counters in self.followers.items() if lane.vertex == vertex)
+        return self._statistics(lane, counters)
+
+    def _statistics(self, lane: LaneId, counters: LaneCounters) -> LaneStatistics:
         mark = self.committer.mark
-        account = Account.from_message(mark.account)
+        account = account_of(lane.vertex, self.lane, mark)
         return LaneStatistics(
-            lane=self.lane,
+            lane=lane,
             epoch=mark.epoch,
             watermark_us=self._watermark_us,
             idle=self._idle,
@@ -228,12 +251,8 @@ class LaneCore:
             repeated_ids=account.repeated_ids,
             diverted=account.diverted,
             open=account.open,
-            frames_in_flight=len(self.tracker),
-            records_in_flight=self.tracker.records,
-            bytes_in_flight=self.tracker.size,
-            retries=self.counters.retries,
-            udf_errors=self.counters.udf_errors,
-            pending=pending,
+            retries=counters.retries,
+            udf_errors=counters.udf_errors,
         )
 
 

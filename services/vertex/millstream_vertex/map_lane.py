@@ -1,6 +1,7 @@
-"""A lane of a map vertex: reads its buffer, has the UDF called, routes and commits.
+"""A lane of a map vertex, or of a chain of them: reads its buffer, has the UDF called, and commits.
 
-buffer ─► slices ─► UDF (several calls at once) ─► InOrder ─► commit: frames + mark
+buffer ─► slices ─► step: UDF, routing; or UDF, UDF, ..., routing (several slices at once) ─► InOrder ─► commit: frames
++ mark
 """
 
 from __future__ import annotations
@@ -10,16 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from millstream.limits import FRAME_RECORDS_MAX, SLICE_TARGET_S
-from millstream.naming import Origin
 from millstream.record import Position
 from millstream.statistics import LaneStatistics
-from millstream_reader.buffer import ReadFrame, late_records
+from millstream_reader.buffer import ReadFrame
 from millstream_reader.tracker import Tracked
 from millstream_vertex.buffer_lane import BufferLane
-from millstream_vertex.mapping import Mapper
+from millstream_vertex.map_step import Lineage, MapStep
 from millstream_vertex.slicing import Slicer
 from millstream_writer.committer import Unit
-from millstream_writer.routing import Router
+from millstream_writer.routing import FrameLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,20 +57,17 @@ class MapLane:
     """One lane; `run` returns when its input has ended or `stop` was called."""
 
     def __init__(
-        self, base: BufferLane, mapper: Mapper, router: Router, *, slice_records_max: int | None, run: str = ""
+        self, base: BufferLane, step: MapStep, piece: FrameLimits, *, slice_records_max: int | None, run: str = ""
     ) -> None:
-        """`run`: id of the ledger that the lane reads, for dead letters."""
+        """`step`: the map, and the chain behind it. `piece`: the most that its buffers should get at once. `run`: id of
+        the ledger that the lane reads, for dead letters."""
         self.core = base.core
         self._base = base
-        self._mapper = mapper
-        self._router = router
+        self._step = step
         # What a call gives is committed together, and a small buffer takes it in several pieces.
-        piece = router.piece.records
-        if piece < FRAME_RECORDS_MAX:
-            slice_records_max = min(piece, slice_records_max or piece)
+        if piece.records < FRAME_RECORDS_MAX:
+            slice_records_max = min(piece.records, slice_records_max or piece.records)
         self._run = run
-        lane = base.core.lane
-        self._id_prefix = f"{lane.vertex}/{lane.input}/{lane.partition}/"
         self._slicer = Slicer(target_s=SLICE_TARGET_S, records_max=slice_records_max)
         self._first_answer = asyncio.Event()
         self._stopping = False
@@ -118,35 +115,16 @@ class MapLane:
         return units
 
     async def _call(self, piece: Slice) -> Unit:
-        core, read = self.core, piece.read
+        read = piece.read
         frame = read.frame.slice(piece.start, piece.stop)
-        ahead = core.tracker.records
-        started = core.clock.monotonic_s()
-        with core.telemetry.span(
-            "millstream.map",
-            parent=frame.traceparent,
-            lane=core.lane.key,
-            records=frame.records,
-            sequence=read.sequence,
-        ) as span:
-            origin = Origin(f"{self._id_prefix}{read.sequence}/", read.first_index + piece.start, run=self._run)
-            mapped = await self._mapper.map(
-                frame, watermark_us=read.watermark_us, traceparent=span.traceparent, origin=origin
-            )
-        seconds = core.clock.monotonic_s() - started
-        core.telemetry.observe_processing("udf", seconds)
-        self._slicer.answered(max(ahead, piece.records), seconds)
+        ahead = self.core.tracker.records
+        lineage = Lineage(f"{read.sequence}/", read.first_index + piece.start, run=self._run)
+        done = await self._step.take(frame, lineage, watermark_us=read.watermark_us, sequence=read.sequence)
+        self._slicer.answered(max(ahead, piece.records), done.seconds)
         self._first_answer.set()
-        core.counters.retries += mapped.retries
-        core.counters.udf_errors += mapped.errors
-        unit = Unit(position=piece.end, witnesses=read.witnesses, account=mapped.account)
-        unit.account.late = late_records(frame, read.watermark_us)
-        if mapped.frame is not None:
-            output = mapped.frame.traced(span.traceparent) if span.traceparent else mapped.frame
-            routed = self._router.route(output, mapped.tags)
-            unit.frames, unit.account.unrouted = routed.frames, routed.unrouted
-        if mapped.dead_letters is not None:
-            unit.frames = unit.frames + self._router.route_dead_letter(mapped.dead_letters).frames
+        unit = Unit(
+            position=piece.end, witnesses=read.witnesses, frames=done.frames, account=done.account, passed=done.passed
+        )
         unit.size = sum(frame.size for _, frame in unit.frames)
         self._slicer.gave(piece.records, unit.size)
         if piece.completes:

@@ -50,6 +50,8 @@ class Mapped:
     dead_letters: Frame | None
     """Inputs that could not be processed, with the reason in their headers."""
     account: Account
+    parents: Sequence[int] | None = None
+    """Index of the input of each output; None: one output of each input, in their order."""
     retries: int = 0
     errors: int = 0
 
@@ -121,6 +123,8 @@ class Mapper:
     ) -> Mapped:
         """Process the records of `frame`. Raises `UdfError` when the policy says stop or the function breaks the
         protocol. That an answer fits its call is the stream's to see to."""
+        if origin.names:
+            frame = _with_ids(frame, origin, range(frame.records))
         answer = await self._stream.call(
             frame,
             watermark_us=watermark_us,
@@ -143,7 +147,7 @@ class Mapper:
         output = self._output(frame, answer, parents)
         done = frame.records if parents is None else len(set(parents))
         account.processed, account.filtered = done, frame.records - done
-        return Mapped(output, tags, None, account)
+        return Mapped(output, tags, None, account, parents)
 
     def _parents(self, answer: MapAnswer) -> array[int] | None:
         """Input of each output; None when output i is of input i."""
@@ -348,10 +352,12 @@ class Mapper:
     def _assemble(self, frame: Frame, attempted: _Attempted) -> Mapped:
         account = Account(inputs=frame.records, dead_lettered=len(attempted.dead))
         rows: list[Row] = []
+        parents: list[int] = []
         for index in sorted(attempted.rows):
             if attempted.rows[index]:
                 account.processed += 1
                 rows.extend(attempted.rows[index])
+                parents.extend([index] * len(attempted.rows[index]))
             else:
                 account.filtered += 1
         for reason in attempted.dropped.values():
@@ -367,7 +373,7 @@ class Mapper:
                 headers=[row.headers for row in rows],
                 traceparent=frame.traceparent,
             )
-        return Mapped(output, [row.tags for row in rows], self._dead_letters(frame, attempted), account)
+        return Mapped(output, [row.tags for row in rows], self._dead_letters(frame, attempted), account, parents)
 
     def _dead_letters(self, frame: Frame, attempted: _Attempted) -> Frame | None:
         if not attempted.dead:

@@ -38,7 +38,7 @@ from millstream.telemetry import Telemetry
 from millstream.watermark.store import OtStores, newest
 from millstream_reader.tracker import Tracker
 from millstream_vertex.lane import LaneCore
-from millstream_vertex.settings import route
+from millstream_vertex.settings import members_of, route
 from millstream_writer.backpressure import Backpressure
 from millstream_writer.committer import Committer, Unit
 from millstream_writer.routing import Router, cut
@@ -70,7 +70,8 @@ class Replay:
     """Of one pipeline whose processes are not running."""
 
     def __init__(self, graph: Graph, broker: Broker, stores: OtStores, clock: Clock) -> None:
-        self._graph = graph
+        self._graph = graph.stages
+        self._whole = graph
         self._broker = broker
         self._stores = stores
         self._clock = clock
@@ -179,6 +180,7 @@ class Replay:
             replace(route(self._graph, edge), discard_when_full=False) for edge in self._graph.edges_out[lane.vertex]
         ]
         buffers = [buffer for edge in self._graph.edges_out[lane.vertex] for buffer in buffers_of(self._graph, edge)]
+        members = members_of(self._whole, lane.vertex)
         ot = await self._stores.store(lane.vertex)
         stored = (await newest(ot)).get(lane.key)
         await ot.take_over(lane, taken_over.mark.epoch)
@@ -189,7 +191,7 @@ class Replay:
         return LaneCore(
             lane,
             # No bounds: what the runs of other lanes have consumed is not known here. The broker's own hold.
-            Committer(ledger, lane, taken_over, sequences, Router(routes), Backpressure({})),
+            Committer(ledger, lane, taken_over, sequences, Router(routes), Backpressure({}), members=members),
             ot,
             Telemetry(),
             self._clock,

@@ -5,6 +5,8 @@ Above it: the assembly. Below it: the graph.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from millstream.clock import MICROSECONDS, Clock
 from millstream.ledger.protocol import LedgerLimits
 from millstream.limits import (
@@ -24,6 +26,7 @@ from millstream.spec.models import Edge, Pipeline
 from millstream.watermark.future import FutureBound
 from millstream.watermark.source import IdlePolicy, SourceWatermark
 from millstream_writer.backpressure import BufferLimits
+from millstream_writer.committer import Member
 from millstream_writer.routing import FrameLimits, Route, tag_condition
 
 _PIECES = 4
@@ -46,6 +49,16 @@ def route(graph: Graph, edge: Edge) -> Route:
         keeps=keeps_input(graph, edge.to),
         piece=FrameLimits(max(1, limits.usable_length // _PIECES), max(1, limits.usable_bytes // _PIECES)),
     )
+
+
+def members_of(graph: Graph, vertex: str) -> Sequence[Member]:
+    """The vertices that follow one in its chain, for the marks of its lanes."""
+    found = []
+    for name in graph.chain(vertex)[1:]:
+        edge = graph.chained_into(name)
+        assert edge is not None, "it follows in a chain"
+        found.append(Member(name, edge.name, frozenset(one.name for one in graph.edges_out[name] if not one.chain)))
+    return found
 
 
 def ledger_limits(graph: Graph, vertex: str) -> LedgerLimits:

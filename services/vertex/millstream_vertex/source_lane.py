@@ -16,7 +16,13 @@ from millstream.dead_letter import headers_of
 from millstream.durable import step
 from millstream.errors import MillstreamError, UserError
 from millstream.frame import Frame, frame_of_records
-from millstream.limits import COMMIT_FRAMES_MAX, FRAME_BYTES_MAX, FRAME_RECORDS_MAX, OT_PUBLISH_INTERVAL_S
+from millstream.limits import (
+    COMMIT_FRAMES_MAX,
+    FRAME_BYTES_MAX,
+    FRAME_RECORDS_MAX,
+    OT_PUBLISH_INTERVAL_S,
+    SLICE_TARGET_S,
+)
 from millstream.naming import WITH_VALUES, Naming, Origin
 from millstream.record import Record
 from millstream.retry import OnFailure
@@ -28,7 +34,9 @@ from millstream_reader.source import InvalidRecord, ListeningLane, SourceBatch, 
 from millstream_reader.tracker import Tracked
 from millstream_udf import columns
 from millstream_vertex.lane import LaneCore
+from millstream_vertex.map_step import Lineage, Outlet
 from millstream_vertex.mapping import Mapper
+from millstream_vertex.slicing import Slicer
 from millstream_writer.committer import Unit
 from millstream_writer.routing import Router
 
@@ -60,6 +68,7 @@ class SourceVertexLane:
         source: SourceLane,
         transformer: Mapper | None,
         router: Router,
+        outlet: Outlet,
         watermark: SourceWatermark,
         seen: SeenIds | None,
         on_invalid: OnFailure,
@@ -67,25 +76,35 @@ class SourceVertexLane:
         pipeline: str = "",
         naming: Naming = WITH_VALUES,
         bound: future.FutureBound | None = None,
+        run: str = "",
     ) -> None:
-        """`seen` is needed for a source that is not replayable; `on_invalid` decides about input that cannot be
-        read; `naming` how messages name a record. `bound`: of event times; the transformer knows it itself."""
+        """`router`: of the source, for its dead letters; `outlet`: for what it puts out. `seen` is needed for a source
+        that is not replayable; `on_invalid` decides about input that cannot be read; `naming` how messages name a
+        record. `bound`: of event times; the transformer knows it itself. `run`: id of the lane's ledger, for the
+        dead letters of those that follow in a chain."""
         self.core = core
         self._source = source
         self._transformer = transformer
         self._router = router
+        self._outlet = outlet
         self._watermark = watermark
         self._seen = seen
         self._on_invalid = on_invalid
         self._where = f"{pipeline}/{core.lane}"
         self._naming = naming
         self._bound = bound
+        self._run = run
         self._stopping = False
         # The records of one read are committed together, and each may go to a partition of its own on every edge.
-        self._records_max = min(FRAME_RECORDS_MAX, router.piece.records)
-        self._bytes_max = min(FRAME_BYTES_MAX, router.piece.size)
-        if len(router.buffers) > COMMIT_FRAMES_MAX // 2:
-            self._records_max = max(1, min(self._records_max, COMMIT_FRAMES_MAX // router.copies_max))
+        written = core.committer.router
+        self._records_max = min(FRAME_RECORDS_MAX, written.piece.records)
+        self._bytes_max = min(FRAME_BYTES_MAX, written.piece.size)
+        if len(written.buffers) > COMMIT_FRAMES_MAX // 2:
+            self._records_max = max(1, min(self._records_max, COMMIT_FRAMES_MAX // written.copies_max))
+        # Functions that follow in a chain are given no more at once than they are done with in time, as from a buffer.
+        self._pace = Slicer(target_s=SLICE_TARGET_S, records_max=self._records_max) if outlet.nothing() else None
+        self._first_passed = asyncio.Event()
+        self._numbered = core.committer.mark.numbered
 
     def stop(self) -> None:
         """Take nothing new in. What the source has taken in from outside is still finished; what can be read again
@@ -154,7 +173,8 @@ class SourceVertexLane:
                 await self._source.drain()
                 if self._source.replayable:
                     return False
-            batch = await self._source.read(self._records_max, self._bytes_max, READ_TIMEOUT_S)
+            records_max = self._pace.records() if self._pace is not None else self._records_max
+            batch = await self._source.read(min(records_max, self._records_max), self._bytes_max, READ_TIMEOUT_S)
             if batch.frame is not None or batch.invalid or batch.position != position:
                 position = batch.position
                 if not await self._begin(batch, work):
@@ -188,8 +208,19 @@ class SourceVertexLane:
             done.set_result((unit,))
             self.core.units.add(done)
             return True
-        await self.core.tracker.begin(Tracked(frame.records, frame.size))
-        self.core.units.add(work.create_task(self._process(frame, unit)))
+        if self._pace is None:
+            await self.core.tracker.begin(Tracked(frame.records, frame.size))
+            self.core.units.add(work.create_task(self._process(frame, unit, Lineage())))
+            return True
+        lineage = Lineage("", self._numbered, None, _position_text(batch.position), self._run)
+        self._numbered += frame.records
+        unit.numbered = self._numbered
+        await self.core.tracker.begin(
+            Tracked(frame.records, frame.size), records_max=self._pace.records_in_flight_max()
+        )
+        self.core.units.add(work.create_task(self._process(frame, unit, lineage)))
+        if not self._pace.learned:
+            await self._first_passed.wait()
         return True
 
     async def _room_for_ids(self, seen: SeenIds, frame: Frame, made_up: bytes) -> bool:
@@ -240,17 +271,27 @@ class SourceVertexLane:
             return item.reason
         return f"{item.reason} (read before source position {_position_text(batch.position)})"
 
-    async def _process(self, frame: Frame, unit: SourceUnit) -> Sequence[Unit]:
+    async def _process(self, frame: Frame, unit: SourceUnit, lineage: Lineage) -> Sequence[Unit]:
+        try:
+            await self._pass(frame, unit, lineage)
+        finally:
+            self._first_passed.set()
+        unit.size += sum(part.size for _, part in unit.frames)
+        return (unit,)
+
+    async def _pass(self, frame: Frame, unit: SourceUnit, lineage: Lineage) -> None:
+        """Have records transformed, and send on what comes of them."""
         core = self.core
+        ahead, unit.passed = core.tracker.records, self._outlet.nothing()
         with core.telemetry.source_span(frame, lane=core.lane.key) as span:
             output, tags = frame, None
             if self._transformer is None:
                 unit.account.inputs += frame.records
-                within = self._hold_back(frame, unit)
-                if within is None:
-                    unit.size += sum(part.size for _, part in unit.frames)
-                    return (unit,)
-                output = within
+                kept = self._hold_back(frame, unit)
+                if not kept:
+                    return
+                if len(kept) < frame.records:
+                    output, lineage = frame.take(kept), lineage.taken(kept)
                 unit.account.add(Account(processed=output.records, outputs=output.records))
             else:
                 started = core.clock.monotonic_s()
@@ -268,25 +309,26 @@ class SourceVertexLane:
                     unit.frames.extend(self._router.route_dead_letter(mapped.dead_letters).frames)
                 unit.account.input_bytes = frame.size
                 if mapped.frame is None:
-                    unit.size += sum(part.size for _, part in unit.frames)
-                    return (unit,)
-                output, tags = mapped.frame, mapped.tags
+                    return
+                output, tags, lineage = mapped.frame, mapped.tags, lineage.children(mapped.parents, 0)
             unit.account.input_bytes = frame.size
             unit.observed = output
             if span.traceparent:
                 output = output.traced(span.traceparent)
-            routed = self._router.route(output, tags)
-        unit.frames.extend(routed.frames)
-        unit.account.unrouted = routed.unrouted
-        unit.size += sum(part.size for _, part in unit.frames)
-        return (unit,)
+            left = await self._outlet.take(output, tags, lineage, self._watermark.watermark_us)
+        unit.frames.extend(left.frames)
+        unit.account.unrouted = left.unrouted
+        unit.passed = left.passed
+        if self._pace is not None:
+            self._pace.answered(max(ahead, frame.records), left.seconds)
+            self._pace.gave(frame.records, sum(part.size for _, part in left.frames))
 
-    def _hold_back(self, frame: Frame, unit: SourceUnit) -> Frame | None:
-        """Do with records beyond the bound of event time as `onFuture` says. What is left; None for nothing."""
+    def _hold_back(self, frame: Frame, unit: SourceUnit) -> Sequence[int]:
+        """Do with records beyond the bound of event time as `onFuture` says. Which are left."""
         bound = self._bound
         beyond = bound.beyond(frame) if bound is not None else []
         if bound is None or not beyond:
-            return frame
+            return range(frame.records)
         times_us = frame.event_times_us()
         origin = Origin(source_position=_position_text(unit.source_position or b""))
         if bound.on_future is OnFailure.STOP:
@@ -305,8 +347,7 @@ class SourceVertexLane:
             unit.account.dead_lettered += len(beyond)
         unit.account.input_bytes = frame.size
         bound.held_back(len(beyond), times_us[beyond[0]])
-        left = sorted(set(range(frame.records)).difference(beyond))
-        return frame.take(left) if left else None
+        return sorted(set(range(frame.records)).difference(beyond))
 
     def _watermark_after(self, units: Sequence[Unit]) -> int:
         for unit in units:

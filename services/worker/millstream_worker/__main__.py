@@ -123,6 +123,13 @@ def _known(pipeline: Resolved, replica: ReplicaId, of_vertex: str, of_number: st
             codes.NOT_IN_PIPELINE,
             f"{of_vertex}: pipeline {name} has no vertex {replica.vertex}; it has {', '.join(vertices)}",
         )
+    head = pipeline.graph.head(vertex.name)
+    if head != vertex.name:
+        raise UserError(
+            codes.NOT_IN_PIPELINE,
+            f"{of_vertex}: vertex {vertex.name} of pipeline {name} follows {head} in a chain and has no replicas "
+            f"of its own; it runs in those of {head}",
+        )
     if not 0 <= replica.number < vertex.replicas:
         raise UserError(
             codes.NOT_IN_PIPELINE,

@@ -74,16 +74,21 @@ async def open_vertex(
 ) -> AsyncIterator[VertexProcess]:
     """Take the replica's lanes over and open everything they need. `readiness` follows how far that is."""
     lanes: list[VertexLane] = []
-    statistics = _Statistics(config, lanes)
+    name, graph = config.resolved.pipeline.name, config.resolved.graph
+    numbers = [_Statistics(config, vertex, lanes) for vertex in graph.chain(config.vertex)]
     readiness = readiness or Readiness()
     async with AsyncExitStack() as stack:
-        identity = Identity(
-            config.resolved.pipeline.name, config.vertex, statistics.kind.name, config.replica, statistics.kind.reports
-        )
-        telemetry = stack.enter_context(process.replica(identity, statistics))
+        telemetry = {
+            one.vertex: stack.enter_context(
+                process.replica(Identity(name, one.vertex, one.kind.name, config.replica, one.kind.reports), one)
+            )
+            for one in numbers
+        }
         outside = await stack.enter_async_context(environment(config))
         readiness.reached(outside)
-        shared = statistics.shared = await stack.enter_async_context(Shared.open(config, clock, outside))
+        shared = await stack.enter_async_context(Shared.open(config, clock, outside))
+        for one in numbers:
+            one.shared = shared
         await stack.enter_async_context(shared.damage_judged())
         for lane in owned_lanes(shared.graph, config.vertex, config.replica):
             opened = await open_lane(shared, lane, telemetry, stack)
@@ -94,26 +99,30 @@ async def open_vertex(
 
 
 class _Statistics:
-    """The replica's numbers, when asked for."""
+    """The replica's numbers, when asked for: of its vertex, or of one that follows in its chain."""
 
-    def __init__(self, config: VertexConfig, lanes: Sequence[VertexLane]) -> None:
+    def __init__(self, config: VertexConfig, vertex: str, lanes: Sequence[VertexLane]) -> None:
         self._config = config
+        self.vertex = vertex
         self._lanes = lanes
-        self.kind = config.resolved.graph.vertex(config.vertex).definition
+        self.kind = config.resolved.graph.vertex(vertex).definition
         self.shared: Shared | None = None
         """None before the environment is open: then there is nothing to count."""
 
     def __call__(self) -> VertexStatistics:
-        shared = self.shared
-        totals = [ledger.statistics() for ledger in shared.ledgers()] if shared is not None else []
+        shared, graph = self.shared, self._config.resolved.graph
+        leads = self.vertex == self._config.vertex
+        # A chain commits once, for all of its vertices, and its first one says so.
+        totals = [ledger.statistics() for ledger in shared.ledgers()] if shared is not None and leads else []
+        buffers = shared.backpressure.statistics() if shared is not None else []
         return VertexStatistics(
             pipeline=self._config.resolved.pipeline.name,
-            vertex=self._config.vertex,
+            vertex=self.vertex,
             vertex_type=self.kind.name,
             replica=self._config.replica,
-            lanes=[lane.statistics() for lane in self._lanes],
-            buffers=shared.backpressure.statistics() if shared is not None else [],
-            sidecars=shared.programs.statistics() if shared is not None else {},
+            lanes=[lane.statistics() if leads else lane.core.statistics_of(self.vertex) for lane in self._lanes],
+            buffers=[one for one in buffers if graph.edge(one.buffer.edge).from_ == self.vertex],
+            sidecars=shared.outside.programs_of(self.vertex).statistics() if shared is not None else {},
             commits=sum(total.commits for total in totals),
             commit_bytes=sum(total.commit_bytes for total in totals),
             commit_seconds=sum(total.commit_seconds for total in totals),

@@ -22,9 +22,11 @@ from millstream.buffers.technology import Access, InterStepBuffer, Technology
 from millstream.buffers.technology import Link as BufferLink
 from millstream.ledger.protocol import Broker, DurabilityLevel
 from millstream.limits import LOG_BYTES_MAX
+from millstream.record import ReplicaId
 from millstream.spec.protocols import FunctionKind
 from millstream.spec.resolved import Resolved
 from millstream.statistics import SidecarStatistics
+from millstream.telemetry.logging import log_replica
 from millstream.udf.protocol import MapStream, StreamName, UdfClient
 from millstream.watermark.store import OtStores
 from millstream_worker.programs import NOT_DEVELOPED, Development, open_programs
@@ -91,8 +93,8 @@ class Environment(Protocol):
     def trimmers(self) -> Trimmers:
         """What removes what its lanes have consumed."""
 
-    @property
-    def programs(self) -> VertexPrograms: ...
+    def programs_of(self, vertex: str) -> VertexPrograms:
+        """Of the replica's vertex, or of one that follows in its chain."""
 
     @property
     def rng(self) -> random.Random:
@@ -125,14 +127,23 @@ class Outside:
     stores: OtStores
     watches: Watches
     trimmers: Trimmers
-    programs: VertexPrograms
+    programs: Mapping[str, VertexPrograms]
+    """By vertex: more than one in a chain."""
     rng: random.Random
     buffer: InterStepBuffer
+
+    def programs_of(self, vertex: str) -> VertexPrograms:
+        return self.programs[vertex]
 
     def trouble(self) -> str | None:
         if (lost := self.buffer.trouble()) is not None:
             return lost
-        down = [role for role, sidecar in self.programs.statistics().items() if not sidecar.running]
+        down = [
+            role if len(self.programs) == 1 else f"{role} of {vertex}"
+            for vertex, programs in self.programs.items()
+            for role, sidecar in programs.statistics().items()
+            if not sidecar.running
+        ]
         return f"the program of the {' and the '.join(down)} does not run" if down else None
 
     def engine(self, address: str) -> AbstractAsyncContextManager[Engine]:
@@ -173,9 +184,12 @@ class Link:
         """
         async with AsyncExitStack() as stack:
             buffer = await stack.enter_async_context(self._link.open(self._pipeline, require=self._require))
-            programs = await stack.enter_async_context(
-                open_programs(config.resolved, config.vertex, config.replica, config.hidden, config.development)
-            )
+            programs: dict[str, VertexPrograms] = {}
+            for vertex in config.resolved.graph.chain(config.vertex):
+                # What they print is theirs, whose lanes they run in.
+                with log_replica(ReplicaId(vertex, config.replica)):
+                    opening = open_programs(config.resolved, vertex, config.replica, config.hidden, config.development)
+                    programs[vertex] = await stack.enter_async_context(opening)
             yield Outside(
                 buffer.broker, buffer.stores, self._watches, self._trimmers, programs, random.Random(), buffer
             )

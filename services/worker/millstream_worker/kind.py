@@ -10,11 +10,14 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, TypeVar
 
+from millstream import codes
+from millstream.errors import MillstreamError
 from millstream.spec.kinds import VertexKind
 from millstream.spec.values import SpecModel
 
 if TYPE_CHECKING:
-    from millstream_worker.lanes import LaneOpening, VertexLane
+    from millstream_vertex.map_step import MapStep, Outlet
+    from millstream_worker.lanes import LaneOpening, StepOpening, VertexLane
 
 S = TypeVar("S", bound=SpecModel)
 
@@ -26,3 +29,8 @@ class RunnableKind(VertexKind[S]):
     async def open_lane(self, settings: S, opening: LaneOpening) -> VertexLane:
         """The lane that `opening` is about, which has been taken over: `opening.core.committer.mark` says how far it
         is. What it needs is opened on `opening.stack`."""
+
+    async def open_step(self, settings: S, opening: StepOpening, outlet: Outlet, number: int) -> MapStep:
+        """What a vertex of this kind does to a frame in the lane of another; only of kinds that `may_follow_in_chain`.
+        `outlet`: where its outputs go; `number`: its place in the chain, from 0."""
+        raise MillstreamError(codes.IMPOSSIBLE, f"{opening.where}: a {self.name} cannot follow in a chain")

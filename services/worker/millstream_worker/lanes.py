@@ -7,6 +7,7 @@ Above it: the assembly. Below it: the kinds of vertex, found by `millstream.spec
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Protocol
 
@@ -31,12 +32,13 @@ from millstream_reader.ids import SeenIds
 from millstream_reader.tracker import Tracker
 from millstream_vertex.buffer_lane import BufferLane
 from millstream_vertex.input import LaneInput
-from millstream_vertex.lane import LaneCore
+from millstream_vertex.lane import LaneCore, LaneCounters
 from millstream_vertex.lane_log import log_opened
+from millstream_vertex.map_step import Outlet, ToBuffers, ToNext
 from millstream_vertex.mapping import Mapper
 from millstream_vertex.past import check_not_older
 from millstream_vertex.remembered import open_seen_ids
-from millstream_vertex.settings import future_bound
+from millstream_vertex.settings import future_bound, members_of
 from millstream_worker.kind import RunnableKind
 from millstream_worker.shared import Shared
 from millstream_writer.committer import Committer
@@ -57,44 +59,43 @@ class VertexLane(Protocol):
     def statistics(self) -> LaneStatistics: ...
 
 
-async def open_lane(shared: Shared, lane: LaneId, telemetry: Telemetry, stack: AsyncExitStack) -> VertexLane:
-    """Take a lane over and open it on `stack`."""
+async def open_lane(
+    shared: Shared, lane: LaneId, telemetry: Mapping[str, Telemetry], stack: AsyncExitStack
+) -> VertexLane:
+    """Take a lane over and open it on `stack`. `telemetry`: of each vertex that runs in it."""
     kind = shared.vertex.definition
     if not isinstance(kind, RunnableKind):
         raise UserError(
             codes.EXTENSION,
             f"{shared.pipeline}/{lane}: no worker can run a {kind.name}: its object is not a RunnableKind",
         )
-    router = shared.router()
-    core = await _core(shared, lane, telemetry, router)
+    core = await _core(shared, lane, telemetry[lane.vertex], shared.router(shared.graph, lane.vertex))
     try:
-        opened: VertexLane = await kind.open_lane(shared.vertex.settings, LaneOpening(shared, core, router, stack))
+        opened: VertexLane = await kind.open_lane(shared.vertex.settings, LaneOpening(shared, core, telemetry, stack))
     except FencedError as update:
         await shared.ownership.check_known(lane, await shared.ledger(lane.vertex), update)
         raise
     return opened
 
 
-class LaneOpening:
-    """A lane that has been taken over and is to be opened: what a kind of vertex makes its lanes of."""
+class StepOpening:
+    """What one vertex of a lane is made of: the only one, or one of a chain."""
 
-    def __init__(self, shared: Shared, core: LaneCore, router: Router, stack: AsyncExitStack) -> None:
+    def __init__(
+        self, shared: Shared, lane: LaneId, telemetry: Telemetry, counters: LaneCounters, stack: AsyncExitStack
+    ) -> None:
         self.shared = shared
         """Of the replica."""
-        self.core = core
-        """Commits for the lane; its committer has the mark."""
-        self.router = router
-        """Where the lane's output goes."""
+        self.lane = lane
+        """For a vertex that follows in a chain: the one that it would have."""
+        self.telemetry = telemetry
+        """Of the vertex."""
+        self.counters = counters
+        """Of the vertex in this lane."""
+        self.router = shared.router(shared.whole, lane.vertex)
+        """The vertex's own edges that have buffers."""
         self.stack = stack
         """Closed when the replica ends."""
-
-    @property
-    def lane(self) -> LaneId:
-        return self.core.lane
-
-    @property
-    def graph(self) -> Graph:
-        return self.shared.graph
 
     @property
     def name(self) -> StreamName:
@@ -109,12 +110,65 @@ class LaneOpening:
     @property
     def retry_policy(self) -> RetryPolicy:
         """What happens to a record that the vertex fails on."""
-        policy = self.graph.retry_policy(self.lane.vertex)
+        policy = self.shared.whole.retry_policy(self.lane.vertex)
         if policy is None:
             raise MillstreamError(
                 codes.IMPOSSIBLE, f"{self.where}: a {self.shared.kind} that may fail on a record has no retry policy"
             )
         return policy
+
+    async def mapper(self, role: str, kind: FunctionKind) -> Mapper:
+        """Calls the program of that role, and applies the vertex's retry policy to its answers."""
+        shared, policy = self.shared, self.retry_policy
+        programs = shared.outside.programs_of(self.lane.vertex)
+        stream = await self.stack.enter_async_context(programs.open_map(role, kind, self.name))
+        return Mapper(
+            stream,
+            policy,
+            where=self.where,
+            has_dead_letter=self.router.has_dead_letter,
+            needs_tags=self.router.needs_tags,
+            rng=shared.rng,
+            naming=shared.naming,
+            bound=future_bound(shared.whole, self.lane.vertex, shared.clock, self.where),
+        )
+
+
+class LaneOpening(StepOpening):
+    """A lane that has been taken over and is to be opened: what a kind of vertex makes its lanes of."""
+
+    def __init__(
+        self, shared: Shared, core: LaneCore, telemetry: Mapping[str, Telemetry], stack: AsyncExitStack
+    ) -> None:
+        super().__init__(shared, core.lane, core.telemetry, core.counters, stack)
+        self.core = core
+        """Commits for the lane; its committer has the mark."""
+        self._telemetry = telemetry
+
+    @property
+    def graph(self) -> Graph:
+        return self.shared.graph
+
+    @property
+    def chain(self) -> Sequence[str]:
+        """The vertices that run in the lane, its own first."""
+        return self.shared.whole.chain(self.lane.vertex)
+
+    async def outlet(self) -> Outlet:
+        """Where the outputs of the lane's vertex go: to its buffers, or through the vertices that follow in its chain,
+        which are opened."""
+        whole, chain = self.shared.whole, self.chain
+        outlet: Outlet = ToBuffers(self.shared.router(whole, chain[-1]))
+        for number in reversed(range(1, len(chain))):
+            vertex, edge = whole.vertex(chain[number]), whole.chained_into(chain[number])
+            kind = vertex.definition
+            assert edge is not None, "it follows in a chain"
+            assert isinstance(kind, RunnableKind), "the graph is sound, and the kind can be chained"
+            lane = LaneId(vertex.name, edge.name, self.lane.partition)
+            counters = self.core.followers.setdefault(lane, LaneCounters())
+            opening = StepOpening(self.shared, lane, self._telemetry[vertex.name], counters, self.stack)
+            outlet = ToNext(await kind.open_step(vertex.settings, opening, outlet, number))
+        return outlet
 
     async def upstream(self) -> Ledger:
         """The ledger that has the lane's buffer."""
@@ -148,21 +202,6 @@ class LaneOpening:
         ledger = await self.shared.ledger(self.lane.vertex)
         return await open_seen_ids(self.graph, ledger, self.lane, self.core.committer, self.shared.clock)
 
-    async def mapper(self, role: str, kind: FunctionKind) -> Mapper:
-        """Calls the program of that role, and applies the vertex's retry policy to its answers."""
-        shared, policy = self.shared, self.retry_policy
-        stream = await self.stack.enter_async_context(shared.programs.open_map(role, kind, self.name))
-        return Mapper(
-            stream,
-            policy,
-            where=self.where,
-            has_dead_letter=self.router.has_dead_letter,
-            needs_tags=self.router.needs_tags,
-            rng=shared.rng,
-            naming=shared.naming,
-            bound=future_bound(shared.graph, self.lane.vertex, shared.clock, self.where),
-        )
-
 
 async def _core(shared: Shared, lane: LaneId, telemetry: Telemetry, router: Router) -> LaneCore:
     """Take the lane over, in its ledger and in the OT store."""
@@ -186,7 +225,11 @@ async def _core(shared: Shared, lane: LaneId, telemetry: Telemetry, router: Rout
     inside = _inside_a_cycle(shared.graph, lane)
     return LaneCore(
         lane,
-        Committer(ledger, lane, taken_over, sequences, router, shared.backpressure, never_waits_for=inside),
+        Committer(
+            *(ledger, lane, taken_over, sequences, router, shared.backpressure),
+            never_waits_for=inside,
+            members=members_of(shared.whole, lane.vertex),
+        ),
         ot,
         telemetry,
         shared.clock,

@@ -37,10 +37,13 @@ class Shared:
         self.config = config
         self.clock = clock
         self.outside = outside
-        self.graph: Graph = config.resolved.graph
+        self.graph: Graph = config.resolved.graph.stages
+        """What runs and is stored: a chain is one vertex."""
+        self.whole: Graph = config.resolved.graph
+        """Every vertex with the edges of its own, for what its author decided about it."""
         self.vertex = self.graph.vertex(config.vertex)
         self.kind = self.vertex.kind
-        self.programs = outside.programs
+        self.programs = outside.programs_of(config.vertex)
         self.pipeline = config.resolved.pipeline.name
         self.naming = Naming(values=config.resolved.pipeline.spec.logging.values)
         self.owner = f"{config.vertex}-{config.replica}/{os.getpid()}@{socket.gethostname()}"
@@ -124,15 +127,11 @@ class Shared:
     def ledgers(self) -> Sequence[Ledger]:
         return tuple(self._ledgers.values())
 
-    def router(self) -> Router:
-        name = self.config.vertex
+    def router(self, graph: Graph, vertex: str) -> Router:
+        """Of the edges that a vertex has in that graph, as far as they have buffers."""
         data, dead, late = (
-            [route(self.graph, edge) for edge in edges]
-            for edges in (
-                self.graph.data_edges(name),
-                self.graph.dead_letter_edges(name),
-                self.graph.late_edges(name),
-            )
+            [route(graph, edge) for edge in edges if not edge.chain]
+            for edges in (graph.data_edges(vertex), graph.dead_letter_edges(vertex), graph.late_edges(vertex))
         )
         return Router(data, dead, late)
 

@@ -73,8 +73,12 @@ class WorkerConfig:
     def identities(self) -> Sequence[Identity]:
         """Whose telemetry the worker sends."""
         graph, name = self.resolved.graph, self.resolved.pipeline.name
-        kinds = {one: graph.vertex(one.vertex).definition for one in self.replicas}
-        return [Identity(name, one.vertex, kind.name, one.number, kind.reports) for one, kind in kinds.items()]
+        run = [graph.vertex(vertex) for one in self.replicas for vertex in graph.chain(one.vertex)]
+        numbers = [one.number for one in self.replicas for _ in graph.chain(one.vertex)]
+        return [
+            Identity(name, vertex.name, vertex.kind, number, vertex.definition.reports)
+            for vertex, number in zip(run, numbers, strict=True)
+        ]
 
     def of(self, replica: ReplicaId, on_held_up: Callable[[HeldUp | None], None]) -> VertexConfig:
         """What one of its replicas gets. `on_held_up`: see `Development`."""

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from millstream import codes
-from millstream.account import Account
+from millstream.account import Account, account_of
 from millstream.errors import (
     BufferFullError,
     RetryLaterError,
@@ -40,6 +41,33 @@ REFUSED_WAIT_LAST_S = 1.0
 """How long a commit that the server refused for want of space waits before it is tried again: doubled each time."""
 
 
+class Member(NamedTuple):
+    """A vertex behind the first of a chain."""
+
+    vertex: str
+    edge: str
+    """By which records come to it."""
+    writes: frozenset[str]
+    """Edges out of it that have buffers."""
+
+
+@dataclass(slots=True)
+class Passed:
+    """What went through a vertex behind the first of a chain."""
+
+    records: int = 0
+    """Handed on to it."""
+    size: int = 0
+    """Bytes of them."""
+    account: Account = field(default_factory=Account)
+    """What became of them there."""
+
+    def add(self, other: Passed) -> None:
+        self.records += other.records
+        self.size += other.size
+        self.account.add(other.account)
+
+
 @dataclass(slots=True)
 class Unit:
     """A stretch of a lane's input that is finished: its outputs, and where the lane stands after it."""
@@ -54,6 +82,10 @@ class Unit:
     """After this unit; None for all but reduce vertices."""
     frames: list[tuple[BufferId, Frame]] = field(default_factory=list)
     account: Account = field(default_factory=Account)
+    passed: Sequence[Passed] = ()
+    """Through the vertices behind the first of a chain, in their order."""
+    numbered: int = 0
+    """Records that a source has handed on to a chain, after this unit and since its first; 0 for others."""
     ids: bytes = b""
     """Digests of the ids of its records, where they are to be remembered."""
     size: int = 0
@@ -90,10 +122,12 @@ class Committer:
         backpressure: Backpressure,
         *,
         never_waits_for: Collection[BufferId] = (),
+        members: Sequence[Member] = (),
     ) -> None:
         """`sequences`: the last sequence in each buffer of the router, as the ledger tells it after the takeover.
         `never_waits_for`: buffers that this lane writes even when they are full. A lane that closes a cycle must not
-        wait for the buffers inside: those who would make room there wait, in the end, for this lane."""
+        wait for the buffers inside: those who would make room there wait, in the end, for this lane. `members`: of a
+        chain, behind its first vertex; `router` has the edges out of all of them."""
         self._ledger = ledger
         self._lane = lane
         self._stored = taken_over
@@ -101,12 +135,18 @@ class Committer:
         self._router = router
         self._backpressure = backpressure
         self._never_waits_for = frozenset(never_waits_for)
+        self._members = tuple(members)
         self.ids_ttl_s = 0.0
 
     @property
     def mark(self) -> mark_pb2.Mark:
         """The lane's mark as of the last commit."""
         return self._stored.mark
+
+    @property
+    def router(self) -> Router:
+        """All edges that the lane writes."""
+        return self._router
 
     @property
     def sequences(self) -> Mapping[BufferId, int]:
@@ -139,9 +179,6 @@ class Committer:
 
         Raises `FencedError`. The watermark is never lowered: the mark keeps the highest it was given.
         """
-        account = Account.from_message(self._stored.mark.account)
-        for unit in units:
-            account.add(unit.account)
         frames = join_small([pair for unit in units for pair in unit.frames], self._router.joins_below)
         if len(frames) > COMMIT_FRAMES_MAX:
             raise UserError(
@@ -150,16 +187,13 @@ class Committer:
                 f"{COMMIT_FRAMES_MAX} are the most. Let the function give fewer outputs for one input, "
                 "or send them to fewer edges and partitions",
             )
-        frames_records = sum(frame.records for _, frame in frames)
         ids = b"".join(unit.ids for unit in units)
         watermark_us = max(watermark_us, self.mark.watermark_us)
         pauses, leave_out = Pauses(REFUSED_WAIT_FIRST_S, REFUSED_WAIT_LAST_S), False
         while True:
             kept = await self._make_room(frames, leave_out=leave_out)
-            kept_records = sum(frame.records for _, frame in kept)
-            discarded = replace(account, discarded=account.discarded + frames_records - kept_records)
             writes = [FrameWrite(buffer, frame.encode()) for buffer, frame in kept]
-            mark = self._next_mark(units, kept, writes, discarded, watermark_us, ended)
+            mark = self._next_mark(units, kept, writes, _left_out(frames, kept), watermark_us, ended)
             commit = Commit(self._lane, writes, mark, self._stored.sequence, ids, self.ids_ttl_s)
             try:
                 receipt = await self._ledger.commit(commit)
@@ -234,11 +268,17 @@ class Committer:
         units: Sequence[Unit],
         kept: Sequence[tuple[BufferId, Frame]],
         writes: Sequence[FrameWrite],
-        account: Account,
+        discarded: Counter[str],
         watermark_us: int,
         ended: bool,
     ) -> mark_pb2.Mark:
+        """`discarded`: records left out, by edge."""
         previous = self._stored.mark
+        account = Account.from_message(previous.account)
+        for unit in units:
+            account.add(unit.account)
+        inside = frozenset(edge for member in self._members for edge in member.writes)
+        account.discarded += sum(count for edge, count in discarded.items() if edge not in inside)
         mark = mark_pb2.Mark(
             commit_id=os.urandom(16),
             epoch=previous.epoch,
@@ -251,6 +291,7 @@ class Committer:
             account=account.to_message(),
             accepted=previous.accepted,
             read=merged(previous.read, (witness for unit in units for witness in unit.witnesses)),
+            numbered=max((unit.numbered for unit in units), default=0) or previous.numbered,
         )
         if previous.HasField("reduce"):
             mark.reduce.CopyFrom(previous.reduce)
@@ -273,9 +314,42 @@ class Committer:
             entry.frames += 1
             entry.records += frame.records
             entry.bytes += len(write.data)
+        for member, passed in zip(self._members, self._pass_on(mark, units, discarded), strict=True):
+            if passed.records:
+                inner = (member.edge, self._lane.partition)
+                entry = totals.setdefault(inner, mark_pb2.Written(edge=inner[0], partition=inner[1]))
+                entry.records += passed.records
+                entry.bytes += passed.size
         mark.written.extend(totals.values())
         mark.given_up.extend(not_passed(previous.given_up, mark))
         return mark
+
+    def _pass_on(self, mark: mark_pb2.Mark, units: Sequence[Unit], discarded: Counter[str]) -> Iterator[Passed]:
+        """Add what went through the vertices of the chain to the mark. Gives what went through each now."""
+        own = {member.vertex for member in self._members}
+        # What a vertex has done that left the chain stays: it was published, and is not to look lost.
+        mark.members.extend(one for one in self._stored.mark.members if one.vertex not in own)
+        for place, member in enumerate(self._members):
+            now = Passed()
+            for unit in units:
+                if unit.passed:
+                    now.add(unit.passed[place])
+            total = account_of(member.vertex, self._lane, self._stored.mark)
+            total.add(now.account)
+            total.discarded += sum(discarded[edge] for edge in member.writes)
+            mark.members.add(vertex=member.vertex, edge=member.edge, account=total.to_message())
+            yield now
+
+
+def _left_out(frames: Sequence[tuple[BufferId, Frame]], kept: Sequence[tuple[BufferId, Frame]]) -> Counter[str]:
+    """Records of frames that are not kept, by edge."""
+    counts: Counter[str] = Counter()
+    if len(frames) > len(kept):
+        for buffer, frame in frames:
+            counts[buffer.edge] += frame.records
+        for buffer, frame in kept:
+            counts[buffer.edge] -= frame.records
+    return counts
 
 
 def join_small(

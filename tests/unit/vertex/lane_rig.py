@@ -37,6 +37,7 @@ from millstream_vertex.buffer_lane import BufferLane
 from millstream_vertex.input import LaneInput
 from millstream_vertex.lane import LaneCore
 from millstream_vertex.map_lane import MapLane
+from millstream_vertex.map_step import MapStep, ToBuffers
 from millstream_vertex.mapping import Mapper
 from millstream_vertex.trimming import Trimmer
 from millstream_writer.backpressure import Backpressure, BufferLimits
@@ -205,7 +206,10 @@ class Rig:
             beside = (follow(await self.stores.store("in"), [lane_input]), trimmer.run())
             background = [tasks.create_task(one) for one in beside]
             base = BufferLane(core, reader, lane_input, trimmer)
-            yield MapLane(base, mapper, router, slice_records_max=slice_records_max)
+            telemetry, counters = core.telemetry, core.counters
+            outlet = ToBuffers(router)
+            step = MapStep(LANE, mapper, router, outlet, telemetry=telemetry, counters=counters, clock=core.clock)
+            yield MapLane(base, step, router.piece, slice_records_max=slice_records_max)
             for task in background:
                 task.cancel()
             await trimmer.finish()

@@ -22,6 +22,7 @@ from millstream_reader.ids import SeenIds
 from millstream_reader.source import SourceBatch
 from millstream_reader.tracker import Tracker
 from millstream_vertex.lane import LaneCore
+from millstream_vertex.map_step import ToBuffers
 from millstream_vertex.source_lane import SourceVertexLane
 from millstream_writer.backpressure import Backpressure
 from millstream_writer.routing import Route, Router
@@ -84,7 +85,8 @@ async def lane_of(
     tracker = Tracker(pieces_max=limits.FRAMES_IN_FLIGHT_MAX, bytes_max=limits.BYTES_IN_FLIGHT_MAX)
     store = await rig.stores.store(UPSTREAM.vertex)
     core = LaneCore(UPSTREAM, committer, store, Telemetry(), SystemClock(), tracker, watermarks=True)
-    return SourceVertexLane(core, source, None, router, SourceWatermark(), seen, OnFailure.STOP, bound=bound)
+    outlet = ToBuffers(router)
+    return SourceVertexLane(core, source, None, router, outlet, SourceWatermark(), seen, OnFailure.STOP, bound=bound)
 
 
 class Heard(logging.Handler):

@@ -38,6 +38,8 @@ class Mark(_message.Message):
     READ_FIELD_NUMBER: _builtins.int
     ACCEPTED_FIELD_NUMBER: _builtins.int
     GIVEN_UP_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
+    NUMBERED_FIELD_NUMBER: _builtins.int
     commit_id: _builtins.bytes
     """Chosen again for every commit; tells whether a commit whose answer was lost has landed."""
     epoch: _builtins.int
@@ -54,6 +56,10 @@ class Mark(_message.Message):
     """The lane's watermark at this commit, microseconds."""
     ended: _builtins.bool
     """The lane has ended: nothing will follow."""
+    numbered: _builtins.int
+    """Of a source that others follow in a chain: records it has handed on, since the lane's first commit. They are
+    numbered by it, the same at every attempt.
+    """
     @_builtins.property
     def account(self) -> Global___Account:
         """Where every input record went, since the lane's first commit."""
@@ -82,6 +88,10 @@ class Mark(_message.Message):
         may read their input again.
         """
 
+    @_builtins.property
+    def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___Member]:
+        """Of a chain: the vertices behind the first, in their order. `account` is that of the first."""
+
     def __init__(
         self,
         *,
@@ -99,14 +109,45 @@ class Mark(_message.Message):
         read: _abc.Iterable[Global___Witness] | None = ...,
         accepted: _abc.Iterable[Global___Accepted] | None = ...,
         given_up: _abc.Iterable[Global___GivenUp] | None = ...,
+        members: _abc.Iterable[Global___Member] | None = ...,
+        numbered: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "reduce", b"reduce"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "account", b"account", "commit_id", b"commit_id", "ended", b"ended", "epoch", b"epoch", "given_up", b"given_up", "owner", b"owner", "position", b"position", "read", b"read", "record_index", b"record_index", "reduce", b"reduce", "sequence", b"sequence", "watermark_us", b"watermark_us", "written", b"written"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "account", b"account", "commit_id", b"commit_id", "ended", b"ended", "epoch", b"epoch", "given_up", b"given_up", "members", b"members", "numbered", b"numbered", "owner", b"owner", "position", b"position", "read", b"read", "record_index", b"record_index", "reduce", b"reduce", "sequence", b"sequence", "watermark_us", b"watermark_us", "written", b"written"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Mark: _TypeAlias = Mark  # noqa: Y015
+
+@_typing.final
+class Member(_message.Message):
+    """A vertex that runs in the lanes of another."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERTEX_FIELD_NUMBER: _builtins.int
+    EDGE_FIELD_NUMBER: _builtins.int
+    ACCOUNT_FIELD_NUMBER: _builtins.int
+    vertex: _builtins.str
+    edge: _builtins.str
+    """The edge by which records come to it. It has no buffer; what was handed on is in `written`."""
+    @_builtins.property
+    def account(self) -> Global___Account: ...
+    def __init__(
+        self,
+        *,
+        vertex: _builtins.str = ...,
+        edge: _builtins.str = ...,
+        account: Global___Account | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["account", b"account"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "edge", b"edge", "vertex", b"vertex"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Member: _TypeAlias = Member  # noqa: Y015
 
 @_typing.final
 class GivenUp(_message.Message):

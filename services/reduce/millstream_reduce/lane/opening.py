@@ -148,7 +148,7 @@ class ReduceOpening:
         self, buffer: BufferId, sequence: int, logged: Sequence[Witness], stack: AsyncExitStack
     ) -> ReduceInput:
         """`sequence`, `logged`: how far the buffer was read into the log, and the last frame of each lane there."""
-        graph = self.resolved.graph
+        graph = self.resolved.graph.stages
         writer = graph.edge(buffer.edge).from_
         lane_input = LaneInput(buffer, upstream_lanes(graph, buffer), back_edge=False)
         await self.listen(writer, lane_input)

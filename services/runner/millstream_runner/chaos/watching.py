@@ -39,7 +39,7 @@ async def _watch_broker(graph: Graph, runner: RunnerProcess, board: Board, acces
         access, graph.pipeline.name, name="chaos", require=DurabilityLevel.MEMORY
     )
     async with opening as buffer:
-        opened = {vertex: await buffer.stores.store(vertex) for vertex in graph.order}
+        opened = {vertex: await buffer.stores.store(vertex) for vertex in graph.stages.order}
         try:
             async with asyncio.TaskGroup() as tasks:
                 hearing = [

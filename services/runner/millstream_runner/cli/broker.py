@@ -32,9 +32,9 @@ def run(arguments: argparse.Namespace) -> int:
     audit.note_elsewhere(loaded, "prepare", broker=access.place, access=access.identity)
     asyncio.run(prepare(graph, access, DurabilityLevel(arguments.durability)))
     if arguments.json:
-        print(json.dumps({"pipeline": graph.pipeline.name, "ledgers": [vertex.name for vertex in graph.vertices]}))
+        print(json.dumps({"pipeline": graph.pipeline.name, "ledgers": list(graph.stages.order)}))
         return 0
-    print(f"pipeline {graph.pipeline.name}: {len(graph.vertices)} ledgers and watermark stores are there")
+    print(f"pipeline {graph.pipeline.name}: {len(graph.stages.order)} ledgers and watermark stores are there")
     return 0
 
 
@@ -112,6 +112,6 @@ async def prepare(graph: Graph, access: Access, level: DurabilityLevel) -> None:
     """Make the ledgers and the OT stores of a pipeline, or see that they are as they must be."""
     opening = technology_of(graph.pipeline).open(access, graph.pipeline.name, name="prepare", require=level)
     async with opening as buffer:
-        for vertex in graph.vertices:
-            await buffer.broker.ledger(vertex.name, ledger_limits(graph, vertex.name))
-            await buffer.stores.store(vertex.name)
+        for vertex in graph.stages.order:
+            await buffer.broker.ledger(vertex, ledger_limits(graph.stages, vertex))
+            await buffer.stores.store(vertex)

@@ -29,6 +29,7 @@ from millstream.spec.graph import Graph
 from millstream.spec.models import Sink
 from millstream_runner.cli.envelopes import Found, read_buffers, read_files
 from millstream_runner.cli.place import directory_of, is_pipeline_file
+from millstream_runner.cli.records import check_buffered
 from millstream_runner.local import audit
 from millstream_runner.local.directory import DataDirectory
 from millstream_runner.local.processes import is_alive
@@ -170,6 +171,7 @@ def target_of(graph: Graph, envelope: Envelope, to: str | None) -> BufferId:
                 codes.NOT_IN_PIPELINE,
                 f"pipeline {graph.pipeline.name} has no vertex {to!r} that reads a data edge{meant}",
             )
+        check_buffered(graph, edges[0])
         partitions = graph.vertex(to).partitions
         keys = [part.encode() for part in envelope.keys]
         return BufferId(edges[0].name, partition_of(keys, partitions) if keys else 0)
@@ -179,6 +181,12 @@ def target_of(graph: Graph, envelope: Envelope, to: str | None) -> BufferId:
         raise ValueError(f"{envelope.vertex} is a {kind.name} and reads no buffer; --to names a vertex to give it to")
     if kind is not None and kind.has_windows:
         raise ValueError(f"it describes a window of {envelope.vertex}, whose records are in no buffer any more")
+    into = graph.chained_into(vertex) if vertex in graph.edges_in else None
+    if into is not None:
+        raise ValueError(
+            f"{vertex} follows {into.from_} in a chain, and edge {into.name} has no buffer; --to names a vertex that "
+            "reads one"
+        )
     names = {edge.name for edge in graph.edges_in.get(vertex, ())}
     if len(rest) != 4 or rest[0] not in names or not 0 <= int(rest[1]) < graph.vertex(vertex).partitions:
         raise ValueError(f"there is no buffer of {envelope.position!r} in this pipeline; --to names a vertex")

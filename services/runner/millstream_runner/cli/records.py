@@ -16,6 +16,7 @@ from millstream.nearest import did_you_mean
 from millstream.printable import in_line
 from millstream.record import Record
 from millstream.spec.graph import Graph
+from millstream.spec.models import Edge
 from millstream_runner.local.formatting import time_text
 
 _VALUE_CHARS_MAX = 200
@@ -40,9 +41,23 @@ def check_buffer(graph: Graph, edge: str, partition: int | None) -> None:
             f"pipeline {graph.pipeline.name} has no edge {edge!r}; it has: {', '.join(names)}"
             f"{did_you_mean(edge, names)}",
         )
+    check_buffered(graph, graph.edge(edge))
     partitions = graph.vertex(graph.edge(edge).to).partitions
     if partition is not None and not 0 <= partition < partitions:
         raise UserError(codes.NOT_IN_PIPELINE, f"edge {edge} has partitions 0 to {partitions - 1}, not {partition}")
+
+
+def check_buffered(graph: Graph, edge: Edge) -> None:
+    """Raise `UserError` for an edge inside a chain."""
+    if edge.chain:
+        chain = graph.chain(graph.head(edge.to))
+        near = [one.name for name in (chain[0],) for one in graph.edges_in[name]]
+        near += [one.name for name in chain for one in graph.edges_out[name] if not one.chain]
+        raise UserError(
+            codes.EDGE_HAS_NO_BUFFER,
+            f"edge {edge.name} is chained and has no buffer: {' and '.join(chain)} run as one lane, and records go "
+            f"from one to the next in memory. Edges with buffers there: {', '.join(near)}",
+        )
 
 
 def record_line(sequence: int, index: int, record: Record, *, as_json: bool, partition: int | None = None) -> str:

@@ -27,6 +27,7 @@ async def drain(
 ) -> None:
     """Stop the sources, then each vertex when all it reads has been read; at the deadline those that are left."""
     deadline_s = clock.monotonic_s() + limits.DRAIN_TIMEOUT_S
+    graph = graph.stages
     sources = {vertex.name for vertex in graph.sources}
     await _stop_group(workers, sources, deadline_s - clock.monotonic_s())
     for group in graph.sccs:

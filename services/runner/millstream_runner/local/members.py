@@ -54,7 +54,7 @@ class Members:
             return State.RUNNING, ""
         if not self.broker.ready.is_set():
             return State.STARTING, "the broker"
-        missing = [name for name in self._graph.order if State.STARTING in self.workers.states_of(name)[0]]
+        missing = [name for name in self._graph.order if State.STARTING in self._states_of(name)[0]]
         has_spark = self.spark is None or self.spark.is_ready
         if missing:
             named = ", ".join(missing[:_NAMED_MAX])
@@ -71,7 +71,7 @@ class Members:
         return {vertex: self._state_of(vertex) for vertex in self._graph.order}
 
     def _state_of(self, vertex: str) -> str:
-        found, restarts = self.workers.states_of(vertex)
+        found, restarts = self._states_of(vertex)
         running = State.RUNNING
         if self.spark is not None and not self.spark.is_ready and self._graph.vertex(vertex).definition.has_windows:
             running = State.WAITING_FOR_SPARK
@@ -80,6 +80,10 @@ class Members:
         if restarts:
             words.append(f"restarted {restarts}x")
         return ", ".join(words)
+
+    def _states_of(self, vertex: str) -> tuple[list[State], int]:
+        """Those of the replicas in which it runs."""
+        return self.workers.states_of(self._graph.head(vertex))
 
     def runtime(self) -> Runtime | None:
         """Which processes there are, for the next runner; None where this one cannot be distinguished from others."""

@@ -13,7 +13,7 @@ from typing import Any
 from millstream.clock import END_OF_TIME_US, MICROSECONDS, START_OF_TIME_US
 from millstream.record import BufferId, LaneId, ReplicaId
 from millstream.spec.graph import Graph
-from millstream.spec.lanes import all_lanes, buffers_of, inputs_of, lanes_of, owned_lanes, upstream_lanes
+from millstream.spec.lanes import all_lanes, inputs_of, lanes_of, owned_lanes, upstream_lanes
 from millstream.wire.watermark.v1.ot_pb2 import BufferState, OtEntry
 
 RATE_WINDOW_S = 3.0
@@ -91,8 +91,11 @@ class PipelineProgress:
         self._limits = {vertex: graph.limits_of(vertex) for vertex in graph.order}
         self._lanes = {vertex: lanes_of(graph, vertex) for vertex in graph.order}
         self._inputs = {lane: inputs_of(graph, lane) for lane in all_lanes(graph)}
+        # An edge inside a chain has counts, and no buffers.
         self._writing = {
-            buffer: upstream_lanes(graph, buffer) for edge in graph.edges for buffer in buffers_of(graph, edge)
+            buffer: upstream_lanes(graph, buffer)
+            for edge in graph.edges
+            for buffer in (BufferId(edge.name, number) for number in range(graph.vertex(edge.to).partitions))
         }
         self._entries: dict[tuple[str, str], OtEntry] = {}
         """What was published last."""
@@ -103,7 +106,28 @@ class PipelineProgress:
 
     def observe(self, vertex: str, lane_key: str, entry: OtEntry) -> None:
         """Take in what a lane published; the same entry again does no harm."""
-        self._entries[vertex, lane_key] = entry
+        chain = self._graph.chain(vertex)
+        if len(chain) == 1:
+            self._entries[vertex, lane_key] = entry
+            return
+        partition = int(lane_key.rpartition(".")[2])
+        for member in chain:
+            edge = self._graph.chained_into(member)
+            key = lane_key if edge is None else LaneId(member, edge.name, partition).key
+            self._entries[member, key] = self._part_of(member, edge.name if edge is not None else None, entry)
+
+    def _part_of(self, member: str, edge: str | None, entry: OtEntry) -> OtEntry:
+        """What the entry of a chain's lane says of one of its vertices. `edge`: by which it follows; None for the
+        first, which has all that no other has."""
+        inside = {one.name for one in self._graph.edges if one.chain}
+        reads = [one for one in entry.inputs if (one.edge == edge if edge is not None else one.edge not in inside)]
+        writes = {one.name for one in self._graph.edges_out[member]}
+        part = OtEntry()
+        part.CopyFrom(entry)
+        del part.inputs[:], part.outputs[:]
+        part.inputs.extend(reads)
+        part.outputs.extend(one for one in entry.outputs if one.edge in writes)
+        return part
 
     def mark_of(self, replica: ReplicaId) -> tuple[tuple[int, bool], ...]:
         """A value that changes whenever a lane of this replica gets on."""

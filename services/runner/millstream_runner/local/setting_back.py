@@ -64,7 +64,7 @@ class Watermarks:
     """Of one pipeline, which does not run."""
 
     def __init__(self, graph: Graph, broker: Broker, stores: OtStores, windows: Path) -> None:
-        self._graph = graph
+        self._graph = graph.stages
         self._broker = broker
         self._stores = stores
         self._windows = windows

@@ -15,7 +15,7 @@ from millstream import codes
 from millstream.errors import DamageError
 from millstream.spec.buffers import DEFAULT
 from millstream.spec.graph import Graph
-from millstream.spec.models import GroupBy
+from millstream.spec.models import Edge, GroupBy
 from millstream.spec.values import as_duration
 
 
@@ -32,7 +32,7 @@ def shape_of(graph: Graph) -> dict[str, Any]:
             }
             for vertex in graph.vertices
         },
-        "edges": {edge.name: {"from": edge.from_, "to": edge.to} for edge in graph.edges},
+        "edges": {edge.name: {"from": edge.from_, "to": edge.to, **_place(graph, edge)} for edge in graph.edges},
         **({"ledger": technology} if (technology := graph.pipeline.spec.buffer_technology) != DEFAULT else {}),
     }
 
@@ -110,6 +110,12 @@ def _changes(before: Mapping[str, Any], now: Mapping[str, Any], forget: Collecti
         new = now["edges"].get(name)
         if new is None:
             emptied.setdefault(name, f"edge {name} ({old['from']} to {old['to']}) is gone")
+        elif new != old and (old["from"], old["to"]) == (new["from"], new["to"]):
+            whose = old["to"] if "chained" in old or "chained" in new else old["from"]
+            refused.append(
+                f"edge {name} {_place_text(old)} in what is stored, and now it {_place_text(new)}: put `chain` back "
+                f"as it was, or give vertex {whose} another name, as which it starts with nothing, where nothing waits"
+            )
         elif new != old:
             refused.append(
                 f"edge {name} led from {old['from']} to {old['to']} and now leads from {new['from']} to {new['to']}: "
@@ -176,6 +182,18 @@ def _windows(group_by: GroupBy) -> str:
         text += " accumulating"
     lateness = f" {as_duration(group_by.allowed_lateness_s)} late" if group_by.allowed_lateness_s else ""
     return text + lateness
+
+
+def _place(graph: Graph, edge: Edge) -> dict[str, Any]:
+    """Where the records of an edge are, as far as its ends do not say it."""
+    if edge.chain:
+        return {"chained": True}
+    head = graph.head(edge.from_)
+    return {"ledger": head} if head != edge.from_ else {}
+
+
+def _place_text(edge: Mapping[str, Any]) -> str:
+    return "is chained" if "chained" in edge else f"has its buffer in the ledger of {edge.get('ledger', edge['from'])}"
 
 
 def _kind_text(vertex: Mapping[str, Any]) -> str:

@@ -21,8 +21,9 @@ BROKER_SHARE = 0.75
 
 
 def reserved_bytes(graph: Graph) -> dict[str, int]:
-    """What the ledger of each vertex reserves."""
-    return {vertex.name: ledger_limits(graph, vertex.name).bytes_max for vertex in graph.pipeline.spec.vertices}
+    """What the ledger of each vertex reserves; a chain has one, its first vertex's."""
+    graph = graph.stages
+    return {vertex.name: ledger_limits(graph, vertex.name).bytes_max for vertex in graph.vertices}
 
 
 def reservation_text(graph: Graph) -> str:

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from millstream import codes
-from millstream.account import Account, consumed
+from millstream.account import Account, account_of, consumed
 from millstream.errors import DamageError
 from millstream.ledger.witness import REPAIR
 from millstream.record import BufferId, LaneId
 from millstream.spec.graph import Graph
 from millstream.spec.kinds import VertexKind
-from millstream.spec.lanes import buffers_of, lanes_of
+from millstream.spec.lanes import lanes_of
+from millstream.spec.models import Edge
 from millstream.spec.values import SpecModel
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream_runner.colours import headed
@@ -99,24 +100,29 @@ def summarize(graph: Graph, marks: Mapping[LaneId, mark_pb2.Mark], waiting: Mapp
     vertices = []
     for vertex in graph.vertices:
         total = Account()
-        lanes = lanes_of(graph, vertex.name)
+        head = graph.head(vertex.name)
+        lanes = lanes_of(graph, head)
         for lane in lanes:
-            account = Account.from_message(marks[lane].account) if lane in marks else Account()
+            account = account_of(vertex.name, lane, marks[lane]) if lane in marks else Account()
             total.add(account)
             if account.difference:
+                whose = f"lane {lane}" if vertex.name == head else f"lane {lane}, vertex {vertex.name}"
                 found.append(
-                    f"lane {lane}: {account.inputs:,} inputs, but {account.inputs - account.difference:,} accounted for"
+                    f"{whose}: {account.inputs:,} inputs, but {account.inputs - account.difference:,} accounted for"
                 )
-        own = [buffer for edge in graph.edges_out[vertex.name] for buffer in buffers_of(graph, edge)]
+        own = [buffer for edge in graph.edges_out[vertex.name] for buffer in _places_of(graph, edge)]
         ended = all(lane in marks and marks[lane].ended for lane in lanes)
         accepted = sum(item.records for lane in lanes if lane in marks for item in marks[lane].accepted)
+        accepted = accepted if vertex.name == head else 0
         sent = sum(written.get(buffer, 0) for buffer in own)
         vertices.append(VertexAccount(vertex.name, vertex.definition, total, sent, ended, accepted))
     edges = []
     for edge in graph.edges:
-        buffers = buffers_of(graph, edge)
+        buffers = _places_of(graph, edge)
         for buffer in buffers:
-            found += _buffer_differences(buffer, written.get(buffer, 0), read.get(buffer, 0), waiting.get(buffer))
+            # Nothing can wait inside a chain.
+            counted = 0 if edge.chain else waiting.get(buffer)
+            found += _buffer_differences(buffer, written.get(buffer, 0), read.get(buffer, 0), counted)
         sums = (sum(counts.get(buffer, 0) for buffer in buffers) for counts in (written, read))
         edges.append(EdgeAccount(edge.name, *sums))
     return Summary(vertices, edges, found)
@@ -203,6 +209,11 @@ def _remarks(vertex: VertexAccount) -> list[str]:
     if vertex.accepted < 0:
         found.append(f"{vertex.vertex}: {-vertex.accepted:,} accepted as coming twice by `millstream repair`")
     return found + [f"{vertex.vertex}: {count:,} dropped: {reason}" for reason, count in account.dropped.items()]
+
+
+def _places_of(graph: Graph, edge: Edge) -> list[BufferId]:
+    """Where records of an edge are counted: its buffers, or what stands for them inside a chain."""
+    return [BufferId(edge.name, partition) for partition in range(graph.vertex(edge.to).partitions)]
 
 
 def _written(marks: Mapping[LaneId, mark_pb2.Mark]) -> dict[BufferId, int]:

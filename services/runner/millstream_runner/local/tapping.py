@@ -156,6 +156,7 @@ async def open_tap(
 ) -> AsyncIterator[Tap]:
     """A tap of these partitions of an edge, or of all, from now on. Raises `RetryLaterError` while nothing was stored
     that it could look at."""
+    graph = graph.stages
     buffers = [one for one in buffers_of(graph, graph.edge(edge)) if partitions is None or one.partition in partitions]
     ledgers = {buffer: await view.ledger_of(buffer) for buffer in buffers}
     found = [_Buffer(buffer, ledger, await ledger.last_sequence(buffer)) for buffer, ledger in ledgers.items()]

@@ -35,7 +35,8 @@ class PipelineView:
     """What can be seen of one pipeline. Made by `open_view`."""
 
     def __init__(self, graph: Graph, broker: Broker, stores: OtStores) -> None:
-        self._graph = graph
+        self._graph = graph.stages
+        self._whole = graph
         self._broker = broker
         self._stores = stores
         self._open_stores: dict[str, OtStore] = {}
@@ -96,7 +97,7 @@ class PipelineView:
 
     async def summary(self) -> Summary:
         """The account of the pipeline; where it does not balance, with the damage that there is."""
-        found = summarize(self._graph, await self.marks(), await self.waiting())
+        found = summarize(self._whole, await self.marks(), await self.waiting())
         return found if found.balanced else replace(found, damage=await self.damage())
 
     async def damage(self) -> list[str]:

@@ -12,13 +12,16 @@ from millstream.statistics import LaneReport
 from millstream_worker.kinds.udf import UdfKind
 
 if TYPE_CHECKING:
-    from millstream_worker.lanes import LaneOpening, VertexLane
+    from millstream_vertex.map_step import MapStep, Outlet
+    from millstream_worker.lanes import LaneOpening, StepOpening, VertexLane
 
 
 class Map(UdfKind):
     """Its lanes call the function with slices of frames."""
 
     name = "map"
+    may_lead_chain = True
+    may_follow_in_chain = True
     reports = frozenset({LaneReport.FUNCTION})
 
     def concurrency(self, settings: Udf) -> int | None:
@@ -32,12 +35,27 @@ class Map(UdfKind):
         from millstream_vertex.map_lane import MapLane
 
         base = await opening.buffer_lane()
-        mapper = await opening.mapper("udf", FunctionKind.MAP)
-        limits = opening.graph.limits_of(opening.lane.vertex)
+        step = await self.open_step(settings, opening, await opening.outlet(), 0)
         # The default of 500 is Numaflow's; only who sets it wants calls that small.
-        batch = limits.read_batch_size if "read_batch_size" in limits.model_fields_set else None
+        limits = [opening.shared.whole.limits_of(vertex) for vertex in opening.chain]
+        batches = [one.read_batch_size for one in limits if "read_batch_size" in one.model_fields_set]
         run = (await opening.upstream()).ledger_id
-        return MapLane(base, mapper, opening.router, slice_records_max=batch, run=run)
+        piece = opening.core.committer.router.piece
+        return MapLane(base, step, piece, slice_records_max=min(batches, default=None), run=run)
+
+    async def open_step(self, settings: Udf, opening: StepOpening, outlet: Outlet, number: int) -> MapStep:
+        from millstream_vertex.map_step import MapStep
+
+        return MapStep(
+            opening.lane,
+            await opening.mapper("udf", FunctionKind.MAP),
+            opening.router,
+            outlet,
+            telemetry=opening.telemetry,
+            counters=opening.counters,
+            clock=opening.shared.clock,
+            number=number,
+        )
 
 
 MAP = Map()

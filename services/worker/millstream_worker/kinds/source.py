@@ -27,6 +27,7 @@ class SourceVertex(RunnableKind[Source]):
     meaning = "Makes it a source vertex."
     has_input = False
     lane_input = SOURCE_INPUT
+    may_lead_chain = True
     reports = frozenset({LaneReport.INTAKE})
     drawn = ("([", "])")
 
@@ -100,10 +101,12 @@ class SourceVertex(RunnableKind[Source]):
             mapper = await opening.mapper("transformer", FunctionKind.SOURCE_TRANSFORM)
         watermark = source_watermark(shared.config.resolved.pipeline, core.watermark_us)
         return SourceVertexLane(
-            *(core, source, mapper, opening.router, watermark, seen, shared.graph.on_invalid(lane.vertex)),
+            *(core, source, mapper, opening.router, await opening.outlet()),
+            *(watermark, seen, shared.whole.on_invalid(lane.vertex)),
             pipeline=shared.pipeline,
             naming=shared.naming,
-            bound=future_bound(shared.graph, lane.vertex, shared.clock, opening.where),
+            run=(await shared.ledger(lane.vertex)).ledger_id,
+            bound=future_bound(shared.whole, lane.vertex, shared.clock, opening.where),
         )
 
 

@@ -20,7 +20,7 @@ class Stored:
     """Of one pipeline, which does not run."""
 
     def __init__(self, graph: Graph, buffer: InterStepBuffer) -> None:
-        self.graph = graph
+        self.graph = graph.stages
         self.repairs = buffer.repairs
         self.naming = Naming(values=graph.pipeline.spec.logging.values)
         self.unknown: set[LaneId] = set()

@@ -1,0 +1,222 @@
+"""A map as one step: has its function called for a frame, and sends what comes of it on, to buffers or to the map that
+follows in its chain.
+
+    frame ─► function ─► account ─┬─► outputs ──► outlet: ToBuffers (routing), or ToNext: the next step, in memory
+                                  └─► dead letters ─► routing
+
+Above it: the map lane, which has one step or a chain of them, and the source lane, whose outlet may be one. Below it:
+the mapper and the router. A step has no effect of its own: only the commit of what the last one gives counts, so all of
+it may run any number of times for the same records.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from millstream.account import Account
+from millstream.clock import Clock
+from millstream.frame import Frame
+from millstream.naming import Origin
+from millstream.record import BufferId, LaneId
+from millstream.telemetry import Telemetry
+from millstream_reader.buffer import late_records
+from millstream_vertex.lane import LaneCounters
+from millstream_vertex.mapping import Mapper
+from millstream_writer.committer import Passed
+from millstream_writer.routing import Router, Tags, cut
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """What the records of a frame are called: after the record of the chain's input that each was made of, so that a
+    record has the same name at every attempt, however its input is cut."""
+
+    prefix: str = ""
+    """Before the numbers: "<sequence>/" of the stored frame; empty behind a source, which numbers its records."""
+    first: int = 0
+    """Number of the first record, where they follow each other."""
+    names: Sequence[str] | None = None
+    """Of each record, where they do not."""
+    source_position: str = ""
+    """As in `Origin`."""
+    run: str = ""
+
+    def origin(self, lane: LaneId) -> Origin:
+        """For the function that the records are given to in that lane."""
+        here = f"{lane.vertex}/{lane.input}/{lane.partition}/{self.prefix}"
+        return Origin(here, self.first, self.source_position, self.run, self.names or ())
+
+    def part(self, start: int, records: int) -> Lineage:
+        """Of so many records from there on."""
+        if self.names is not None:
+            return replace(self, names=self.names[start : start + records])
+        return replace(self, first=self.first + start)
+
+    def taken(self, indexes: Sequence[int]) -> Lineage:
+        """Of the records at these places."""
+        return replace(self, names=[self._name(index) for index in indexes])
+
+    def children(self, parents: Sequence[int] | None, step: int) -> Lineage:
+        """Of the outputs that step number `step` has made of these records. `parents`: of each output; None: one of
+        each, in their order.
+
+        The first output of a record is called as it is; further ones have the step and their number behind that name.
+        """
+        if parents is None:
+            return self
+        if self.names is None and list(parents) == list(range(parents[0], parents[0] + len(parents))):
+            return self.part(parents[0], len(parents))
+        names: list[str] = []
+        counts: Counter[int] = Counter()
+        for parent in parents:
+            name, count = self._name(parent), counts[parent]
+            counts[parent] += 1
+            names.append(f"{name}+{step}.{count}" if count else name)
+        return replace(self, names=names)
+
+    def _name(self, index: int) -> str:
+        return self.names[index] if self.names is not None else str(self.first + index)
+
+
+@dataclass(slots=True)
+class Left:
+    """What became of a frame that has left a vertex."""
+
+    frames: list[tuple[BufferId, Frame]] = field(default_factory=list)
+    unrouted: int = 0
+    """Records that met no edge's condition."""
+    passed: Sequence[Passed] = ()
+    """What went through the vertices behind it in its chain."""
+    seconds: float = 0.0
+    """That their functions took."""
+
+
+class Outlet(Protocol):
+    """Where the outputs of a vertex go."""
+
+    async def take(self, frame: Frame, tags: Tags | None, lineage: Lineage, watermark_us: int) -> Left: ...
+
+    def nothing(self) -> Sequence[Passed]:
+        """What goes through the vertices of the chain when no record does."""
+
+
+class ToBuffers:
+    """The end of a chain, and of a vertex without one."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+
+    async def take(self, frame: Frame, tags: Tags | None, lineage: Lineage, watermark_us: int) -> Left:
+        routed = self._router.route(frame, tags)
+        return Left(routed.frames, routed.unrouted)
+
+    def nothing(self) -> Sequence[Passed]:
+        return ()
+
+
+class ToNext:
+    """The vertex that follows in the chain."""
+
+    def __init__(self, step: MapStep) -> None:
+        self._step = step
+
+    async def take(self, frame: Frame, tags: Tags | None, lineage: Lineage, watermark_us: int) -> Left:
+        """`tags` are for edges with conditions, which this is not."""
+        left, passed = Left(), Passed(frame.records, frame.size)
+        behind: list[Passed] = list(self._step.behind())
+        start = 0
+        # A function is given no larger frames than it would read from a buffer.
+        for piece in cut(frame):
+            stepped = await self._step.take(piece, lineage.part(start, piece.records), watermark_us=watermark_us)
+            stepped.account.input_bytes = piece.size
+            start += piece.records
+            passed.account.add(stepped.account)
+            for total, more in zip(behind, stepped.passed, strict=True):
+                total.add(more)
+            left.frames += stepped.frames
+            left.seconds += stepped.seconds
+        left.passed = [passed, *behind]
+        return left
+
+    def nothing(self) -> Sequence[Passed]:
+        return [Passed(), *self._step.behind()]
+
+
+@dataclass(slots=True)
+class Stepped:
+    """What became of a frame in a step, and behind it in the chain."""
+
+    account: Account
+    """Of the step itself; `input_bytes` is the caller's to say."""
+    frames: list[tuple[BufferId, Frame]]
+    passed: Sequence[Passed]
+    seconds: float
+    """That the functions took, all of the chain."""
+
+
+class MapStep:
+    """The map of one vertex, for one lane."""
+
+    def __init__(
+        self,
+        lane: LaneId,
+        mapper: Mapper,
+        router: Router,
+        outlet: Outlet,
+        *,
+        telemetry: Telemetry,
+        counters: LaneCounters,
+        clock: Clock,
+        number: int = 0,
+    ) -> None:
+        """`router`: of the vertex, for its dead letters; `outlet`: for its outputs. `number`: its place in the
+        chain."""
+        self.lane = lane
+        self._mapper = mapper
+        self._router = router
+        self._outlet = outlet
+        self._telemetry = telemetry
+        self._counters = counters
+        self._clock = clock
+        self._number = number
+
+    def behind(self) -> Sequence[Passed]:
+        """What goes through the vertices behind this one when no record does."""
+        return self._outlet.nothing()
+
+    async def take(self, frame: Frame, lineage: Lineage, *, watermark_us: int, sequence: int = 0) -> Stepped:
+        """Process the records of a frame. Raises as `Mapper.map`."""
+        started = self._clock.monotonic_s()
+        with self._telemetry.span(
+            "millstream.map",
+            parent=frame.traceparent,
+            lane=self.lane.key,
+            records=frame.records,
+            sequence=sequence,
+        ) as span:
+            mapped = await self._mapper.map(
+                frame,
+                watermark_us=watermark_us,
+                traceparent=span.traceparent,
+                origin=lineage.origin(self.lane),
+            )
+        seconds = self._clock.monotonic_s() - started
+        self._telemetry.observe_processing("udf", seconds)
+        self._counters.retries += mapped.retries
+        self._counters.udf_errors += mapped.errors
+        account = mapped.account
+        account.late = late_records(frame, watermark_us)
+        left = Left(passed=self._outlet.nothing())
+        if mapped.frame is not None:
+            output = mapped.frame.traced(span.traceparent) if span.traceparent else mapped.frame
+            left = await self._outlet.take(
+                output, mapped.tags, lineage.children(mapped.parents, self._number), watermark_us
+            )
+        account.unrouted = left.unrouted
+        frames = left.frames
+        if mapped.dead_letters is not None:
+            frames = frames + self._router.route_dead_letter(mapped.dead_letters).frames
+        return Stepped(account, frames, left.passed, seconds + left.seconds)

@@ -1,0 +1,142 @@
+"""Chains: vertices that run as one lane give what they give with buffers between them, to the record and the count."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+from tests.mesh.running import Ended, Running, command, start
+
+if TYPE_CHECKING:
+    from tests.mesh.conftest import PipelineFiles
+
+RECORDS = 3_000
+VERTICES = ("picky", "twice", "parity")
+RETRIES = ", retryStrategy: {backoff: {interval: 1ms, steps: 2}}"
+
+
+def write(files: PipelineFiles, chained: set[str], *, records: int = RECORDS, slow: str = "") -> None:
+    """A source and three maps in a row, with dead letters in the middle and conditions at the end. `chained`: vertices
+    that follow the one before them in a chain."""
+    maps = files.function("picky", vertex="picky", more=RETRIES) + files.function("twice_or_not", vertex="twice")
+    row = ["in", *(["slow"] if slow else []), *VERTICES]
+    edges = [
+        f"{{from: {one}, to: {other}{', chain: true' if other in chained else ''}}}" for one, other in pairwise(row)
+    ]
+    files.write(
+        files.generator(records)
+        + (files.function(slow, vertex="slow") if slow else "")
+        + maps
+        + files.function("by_parity", vertex="parity")
+        + "".join(map(files.file_sink, ("even", "ten", "dead"))),
+        [
+            *edges,
+            "{from: parity, to: even, conditions: {tags: {values: [even]}}}",
+            "{from: parity, to: ten, conditions: {tags: {values: [ten]}}}",
+            "{from: picky, to: dead, kind: deadLetter}",
+        ],
+    )
+
+
+def account(ended: Ended) -> dict[str, Any]:
+    """The summary, without what depends on how records are stored."""
+    assert ended.exit_code == 0, ended.err
+    told: dict[str, Any] = json.loads(ended.out.splitlines()[-1])["account"]
+    assert told["balanced"]
+    vertices = [{key: value for key, value in one.items() if key != "input_bytes"} for one in told["vertices"]]
+    return {"vertices": vertices, "edges": told["edges"]}
+
+
+def alive(run: Running) -> int | None:
+    """The process that runs the chain; None while it is being started again."""
+    pid = run.pids().get("in-0")
+    return pid if pid is not None and psutil.pid_exists(pid) else None
+
+
+def contents(files: PipelineFiles) -> dict[str, list[tuple[object, ...]]]:
+    """What the sinks have, the same in every run."""
+    rows = {sink: [(row["number"], row["copy"]) for row in files.rows(sink)] for sink in ("even", "ten")}
+    dead = [(json.loads(one.value)["number"], one.reason, one.vertex, one.lane) for one in files.envelopes("dead")]
+    assert len({one.position for one in files.envelopes("dead")}) == len(dead)
+    return {**{sink: sorted(found) for sink, found in rows.items()}, "dead": sorted(dead)}
+
+
+@pytest.mark.guarantee("I1", "I2")
+async def test_a_chain_gives_what_buffers_give(files: PipelineFiles, tmp_path: Path) -> None:
+    write(files, set())
+    expected = account(await command(tmp_path, "run", "pipeline.yaml", "--quiet", "-o", "json"))
+    written = contents(files)
+    assert len(written["dead"]) == RECORDS // 5
+    # From the source on, and behind a buffer.
+    for chained in (set(VERTICES), {"twice", "parity"}):
+        write(files, chained)
+        ended = await command(tmp_path, "run", "pipeline.yaml", "--quiet", "-o", "json", "--fresh", "--move-outputs")
+        assert account(ended) == expected
+        assert contents(files) == written
+
+
+@pytest.mark.guarantee("I1", "I2", "I6")
+async def test_a_chain_is_exact_when_its_worker_and_its_functions_are_killed(
+    files: PipelineFiles, tmp_path: Path
+) -> None:
+    write(files, {"slow", *VERTICES}, slow="slow")
+    killed = 0
+    async with start(tmp_path, "run", "pipeline.yaml", "--quiet", "-o", "json") as run:
+        for share in range(1, 6):
+            wanted = share * RECORDS // 16
+            await run.until(lambda: run.records("in") >= wanted and alive(run) is not None)  # noqa: B023
+            with suppress(psutil.NoSuchProcess):
+                worker = psutil.Process(alive(run))
+                # The worker with all its functions, or two of the functions.
+                for victim in [worker] if share % 2 else worker.children(recursive=True)[:2]:
+                    victim.kill()
+                    killed += 1
+        ended = await run.ended()
+    assert killed >= 4
+    told = account(ended)
+    counts = {one["vertex"]: (one["inputs"], one["processed"], one["dead_lettered"]) for one in told["vertices"]}
+    assert counts["in"] == counts["slow"] == (RECORDS, RECORDS, 0)
+    assert counts["picky"] == (RECORDS, RECORDS * 7 // 10, RECORDS // 5)
+    written = contents(files)
+    good = [number for number in range(RECORDS) if number % 10 not in (1, 2, 3) and number % 3]
+    assert written["even"] == [(number, copy) for number in good if number % 2 == 0 for copy in range(2)]
+    assert [number for number, *_ in written["dead"]] == [n for n in range(RECORDS) if n % 10 in (1, 3)]
+
+
+async def test_an_edge_inside_a_chain_has_no_buffer_and_says_so(files: PipelineFiles, tmp_path: Path) -> None:
+    write(files, set(VERTICES), records=50)
+    assert (await command(tmp_path, "run", "pipeline.yaml")).exit_code == 0
+    for words in (
+        ("peek", "picky-twice"),
+        ("tap", "in-picky"),
+        ("deadletters", "replay", "pipeline.yaml", "--to", "twice"),
+    ):
+        ended = await command(tmp_path, *words)
+        assert ended.exit_code == 2
+        assert "MS-2140" in ended.err
+        assert "picky-dead-dead-letter, parity-even, parity-ten" in ended.err
+    # A dead letter of a vertex inside goes to no buffer either.
+    replayed = await command(tmp_path, "deadletters", "replay", "pipeline.yaml")
+    assert "follows in in a chain" in replayed.out + replayed.err
+    graph = await command(tmp_path, "graph", "pipeline.yaml", "-o", "json")
+    assert json.loads(graph.out)["chains"] == [["in", *VERTICES]]
+    status = json.loads((await command(tmp_path, "status", "-o", "json")).out)
+    assert {one["vertex"]: one["records"] for one in status["vertices"]}["picky"] == 50
+
+
+async def test_what_is_chained_is_part_of_what_is_stored(files: PipelineFiles, tmp_path: Path) -> None:
+    write(files, {"twice", "parity"}, records=50)
+    assert (await command(tmp_path, "run", "pipeline.yaml")).exit_code == 0
+    write(files, {"twice"}, records=50)
+    refused = await command(tmp_path, "run", "pipeline.yaml")
+    assert refused.exit_code == 2
+    assert "MS-2302" in refused.err
+    assert "edge twice-parity is chained in what is stored, and now it has its buffer in the ledger of" in refused.err
+    # An edge that leaves the chain has moved, though neither of its ends has.
+    assert "edge parity-even has its buffer in the ledger of picky in what is stored" in refused.err
