@@ -141,6 +141,19 @@ REFUSALS_REPORTED_EVERY_S = 60.0
 """Between two messages of a listener about what it refuses."""
 REREAD_INTERVAL_S = 1.0
 """Certificates and tokens are looked at this often, for they may have been replaced."""
+KAFKA_CALL_S = 1.0
+"""One call of Kafka's client: a lane that is closed waits no longer for it."""
+KAFKA_COMMIT_S = 10.0
+"""How long an answer to a commit is waited for before the session is opened again to look whether it happened."""
+KAFKA_REPORTED_EVERY_S = 60.0
+"""Between two messages of a client about brokers that it cannot reach."""
+KAFKA_QUEUE_MESSAGES_MAX = 500_000
+"""Messages that a client holds until a broker has taken them."""
+KAFKA_RECORD_BYTES = 1_048_588
+"""What a topic takes by default: the largest record where its own limit cannot be asked for."""
+KAFKA_MARKER_REFRESH_S = 3600.0
+"""A lane that writes nothing tells Kafka its position this often: offsets are forgotten after seven days by default,
+and operators seldom set less than a day."""
 OT_PUBLISH_INTERVAL_S = 0.02
 """A lane publishes its watermark at most this often."""
 OT_PUT_TIMEOUT_S = 2.0

@@ -15,6 +15,7 @@ from tests.support import sizes
 
 if TYPE_CHECKING:
     from tests.spark_driver import SparkDriver
+    from tests.support.kafka_server import KafkaServer
     from tests.support.postgres_server import PostgresServer
 
 # A JVM of a test lives for seconds: code that runs so briefly is not worth a compiler that optimises it, which takes
@@ -59,4 +60,15 @@ def postgres() -> Iterator[PostgresServer]:
     if why := why_missing():
         pytest.skip(why)
     with open_postgres() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServer]:
+    """A Kafka broker that is up, the same one for every test that asks for it. A test that kills it starts it again."""
+    from tests.support.kafka_server import open_kafka, why_missing
+
+    if why := why_missing():
+        pytest.skip(why)
+    with open_kafka(tmp_path_factory.mktemp("kafka")) as server:
         yield server

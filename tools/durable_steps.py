@@ -41,6 +41,7 @@ PRIMITIVES = re.compile(
         r".*connection\.(publish|change|remove)",
         r"self\._source\.committed",
         r"lane\.write",
+        r".*(init_transactions|commit_transaction)",
         r"self\._jobs\.compute",
     ))
 )  # fmt: skip

@@ -295,6 +295,23 @@ SINK_BEHIND = Code(
     ),
 )
 
+TARGET_POSITION_LOST = Code(
+    5206,
+    "The target of a sink does not say any more how far a lane is",
+    happened=(
+        "A lane has written to the target, and the position that it keeps there is gone or cannot be read: it was "
+        "removed, or the target forgot it while the pipeline did not run."
+    ),
+    data=(
+        "Nothing was written. Records that were committed in the target right before the pipeline stopped, and are not "
+        "in the lane's mark, would be written twice."
+    ),
+    do=(
+        "Compare the end of the target with what the pipeline sends next. The message says how to let the lane go on "
+        "behind its mark. To prevent it, have the target keep positions for longer than the pipeline may stand still."
+    ),
+)
+
 SINK_FILES_OVERLAP = Code(
     5204,
     "Two files of a file sink hold the same records",

@@ -576,6 +576,20 @@ TARGET_UNFIT = Code(
     do="Create or change it on the other side, or correct the settings, as the message says; then start again.",
 )
 
+TARGET_OF_ANOTHER_RUN = Code(
+    2516,
+    "The target of a sink has records of another run",
+    happened=(
+        "The position that a sink keeps in its target was written by a pipeline of the same name with another data "
+        "directory, or before `--fresh`. The two count records differently."
+    ),
+    data="Nothing was written by this run. What the other run wrote is unchanged.",
+    do=(
+        "Give this run a target of its own, put back the data directory of the other run, or remove the position as "
+        "the message says: then this run's records follow those of the other, from its first record on."
+    ),
+)
+
 SINK_REFUSED = Code(
     2513,
     "A sink did not take a record",

@@ -205,6 +205,7 @@ SINKS: Registry[SinkKind[SpecModel]] = Registry(
         "blackhole": "millstream_writer.sinks.blackhole.connector:BLACKHOLE",
         "file": "millstream_writer.sinks.file.connector:FILE",
         "http": "millstream_writer.sinks.http.connector:HTTP",
+        "kafka": "millstream_writer.sinks.kafka.connector:KAFKA",
         "udsink": "millstream_writer.sinks.udsink.connector:UDSINK",
         "postgres": "millstream_writer.sinks.postgres.connector:POSTGRES",
     },

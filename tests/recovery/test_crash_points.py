@@ -40,6 +40,7 @@ UNREACHED = {
     "outputs": "of the runner, not of a vertex: tests/unit/local/test_outputs.py",
     "ledger.delete": "a pipeline that is started over: tests/recovery/test_runner_crashes.py",
     "watermark.delete": "a pipeline that is started over: tests/recovery/test_runner_crashes.py",
+    "kafka_sink": "needs a broker of Kafka: tests/contract/sinks/test_kafka.py",
     "file_sink.discard": "a lane that fails with a file unfinished: tests/contract/sinks/test_file_directory.py",
     "file_sink.withdraw": "a run that is refused: tests/contract/sinks/test_file_directory.py",
     "repair": "a command between two runs, which may be made again at any point: tests/mesh/test_repair.py",

@@ -122,10 +122,12 @@ class KafkaServer:
         self.start()
 
     def create(self, topic: str, partitions: int = 1, config: Mapping[str, str] | None = None) -> str:
-        """A topic that was not there; returns its name."""
+        """A topic that was not there; returns its name. Records of any age stay, where `config` does not say else."""
         # Its answers come while it is there.
         admin = self.admin()
-        admin.create_topics([NewTopic(topic, partitions, 1, config=dict(config or {}))])[topic].result(ANSWER_TIMEOUT_S)
+        admin.create_topics([NewTopic(topic, partitions, 1, config={"retention.ms": "-1", **(config or {})})])[
+            topic
+        ].result(ANSWER_TIMEOUT_S)
         return topic
 
     def admin(self) -> AdminClient:
@@ -140,6 +142,7 @@ class KafkaServer:
 
     def read(self, topic: str, isolation: str = "read_committed") -> list[Message]:
         """All that a reader of its own finds in the topic now, one partition after the other."""
+        partitions, ends = self._ends(topic)
         settings = {
             **self._client(),
             "group.id": "reader of a test",
@@ -149,12 +152,12 @@ class KafkaServer:
         }
         consumer = Consumer(settings)
         try:
-            partitions = consumer.list_topics(topic, ANSWER_TIMEOUT_S).topics[topic].partitions
             messages: list[Message] = []
-            for partition in sorted(partitions):
+            for partition, end in zip(partitions, ends, strict=True):
                 consumer.assign([TopicPartition(topic, partition, 0)])
-                ended = False
-                while not ended:
+                # A transaction that was committed right now can be seen a moment later.
+                at = 0
+                while at < end:
                     # A call waits until it has as many as it is asked for.
                     found = consumer.consume(1, ANSWER_TIMEOUT_S) + consumer.consume(10_000, 0.0)
                     assert found, f"{topic}/{partition} was not read to its end in {ANSWER_TIMEOUT_S} s"
@@ -164,10 +167,25 @@ class KafkaServer:
                             messages.append(message)
                         else:
                             assert error.code() == KafkaError._PARTITION_EOF, error
-                            ended = True
+                            at = message.offset() or 0
             return messages
         finally:
             consumer.close()
+
+    def _ends(self, topic: str) -> tuple[list[int], list[int]]:
+        """The partitions of a topic, and the offset behind the last record of each, committed or not."""
+        settings = {**self._client(), "group.id": "reader of a test", "isolation.level": "read_uncommitted"}
+        consumer = Consumer(settings)
+        try:
+            partitions = sorted(consumer.list_topics(topic, ANSWER_TIMEOUT_S).topics[topic].partitions)
+            places = [TopicPartition(topic, partition) for partition in partitions]
+            return partitions, [consumer.get_watermark_offsets(place, ANSWER_TIMEOUT_S)[1] for place in places]
+        finally:
+            consumer.close()
+
+    def values(self, topic: str, isolation: str = "read_committed") -> list[bytes]:
+        """The same, values alone."""
+        return [message.value() or b"" for message in self.read(topic, isolation)]
 
     def _client(self) -> dict[str, str | int | float | bool]:
         # What goes wrong is in the answers; librdkafka would print it as well.

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from uuid import uuid4
 
 from millstream.spec.models import FallbackSink
 from millstream.udf.function import open_local_function
@@ -15,6 +16,7 @@ from millstream.udf.sidecar import SidecarSpec, python_command
 from millstream_writer.sink import Guarantee
 from tests.contract.sinks.file_target import file_spec, numbers_in
 from tests.contract.sinks.http_target import HttpTarget, open_http_target
+from tests.support.kafka_server import KafkaServer
 from tests.support.postgres_server import Database, PostgresServer
 
 WRITING_SINK = Path(__file__).parent / "writing_sink.py"
@@ -27,6 +29,7 @@ KINDS = [
     "udsink",
     "postgres insert",
     "postgres upsert",
+    "kafka",
 ]
 
 _GUARANTEES = {
@@ -34,6 +37,7 @@ _GUARANTEES = {
     "http": Guarantee.EXACTLY_ONCE_IDEMPOTENT,
     "udsink": Guarantee.AT_LEAST_ONCE,
     "postgres": Guarantee.EXACTLY_ONCE_TRANSACTIONAL,
+    "kafka": Guarantee.EXACTLY_ONCE_TRANSACTIONAL,
 }
 
 
@@ -47,6 +51,8 @@ class SinkTarget:
     http: HttpTarget = field(default_factory=HttpTarget)
     udf_client: UdfClient | None = None
     database: Database | None = None
+    kafka: KafkaServer | None = None
+    topic: str = ""
 
     @property
     def guarantee(self) -> Guarantee:
@@ -60,6 +66,8 @@ class SinkTarget:
             return [json.loads(line)["n"] for body in self.http.accepted().values() for line in body.splitlines()]
         if self.database is not None:
             return [row[0] for row in self.database.rows_at_once("SELECT n FROM numbers ORDER BY place")]
+        if self.kafka is not None:
+            return [json.loads(value)["n"] for value in self.kafka.values(self.topic)]
         written = self.directory / "written"
         return [json.loads(line)["n"] for line in written.read_text().splitlines()] if written.exists() else []
 
@@ -72,7 +80,10 @@ def postgres_spec(database: Database, mode: str, /, **more: object) -> FallbackS
 
 
 @asynccontextmanager
-async def open_target(kind: str, directory: Path, postgres: PostgresServer | None = None) -> AsyncIterator[SinkTarget]:
+async def open_target(
+    kind: str, directory: Path, postgres: PostgresServer | None = None, kafka: KafkaServer | None = None
+) -> AsyncIterator[SinkTarget]:
+    """The servers: for kinds that begin with their names."""
     name, _, option = kind.partition(" ")
     async with AsyncExitStack() as stack:
         if name == "file":
@@ -87,6 +98,11 @@ async def open_target(kind: str, directory: Path, postgres: PostgresServer | Non
             batch = {"maxRecords": 7 if option else 1}
             spec = FallbackSink.model_validate({"http": {"url": http.url, "batch": batch}})
             yield SinkTarget(kind, directory, spec, http)
+        elif name == "kafka":
+            assert kafka is not None
+            topic = kafka.create(f"records-{uuid4()}")
+            spec = FallbackSink.model_validate({"kafka": {"brokers": [kafka.brokers], "topic": topic}})
+            yield SinkTarget(kind, directory, spec, kafka=kafka, topic=topic)
         else:
             function = f"{WRITING_SINK}:append"
             env = {"SINK_TARGET": str(directory / "written")}

@@ -26,8 +26,10 @@ FRAME_RECORDS = 10
 
 @pytest.fixture(params=KINDS)
 async def target(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[SinkTarget]:
-    server = request.getfixturevalue("postgres") if request.param.startswith("postgres") else None
-    async with asyncio.timeout(60), open_target(request.param, tmp_path, server) as opened:
+    postgres, kafka = (
+        request.getfixturevalue(name) if request.param.startswith(name) else None for name in ("postgres", "kafka")
+    )
+    async with asyncio.timeout(60), open_target(request.param, tmp_path, postgres, kafka) as opened:
         yield opened
 
 

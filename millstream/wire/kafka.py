@@ -1,0 +1,227 @@
+"""Clients of Kafka: their settings, their thread, and what their errors mean.
+
+Above it: the `kafka` source and sink. Below it: confluent-kafka, whose calls block, so each lane has a thread for them.
+What brokers say of their own accord (not reachable, password refused) arrives beside the calls; `Heard` keeps it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from confluent_kafka import Consumer, KafkaError, KafkaException
+
+from millstream import codes
+from millstream.errors import InfrastructureError, MillstreamError, RetryLaterError, UserError
+from millstream.limits import KAFKA_CALL_S, KAFKA_REPORTED_EVERY_S
+from millstream.spec.kafka import KafkaCluster
+from millstream.spec.references import resolve
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+Settings = dict[str, Any]
+
+_REFUSED = frozenset((
+    KafkaError._AUTHENTICATION,
+    KafkaError.SASL_AUTHENTICATION_FAILED,
+    KafkaError.UNSUPPORTED_SASL_MECHANISM,
+    KafkaError.ILLEGAL_SASL_STATE,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    KafkaError._SSL,
+))  # fmt: skip
+_UNKNOWN = frozenset((
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError._UNKNOWN_TOPIC,
+    KafkaError._UNKNOWN_PARTITION,
+    KafkaError.TOPIC_EXCEPTION,
+))  # fmt: skip
+
+
+class ClosingError(Exception):
+    """The lane is being closed: a call that waited for the cluster was given up."""
+
+
+def client_settings(cluster: KafkaCluster, base_dir: Path, where: str) -> Settings:
+    """What every client of the cluster is set up with. Errors: `UserError` for a secret that is not there."""
+    # What goes wrong is in answers and in `Heard`; librdkafka would write it to the standard error as well.
+    settings: Settings = {"log_level": 0, **cluster.config, "bootstrap.servers": ",".join(cluster.brokers)}
+    settings["client.id"] = "millstream"
+    if (tls := cluster.tls) is not None:
+        for name, secret in (("ca", tls.ca), ("certificate", tls.certificate), ("key", tls.key)):
+            if secret is not None:
+                settings[f"ssl.{name}.pem"] = resolve(secret, base_dir, f"{where}: tls.{name}")
+    if (sasl := cluster.sasl) is not None:
+        settings["sasl.mechanism"] = sasl.mechanism
+        settings["sasl.username"] = resolve(sasl.user, base_dir, f"{where}: sasl.user")
+        settings["sasl.password"] = resolve(sasl.password, base_dir, f"{where}: sasl.password")
+    encrypted = "SSL" if cluster.tls is not None else "PLAINTEXT"
+    settings["security.protocol"] = encrypted if cluster.sasl is None else f"SASL_{encrypted}"
+    return settings
+
+
+def error_of(failed: KafkaException) -> KafkaError:
+    """What an exception is about."""
+    error = failed.args[0]
+    assert isinstance(error, KafkaError), failed
+    return error
+
+
+def user_error(error: KafkaError, where: str) -> UserError | None:
+    """The error to stop with, where only the user can put it right; None where waiting may help."""
+    code, text = error.code(), error.str()
+    if code in _REFUSED:
+        what = f"{where}: Kafka refuses the connection or a right: {text}"
+        return UserError(
+            codes.TARGET_REFUSES,
+            f"{what}. Correct `sasl` or `tls`, or grant the right (docs/connectors/kafka.md has all that are needed)",
+        )
+    if code in _UNKNOWN:
+        return UserError(
+            codes.TARGET_UNFIT,
+            f"{where}: Kafka has no such topic: {text}. Create the topic, or correct its name",
+        )
+    if code in (KafkaError._INVALID_ARG, KafkaError.INVALID_CONFIG):
+        return UserError(codes.CONNECTOR_SETTINGS, f"{where}: librdkafka refuses a setting: {text}. Correct `config`")
+    return None
+
+
+class Heard:
+    """What a client's brokers say beside the answers to calls. Used by the client's thread."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._reported_s: float | None = None
+        self.last: KafkaError | None = None
+
+    def hear(self, error: KafkaError) -> None:
+        """For `error_cb`."""
+        self.last = error
+        now_s = time.monotonic()
+        if self._reported_s is None or now_s >= self._reported_s + KAFKA_REPORTED_EVERY_S:
+            self._reported_s = now_s
+            _log.warning("%s: Kafka: %s", self._where, error.str())
+
+    def check(self) -> None:
+        """Raises `UserError` where the last of it is something that only the user can put right."""
+        if self.last is not None and (found := user_error(self.last, self._where)) is not None:
+            raise found
+
+
+class ClientThread:
+    """The one thread in which a lane's clients are used."""
+
+    def __init__(self, executor: ThreadPoolExecutor) -> None:
+        self._executor = executor
+        self._closing = threading.Event()
+
+    async def run(self, call: Callable[..., _T], *arguments: object) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, call, *arguments)
+
+    def check(self) -> None:
+        """In the thread. Raises `ClosingError` when the lane is being closed."""
+        if self._closing.is_set():
+            raise ClosingError
+
+    def end(self, call: Callable[[], object]) -> None:
+        """Calls that wait give up, and `call` follows as the last; it is not waited for."""
+        self._closing.set()
+        self._executor.submit(call)
+
+    def wait(self, seconds: float) -> None:
+        """In the thread."""
+        self._closing.wait(seconds)
+        self.check()
+
+
+@asynccontextmanager
+async def open_thread(name: str) -> AsyncIterator[ClientThread]:
+    """A thread that ends with the block; a call that it is busy with gives up within seconds, and is not waited for."""
+    executor = ThreadPoolExecutor(1, thread_name_prefix=name)
+    try:
+        yield ClientThread(executor)
+    finally:
+        executor.shutdown(wait=False)
+
+
+def made(client: Callable[[Settings], _T], settings: Mapping[str, Any], where: str) -> _T:
+    """A client. Raises `UserError` for a setting that librdkafka refuses."""
+    try:
+        return client(dict(settings))
+    except KafkaException as failed:
+        raise user_error(error_of(failed), where) or UserError(
+            codes.CONNECTOR_SETTINGS, f"{where}: librdkafka: {error_of(failed).str()}"
+        ) from failed
+
+
+def reach(
+    ask: Callable[[float], _T],
+    serve: Callable[[float], object],
+    heard: Heard,
+    thread: ClientThread,
+    cluster: KafkaCluster,
+    where: str,
+) -> _T:
+    """An answer of the cluster to `ask`, which gets its time limit; waits for brokers that are away. `serve` has the
+    client hand over what it heard.
+
+    Raises `UserError` for what waiting does not help, and `InfrastructureError` after `cluster.timeout_s`.
+    """
+    deadline_s = time.monotonic() + cluster.timeout_s
+    while True:
+        thread.check()
+        left_s = deadline_s - time.monotonic()
+        try:
+            return ask(max(0.1, min(KAFKA_CALL_S, left_s)))
+        except KafkaException as failed:
+            error = error_of(failed)
+            if (stop := user_error(error, where)) is not None:
+                raise stop from failed
+            serve(0)
+            heard.check()
+            if left_s <= 0:
+                why = heard.last.str() if heard.last is not None else error.str()
+                raise InfrastructureError(
+                    codes.TARGET_AWAY,
+                    f"{where}: no answer of Kafka at {', '.join(cluster.brokers)} within {cluster.timeout_s:g} s: "
+                    f"{why}. See that the brokers run and that `brokers` is right; nothing was lost",
+                ) from failed
+            thread.wait(min(0.2, left_s))
+
+
+def away(error: KafkaError, where: str) -> MillstreamError:
+    """For a call of a lane that works: to be made again, unless only the user can help."""
+    return user_error(error, where) or RetryLaterError(codes.TARGET_AWAY, f"{where}: Kafka: {error.str()}")
+
+
+def topic_partitions(consumer: Consumer, topic: str, limit_s: float) -> list[int]:
+    """The partitions of a topic. Raises `KafkaException`, also where there is no such topic."""
+    found = consumer.list_topics(topic, limit_s).topics[topic]
+    if found.error is not None:
+        raise KafkaException(found.error)
+    return sorted(found.partitions)
+
+
+async def look_for_topics(cluster: KafkaCluster, topics: Sequence[str], base_dir: Path, where: str) -> None:
+    """See that the cluster answers and has these topics. Errors: those of `reach`."""
+    heard = Heard(where)
+    settings = {**client_settings(cluster, base_dir, where), "group.id": "millstream", "error_cb": heard.hear}
+    async with open_thread("kafka-look") as thread:
+        consumer = await thread.run(made, Consumer, settings, where)
+        try:
+            for topic in topics:
+                asked = partial(topic_partitions, consumer, topic)
+                await thread.run(reach, asked, consumer.poll, heard, thread, cluster, where)
+        finally:
+            thread.end(consumer.close)

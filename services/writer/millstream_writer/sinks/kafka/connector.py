@@ -1,0 +1,72 @@
+"""The `kafka` sink, as pipeline files name it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from millstream.spec.connectors import Guarantee, GuaranteeId, Place
+from millstream.spec.kafka import KafkaCluster, clear_password
+from millstream.spec.problems import Finding, Path
+from millstream.spec.values import Flag, Text
+from millstream_writer.connector import SinkConnector, SinkOwner
+
+if TYPE_CHECKING:
+    from millstream_writer.sink import SinkLane
+
+
+class KafkaSink(KafkaCluster):
+    """Writes records to a topic of Kafka, in transactions that hold how far the lane is."""
+
+    noun = "a kafka sink"
+
+    topic: Text
+    """The topic, which has to exist."""
+    transactions: Flag = True
+    """Write in transactions, exactly once. `false`: at least once, visible sooner to readers of what is not
+    committed."""
+    set_key: Flag = True
+    """Give each record its keys as Kafka's key: a single key as it is, several as a JSON array."""
+    compression: Literal["none", "gzip", "snappy", "lz4", "zstd"] = "none"
+    """How batches are compressed."""
+
+
+class _Kafka(SinkConnector[KafkaSink]):
+    model = KafkaSink
+    meaning = "To a topic of Kafka."
+    promise = Guarantee(
+        GuaranteeId.TRANSACTIONAL,
+        "exactly once for readers with `isolation.level=read_committed`: a transaction holds records and the position "
+        "behind them",
+    )
+    packages: ClassVar[Mapping[str, str]] = {"confluent_kafka": "millstream[kafka]"}
+
+    def guarantee(self, settings: KafkaSink, *, fallback: bool) -> Guarantee:
+        if fallback:
+            what = "at least once: after a crash, records that went to the fallback shortly before may be there twice"
+            return Guarantee(GuaranteeId.AT_LEAST_ONCE, what)
+        if not settings.transactions:
+            what = (
+                "at least once: after a crash or a lost connection, records since the last mark are sent again; "
+                "`transactions: true` makes it exactly once"
+            )
+            return Guarantee(GuaranteeId.AT_LEAST_ONCE, what)
+        return self.promise
+
+    def notes(self, settings: KafkaSink, path: Path) -> Iterator[tuple[Path, str]]:
+        yield from clear_password(settings, path)
+
+    async def online_findings(self, settings: KafkaSink, place: Place) -> Sequence[Finding]:
+        from millstream.wire.kafka import look_for_topics
+
+        await look_for_topics(settings, [settings.topic], place.base_dir, "the kafka sink")
+        return ()
+
+    def open(self, settings: KafkaSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
+        from millstream_writer.sinks.kafka.lane import open_kafka_sink
+
+        return open_kafka_sink(settings, owner)
+
+
+KAFKA = _Kafka()

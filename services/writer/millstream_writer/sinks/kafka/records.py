@@ -1,0 +1,58 @@
+"""Records of frames as messages of Kafka. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import repeat
+
+from millstream.frame import Frame
+from millstream_writer.sink import SinkFailure
+
+MESSAGE_OVERHEAD_BYTES = 128
+"""At most what a message takes in a batch of its own, beside key, value and headers."""
+_HEADER_OVERHEAD_BYTES = 10
+
+Headers = list[tuple[str, str | bytes | None]]
+Message = tuple[bytes, bytes | None, int, Headers | None]
+"""Value, key, timestamp in milliseconds, headers."""
+
+TOO_LARGE = "record too large for the topic"
+
+
+def key_of(parts: tuple[bytes, ...]) -> bytes | None:
+    """Kafka's key for the keys of a record: readers of a single key find it as it is, and several stay apart."""
+    if not parts:
+        return None
+    if len(parts) == 1:
+        return parts[0]
+    return json.dumps([part.decode() for part in parts], separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def messages_of(frame: Frame, *, set_key: bool) -> Iterator[Message]:
+    """The messages for a frame's records, in order."""
+    keys: Iterator[bytes | None] = (
+        map(key_of, frame.keys()) if set_key and frame.keys_column else repeat(None, frame.records)
+    )
+    headers: Iterator[Headers | None] = (
+        (list(of_one.items()) or None for of_one in frame.headers())
+        if frame.headers_column
+        else repeat(None, frame.records)
+    )
+    # Kafka knows no time before 1970, and its client takes 0 for "now".
+    times = (max(1, time_us // 1000) for time_us in frame.event_times_us())
+    return zip(frame.values(), keys, times, headers, strict=True)
+
+
+def too_large(frame: Frame, bytes_max: int, *, set_key: bool) -> list[SinkFailure]:
+    """The records that the topic does not take, whatever their batch. The same at every attempt."""
+    if frame.size + MESSAGE_OVERHEAD_BYTES <= bytes_max:
+        return []
+    failures = []
+    for row, (value, key, _, headers) in enumerate(messages_of(frame, set_key=set_key)):
+        size = len(value) + len(key or b"") + MESSAGE_OVERHEAD_BYTES
+        size += sum(len(name.encode()) + len(text or b"") + _HEADER_OVERHEAD_BYTES for name, text in headers or ())
+        if size > bytes_max:
+            detail = f"{size} bytes, and its max.message.bytes is {bytes_max}: raise that, or see `retryStrategy`"
+            failures.append(SinkFailure(row, TOO_LARGE, retryable=False, detail=detail))
+    return failures

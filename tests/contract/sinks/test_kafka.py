@@ -1,0 +1,262 @@
+"""The Kafka sink against a real broker: once, whatever dies, and what it says where it cannot be so."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+
+from millstream import codes
+from millstream.durable import CRASH_AT
+from millstream.errors import RetryLaterError
+from millstream.frame import frame_of_records
+from millstream.record import Position, Record
+from millstream.spec.models import FallbackSink
+from millstream_writer.connector import SinkOwner
+from millstream_writer.sink import SinkFrame, SinkLane
+from millstream_writer.sinks.opening import open_sink
+from tests.contract.sinks.file_target import sink_owner, value_of
+from tests.contract.sinks.kafka_sink_process import FRAME_RECORDS
+from tests.support.errors import raises
+from tests.support.kafka_server import PASSWORD, USER, KafkaServer
+from tests.unit.writer.sink_frames import sink_frame
+
+REPOSITORY = Path(__file__).parents[3]
+FRAMES = 30
+PROCESS_TIMEOUT_S = 60
+KILLS = 3
+
+
+@pytest.fixture
+def topic(kafka: KafkaServer) -> str:
+    return kafka.create(f"sink-{uuid4()}", 2)
+
+
+def opened(kafka: KafkaServer, topic: str, owner: SinkOwner, **settings: Any) -> AbstractAsyncContextManager[SinkLane]:
+    written = {"brokers": [kafka.brokers], "topic": topic, **settings}
+    return open_sink(FallbackSink.model_validate({"kafka": written}), owner)
+
+
+def frame(number: int) -> SinkFrame:
+    first = (number - 1) * FRAME_RECORDS
+    return sink_frame([value_of(n) for n in range(first, first + FRAME_RECORDS)], number)
+
+
+def numbers(kafka: KafkaServer, topic: str) -> list[int]:
+    """In order: a topic's partitions have none among them."""
+    return sorted(json.loads(value)["n"] for value in kafka.values(topic))
+
+
+@pytest.mark.guarantee("I1")
+async def test_an_owner_that_was_replaced_has_no_effect(kafka: KafkaServer, topic: str) -> None:
+    async with opened(kafka, topic, sink_owner(1)) as older:
+        await older.write([frame(1)], Position(1))
+        async with opened(kafka, topic, sink_owner(2)) as newer:
+            assert newer.durable == Position(1)
+            with raises(codes.OUTPUT_TAKEN_OVER):
+                await older.write([frame(2)], Position(2))
+            await newer.write([frame(1), frame(2)], Position(2))
+            # One that wakes up late is refused, and the owner goes on.
+            with raises(codes.OUTPUT_TAKEN_OVER):
+                async with opened(kafka, topic, sink_owner(1)):
+                    pass
+            await newer.write([frame(3)], Position(3))
+    assert numbers(kafka, topic) == list(range(30))
+
+
+def _process(kafka: KafkaServer, topic: str, epoch: int, point: str = "") -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tests.contract.sinks.kafka_sink_process", kafka.brokers, topic]
+    environment = {**os.environ, **({CRASH_AT: point} if point else {})}
+    return subprocess.Popen(
+        [*command, str(epoch), str(FRAMES)], cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, text=True
+    )
+
+
+@pytest.mark.guarantee("I1")
+def test_killed_at_every_step_and_anywhere_each_record_is_there_once(kafka: KafkaServer, topic: str) -> None:
+    points = [f"kafka_sink.{step}:{when}" for step in ("fence", "commit#4") for when in ("before", "after")]
+    points = [point.replace("#4:before", ":before#4").replace("#4:after", ":after#4") for point in points]
+    rng = random.Random(17)
+    epoch = 0
+    for point in points:
+        epoch += 1
+        process = _process(kafka, topic, epoch, point)
+        out, _ = process.communicate(timeout=PROCESS_TIMEOUT_S)
+        assert process.returncode == -9, (point, out)
+    for _ in range(KILLS):
+        epoch += 1
+        with _process(kafka, topic, epoch) as process:
+            assert process.stdout is not None
+            for line in _lines(process):
+                if line == "open" and rng.random() < 0.5:
+                    break
+                if line.isdigit() and rng.random() < 0.1:
+                    break
+            process.kill()
+    last = _process(kafka, topic, epoch + 1)
+    out, _ = last.communicate(timeout=PROCESS_TIMEOUT_S)
+    assert (last.returncode, out.split()[-1]) == (0, str(FRAMES))
+    assert numbers(kafka, topic) == list(range(FRAMES * FRAME_RECORDS))
+
+
+def _lines(process: subprocess.Popen[str]) -> Iterator[str]:
+    assert process.stdout is not None
+    return (line.strip() for line in process.stdout)
+
+
+@pytest.mark.guarantee("I1")
+async def test_a_broker_that_is_killed_costs_no_record_and_repeats_none(kafka: KafkaServer, topic: str) -> None:
+    async with asyncio.timeout(100), opened(kafka, topic, sink_owner(1)) as lane:
+        begun = asyncio.Event()
+
+        async def write() -> None:
+            for number in range(1, 60):
+                await _until_taken(lane, frame(number), Position(number))
+                if number == 10:
+                    begun.set()
+
+        writing = asyncio.create_task(write())
+        await begun.wait()
+        # It lives as long as the thread that starts it, so that is this one. The lane has a thread of its own.
+        kafka.restart()
+        await writing
+    assert numbers(kafka, topic) == list(range(59 * FRAME_RECORDS))
+
+
+async def _until_taken(lane: SinkLane, item: SinkFrame, end: Position) -> None:
+    """As the delivery does."""
+    while True:
+        try:
+            await lane.write([item], end)
+            return
+        except RetryLaterError:
+            assert lane.durable != end
+
+
+async def test_a_topic_of_another_run_is_left_alone(kafka: KafkaServer, topic: str) -> None:
+    async with opened(kafka, topic, sink_owner(1)) as lane:
+        await lane.write([frame(1)], Position(1))
+        with raises(codes.TARGET_OF_ANOTHER_RUN, match="--reset-offsets"):
+            async with opened(kafka, topic, sink_owner(9, ledger_id="second")):
+                pass
+        # Nothing was fenced.
+        await lane.write([frame(2)], Position(2))
+    _set_by_hand(kafka, topic)
+    async with opened(kafka, topic, sink_owner(1, ledger_id="second")) as lane:
+        await lane.write([frame(1)], Position(1))
+    assert numbers(kafka, topic) == sorted([*range(20), *range(10)])
+
+
+def _set_by_hand(kafka: KafkaServer, topic: str) -> None:
+    """As kafka-consumer-groups.sh does with --reset-offsets."""
+    group = f"millstream.p.out.in-out.0.{topic}"
+    consumer = Consumer({"bootstrap.servers": kafka.brokers, "group.id": group, "enable.auto.commit": False})
+    consumer.commit(offsets=[TopicPartition(topic, 0, 0)], asynchronous=False)
+    consumer.close()
+
+
+async def test_a_position_that_is_gone_stops_the_lane_until_it_is_set_by_hand(kafka: KafkaServer, topic: str) -> None:
+    async with opened(kafka, topic, sink_owner(1, start=Position(5))) as lane:
+        # Nothing was written to the topic before, so nothing can be lost.
+        await lane.write([frame(6)], Position(6))
+    group = f"millstream.p.out.in-out.0.{topic}"
+    # Its answers come while it is there.
+    admin = kafka.admin()
+    admin.delete_consumer_groups([group])[group].result(30)
+    with raises(codes.TARGET_POSITION_LOST, match="--reset-offsets"):
+        async with opened(kafka, topic, sink_owner(2, start=Position(6))):
+            pass
+    _set_by_hand(kafka, topic)
+    async with opened(kafka, topic, sink_owner(3, start=Position(6))) as lane:
+        await lane.write([frame(7)], Position(7))
+    assert numbers(kafka, topic) == list(range(50, 70))
+
+
+async def test_a_topic_that_is_ahead_of_the_buffer_stops_the_lane(kafka: KafkaServer, topic: str) -> None:
+    async def other(sequence: int, name: str) -> str:
+        return f"another frame at {sequence} than {name}"
+
+    async with opened(kafka, topic, sink_owner(1)) as lane:
+        await lane.write([replace(frame(1), name="first")], Position(1))
+    with raises(codes.SINK_AHEAD, match="another frame at 1 than first"):
+        async with opened(kafka, topic, sink_owner(2, held_instead=other)):
+            pass
+
+
+MURMUR2 = {"21": -973932308, "foobar": -790332482, "a-little-bit-long-string": -985981536, "abc": 479470107}
+"""From the tests of Kafka's Java client."""
+
+
+async def test_keys_headers_and_times_are_kafkas_and_partitions_those_of_java(kafka: KafkaServer) -> None:
+    topic = kafka.create(f"sink-{uuid4()}", 4)
+    records = [Record(key.encode(), 1_700_000_000_123_456, (key,), {"h": b"\x00"}) for key in MURMUR2]
+    records.append(Record(b"two", 5, ("a", "ü"), {}))
+    item = replace(sink_frame([b""], 1), frame=frame_of_records(records, ingest_time_us=1))
+    async with opened(kafka, topic, sink_owner(1), compression="zstd") as lane:
+        await lane.write([item], Position(1))
+    found = {message.value(): message for message in kafka.read(topic)}
+    for key, hashed in MURMUR2.items():
+        message = found[key.encode()]
+        assert message.key() == key.encode()
+        assert message.partition() == (hashed & 0x7FFFFFFF) % 4
+        assert message.timestamp()[1] == 1_700_000_000_123
+        assert message.headers() == [("h", b"\x00")]
+    assert found[b"two"].key() == '["a","ü"]'.encode()
+
+
+async def test_a_record_that_is_too_large_is_refused_alone_and_every_time(kafka: KafkaServer) -> None:
+    topic = kafka.create(f"sink-{uuid4()}", 1, {"max.message.bytes": "2000"})
+    item = sink_frame([b"a", b"x" * 3000, b"b"], 1)
+    for epoch in (1, 2):
+        async with opened(kafka, topic, sink_owner(epoch)) as lane:
+            result = await lane.write([item], Position(1))
+            ((failure,),) = result.failures
+            assert (failure.index, failure.retryable) == (1, False)
+            assert "max.message.bytes is 2000" in failure.detail
+    assert kafka.values(topic) == [b"a", b"b"]
+
+
+async def test_without_transactions_each_record_is_there(kafka: KafkaServer, topic: str) -> None:
+    async with opened(kafka, topic, sink_owner(1), transactions=False) as lane:
+        assert lane.durable is None
+        await lane.write([frame(1), frame(2)], Position(2))
+        assert numbers(kafka, topic) == list(range(20))
+
+
+async def test_what_only_the_user_can_put_right_is_said_at_once(kafka: KafkaServer, topic: str) -> None:
+    with raises(codes.TARGET_UNFIT, match="no such topic"):
+        async with opened(kafka, "nowhere", sink_owner(1)):
+            pass
+    with raises(codes.TARGET_AWAY, match=r"no answer of Kafka at 127\.0\.0\.1:1 within 1\.5 s"):
+        async with opened(kafka, topic, sink_owner(1), brokers=["127.0.0.1:1"], timeout="1500ms"):
+            pass
+    with raises(codes.CONNECTOR_SETTINGS, match="librdkafka"):
+        async with opened(kafka, topic, sink_owner(1), config={"no.such.setting": "1"}):
+            pass
+
+
+async def test_a_password_is_needed_where_the_brokers_ask_for_one(
+    kafka: KafkaServer, topic: str, tmp_path: Path
+) -> None:
+    secret = tmp_path / "password"
+    sasl = {"mechanism": "PLAIN", "user": USER, "password": {"file": str(secret)}}
+    secret.write_text("wrong")
+    with raises(codes.TARGET_REFUSES) as refused:
+        async with opened(kafka, topic, sink_owner(1), brokers=[kafka.sasl_brokers], sasl=sasl):
+            pass
+    assert "wrong" not in str(refused.value)
+    secret.write_text(PASSWORD + "\n")
+    async with opened(kafka, topic, sink_owner(1), sasl=sasl, brokers=[kafka.sasl_brokers]) as lane:
+        assert lane.durable == Position(0)
