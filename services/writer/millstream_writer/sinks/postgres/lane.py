@@ -23,6 +23,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import zlib
+from bisect import bisect_left
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -93,13 +94,26 @@ class _Write:
     frames: Sequence[SinkFrame]
     end: Position
     frame: str
-    rows: list[_Row] = field(default_factory=list)
+    new: list[tuple[int, Sequence[int], Sequence[bytes]]] = field(default_factory=list)
+    """What is to be written: of which frame, which records of it, and their lines."""
     refused: list[tuple[Position, str, str]] = field(default_factory=list)
     failures: list[list[SinkFailure]] = field(init=False)
     """Per frame: those of `refused`, and of records that were set aside before."""
 
     def __post_init__(self) -> None:
         self.failures = [[] for _ in self.frames]
+
+    def lines(self) -> list[bytes]:
+        """All that is to be written."""
+        return [line for _, _, lines in self.new for line in lines]
+
+    def rows(self) -> list[_Row]:
+        """The same, one by one; for a batch of which something is refused."""
+        return [
+            _Row(exact_position(self.frames[number], self.frames[number].indexes()[row] + 1), line, number, row)
+            for number, rows, lines in self.new
+            for row, line in zip(rows, lines, strict=True)
+        ]
 
     def result(self) -> WriteResult:
         """What became of it."""
@@ -171,20 +185,19 @@ class PostgresSinkLane:
         """What of a frame is to be written, and what is refused."""
         converted = self._format.convert(item)
         indexes = item.indexes()
-        ends = [exact_position(item, index + 1) for index in indexes]
-        for row, end in enumerate(ends if self._refused else ()):
+        for row, index in enumerate(indexes if self._refused else ()):
+            end = exact_position(item, index + 1)
             if end in self._refused and not self._is_new(end):
                 reason, detail = self._refused[end]
                 write.failures[number].append(_failure(row, reason, detail))
         for failure in converted.failures:
-            if self._is_new(ends[failure.index]):
+            end = exact_position(item, indexes[failure.index] + 1)
+            if self._is_new(end):
                 write.failures[number].append(failure)
-                write.refused.append((ends[failure.index], failure.reason, failure.detail))
-        write.rows += [
-            _Row(ends[row], line, number, row)
-            for row, line in zip(converted.rows, converted.lines, strict=True)
-            if self._is_new(ends[row])
-        ]
+                write.refused.append((end, failure.reason, failure.detail))
+        rows = converted.rows
+        start = bisect_left(rows, True, key=lambda row: self._is_new(exact_position(item, indexes[row] + 1)))
+        write.new.append((number, rows[start:], converted.lines[start:]))
 
     def _is_new(self, end: Position) -> bool:
         # A fallback gets some records only, and maybe others when they are offered again.
@@ -201,7 +214,7 @@ class PostgresSinkLane:
     async def _tried(self, connection: Connection, write: _Write) -> bool:
         """Whether all of it is committed; False when the database refuses something of it, and nothing is."""
         try:
-            await self._commit(connection, _Part([row.line for row in write.rows], write.end, write.frame))
+            await self._commit(connection, _Part(write.lines(), write.end, write.frame))
         except FAILURES as error:
             if not is_of_a_record(error):
                 raise
@@ -210,23 +223,24 @@ class PostgresSinkLane:
 
     async def _without_refused(self, connection: Connection, write: _Write) -> None:
         """Find what the database refuses; commit what comes before, and keep the rest until the next call."""
-        bad = await self._find(connection, write.rows)
+        rows = write.rows()
+        bad = await self._find(connection, rows)
         for row, error in bad:
             reason, detail = reason_of(error), str(error)
             write.failures[row.item].append(_failure(row.row, reason, detail))
             write.refused.append((row.end, reason, detail))
         if not write.refused:
             # What was in the way has gone meanwhile.
-            await self._commit(connection, _Part([row.line for row in write.rows], write.end, write.frame))
+            await self._commit(connection, _Part(write.lines(), write.end, write.frame))
             return
         first = min(end for end, _, _ in write.refused)
-        before = [row for row in write.rows if row.end < first]
+        before = [row for row in rows if row.end < first]
         if before:
             last = before[-1]
             lines = [row.line for row in before]
             await self._commit(connection, _Part(lines, last.end, write.frames[last.item].name))
         refused = {id(row) for row, _ in bad}
-        behind = [row.line for row in write.rows if row.end > first and id(row) not in refused]
+        behind = [row.line for row in rows if row.end > first and id(row) not in refused]
         self._rest = _Part(behind, write.end, write.frame, write.refused)
 
     async def _find(self, connection: Connection, rows: Sequence[_Row]) -> list[tuple[_Row, BaseException]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -83,6 +84,11 @@ class RowFormat:
             columns.append(["t"] * len(rows))
         elif self._identified:
             columns.append(["f"] * len(rows))
+        keys = [columns[index] for index in self._keys] if self._identified else []
+        if not any(_NULL in column for column in keys):
+            with suppress(UnicodeEncodeError):
+                whole = [text.encode() for text in map("\t".join, zip(*columns, strict=True))]
+                return Lines(rows, [line + b"\n" for line in whole], failures)
         kept, lines = [], []
         for row, fields in zip(rows, zip(*columns, strict=True), strict=True):
             if self._identified and any(fields[index] == _NULL for index in self._keys):
@@ -130,6 +136,11 @@ def _members(objects: Sequence[dict[str, Any]], path: Sequence[str]) -> list[str
     values: Sequence[Any] = [item.get(path[0]) for item in objects]
     for name in path[1:]:
         values = [value.get(name) if isinstance(value, dict) else None for value in values]
+    kinds = set(map(type, values))
+    if kinds == {str} and _SPECIAL.search("".join(values)) is None:
+        return list(values)
+    if len(kinds) == 1:
+        return list(map(_FIELDS[kinds.pop()], values))
     return [_FIELDS[type(value)](value) for value in values]
 
 
