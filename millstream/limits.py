@@ -156,6 +156,10 @@ KAFKA_MARKER_REFRESH_S = 3600.0
 and operators seldom set less than a day."""
 OT_PUBLISH_INTERVAL_S = 0.02
 """A lane publishes its watermark at most this often."""
+OT_LITTLE_INTERVAL_S = 0.1
+"""The same where an entry says little that is new: no window waits for its watermark, and no writer for the room."""
+OT_LITTLE_SHARE = 64
+"""A buffer is as much as so many times what is little."""
 OT_PUT_TIMEOUT_S = 2.0
 """How long one answer of the OT store is waited for."""
 OT_RETRY_INTERVAL_S = 0.1
@@ -229,7 +233,7 @@ assert BUFFER_FRAMES_MAX * FRAME_RECORDS_MAX > BUFFER_RECORDS_MAX
 # What a lane publishes after a commit is hardly later because commits are further apart.
 assert 4 * COMMIT_LINGER_S <= OT_PUBLISH_INTERVAL_S
 # Publishing is the fast path; retries and re-reads only make good what it lost.
-assert OT_PUBLISH_INTERVAL_S < OT_RETRY_INTERVAL_S < OT_REREAD_INTERVAL_S < OT_PUT_TIMEOUT_S
+assert OT_PUBLISH_INTERVAL_S < OT_LITTLE_INTERVAL_S <= OT_RETRY_INTERVAL_S < OT_REREAD_INTERVAL_S < OT_PUT_TIMEOUT_S
 # A timeline must bridge the longest silence of a watch (a put that gets no answer, then a re-read) at full rate.
 assert OT_TIMELINE_POINTS_MAX * OT_PUBLISH_INTERVAL_S > 2 * (OT_PUT_TIMEOUT_S + OT_REREAD_INTERVAL_S)
 # Segments are deleted whole: with fewer of them, one open window could fill a log.

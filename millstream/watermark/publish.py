@@ -1,5 +1,7 @@
 """Publishing without being waited for: keeps the newest entry of each lane and stores it at most once per interval.
 
+    publish ─► newest entry ─► interval since the last put over?  and: wanted soon, or the longer interval over? ─► put
+
 Above it: a store's `publish` and `flush`. Below it: the store's put, which says what became of one attempt. It does not
 know what an entry means.
 """
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -33,6 +36,8 @@ class _Slot:
     """The entry has not been given to a put yet."""
     stored: asyncio.Event = field(default_factory=asyncio.Event)
     """Nothing is waiting or under way."""
+    soon: asyncio.Event = field(default_factory=asyncio.Event)
+    """It does not sit the longer interval out."""
     hurry: asyncio.Event = field(default_factory=asyncio.Event)
     """A task waits for the entry: does not sit the interval out."""
     fenced: bool = False
@@ -48,18 +53,20 @@ class CoalescingPublisher:
         tasks: asyncio.TaskGroup,
         *,
         interval_s: float = limits.OT_PUBLISH_INTERVAL_S,
+        little_s: float = limits.OT_LITTLE_INTERVAL_S,
         retry_s: float = limits.OT_RETRY_INTERVAL_S,
     ) -> None:
         self._put = put
         self._statistics = statistics
         self._tasks = tasks
         self._interval_s = interval_s
+        self._little_s = little_s
         self._retry_s = retry_s
         self._slots: dict[str, _Slot] = {}
         self._running: list[asyncio.Task[None]] = []
         self._closed = False
 
-    def publish(self, key: str, entry: OtEntry) -> None:
+    def publish(self, key: str, entry: OtEntry, *, soon: bool) -> None:
         """As `OtStore.publish`."""
         slot = self._slots.get(key)
         if slot is not None and slot.fenced and entry.epoch > slot.entry.epoch:
@@ -76,12 +83,15 @@ class CoalescingPublisher:
         slot.entry = entry
         slot.stored.clear()
         slot.waiting.set()
+        if soon:
+            slot.soon.set()
 
     async def flush(self) -> None:
         """As `OtStore.flush`."""
         for slot in self._slots.values():
             if not slot.stored.is_set():
                 slot.hurry.set()
+                slot.soon.set()
         for slot in list(self._slots.values()):
             await slot.stored.wait()
 
@@ -95,9 +105,12 @@ class CoalescingPublisher:
 
     async def _publish_lane(self, slot: _Slot) -> None:
         loop = asyncio.get_running_loop()
+        begun_s = -math.inf
         while not self._closed:
             await slot.waiting.wait()
+            await _wait_for(slot.soon, begun_s + self._little_s - loop.time())
             slot.waiting.clear()
+            slot.soon.clear()
             begun_s = loop.time()
             try:
                 await self._put(slot.key, slot.entry)
@@ -110,13 +123,15 @@ class CoalescingPublisher:
             except RetryLaterError as error:
                 self._note_failure(slot, error)
                 slot.waiting.set()
+                slot.soon.set()
                 await asyncio.sleep(self._retry_s)
                 continue
             self._statistics.published += 1
             self._statistics.last_error = ""
             if not slot.waiting.is_set():
                 slot.stored.set()
-            await self._pause(slot, begun_s + self._interval_s - loop.time())
+            await _wait_for(slot.hurry, begun_s + self._interval_s - loop.time())
+            slot.hurry.clear()
 
     def _note_failure(self, slot: _Slot, error: RetryLaterError) -> None:
         self._statistics.put_failures += 1
@@ -124,9 +139,10 @@ class CoalescingPublisher:
             _log.warning("lane %s: its watermark could not be stored, trying until it can: %s", slot.key, error)
         self._statistics.last_error = str(error)
 
-    async def _pause(self, slot: _Slot, seconds: float) -> None:
-        if seconds > 0:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await slot.hurry.wait()
-        slot.hurry.clear()
+
+async def _wait_for(event: asyncio.Event, seconds: float) -> None:
+    """Returns when the event is set, or so much later."""
+    if seconds > 0 and not event.is_set():
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await event.wait()

@@ -50,8 +50,8 @@ class RevisionedOtStore(ABC):
     def statistics(self) -> OtStatistics:
         return self._statistics
 
-    def publish(self, lane: LaneId, entry: OtEntry) -> None:
-        self._publisher.publish(lane.key, entry)
+    def publish(self, lane: LaneId, entry: OtEntry, *, soon: bool = True) -> None:
+        self._publisher.publish(lane.key, entry, soon=soon)
 
     async def take_over(self, lane: LaneId, epoch: int) -> OtEntry | None:
         return await raise_epoch(

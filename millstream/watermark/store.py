@@ -103,11 +103,12 @@ class OtStore(Protocol):
 
     def statistics(self) -> OtStatistics: ...
 
-    def publish(self, lane: LaneId, entry: OtEntry) -> None:
+    def publish(self, lane: LaneId, entry: OtEntry, *, soon: bool = True) -> None:
         """Hand over the newest entry of an own lane (not to be changed afterwards); stored without being waited for.
 
         At once when nothing was published within the last `limits.OT_PUBLISH_INTERVAL_S`, else at its end; only the
-        newest one then. Tried again until it is stored, or until a newer epoch is found there.
+        newest one then. One that is not wanted `soon` has `limits.OT_LITTLE_INTERVAL_S`. Tried again until it is
+        stored, or until a newer epoch is found there.
         """
 
     async def take_over(self, lane: LaneId, epoch: int) -> OtEntry | None:

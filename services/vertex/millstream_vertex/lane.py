@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from millstream.account import account_of, consumed
 from millstream.clock import END_OF_TIME_US, START_OF_TIME_US, Clock
+from millstream.limits import OT_LITTLE_INTERVAL_S
 from millstream.record import LaneId
 from millstream.statistics import LaneStatistics
 from millstream.telemetry import Telemetry
@@ -22,6 +23,7 @@ from millstream.wire.watermark.v1 import ot_pb2
 from millstream_reader.tracker import Tracker
 from millstream_vertex.in_order import InOrder
 from millstream_vertex.linger import Linger, enough
+from millstream_vertex.little import NOTHING_IS_LITTLE, Little
 from millstream_writer.committer import Committer, Unit
 
 
@@ -49,10 +51,12 @@ class LaneCore:
         published_us: int = START_OF_TIME_US,
         commit_interval_s: float = 0.0,
         linger: Linger | None = None,
+        little: Little = NOTHING_IS_LITTLE,
     ) -> None:
         """`published_us`: the lane's watermark in the OT store, which may be later than its mark's: it moves on without
         commits. `commit_interval_s`: time between two commits at least, as long as there is no output that a reader may
-        wait for; with output it is `linger` that decides."""
+        wait for; with output it is `linger` that decides.
+        `little`: of what progress others may hear later."""
         self.lane = lane
         self.committer = committer
         self.tracker = tracker
@@ -67,6 +71,9 @@ class LaneCore:
         self._commit_interval_s = commit_interval_s
         tracker.on_crowd = self._hurry
         self._linger = linger or Linger()
+        self._little = little
+        self._told: tuple[int, int] | None = None
+        """Records and bytes, in and out, as of the last entry that was published soon."""
         self._gathering: asyncio.Timeout | None = None
         self._leaving = False
         self.left = False
@@ -92,7 +99,7 @@ class LaneCore:
                 if not waiting:
                     return
             if not self._leaving:
-                await self._gather(waiting, begun_s + self._commit_interval_s)
+                await self._gather(waiting, begun_s)
             if self._leaving:
                 await self.tracker.finish(sum(unit.pieces for unit in waiting))
                 waiting.clear()
@@ -108,15 +115,17 @@ class LaneCore:
             self.telemetry.observe_processing("commit", self.clock.monotonic_s() - begun_s)
             await self.tracker.finish(sum(unit.pieces for unit in batch))
             await committed(batch)
-            self._idle = False
             self.publish(watermark_us)
 
-    async def _gather(self, waiting: deque[Unit], bare_until_s: float) -> None:
-        """Let more units come: until `bare_until_s` while there is no output, then as long as it gains something."""
+    async def _gather(self, waiting: deque[Unit], committed_s: float) -> None:
+        """Let more units come: for a time after the last commit while there is no output, then as long as it gains
+        something."""
         begun_s: float | None = None
-        until_s, there = bare_until_s, 0
+        until_s, there = 0.0, 0
         while True:
             now_s = self.clock.monotonic_s()
+            if begun_s is None:
+                until_s = committed_s + self._bare_interval_s(waiting)
             records = sum(frame.records for unit in waiting for _, frame in unit.frames)
             size = sum(unit.size for unit in waiting)
             if begun_s is None and records:
@@ -137,6 +146,15 @@ class LaneCore:
         if begun_s is not None:
             now_s = self.clock.monotonic_s()
             self._linger.end(now_s, len(waiting), now_s - begun_s, len(waiting) - there)
+
+    def _bare_interval_s(self, waiting: Sequence[Unit]) -> float:
+        """Between two commits without output."""
+        accounts = [unit.account for unit in waiting]
+        if not self._commit_interval_s or not self._little.covers(
+            sum(account.inputs for account in accounts), sum(account.input_bytes for account in accounts)
+        ):
+            return self._commit_interval_s
+        return OT_LITTLE_INTERVAL_S
 
     def _hurry(self) -> None:
         """Nothing is gained by waiting for more any longer."""
@@ -164,6 +182,7 @@ class LaneCore:
 
     def publish(self, watermark_us: int, *, idle: bool = False) -> None:
         """Tell the OT store where the lane stands. The watermark never goes back."""
+        before_us, was_idle = self._watermark_us, self._idle
         self._watermark_us = max(self._watermark_us, self._promise(watermark_us))
         self._idle = idle
         mark = self.committer.mark
@@ -197,7 +216,18 @@ class LaneCore:
             entry.outputs.add(
                 edge=member.edge, partition=self.lane.partition, records=handed.records, bytes=handed.bytes
             )
-        self._ot.publish(self.lane, entry)
+        promised = not self._little.watermark and (self._watermark_us, idle) != (before_us, was_idle)
+        self._ot.publish(self.lane, entry, soon=self._is_news(entry) or promised)
+
+    def _is_news(self, entry: ot_pb2.OtEntry) -> bool:
+        """Whether it counts more than a little that was not told, or is the first or the last entry."""
+        states = (*entry.inputs, *entry.outputs)
+        records, size = sum(state.records for state in states), sum(state.bytes for state in states)
+        told = self._told
+        if told is not None and not entry.ended and self._little.covers(records - told[0], size - told[1]):
+            return False
+        self._told = (records, size)
+        return True
 
     async def publish_last(self) -> None:
         """Return when the newest OT entry is stored. A drain stops the readers of this lane as soon as they have read

@@ -34,6 +34,7 @@ from millstream_vertex.buffer_lane import BufferLane
 from millstream_vertex.input import LaneInput
 from millstream_vertex.lane import LaneCore, LaneCounters
 from millstream_vertex.lane_log import log_opened
+from millstream_vertex.little import little_of
 from millstream_vertex.map_step import Outlet, ToBuffers, ToNext
 from millstream_vertex.mapping import Mapper
 from millstream_vertex.past import check_not_older
@@ -238,6 +239,7 @@ async def _core(shared: Shared, lane: LaneId, telemetry: Telemetry, router: Rout
         published_us=published.watermark_us if published is not None else START_OF_TIME_US,
         # Of progress without output only the OT entry tells, which is not published more often either.
         commit_interval_s=OT_PUBLISH_INTERVAL_S if shared.vertex.definition.is_paced else 0.0,
+        little=little_of(shared.graph, lane.vertex),
     )
 
 
