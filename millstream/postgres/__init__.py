@@ -1,1 +1,1 @@
-"""What the source and the sink of PostgreSQL share: how a server is reached, and what its errors mean."""
+"""PostgreSQL as something outside a pipeline: how a server is named and reached, and what its errors mean."""

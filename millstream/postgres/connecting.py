@@ -1,6 +1,6 @@
 """Connections to PostgreSQL, and what its errors mean to a lane.
 
-Above it: the source and the sink. Below it: asyncpg. Every failure becomes an error of ours, by who must act: what
+Above it: connectors. Below it: asyncpg. Every failure becomes an error of ours, by who must act: what
 passes by itself is `RetryLaterError`, so a server that is away, restarts or is full is waited for.
 """
 

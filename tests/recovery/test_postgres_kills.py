@@ -27,8 +27,8 @@ from tools.style import REPOSITORY
 
 pytestmark = pytest.mark.skipif(bool(why_missing()), reason=why_missing() or "it is there")
 
-RECORDS = 12_000
-KILLS = 4
+RECORDS = 9_000
+KILLS = 3
 PIPELINE = """\
 apiVersion: millstream.io/v1alpha1
 kind: Pipeline
@@ -36,7 +36,7 @@ metadata: {name: p}
 spec:
   vertices:
   - name: in
-    source: {generator: {records: RECORDS, rpu: 2000, keyCount: 20}}
+    source: {generator: {records: RECORDS, rpu: 750, keyCount: 20}}
   - name: same
     udf: {builtin: {name: cat}}
     partitions: 2
