@@ -151,6 +151,10 @@ KAFKA_QUEUE_MESSAGES_MAX = 500_000
 """Messages that a client holds until a broker has taken them."""
 KAFKA_RECORD_BYTES = 1_048_588
 """What a topic takes by default: the largest record where its own limit cannot be asked for."""
+KAFKA_PREFETCH_BYTES = 16 * MIB
+"""What a client of a source lane holds of records that were not taken."""
+KAFKA_TOPICS_REREAD_S = 30.0
+"""How often a source looks for new partitions."""
 KAFKA_MARKER_REFRESH_S = 3600.0
 """A lane that writes nothing tells Kafka its position this often: offsets are forgotten after seven days by default,
 and operators seldom set less than a day."""

@@ -312,6 +312,20 @@ TARGET_POSITION_LOST = Code(
     ),
 )
 
+SOURCE_RECORDS_REMOVED = Code(
+    5207,
+    "Records were removed before a source had read them",
+    happened=(
+        "The place where a source lane stands is not there any more: the outside system has removed records by their "
+        "age or number, or what the source reads was made again under the same name."
+    ),
+    data="What was read before is kept. Nothing was skipped: going on would leave the removed records out.",
+    do=(
+        "Put the records back, if they are anywhere. Otherwise read what is left with a source of another name, or "
+        "start over with `--fresh`. Keep records outside for longer than the pipeline may stand still."
+    ),
+)
+
 SINK_FILES_OVERLAP = Code(
     5204,
     "Two files of a file sink hold the same records",

@@ -192,6 +192,7 @@ SOURCES: Registry[SourceKind[SpecModel]] = Registry(
         "generator": "millstream_reader.sources.generator.connector:GENERATOR",
         "file": "millstream_reader.sources.file.connector:FILE",
         "http": "millstream_reader.sources.http.connector:HTTP",
+        "kafka": "millstream_reader.sources.kafka.connector:KAFKA",
         "udsource": "millstream_reader.sources.udsource.connector:UDSOURCE",
     },
 )

@@ -134,6 +134,10 @@ class ClientThread:
         if self._closing.is_set():
             raise ClosingError
 
+    def submit(self, call: Callable[[], object]) -> None:
+        """Has it called when the thread is free, and does not wait. It raises nothing that matters."""
+        self._executor.submit(call)
+
     def end(self, call: Callable[[], object]) -> None:
         """Calls that wait give up, and `call` follows as the last; it is not waited for."""
         self._closing.set()

@@ -1,0 +1,92 @@
+"""The `kafka` source, as pipeline files name it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from millstream import codes
+from millstream.spec.connectors import Guarantee, GuaranteeId, Place
+from millstream.spec.kafka import KafkaCluster, clear_password
+from millstream.spec.problems import Finding, Path
+from millstream.spec.rules import After
+from millstream.spec.values import Flag, Text, problem
+from millstream_reader.connector import SourceConnector, SourceOwner
+
+if TYPE_CHECKING:
+    from millstream_reader.source import SourceLane
+
+EARLIEST, LATEST = "earliest", "latest"
+
+
+def start_time(written: str) -> datetime | None:
+    """The time that a `start` names; None where it is a word. Raises `ValueError`."""
+    if written in (EARLIEST, LATEST):
+        return None
+    time = datetime.fromisoformat(written)
+    if time.tzinfo is None:
+        raise ValueError(written)
+    return time
+
+
+def _checked_start(written: str) -> str:
+    try:
+        start_time(written)
+    except ValueError:
+        what = f"{written!r} is not a place to start at"
+        raise problem(
+            codes.VALUE_MALFORMED, what, "earliest, latest, or a time with its offset: 2024-01-01T00:00:00Z"
+        ) from None
+    return written
+
+
+class KafkaSource(KafkaCluster):
+    """Reads topics of Kafka; each of their partitions is read by one lane, in order."""
+
+    noun = "a kafka source"
+
+    topic: Text
+    """The topic; several with commas between them."""
+    start: Annotated[str, After(_checked_start)] = EARLIEST
+    """Where the first run starts: `earliest`, `latest`, or at the first record of a time (RFC 3339, with an offset).
+    Later runs go on where the last commit ended. Partitions that are added later are read from their beginning."""
+    stop_at_end: Flag = False
+    """End at the last record that is there when the first run starts."""
+    consumer_group: Text | None = None
+    """A group for which positions are committed, for tools that show lags. They are never read. Default: none."""
+
+    @property
+    def topics(self) -> Sequence[str]:
+        """Each once."""
+        return tuple(dict.fromkeys(name.strip() for name in self.topic.split(",") if name.strip()))
+
+
+class _Kafka(SourceConnector[KafkaSource]):
+    model = KafkaSource
+    meaning = "Records of topics of Kafka."
+    promise = Guarantee(GuaranteeId.POSITION, "exactly once: it reads on at the offsets in its last commit")
+    ends = "never, without `stopAtEnd`"
+    packages: ClassVar[Mapping[str, str]] = {"confluent_kafka": "millstream[kafka]"}
+    strangers = True
+
+    def bounded(self, settings: KafkaSource) -> bool | None:
+        return settings.stop_at_end
+
+    def notes(self, settings: KafkaSource, path: Path) -> Iterator[tuple[Path, str]]:
+        yield from clear_password(settings, path)
+
+    async def online_findings(self, settings: KafkaSource, place: Place) -> Sequence[Finding]:
+        from millstream.wire.kafka import look_for_topics
+
+        await look_for_topics(settings, settings.topics, place.base_dir, "the kafka source")
+        return ()
+
+    def open(self, settings: KafkaSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
+        from millstream_reader.sources.kafka.lane import open_kafka
+
+        return open_kafka(settings, owner)
+
+
+KAFKA = _Kafka()

@@ -1,0 +1,336 @@
+"""Topics of Kafka: each partition is read by one lane, from the offset that the lane's own mark holds.
+
+    position ─► assign (no group decides) ─► poll in a thread ─► records, offsets behind them ─► frame
+
+Offsets go into the mark with the records. Those that are committed for a group, where one is named, follow the mark and
+are for tools alone. Only what is committed in Kafka is read. Above it: a source lane. Below it: confluent-kafka, in one
+thread, because its calls block.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import zlib
+from array import array
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, TypeVar
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from millstream import codes
+from millstream.errors import DamageError
+from millstream.frame import build_frame
+from millstream.limits import KAFKA_PREFETCH_BYTES, KAFKA_TOPICS_REREAD_S, RECORD_BYTES_MAX
+from millstream.wire.kafka import (
+    ClientThread,
+    Heard,
+    client_settings,
+    made,
+    open_thread,
+    reach,
+    topic_partitions,
+    user_error,
+)
+from millstream_reader.connector import SourceOwner
+from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane
+from millstream_reader.sources.kafka.connector import LATEST, KafkaSource, start_time
+from millstream_reader.sources.positions import pack_position, unpack_position
+
+KIND = "kafka"
+_SHOWN_BYTES = 1024
+"""Of a record that is too large."""
+_RECORD_OVERHEAD_BYTES = 64
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+Split = tuple[str, int]
+"""A topic and one of its partitions."""
+
+
+class KafkaSourceLane:
+    """One lane. See `SourceLane`. The methods with an underscore and no `async` run in its thread."""
+
+    def __init__(self, spec: KafkaSource, owner: SourceOwner, thread: ClientThread) -> None:
+        self._spec = spec
+        self._owner = owner
+        self._thread = thread
+        self._where = f"lane {owner.lane}"
+        self._heard = Heard(self._where)
+        self._consumer: Consumer | None = None
+        self._next: dict[Split, int] = {}
+        """The offset behind what was given, of each split."""
+        self._ends: dict[Split, int] | None = None
+        """Where each split ends; None: nowhere."""
+        self._waiting: deque[Message] = deque()
+        self._looked_s = 0.0
+        self._known_ends: dict[Split, int] = {}
+        """Where each split ended when its broker answered last."""
+        self._draining = False
+
+    @property
+    def replayable(self) -> bool:
+        return True
+
+    async def open(self) -> None:
+        """Errors: those of `SourceConnector.open`."""
+        await self._thread.run(self._open)
+
+    async def read(self, records_max: int, bytes_max: int, timeout_s: float) -> SourceBatch:
+        if self._draining or self._is_ended():
+            return SourceBatch(None, self._position(), ended=self._is_ended() and not self._draining)
+        if not self._waiting:
+            self._waiting.extend(await self._thread.run(self._poll, records_max, timeout_s))
+        return self._take(records_max, bytes_max)
+
+    async def committed(self, position: bytes) -> None:
+        if self._spec.consumer_group is not None:
+            self._thread.submit(partial(self._tell_group, position))
+
+    def pending(self) -> int | None:
+        return sum(max(0, end - self._next[split]) for split, end in self._known_ends.items())
+
+    async def drain(self) -> None:
+        self._draining = True
+
+    def close(self) -> None:
+        if self._consumer is not None:
+            self._consumer.close()
+            self._consumer = None
+
+    def _open(self) -> None:
+        owner, spec = self._owner, self._spec
+        body = unpack_position(owner.position, KIND, owner.partitions, owner.lane)
+        settings = {
+            "queued.max.messages.kbytes": KAFKA_PREFETCH_BYTES // 1024,
+            **client_settings(spec, owner.base_dir, self._where),
+            # Without a group of the user's nothing is ever committed for this one.
+            "group.id": spec.consumer_group or "millstream",
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "error",
+            "enable.partition.eof": True,
+            "error_cb": self._heard.hear,
+        }
+        self._consumer = made(Consumer, settings, self._where)
+        splits = self._splits()
+        if body is None:
+            self._next = {split: self._first(split) for split in splits}
+            if spec.stop_at_end:
+                self._ends = {split: self._bounds(split)[1] for split in splits}
+        else:
+            self._next, self._ends = self._known(body)
+            for split, offset in self._next.items():
+                if split not in splits:
+                    raise self._removed(split, f"the lane stands at {offset}, and the partition is gone")
+                self._check(split, offset)
+            self._add(splits)
+        self._assign()
+
+    def _known(self, body: dict[str, Any]) -> tuple[dict[Split, int], dict[Split, int] | None]:
+        try:
+            return _unpacked(body["at"]), None if body["ends"] is None else _unpacked(body["ends"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DamageError(
+                codes.POSITION_UNREADABLE,
+                f"{self._where}: the stored position {self._owner.position[:80]!r} is not one of a kafka source",
+            ) from error
+
+    def _splits(self) -> list[Split]:
+        """Those of this lane, as they are now."""
+        self._looked_s = time.monotonic()
+        return [
+            (topic, partition)
+            for topic in self._spec.topics
+            for partition in self._reach(partial(topic_partitions, self._client, topic))
+            if (zlib.crc32(topic.encode()) + partition) % self._owner.partitions == self._owner.lane.partition
+        ]
+
+    def _add(self, splits: list[Split]) -> bool:
+        """Take new partitions up, from their beginning; whether there are any. What has an end takes none."""
+        new = [split for split in splits if split not in self._next] if self._ends is None else []
+        for split in new:
+            self._next[split] = self._bounds(split)[0]
+            _log.info("%s: reads the new partition %s/%d", self._where, *split)
+        return bool(new)
+
+    def _first(self, split: Split) -> int:
+        """Where a first run begins."""
+        first, end = self._bounds(split)
+        if self._spec.start == LATEST:
+            return end
+        time_of = start_time(self._spec.start)
+        if time_of is None:
+            return first
+        wanted = TopicPartition(*split, int(time_of.timestamp() * 1000))
+        (found,) = self._reach(lambda limit_s: self._client.offsets_for_times([wanted], limit_s))
+        return found.offset if found.offset >= 0 else end
+
+    def _bounds(self, split: Split) -> tuple[int, int]:
+        """The offsets of the first record, and behind the last committed one."""
+        found = self._reach(partial(self._client.get_watermark_offsets, TopicPartition(*split)))
+        assert found is not None, "it was asked of the broker"
+        return found
+
+    def _check(self, split: Split, offset: int) -> None:
+        first, end = self._bounds(split)
+        if not first <= offset:
+            raise self._removed(split, f"the lane stands at offset {offset}, and the first that is left is {first}")
+        if offset > end:
+            raise self._removed(split, f"the lane stands at offset {offset}, and the partition ends at {end}")
+
+    def _removed(self, split: Split, what: str) -> DamageError:
+        return DamageError(
+            codes.SOURCE_RECORDS_REMOVED,
+            f"{self._where}: {split[0]}/{split[1]}: {what}: Kafka has removed records that were not read (retention, "
+            "or the topic was made again). Nothing was skipped. Put the records back; or read what is left with a "
+            "source of another name, or start over with --fresh; and give the topic a longer retention",
+        )
+
+    def _assign(self) -> None:
+        self._client.assign([TopicPartition(*split, offset) for split, offset in self._next.items()])
+
+    def _poll(self, records_max: int, timeout_s: float) -> list[Message]:
+        if time.monotonic() >= self._looked_s + KAFKA_TOPICS_REREAD_S and self._add(self._splits()):
+            self._assign()
+        # A call waits until it has as many as it is asked for.
+        found = self._client.consume(1, timeout_s)
+        if found:
+            found += self._client.consume(records_max, 0.0)
+        for message in found:
+            if (error := message.error()) is not None:
+                self._bear(error, message)
+        for split in self._next:
+            known = self._client.get_watermark_offsets(TopicPartition(*split), cached=True)
+            # Below zero where no broker has said it so far.
+            self._known_ends[split] = known[1]
+        return found
+
+    def _bear(self, error: KafkaError, message: Message) -> None:
+        """What is said about a partition instead of its records."""
+        topic, partition = message.topic(), message.partition()
+        if error.code() == KafkaError._PARTITION_EOF:
+            return
+        if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE) and topic is not None:
+            split = (topic, partition or 0)
+            self._check(split, self._next[split])
+            # It is in range after all: the broker has come back with all it has.
+            self._waiting.clear()
+            self._assign()
+        elif (stop := user_error(error, self._where)) is not None:
+            raise stop
+        else:
+            self._heard.hear(error)
+
+    def _take(self, records_max: int, bytes_max: int) -> SourceBatch:
+        """A batch of what waits."""
+        values: list[bytes] = []
+        times = array("q")
+        keys: list[tuple[bytes, ...]] = []
+        headers: list[dict[str, bytes]] = []
+        invalid: list[InvalidRecord] = []
+        size = 0
+        now_us = self._owner.clock.now_us()
+        while self._waiting and len(values) < records_max:
+            message = self._waiting[0]
+            split, offset = (message.topic() or "", message.partition() or 0), message.offset() or 0
+            end = None if self._ends is None else self._ends.get(split, 0)
+            error = message.error()
+            if error is not None or (end is not None and offset >= end):
+                if error is None or error.code() == KafkaError._PARTITION_EOF:
+                    self._next[split] = max(self._next[split], offset if end is None else min(offset, end))
+                self._waiting.popleft()
+                continue
+            value, key = message.value() or b"", message.key()
+            named = _headers(message)
+            record_bytes = len(value) + len(key or b"") + _RECORD_OVERHEAD_BYTES
+            record_bytes += sum(len(name) + len(text) for name, text in named.items())
+            if values and size + record_bytes > bytes_max:
+                break
+            self._waiting.popleft()
+            self._next[split] = offset + 1
+            if record_bytes > RECORD_BYTES_MAX:
+                place = f"{split[0]}/{split[1]} at offset {offset}"
+                reason = f"{place}: the record has {record_bytes} bytes; the limit is {RECORD_BYTES_MAX}"
+                invalid.append(InvalidRecord(value[:_SHOWN_BYTES], reason, place))
+                continue
+            size += record_bytes
+            kind, time_ms = message.timestamp()
+            values.append(value)
+            times.append(time_ms * 1000 if kind else now_us)
+            keys.append(_keys(key))
+            headers.append(named)
+        frame = build_frame(values, times, ingest_time_us=now_us, keys=keys, headers=headers) if values else None
+        return SourceBatch(frame, self._position(), ended=self._is_ended(), invalid=tuple(invalid))
+
+    def _is_ended(self) -> bool:
+        return self._ends is not None and all(self._next[split] >= end for split, end in self._ends.items())
+
+    def _position(self) -> bytes:
+        ends = None if self._ends is None else _packed(self._ends)
+        return pack_position(KIND, self._owner.partitions, {"at": _packed(self._next), "ends": ends})
+
+    def _tell_group(self, position: bytes) -> None:
+        body = unpack_position(position, KIND, self._owner.partitions, self._owner.lane)
+        if body is None:
+            return
+        offsets = [TopicPartition(*split, offset) for split, offset in _unpacked(body["at"]).items()]
+        try:
+            self._client.commit(offsets=offsets, asynchronous=True)
+        except KafkaException as failed:
+            # Tools show an older lag; nothing depends on it.
+            self._heard.hear(failed.args[0])
+
+    @property
+    def _client(self) -> Consumer:
+        assert self._consumer is not None, "it is open"
+        return self._consumer
+
+    def _reach(self, ask: Callable[[float], _T]) -> _T:
+        return reach(ask, lambda _: None, self._heard, self._thread, self._spec, self._where)
+
+
+def _keys(key: bytes | None) -> tuple[bytes, ...]:
+    """A key that is not text becomes its digits."""
+    if key is None:
+        return ()
+    try:
+        key.decode()
+    except UnicodeDecodeError:
+        return (key.hex().encode(),)
+    return (key,)
+
+
+def _headers(message: Message) -> dict[str, bytes]:
+    """Of a header that comes twice, the last counts."""
+    headers = message.headers()
+    pairs = headers.items() if isinstance(headers, dict) else headers or ()
+    return {name: text.encode() if isinstance(text, str) else text or b"" for name, text in pairs}
+
+
+def _packed(offsets: dict[Split, int]) -> dict[str, dict[str, int]]:
+    packed: dict[str, dict[str, int]] = {}
+    for (topic, partition), offset in sorted(offsets.items()):
+        packed.setdefault(topic, {})[str(partition)] = offset
+    return packed
+
+
+def _unpacked(packed: dict[str, dict[str, int]]) -> dict[Split, int]:
+    return {(topic, int(partition)): int(offset) for topic, of in packed.items() for partition, offset in of.items()}
+
+
+@asynccontextmanager
+async def open_kafka(spec: KafkaSource, owner: SourceOwner) -> AsyncIterator[SourceLane]:
+    """A lane of the splits that are its own, at `owner.position`."""
+    async with open_thread(f"kafka-source-{owner.lane.partition}") as thread:
+        lane = KafkaSourceLane(spec, owner, thread)
+        try:
+            await lane.open()
+            yield lane
+        finally:
+            thread.end(lane.close)

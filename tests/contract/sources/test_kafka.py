@@ -1,0 +1,170 @@
+"""The Kafka source against a real broker: every record once from any position, and what it says where it cannot."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.cimpl import NewPartitions
+
+from millstream import codes
+from millstream.record import Record
+from millstream_reader.source import SourceBatch
+from tests.contract.sources.lanes import open_lane, read_to_end, read_until, values
+from tests.support.errors import raises
+from tests.support.kafka_server import KafkaServer
+
+
+def spec(kafka: KafkaServer, topic: str, **settings: Any) -> dict[str, Any]:
+    return {"kafka": {"brokers": [kafka.brokers], "topic": topic, **settings}}
+
+
+@pytest.fixture
+def topic(kafka: KafkaServer) -> str:
+    """With 120 records in four partitions."""
+    made = kafka.create(f"source-{uuid4()}", 4)
+    for partition in range(4):
+        texts = [b"%d-%d" % (partition, n) for n in range(30)]
+        kafka.produce(made, texts, partition, key=b"k%d" % partition, timestamp=1_700_000_000_123, headers={"h": b"1"})
+    return made
+
+
+def whole(partitions: Sequence[int] = range(4)) -> list[bytes]:
+    return sorted(b"%d-%d" % (partition, n) for partition in partitions for n in range(30))
+
+
+def in_order(records: list[Record]) -> bool:
+    """Each partition's records in theirs."""
+    last: dict[bytes, int] = {}
+    for value in values(records):
+        partition, _, number = value.partition(b"-")
+        if int(number) != last.get(partition, -1) + 1:
+            return False
+        last[partition] = int(number)
+    return True
+
+
+@pytest.mark.guarantee("I1")
+async def test_reading_again_from_any_position_gives_the_rest_once(kafka: KafkaServer, topic: str) -> None:
+    ending = spec(kafka, topic, stopAtEnd=True)
+    async with open_lane(ending) as lane:
+        assert lane.replayable
+        records, _, batches = await read_to_end(lane, records_max=23)
+    assert sorted(values(records)) == whole()
+    assert in_order(records)
+    assert {(r.event_time_us, r.keys[0][:1], r.headers["h"]) for r in records} == {(1_700_000_000_123_000, "k", b"1")}
+    # What comes later is not part of it.
+    kafka.produce(topic, [b"0-30"], 0)
+    done: list[bytes] = []
+    for batch in batches:
+        done += values(list(batch.frame.to_records())) if batch.frame is not None else []
+        async with open_lane(ending, batch.position) as lane:
+            rest, _, _ = await read_to_end(lane, records_max=31)
+            assert sorted(done + values(rest)) == whole()
+            last = await lane.read(10, 1000, 0.01)
+            assert (last.frame, last.ended) == (None, True)
+
+
+async def test_lanes_share_the_partitions_and_limits_are_kept(kafka: KafkaServer, topic: str) -> None:
+    parts: list[bytes] = []
+    for partition in range(3):
+        async with open_lane(spec(kafka, topic, stopAtEnd=True), partition=partition, partitions=3) as lane:
+            records, _, _ = await read_to_end(lane, 7, 300)
+            parts += values(records)
+    assert sorted(parts) == whole()
+
+
+async def test_what_was_not_committed_is_not_read_and_the_end_is_found_behind_it(kafka: KafkaServer) -> None:
+    topic = kafka.create(f"source-{uuid4()}")
+    producer = Producer({"bootstrap.servers": kafka.brokers, "transactional.id": topic})
+    producer.init_transactions(30)
+    for value, end in ((b"a", producer.commit_transaction), (b"b", producer.abort_transaction)):
+        producer.begin_transaction()
+        producer.produce(topic, value)
+        producer.flush(30)
+        end(30)
+    async with open_lane(spec(kafka, topic)) as lane:
+        await read_until(lane, lambda records: values(records) == [b"a"])
+    async with open_lane(spec(kafka, topic, stopAtEnd=True)) as lane:
+        records, _, _ = await read_to_end(lane)
+    assert values(records) == [b"a"]
+
+
+async def test_a_start_is_decided_once_and_new_partitions_are_read_from_their_beginning(
+    kafka: KafkaServer, topic: str
+) -> None:
+    latest = spec(kafka, topic, start="latest")
+    async with open_lane(latest) as lane:
+        first = await lane.read(10, 1 << 20, 0.05)
+        assert first.frame is None
+    kafka.produce(topic, [b"0-30"], 0)
+    admin = kafka.admin()
+    admin.create_partitions([NewPartitions(topic, 5)])[topic].result(30)
+    kafka.produce(topic, [b"4-0"], 4)
+    async with open_lane(latest, first.position) as lane:
+        found = await read_until(lane, lambda records: len(records) >= 2)
+    assert sorted(values(found)) == [b"0-30", b"4-0"]
+    later = spec(kafka, topic, start="2030-01-01T00:00:00Z")
+    async with open_lane(later) as lane:
+        assert (await lane.read(10, 1 << 20, 0.05)).frame is None
+    earlier = spec(kafka, topic, start="2023-01-01T00:00:00Z", stopAtEnd=True)
+    async with open_lane(earlier) as lane:
+        records, _, _ = await read_to_end(lane)
+    assert len(records) == 122
+
+
+async def test_records_that_were_removed_are_damage_and_named(kafka: KafkaServer, topic: str) -> None:
+    async with open_lane(spec(kafka, topic, start="earliest")) as lane:
+        position = (await lane.read(1, 1 << 20, 0.5)).position
+    admin = kafka.admin()
+    for removed in admin.delete_records([TopicPartition(topic, partition, 29) for partition in range(4)]).values():
+        removed.result(30)
+    with raises(codes.SOURCE_RECORDS_REMOVED, match="the first that is left is 29"):
+        async with open_lane(spec(kafka, topic), position):
+            pass
+
+
+@pytest.mark.guarantee("I1")
+async def test_a_broker_that_is_killed_is_waited_for(kafka: KafkaServer, topic: str) -> None:
+    async with asyncio.timeout(100), open_lane(spec(kafka, topic)) as lane:
+        batches: list[SourceBatch] = []
+        await read_until(lane, lambda records: len(records) >= 60, batches)
+        # It lives as long as the thread that starts it, so that is this one.
+        kafka.restart()
+        kafka.produce(topic, [b"0-30"], 0)
+        found = await read_until(lane, lambda records: len(records) >= 121, batches)
+    assert sorted(values(found)) == sorted([*whole(), b"0-30"])
+    assert in_order(found)
+
+
+async def test_a_group_follows_and_is_not_read(kafka: KafkaServer, topic: str) -> None:
+    group = f"group-{uuid4()}"
+    async with open_lane(spec(kafka, topic, consumerGroup=group, stopAtEnd=True)) as lane:
+        _, _, batches = await read_to_end(lane)
+        await lane.committed(batches[-1].position)
+        assert lane.pending() == 0
+    consumer = Consumer({"bootstrap.servers": kafka.brokers, "group.id": group})
+    places = [TopicPartition(topic, partition) for partition in range(4)]
+    try:
+        deadline_s = time.monotonic() + 30
+        while [found.offset for found in consumer.committed(places, 10)] != [30] * 4:
+            assert time.monotonic() < deadline_s
+    finally:
+        consumer.close()
+    async with open_lane(spec(kafka, topic, consumerGroup=group, stopAtEnd=True)) as lane:
+        records, _, _ = await read_to_end(lane)
+    assert len(records) == 120
+
+
+async def test_what_only_the_user_can_put_right_is_said_at_once(kafka: KafkaServer) -> None:
+    with raises(codes.TARGET_UNFIT, match="no such topic"):
+        async with open_lane(spec(kafka, "nowhere")):
+            pass
+    with raises(codes.TARGET_AWAY, match="no answer of Kafka"):
+        async with open_lane({"kafka": {"brokers": ["127.0.0.1:1"], "topic": "t", "timeout": "1500ms"}}):
+            pass
