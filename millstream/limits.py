@@ -180,6 +180,8 @@ WORKER_END_GRACE_S = 5.0
 """From the failure of one replica until the others of its worker are ended that have not finished what is in flight."""
 TELEMETRY_FLUSH_TIMEOUT_S = 5.0
 """How long a process that ends waits for a collector to take its last traces and metrics."""
+FAILURES_NAMED_MAX = 32
+"""Kinds of failures of a function, by what was raised and where, of which a lane logs the first."""
 SPAN_LINKS_MAX = 32
 """Trace contexts of its records that the span of a source frame, or of a hand-over, is linked to."""
 SLICE_TARGET_S = 0.5

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 _BEGIN = "Traceback (most recent call last):"
 _FRAME = re.compile(r'\s+File "(?P<file>[^"]+)", line (?P<line>\d+)(, in (?P<name>.+))?')
+_UNCOMPILED = re.compile(r'^ +File "[^"\n]+", line \d+$(?=(\n[ \t].*){0,3}\n\w*Error: )', re.MULTILINE)
 _NOT_OWN = re.compile(r"[/\\](site-packages|dist-packages|lib[/\\]python3[^/\\]*)[/\\]|^<")
 _MARKS = re.compile(r"\s*[\^~]+\s*")
 _LINES_MAX = 3
@@ -45,10 +46,10 @@ def places(text: str) -> list[str]:
 
 def raised(text: str) -> str:
     """What the last traceback in a text says was raised, on one line; empty where there is no traceback."""
-    begin = text.rfind(_BEGIN)
+    begin = _begin(text)
     if begin < 0:
         return ""
-    behind = [line for line in text[begin + len(_BEGIN) :].splitlines() if line.strip() and not line[0].isspace()]
+    behind = [line for line in text[begin:].splitlines() if line.strip() and not line[0].isspace() and line != _BEGIN]
     return behind[0] if behind else ""
 
 
@@ -68,7 +69,7 @@ def _aligned(text: str) -> str:
 
 
 def _frames(text: str) -> list[_Frame]:
-    begin = text.rfind(_BEGIN)
+    begin = _begin(text)
     lines = text[begin:].splitlines() if begin >= 0 else []
     found = []
     for number, line in enumerate(lines):
@@ -77,6 +78,16 @@ def _frames(text: str) -> list[_Frame]:
             is_code = after[:1].isspace() and _FRAME.fullmatch(after) is None and _MARKS.fullmatch(after) is None
             found.append(_Frame(match["file"], match["line"], match["name"] or "", after.strip() if is_code else ""))
     return found
+
+
+def _begin(text: str) -> int:
+    """Of the last traceback in a text; -1 where there is none. What cannot be compiled has no stack: its place comes
+    without the words that a traceback begins with."""
+    begin = text.rfind(_BEGIN)
+    if begin >= 0:
+        return begin
+    found = _UNCOMPILED.search(text)
+    return found.start() if found is not None else -1
 
 
 def _near(file: str) -> str:

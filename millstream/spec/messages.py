@@ -4,7 +4,7 @@ Turns each error into a place in the file, what is wrong and what was expected; 
 type names never reach a user.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -46,17 +46,31 @@ def findings_of(failure: ValueError, value: Mapping[str, Any], explained: Collec
         raise failure
     errors = failure.errors(include_url=False)
     locs = [error["loc"] for error in errors]
+    misspelt = set(_misspelt(errors, value))
     findings = []
     for error in errors:
         loc = error["loc"]
         path = _path_in(loc, value, is_missing=error["type"] == "missing")
-        if error["type"] == NONE_GIVEN and path in explained:
+        if error["type"] == NONE_GIVEN and (
+            path in explained
+            or any(place == path and f"`{name}`" in error["ctx"]["expected"] for place, name in misspelt)
+        ):
             continue
         deeper = any(len(other) > len(loc) and other[: len(loc)] == loc for other in locs)
         if error["type"] == "too_short" and deeper:
             continue
         findings.append(_finding(error, path, value))
     return findings
+
+
+def _misspelt(errors: Sequence[ErrorDetails], value: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
+    """Where a field is unknown, and which one was probably meant: that one is not missing besides."""
+    for error in errors:
+        if error["type"] == "extra_forbidden":
+            path = _path_in(error["loc"], value, is_missing=False)
+            near = _near(path, value)
+            if near is not None:
+                yield path[:-1], near
 
 
 def _path_in(loc: Path, value: Any, *, is_missing: bool) -> Path:
@@ -136,11 +150,14 @@ def _meaning(path: Path, value: Mapping[str, Any]) -> str:
     return f"`{path[-1]}`: {sentence}"
 
 
-def _nearest(path: Path, value: Mapping[str, Any]) -> str:
+def _near(path: Path, value: Mapping[str, Any]) -> str | None:
+    """The field whose name is like that of an unknown one."""
     names = [*_properties(path[:-1], value), *numaflow.field_names(path[:-1])]
-    written = str(path[-1])
-    camel = to_camel(written.replace("-", "_"))
-    near = nearest(camel, names)
+    return nearest(to_camel(str(path[-1]).replace("-", "_")), names)
+
+
+def _nearest(path: Path, value: Mapping[str, Any]) -> str:
+    near = _near(path, value)
     if near is not None:
         return f"did you mean `{near}`?"
     own = list(_properties(path[:-1], value))

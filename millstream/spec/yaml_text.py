@@ -22,6 +22,7 @@ NODES_MAX = 100_000
 DEPTH_MAX = 64
 """Deepest nesting; it stops aliases that contain themselves."""
 
+_EXPECTED = "brackets and quotes that are closed, and members of one value in one column"
 _TAG = "tag:yaml.org,2002:"
 _COLLECTION_TAGS = (f"{_TAG}map", f"{_TAG}seq")
 _AMBIGUOUS = re.compile(r"[+-]?0\d.*|.*_.*")
@@ -104,7 +105,7 @@ def _composed(text: str) -> list[Node]:
         mark = problem.problem_mark or problem.context_mark
         place = Place(mark.line + 1, mark.column + 1) if mark is not None else Place(1, 1)
         parts = (str(part) for part in (problem.problem, problem.context) if part)
-        refused = TextProblem(codes.NOT_YAML, place, (), f"not YAML: {', '.join(parts)}", "YAML")
+        refused = TextProblem(codes.NOT_YAML, place, (), f"not YAML: {', '.join(parts)}", _EXPECTED)
         raise UnreadableError(refused) from None
     except RecursionError:
         refused = TextProblem(
@@ -113,7 +114,7 @@ def _composed(text: str) -> list[Node]:
         raise UnreadableError(refused) from None
     except (YAMLError, ValueError) as problem:
         what = f"not YAML: {' '.join(str(problem).split()) or type(problem).__name__}"
-        raise UnreadableError(TextProblem(codes.NOT_YAML, Place(1, 1), (), what, "YAML")) from None
+        raise UnreadableError(TextProblem(codes.NOT_YAML, Place(1, 1), (), what, _EXPECTED)) from None
     return [node for node in nodes if not _is_blank(node)]
 
 

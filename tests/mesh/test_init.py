@@ -62,6 +62,10 @@ async def test_map(tmp_path: Path) -> None:
     (unreadable,) = rows(project, "unreadable")
     assert (unreadable["vertex"], unreadable["value"]) == ("read", "not json")
     assert str(unreadable["reason"]).startswith("data/orders.jsonl:4: 'not json' is not a JSON value")
+    # What the source cannot read is said, and not only counted; what the function gives up itself is not.
+    assert "data/orders.jsonl:4: 'not json' is not a JSON value" in ended.err
+    assert "It is sent to the dead-letter edge" in ended.err
+    assert "an order of 0 pieces" not in ended.err
     # One line tells what to do next.
     assert ended.out.splitlines()[-1].startswith("next: look into out/large, out/all, out/refused and 1 more; change")
     assert "change functions.py" in ended.out.splitlines()[-1]
@@ -143,6 +147,10 @@ async def test_go(tmp_path: Path) -> None:
     if go is None:
         pytest.skip("no Go toolchain on the PATH: the template in Go is not built here")
     project = await made(tmp_path, "go")
+    # Not built yet: what is missing is named where the file says it.
+    early = await command(project, "test")
+    line = (project / "pipeline.yaml").read_text().splitlines().index("      udf: {command: [./words]}") + 1
+    assert f"pipeline.yaml:{line}:" in early.out + early.err
     for arguments in (["build", "-o", "words", "."], ["vet", "."]):
         built = await asyncio.to_thread(
             subprocess.run, [go, *arguments], cwd=project, capture_output=True, text=True, timeout=100, check=False

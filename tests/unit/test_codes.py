@@ -197,6 +197,7 @@ def test_all_codes_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
         ("disk", "MS-4001"),
         ("MS-1", "`millstream explain` lists them all"),
         ("²", "lists them"),
+        ("list", "lists them"),
     ],
 )
 def test_what_is_no_code_leads_to_one(text: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:

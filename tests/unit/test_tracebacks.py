@@ -75,3 +75,9 @@ def test_other_text_is_given_as_it_is() -> None:
     assert shortened("one\ntwo\nthree\nfour\n") == ["two", "three", "four"]
     assert shortened("") == []
     assert places("panic: no\n\ngoroutine 1 [running]:") == []
+
+
+def test_a_syntax_error_without_a_stack_has_its_place_too() -> None:
+    text = 'starting\n  File "f.py", line 16\n    def x(:\n          ^\nSyntaxError: invalid syntax\n'
+    assert shortened(text) == ["SyntaxError: invalid syntax", "f.py:16: def x(:"]
+    assert raised('it reads File "f.py", line 16\nand says: Error: none') == ""

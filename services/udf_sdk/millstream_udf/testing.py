@@ -64,8 +64,7 @@ class Outcome:
 class Results:
     """What a function made of some inputs."""
 
-    messages: Sequence[Message] = ()
-    """Outputs in order, with what they inherit filled in: keys, headers, event time."""
+    _messages: Sequence[Message] = ()
     parents: Sequence[int] = ()
     """Index of the input of each output."""
     outcomes: Sequence[Outcome] = ()
@@ -74,6 +73,19 @@ class Results:
     """How many there were."""
     gives: Any = UNKNOWN
     """The type of the outputs, where the function's annotation says so."""
+
+    @property
+    def messages(self) -> Sequence[Message]:
+        """Outputs in order, with what they inherit filled in: keys, headers, event time.
+
+        Raises `AssertionError`, with the function's traceback, where there are none and the function has failed, so that
+        a test shows why. A test that means it to fail looks at `outcomes`.
+        """
+        for outcome in self.outcomes:
+            if outcome.result == "error" and not self._messages:
+                detail = f"\n{outcome.detail}" if outcome.detail else ""
+                raise AssertionError(f"the function failed on input {outcome.index}: {outcome.reason}{detail}")
+        return self._messages
 
     @property
     def values(self) -> list[bytes]:
@@ -89,7 +101,7 @@ class Results:
 
     def of(self, index: int) -> list[Message]:
         """Outputs of one input."""
-        return [message for message, parent in zip(self.messages, self.parents, strict=True) if parent == index]
+        return [message for message, parent in zip(self._messages, self.parents, strict=True) if parent == index]
 
 
 def run(

@@ -22,7 +22,7 @@ from millstream.account import Account
 from millstream.dead_letter import headers_of
 from millstream.errors import UdfError, UserError
 from millstream.frame import Frame, build_frame
-from millstream.limits import RECORD_BYTES_MAX
+from millstream.limits import FAILURES_NAMED_MAX, RECORD_BYTES_MAX
 from millstream.naming import MISFIT, NO_ORIGIN, WITH_VALUES, Naming, Origin, reason_and_detail
 from millstream.retry import OnFailure, RetryPolicy, Waiting
 from millstream.tracebacks import places
@@ -117,6 +117,8 @@ class Mapper:
         self._rng = rng
         self._naming = naming
         self._bound = bound
+        self._told: set[tuple[str, str]] = set()
+        """The kinds of failures that were logged: what was raised, and where."""
 
     async def map(
         self, frame: Frame, *, watermark_us: int, traceparent: str = "", origin: Origin = NO_ORIGIN
@@ -277,8 +279,10 @@ class Mapper:
     def _give_up(self, index: int, outcome: Outcome, attempted: _Attempted, attempts: int) -> None:
         if self._policy.on_failure is OnFailure.DROP:
             attempted.dropped[index] = MISFIT if _is_misfit(outcome) else "function failed"
+            self._warn(index, outcome, attempted, "it is dropped")
         elif self._has_dead_letter and self._policy.on_failure is not OnFailure.STOP:
             attempted.dead[index] = outcome
+            self._warn(index, outcome, attempted, "it goes to the dead-letter edge")
         else:
             named = self._naming.of(attempted.frame, index, attempted.origin)
             if _is_misfit(outcome):
@@ -294,6 +298,25 @@ class Mapper:
                 "Fix the function and start again (nothing was lost), or set udf.retryStrategy.onFailure.",
             ]
             raise UdfError(codes.FUNCTION_FAILED, "\n".join(lines), detail=outcome.detail)
+
+    def _warn(self, index: int, outcome: Outcome, attempted: _Attempted, fate: str) -> None:
+        """Log the first failure of each kind: a mistake in the function would else show in the account alone. What
+        the function itself gives up is no failure, and `_may_wait` warns of one that asks by Retry."""
+        if outcome.result != Result.ERROR or len(self._told) >= FAILURES_NAMED_MAX:
+            return
+        # Not the whole of either: both may quote the record.
+        kind = outcome.reason.partition(":")[0], _last_frame(outcome.detail)
+        if kind in self._told:
+            return
+        self._told.add(kind)
+        named = self._naming.of(attempted.frame, index, attempted.origin)
+        failed = "does not fit the function" if _is_misfit(outcome) else "made the function fail"
+        lines = [
+            f"{self._where}: {named} {failed}, and {fate}: {outcome.reason}",
+            *places(outcome.detail),
+            "Others like it are counted and not logged.",
+        ]
+        _log.warning("%s", "\n".join(lines))
 
     def _keep_rows(self, frame: Frame, pending: Sequence[int], answer: MapAnswer, attempted: _Attempted) -> None:
         part = frame if len(pending) == frame.records else frame.take(pending)
@@ -396,6 +419,12 @@ class Mapper:
             for index, known in zip(indexes, part.headers(), strict=True)
         ]
         return _with_ids(replace(part, headers_column=columns.pack_headers(headers)), origin, indexes)
+
+
+def _last_frame(detail: str) -> str:
+    """The line of a traceback that names the innermost place; cheap, for it is looked at once per failed record."""
+    begin = detail.rfind('File "')
+    return detail[begin:].partition("\n")[0] if begin >= 0 else ""
 
 
 def _is_misfit(outcome: Outcome) -> bool:

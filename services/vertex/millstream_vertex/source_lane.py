@@ -95,6 +95,7 @@ class SourceVertexLane:
         self._bound = bound
         self._run = run
         self._stopping = False
+        self._told_invalid = False
         # The records of one read are committed together, and each may go to a partition of its own on every edge.
         written = core.committer.router
         self._records_max = min(FRAME_RECORDS_MAX, written.piece.records)
@@ -246,11 +247,13 @@ class SourceVertexLane:
         unit.account.inputs += len(invalid)
         if self._on_invalid is OnFailure.DROP:
             unit.account.drop("invalid input", len(invalid))
+            self._warn_once(invalid[0], batch, "dropped")
         elif self._on_invalid is OnFailure.DEAD_LETTER and self._router.has_dead_letter:
             now_us = self.core.clock.now_us()
             records = [Record(item.value, now_us, headers=self._headers_of(item, batch)) for item in invalid]
             unit.frames.extend(self._router.route_dead_letter(frame_of_records(records, ingest_time_us=now_us)).frames)
             unit.account.dead_lettered += len(invalid)
+            self._warn_once(invalid[0], batch, "sent to the dead-letter edge")
         else:
             raise UserError(
                 codes.RECORD_INVALID,
@@ -258,6 +261,13 @@ class SourceVertexLane:
                 "Put the input right and start again (nothing was lost), or set the source's onInvalid to drop or "
                 "deadLetter.",
             )
+
+    def _warn_once(self, item: InvalidRecord, batch: SourceBatch, fate: str) -> None:
+        """Log the first input that cannot be read: where all of it is like that, the account alone would show it."""
+        if not self._told_invalid:
+            self._told_invalid = True
+            named = self._named(item, batch)
+            _log.warning("%s: %s\nIt is %s; others are counted and not logged.", self._where, named, fate)
 
     def _headers_of(self, item: InvalidRecord, batch: SourceBatch) -> dict[str, bytes]:
         return headers_of(item.reason, "", self._where, position=item.place or _position_text(batch.position))

@@ -119,6 +119,12 @@ def test_validate_says_what_is_promised(tmp_path: Path, capsys: pytest.CaptureFi
     assert "pipeline p is valid (2 vertices, 1 edge)" in out
     assert "sink out: at least once" in out
     assert re.search(r"reserves of the broker's storage: \d+ MiB, of which vertex \w+ \d+ MiB", out)
+    path.write_text(
+        PIPELINE.replace("  edges:", "    - {name: too, sink: {log: {}}}\n  edges:") + "    - {from: in, to: too}\n"
+    )
+    assert main(["validate", str(path)]) == 0
+    assert "sinks out, too: at least once" in capsys.readouterr().out
+    path.write_text(PIPELINE)
     assert main(["validate", "-o", "json", str(path)]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["valid"]

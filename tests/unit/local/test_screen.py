@@ -2,6 +2,7 @@
 
 import io
 import re
+import termios
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -148,6 +149,13 @@ def test_a_terminal_that_becomes_narrower_loses_no_line_above_the_table() -> Non
     assert shown[0] == "a message"
     assert sum(line.startswith("orders") for line in shown) == 2
     assert shown[-1].startswith("columns that do not fit")
+
+
+def test_a_terminal_that_does_not_know_its_size_gets_a_table_all_the_same() -> None:
+    with open_terminal() as terminal, terminal.stream() as stream:
+        termios.tcsetwinsize(stream.fileno(), (0, 0))
+        choose_screen(stream, quiet=False).show(scene(1.0))
+        terminal.until(lambda terminal: terminal.text.startswith("p  running  00:01"))
 
 
 def test_figures_that_the_broker_has_not_confirmed_are_marked_with_their_age() -> None:

@@ -125,6 +125,10 @@ FIELD_CASES = {
         vertices(IN, "    - name: out\n"),
         [("7:7", "spec.vertices[1]", "a vertex has none of `source`, `udf`, `sink`")],
     ),
+    "a kind of vertex that is misspelt": (
+        vertices(IN, "    - name: out\n      sinc: {log: {}}\n"),
+        [("8:7", "spec.vertices[1].sinc", "unknown field `sinc`")],
+    ),
     "an empty sink": (
         vertices(IN, "    - name: out\n      sink:\n        log:\n"),
         [("9:9", "spec.vertices[1].sink.log", "`log` is empty")],

@@ -102,6 +102,9 @@ def test_failures_belong_to_their_record_and_show_the_users_lines_only() -> None
 
     results = run(fail, [b"a", b"bad", b"b", b"bad"])
     assert results.values == [b"a", b"b"]
+    with pytest.raises(AssertionError, match=r"failed on input 0: KeyError: b'bad'\nTraceback") as shown:
+        run(fail, [b"bad"]).values  # noqa: B018  # reading it is what raises
+    assert 'return {b"good": b""}[value]' in str(shown.value), "a test of the outputs shows why there are none"
     assert [outcome.index for outcome in results.outcomes] == [1, 3]
     detail = results.outcomes[0].detail
     assert results.outcomes[0].reason == "KeyError: b'bad'"

@@ -370,3 +370,26 @@ async def test_an_input_is_given_up_whose_output_lies_too_far_in_the_future() ->
     stopped = pytest.RaisesExc(UserError, match=r"(?s)p/in/source\.0: .*value 'set'.*watermark\.maxFuture")
     with pytest.RaisesGroup(stopped, flatten_subgroups=True):
         await with_policy(OnFailure.STOP)
+
+
+@pytest.mark.parametrize(
+    ("fate", "said"),
+    [(OnFailure.DEAD_LETTER, "it goes to the dead-letter edge"), (OnFailure.DROP, "it is dropped")],
+)
+async def test_the_first_failure_of_each_kind_is_logged_where_the_run_goes_on(
+    fate: OnFailure, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def function(value: bytes) -> bytes:
+        if value == b"3":
+            raise DeadLetter("hopeless")
+        return {b"1": b"one"}[value] if value < b"5" else value.attribute  # type: ignore[attr-defined,no-any-return]
+
+    async with open_stream(function) as stream:
+        mapper = mapper_of(stream, policy(1, fate), dead_letter=True)
+        for _ in range(2):
+            await mapper.map(records_of(b"1", b"2", b"3", b"4", b"5", b"6"), watermark_us=0, origin=ORIGIN)
+    first, second = (record.message.splitlines() for record in caplog.records)
+    assert first[0].endswith(f"made the function fail, and {said}: KeyError: b'2'")
+    assert first[0].startswith("p/map/in-map.0: record map/in-map/0/345/13 (")
+    assert "test_mapping.py:" in first[1]
+    assert "AttributeError" in second[0]

@@ -13,7 +13,7 @@ import asyncio
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -150,8 +150,8 @@ def _replaced(case: Case, loaded: Loaded, directory: Path) -> Loaded:
         elif isinstance(vertex.settings, Sink):
             path = str(_directory_of(directory, vertex.name))
             written["sink"] = {"file": {"path": path, "rolling": {"maxAge": "1s"}}, "envelope": True}
-    # Its problems, and what it refers to, are those of the file.
-    return load_text(json.dumps(document), loaded.path)
+    # Its problems, and what it refers to, are those of the file, and stand at the file's lines.
+    return replace(load_text(json.dumps(document), loaded.path), document=loaded.document)
 
 
 def _source(written: Mapping[str, Any], vertex: Vertex, records: Sequence[Input], directory: Path) -> dict[str, Any]:

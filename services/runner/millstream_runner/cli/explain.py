@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import textwrap
 from difflib import get_close_matches
@@ -81,7 +82,7 @@ def _as_json(code: Code) -> dict[str, Any]:
 def _unknown(text: str) -> str:
     """With the codes whose title has the word, or else with those whose number is near."""
     word = text.strip().lower()
-    near = [code for code in codes.CODES.values() if word and word in code.title.lower()]
+    near = [code for code in codes.CODES.values() if word and re.search(rf"\b{re.escape(word)}\b", code.title.lower())]
     if not near:
         ids = get_close_matches(word.upper().removeprefix("MS-"), [str(number) for number in codes.CODES], 3, 0.7)
         near = [codes.CODES[int(number)] for number in ids]

@@ -207,7 +207,7 @@ async def _until_over(directory: DataDirectory | None, shown: _Shown) -> AsyncIt
 
 async def _in_all(tap: Tap, directory: DataDirectory | None, shown: _Shown) -> str:
     """What came of it, for people: never more than is known."""
-    parts = [f"{shown.shown:,} record(s) shown"]
+    parts = [f"{shown.shown:,} record{'' if shown.shown == 1 else 's'} shown"]
     if shown.left_out:
         parts.append(f"{shown.left_out:,} with other keys left out")
     if (shown.is_over or shown.is_ended) and not shown.is_enough:
@@ -217,7 +217,7 @@ async def _in_all(tap: Tap, directory: DataDirectory | None, shown: _Shown) -> s
         elif missed:
             parts.append(f"{missed:,} missed: they passed faster than they could be shown")
     elif tap.missed_frames:
-        parts.append(f"{tap.missed_frames:,} frame(s) missed")
+        parts.append(f"{tap.missed_frames:,} frame{'' if tap.missed_frames == 1 else 's'} missed")
     if shown.is_over:
         parts.append("the run has ended")
     return f"tap: {', '.join(parts)}"

@@ -164,7 +164,10 @@ def _show(
         size = f"{vertices} vertices, {edges} edge{'s' if edges != 1 else ''}"
         print(f"{loaded.path}: pipeline {loaded.pipeline.name} is valid ({size})")
         print(f"it reserves of the broker's storage: {reservation_text(loaded.graph)}")
+        promised: dict[tuple[str, str], list[str]] = {}
         for vertex, name, guarantee in promises(loaded.graph):
-            print(f"{vertex.kind} {name}: {guarantee.sentence}")
+            promised.setdefault((vertex.kind, guarantee.sentence), []).append(name)
+        for (kind, sentence), names in promised.items():
+            print(f"{kind}{'s' if len(names) > 1 else ''} {', '.join(names)}: {sentence}")
     for note in notes:
         show_message(f"note: {note}", sys.stdout)

@@ -11,7 +11,7 @@ from typing import Any
 
 from millstream import codes
 from millstream.buffers.registry import technology_of
-from millstream.clock import MICROSECONDS, SystemClock
+from millstream.clock import END_OF_TIME_US, MICROSECONDS, SystemClock
 from millstream.dead_letter import time_text
 from millstream.errors import UserError
 from millstream.ledger.protocol import DurabilityLevel
@@ -87,7 +87,8 @@ def _lines(lanes: Sequence[LaneTime]) -> Iterator[str]:
         yield "no lane has committed anything"
     for one in lanes:
         closed = f", windows closed up to {time_text(one.closed_us)}" if one.closed_us is not None else ""
-        yield f"{one.lane}: watermark {time_text(one.watermark_us)}{closed}{', ended' if one.ended else ''}"
+        reached = "end" if one.watermark_us >= END_OF_TIME_US else time_text(one.watermark_us)
+        yield f"{one.lane}: watermark {reached}{closed}{', ended' if one.ended else ''}"
 
 
 def _costs(graph: Graph, time_us: int, targets: Mapping[str, Target], beyond: Sequence[LaneTime]) -> Iterator[str]:

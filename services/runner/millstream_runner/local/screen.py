@@ -119,11 +119,12 @@ class TerminalScreen:
         self._scene = None
 
     def _size(self) -> os.terminal_size:
-        """Of this very terminal; standard output may be another, or none."""
+        """Of this very terminal; standard output may be another, or none. One that does not know its size says 0."""
         try:
-            return os.get_terminal_size(self._stream.fileno())
+            size = os.get_terminal_size(self._stream.fileno())
         except (OSError, ValueError):
-            return shutil.get_terminal_size()
+            size = os.terminal_size((0, 0))
+        return size if size.columns and size.lines else shutil.get_terminal_size()
 
     def _erase(self) -> None:
         # A terminal that has become narrower may have broken the lines: how many there are now is not known, and what
