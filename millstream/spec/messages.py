@@ -46,14 +46,16 @@ def findings_of(failure: ValueError, value: Mapping[str, Any], explained: Collec
         raise failure
     errors = failure.errors(include_url=False)
     locs = [error["loc"] for error in errors]
-    misspelt = set(_misspelt(errors, value))
+    misspelt: dict[Path, list[str]] = {}
+    for place, name in _misspelt(errors, value):
+        misspelt.setdefault(place, []).append(name)
     findings = []
     for error in errors:
         loc = error["loc"]
         path = _path_in(loc, value, is_missing=error["type"] == "missing")
         if error["type"] == NONE_GIVEN and (
             path in explained
-            or any(place == path and f"`{name}`" in error["ctx"]["expected"] for place, name in misspelt)
+            or any(f"`{name}`" in error["ctx"]["expected"] for name in misspelt.get(path, ()))
         ):
             continue
         deeper = any(len(other) > len(loc) and other[: len(loc)] == loc for other in locs)

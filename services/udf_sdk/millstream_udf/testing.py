@@ -78,8 +78,8 @@ class Results:
     def messages(self) -> Sequence[Message]:
         """Outputs in order, with what they inherit filled in: keys, headers, event time.
 
-        Raises `AssertionError`, with the function's traceback, where there are none and the function has failed, so that
-        a test shows why. A test that means it to fail looks at `outcomes`.
+        Raises `AssertionError`, with the function's traceback, where there are none and the function has failed: a test
+        then shows why. A test that means it to fail looks at `outcomes`.
         """
         for outcome in self.outcomes:
             if outcome.result == "error" and not self._messages:

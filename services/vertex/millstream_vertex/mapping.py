@@ -301,7 +301,7 @@ class Mapper:
 
     def _warn(self, index: int, outcome: Outcome, attempted: _Attempted, fate: str) -> None:
         """Log the first failure of each kind: a mistake in the function would else show in the account alone. What
-        the function itself gives up is no failure, and `_may_wait` warns of one that asks by Retry."""
+        the function itself gives up has not failed, and `_may_wait` warns of what it asks to see again."""
         if outcome.result != Result.ERROR or len(self._told) >= FAILURES_NAMED_MAX:
             return
         # Not the whole of either: both may quote the record.

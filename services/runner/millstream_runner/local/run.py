@@ -161,7 +161,8 @@ async def run(loaded: Loaded, options: RunOptions, screen: Screen, recording: Re
             if stale:
                 screen.message(f"ended {len(stale)} process(es) that an earlier run had left behind")
         refuse_taken_ports(loaded.graph, _plans(loaded.graph, options), options.metrics_host)
-        audit.note(directory, "start", **audit.pipeline_of(loaded), **asdict(options) | {"durability": options.durability.value})
+        chosen = asdict(options) | {"durability": options.durability.value}
+        audit.note(directory, "start", **audit.pipeline_of(loaded), **chosen)
         for before, after in move_outputs(outputs, SystemClock().now_us()):
             screen.message(f"the files of {before} were moved to {after}")
         if options.fresh:
