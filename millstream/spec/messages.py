@@ -54,8 +54,7 @@ def findings_of(failure: ValueError, value: Mapping[str, Any], explained: Collec
         loc = error["loc"]
         path = _path_in(loc, value, is_missing=error["type"] == "missing")
         if error["type"] == NONE_GIVEN and (
-            path in explained
-            or any(f"`{name}`" in error["ctx"]["expected"] for name in misspelt.get(path, ()))
+            path in explained or any(f"`{name}`" in error["ctx"]["expected"] for name in misspelt.get(path, ()))
         ):
             continue
         deeper = any(len(other) > len(loc) and other[: len(loc)] == loc for other in locs)
