@@ -23,7 +23,7 @@ from tests.mesh.running import Ended, start
 if TYPE_CHECKING:
     from tests.mesh.conftest import PipelineFiles
 
-IN_ALL = re.compile(r"^tap: ([\d,]+) record\(s\) shown(?:, ([\d,]+) missed: .*?)?, the run has ended$", re.MULTILINE)
+IN_ALL = re.compile(r"^tap: ([\d,]+) records? shown(?:, ([\d,]+) missed: .*?)?, the run has ended$", re.MULTILINE)
 
 
 def numbers(printed: str) -> list[int]:
