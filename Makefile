@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 LOCK := requirements/dev.txt
 STAMP := $(VENV)/.set-up
 # Much of the tests' time is waiting, for processes that start and for limits that pass.
-WORKERS ?= 2
+WORKERS ?= 3
 OTELCOL := .cache/collector/otelcol
 PIP_AUDIT := 2.10.1
 GOVULNCHECK := v1.1.4

@@ -15,6 +15,7 @@ from confluent_kafka.cimpl import NewPartitions
 from millstream import codes
 from millstream.record import Record
 from millstream_reader.source import SourceBatch
+from millstream_reader.sources.kafka.lane import KafkaSourceLane
 from tests.contract.sources.lanes import open_lane, read_to_end, read_until, values
 from tests.support.errors import raises
 from tests.support.kafka_server import KafkaServer
@@ -68,6 +69,19 @@ async def test_reading_again_from_any_position_gives_the_rest_once(kafka: KafkaS
             assert sorted(done + values(rest)) == whole()
             last = await lane.read(10, 1000, 0.01)
             assert (last.frame, last.ended) == (None, True)
+
+
+@pytest.mark.guarantee("I1")
+async def test_what_comes_again_because_offsets_are_assigned_again_counts_once(kafka: KafkaServer, topic: str) -> None:
+    async with open_lane(spec(kafka, topic, stopAtEnd=True)) as lane:
+        assert isinstance(lane, KafkaSourceLane)
+        # As the lane does when its broker says that an offset is out of range, and then that it is not.
+        lane._waiting.extend(await lane._thread.run(lane._poll, 50, 10.0))
+        assert lane._waiting
+        await lane._thread.run(lane._assign)
+        records, _, _ = await read_to_end(lane)
+    assert sorted(values(records)) == whole()
+    assert in_order(records)
 
 
 async def test_lanes_share_the_partitions_and_limits_are_kept(kafka: KafkaServer, topic: str) -> None:

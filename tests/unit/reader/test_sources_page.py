@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from textwrap import indent
+from textwrap import dedent, indent
 
 import pytest
 
@@ -27,6 +27,9 @@ spec:
 
 
 def kind_of(example: str) -> str:
+    # Where it shows what stands beside the kind, it shows the whole source.
+    if example.startswith("source:\n"):
+        example = dedent(example.removeprefix("source:\n"))
     source = load_text(PIPELINE % indent(example, " " * 8), PAGE).pipeline.vertex("in").source
     assert source is not None
     return source.kind

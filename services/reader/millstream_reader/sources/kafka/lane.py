@@ -219,8 +219,7 @@ class KafkaSourceLane:
         if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE) and topic is not None:
             split = (topic, partition or 0)
             self._check(split, self._next[split])
-            # It is in range after all: the broker has come back with all it has.
-            self._waiting.clear()
+            # It is in range after all: the broker has come back with all it has. What this call has got comes again.
             self._assign()
         elif (stop := user_error(error, self._where)) is not None:
             raise stop
@@ -244,6 +243,10 @@ class KafkaSourceLane:
             if error is not None or (end is not None and offset >= end):
                 if error is None or error.code() == KafkaError._PARTITION_EOF:
                     self._next[split] = max(self._next[split], offset if end is None else min(offset, end))
+                self._waiting.popleft()
+                continue
+            if offset < self._next[split]:
+                # It comes again, because offsets were assigned again.
                 self._waiting.popleft()
                 continue
             value, key = message.value() or b"", message.key()

@@ -11,6 +11,7 @@ partition 0 of the topic (decision 0056). Everything here blocks and is used by 
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -190,12 +191,11 @@ class Session:
             producer.begin_transaction()
             produce(producer, self._spec.topic, messages, self._thread, self._hear_refusal if self._listening else None)
             group = self._reader.consumer_group_metadata()
-            producer.send_offsets_to_transaction([offset], group, KAFKA_COMMIT_S)
+            _bounded(partial(producer.send_offsets_to_transaction, [offset], group, KAFKA_COMMIT_S))
             committing = True
             with step("kafka_sink.commit", self._owner.lane.vertex):
-                producer.commit_transaction(KAFKA_COMMIT_S)
+                _bounded(partial(producer.commit_transaction, KAFKA_COMMIT_S))
         except KafkaException as failed:
-            # Neither call is made again: librdkafka 2.16 does not return from the second when its broker was away.
             error = error_of(failed)
             # One that has to be aborted was not committed.
             undecided = committing and not error.txn_requires_abort()
@@ -305,6 +305,27 @@ class Session:
             return max(1000, int(found["max.message.bytes"].value))
         except KafkaException:
             return KAFKA_RECORD_BYTES
+
+
+def _bounded(call: Callable[[], object]) -> None:
+    """Make a call of the client's that has a limit of its own, and keep it: librdkafka 2.16 does not always return from
+    one when its broker was away. Such a call keeps its thread and its producer, which the next producer fences. Raises
+    `KafkaException`, with `_TIMED_OUT` for a call that did not return."""
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            call()
+        except BaseException as failed:  # noqa: BLE001  # it is raised where the call was asked for
+            failures.append(failed)
+
+    thread = threading.Thread(target=run, name="kafka-sink-call", daemon=True)
+    thread.start()
+    thread.join(KAFKA_COMMIT_S + KAFKA_CALL_S)
+    if thread.is_alive():
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "the client did not return from a call"))
+    if failures:
+        raise failures[0]
 
 
 def produce(
