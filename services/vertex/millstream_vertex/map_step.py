@@ -97,7 +97,12 @@ class Left:
 class Outlet(Protocol):
     """Where the outputs of a vertex go."""
 
-    async def take(self, frame: Frame, tags: Tags | None, lineage: Lineage, watermark_us: int) -> Left: ...
+    async def take(
+        self, frame: Frame, tags: Tags | None, lineage: Lineage, parents: Sequence[int] | None, watermark_us: int
+    ) -> Left:
+        """`lineage`: of the records that the vertex was given; `parents`: as in `Lineage.children`. Names cost time, so
+        only what needs them makes them of the two."""
+        ...
 
     def nothing(self) -> Sequence[Passed]:
         """What goes through the vertices of the chain when no record does."""
@@ -109,7 +114,9 @@ class ToBuffers:
     def __init__(self, router: Router) -> None:
         self._router = router
 
-    async def take(self, frame: Frame, tags: Tags | None, lineage: Lineage, watermark_us: int) -> Left:
+    async def take(
+        self, frame: Frame, tags: Tags | None, lineage: Lineage, parents: Sequence[int] | None, watermark_us: int
+    ) -> Left:
         routed = self._router.route(frame, tags)
         return Left(routed.frames, routed.unrouted)
 
@@ -123,8 +130,11 @@ class ToNext:
     def __init__(self, step: MapStep) -> None:
         self._step = step
 
-    async def take(self, frame: Frame, tags: Tags | None, lineage: Lineage, watermark_us: int) -> Left:
+    async def take(
+        self, frame: Frame, tags: Tags | None, lineage: Lineage, parents: Sequence[int] | None, watermark_us: int
+    ) -> Left:
         """`tags` are for edges with conditions, which this is not."""
+        lineage = lineage.children(parents, self._step.number - 1)
         left, passed = Left(), Passed(frame.records, frame.size)
         behind: list[Passed] = list(self._step.behind())
         start = 0
@@ -181,7 +191,7 @@ class MapStep:
         self._telemetry = telemetry
         self._counters = counters
         self._clock = clock
-        self._number = number
+        self.number = number
 
     def behind(self) -> Sequence[Passed]:
         """What goes through the vertices behind this one when no record does."""
@@ -212,9 +222,7 @@ class MapStep:
         left = Left(passed=self._outlet.nothing())
         if mapped.frame is not None:
             output = mapped.frame.traced(span.traceparent) if span.traceparent else mapped.frame
-            left = await self._outlet.take(
-                output, mapped.tags, lineage.children(mapped.parents, self._number), watermark_us
-            )
+            left = await self._outlet.take(output, mapped.tags, lineage, mapped.parents, watermark_us)
         account.unrouted = left.unrouted
         frames = left.frames
         if mapped.dead_letters is not None:

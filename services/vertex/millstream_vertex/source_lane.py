@@ -295,6 +295,7 @@ class SourceVertexLane:
         ahead, unit.passed = core.tracker.records, self._outlet.nothing()
         with core.telemetry.source_span(frame, lane=core.lane.key) as span:
             output, tags = frame, None
+            parents: Sequence[int] | None = None
             if self._transformer is None:
                 unit.account.inputs += frame.records
                 kept = self._hold_back(frame, unit)
@@ -320,12 +321,12 @@ class SourceVertexLane:
                 unit.account.input_bytes = frame.size
                 if mapped.frame is None:
                     return
-                output, tags, lineage = mapped.frame, mapped.tags, lineage.children(mapped.parents, 0)
+                output, tags, parents = mapped.frame, mapped.tags, mapped.parents
             unit.account.input_bytes = frame.size
             unit.observed = output
             if span.traceparent:
                 output = output.traced(span.traceparent)
-            left = await self._outlet.take(output, tags, lineage, self._watermark.watermark_us)
+            left = await self._outlet.take(output, tags, lineage, parents, self._watermark.watermark_us)
         unit.frames.extend(left.frames)
         unit.account.unrouted = left.unrouted
         unit.passed = left.passed
