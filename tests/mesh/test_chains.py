@@ -21,7 +21,9 @@ VERTICES = ("picky", "twice", "parity")
 RETRIES = ", retryStrategy: {backoff: {interval: 1ms, steps: 2}}"
 
 
-def write(files: PipelineFiles, chained: set[str], *, records: int = RECORDS, slow: str = "") -> None:
+def write(
+    files: PipelineFiles, chained: set[str], *, records: int = RECORDS, slow: str = "", ledger: str = "jetstream"
+) -> None:
     """A source and three maps in a row, with dead letters in the middle and conditions at the end. `chained`: vertices
     that follow the one before them in a chain."""
     maps = files.function("picky", vertex="picky", more=RETRIES) + files.function("twice_or_not", vertex="twice")
@@ -41,6 +43,7 @@ def write(files: PipelineFiles, chained: set[str], *, records: int = RECORDS, sl
             "{from: parity, to: ten, conditions: {tags: {values: [ten]}}}",
             "{from: picky, to: dead, kind: deadLetter}",
         ],
+        more=f"interStepBuffer: {{{ledger}: {{}}}}",
     )
 
 
@@ -81,11 +84,12 @@ async def test_a_chain_gives_what_buffers_give(files: PipelineFiles, tmp_path: P
         assert contents(files) == written
 
 
+@pytest.mark.parametrize("ledger", ["jetstream", "redis"])
 @pytest.mark.guarantee("I1", "I2", "I6")
-async def test_a_chain_is_exact_when_its_worker_and_its_functions_are_killed(
-    files: PipelineFiles, tmp_path: Path
+async def test_a_chain_is_exact_when_its_worker_its_functions_and_its_broker_are_killed(
+    files: PipelineFiles, tmp_path: Path, ledger: str
 ) -> None:
-    write(files, {"slow", *VERTICES}, slow="slow")
+    write(files, {"slow", *VERTICES}, slow="slow", ledger=ledger)
     killed = 0
     async with start(tmp_path, "run", "pipeline.yaml", "--quiet", "-o", "json") as run:
         for share in range(1, 6):
@@ -93,12 +97,14 @@ async def test_a_chain_is_exact_when_its_worker_and_its_functions_are_killed(
             await run.until(lambda: run.records("in") >= wanted and alive(run) is not None)  # noqa: B023
             with suppress(psutil.NoSuchProcess):
                 worker = psutil.Process(alive(run))
-                # The worker with all its functions, or two of the functions.
-                for victim in [worker] if share % 2 else worker.children(recursive=True)[:2]:
+                # The worker with all its functions, two of the functions, or what keeps the records.
+                functions = worker.children(recursive=True)[:2]
+                broker = psutil.Process(run.pids()["broker"])
+                for victim in ([worker], functions, [broker], [worker, broker], functions)[share - 1]:
                     victim.kill()
                     killed += 1
         ended = await run.ended()
-    assert killed >= 4
+    assert killed >= 5
     told = account(ended)
     counts = {one["vertex"]: (one["inputs"], one["processed"], one["dead_lettered"]) for one in told["vertices"]}
     assert counts["in"] == counts["slow"] == (RECORDS, RECORDS, 0)

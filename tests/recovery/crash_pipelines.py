@@ -6,6 +6,7 @@ run in processes of their own (`crash_process`), whose vertices, forked in milli
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,6 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from millstream.dead_letter import read_envelope
 from millstream.frame import partition_of
 from tests.mesh.conftest import PipelineFiles
 from tests.mesh.reducing import (
@@ -68,6 +70,39 @@ MAP = CrashPipeline(
     ["in -> map", "in -> out", "in -> columns", "map -> out", "map -> columns"],
     _check_map,
     between=_take_files,
+)
+
+
+# The same number of records through two chains: one behind the source, with dead letters from its middle, and one behind
+# a buffer, with outputs that become two, none, or go on by their keys.
+
+
+def _check_chains(outputs: Outputs) -> None:
+    good = [number for number in range(_NUMBERS) if number % 10 not in (1, 2, 3) and number % 3]
+    expected = sorted((number, copy) for number in good for copy in range(2))
+    assert sorted((row["number"], row["copy"]) for row in outputs.rows("out")) == expected
+    assert sorted((value["number"], value["copy"]) for value in outputs.values("columns")) == expected
+    dead = [read_envelope(json.dumps(row)) for row in outputs.rows("dead")]
+    assert sorted(json.loads(one.value)["number"] for one in dead) == [n for n in range(_NUMBERS) if n % 10 in (1, 3)]
+    assert len({one.position for one in dead}) == len(dead)
+
+
+CHAINS = CrashPipeline(
+    PipelineFiles.generator(_NUMBERS, keyCount=8)
+    + "- name: first\n  udf: {builtin: {name: cat}}\n"
+    + PipelineFiles.function("picky", vertex="picky", more=", retryStrategy: {backoff: {interval: 1ms, steps: 2}}")
+    + PipelineFiles.function("twice_or_not", vertex="map")
+    + "  partitions: 2\n"
+    + "- name: last\n  udf: {builtin: {name: cat}}\n  partitions: 2\n"
+    + file_sink("out", 25)
+    + file_sink("columns", 100, "parquet")
+    + file_sink("dead", 5),
+    [
+        *("{from: in, to: first, chain: true}", "{from: first, to: picky, chain: true}", "picky -> map"),
+        *("{from: map, to: last, chain: true}", "last -> out", "last -> columns"),
+        "{from: picky, to: dead, kind: deadLetter}",
+    ],
+    _check_chains,
 )
 
 
@@ -366,6 +401,7 @@ LARGE = CrashPipeline(
 PIPELINES = {
     "windows": windows(10, 10),
     "map": MAP,
+    "chains": CHAINS,
     "outside": OUTSIDE,
     "early": _early(),
     "large": LARGE,

@@ -12,7 +12,7 @@ Reached = Mapping[tuple[str, str], int]
 """By point and vertex: how often."""
 
 
-_KINDS = {"out": "sink", "late": "sink", "columns": "sink", "single": "sum", "beside": "in"}
+_KINDS = {"out": "sink", "late": "sink", "columns": "sink", "dead": "sink", "single": "sum", "beside": "in"}
 
 
 def kind_of(vertex: str) -> str:

@@ -31,7 +31,7 @@ import pyarrow.parquet  # noqa: F401  # imported by the Parquet sink when it is 
 import millstream_reduce.lane.opening  # as above
 import millstream_reduce.spark.wire  # noqa: F401  # imported by a reduce lane when it is opened
 import millstream_writer.sinks.file.parquet  # noqa: F401  # imported by the Parquet sink when it is opened
-from millstream.account import Account
+from millstream.account import Account, account_of
 from millstream.buffers.registry import over
 from millstream.buffers.technology import InterStepBuffer
 from millstream.clock import SystemClock
@@ -97,7 +97,7 @@ async def _run(run: dict[str, Any], pipeline: CrashPipeline) -> None:
     environment: OpenEnvironment = _open_short_segments if run["pipeline"] in SHORT_SEGMENTS else open_outside
     stopping = asyncio.Event()
     async with asyncio.timeout(RUN_S), asyncio.TaskGroup() as group:
-        for vertex in spec.graph.vertices:
+        for vertex in spec.graph.stages.vertices:
             config = VertexConfig(
                 resolved=spec,
                 vertex=vertex.name,
@@ -132,12 +132,16 @@ async def _check_accounts(run: dict[str, Any], spec: resolved.Resolved, pipeline
     accounts: dict[str, Account] = {}
     name = spec.pipeline.name
     async with _open(run, name) as buffer:
-        for lane in all_lanes(spec.graph):
+        for lane in all_lanes(spec.graph.stages):
             ledger = await buffer.broker.existing_ledger(lane.vertex)
             assert ledger is not None
             stored = await ledger.mark(lane)
             assert stored is not None
-            accounts.setdefault(lane.vertex, Account()).add(Account.from_message(stored.mark.account))
+            for vertex in spec.graph.chain(lane.vertex):
+                accounts.setdefault(vertex, Account()).add(account_of(vertex, lane, stored.mark))
+            for one in stored.mark.members:
+                handed = next((written for written in stored.mark.written if written.edge == one.edge), None)
+                assert (handed.records if handed is not None else 0) == one.account.inputs, one
     for vertex, account in accounts.items():
         assert account.difference == 0, (vertex, account)
     assert sum(account.open for account in accounts.values()) == pipeline.open_records, accounts

@@ -177,7 +177,7 @@ async def test_killed_with_encryption_users_and_a_sandbox_the_outputs_are_the_sa
         give_up(f"there is no sandbox here: {cannot}")
     rng = random.Random(SEED)
     async with open_crash_runs(tmp_path, spark=spark.address, secured=True) as runs:
-        for pipeline in ("map", "windows"):
+        for pipeline in ("map", "windows", "chains")[: sized(2, 3)]:
             first = await runs.case(pipeline)
             assert not report([first]), report([first])
             places = crash_plan.one_of_each(first.reached, rng)
@@ -205,7 +205,7 @@ async def test_killed_at_durable_steps_over_redis_the_outputs_are_the_same(tmp_p
     rng = random.Random(SEED)
     killed: set[str] = set()
     async with open_crash_runs(tmp_path, spark=spark.address, ledger="redis") as runs:
-        for pipeline in ("map", "windows")[: sized(1, 2)]:
+        for pipeline in ("chains", "map", "windows")[: sized(2, 3)]:
             whole = await runs.case(pipeline)
             assert not whole.failed, whole
             places = crash_plan.one_of_each(whole.reached, rng)
