@@ -73,8 +73,8 @@ MAP = CrashPipeline(
 )
 
 
-# The same number of records through two chains: one behind the source, with dead letters from its middle, and one behind
-# a buffer, with outputs that become two, none, or go on by their keys.
+# The same number of records through two chains: one behind the source, with dead letters from its middle, and one
+# behind a buffer, with outputs that become two, or none, and go on by their keys.
 
 
 def _check_chains(outputs: Outputs) -> None:
