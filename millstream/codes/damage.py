@@ -326,6 +326,20 @@ SOURCE_RECORDS_REMOVED = Code(
     ),
 )
 
+SOURCE_DIFFERS = Code(
+    5208,
+    "A source gives other records than before",
+    happened=(
+        "What one read of the source became was more than one commit, and the pipeline stopped within it. The records "
+        "that are committed were read again, to be left out, and they are not the same."
+    ),
+    data="What was committed is kept. Nothing was skipped: going on would lose records, or process them twice.",
+    do=(
+        "Put the source's data back as it was. Where that cannot be done, go on with a source of another name, or "
+        "start over with `--fresh`. A source of your own has to give the same records from the same position, always."
+    ),
+)
+
 SINK_FILES_OVERLAP = Code(
     5204,
     "Two files of a file sink hold the same records",

@@ -419,7 +419,7 @@ COMMIT_TOO_LARGE = Code(
     2502,
     "One commit would have too many frames",
     happened=(
-        "What has to be committed together, the outputs for one input over all its edges and partitions, is "
+        "What has to be committed together, the outputs for one record over all edges and partitions, is "
         "more than one atomic batch of the broker can hold."
     ),
     data="The commit was not made: its input is not acknowledged and is processed again at the next start.",

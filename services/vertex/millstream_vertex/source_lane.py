@@ -37,6 +37,7 @@ from millstream_vertex.lane import LaneCore
 from millstream_vertex.map_step import Lineage, Outlet
 from millstream_vertex.mapping import Mapper
 from millstream_vertex.slicing import Slicer
+from millstream_vertex.source_parts import Behind, LeftOut, digests_of
 from millstream_writer.committer import Unit
 from millstream_writer.routing import Router
 
@@ -57,6 +58,26 @@ class SourceUnit(Unit):
 
     observed: Frame | None = None
     """The records the watermark is taken of: after the transformer, before any condition. None when there are none."""
+    records: int = 0
+    """That it was made of."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """Records that one read gave, those left out that were seen before."""
+
+    frame: Frame
+    position: bytes
+    """Behind it."""
+    lineage: Lineage
+    digests: bytes
+    """Of the ids that are to be remembered."""
+    remembers: bool
+    """Ids tell whether a record is committed; otherwise its place behind the position does."""
+    behind: Behind
+    """What lies between the position before it and its records, and is committed."""
+    aside: SourceUnit
+    """What becomes of input that is not in the frame."""
 
 
 class SourceVertexLane:
@@ -105,6 +126,9 @@ class SourceVertexLane:
         # Functions that follow in a chain are given no more at once than they are done with in time, as from a buffer.
         self._pace = Slicer(target_s=SLICE_TARGET_S, records_max=self._records_max) if outlet.nothing() else None
         self._first_passed = asyncio.Event()
+        # What a read becomes is bounded by its own bounds, unless functions make more of it.
+        self._may_grow = transformer is not None or self._pace is not None
+        self._left_out = LeftOut(core.lane, core.committer.mark.ahead)
         self._numbered = core.committer.mark.numbered
 
     def stop(self) -> None:
@@ -175,7 +199,10 @@ class SourceVertexLane:
                 if self._source.replayable:
                     return False
             records_max = self._pace.records() if self._pace is not None else self._records_max
-            batch = await self._source.read(min(records_max, self._records_max), self._bytes_max, READ_TIMEOUT_S)
+            read = await self._source.read(min(records_max, self._records_max), self._bytes_max, READ_TIMEOUT_S)
+            batch = self._left_out.rest(read)
+            if batch is None:
+                continue
             if batch.frame is not None or batch.invalid or batch.position != position:
                 position = batch.position
                 if not await self._begin(batch, work):
@@ -188,19 +215,15 @@ class SourceVertexLane:
     async def _begin(self, batch: SourceBatch, work: asyncio.TaskGroup) -> bool:
         """Begin with a batch. False when the lane was asked to stop before its ids could be remembered: the source
         gives it again, as everything after it."""
-        new = Admitted(batch.frame)
+        new, behind, remembers = Admitted(batch.frame), self._left_out.taken(), False
         if batch.frame is not None and (batch.frame.ids_column or not self._source.replayable):
             seen = self._seen
             if seen is not None and not await self._room_for_ids(seen, batch.frame, batch.made_up):
                 return False
             new = seen.admit(batch.frame, batch.made_up) if seen is not None else new
+            remembers = True
         frame = new.frame
-        unit = SourceUnit(
-            source_position=batch.position,
-            ids=new.digests,
-            account=Account(repeated_ids=new.repeated),
-            size=len(new.digests),
-        )
+        unit = SourceUnit(source_position=batch.position, account=Account(repeated_ids=new.repeated))
         self._set_aside(batch, unit)
         if frame is None:
             unit.size += sum(part.size for _, part in unit.frames)
@@ -209,18 +232,15 @@ class SourceVertexLane:
             done.set_result((unit,))
             self.core.units.add(done)
             return True
-        if self._pace is None:
-            await self.core.tracker.begin(Tracked(frame.records, frame.size))
-            self.core.units.add(work.create_task(self._process(frame, unit, Lineage())))
-            return True
-        lineage = Lineage("", self._numbered, None, _position_text(batch.position), self._run)
-        self._numbered += frame.records
-        unit.numbered = self._numbered
-        await self.core.tracker.begin(
-            Tracked(frame.records, frame.size), records_max=self._pace.records_in_flight_max()
-        )
-        self.core.units.add(work.create_task(self._process(frame, unit, lineage)))
-        if not self._pace.learned:
+        lineage, in_flight_max = Lineage(), None
+        if self._pace is not None:
+            lineage = Lineage("", self._numbered, None, _position_text(batch.position), self._run)
+            self._numbered += frame.records
+            in_flight_max = self._pace.records_in_flight_max()
+        await self.core.tracker.begin(Tracked(frame.records, frame.size), records_max=in_flight_max)
+        read = _Read(frame, batch.position, lineage, new.digests, remembers, behind, unit)
+        self.core.units.add(work.create_task(self._process(read)))
+        if self._pace is not None and not self._pace.learned:
             await self._first_passed.wait()
         return True
 
@@ -281,26 +301,63 @@ class SourceVertexLane:
             return item.reason
         return f"{item.reason} (read before source position {_position_text(batch.position)})"
 
-    async def _process(self, frame: Frame, unit: SourceUnit, lineage: Lineage) -> Sequence[Unit]:
+    async def _process(self, read: _Read) -> Sequence[Unit]:
+        """The units of a read: one, unless what its records became is too much for one commit."""
         try:
-            await self._pass(frame, unit, lineage)
+            units = await self._parts(read.frame, read.lineage, _position_text(read.position))
         finally:
             self._first_passed.set()
-        unit.size += sum(part.size for _, part in unit.frames)
-        return (unit,)
+        if len(units) == 1:
+            units[0].ids = read.digests
+        else:
+            self._name_parts(read, units)
+        # Input that cannot be read goes with the position, since it lies anywhere before it.
+        last, aside = units[-1], read.aside
+        last.source_position = read.position
+        last.account.add(aside.account)
+        last.frames = aside.frames + last.frames
+        if self._pace is not None:
+            last.numbered = read.lineage.first + read.frame.records
+        for unit in units:
+            unit.size = len(unit.ids) + sum(part.size for _, part in unit.frames)
+        return units
 
-    async def _pass(self, frame: Frame, unit: SourceUnit, lineage: Lineage) -> None:
+    def _name_parts(self, read: _Read, units: Sequence[SourceUnit]) -> None:
+        """Have each unit of a read say what the next owner of the lane has to leave out: ids, or a number of
+        records."""
+        digests = list(digests_of(read.frame, read.digests)) if read.remembers else []
+        start = 0
+        for unit in units:
+            stop = start + unit.records
+            unit.ids = b"".join(digests[start:stop])
+            if unit is not units[-1]:
+                unit.pieces = 0
+                unit.ahead = None if read.remembers else read.behind.ahead(read.frame.slice(0, stop))
+                unit.numbered = read.lineage.first + stop if self._pace is not None else 0
+            start = stop
+
+    async def _parts(self, frame: Frame, lineage: Lineage, position: str) -> list[SourceUnit]:
+        unit = await self._pass(frame, lineage, position)
+        if frame.records == 1 or not self._may_grow or unit.fits_a_commit:
+            return [unit]
+        # Nothing of it has had an effect, so both halves may be processed again.
+        half = frame.records // 2
+        first = await self._parts(frame.slice(0, half), lineage.part(0, half), position)
+        rest = frame.records - half
+        return first + await self._parts(frame.slice(half, frame.records), lineage.part(half, rest), position)
+
+    async def _pass(self, frame: Frame, lineage: Lineage, position: str) -> SourceUnit:
         """Have records transformed, and send on what comes of them."""
         core = self.core
-        ahead, unit.passed = core.tracker.records, self._outlet.nothing()
+        ahead, unit = core.tracker.records, SourceUnit(records=frame.records, passed=self._outlet.nothing())
         with core.telemetry.source_span(frame, lane=core.lane.key) as span:
             output, tags = frame, None
             parents: Sequence[int] | None = None
             if self._transformer is None:
                 unit.account.inputs += frame.records
-                kept = self._hold_back(frame, unit)
+                kept = self._hold_back(frame, unit, position)
                 if not kept:
-                    return
+                    return unit
                 if len(kept) < frame.records:
                     output, lineage = frame.take(kept), lineage.taken(kept)
                 unit.account.add(Account(processed=output.records, outputs=output.records))
@@ -310,7 +367,7 @@ class SourceVertexLane:
                     frame,
                     watermark_us=self._watermark.watermark_us,
                     traceparent=span.traceparent,
-                    origin=Origin(source_position=_position_text(unit.source_position or b"")),
+                    origin=Origin(source_position=position),
                 )
                 core.telemetry.observe_processing("transformer", core.clock.monotonic_s() - started)
                 core.counters.retries += mapped.retries
@@ -320,7 +377,7 @@ class SourceVertexLane:
                     unit.frames.extend(self._router.route_dead_letter(mapped.dead_letters).frames)
                 unit.account.input_bytes = frame.size
                 if mapped.frame is None:
-                    return
+                    return unit
                 output, tags, parents = mapped.frame, mapped.tags, mapped.parents
             unit.account.input_bytes = frame.size
             unit.observed = output
@@ -330,18 +387,20 @@ class SourceVertexLane:
         unit.frames.extend(left.frames)
         unit.account.unrouted = left.unrouted
         unit.passed = left.passed
+        unit.size = sum(part.size for _, part in unit.frames)
         if self._pace is not None:
             self._pace.answered(max(ahead, frame.records), left.seconds)
-            self._pace.gave(frame.records, sum(part.size for _, part in left.frames))
+            self._pace.gave(frame.records, unit.size)
+        return unit
 
-    def _hold_back(self, frame: Frame, unit: SourceUnit) -> Sequence[int]:
+    def _hold_back(self, frame: Frame, unit: SourceUnit, position: str) -> Sequence[int]:
         """Do with records beyond the bound of event time as `onFuture` says. Which are left."""
         bound = self._bound
         beyond = bound.beyond(frame) if bound is not None else []
         if bound is None or not beyond:
             return range(frame.records)
         times_us = frame.event_times_us()
-        origin = Origin(source_position=_position_text(unit.source_position or b""))
+        origin = Origin(source_position=position)
         if bound.on_future is OnFailure.STOP:
             named = self._naming.of(frame, beyond[0], origin)
             raise UserError(codes.EVENT_TIME_AHEAD, bound.stopped(times_us[beyond[0]], named))

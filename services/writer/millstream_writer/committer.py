@@ -77,7 +77,9 @@ class Unit:
     witnesses: Sequence[Witness] = ()
     """The frames that were read up to there, in order: at least the last one of each lane upstream."""
     source_position: bytes | None = None
-    """After this unit; None for vertices that read a buffer."""
+    """After this unit; None for vertices that read a buffer, and within a read."""
+    ahead: mark_pb2.Ahead | None = None
+    """What of a read is done with this unit, where others of the same read follow."""
     reduce: mark_pb2.ReduceProgress | None = None
     """After this unit; None for all but reduce vertices."""
     frames: list[tuple[BufferId, Frame]] = field(default_factory=list)
@@ -295,11 +297,16 @@ class Committer:
         )
         if previous.HasField("reduce"):
             mark.reduce.CopyFrom(previous.reduce)
+        if previous.HasField("ahead"):
+            mark.ahead.CopyFrom(previous.ahead)
         for unit in units:
             if unit.position is not None:
                 mark.sequence, mark.record_index = unit.position
             if unit.source_position is not None:
                 mark.position = unit.source_position
+                mark.ClearField("ahead")
+            if unit.ahead is not None:
+                mark.ahead.CopyFrom(unit.ahead)
             if unit.reduce is not None:
                 mark.reduce.CopyFrom(unit.reduce)
         written = {(entry.edge, entry.partition): entry for entry in previous.written}

@@ -41,7 +41,7 @@ from millstream_vertex.map_step import MapStep, ToBuffers
 from millstream_vertex.mapping import Mapper
 from millstream_vertex.trimming import Trimmer
 from millstream_writer.backpressure import Backpressure, BufferLimits
-from millstream_writer.committer import Committer, Unit
+from millstream_writer.committer import Committer, Member, Unit
 from millstream_writer.routing import Route, Router
 
 UPSTREAM = LaneId("in", "source", 0)
@@ -153,13 +153,18 @@ class Rig:
         backpressure: Backpressure | None = None,
         *,
         never_waits_for: Sequence[BufferId] = (),
+        members: Sequence[Member] = (),
     ) -> Committer:
         """The lane's committer after a takeover."""
         ledger = await self.ledger(lane.vertex)
         taken_over = await ledger.take_over(lane, "test")
         sequences = {buffer: await ledger.last_sequence(buffer) for buffer in router.buffers}
         backpressure = backpressure if backpressure is not None else open_backpressure(router.buffers)
-        return Committer(ledger, lane, taken_over, sequences, router, backpressure, never_waits_for=never_waits_for)
+        return Committer(
+            *(ledger, lane, taken_over, sequences, router, backpressure),
+            never_waits_for=never_waits_for,
+            members=members,
+        )
 
     async def feed(self, *frames: Frame, watermark_us: int = 0, ended: bool = False) -> None:
         """Have the lane upstream commit these frames into the lane's buffer, and publish its watermark."""

@@ -9,11 +9,12 @@ from contextlib import contextmanager
 
 import pytest
 
-from millstream import limits
+import millstream_udf as udf
+from millstream import codes, limits
 from millstream.account import Account
 from millstream.clock import END_OF_TIME_US, START_OF_TIME_US, SystemClock
 from millstream.frame import Frame, frame_of_records
-from millstream.record import BufferId, Record
+from millstream.record import BufferId, LaneId, Record
 from millstream.retry import OnFailure
 from millstream.telemetry import Telemetry
 from millstream.watermark.future import DROPPED, FutureBound
@@ -21,13 +22,16 @@ from millstream.watermark.source import SourceWatermark
 from millstream_reader.ids import SeenIds
 from millstream_reader.source import SourceBatch
 from millstream_reader.tracker import Tracker
-from millstream_vertex.lane import LaneCore
-from millstream_vertex.map_step import ToBuffers
+from millstream_vertex.lane import LaneCore, LaneCounters
+from millstream_vertex.map_step import MapStep, Outlet, ToBuffers, ToNext
+from millstream_vertex.mapping import Mapper
 from millstream_vertex.source_lane import SourceVertexLane
 from millstream_writer.backpressure import Backpressure
+from millstream_writer.committer import Member
 from millstream_writer.routing import Route, Router
+from tests.support.errors import raises
 from tests.support.ledgers import SettableClock
-from tests.unit.vertex.lane_rig import UPSTREAM, Rig, open_backpressure, open_rig, records_of
+from tests.unit.vertex.lane_rig import UPSTREAM, Rig, mapper_of, open_backpressure, open_rig, open_stream, records_of
 
 BUFFER = BufferId("in-map", 0)
 
@@ -79,14 +83,25 @@ async def lane_of(
     seen: SeenIds | None = None,
     bound: FutureBound | None = None,
     dead_letters: Sequence[Route] = (),
+    transformer: Mapper | None = None,
+    following: Mapper | None = None,
 ) -> SourceVertexLane:
+    """`following`: of a vertex that follows in a chain."""
     router = Router([Route(BUFFER.edge, 1, None)], dead_letters)
-    committer = await rig.committer(UPSTREAM, router, backpressure)
+    members = [Member("map", "inside", frozenset({BUFFER.edge}))] if following is not None else []
+    committer = await rig.committer(UPSTREAM, router, backpressure, members=members)
+    committer.ids_ttl_s = seen.ttl_s if seen is not None else 0.0
     tracker = Tracker(pieces_max=limits.FRAMES_IN_FLIGHT_MAX, bytes_max=limits.BYTES_IN_FLIGHT_MAX)
     store = await rig.stores.store(UPSTREAM.vertex)
     core = LaneCore(UPSTREAM, committer, store, Telemetry(), SystemClock(), tracker, watermarks=True)
-    outlet = ToBuffers(router)
-    return SourceVertexLane(core, source, None, router, outlet, SourceWatermark(), seen, OnFailure.STOP, bound=bound)
+    outlet: Outlet = ToBuffers(router)
+    if following is not None:
+        lane, counters = LaneId("map", "inside", 0), LaneCounters()
+        telemetry, clock = core.telemetry, core.clock
+        step = MapStep(lane, following, router, outlet, telemetry=telemetry, counters=counters, clock=clock, number=1)
+        outlet = ToNext(step)
+    watermark = SourceWatermark()
+    return SourceVertexLane(core, source, transformer, router, outlet, watermark, seen, OnFailure.STOP, bound=bound)
 
 
 class Heard(logging.Handler):
@@ -246,3 +261,115 @@ async def test_what_comes_after_the_end_is_not_read_and_a_warning_says_so(rig: R
     mark = await rig.mark(UPSTREAM)
     assert mark.ended
     assert Account.from_message(mark.account).inputs == 1
+
+
+LARGE = 2_000_000
+"""Bytes of an output. Four fit a commit."""
+NUMBERED = [b"%d" % number for number in range(16)]
+
+
+def large(value: bytes) -> bytes:
+    return value.ljust(LARGE)
+
+
+def numbered(*sizes: int, ids: bool = False) -> list[Frame]:
+    """All records, in frames of so many."""
+    records = [Record(value, n, id=value.decode() if ids else None) for n, value in enumerate(NUMBERED)]
+    starts = [sum(sizes[:place]) for place in range(len(sizes))]
+    parts = [records[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+    return [frame_of_records(part, ingest_time_us=0) for part in parts]
+
+
+async def stop_within_a_read(rig: Rig, source: GivenSource, seen: SeenIds | None = None) -> None:
+    """Run a lane that is asked to stop when the first part of what it has read is committed."""
+    async with open_stream(large) as stream:
+        await stop_after_a_part(rig, await lane_of(rig, source, seen=seen, transformer=mapper_of(stream)), source)
+
+
+async def stop_after_a_part(rig: Rig, lane: SourceVertexLane, source: GivenSource) -> None:
+    rig.faults.hold()
+    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+        tasks.create_task(lane.run())
+        await rig.faults.held()
+        await source.all_read.wait()
+        lane.core.leaving = True
+        rig.faults.release()
+
+
+async def run_to_the_end(rig: Rig, source: GivenSource, seen: SeenIds | None = None) -> Account:
+    async with asyncio.timeout(20), open_stream(large) as stream:
+        await (await lane_of(rig, source, seen=seen, transformer=mapper_of(stream))).run()
+    assert [value.strip() for value in await rig.values(BUFFER, "in")] == NUMBERED
+    mark = await rig.mark(UPSTREAM)
+    assert mark.ended
+    assert not mark.HasField("ahead")
+    return await rig.account(UPSTREAM)
+
+
+@pytest.mark.guarantee("I1", "I2")
+@pytest.mark.parametrize("sizes", [(16,), (3, 5, 8), (4, 12), (1,) * 16])
+async def test_a_read_that_became_more_than_a_commit_is_committed_in_parts_and_goes_on_within(
+    rig: Rig, sizes: Sequence[int]
+) -> None:
+    await stop_within_a_read(rig, GivenSource(numbered(16)))
+    mark = await rig.mark(UPSTREAM)
+    assert (mark.position, mark.ahead.records) == (b"", 4)
+    assert len(await rig.values(BUFFER, "in")) == 4
+    # Stopped once more, in what is left: the source may cut its records in another way.
+    await stop_within_a_read(rig, GivenSource(numbered(*sizes)))
+    account = await run_to_the_end(rig, ResumedSource(numbered(*sizes), (await rig.mark(UPSTREAM)).position))
+    assert (account.inputs, account.processed, account.repeated_ids) == (16, 16, 0)
+
+
+class ResumedSource(GivenSource):
+    """One that goes on at a position."""
+
+    def __init__(self, frames: Sequence[Frame], position: bytes) -> None:
+        super().__init__(frames)
+        self._given = int(position or 0)
+
+
+@pytest.mark.guarantee("I1", "I2")
+async def test_the_ids_of_a_part_are_remembered_with_it(rig: Rig) -> None:
+    def seen() -> SeenIds:
+        return SeenIds(ttl_s=60.0, ids_max=100, clock=SystemClock())
+
+    await stop_within_a_read(rig, RepeatingSource(numbered(16, ids=True)), seen())
+    assert not (await rig.mark(UPSTREAM)).HasField("ahead")
+    remembered = seen()
+    async for stored in (await rig.ledger("in")).ids(UPSTREAM):
+        remembered.restore(stored.digests, stored.age_s)
+    assert len(remembered) == 4
+    account = await run_to_the_end(rig, RepeatingSource(numbered(16, ids=True)), remembered)
+    assert (account.inputs, account.processed, account.repeated_ids) == (16, 16, 4)
+
+
+@pytest.mark.guarantee("I10")
+async def test_a_source_that_gives_other_records_where_some_are_committed_is_noticed(rig: Rig) -> None:
+    await stop_within_a_read(rig, GivenSource(numbered(16)))
+    before = await rig.values(BUFFER, "in")
+    for other in (records_of(b"0", b"1", b"two", b"3", b"4"), records_of(b"0", b"1")):
+        with pytest.RaisesGroup(raises(codes.SOURCE_DIFFERS), flatten_subgroups=True):
+            await (await lane_of(rig, GivenSource([other]))).run()
+    assert await rig.values(BUFFER, "in") == before
+
+
+def named_and_large(record: udf.Record) -> udf.Message:
+    return udf.Message(record.id.encode().ljust(LARGE))
+
+
+@pytest.mark.guarantee("I1", "I2")
+async def test_a_read_of_a_chain_is_committed_in_parts_and_its_records_keep_their_names(rig: Rig) -> None:
+    for stopped in (True, False):
+        position = (await rig.mark(UPSTREAM)).position if not stopped else b""
+        source = ResumedSource(numbered(16), position)
+        async with open_stream(named_and_large) as stream, asyncio.timeout(20):
+            lane = await lane_of(rig, source, following=mapper_of(stream))
+            if stopped:
+                await stop_after_a_part(rig, lane, source)
+            else:
+                await lane.run()
+        mark = await rig.mark(UPSTREAM)
+        assert mark.numbered == mark.members[0].account.processed == (4 if stopped else 16)
+    expected = [b"map/inside/0/%d" % number for number in range(16)]
+    assert [value.strip() for value in await rig.values(BUFFER, "in")] == expected

@@ -40,6 +40,7 @@ class Mark(_message.Message):
     GIVEN_UP_FIELD_NUMBER: _builtins.int
     MEMBERS_FIELD_NUMBER: _builtins.int
     NUMBERED_FIELD_NUMBER: _builtins.int
+    AHEAD_FIELD_NUMBER: _builtins.int
     commit_id: _builtins.bytes
     """Chosen again for every commit; tells whether a commit whose answer was lost has landed."""
     epoch: _builtins.int
@@ -92,6 +93,10 @@ class Mark(_message.Message):
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___Member]:
         """Of a chain: the vertices behind the first, in their order. `account` is that of the first."""
 
+    @_builtins.property
+    def ahead(self) -> Global___Ahead:
+        """Of a source: records behind `position` that are committed too, where what one read became did not fit a commit."""
+
     def __init__(
         self,
         *,
@@ -111,14 +116,40 @@ class Mark(_message.Message):
         given_up: _abc.Iterable[Global___GivenUp] | None = ...,
         members: _abc.Iterable[Global___Member] | None = ...,
         numbered: _builtins.int = ...,
+        ahead: Global___Ahead | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "reduce", b"reduce"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "ahead", b"ahead", "reduce", b"reduce"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "account", b"account", "commit_id", b"commit_id", "ended", b"ended", "epoch", b"epoch", "given_up", b"given_up", "members", b"members", "numbered", b"numbered", "owner", b"owner", "position", b"position", "read", b"read", "record_index", b"record_index", "reduce", b"reduce", "sequence", b"sequence", "watermark_us", b"watermark_us", "written", b"written"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "account", b"account", "ahead", b"ahead", "commit_id", b"commit_id", "ended", b"ended", "epoch", b"epoch", "given_up", b"given_up", "members", b"members", "numbered", b"numbered", "owner", b"owner", "position", b"position", "read", b"read", "record_index", b"record_index", "reduce", b"reduce", "sequence", b"sequence", "watermark_us", b"watermark_us", "written", b"written"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Mark: _TypeAlias = Mark  # noqa: Y015
+
+@_typing.final
+class Ahead(_message.Message):
+    """Records that a source gives again and its lane leaves out."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECORDS_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    records: _builtins.int
+    digest: _builtins.bytes
+    """Of their values, so that others in their place are noticed: BLAKE2b, 16 bytes, each value behind its length."""
+    def __init__(
+        self,
+        *,
+        records: _builtins.int = ...,
+        digest: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "records", b"records"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Ahead: _TypeAlias = Ahead  # noqa: Y015
 
 @_typing.final
 class Member(_message.Message):

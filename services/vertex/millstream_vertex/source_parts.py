@@ -1,0 +1,100 @@
+"""A read of a source that is committed in parts, because what it became does not fit a commit. Pure.
+
+A source has a position behind each read and none within. So the mark keeps the position before the read, with the
+number of records behind it that are committed, and a digest of them. The next owner of the lane reads them again and
+leaves them out.
+
+    position ─► r r r r r r r r ─► position of the next read
+                └ ahead ┘ └ read again, and processed
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import replace
+
+from millstream import codes
+from millstream.errors import DamageError
+from millstream.frame import Frame
+from millstream.record import ID_DIGEST_BYTES, LaneId, id_digest
+from millstream.wire.ledger.v1 import mark_pb2
+from millstream_reader.source import InvalidRecord, SourceBatch
+
+_BYTES = 16
+
+
+class Behind:
+    """Records behind a source's position, by what was in them."""
+
+    def __init__(self) -> None:
+        self.records = 0
+        self._digest = hashlib.blake2b(digest_size=_BYTES)
+
+    def add(self, frame: Frame) -> None:
+        self.records += frame.records
+        for value in frame.values():
+            self._digest.update(b"%d:" % len(value))
+            self._digest.update(value)
+
+    @property
+    def digest(self) -> bytes:
+        return self._digest.digest()
+
+    def ahead(self, frame: Frame) -> mark_pb2.Ahead:
+        """What a mark says when these records and then those of `frame` are committed."""
+        more = Behind()
+        more.records, more._digest = self.records, self._digest.copy()
+        more.add(frame)
+        return mark_pb2.Ahead(records=more.records, digest=more.digest)
+
+
+def digests_of(frame: Frame, digests: bytes) -> Iterator[bytes]:
+    """For each record the digest of its id, out of those that are to be remembered; empty where it is not."""
+    start = 0
+    for record_id in frame.id_bytes() or ():
+        found = digests[start : start + ID_DIGEST_BYTES]
+        if found and found == id_digest(record_id):
+            start += ID_DIGEST_BYTES
+            yield found
+        else:
+            yield b""
+
+
+class LeftOut:
+    """Leaves out what of a source is committed behind the position it was opened at."""
+
+    def __init__(self, lane: LaneId, ahead: mark_pb2.Ahead) -> None:
+        self._lane = lane
+        self._ahead = ahead
+        self._left = ahead.records
+        self._behind = Behind()
+        self._invalid: tuple[InvalidRecord, ...] = ()
+
+    def taken(self) -> Behind:
+        """What lies between the position and the read that `rest` gave last."""
+        behind, self._behind = self._behind, Behind()
+        return behind
+
+    def rest(self, batch: SourceBatch) -> SourceBatch | None:
+        """What of the next read is not committed; None while everything is, and nothing new may be committed.
+
+        Raises `DamageError` when the source gives other records than before."""
+        if not self._left:
+            return batch
+        frame = batch.frame
+        taken = min(self._left, frame.records) if frame is not None else 0
+        if frame is not None:
+            self._behind.add(frame.slice(0, taken))
+        self._left -= taken
+        self._invalid += batch.invalid
+        if self._left and not batch.ended:
+            return None
+        if self._left or self._behind.digest != self._ahead.digest:
+            raise DamageError(
+                codes.SOURCE_DIFFERS,
+                f"{self._lane}: the first {self._ahead.records} records behind the source's position are committed, "
+                "and now the source gives others there",
+            )
+        rest = frame.slice(taken, frame.records) if frame is not None and taken < frame.records else None
+        return replace(batch, frame=rest, invalid=self._invalid, made_up=batch.made_up[taken:])
