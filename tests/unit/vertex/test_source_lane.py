@@ -355,7 +355,7 @@ async def test_a_source_that_gives_other_records_where_some_are_committed_is_not
 
 
 def named_and_large(record: udf.Record) -> udf.Message:
-    return udf.Message(record.id.encode().ljust(LARGE))
+    return udf.Message(str(record.id).encode().ljust(LARGE))
 
 
 @pytest.mark.guarantee("I1", "I2")
