@@ -158,3 +158,21 @@ class SinkLane(Protocol):
 
     async def tick(self) -> None:
         """Called at least every second: for time-based commits. Raises as `flush` does."""
+
+
+class UnkeptLane:
+    """What lanes have in common whose target keeps no position: what `write` returned is durable, at least once."""
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return Guarantee.AT_LEAST_ONCE
+
+    @property
+    def durable(self) -> Position | None:
+        return None
+
+    async def flush(self) -> None:
+        """Every write is durable when it returns."""
+
+    async def tick(self) -> None:
+        """Nothing waits for a time."""

@@ -9,27 +9,17 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from millstream.record import Position
-from millstream_writer.sink import Guarantee, SinkFrame, SinkLane, WriteResult
+from millstream_writer.sink import Guarantee, SinkFrame, SinkLane, UnkeptLane, WriteResult
 
 
-class _BlackholeLane:
+class _BlackholeLane(UnkeptLane):
     @property
     def guarantee(self) -> Guarantee:
         # The account in the lane's mark is all there is of a record here, and the mark counts it once.
         return Guarantee.EXACTLY_ONCE_TRANSACTIONAL
 
-    @property
-    def durable(self) -> Position | None:
-        return None
-
     async def write(self, frames: Sequence[SinkFrame], end: Position) -> WriteResult:
         return WriteResult()
-
-    async def flush(self) -> None:
-        return None
-
-    async def tick(self) -> None:
-        return None
 
 
 @asynccontextmanager

@@ -29,7 +29,7 @@ from millstream.limits import KIB
 from millstream.record import Position
 from millstream.retry import DELAY_MAX_S
 from millstream.spec.references import resolve
-from millstream_writer.sink import Guarantee, SinkFailure, SinkFrame, SinkLane, WriteResult
+from millstream_writer.sink import Guarantee, SinkFailure, SinkFrame, SinkLane, UnkeptLane, WriteResult
 from millstream_writer.sinks.file.formats import one_line, parse_json
 from millstream_writer.sinks.http.connector import HttpBatch, HttpSink, is_http_url
 
@@ -149,7 +149,7 @@ def request_headers(headers: Mapping[str, bytes]) -> dict[str, str]:
     return sent
 
 
-class HttpSinkLane:
+class HttpSinkLane(UnkeptLane):
     """The session of one lane. One request at a time."""
 
     def __init__(self, session: aiohttp.ClientSession, spec: HttpSink, url: str, *, envelope: bool) -> None:
@@ -163,10 +163,6 @@ class HttpSinkLane:
     @property
     def guarantee(self) -> Guarantee:
         return Guarantee.EXACTLY_ONCE_IDEMPOTENT
-
-    @property
-    def durable(self) -> Position | None:
-        return None
 
     async def write(self, frames: Sequence[SinkFrame], end: Position) -> WriteResult:
         results: list[list[SinkFailure]] = []
@@ -186,12 +182,6 @@ class HttpSinkLane:
                     failures.extend(SinkFailure(row, WAITING, retryable=True, attempted=False) for row in batch.rows)
             results.append(failures)
         return WriteResult(results if any(results) else ())
-
-    async def flush(self) -> None:
-        return None
-
-    async def tick(self) -> None:
-        return None
 
     async def _send(self, batch: Batch, traceparent: str) -> _Failed | None:
         headers = {name: text for name, text in batch.headers.items() if name not in self._own_names}

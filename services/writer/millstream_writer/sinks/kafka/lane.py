@@ -26,7 +26,16 @@ from millstream.limits import KAFKA_MARKER_REFRESH_S
 from millstream.record import Position
 from millstream.wire.kafka import ClientThread, open_thread
 from millstream_writer.connector import SinkOwner
-from millstream_writer.sink import Guarantee, SinkFrame, SinkLane, WriteResult, exact_end, exact_position, frame_at
+from millstream_writer.sink import (
+    Guarantee,
+    SinkFrame,
+    SinkLane,
+    UnkeptLane,
+    WriteResult,
+    exact_end,
+    exact_position,
+    frame_at,
+)
 from millstream_writer.sinks.kafka.connector import KafkaSink
 from millstream_writer.sinks.kafka.records import Message, messages_of, too_large
 from millstream_writer.sinks.kafka.session import BrokenError, Session, refusal
@@ -186,7 +195,7 @@ def _picked(item: SinkFrame, rows: Sequence[int], *, set_key: bool) -> Iterator[
     return (message for row, message in enumerate(messages) if row in wanted)
 
 
-class UnfencedLane:
+class UnfencedLane(UnkeptLane):
     """A lane without transactions: what the brokers have acknowledged is there, at least once."""
 
     def __init__(self, session: Session, spec: KafkaSink, thread: ClientThread) -> None:
@@ -194,25 +203,11 @@ class UnfencedLane:
         self._spec = spec
         self._thread = thread
 
-    @property
-    def guarantee(self) -> Guarantee:
-        return Guarantee.AT_LEAST_ONCE
-
-    @property
-    def durable(self) -> Position | None:
-        return None
-
     async def open(self) -> None:
         await self._thread.run(self._session.prepare)
 
     async def write(self, frames: Sequence[SinkFrame], end: Position) -> WriteResult:
         return await self._thread.run(self._write, frames)
-
-    async def flush(self) -> None:
-        """Every write is durable when it returns."""
-
-    async def tick(self) -> None:
-        """Nothing waits for a time."""
 
     def _write(self, frames: Sequence[SinkFrame]) -> WriteResult:
         bytes_max, set_key = self._session.record_bytes_max, self._spec.set_key

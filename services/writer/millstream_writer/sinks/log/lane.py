@@ -17,7 +17,7 @@ from millstream import codes
 from millstream.errors import InfrastructureError
 from millstream.printable import printable
 from millstream.record import Position
-from millstream_writer.sink import Guarantee, SinkFrame, SinkLane, WriteResult
+from millstream_writer.sink import SinkFrame, SinkLane, UnkeptLane, WriteResult
 from millstream_writer.sinks.envelope import envelope_lines
 
 
@@ -26,29 +26,15 @@ def record_lines(item: SinkFrame) -> str:
     return printable("".join(f"{line}\n" for line in envelope_lines(item)))
 
 
-class _LogLane:
+class _LogLane(UnkeptLane):
     def __init__(self, stream: TextIO, worker: ThreadPoolExecutor) -> None:
         self._stream = stream
         self._worker = worker
-
-    @property
-    def guarantee(self) -> Guarantee:
-        return Guarantee.AT_LEAST_ONCE
-
-    @property
-    def durable(self) -> Position | None:
-        return None
 
     async def write(self, frames: Sequence[SinkFrame], end: Position) -> WriteResult:
         # The reader of our output may be slow; the thread waits for it, not the event loop.
         await asyncio.get_running_loop().run_in_executor(self._worker, self._print, frames)
         return WriteResult()
-
-    async def flush(self) -> None:
-        return None
-
-    async def tick(self) -> None:
-        return None
 
     def _print(self, frames: Sequence[SinkFrame]) -> None:
         try:

@@ -31,7 +31,7 @@ from uuid import uuid4
 
 from millstream import codes
 from millstream.durable import step
-from millstream.errors import DamageError, FencedError, RetryLaterError, UserError
+from millstream.errors import RetryLaterError, UserError
 from millstream.limits import POSTGRES_LOCK_TIMEOUT_S
 from millstream.postgres.connecting import (
     FAILURES,
@@ -54,9 +54,10 @@ from millstream_writer.sink import (
     exact_position,
     frame_at,
 )
+from millstream_writer.sinks.kept import Kept, check_kept, fenced
 from millstream_writer.sinks.postgres.connector import PostgresSink
 from millstream_writer.sinks.postgres.rows import RowFormat
-from millstream_writer.sinks.postgres.target import Kept, Target
+from millstream_writer.sinks.postgres.target import Target
 
 _log = logging.getLogger(__name__)
 
@@ -294,7 +295,7 @@ class PostgresSinkLane:
                 if not await target.move(
                     connection, owner.pipeline, owner.name, self._token, max(part.end, self._durable), part.frame
                 ):
-                    raise self._fenced()
+                    raise fenced(owner, self._settings.table)
                 if part.refused:
                     await target.refuse(connection, owner.pipeline, owner.name, part.refused)
                 if part.lines:
@@ -375,42 +376,9 @@ class PostgresSinkLane:
             kept = await target.kept(connection, owner.pipeline, owner.name)
             assert kept is not None, "it was made, or another owner had made it"
         remedy = f"`DELETE FROM {target.positions} WHERE pipeline = '{owner.pipeline}' AND lane = '{owner.name}'`"
-        if kept.run != owner.ledger_id:
-            raise DamageError(
-                codes.SINK_AHEAD,
-                f"{owner.where}: another run of the pipeline wrote into {table}, up to sequence "
-                f"{kept.position.sequence} of lane {owner.name}. Nothing was written now. Run with the data directory "
-                f"of that run; or see to the rows that it wrote, and then start over: {remedy}",
-            )
-        if not kept.owner.startswith(self._identity) and kept.epoch >= owner.epoch:
-            raise self._fenced()
-        if not owner.fallback:
-            await self._check_past(kept, remedy)
+        await check_kept(owner, kept, table, remedy, ours=kept.owner.startswith(self._identity))
         await target.own(connection, owner.pipeline, owner.name, owner.epoch, token)
         return kept
-
-    async def _check_past(self, kept: Kept, remedy: str) -> None:
-        owner, table = self._owner, self._settings.table
-        if owner.start.record_index == 0 and kept.position < owner.start:
-            raise DamageError(
-                codes.SINK_BEHIND,
-                f"{owner.where}: {table} is at sequence {kept.position.sequence} of lane {owner.name}, and had "
-                f"confirmed sequence {owner.start.sequence}: it was restored from an older copy, or lost what it had "
-                "acknowledged. Nothing was written now. Restore it to a later state; or go on without these records: "
-                f"{remedy}",
-            )
-        if not kept.frame or not owner.start < kept.position:
-            return
-        sequence = frame_at(kept.position)
-        held = await owner.held_instead(sequence, kept.frame)
-        if held is not None:
-            raise DamageError(
-                codes.SINK_AHEAD,
-                f"{owner.where}: {table} has records of frame {kept.frame} at sequence {sequence}, where the buffer "
-                f"holds {held} now, and the lane's mark is at {owner.start.sequence}: what the pipeline keeps "
-                "is older than the table, or was written again since. Nothing was written now. Put back the data "
-                f"directory that was there; or see to the rows behind the mark, and then go on from it: {remedy}",
-            )
 
     async def _end_former(self, connection: Connection) -> None:
         """A former owner holds the lane's row: it hangs in a transaction, since it would not take so long."""
@@ -424,12 +392,6 @@ class PostgresSinkLane:
             self._owner.where,
             POSTGRES_LOCK_TIMEOUT_S,
             ended,
-        )
-
-    def _fenced(self) -> FencedError:
-        return FencedError(
-            codes.OUTPUT_TAKEN_OVER,
-            f"{self._owner.where}: another owner writes lane {self._owner.name} into {self._settings.table}",
         )
 
 

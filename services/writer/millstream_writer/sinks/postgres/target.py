@@ -17,22 +17,12 @@ from millstream.durable import step
 from millstream.postgres.connecting import Connection, connected
 from millstream.postgres.settings import quoted, quoted_table
 from millstream.record import Position
+from millstream_writer.sinks.kept import Kept
 from millstream_writer.sinks.postgres.connector import PostgresSink
 
 _BATCH = "millstream_batch"
 _ROW, _DELETE = "millstream_row", "millstream_delete"
 """Columns of the table of a batch: the order of its records, and whether one deletes."""
-
-
-class Kept(NamedTuple):
-    """What the table of positions has of a lane."""
-
-    run: str
-    epoch: int
-    owner: str
-    position: Position
-    frame: str
-    """Name of the frame with the last record."""
 
 
 class Fault(NamedTuple):

@@ -15,7 +15,7 @@ from millstream.naming import MISFIT, reason_and_detail
 from millstream.record import Position
 from millstream.udf.answers import Outcome, Result, SinkAnswer
 from millstream.udf.protocol import SinkStream, StreamName, UdfClient
-from millstream_writer.sink import Guarantee, SinkFailure, SinkFrame, SinkLane, WriteResult
+from millstream_writer.sink import SinkFailure, SinkFrame, SinkLane, UnkeptLane, WriteResult
 
 FAILED = "function failed"
 """What a record is counted under when the function gave an error; the error itself is in the message."""
@@ -47,17 +47,9 @@ def _failure_of(outcome: Outcome) -> SinkFailure:
     return SinkFailure(row, FAILED, retryable=True, detail=f"{given}\n{detail}" if detail else given)
 
 
-class _UdfLane:
+class _UdfLane(UnkeptLane):
     def __init__(self, stream: SinkStream) -> None:
         self._stream = stream
-
-    @property
-    def guarantee(self) -> Guarantee:
-        return Guarantee.AT_LEAST_ONCE
-
-    @property
-    def durable(self) -> Position | None:
-        return None
 
     async def write(self, frames: Sequence[SinkFrame], end: Position) -> WriteResult:
         calls = asyncio.Semaphore(self._stream.calls_max)
@@ -92,12 +84,6 @@ class _UdfLane:
                 attempt=item.attempt,
                 traceparent=item.frame.traceparent,
             )
-
-    async def flush(self) -> None:
-        return None
-
-    async def tick(self) -> None:
-        return None
 
 
 @asynccontextmanager
