@@ -158,6 +158,10 @@ KAFKA_TOPICS_REREAD_S = 30.0
 KAFKA_MARKER_REFRESH_S = 3600.0
 """A lane that writes nothing tells Kafka its position this often: offsets are forgotten after seven days by default,
 and operators seldom set less than a day."""
+REDIS_COMMIT_RECORDS_MAX = 4096
+"""Records that a sink writes by one script: the server serves no other client meanwhile, some ten milliseconds."""
+REDIS_FIELDS_MAX = 1000
+"""Fields of an entry or a hash that are written at once; Lua hands a command at most 8,000 words."""
 OT_PUBLISH_INTERVAL_S = 0.02
 """A lane publishes its watermark at most this often."""
 OT_LITTLE_INTERVAL_S = 0.1

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tests.spark_driver import SparkDriver
     from tests.support.kafka_server import KafkaServer
     from tests.support.postgres_server import PostgresServer
+    from tests.support.redis_server import RedisServer
 
 # A JVM of a test lives for seconds: code that runs so briefly is not worth a compiler that optimises it, which takes
 # a fifth of the processor time.
@@ -71,4 +72,13 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServer]:
     if why := why_missing():
         pytest.skip(why)
     with open_kafka(tmp_path_factory.mktemp("kafka")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def redis() -> Iterator[RedisServer]:
+    """A Redis server, the same one for every test that asks for it. Who kills one starts its own."""
+    from tests.support.redis_server import open_redis
+
+    with open_redis() as server:
         yield server

@@ -209,6 +209,7 @@ SINKS: Registry[SinkKind[SpecModel]] = Registry(
         "kafka": "millstream_writer.sinks.kafka.connector:KAFKA",
         "udsink": "millstream_writer.sinks.udsink.connector:UDSINK",
         "postgres": "millstream_writer.sinks.postgres.connector:POSTGRES",
+        "redisStreams": "millstream_writer.sinks.redis_streams.connector:REDIS_STREAMS",
     },
 )
 

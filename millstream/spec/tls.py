@@ -11,6 +11,25 @@ from millstream.spec.references import Secret
 from millstream.spec.values import ShapeProblem, SpecModel, Text
 
 
+class ServerTls(SpecModel):
+    """TLS to a server outside. Certificates and keys are PEM, and are read when the vertex starts."""
+
+    noun = "tls"
+
+    ca: Secret | None = None
+    """Where the certificates of the authorities stand that the server's may come from: `{file: PATH}`, `{env: NAME}`,
+    or a key of a Kubernetes Secret. Default: those of the system."""
+    certificate: Secret | None = None
+    """Where the vertex's own certificate stands, for servers that ask for one."""
+    key: Secret | None = None
+    """Where its private key stands, without a passphrase."""
+
+    @classmethod
+    def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
+        """A certificate and its key."""
+        yield from _whole_pair(data)
+
+
 class ProgramTls(SpecModel):
     """TLS to a program behind an `address`. Certificates and keys are PEM, and are read when the vertex starts."""
 
@@ -29,10 +48,14 @@ class ProgramTls(SpecModel):
     @classmethod
     def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
         """A certificate and its key."""
-        if (data.get("certificate") is None) != (data.get("key") is None):
-            yield ShapeProblem(
-                codes.FIELDS_CONFLICT, (), "`certificate` and `key` belong together", "both of them, or neither"
-            )
+        yield from _whole_pair(data)
+
+
+def _whole_pair(data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
+    if (data.get("certificate") is None) != (data.get("key") is None):
+        yield ShapeProblem(
+            codes.FIELDS_CONFLICT, (), "`certificate` and `key` belong together", "both of them, or neither"
+        )
 
 
 def stays_on_this_machine(host: str) -> bool:

@@ -6,24 +6,15 @@ import asyncio
 import json
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from millstream.durable import CRASH_AT
-from millstream.errors import RetryLaterError
-from millstream.record import Position
-from millstream.spec.models import FallbackSink
-from millstream_writer.sinks.opening import open_sink
-from tests.contract.sinks.file_target import sink_owner, value_of
 from tests.mesh.running import start
+from tests.recovery.killed_sinks import EXPECTED, kill_at
 from tests.support.postgres_server import Database, PostgresServer, open_postgres, why_missing
-from tests.unit.writer.sink_frames import sink_frame
-from tools.style import REPOSITORY
 
 pytestmark = pytest.mark.skipif(bool(why_missing()), reason=why_missing() or "it is there")
 
@@ -49,7 +40,6 @@ spec:
   - {from: in, to: same}
   - {from: same, to: out}
 """
-FRAMES = 12
 POINTS = [
     f"postgres_sink.{step}:{side}#{time}"
     for step, time in (("create", 1), ("take_over", 1), ("copy", 5), ("commit", 5))
@@ -104,36 +94,6 @@ async def _killed_at(database: Database, point: str, limit: asyncio.Semaphore) -
 
 async def _kill_at(database: Database, point: str) -> None:
     await database.execute("CREATE TABLE numbers (n int PRIMARY KEY, text text, place bigserial)")
-    assert await _sink_process(database, point) == -signal.SIGKILL, point
-    await _deliver(FallbackSink.model_validate(_spec(database)), 2)
-    expected = [*range(10, 10 * FRAMES + 10)]
-    assert await database.column("SELECT n FROM numbers ORDER BY place") == expected, point
-
-
-def _spec(database: Database) -> dict[str, Any]:
-    return {"postgres": {**database.settings, "table": "numbers", "columns": [{"name": "n"}, {"name": "text"}]}}
-
-
-async def _sink_process(database: Database, point: str) -> int:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.recovery.test_postgres_kills", json.dumps(_spec(database)), "1"),
-        cwd=REPOSITORY,
-        env={**os.environ, CRASH_AT: point},
-    )
-    async with asyncio.timeout(60):
-        return await process.wait()
-
-
-async def _deliver(spec: FallbackSink, epoch: int) -> None:
-    """The lane, from its mark, which never came further than the start: all is offered again."""
-    async with open_sink(spec, sink_owner(epoch)) as lane:
-        for sequence in range(1, FRAMES + 1):
-            frame = sink_frame([value_of(n) for n in range(sequence * 10, sequence * 10 + 10)], sequence)
-            while True:
-                with suppress(RetryLaterError):
-                    await lane.write([frame], Position(sequence))
-                    break
-
-
-if __name__ == "__main__":
-    asyncio.run(_deliver(FallbackSink.model_validate(json.loads(sys.argv[1])), int(sys.argv[2])))
+    columns = [{"name": "n"}, {"name": "text"}]
+    await kill_at({"postgres": {**database.settings, "table": "numbers", "columns": columns}}, point)
+    assert await database.column("SELECT n FROM numbers ORDER BY place") == EXPECTED, point

@@ -16,15 +16,12 @@ from typing import Any
 
 from redis import exceptions
 from redis.asyncio import Redis
-from redis.asyncio.connection import Connection, ConnectionPool, SSLConnection
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 
 from millstream import codes
 from millstream.buffers.redis.access import RedisAccess
-from millstream.buffers.redis.scripts import Script
 from millstream.errors import InfrastructureError, StorageFullError
 from millstream.pauses import Pauses
+from millstream.redis.client import Script, make_client
 
 _log = logging.getLogger(__name__)
 
@@ -50,7 +47,15 @@ class RedisConnection:
 
     def __init__(self, access: RedisAccess, name: str) -> None:
         self._access = access
-        self._client = _client(access, name)
+        self._client = make_client(
+            access.host,
+            access.port,
+            user=access.user,
+            password=access.password,
+            tls=access.tls,
+            name=name,
+            connect_timeout_s=ANSWER_TIMEOUT_S,
+        )
         self._up = False
         self._losses = 0
         self._loss_listeners: set[Callable[[], None]] = set()
@@ -206,42 +211,6 @@ def pairs(answer: Any) -> Mapping[str, Any]:
 
 def _text(value: bytes | str) -> str:
     return value.decode() if isinstance(value, bytes) else value
-
-
-def _client(access: RedisAccess, name: str) -> Redis:
-    options: dict[str, Any] = {
-        "host": access.host,
-        "port": access.port,
-        "username": access.user,
-        "password": access.password,
-        "client_name": name.replace(" ", "-"),
-        # With a timeout of its own it waits in `asyncio.wait_for`, which may lose a cancellation (Python 3.11).
-        "socket_timeout": None,
-        "socket_connect_timeout": ANSWER_TIMEOUT_S,
-        # What is repeated, and when, is decided above.
-        "retry": Retry(NoBackoff(), 0),
-        "protocol": 2,
-        "decode_responses": False,
-    }
-    if access.tls is not None:
-        pool = ConnectionPool(connection_class=_TlsConnection, context=access.tls, **options)
-    else:
-        pool = ConnectionPool(connection_class=Connection, **options)
-    client = Redis(connection_pool=pool)
-    # Answers are taken as they come.
-    client.response_callbacks.clear()
-    return client
-
-
-class _TlsConnection(SSLConnection):
-    """Encrypted by a context that is ready."""
-
-    def __init__(self, *, context: Any, **options: Any) -> None:
-        super().__init__(**options)
-        self._context = context
-
-    def _connection_arguments(self) -> Mapping[str, Any]:
-        return {"host": self.host, "port": self.port, "ssl": self._context}
 
 
 @asynccontextmanager

@@ -8,22 +8,9 @@ Above it: the ledger and the OT store. Below it: Lua in Redis 7 or Valkey. Seque
 
 from __future__ import annotations
 
-from hashlib import sha1
-from typing import NamedTuple
+from millstream.redis.client import script_of
 
-
-class Script(NamedTuple):
-    """Lua, and the name by which the server finds it."""
-
-    text: str
-    sha: str
-
-
-def _script(text: str) -> Script:
-    return Script(text, sha1(text.encode(), usedforsecurity=False).hexdigest())
-
-
-MAKE = _script("""
+MAKE = script_of("""
 -- KEYS: ledger.  ARGV: a new id, layout, frames of a lane in a buffer at most, bytes at most.
 -- Returns the ledger's id and layout.
 if redis.call('EXISTS', KEYS[1]) == 0 then
@@ -33,7 +20,7 @@ redis.call('HSET', KEYS[1], 'frames_max', ARGV[3], 'bytes_max', ARGV[4])
 return redis.call('HMGET', KEYS[1], 'id', 'layout')
 """)
 
-COMMIT = _script("""
+COMMIT = script_of("""
 -- KEYS: ledger, mark, ids, counts, then frames and index of each buffer.
 -- ARGV: ledger id, lane, sequence of the mark before, commit id, mark, time to live of ids in ms, pieces of ids,
 --       buffers, names of the buffers, frames; then number of the buffer, name and data of each frame; then the ids.
@@ -102,7 +89,7 @@ redis.call('HSET', KEYS[1], 'sequence', text(sequence), 'bytes', text(bytes))
 return {'ok', text(sequence)}
 """)
 
-TRIM = _script("""
+TRIM = script_of("""
 -- KEYS: ledger, counts.  ARGV: ledger id, then name of each buffer and the last sequence that goes.
 -- A frame with the sequence of its lane's mark stays.
 local function text(number) return string.format('%.0f', number) end
@@ -144,7 +131,7 @@ if freed > 0 then redis.call('HSET', KEYS[1], 'bytes', text(tonumber(ledger[2]) 
 return 'ok'
 """)
 
-REMOVE = _script("""
+REMOVE = script_of("""
 -- KEYS: ledger, counts.  ARGV: name of the buffer, sequence.
 local frames, index = KEYS[1] .. ':d:' .. ARGV[1], KEYS[1] .. ':x:' .. ARGV[1]
 local entry = redis.call('XRANGE', index, ARGV[2], ARGV[2])[1]
@@ -156,7 +143,7 @@ redis.call('HINCRBY', KEYS[1], 'bytes', -tonumber(entry[2][4]))
 return 1
 """)
 
-PUT = _script("""
+PUT = script_of("""
 -- KEYS: entries, revisions.  ARGV: lane, the revision it has now, entry.
 -- Returns the new revision; 0 where it has another than that.
 if (redis.call('HGET', KEYS[2], ARGV[1]) or '0') ~= ARGV[2] then return 0 end
@@ -165,7 +152,7 @@ redis.call('PUBLISH', KEYS[1], ARGV[1] .. ' ' .. ARGV[3])
 return redis.call('HINCRBY', KEYS[2], ARGV[1], 1)
 """)
 
-FORGET = _script("""
+FORGET = script_of("""
 -- KEYS: entries, revisions.  ARGV: lane.
 redis.call('HDEL', KEYS[1], ARGV[1])
 return redis.call('HDEL', KEYS[2], ARGV[1])

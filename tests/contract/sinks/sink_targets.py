@@ -18,6 +18,7 @@ from tests.contract.sinks.file_target import file_spec, numbers_in
 from tests.contract.sinks.http_target import HttpTarget, open_http_target
 from tests.support.kafka_server import KafkaServer
 from tests.support.postgres_server import Database, PostgresServer
+from tests.support.redis_server import RedisServer
 
 WRITING_SINK = Path(__file__).parent / "writing_sink.py"
 KINDS = [
@@ -30,6 +31,8 @@ KINDS = [
     "postgres insert",
     "postgres upsert",
     "kafka",
+    "redis stream",
+    "redis set",
 ]
 
 _GUARANTEES = {
@@ -38,6 +41,7 @@ _GUARANTEES = {
     "udsink": Guarantee.AT_LEAST_ONCE,
     "postgres": Guarantee.EXACTLY_ONCE_TRANSACTIONAL,
     "kafka": Guarantee.EXACTLY_ONCE_TRANSACTIONAL,
+    "redis": Guarantee.EXACTLY_ONCE_TRANSACTIONAL,
 }
 
 
@@ -52,7 +56,9 @@ class SinkTarget:
     udf_client: UdfClient | None = None
     database: Database | None = None
     kafka: KafkaServer | None = None
+    redis: RedisServer | None = None
     topic: str = ""
+    """Of Kafka; the stream or prefix of Redis."""
 
     @property
     def guarantee(self) -> Guarantee:
@@ -68,6 +74,8 @@ class SinkTarget:
             return [row[0] for row in self.database.rows_at_once("SELECT n FROM numbers ORDER BY place")]
         if self.kafka is not None:
             return [json.loads(value)["n"] for value in self.kafka.values(self.topic)]
+        if self.redis is not None:
+            return redis_numbers(self.redis, self.topic)
         written = self.directory / "written"
         return [json.loads(line)["n"] for line in written.read_text().splitlines()] if written.exists() else []
 
@@ -79,9 +87,27 @@ def postgres_spec(database: Database, mode: str, /, **more: object) -> FallbackS
     return FallbackSink.model_validate({"postgres": {**database.settings, **options, **more}})
 
 
+def redis_spec(server: RedisServer, mode: str, target: str, /, **more: object) -> FallbackSink:
+    """A sink that writes into the stream, or the keys with the prefix, `target`."""
+    options = {"mode": mode, "stream" if mode == "stream" else "prefix": target, **more}
+    return FallbackSink.model_validate({"redisStreams": {**server.settings, **options}})
+
+
+def redis_numbers(server: RedisServer, target: str) -> list[int]:
+    """Of a stream in its order, of keys in that of the numbers."""
+    if server.client.exists(target):
+        return [json.loads(entry["value"])["n"] for entry in server.entries(target)]
+    values = [server.client.get(key) for key in server.client.scan_iter(f"{target}*", count=1000)]
+    return sorted(json.loads(value)["n"] for value in values if isinstance(value, bytes))
+
+
 @asynccontextmanager
 async def open_target(
-    kind: str, directory: Path, postgres: PostgresServer | None = None, kafka: KafkaServer | None = None
+    kind: str,
+    directory: Path,
+    postgres: PostgresServer | None = None,
+    kafka: KafkaServer | None = None,
+    redis: RedisServer | None = None,
 ) -> AsyncIterator[SinkTarget]:
     """The servers: for kinds that begin with their names."""
     name, _, option = kind.partition(" ")
@@ -98,6 +124,10 @@ async def open_target(
             batch = {"maxRecords": 7 if option else 1}
             spec = FallbackSink.model_validate({"http": {"url": http.url, "batch": batch}})
             yield SinkTarget(kind, directory, spec, http)
+        elif name == "redis":
+            assert redis is not None
+            target = f"records-{uuid4()}"
+            yield SinkTarget(kind, directory, redis_spec(redis, option, target), redis=redis, topic=target)
         elif name == "kafka":
             assert kafka is not None
             topic = kafka.create(f"records-{uuid4()}")

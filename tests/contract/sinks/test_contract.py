@@ -26,10 +26,9 @@ FRAME_RECORDS = 10
 
 @pytest.fixture(params=KINDS)
 async def target(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[SinkTarget]:
-    postgres, kafka = (
-        request.getfixturevalue(name) if request.param.startswith(name) else None for name in ("postgres", "kafka")
-    )
-    async with asyncio.timeout(60), open_target(request.param, tmp_path, postgres, kafka) as opened:
+    servers = [name for name in ("postgres", "kafka", "redis") if request.param.startswith(name)]
+    given = {name: request.getfixturevalue(name) for name in servers}
+    async with asyncio.timeout(60), open_target(request.param, tmp_path, **given) as opened:
         yield opened
 
 
@@ -45,7 +44,9 @@ async def delivering(target: SinkTarget, epoch: int = 1, start: Position = NOWHE
 def frame(number: int, first: int = 0) -> SinkFrame:
     """Frame `number`, of sequence 2 * `number`, from index `first` on."""
     numbers = range(number * FRAME_RECORDS - FRAME_RECORDS + first, number * FRAME_RECORDS)
-    return sink_frame([value_of(n) for n in numbers], 2 * number, first_index=first)
+    return sink_frame(
+        [value_of(n) for n in numbers], 2 * number, first_index=first, keys=[[b"%d" % n] for n in numbers]
+    )
 
 
 async def test_records_arrive_in_order_and_are_settled_after_a_flush(target: SinkTarget) -> None:

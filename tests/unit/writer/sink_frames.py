@@ -17,11 +17,15 @@ def sink_frame(
     ids: Sequence[str] | None = None,
     prefix: str = "out/in/0",
     name: str = "",
+    keys: Sequence[Sequence[bytes]] | None = None,
+    headers: Sequence[dict[str, bytes]] | None = None,
 ) -> SinkFrame:
     frame = build_frame(
         values,
         array("q", (1_000_000 * (sequence + row) for row in range(len(values)))),
         ingest_time_us=1,
+        keys=keys,
+        headers=headers,
         ids=[name.encode() for name in ids] if ids is not None else None,
     )
     return SinkFrame(frame, sequence, first_index, f"{prefix}/{sequence}/", name=name)

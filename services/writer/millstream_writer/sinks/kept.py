@@ -1,4 +1,7 @@
-"""What a target keeps of a lane beside the records, and whether the lane may go on from it.
+"""What a target keeps of a lane beside the records: whether the lane may go on from it, and what is written behind it.
+
+    write ─► converted ─► what is behind the position, up to the first record that cannot be written ─► committed
+                              └─ the rest ─► committed by the next call: that record has been dealt with
 
 Above it: the lanes of sinks that keep a position in their target. Below it: nothing; a lane reads and writes the
 position in its target's own way, in the transaction of the records.
@@ -6,13 +9,28 @@ position in its target's own way, in the transaction of the records.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from abc import ABC, abstractmethod
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
 
 from millstream import codes
 from millstream.errors import DamageError, FencedError
 from millstream.record import Position
 from millstream_writer.connector import SinkOwner
-from millstream_writer.sink import frame_at
+from millstream_writer.sink import (
+    Guarantee,
+    SinkFailure,
+    SinkFrame,
+    WriteResult,
+    exact_end,
+    exact_position,
+    frame_at,
+)
+
+T = TypeVar("T")
 
 
 class Kept(NamedTuple):
@@ -71,3 +89,151 @@ async def check_kept(owner: SinkOwner, kept: Kept, target: str, remedy: str, *, 
 def fenced(owner: SinkOwner, target: str) -> FencedError:
     """Another owner has opened the lane since."""
     return FencedError(codes.OUTPUT_TAKEN_OVER, f"{owner.where}: another owner writes lane {owner.name} into {target}")
+
+
+@dataclass(frozen=True, slots=True)
+class Converted(Generic[T]):
+    """What is written of one frame."""
+
+    rows: Sequence[int]
+    """Which records they are, rising."""
+    made: Sequence[T]
+    """What each becomes."""
+    failures: Sequence[SinkFailure]
+    """The others. The same at every attempt."""
+
+
+class _Piece(NamedTuple, Generic[T]):
+    """Records of a frame that are to be written."""
+
+    item: SinkFrame
+    rows: Sequence[int]
+    made: Sequence[T]
+
+    def split(self, count: int) -> tuple[_Piece[T], _Piece[T]]:
+        head, tail = slice(None, count), slice(count, None)
+        return (
+            _Piece(self.item, self.rows[head], self.made[head]),
+            _Piece(self.item, self.rows[tail], self.made[tail]),
+        )
+
+    def before(self, limit: Position) -> int:
+        """How many of them end before it."""
+        indexes = self.item.indexes()
+        return bisect_left(self.rows, True, key=lambda row: exact_position(self.item, indexes[row] + 1) >= limit)
+
+    @property
+    def end(self) -> Position:
+        return exact_position(self.item, self.item.indexes()[self.rows[-1]] + 1)
+
+
+class _Rest(NamedTuple, Generic[T]):
+    """What a write left for the next call."""
+
+    pieces: Sequence[_Piece[T]]
+    end: Position
+    frame: str
+
+
+class KeptLane(ABC, Generic[T]):
+    """A lane whose target keeps a position, and whose records are refused before anything is written, if at all."""
+
+    def __init__(self, owner: SinkOwner, records_max: int) -> None:
+        """`records_max`: in one transaction."""
+        self._owner = owner
+        self._records_max = records_max
+        self._durable = owner.start
+        self._rest: _Rest[T] | None = None
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return Guarantee.AT_LEAST_ONCE if self._owner.fallback else Guarantee.EXACTLY_ONCE_TRANSACTIONAL
+
+    @property
+    def durable(self) -> Position | None:
+        return self._durable
+
+    async def write(self, frames: Sequence[SinkFrame], end: Position) -> WriteResult:
+        async with self._session():
+            await self._finish()
+            # Only now it is known how far the target is.
+            converted = [self._convert(item) for item in frames]
+            pieces = [self._new(item, found) for item, found in zip(frames, converted, strict=True)]
+            reached = exact_end(frames, end)
+            name = frames[-1].name if frames and frames[-1].sequence == frame_at(reached) else ""
+            first = min(self._refused(frames, converted), default=None)
+            if first is None:
+                await self._put(pieces, reached, name)
+            else:
+                parts = [piece.split(piece.before(first)) for piece in pieces]
+                before = [part for part, _ in parts if part.rows]
+                if before:
+                    await self._put(before, before[-1].end, before[-1].item.name)
+                self._rest = _Rest([part for _, part in parts], reached, name)
+        failures = [found.failures for found in converted]
+        return WriteResult(failures if any(failures) else ())
+
+    async def flush(self) -> None:
+        if self._rest is not None:
+            async with self._session():
+                await self._finish()
+
+    async def tick(self) -> None:
+        await self.flush()
+
+    @abstractmethod
+    def _convert(self, item: SinkFrame) -> Converted[T]:
+        """What becomes of a frame's records."""
+
+    @abstractmethod
+    def _session(self) -> AbstractAsyncContextManager[object]:
+        """The lane taken over, and `_durable` at what the target has. Makes errors ours."""
+
+    @abstractmethod
+    async def _commit(self, made: Sequence[T], end: Position, frame: str) -> None:
+        """One transaction: these records, and the position behind them."""
+
+    def _new(self, item: SinkFrame, found: Converted[T]) -> _Piece[T]:
+        piece = _Piece(item, found.rows, found.made)
+        if self._owner.fallback or not found.rows or item.sequence > frame_at(self._durable):
+            # A fallback gets some records only, and maybe others when they are offered again.
+            return piece
+        indexes = item.indexes()
+        start = bisect_left(found.rows, True, key=lambda row: exact_position(item, indexes[row] + 1) > self._durable)
+        return piece.split(start)[1]
+
+    def _refused(self, frames: Sequence[SinkFrame], converted: Sequence[Converted[T]]) -> Iterator[Position]:
+        """Where records end that cannot be written and are not behind us."""
+        for item, found in zip(frames, converted, strict=True):
+            for failure in found.failures:
+                end = exact_position(item, item.indexes()[failure.index] + 1)
+                if end > self._durable:
+                    yield end
+
+    async def _finish(self) -> None:
+        """What a write left: its records that were refused have been dealt with."""
+        if self._rest is not None:
+            # What of it is in the target already, is: the answer to an earlier attempt may be lost.
+            fresh = [self._new(item, Converted(rows, made, ())) for item, rows, made in self._rest.pieces]
+            await self._put(fresh, self._rest.end, self._rest.frame)
+            self._rest = None
+
+    async def _put(self, pieces: Sequence[_Piece[T]], reached: Position, frame: str) -> None:
+        made: list[T] = []
+        for whole in pieces:
+            piece = whole
+            while piece.rows:
+                part, piece = piece.split(self._records_max - len(made))
+                made += part.made
+                if len(made) == self._records_max:
+                    await self._move(made, part.end, part.item.name)
+                    made = []
+        if made or reached > self._durable:
+            await self._move(made, reached, frame)
+
+    async def _move(self, made: Sequence[T], end: Position, frame: str) -> None:
+        if end <= self._durable:
+            # Of a fallback, whose records are written whatever its position.
+            end, frame = self._durable, ""
+        await self._commit(made, end, frame)
+        self._durable = end

@@ -1,0 +1,82 @@
+"""How pipeline files name a Redis or Valkey server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+from urllib.parse import SplitResult, urlsplit
+
+from millstream import codes
+from millstream.spec.problems import Path
+from millstream.spec.references import TextOrReference
+from millstream.spec.rules import After
+from millstream.spec.tls import ServerTls, stays_on_this_machine
+from millstream.spec.values import PositiveDuration, ShapeProblem, SpecModel, Text, field, problem
+
+_SCHEMES = ("redis", "rediss")
+_PORT = 6379
+
+
+def _checked_url(written: str) -> str:
+    try:
+        parts = urlsplit(written)
+        valid = parts.scheme in _SCHEMES and bool(parts.hostname) and parts.port != 0
+        database = parts.path.removeprefix("/")
+        valid = valid and (not database or database.isdigit()) and not parts.query and not parts.fragment
+    except ValueError:
+        parts, valid = SplitResult("", "", "", "", ""), False
+    if not valid or "@" in parts.netloc:
+        what = f"{written.rpartition('@')[2]!r} is not the address of a Redis server"
+        expected = "redis://host:port, or rediss:// with TLS, a database behind a `/`; `user` and `password` beside it"
+        raise problem(codes.VALUE_MALFORMED, what, expected)
+    return written
+
+
+class RedisServer(SpecModel):
+    """A server, and who connects to it."""
+
+    noun = "a redis connection"
+
+    url: Annotated[Text, After(_checked_url)]
+    """The server, `redis://host:port`, or `rediss://host:port` with TLS; the number of a database may follow behind a
+    `/`."""
+    user: Text | None = None
+    """Name of the user that connects. Default: the server's default user."""
+    password: TextOrReference | None = None
+    """Its password, as `{env: NAME}` or `{file: PATH}`. Default: none."""
+    tls: ServerTls | None = None
+    """Which certificates count, where `url` is `rediss://`. Default: those of the authorities of the system."""
+    timeout_s: PositiveDuration = field(default=10.0, alias="timeout")
+    """How long an answer is waited for; then the connection is given up, and it is tried again. Duration, default
+    10s."""
+
+    def relation_problems(self) -> Iterator[ShapeProblem]:
+        """Certificates where they are looked at."""
+        if self.tls is not None and not self.encrypted:
+            yield ShapeProblem(codes.FIELDS_CONFLICT, ("tls",), "`tls` has no effect with redis://", "rediss://")
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether the connection is."""
+        return urlsplit(self.url).scheme == "rediss"
+
+    @property
+    def host(self) -> str:
+        return urlsplit(self.url).hostname or ""
+
+    @property
+    def port(self) -> int:
+        return urlsplit(self.url).port or _PORT
+
+    @property
+    def database(self) -> int:
+        """Its number."""
+        return int(urlsplit(self.url).path.removeprefix("/") or 0)
+
+
+def server_notes(settings: RedisServer, path: Path) -> Iterator[tuple[Path, str]]:
+    """What to know about the way to a server."""
+    if isinstance(settings.password, str):
+        yield (*path, "password"), "`password` stands in the file; `{env: NAME}` or `{file: PATH}` keeps it out"
+    if settings.password is not None and not settings.encrypted and not stays_on_this_machine(settings.host.lower()):
+        yield (*path, "url"), "the password and the records go to the server in the clear; rediss:// encrypts them"

@@ -1,0 +1,93 @@
+"""The `redisStreams` sink, as pipeline files name it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from millstream import codes
+from millstream.redis.settings import RedisServer, server_notes
+from millstream.spec.connectors import Guarantee, GuaranteeId, Place
+from millstream.spec.problems import Finding, Path
+from millstream.spec.rules import Strict
+from millstream.spec.values import PositiveDuration, ShapeProblem, Text, field
+from millstream_writer.connector import SinkConnector, SinkOwner
+
+if TYPE_CHECKING:
+    from millstream_writer.sink import SinkLane
+
+
+class RedisSink(RedisServer):
+    """Writes records to a stream, to hashes or to keys of Redis, each batch in one step with the lane's position."""
+
+    noun = "a redisStreams sink"
+
+    mode: Literal["stream", "hash", "set"] = "stream"
+    """`stream` adds an entry for each record (XADD); `hash` sets the fields of the hash of the record's key (HSET);
+    `set` makes the record the value of its key (SET)."""
+    stream: Text | None = None
+    """Key of the stream, for `mode: stream`. It is created if it does not exist."""
+    prefix: Text | None = None
+    """For `hash` and `set`: what stands before the record's key in the key of Redis, such as `order:`."""
+    format: Literal["record", "fields"] | None = None
+    """What an entry of a stream has. `record`: fields `value`, `key`, `eventTime` (milliseconds), and `header.NAME` for
+    each header. `fields`: the members of the record, which is a JSON object. Default: `record`; a hash has `fields`."""
+    max_length: Annotated[int, Strict(ge=1)] | None = None
+    """About how many entries the stream keeps: older ones are removed. Default: all."""
+    expire_s: PositiveDuration | None = field(default=None, alias="expire")
+    """For `hash` and `set`: how long a key stays after it was written last. Duration. Default: forever."""
+
+    def relation_problems(self) -> Iterator[ShapeProblem]:
+        """Fields where they have a meaning."""
+        yield from super().relation_problems()
+        wanted, other = ("stream", "prefix") if self.mode == "stream" else ("prefix", "stream")
+        if getattr(self, wanted) is None:
+            what = f"`mode: {self.mode}` needs `{wanted}`"
+            yield ShapeProblem(codes.FIELDS_CONFLICT, ("mode",), what, f"`{wanted}`")
+        given = {other: getattr(self, other)}
+        given |= {"expire": self.expire_s} if self.mode == "stream" else {"maxLength": self.max_length}
+        given |= {} if self.mode == "stream" else {"format": self.format}
+        for name, value in given.items():
+            if value is not None:
+                what = f"`{name}` has no effect with `mode: {self.mode}`"
+                yield ShapeProblem(codes.FIELDS_CONFLICT, (name,), what, "another `mode`, or without it")
+
+    @property
+    def target(self) -> str:
+        """The stream, or what the keys begin with."""
+        return self.stream or self.prefix or ""
+
+
+class _Redis(SinkConnector[RedisSink]):
+    model = RedisSink
+    meaning = "To a stream, hashes or keys of Redis."
+    packages: ClassVar[Mapping[str, str]] = {"redis": "millstream[redis]"}
+    promise = Guarantee(
+        GuaranteeId.TRANSACTIONAL,
+        "exactly once: one script writes the records and the position behind them, under the owner's epoch",
+    )
+
+    def guarantee(self, settings: RedisSink, *, fallback: bool) -> Guarantee:
+        if fallback:
+            what = "at least once: after a crash, records that went to the fallback shortly before may be there twice"
+            return Guarantee(GuaranteeId.AT_LEAST_ONCE, what)
+        return self.promise
+
+    async def online_findings(self, settings: RedisSink, place: Place) -> Sequence[Finding]:
+        from millstream_writer.sinks.redis_streams.lane import look
+
+        found = await look(settings, place.base_dir)
+        loc = "stream" if settings.mode == "stream" else "prefix"
+        return [Finding(codes.TARGET_UNFIT, (*place.path, loc), what, expected) for what, expected in found]
+
+    def notes(self, settings: RedisSink, path: Path) -> Iterator[tuple[Path, str]]:
+        yield from server_notes(settings, path)
+
+    def open(self, settings: RedisSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
+        from millstream_writer.sinks.redis_streams.lane import open_redis_sink
+
+        return open_redis_sink(settings, owner)
+
+
+REDIS_STREAMS = _Redis()

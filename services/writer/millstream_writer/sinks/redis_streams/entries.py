@@ -1,0 +1,109 @@
+"""Records as what Redis keeps: entries of a stream, fields of a hash, values of keys. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from millstream.limits import REDIS_FIELDS_MAX
+from millstream_writer.sink import SinkFailure, SinkFrame
+from millstream_writer.sinks.file.formats import NOT_AN_OBJECT, NOT_JSON, parse_json
+from millstream_writer.sinks.kept import Converted
+from millstream_writer.sinks.redis_streams.connector import RedisSink
+
+NO_KEY = "record has no key"
+NO_MEMBERS = "object has no members"
+NOT_TEXT = "value is not text"
+TOO_MANY_FIELDS = "record has too many fields"
+
+HEADER = "header."
+"""Before the names of headers, in entries that have a whole record."""
+
+Words = Sequence[str | int | bytes]
+
+
+class Put(NamedTuple):
+    """What a record becomes."""
+
+    key: bytes
+    words: Words
+    """Names and values in turn; one value for `set`."""
+
+
+class _RefusedError(Exception):
+    """A record that cannot be written, with reason and detail."""
+
+
+def convert(settings: RedisSink, item: SinkFrame) -> Converted[Put]:
+    """What a frame's records become."""
+    frame, target = item.frame, settings.target.encode()
+    keyed = settings.mode != "stream"
+    has_members = settings.mode == "hash" or settings.format == "fields"
+    rows: list[int] = []
+    made: list[Put] = []
+    failures: list[SinkFailure] = []
+    columns = zip(frame.values(), frame.keys(), frame.event_times_us(), frame.headers(), strict=True)
+    for row, (value, keys, time_us, headers) in enumerate(columns):
+        try:
+            key = target + _required(keys) if keyed else target
+            if has_members:
+                words = _members(value)
+            elif keyed:
+                words = (value,)
+            else:
+                words = _whole(value, keys, time_us, headers)
+            if len(words) > 2 * REDIS_FIELDS_MAX:
+                raise _RefusedError(TOO_MANY_FIELDS, f"{len(words) // 2}; at most {REDIS_FIELDS_MAX} can be written")
+        except _RefusedError as error:
+            reason, detail = error.args
+            failures.append(SinkFailure(row, reason, retryable=False, detail=detail))
+        else:
+            rows.append(row)
+            made.append(Put(key, words))
+    return Converted(rows, made, failures)
+
+
+def _whole(value: bytes, keys: tuple[bytes, ...], time_us: int, headers: Mapping[str, bytes]) -> Words:
+    words: list[str | int | bytes] = ["value", value]
+    if keys:
+        words += ["key", _key(keys)]
+    words += ["eventTime", time_us // 1000]
+    for name, text in headers.items():
+        words += [HEADER + name, text]
+    return words
+
+
+def _members(value: bytes) -> Words:
+    try:
+        parsed = parse_json(value)
+    except ValueError as error:
+        raise _RefusedError(NOT_JSON, str(error)) from None
+    if not isinstance(parsed, dict):
+        raise _RefusedError(NOT_AN_OBJECT, f"it is {type(parsed).__name__}")
+    words: list[str | int | bytes] = []
+    for name, member in parsed.items():
+        if member is not None:
+            text = member if isinstance(member, str) else _json(member)
+            try:
+                words += [name.encode(), text.encode()]
+            except UnicodeEncodeError:
+                raise _RefusedError(NOT_TEXT, "it has half of a surrogate pair") from None
+    if not words:
+        raise _RefusedError(NO_MEMBERS, "there is nothing to write")
+    return words
+
+
+def _required(keys: tuple[bytes, ...]) -> bytes:
+    if not keys:
+        raise _RefusedError(NO_KEY, "`keys` of its source, or a function, gives it one")
+    return _key(keys)
+
+
+def _key(parts: tuple[bytes, ...]) -> bytes:
+    """A single key as it is; several as a JSON array."""
+    return parts[0] if len(parts) == 1 else _json([part.decode() for part in parts]).encode()
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)

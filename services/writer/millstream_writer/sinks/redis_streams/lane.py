@@ -1,0 +1,212 @@
+"""The Redis sink: records, and how far the lane is, in one script.
+
+    write ─► what is behind the position ─► COMMIT  is the lane still ours? do the kinds of the keys fit?
+                                                    XADD, HSET or SET of each record, then the position
+
+The position is a hash beside the records; in a cluster it lies in the slot of their keys. It has the owner that opened
+the lane last, a new name at every connection, and only that owner's scripts write anything. So an older owner has no
+effect however late it wakes up, and neither has a script of a connection that was given up: an answer that is lost is
+settled by taking the lane over again, and reading the position.
+
+Above it: the delivery. Below it: the scripts, the link, and how records become words (`entries`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from uuid import uuid4
+
+from millstream import codes
+from millstream.durable import step
+from millstream.errors import DamageError, RetryLaterError, UserError
+from millstream.limits import REDIS_COMMIT_RECORDS_MAX
+from millstream.record import Position
+from millstream.redis.link import (
+    FAILURES,
+    Link,
+    Word,
+    error_of,
+    hash_tag,
+    in_cluster,
+    linked,
+    open_link,
+    pairs,
+    warn_unless_durable,
+)
+from millstream_writer.connector import SinkOwner
+from millstream_writer.sink import SinkFrame, SinkLane
+from millstream_writer.sinks.kept import Converted, Kept, KeptLane, check_kept, fenced
+from millstream_writer.sinks.redis_streams.connector import RedisSink
+from millstream_writer.sinks.redis_streams.entries import Put, convert
+from millstream_writer.sinks.redis_streams.script import COMMIT, OWN
+
+_log = logging.getLogger(__name__)
+
+
+def position_key(settings: RedisSink, pipeline: str, name: str) -> str:
+    """Where the position of a lane is."""
+    return f"millstream:{{{hash_tag(settings.target)}}}:{pipeline}/{name}"
+
+
+class RedisSinkLane(KeptLane[Put]):
+    """The lane's connection, which is opened when it is needed, and again when it is lost."""
+
+    def __init__(self, settings: RedisSink, owner: SinkOwner) -> None:
+        super().__init__(owner, REDIS_COMMIT_RECORDS_MAX)
+        self._settings = settings
+        self._key = position_key(settings, owner.pipeline, owner.name)
+        self._identity = uuid4().hex
+        self._token = ""
+        self._link: Link | None = None
+        self._warned = False
+
+    async def open(self) -> None:
+        """Connect, and take the lane over."""
+        async with self._session():
+            pass
+
+    async def close(self) -> None:
+        """What is under way may still have its effect."""
+        if self._link is not None:
+            link, self._link = self._link, None
+            await link.close()
+
+    def _convert(self, item: SinkFrame) -> Converted[Put]:
+        return convert(self._settings, item)
+
+    async def _commit(self, made: Sequence[Put], end: Position, frame: str) -> None:
+        settings, owner = self._settings, self._owner
+        keys: list[Word] = [self._key]
+        keys += [settings.target] if settings.mode == "stream" else [put.key for put in made]
+        limit = settings.max_length or (settings.expire_s and max(1, round(settings.expire_s * 1000))) or ""
+        words: list[Word] = [self._token, settings.mode, *end, frame, limit]
+        for put in made:
+            words.append(len(put.words))
+            words += put.words
+        assert self._link is not None, "it is used in a session"
+        with step("redis_sink.commit", owner.lane.vertex):
+            what, *more = await self._link.run(COMMIT, keys, words)
+        if what == b"other":
+            raise await self._replaced(self._link)
+        if what == b"kind":
+            key, kind = (text.decode(errors="replace") for text in more)
+            what = f"{owner.where}: the key {key!r} is a {kind}, and `mode: {settings.mode}` needs a {settings.mode}"
+            raise UserError(codes.TARGET_UNFIT, f"{what}. Remove it, or name another. Nothing of the batch was written")
+
+    async def _replaced(self, link: Link) -> Exception:
+        """Why the lane is not ours any more."""
+        if await link.ask("EXISTS", self._key):
+            return fenced(self._owner, self._settings.target)
+        return self._lost()
+
+    @asynccontextmanager
+    async def _session(self) -> AsyncIterator[Link]:
+        """The connection, the lane taken over on it. It is given up at the first failure."""
+        try:
+            if self._link is None:
+                self._link = await self._opened()
+            yield self._link
+        except FAILURES as error:
+            await self.close()
+            raise error_of(error, self._settings, self._owner.where) from error
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _opened(self) -> Link:
+        owner = self._owner
+        link = await open_link(
+            self._settings, owner.base_dir, owner.where, f"millstream {owner.pipeline}/{owner.name}", self._key
+        )
+        try:
+            if not self._warned:
+                await warn_unless_durable(link, owner.where)
+                self._warned = True
+            for what, expected in await _faults(self._settings, link):
+                raise UserError(codes.TARGET_UNFIT, f"{owner.where}: {what} (expected: {expected})")
+            await self._take_over(link)
+        except BaseException:
+            await link.close()
+            raise
+        return link
+
+    async def _take_over(self, link: Link) -> None:
+        """Fence every former owner, and learn how far the target is."""
+        owner, token = self._owner, f"{self._identity}.{uuid4().hex}"
+        fresh = (owner.ledger_id, *owner.start)
+        target, remedy = self._settings.target, self._by_hand()
+        while True:
+            kept = _kept(await link.ask("HGETALL", self._key))
+            if kept is None and not owner.fallback and (self._token or owner.start > Position(0)):
+                raise self._lost()
+            if kept is not None:
+                await check_kept(owner, kept, target, remedy, ours=kept.owner.startswith(self._identity))
+            seen = kept.owner if kept is not None else ""
+            with step("redis_sink.take_over", owner.lane.vertex):
+                owned = _kept(await link.run(OWN, [self._key], [seen, token, owner.epoch, *fresh]))
+            if owned is not None:
+                break
+        # The one before may have committed since it was looked at.
+        await check_kept(owner, owned, target, remedy, ours=True)
+        self._token = token
+        self._durable = max(self._durable, owned.position)
+
+    def _lost(self) -> DamageError:
+        return DamageError(
+            codes.TARGET_POSITION_LOST,
+            f"{self._owner.where}: the lane has written to {self._settings.target}, up to sequence "
+            f"{self._durable.sequence}, and the key {self._key!r} that says so is gone: Redis lost it at a "
+            f"restart, or it was removed. Nothing was written now. See which records are there; {self._by_hand()}",
+        )
+
+    def _by_hand(self) -> str:
+        """How the user says that the lane's mark is right."""
+        run, (sequence, record) = self._owner.ledger_id, self._owner.start
+        return (
+            "for the lane to go on behind its mark: "
+            f"`HSET '{self._key}' run {run} epoch 0 owner '' sequence {sequence} record {record} frame ''`"
+        )
+
+
+def _kept(answer: Sequence[bytes]) -> Kept | None:
+    if not answer:
+        return None
+    found = {name: value.decode(errors="replace") for name, value in pairs(answer).items()}
+    position = Position(int(found["sequence"]), int(found["record"]))
+    return Kept(found["run"], int(found["epoch"]), found["owner"], position, found["frame"])
+
+
+async def _faults(settings: RedisSink, link: Link) -> list[tuple[str, str]]:
+    """What does not fit, with what would."""
+    target = settings.target
+    if settings.mode == "stream":
+        kind = (await link.ask("TYPE", target)).decode()
+        if kind in ("none", "stream"):
+            return []
+        return [(f"the key {target!r} is a {kind}", "a stream, or a key that does not exist")]
+    if hash_tag(target) == target and await in_cluster(link):
+        return [(f"in a cluster the keys that begin with {target!r} are on several servers", "a hash tag, `{orders}:`")]
+    return []
+
+
+async def look(settings: RedisSink, base_dir: Path) -> list[tuple[str, str]]:
+    """What does not fit, of a server that is reached, with what would. Raises errors of ours where it is not."""
+    async with linked(settings, base_dir, "validate --online", position_key(settings, "", "")) as link:
+        return await _faults(settings, link)
+
+
+@asynccontextmanager
+async def open_redis_sink(settings: RedisSink, owner: SinkOwner) -> AsyncIterator[SinkLane]:
+    """The lane's target, every former owner fenced. A server that is away is waited for by the first write."""
+    lane = RedisSinkLane(settings, owner)
+    try:
+        try:
+            await lane.open()
+        except RetryLaterError as error:
+            _log.warning("%s", error)
+        yield lane
+    finally:
+        await lane.close()
