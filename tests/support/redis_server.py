@@ -65,6 +65,10 @@ class RedisServer:
             self._process.wait()
             self._process = None
 
+    def command(self, *words: str | int) -> Any:
+        """What the server answers to a command."""
+        return self.client.execute_command(*words)  # type: ignore[no-untyped-call]
+
     def entries(self, stream: str) -> list[dict[str, bytes]]:
         """Those of a stream, in order."""
         found: Any = self.client.xrange(stream)
@@ -74,10 +78,10 @@ class RedisServer:
         with suppress(RedisError):
             self.client.ping()
             if self._cluster:
-                info: Any = self.client.execute_command("CLUSTER", "INFO")
+                info = self.command("CLUSTER", "INFO")
                 if b"cluster_state:ok" not in str(info).encode():
                     with suppress(RedisError):
-                        self.client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+                        self.command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
                     return False
             return True
         return False

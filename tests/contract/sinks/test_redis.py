@@ -106,7 +106,7 @@ async def test_hashes_and_values_by_key(redis: RedisServer, stream: str) -> None
             result = await lane.write([frame], Position(1))
             await lane.flush()
         assert [(failure.index, failure.reason) for failure in result.failures[0]] == [(2, "record has no key")]
-        assert 3500 < redis.client.ttl(f"{stream}-{mode}:k") <= 3600  # type: ignore[operator]
+        assert 3500 < redis.client.ttl(f"{stream}-{mode}:k") <= 3600
     assert redis.client.hgetall(f"{stream}-hash:k") == {b"a": b"2", b"b": b"x"}
     assert redis.client.get(f"{stream}-set:k") == b'{"a": 2}'
 
@@ -160,7 +160,7 @@ async def test_a_target_that_does_not_fit_the_mark_stops_the_lane_with_what_to_d
         with raises(code, said):
             async with opened(spec, owner):
                 pass
-    (key,) = redis.client.keys(f"millstream:{{{stream}}}*")  # type: ignore[misc]
+    (key,) = redis.client.keys(f"millstream:{{{stream}}}*")
     redis.client.delete(key)
     lost = sink_owner(2, start=Position(2), ledger_id="second")
     with raises(codes.TARGET_POSITION_LOST, "that says so is gone") as stopped:
@@ -168,7 +168,7 @@ async def test_a_target_that_does_not_fit_the_mark_stops_the_lane_with_what_to_d
             pass
     found = re.search(r"`HSET '(.*?)' (.*)`", str(stopped.value))
     assert found is not None
-    redis.client.execute_command("HSET", found[1], *(word.strip("'") for word in found[2].split(" ")))
+    redis.command("HSET", found[1], *(word.strip("'") for word in found[2].split(" ")))
     async with opened(spec, lost) as lane:
         await lane.write([numbers(2), numbers(3)], Position(3))
     assert redis_numbers(redis, stream) == [*range(10, 40)]
@@ -177,7 +177,7 @@ async def test_a_target_that_does_not_fit_the_mark_stops_the_lane_with_what_to_d
 async def test_a_position_that_is_lost_while_it_runs_stops_the_lane(redis: RedisServer, stream: str) -> None:
     async with opened(redis_spec(redis, "stream", stream)) as lane:
         await lane.write([numbers(1)], Position(1))
-        redis.client.delete(*redis.client.keys(f"millstream:{{{stream}}}*"))  # type: ignore[misc]
+        redis.client.delete(*redis.client.keys(f"millstream:{{{stream}}}*"))
         with raises(codes.TARGET_POSITION_LOST, "up to sequence 1"):
             await lane.write([numbers(2)], Position(2))
     assert redis_numbers(redis, stream) == [*range(10, 20)]
@@ -348,7 +348,7 @@ async def test_in_a_cluster_position_and_records_are_in_one_slot(cluster: RedisS
 async def test_what_does_not_fit_is_said(
     redis: RedisServer, stream: str, change: dict[str, str], code: Code, said: str
 ) -> None:
-    redis.client.execute_command("ACL", "SETUSER", "reader", "on", ">r", "~*", "+@read", "+@connection")
+    redis.command("ACL", "SETUSER", "reader", "on", ">r", "~*", "+@read", "+@connection")
     redis.client.set("a-string", "x")
     with raises(code, said) as stopped:
         async with opened(redis_spec(redis, "stream", stream, **change)) as lane:
@@ -359,7 +359,7 @@ async def test_what_does_not_fit_is_said(
 async def test_the_rights_on_the_page_are_enough(redis: RedisServer, stream: str) -> None:
     rights = re.search(r"```text\n(ACL SETUSER writer .*?)```", PAGE.read_text(), re.DOTALL)
     assert rights is not None
-    redis.client.execute_command(*rights[1].replace("orders", stream).split())
+    redis.command(*rights[1].replace("orders", stream).split())
     async with opened(redis_spec(redis, "stream", stream, user="writer", password="secret")) as lane:
         await lane.write([numbers(1)], Position(1))
     assert redis_numbers(redis, stream) == [*range(10, 20)]
