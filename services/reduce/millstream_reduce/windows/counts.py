@@ -59,8 +59,8 @@ class CountWindows(KeyedWindows):
         end = np.minimum(np.maximum.reduceat(times, runs.firsts), END_OF_TIME_US - 1) + 1
         get = self._filling.get
         found = np.fromiter(map(get, names, repeat(_ABSENT)), np.int64, len(names))
-        new = np.flatnonzero(runs.alone & (found == _ABSENT) & (runs.counts < self._full))
-        one = np.flatnonzero(runs.alone & (found != _ABSENT))
+        new = np.flatnonzero((found == _ABSENT) & (runs.counts < self._full))
+        one = np.flatnonzero(found != _ABSENT)
         one = one[slots.rows[found[one]] + runs.counts[one] < self._full]
         grow = found[one]
         slots.start[grow] = np.minimum(slots.start[grow], start[one])

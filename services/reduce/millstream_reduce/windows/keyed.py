@@ -41,20 +41,20 @@ def closed_before(location: Location) -> DamageError:
 class Runs:
     """Rows of one entry by (key, part): what goes into one window. Columns, in the order of the rows."""
 
-    __slots__ = ("alone", "counts", "firsts", "names")
+    __slots__ = ("begins", "counts", "firsts", "names")
 
     def __init__(self, times: Times, keys: Keys | None, labels: Rows) -> None:
         self.firsts = run_starts(labels)
         self.counts = run_lengths(self.firsts, len(times))
         if keys is None:
             self.names: list[Key] = [None] * len(self.firsts)
-            self.alone = np.full(len(self.firsts), len(self.firsts) == 1)
+            self.begins: Rows = np.zeros(1, np.int64)
+            """The first run of each key."""
             return
         codes = keys.codes[self.firsts]
         values = keys.values
         self.names = [values[code] for code in codes.tolist()]
-        self.alone = np.bincount(codes)[codes] == 1
-        """No other run has this key."""
+        self.begins = run_starts(codes)
 
 
 class KeyedWindows(ABC):

@@ -1,7 +1,7 @@
 """Windows of a key that cover a span of time each: spans that overlap are one window. Sessions and periods.
 
-The open spans of one key never overlap. Most keys have one, which is found without a list; all keys of a batch that
-have one, or none yet, are taken in by a few numpy calls.
+The open spans of one key never overlap. Most rows come behind the key's newest span or extend it: those of a batch
+are taken in by a few numpy calls, however many spans a key has. Others are looked for among the spans of their key.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from millstream_reduce.values import WindowContents
 from millstream_reduce.windowing import Rows, Times
 from millstream_reduce.windows import encoding
 from millstream_reduce.windows.config import WindowConfig
-from millstream_reduce.windows.grouping import run_numbers, run_starts
+from millstream_reduce.windows.grouping import run_lengths, run_numbers, run_starts
 from millstream_reduce.windows.keyed import NO_LIMIT, KeyedWindows, Runs, closed_before
 from millstream_reduce.windows.slots import Key
 
-_ABSENT = -(2**62)
+_ABSENT = -1
 """The key has no open window."""
 
 
@@ -34,11 +34,10 @@ class SpanWindows(KeyedWindows):
 
     def _reset(self) -> None:
         super()._reset()
-        self._of_key: dict[Key, int] = {}
-        """The open slot of a key; ~n where it has several, listed in `_lists[n]`."""
-        self._lists: dict[int, list[int]] = {}
-        """By start."""
-        self._next_list = 0
+        self._newest: dict[Key, int] = {}
+        """The open slot of a key that starts last."""
+        self._several: dict[Key, list[int]] = {}
+        """All open slots, by start, of a key that has more than one."""
         self._first_end = END_OF_TIME_US
         """No open slot ends before this."""
         self._settled_us = NO_LIMIT
@@ -52,36 +51,49 @@ class SpanWindows(KeyedWindows):
 
     def _take_in(self, times: Times, runs: Runs, entry: int) -> None:
         low, high, start = self._spans(times, runs.firsts)
-        slots = self._slots
         self._first_end = min(self._first_end, int(high.min()))
-        get = self._of_key.get
-        found = np.fromiter(map(get, runs.names, repeat(_ABSENT)), np.int64, len(runs.names))
-        new = np.flatnonzero(runs.alone & (found == _ABSENT))
-        one = np.flatnonzero(runs.alone & (found >= 0))
-        grow = found[one]
-        meets = (slots.start[grow] < high[one]) & (slots.end[grow] > low[one])
-        one, grow = one[meets], grow[meets]
-        slots.start[grow] = np.minimum(slots.start[grow], start[one])
-        slots.end[grow] = np.maximum(slots.end[grow], high[one])
-        names = runs.names
-        fresh_names = [names[run] for run in new.tolist()]
-        fresh = slots.make(fresh_names, start[new], high[new])
-        self._of_key.update(zip(fresh_names, fresh.tolist(), strict=True))
-        taken = np.concatenate((new, one))
-        slots.attach(np.concatenate((fresh, grow)), entry, runs.firsts[taken], runs.counts[taken])
-        if len(taken) == len(names):
-            return
-        left = np.ones(len(names), np.bool_)
-        left[taken] = False
-        for run in np.flatnonzero(left).tolist():
+        slots, names, begins = self._slots, runs.names, runs.begins
+        of_keys = [names[run] for run in begins.tolist()]
+        newest = np.fromiter(map(self._newest.get, of_keys, repeat(_ABSENT)), np.int64, len(of_keys))
+        known = np.flatnonzero(newest != _ABSENT)
+        first, found = begins[known], newest[known]
+        # Of each key with an open slot: its first run starts no earlier than the newest, so it meets no other. If it
+        # meets that one, the run behind it does not.
+        meets = low[first] < slots.end[found]
+        lasts = run_lengths(begins, len(names))[known] == 1
+        behind = low[np.minimum(first + 1, len(names) - 1)] >= slots.end[found]
+        plain = (low[first] >= slots.start[found]) & (~meets | lasts | behind)
+        left = np.zeros(len(begins), np.bool_)
+        left[known[~plain]] = True
+        alone = np.repeat(left, run_lengths(begins, len(names)))
+        fresh = ~alone
+        grown, grow = first[plain & meets], found[plain & meets]
+        fresh[grown] = False
+        slots.start[grow] = np.minimum(slots.start[grow], start[grown])
+        slots.end[grow] = np.maximum(slots.end[grow], high[grown])
+        new = np.flatnonzero(fresh)
+        new_names = [names[run] for run in new.tolist()]
+        made = slots.make(new_names, start[new], high[new])
+        self._append(new_names, made.tolist())
+        taken = np.concatenate((new, grown))
+        slots.attach(np.concatenate((made, grow)), entry, runs.firsts[taken], runs.counts[taken])
+        for run in np.flatnonzero(alone).tolist():
             slot = self._cover(names[run], int(low[run]), int(high[run]), int(start[run]))
             slots.attach_one(slot, entry, int(runs.firsts[run]), int(runs.counts[run]))
+
+    def _append(self, keys: Sequence[Key], made: Sequence[int]) -> None:
+        """New slots, each behind all that its key has."""
+        newest, several = self._newest, self._several
+        for key, slot in zip(keys, made, strict=True):
+            before = newest.get(key)
+            newest[key] = slot
+            if before is not None:
+                several.setdefault(key, [before]).append(slot)
 
     def _cover(self, key: Key, low: int, high: int, start: int) -> int:
         """The one slot of the key that covers [low, high): made, extended or joined."""
         slots = self._slots
-        value = self._of_key.get(key, _ABSENT)
-        listed = [] if value == _ABSENT else [value] if value >= 0 else self._lists[~value]
+        listed = self._several.get(key) or self._open_slots(key)
         end = bisect_left(listed, high, key=slots.start.__getitem__)
         begin = end
         while begin and slots.end[listed[begin - 1]] > low:
@@ -95,39 +107,36 @@ class SpanWindows(KeyedWindows):
             slots.start[slot] = min(int(slots.start[slot]), start)
             slots.end[slot] = max(int(slots.end[slot]), high)
         listed[begin:end] = [slot]
-        self._list(key, value, listed)
+        self._list(key, listed)
         return slot
 
-    def _list(self, key: Key, value: int, listed: list[int]) -> None:
-        """The key has these open slots; `value` is what stood for those it had."""
+    def _list(self, key: Key, listed: list[int]) -> None:
+        """The key has these open slots, by start."""
         if len(listed) > 1:
-            if value >= 0 or value == _ABSENT:
-                value = ~self._next_list
-                self._next_list += 1
-            self._of_key[key] = value
-            self._lists[~value] = listed
-            return
-        if value < 0 and value != _ABSENT:
-            del self._lists[~value]
-        if listed:
-            self._of_key[key] = listed[0]
+            self._several[key] = listed
         else:
-            self._of_key.pop(key, None)
+            self._several.pop(key, None)
+        if listed:
+            self._newest[key] = listed[-1]
+        else:
+            self._newest.pop(key, None)
 
     def _unlist(self, slots: Rows) -> None:
         """These slots are open no more."""
         for slot, key in zip(slots.tolist(), self._slots.key[slots].tolist(), strict=True):
-            value = self._of_key[key]
-            if value == slot:
-                del self._of_key[key]
+            listed = self._several.get(key)
+            if listed is None:
+                del self._newest[key]
             else:
-                listed = self._lists[~value]
                 listed.remove(slot)
-                self._list(key, value, listed)
+                self._list(key, listed)
 
     def _open_slots(self, key: Key) -> list[int]:
-        value = self._of_key.get(key, _ABSENT)
-        return [] if value == _ABSENT else [value] if value >= 0 else list(self._lists[~value])
+        listed = self._several.get(key)
+        if listed is not None:
+            return list(listed)
+        newest = self._newest.get(key)
+        return [] if newest is None else [newest]
 
     def _settle(self) -> None:
         limit = self._limit_us()
@@ -197,12 +206,6 @@ class SpanWindows(KeyedWindows):
 
     def _recall(self, slots: Rows, columns: encoding.Slots) -> None:
         taking = np.flatnonzero(columns.kept == 0)
-        keys = [columns.keys[place] for place in taking.tolist()] if len(taking) < len(slots) else columns.keys
-        self._of_key = dict(zip(keys, slots[taking].tolist(), strict=True))
-        if len(self._of_key) < len(taking):
-            several: dict[Key, list[int]] = {}
-            for place in taking[np.argsort(columns.starts[taking])].tolist():
-                several.setdefault(columns.keys[place], []).append(int(slots[place]))
-            for key, listed in several.items():
-                self._list(key, _ABSENT, listed)
+        taking = taking[np.argsort(columns.starts[taking], kind="stable")]
+        self._append([columns.keys[place] for place in taking.tolist()], slots[taking].tolist())
         self._first_end = int(columns.ends.min(initial=END_OF_TIME_US))
