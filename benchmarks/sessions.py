@@ -4,9 +4,10 @@
     python benchmarks/compare.py --base REV --times 3 -- benchmarks/sessions.py --json
 
 The legs of the demo's `planes`, one after the other in one process, without Spark and without a broker, each in
-processor seconds for all sessions of the year: records are taken in (the log included), windows are handed over, requests
-go to Spark's driver and become what its tasks are given, the rows are read and the function is called, results come back, and
-frames are made of them. What Spark itself takes beside that is not in it. The input is that of `make demo`.
+processor seconds for all sessions of the year: records are taken in (the log included), windows are handed over,
+requests go to Spark's driver and become what its tasks are given, the rows are read and the function is called,
+results come back, and frames are made of them. What Spark itself takes beside that is not in it. The input is that of
+`make demo`.
 """
 
 from __future__ import annotations
