@@ -1,7 +1,7 @@
 """Where the demo's time goes: wall and processor seconds, processes and memory of it, and when each vertex ran.
 
-    python benchmarks/demo.py
-    python benchmarks/compare.py --base REV --times 3 -- benchmarks/demo.py
+    python benchmarks/demo_cost.py
+    python benchmarks/compare.py --base REV --times 3 -- benchmarks/demo_cost.py
 
 Runs the pipeline of `examples/flights` with `millstream run`, as `make demo` does, on the input that it prepares, in a
 directory of its own. The results are not compared here: `make demo` does. What is said of a process is what the system
