@@ -86,6 +86,11 @@ POSTGRES_CONNECT_TIMEOUT_S = 10.0
 """How long a connection to PostgreSQL may take."""
 POSTGRES_LOCK_TIMEOUT_S = 5.0
 """How long a new owner of a lane waits for a transaction of the one before; then it ends that one's connection."""
+POSTGRES_PAGE_ROWS = 16 * 1024
+POSTGRES_PAGE_BYTES = 8 * MIB
+"""What a source reads of PostgreSQL at once; its lane holds no more."""
+POSTGRES_OPEN_REPORTED_EVERY_S = 60.0
+"""Between two messages about a transaction that keeps a source waiting."""
 SIDECAR_BACKOFF_FIRST_S = 0.1
 SIDECAR_BACKOFF_LAST_S = 5.0
 """A sidecar that dies is restarted after the first, then double, up to the last."""

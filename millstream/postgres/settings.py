@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path as FilePath
 from typing import Annotated, Literal
 
 from millstream import codes
-from millstream.spec.problems import Path
+from millstream.spec.problems import Finding, Path
 from millstream.spec.references import TextOrReference
 from millstream.spec.rules import After, Strict
 from millstream.spec.tls import stays_on_this_machine
@@ -94,6 +95,13 @@ def server_notes(settings: PostgresServer, path: Path) -> Iterator[tuple[Path, s
             return
         what = f"with `sslmode: {settings.sslmode}` nothing shows that {settings.host} is the server that is meant"
         yield (*path, "sslmode"), f"{what}; `verify-full` does"
+
+
+def server_findings(settings: PostgresServer, path: Path, base_dir: FilePath) -> Iterator[Finding]:
+    """What this machine lacks for the way to a server."""
+    if settings.ssl_root_cert is not None and not (base_dir / settings.ssl_root_cert).is_file():
+        what = f"there is no file {base_dir / settings.ssl_root_cert}"
+        yield Finding(codes.NO_SUCH_FILE, (*path, "sslRootCert"), what, "a file with certificates, as PEM")
 
 
 def quoted(name: str) -> str:

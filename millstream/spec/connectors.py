@@ -193,6 +193,7 @@ SOURCES: Registry[SourceKind[SpecModel]] = Registry(
         "file": "millstream_reader.sources.file.connector:FILE",
         "http": "millstream_reader.sources.http.connector:HTTP",
         "kafka": "millstream_reader.sources.kafka.connector:KAFKA",
+        "postgres": "millstream_reader.sources.postgres.connector:POSTGRES",
         "udsource": "millstream_reader.sources.udsource.connector:UDSOURCE",
     },
 )

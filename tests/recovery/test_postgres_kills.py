@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from millstream.postgres.connecting import FAILURES
 from tests.mesh.running import start
 from tests.recovery.killed_sinks import EXPECTED, kill_at
 from tests.support.postgres_server import Database, PostgresServer, open_postgres, why_missing
@@ -39,6 +40,17 @@ spec:
   edges:
   - {from: in, to: same}
   - {from: same, to: out}
+"""
+COPYING = """\
+apiVersion: millstream.io/v1alpha1
+kind: Pipeline
+metadata: {name: p}
+spec:
+  vertices:
+  - {name: in, source: {postgres: SOURCE, guarantee: exactlyOnce}}
+  - {name: out, sink: {postgres: SINK, guarantee: exactlyOnce}}
+  edges:
+  - {from: in, to: out}
 """
 POINTS = [
     f"postgres_sink.{step}:{side}#{time}"
@@ -77,6 +89,53 @@ async def test_each_record_is_there_once_though_everything_is_killed(server: Pos
     assert ended.exit_code == 0, ended.err
     assert "account: BALANCED" in ended.out
     assert sorted(await database.column("SELECT number FROM numbers")) == [*range(RECORDS)]
+
+
+@pytest.mark.guarantee("I1", "I2", "I9")
+@pytest.mark.timeout(240)
+async def test_each_row_of_a_query_is_read_once_though_everything_is_killed(
+    server: PostgresServer, tmp_path: Path
+) -> None:
+    database = await server.database()
+    await database.execute("CREATE TABLE rows (n bigserial PRIMARY KEY)", "CREATE TABLE copies (n bigint)")
+    source = {**database.settings, "query": "SELECT n FROM rows", "cursor": ["n"], "pollEvery": "10ms"}
+    sink = {**database.settings, "table": "copies", "columns": [{"name": "n"}]}
+    text = COPYING.replace("SOURCE", json.dumps(source)).replace("SINK", json.dumps(sink))
+    (tmp_path / "pipeline.yaml").write_text(text)
+    done = asyncio.Event()
+    async with start(tmp_path, "run", "pipeline.yaml") as run, asyncio.TaskGroup() as tasks:
+        writing = tasks.create_task(_write_out_of_order(database, done))
+        for victim in ("in-0", "postgres", "broker"):
+            seen = run.records("in")
+            await run.until(lambda seen=seen: run.records("in") > seen + 100)  # type: ignore[misc]
+            if victim == "postgres":
+                server.kill()
+                await asyncio.to_thread(server.start)
+            else:
+                with suppress(ProcessLookupError, KeyError):
+                    os.kill(run.pids()[victim], signal.SIGKILL)
+        done.set()
+        await writing
+        (rows,) = await database.column("SELECT count(*) FROM rows")
+        await run.until(lambda: run.records("out") >= rows)
+        run.interrupt()
+        ended = await run.ended()
+    assert ended.exit_code == 0, ended.err
+    assert "account: BALANCED" in ended.out
+    assert await database.column("SELECT n FROM copies ORDER BY n") == await database.column(
+        "SELECT n FROM rows ORDER BY n"
+    )
+
+
+async def _write_out_of_order(database: Database, done: asyncio.Event) -> None:
+    """The transaction that takes the smaller numbers is committed last."""
+    while not done.is_set():
+        with suppress(*FAILURES):
+            async with database.connected() as first, database.connected() as second:
+                while not done.is_set():
+                    async with first.transaction():
+                        await first.execute("INSERT INTO rows SELECT FROM generate_series(1, 10)")
+                        await second.execute("INSERT INTO rows SELECT FROM generate_series(1, 10)")
 
 
 @pytest.mark.guarantee("I1")

@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 START_TIMEOUT_S = 60.0
 USER, LOCKED, PASSWORD = "ms", "locked", "a long secret"
 """A role that everybody may be, and one with a password."""
+ROLE = (
+    f"DO $$ BEGIN CREATE ROLE {LOCKED} LOGIN PASSWORD '{PASSWORD}'; EXCEPTION WHEN duplicate_object THEN NULL; END $$"
+)
+"""Makes the second one, if it is not there."""
 _FETCHED = Path(__file__).parents[2] / ".cache" / "servers" / "postgres"
 _NOBODY = "nobody"
 _HBA = f"local all all trust\nhost all {LOCKED} 127.0.0.1/32 scram-sha-256\nhost all all 127.0.0.1/32 trust\n"

@@ -28,17 +28,15 @@ from millstream_writer.sinks.opening import open_sink
 from millstream_writer.sinks.postgres import lane as lane_module
 from tests.contract.sinks.file_target import sink_owner, value_of
 from tests.contract.sinks.sink_targets import postgres_spec
+from tests.contract.sources.lanes import open_lane, read_to_end
 from tests.support.errors import raises
-from tests.support.postgres_server import LOCKED, PASSWORD, Database, PostgresServer, open_postgres, why_missing
+from tests.support.postgres_server import LOCKED, PASSWORD, ROLE, Database, PostgresServer, open_postgres, why_missing
 from tests.unit.writer.sink_frames import sink_frame
 
 pytestmark = pytest.mark.skipif(bool(why_missing()), reason=why_missing() or "it is there")
 
 PAGE = Path(__file__).parents[3] / "docs" / "connectors" / "postgres.md"
 PG = Wire("postgres", b"COMMIT;", b"COMMIT\0")
-ROLE = (
-    f"DO $$ BEGIN CREATE ROLE {LOCKED} LOGIN PASSWORD '{PASSWORD}'; EXCEPTION WHEN duplicate_object THEN NULL; END $$"
-)
 NUMBERS = "CREATE TABLE numbers (n int PRIMARY KEY, text text, place bigserial)"
 
 
@@ -469,11 +467,13 @@ async def test_lanes_that_open_at_once_create_the_tables_once(postgres: Postgres
 
 async def test_the_page_shows_what_runs(postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
     page = PAGE.read_text()
-    tables, pipeline = re.search(r"```sql\n(.*?)```", page, re.DOTALL), re.search(r"```yaml\n(.*?)```", page, re.DOTALL)
+    tables, pipelines = (
+        re.search(r"```sql\n(.*?)```", page, re.DOTALL),
+        re.findall(r"```yaml\n(.*?)```", page, re.DOTALL),
+    )
     assert tables is not None
-    assert pipeline is not None
     database = await postgres.database()
-    (vertex,) = YAML(typ="safe", pure=True).load(pipeline[1])
+    (reading,), (vertex,) = (YAML(typ="safe", pure=True).load(pipeline) for pipeline in pipelines)
     settings = {**vertex["sink"]["postgres"], **database.settings, "createTable": True}
     await database.execute("DROP ROLE IF EXISTS writer", "CREATE ROLE writer", *tables[1].split(";")[:-1])
     monkeypatch.setenv("SHOP_PASSWORD", PASSWORD)
@@ -483,6 +483,13 @@ async def test_the_page_shows_what_runs(postgres: PostgresServer, monkeypatch: p
     assert await database.rows("SELECT id, city, price::text, placed::text FROM orders") == [
         (7, "Ulm", "12.50", "1970-01-01 00:00:02+00")
     ]
+    source = reading["source"]
+    source["postgres"] = {**source["postgres"], **database.settings, "stopAtEnd": True}
+    async with open_lane(source) as rows:
+        (record,), _, _ = await read_to_end(rows)
+    assert (record.value, record.event_time_us, record.keys) == (
+        b'{"id":7,"city":"Ulm","price":12.50,"placed":"1970-01-01T00:00:02+00:00"}', 2_000_000, ("Ulm",)
+    )  # fmt: skip
 
 
 async def test_validate_online_says_what_is_missing(

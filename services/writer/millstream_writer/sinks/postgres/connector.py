@@ -7,7 +7,14 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from millstream import codes
-from millstream.postgres.settings import ColumnName, ColumnTypeName, PostgresServer, TableName, server_notes
+from millstream.postgres.settings import (
+    ColumnName,
+    ColumnTypeName,
+    PostgresServer,
+    TableName,
+    server_findings,
+    server_notes,
+)
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding, Path
 from millstream.spec.values import Flag, ShapeProblem, SpecModel, Text
@@ -146,9 +153,7 @@ class _Postgres(SinkConnector[PostgresSink]):
         return self.promise
 
     def local_findings(self, settings: PostgresSink, place: Place) -> Iterator[Finding]:
-        if settings.ssl_root_cert is not None and not (place.base_dir / settings.ssl_root_cert).is_file():
-            what = f"there is no file {place.base_dir / settings.ssl_root_cert}"
-            yield Finding(codes.NO_SUCH_FILE, (*place.path, "sslRootCert"), what, "a file with certificates, as PEM")
+        yield from server_findings(settings, place.path, place.base_dir)
 
     async def online_findings(self, settings: PostgresSink, place: Place) -> Sequence[Finding]:
         from millstream_writer.sinks.postgres.target import look
