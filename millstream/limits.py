@@ -158,6 +158,8 @@ KAFKA_RECORD_BYTES = 1_048_588
 """What a topic takes by default: the largest record where its own limit cannot be asked for."""
 KAFKA_PREFETCH_BYTES = 16 * MIB
 """What a client of a source lane holds of records that were not taken."""
+KAFKA_FETCH_AGAIN_MS = 10
+"""How soon a client that holds that much looks whether there is room again: it empties 16 MiB in some 50 ms."""
 KAFKA_TOPICS_REREAD_S = 30.0
 """How often a source looks for new partitions."""
 KAFKA_MARKER_REFRESH_S = 3600.0

@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import time
 import zlib
-from array import array
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -23,8 +22,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from millstream import codes
 from millstream.errors import DamageError
-from millstream.frame import build_frame
-from millstream.limits import KAFKA_PREFETCH_BYTES, KAFKA_TOPICS_REREAD_S, RECORD_BYTES_MAX
+from millstream.limits import KAFKA_FETCH_AGAIN_MS, KAFKA_PREFETCH_BYTES, KAFKA_TOPICS_REREAD_S, RECORD_BYTES_MAX
 from millstream.wire.kafka import (
     ClientThread,
     Heard,
@@ -38,18 +36,15 @@ from millstream.wire.kafka import (
 from millstream_reader.connector import SourceOwner
 from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane
 from millstream_reader.sources.kafka.connector import LATEST, KafkaSource, start_time
+from millstream_reader.sources.kafka.runs import Run, Split, Taken, is_too_large, runs_of
 from millstream_reader.sources.positions import pack_position, unpack_position
 
 KIND = "kafka"
 _SHOWN_BYTES = 1024
 """Of a record that is too large."""
-_RECORD_OVERHEAD_BYTES = 64
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
-
-Split = tuple[str, int]
-"""A topic and one of its partitions."""
 
 
 class KafkaSourceLane:
@@ -66,7 +61,8 @@ class KafkaSourceLane:
         """The offset behind what was given, of each split."""
         self._ends: dict[Split, int] | None = None
         """Where each split ends; None: nowhere."""
-        self._waiting: deque[Message] = deque()
+        self._waiting: deque[Run] = deque()
+        """What was polled and is not given."""
         self._looked_s = 0.0
         self._known_ends: dict[Split, int] = {}
         """Where each split ended when its broker answered last."""
@@ -107,6 +103,8 @@ class KafkaSourceLane:
         body = unpack_position(owner.position, KIND, owner.partitions, owner.lane)
         settings = {
             "queued.max.messages.kbytes": KAFKA_PREFETCH_BYTES // 1024,
+            # By default a client that holds enough looks a second later whether it still does.
+            "fetch.queue.backoff.ms": KAFKA_FETCH_AGAIN_MS,
             **client_settings(spec, owner.base_dir, self._where),
             # Without a group of the user's nothing is ever committed for this one.
             "group.id": spec.consumer_group or "millstream",
@@ -195,27 +193,33 @@ class KafkaSourceLane:
     def _assign(self) -> None:
         self._client.assign([TopicPartition(*split, offset) for split, offset in self._next.items()])
 
-    def _poll(self, records_max: int, timeout_s: float) -> list[Message]:
+    def _poll(self, records_max: int, timeout_s: float) -> list[Run]:
         if time.monotonic() >= self._looked_s + KAFKA_TOPICS_REREAD_S and self._add(self._splits()):
             self._assign()
         # A call waits until it has as many as it is asked for.
         found = self._client.consume(1, timeout_s)
-        if found:
-            found += self._client.consume(records_max, 0.0)
-        for message in found:
-            if (error := message.error()) is not None:
-                self._bear(error, message)
+        if found and records_max > 1:
+            # Not one more than is taken at once, which would be a batch of its own.
+            found += self._client.consume(records_max - 1, 0.0)
+        runs: list[Run] = []
+        start = 0
+        for row, error in enumerate(map(Message.error, found)):
+            if error is not None:
+                runs += runs_of(found[start:row])
+                runs += self._bear(error, found[row])
+                start = row + 1
+        runs += runs_of(found[start:])
         for split in self._next:
             known = self._client.get_watermark_offsets(TopicPartition(*split), cached=True)
             # Below zero where no broker has said it so far.
             self._known_ends[split] = known[1]
-        return found
+        return runs
 
-    def _bear(self, error: KafkaError, message: Message) -> None:
+    def _bear(self, error: KafkaError, message: Message) -> list[Run]:
         """What is said about a partition instead of its records."""
         topic, partition = message.topic(), message.partition()
         if error.code() == KafkaError._PARTITION_EOF:
-            return
+            return [Run((topic or "", partition or 0), [message.offset() or 0])]
         if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE) and topic is not None:
             split = (topic, partition or 0)
             self._check(split, self._next[split])
@@ -225,51 +229,38 @@ class KafkaSourceLane:
             raise stop
         else:
             self._heard.hear(error)
+        return []
 
     def _take(self, records_max: int, bytes_max: int) -> SourceBatch:
         """A batch of what waits."""
-        values: list[bytes] = []
-        times = array("q")
-        keys: list[tuple[bytes, ...]] = []
-        headers: list[dict[str, bytes]] = []
+        taken = Taken(self._owner.clock.now_us())
         invalid: list[InvalidRecord] = []
-        size = 0
-        now_us = self._owner.clock.now_us()
-        while self._waiting and len(values) < records_max:
-            message = self._waiting[0]
-            split, offset = (message.topic() or "", message.partition() or 0), message.offset() or 0
-            end = None if self._ends is None else self._ends.get(split, 0)
-            error = message.error()
-            if error is not None or (end is not None and offset >= end):
-                if error is None or error.code() == KafkaError._PARTITION_EOF:
-                    self._next[split] = max(self._next[split], offset if end is None else min(offset, end))
-                self._waiting.popleft()
+        while self._waiting and len(taken) < records_max:
+            run = self._waiting[0]
+            split, end = run.split, None if self._ends is None else self._ends.get(run.split, 0)
+            # What comes again does so because offsets were assigned again.
+            run.skip_to(self._next[split])
+            if not run.values:
+                # The partition's end: whatever stands before it is not for this reader.
+                behind = run.offsets[0] if end is None else min(run.offsets[0], end)
+                self._next[split] = max(self._next[split], behind)
+            elif is_too_large(run) and run.fitting(1, run.ends[0], end):
+                place = f"{split[0]}/{split[1]} at offset {run.offsets[0]}"
+                reason = f"{place}: the record has {run.ends[0]} bytes; the limit is {RECORD_BYTES_MAX}"
+                invalid.append(InvalidRecord(run.values[0][:_SHOWN_BYTES], reason, place))
+                self._next[split] = run.offsets[0] + 1
+            elif run.at < len(run.values) and (end is None or run.offsets[run.at] < end):
+                records = run.fitting(records_max - len(taken), bytes_max - taken.size, end)
+                if not records and len(taken):
+                    break
+                # A batch has one record at least.
+                taken.add(run, records or 1)
+                self._next[split] = run.offsets[run.at - 1] + 1
                 continue
-            if offset < self._next[split]:
-                # It comes again, because offsets were assigned again.
-                self._waiting.popleft()
-                continue
-            value, key = message.value() or b"", message.key()
-            named = _headers(message)
-            record_bytes = len(value) + len(key or b"") + _RECORD_OVERHEAD_BYTES
-            record_bytes += sum(len(name) + len(text) for name, text in named.items())
-            if values and size + record_bytes > bytes_max:
-                break
+            elif end is not None and run.offsets[-1] >= end:
+                self._next[split] = max(self._next[split], end)
             self._waiting.popleft()
-            self._next[split] = offset + 1
-            if record_bytes > RECORD_BYTES_MAX:
-                place = f"{split[0]}/{split[1]} at offset {offset}"
-                reason = f"{place}: the record has {record_bytes} bytes; the limit is {RECORD_BYTES_MAX}"
-                invalid.append(InvalidRecord(value[:_SHOWN_BYTES], reason, place))
-                continue
-            size += record_bytes
-            kind, time_ms = message.timestamp()
-            values.append(value)
-            times.append(time_ms * 1000 if kind else now_us)
-            keys.append(_keys(key))
-            headers.append(named)
-        frame = build_frame(values, times, ingest_time_us=now_us, keys=keys, headers=headers) if values else None
-        return SourceBatch(frame, self._position(), ended=self._is_ended(), invalid=tuple(invalid))
+        return SourceBatch(taken.frame(), self._position(), ended=self._is_ended(), invalid=tuple(invalid))
 
     def _is_ended(self) -> bool:
         return self._ends is not None and all(self._next[split] >= end for split, end in self._ends.items())
@@ -296,24 +287,6 @@ class KafkaSourceLane:
 
     def _reach(self, ask: Callable[[float], _T]) -> _T:
         return reach(ask, lambda _: None, self._heard, self._thread, self._spec, self._where)
-
-
-def _keys(key: bytes | None) -> tuple[bytes, ...]:
-    """A key that is not text becomes its digits."""
-    if key is None:
-        return ()
-    try:
-        key.decode()
-    except UnicodeDecodeError:
-        return (key.hex().encode(),)
-    return (key,)
-
-
-def _headers(message: Message) -> dict[str, bytes]:
-    """Of a header that comes twice, the last counts."""
-    headers = message.headers()
-    pairs = headers.items() if isinstance(headers, dict) else headers or ()
-    return {name: text.encode() if isinstance(text, str) else text or b"" for name, text in pairs}
 
 
 def _packed(offsets: dict[Split, int]) -> dict[str, dict[str, int]]:

@@ -12,6 +12,8 @@ from millstream_writer.sink import SinkFailure
 MESSAGE_OVERHEAD_BYTES = 128
 """At most what a message takes in a batch of its own, beside key, value and headers."""
 _HEADER_OVERHEAD_BYTES = 10
+_LEAST_US = 1000
+"""Kafka knows no time before 1970, and its client takes 0 for "now"."""
 
 Headers = list[tuple[str, str | bytes | None]]
 Message = tuple[bytes, bytes | None, int, Headers | None]
@@ -39,8 +41,10 @@ def messages_of(frame: Frame, *, set_key: bool) -> Iterator[Message]:
         if frame.headers_column
         else repeat(None, frame.records)
     )
-    # Kafka knows no time before 1970, and its client takes 0 for "now".
-    times = (max(1, time_us // 1000) for time_us in frame.event_times_us())
+    if frame.event_time_min_us >= _LEAST_US:
+        times = [time_us // 1000 for time_us in frame.event_times_us()]
+    else:
+        times = [max(_LEAST_US, time_us) // 1000 for time_us in frame.event_times_us()]
     return zip(frame.values(), keys, times, headers, strict=True)
 
 

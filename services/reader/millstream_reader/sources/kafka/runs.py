@@ -1,0 +1,159 @@
+"""What a consumer gave, as runs: neighbours of one partition, by columns. Pure.
+
+A client gives messages one by one, and each question to one is a call. So each is asked once, column after column, and
+whole columns are cut from then on. Above it: the lane.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any
+
+from confluent_kafka import Message
+
+from millstream.frame import Frame, build_frame
+from millstream.limits import RECORD_BYTES_MAX
+
+Split = tuple[str, int]
+"""A topic and one of its partitions."""
+
+_RECORD_OVERHEAD_BYTES = 64
+_NO_HEADERS: Mapping[str, bytes] = {}
+
+
+@dataclass(slots=True)
+class Run:
+    """Records of one split, in order, or none where an error or the end of the partition stands in their place."""
+
+    split: Split
+    offsets: Sequence[int]
+    values: Sequence[bytes] = ()
+    keys: Sequence[tuple[bytes, ...]] | None = None
+    """None: not one record has a key."""
+    headers: Sequence[Mapping[str, bytes]] | None = None
+    times: Sequence[tuple[int, int]] = ()
+    """Of each the kind of its timestamp (0: it has none), and milliseconds."""
+    ends: Sequence[int] = ()
+    """Bytes of the records up to each, it included."""
+    at: int = 0
+    """How many of them were taken."""
+
+    def skip_to(self, offset: int) -> None:
+        """Leave out what is before it."""
+        self.at = max(self.at, bisect_left(self.offsets, offset))
+
+    def fitting(self, records_max: int, bytes_max: int, end: int | None) -> int:
+        """How many of those that are left are before the offset `end` and within the limits."""
+        taken = self.ends[self.at - 1] if self.at else 0
+        stop = bisect_left(self.ends, taken + bytes_max + 1, self.at, min(self.at + records_max, len(self.ends)))
+        return max(0, (stop if end is None else bisect_left(self.offsets, end, self.at, stop)) - self.at)
+
+    def size_of(self, records: int) -> int:
+        """Bytes of the next ones."""
+        return self.ends[self.at + records - 1] - (self.ends[self.at - 1] if self.at else 0)
+
+
+class Taken:
+    """A batch that is being put together."""
+
+    def __init__(self, now_us: int) -> None:
+        self._now_us = now_us
+        self._values: list[bytes] = []
+        self._times = array("q")
+        self._keys: list[tuple[bytes, ...]] = []
+        self._headers: list[Mapping[str, bytes]] = []
+        self._keyed = self._headed = False
+        self.size = 0
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def add(self, run: Run, records: int) -> None:
+        """Take so many of a run."""
+        part = slice(run.at, run.at + records)
+        self.size += run.size_of(records)
+        self._values += run.values[part]
+        self._times.extend([time_ms * 1000 if kind else self._now_us for kind, time_ms in run.times[part]])
+        self._keyed |= run.keys is not None
+        self._keys += run.keys[part] if run.keys is not None else [()] * records
+        self._headed |= run.headers is not None
+        self._headers += run.headers[part] if run.headers is not None else [_NO_HEADERS] * records
+        run.at += records
+
+    def frame(self) -> Frame | None:
+        """All that was taken; None where that is nothing."""
+        if not self._values:
+            return None
+        return build_frame(
+            self._values,
+            self._times,
+            ingest_time_us=self._now_us,
+            keys=self._keys if self._keyed else None,
+            headers=self._headers if self._headed else None,
+        )
+
+
+def runs_of(messages: Sequence[Message]) -> Iterator[Run]:
+    """Messages without errors, in runs. A record that is larger than one may be has a run of its own."""
+    if not messages:
+        return
+    topics = [topic or "" for topic in map(Message.topic, messages)]
+    partitions = [partition or 0 for partition in map(Message.partition, messages)]
+    borders = [0, len(messages)]
+    if partitions.count(partitions[0]) < len(messages) or topics.count(topics[0]) < len(messages):
+        places = list(zip(topics, partitions, strict=True))
+        borders[1:1] = [row for row, (one, next_one) in enumerate(pairwise(places), 1) if one != next_one]
+    for start, stop in pairwise(borders):
+        yield from _of_one((topics[start], partitions[start]), messages[start:stop])
+
+
+def is_too_large(run: Run) -> bool:
+    """Whether it is one record, and too large."""
+    return len(run.ends) == 1 and run.ends[0] > RECORD_BYTES_MAX
+
+
+def _of_one(split: Split, messages: Sequence[Message]) -> Iterator[Run]:
+    """The records of one partition."""
+    values = [value or b"" for value in map(Message.value, messages)]
+    given = list(map(Message.key, messages))
+    keys = None if given.count(None) == len(given) else [_keys(key) for key in given]
+    named = list(map(Message.headers, messages))
+    headers = [_headers(of_one) for of_one in named] if any(named) else None
+    sizes = [len(value) + _RECORD_OVERHEAD_BYTES for value in values]
+    if keys is not None:
+        sizes = [size + len(key or b"") for size, key in zip(sizes, given, strict=True)]
+    if headers is not None:
+        pairs = (sum(len(name) + len(text) for name, text in of_one.items()) for of_one in headers)
+        sizes = [size + more for size, more in zip(sizes, pairs, strict=True)]
+    offsets = [offset or 0 for offset in map(Message.offset, messages)]
+    times = list(map(Message.timestamp, messages))
+    if max(sizes) <= RECORD_BYTES_MAX:
+        yield Run(split, offsets, values, keys, headers, times, list(accumulate(sizes)))
+        return
+    # Rare enough to be slow.
+    for row, size in enumerate(sizes):
+        one = slice(row, row + 1)
+        of_keys, of_headers = keys and keys[one], headers and headers[one]
+        yield Run(split, offsets[one], values[one], of_keys, of_headers, times[one], [size])
+
+
+def _keys(key: str | bytes | None) -> tuple[bytes, ...]:
+    """A key that is not text becomes its digits."""
+    if key is None:
+        return ()
+    key = key.encode() if isinstance(key, str) else key
+    try:
+        key.decode()
+    except UnicodeDecodeError:
+        return (key.hex().encode(),)
+    return (key,)
+
+
+def _headers(headers: Any) -> Mapping[str, bytes]:
+    """Of a header that comes twice, the last counts."""
+    pairs = headers.items() if isinstance(headers, dict) else headers or ()
+    return {name: text.encode() if isinstance(text, str) else text or b"" for name, text in pairs}
