@@ -1,4 +1,4 @@
-"""Pauses between tries of one thing: each twice as long as the one before, up to a longest.
+"""Pauses: between tries of one thing, and between looks at what sends no event.
 
 For what is tried until it works (a server away, a full disk). How a user's records are tried again is in `retry`.
 """
@@ -45,3 +45,12 @@ async def pause(seconds: float, *, unless: asyncio.Event | None = None) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await unless.wait()
+
+
+def until_next(interval_s: float) -> float:
+    """How long it is until the next look, at most `interval_s`.
+
+    All that look as often do so at the same moments. A process that has nothing to do is woken up once for all of them,
+    which is what it costs: the looks themselves take less.
+    """
+    return interval_s - asyncio.get_running_loop().time() % interval_s

@@ -10,15 +10,15 @@ from collections.abc import Callable
 
 from millstream.clock import Clock
 
-INTERVAL_S = 0.1
-"""Between two samples."""
+INTERVAL_S = 0.5
+"""Between two samples: each wakes the process up, and is counted for every replica in it."""
 
 
 async def measure_loop_lag(observe: Callable[[float], None], clock: Clock) -> None:
     """Hand `observe` the lag of the loop in seconds, for every `INTERVAL_S` of time, until cancelled.
 
     While the loop stands still no sample is taken. So a long lag is followed by those that would have been seen
-    meanwhile: a second without a turn counts as ten samples, as it would for ten events that became ready in it.
+    meanwhile: two seconds without a turn count as four samples, as they would for four events that became ready then.
     """
     while True:
         due_s = clock.monotonic_s() + INTERVAL_S

@@ -436,7 +436,7 @@ METRICS: tuple[Metric, ...] = (
         LOOP_LAG,
         _HISTOGRAM,
         (),
-        "How long what is ready waits for its turn on the worker's event loop, sampled ten times a second; seconds.",
+        "How long what is ready waits for its turn on the worker's event loop, sampled twice a second; seconds.",
     ),
 )
 

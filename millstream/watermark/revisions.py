@@ -19,6 +19,7 @@ from typing import ClassVar
 
 from millstream import codes, limits
 from millstream.errors import DamageError, FencedError, InfrastructureError
+from millstream.pauses import until_next
 from millstream.record import LaneId
 from millstream.watermark.publish import CoalescingPublisher
 from millstream.watermark.store import OtStatistics, OtUpdate, raise_epoch
@@ -86,7 +87,6 @@ class RevisionedOtStore(ABC):
 
     async def _reread(self, queue: UpdateQueue) -> None:
         """Read everything at the start, whenever a connection was lost, and from time to time."""
-        loop = asyncio.get_running_loop()
         lost = asyncio.Event()
         forget = self._on_loss(lost.set)
         try:
@@ -97,7 +97,7 @@ class RevisionedOtStore(ABC):
                 try:
                     queue.finish_reading(await self._read_all())
                     # All stores of a process at the same moments: their questions travel together, and the answers.
-                    pause_s = limits.OT_REREAD_INTERVAL_S - loop.time() % limits.OT_REREAD_INTERVAL_S
+                    pause_s = until_next(limits.OT_REREAD_INTERVAL_S)
                 except self.failures as error:
                     _log.debug("%s cannot be read, trying until it can: %r", self._name, error)
                     queue.abandon_reading()

@@ -1,4 +1,4 @@
-"""Pauses between tries."""
+"""Pauses between tries and between looks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from millstream.pauses import Pauses
+from millstream.pauses import Pauses, until_next
 
 
 async def test_each_is_twice_as_long_up_to_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,3 +27,11 @@ async def test_each_is_twice_as_long_up_to_the_longest(monkeypatch: pytest.Monke
     assert pauses.none_yet
     await pauses.wait()
     assert slept[-1] == 0.02
+
+
+@pytest.mark.parametrize(("now_s", "left_s"), [(12.0, 0.5), (12.3, 0.2), (12.499, 0.001), (12.5, 0.5)])
+async def test_what_looks_as_often_looks_at_the_same_moments(
+    now_s: float, left_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now_s)
+    assert until_next(0.5) == pytest.approx(left_s)

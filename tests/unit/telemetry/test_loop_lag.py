@@ -33,8 +33,8 @@ class Moments:
         (INTERVAL_S + 0.03, [0.03]),
         # A timer of the loop is rounded, and may be early by that.
         (INTERVAL_S - 0.001, [0.0]),
-        # What became ready in 350 ms without a turn waited for 350, 250, 150 and 50 ms.
-        (INTERVAL_S + 0.35, [0.35, 0.25, 0.15, 0.05]),
+        # What became ready in three and a half intervals without a turn.
+        (4.5 * INTERVAL_S, [3.5 * INTERVAL_S, 2.5 * INTERVAL_S, 1.5 * INTERVAL_S, 0.5 * INTERVAL_S]),
     ],
 )
 async def test_the_samples_are_those_of_every_interval_of_time(woken_s: float, expected_s: list[float]) -> None:

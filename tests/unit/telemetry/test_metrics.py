@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from millstream import codes
 from millstream.statistics import VertexStatistics
 from millstream.telemetry.bounds import CLOSE_BOUNDS_S, LATENCY_BOUNDS_S, PROCESSING_BOUNDS_US
+from millstream.telemetry.loop_lag import INTERVAL_S
 from millstream.telemetry.metrics import LOOP_LAG, METRICS, MetricKind
 from tests.support.errors import raises
 from tests.unit.telemetry.collector import Collector, attributes
@@ -62,7 +63,7 @@ async def scrape_with_lag(port: int) -> dict[str, list[tuple[dict[str, str], flo
 async def test_the_lag_of_the_loop_is_told_by_each_replica(free_port: int) -> None:
     async with open_telemetry("flights", "clean", "map", 1, vertex, metrics_port=free_port):
         await scrape_with_lag(free_port)
-        held_until_s = time.monotonic() + 0.35
+        held_until_s = time.monotonic() + INTERVAL_S + 0.25
         while time.monotonic() < held_until_s:
             # Nothing else has a turn.
             pass

@@ -20,6 +20,7 @@ from millstream.errors import InfrastructureError
 from millstream.health import Health, Patience
 from millstream.ledger.protocol import DurabilityLevel
 from millstream.lines import LastLines, text_of
+from millstream.pauses import until_next
 from millstream.ports import free_ports
 from millstream.processes import Process, Stop, open_process
 from millstream_runner.local.directory import ProcessIdentity, write_text
@@ -204,7 +205,7 @@ class EmbeddedBroker:
     async def _until(self, condition: Callable[[], bool]) -> None:
         """Looks once a second: a file system reports no change."""
         while not condition():  # noqa: ASYNC110  # there is no event to wait for
-            await asyncio.sleep(_ROOM_POLL_S)
+            await asyncio.sleep(until_next(_ROOM_POLL_S))
 
     def _free_bytes(self) -> int:
         """On the disk, for this user: some file systems keep a part for root."""

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from millstream.pauses import until_next
 from millstream.spec.loading import Loaded, load
 from millstream.spec.problems import SpecError
 
@@ -26,7 +27,7 @@ async def watch_files(loaded: Loaded, message: Callable[[str], None]) -> None:
     functions = {path: _contents(path) for path in functions_of}
     pipeline = _contents(loaded.path)
     while True:
-        await asyncio.sleep(_LOOK_INTERVAL_S)
+        await asyncio.sleep(until_next(_LOOK_INTERVAL_S))
         # A file that is gone is being replaced, or the next reader reports it.
         if (now := _contents(loaded.path)) not in (pipeline, None):
             pipeline = now

@@ -73,12 +73,15 @@ class Display:
             self._durability_found = True
             self._recording.durability = self._durability
 
-    def take(self, progress: PipelineProgress, edges: Iterable[str]) -> None:
-        """The figures of this moment, which the broker has just told. They stand until there are newer ones."""
+    def take(self, progress: PipelineProgress, edges: Iterable[str]) -> bool:
+        """The figures of this moment, which the broker has just told. They stand until there are newer ones. Whether
+        any lane has come further since the last ones."""
+        before = [one.lanes for one in self._vertices]
         self._taken_s = self._clock.monotonic_s()
         self._vertices = progress.sample(now_us=self._clock.now_us(), now_s=self._taken_s)
         self._written = {edge: progress.written(edge) for edge in edges}
         self._recording.take(self.elapsed_s, self._vertices)
+        return [one.lanes for one in self._vertices] != before
 
     def show(self, state: State, waits_for: str, progress: PipelineProgress, members: Members) -> None:
         """How it is now, on the screen and in the status file."""

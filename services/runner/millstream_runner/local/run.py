@@ -24,6 +24,7 @@ from millstream.clock import SystemClock
 from millstream.codes.code import Code
 from millstream.errors import DamageError, MillstreamError, RetryLaterError, UserError
 from millstream.ledger.protocol import DurabilityLevel
+from millstream.pauses import until_next
 from millstream.record import ReplicaId
 from millstream.spec.graph import Graph
 from millstream.spec.lanes import owned_lanes
@@ -72,6 +73,8 @@ if TYPE_CHECKING:
 
 SAMPLE_INTERVAL_S = 0.5
 """Between two looks at the OT stores."""
+QUIET_INTERVAL_S = 1.0
+"""The same while they have nothing new: each store is a question to the broker."""
 FAILURE_GRACE_S = 10.0
 """From the failure of one vertex until the others are ended that have not drained."""
 _POLL_S = 0.05
@@ -348,21 +351,25 @@ class _Run:
     async def _look(self, view: PipelineView, ledgers: KnownLedgers) -> None:
         """Keep the numbers up to date, forever. While the broker is away the last ones stand."""
         while True:
+            interval_s = SAMPLE_INTERVAL_S
             with contextlib.suppress(RetryLaterError):
-                await self._look_once(view, ledgers)
-            await asyncio.sleep(SAMPLE_INTERVAL_S)
+                if not await self._look_once(view, ledgers):
+                    interval_s = QUIET_INTERVAL_S
+            await asyncio.sleep(until_next(interval_s))
 
-    async def _look_once(self, view: PipelineView, ledgers: KnownLedgers) -> None:
+    async def _look_once(self, view: PipelineView, ledgers: KnownLedgers) -> bool:
+        """Whether anything is new."""
         await view.update(self._progress)
         ledgers.note(await view.ledger_ids())
-        self._display.take(self._progress, (edge.name for edge in self._graph.edges))
+        news = self._display.take(self._progress, (edge.name for edge in self._graph.edges))
         await self._display.find_durability(view)
+        return news
 
     async def _keep_showing(self, members: Members) -> None:
         """Keep the screen and the files in the data directory up to date, forever: also when nothing answers."""
         while True:
             self._show(members)
-            await asyncio.sleep(SAMPLE_INTERVAL_S)
+            await asyncio.sleep(until_next(SAMPLE_INTERVAL_S))
 
     def _show(self, members: Members) -> None:
         state, waits_for = self._state, ""
