@@ -60,11 +60,6 @@ class SourceWatermark:
     def watermark_us(self) -> int:
         return self._watermark_us
 
-    @property
-    def moves_alone(self) -> bool:
-        """Whether anything but data can move it."""
-        return self._policy is not None
-
     def observe(self, frame: Frame) -> int:
         """Take a frame in; returns how many of its records are late: older than the watermark was before it."""
         late = 0

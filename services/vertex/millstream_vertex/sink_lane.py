@@ -14,7 +14,6 @@ from millstream.account import Account
 from millstream.clock import MICROSECONDS
 from millstream.ledger.protocol import Witness
 from millstream.limits import COMMIT_BYTES_MAX
-from millstream.pauses import until_next
 from millstream.record import Position
 from millstream.statistics import LaneStatistics
 from millstream_reader.buffer import ReadFrame, late_records
@@ -94,7 +93,7 @@ class SinkVertexLane:
             return
         self._arrived.clear()
         with suppress(TimeoutError):
-            async with asyncio.timeout(until_next(TICK_S)):
+            async with asyncio.timeout(TICK_S):
                 await self._arrived.wait()
 
     def _take_batch(self) -> list[ReadFrame]:

@@ -435,7 +435,7 @@ class SourceVertexLane:
     async def _tick(self) -> None:
         """Let an idle source's watermark move on, as the spec says."""
         self.core.publish(self._watermark.watermark_us)
-        while self._watermark.moves_alone:
+        while True:
             await asyncio.sleep(OT_PUBLISH_INTERVAL_S * 2)
             waiting = len(self.core.tracker) == 0 and not self.core.left
             watermark_us = self._watermark.tick(

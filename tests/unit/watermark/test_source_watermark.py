@@ -52,7 +52,6 @@ def test_without_a_policy_silence_changes_nothing() -> None:
     tick_seconds(watermark, 0.0, 60)
     assert watermark.watermark_us == 100
     assert not watermark.idle
-    assert not watermark.moves_alone
 
 
 def test_after_the_threshold_a_silent_source_moves_on_step_by_step() -> None:
