@@ -26,12 +26,11 @@ import psutil
 from millstream.background import open_tasks
 from millstream.limits import HUNG_AFTER_S, SILENCE_REPORTED_AFTER_S, START_TIMEOUT_S
 from millstream.lines import LineSplitter
-from millstream.pauses import until_next
 
 HEARTBEAT_VARIABLE = "MILLSTREAM_HEARTBEAT_FD"
 """Environment variable with the number of the file descriptor that a process writes its heartbeat to."""
 BEAT_INTERVAL_S = 1.0
-"""Between two beats, and from an answer to the next question at most."""
+"""Between two beats, and between an answer and the next question."""
 LOOK_INTERVAL_S = 0.5
 """Between two looks at how long a process has been silent."""
 _LOOK_COUNTS_S = 2 * LOOK_INTERVAL_S
@@ -107,7 +106,7 @@ class Health:
         async with open_tasks() as tasks:
             asking = tasks.create_task(self._keep_asking(ask), name=f"questions to process {self._pid}")
             while not self.hung:  # silence is not an event
-                await asyncio.sleep(until_next(LOOK_INTERVAL_S))
+                await asyncio.sleep(LOOK_INTERVAL_S)
                 self._look(time.monotonic())
             asking.cancel()
 
@@ -115,7 +114,7 @@ class Health:
         while True:
             if await ask() is not False:
                 self._hear()
-            await asyncio.sleep(until_next(BEAT_INTERVAL_S))
+            await asyncio.sleep(BEAT_INTERVAL_S)
 
     def _hear(self) -> None:
         if self._reported:
@@ -241,4 +240,4 @@ class _Beating:
         if not self._unsaid:
             self._unsaid.append(b"\n")
         self._write()
-        self._loop.call_later(until_next(BEAT_INTERVAL_S), self.beat)
+        self._loop.call_later(BEAT_INTERVAL_S, self.beat)
