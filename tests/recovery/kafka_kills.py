@@ -1,6 +1,5 @@
 """From Kafka through a function to Kafka, while any process may be killed: the pipeline, its function's, the brokers.
 
-Above it: a small run in `test_kafka_pipelines`, and a large one in `benchmarks/kafka_kills.py`. The source topic is
 filled between the kills, so the pipeline has work as long as they last, and whatever the machine's speed.
 """
 
