@@ -1,5 +1,6 @@
 """From Kafka through a function to Kafka, while any process may be killed: the pipeline, its function's, the brokers.
 
+Above it: a run in `test_kafka_pipelines`. The source topic is
 filled between the kills, so the pipeline has work as long as they last, and whatever the machine's speed.
 """
 
