@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +136,16 @@ class PipelineFiles:
         """YAML of a source vertex `in` that numbers its records."""
         settings = json.dumps({"records": records, "rpu": 0, "msgSize": 40} | options)
         return f"- name: in\n  source: {{generator: {settings}}}\n"
+
+    @staticmethod
+    def fed_source() -> str:
+        """YAML of a source vertex `in` that gets what `feed` gives it, and goes on waiting for more."""
+        return "- name: in\n  source: {file: {paths: [in.jsonl], format: jsonl, follow: true}}\n"
+
+    def feed(self, numbers: Iterable[int]) -> None:
+        """Give these to the source: what a test kills has work then, however slow the machine is."""
+        with (self.directory / "in.jsonl").open("a", encoding="utf-8") as file:
+            file.writelines(f'{{"number": {number}}}\n' for number in numbers)
 
     @staticmethod
     def function(name: str, *, vertex: str = "map", more: str = "") -> str:

@@ -89,7 +89,9 @@ async def test_a_function_inside_spark_knows_where_its_windows_come_from(
 ) -> None:
     (tmp_path / "placed.py").write_text(CONTEXT, encoding="utf-8")
     more = steady(200, keys=16, per_s=1)
-    write_events(tmp_path / "in-more.jsonl", more)
+    # In one file and in order: of two files, the second would be late wherever the first is read by itself.
+    (tmp_path / "in.jsonl").unlink()
+    write_events(tmp_path / "in.jsonl", sorted([*events, *more], key=lambda event: event.s))
     program = "python: 'placed.py:Placed'"
     vertices = source() + files.file_sink("out")
     for name in ("sum", "other"):

@@ -19,7 +19,8 @@ from tests.mesh.conftest import PipelineFiles
 from tests.mesh.running import Running, start, until_gone
 from tests.small_disk import give_up
 
-RECORDS = 60_000
+FED = 1000
+"""Records for each kill: two seconds of work, so that it falls into the middle."""
 CANNOT = refusal(strict=True, network=False, limits=frozenset({"memory"}))
 
 
@@ -48,14 +49,16 @@ async def test_kills_of_a_sandbox_and_of_what_is_around_it_lose_and_repeat_nothi
     (tmp_path / "functions.py").rename(code / "functions.py")
     held = ", workingDir: code, sandbox: strict, limits: {memory: 2Gi, files: 256}"
     files.write(
-        files.generator(RECORDS, rpu=8000) + files.function("identity", more=held) + files.file_sink("out"),
+        files.fed_source() + files.function("slow", more=held) + files.file_sink("out"),
         ["in -> map", "map -> out"],
         more="limits: {bufferMaxLength: 4000}",
     )
     killed: list[int] = []
+    files.feed(range(FED))
     async with start(tmp_path, "run", "pipeline.yaml") as run:
-        for victim in ("function", "outside", "map-0", "function", "broker", "outside"):
+        for round_, victim in enumerate(("function", "outside", "map-0", "function", "broker", "outside"), 1):
             before = run.records("out")
+            files.feed(range(round_ * FED, (round_ + 1) * FED))
             await run.until(lambda before=before: run.records("out") > before)  # type: ignore[misc]
             await run.until(lambda: of_sandbox(run, inner=True) is not None)
             family = [of_sandbox(run, inner=True), of_sandbox(run, inner=False)]
@@ -70,12 +73,14 @@ async def test_kills_of_a_sandbox_and_of_what_is_around_it_lose_and_repeat_nothi
                 gone = [one.pid for one in family if one is not None]
                 await until_gone(gone)
                 killed += gone
+        await run.until(lambda: run.records("out") == 7 * FED)
+        run.interrupt()
         ended = await run.ended()
 
     assert ended.exit_code == 0, ended.err
     assert "account: BALANCED" in ended.out
     assert len(set(killed)) == len(killed) == 10
-    assert files.numbers("out") == list(range(RECORDS))
+    assert files.numbers("out") == list(range(7 * FED))
 
 
 @pytest.mark.guarantee("I9")

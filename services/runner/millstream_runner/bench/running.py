@@ -38,6 +38,8 @@ BUFFER_RECORDS = 400_000
 _SAMPLE_INTERVAL_S = 1.0
 """A look at the sink's metrics holds the sink up for some milliseconds: seldom enough not to be what is measured."""
 _LOOK_INTERVAL_S = 0.02
+_LOOK_FOR_PROCESSES_S = 0.2
+"""Before what is measured begins."""
 _STRETCH_MIN_S = 0.1
 """A rate that is measured for less says nothing."""
 _PIPELINE = """\
@@ -292,7 +294,13 @@ async def _sample(
     measured: Measured,
 ) -> None:
     """CPU and memory of all processes, and the latencies that one tells, again and again."""
-    await begun.wait()
+    while not begun.is_set():
+        # A source may have made all it has to make, and have ended, before the others are up.
+        _sample_use(directory, measured)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(begun.wait(), _LOOK_FOR_PROCESSES_S)
+    for use in measured.use.values():
+        use.first_cpu_s, use.cpu_s = None, 0.0
     port = _port_of(directory, pipeline.told_by)
     before: LatencyCounts | None = None
     loop = asyncio.get_running_loop()
