@@ -7,9 +7,9 @@
 Each program gets an environment of its own in a temporary directory, and does the same job: orders get a total.
 Packages are downloaded before the clock starts (that part is the network's), then installed from files. Times are
 medians. CPU is that of the command and of everything it has started, and is the better figure on a machine that has
-other work. `quix` reads and writes topics, so without `--kafka` only its test runs. Numaflow and Pulsar are not here:
-one needs a Kubernetes cluster, the other a server. docs/comparison.md says what the figures mean, and what each needs
-besides.
+other work. `quix` reads and writes topics, so without `--kafka` only its test runs; that Kafka has to make topics when
+they are asked for (`auto.create.topics.enable=true`). Numaflow and Pulsar are not here: one needs a Kubernetes cluster,
+the other a server. docs/comparison.md says what the figures mean, and what each needs besides.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def main() -> int:
     if options.seed is not None:
         adjust = with_set_backs if options.set_back else None
         outcome = simulate(options.seed, tracing=options.trace, adjust=adjust)
-        print("\n".join(outcome.trace))
+        print("\n".join(outcome.trace) or outcome.violation or "every invariant held")
         return bool(outcome.violation)
     seeds = range(options.first, options.first + options.seeds)
     outcomes = outcomes_of(seeds, options.jobs, set_back=options.set_back)

@@ -7,11 +7,11 @@ from tests.mesh.running import command
 
 
 async def test_it_prints_what_it_measured_beside_the_brokers_limit(tmp_path: Path) -> None:
-    keyed = ("--keys", "100", "--partitions", "2")
-    ended = await command(tmp_path, "bench", "map", "--records", "700000", *keyed, "--workers", "3", "-o", "json")
+    keyed = ("--keys", "100", "--partitions", "2", "--chain", "2")
+    ended = await command(tmp_path, "bench", "map", "--records", "1000000", *keyed, "--workers", "3", "-o", "json")
     assert ended.exit_code == 0, ended.err
     result = json.loads(ended.out.splitlines()[-1])
-    assert (result["keys"], result["partitions"]) == (100, 2)
+    assert (result["keys"], result["partitions"], result["chain"]) == (100, 2, 2)
     assert result["records_per_s"] > 0
     assert result["raw_limit_records_per_s"] > 0
     assert 0 < result["share_of_limit"] == round(result["records_per_s"] / result["raw_limit_records_per_s"], 4)

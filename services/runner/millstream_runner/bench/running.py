@@ -10,6 +10,7 @@ import asyncio
 import io
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
@@ -34,12 +35,10 @@ from millstream_runner.local.run import RunOptions, RunResult, run
 from millstream_runner.local.screen import NoScreen
 
 BUFFER_RECORDS = 400_000
-"""Of each buffer: a second's worth. What piles up before all processes run is at most this."""
+"""Between two vertices: a second's worth. On each edge at most this piles up before all processes run."""
 _SAMPLE_INTERVAL_S = 1.0
 """A look at the sink's metrics holds the sink up for some milliseconds: seldom enough not to be what is measured."""
 _LOOK_INTERVAL_S = 0.02
-_LOOK_FOR_PROCESSES_S = 0.2
-"""Before what is measured begins."""
 _STRETCH_MIN_S = 0.1
 """A rate that is measured for less says nothing."""
 _PIPELINE = """\
@@ -54,16 +53,20 @@ spec:
     - name: in
       source:
         generator: {{rpu: {rate}, records: {records}, msgSize: {size}, keyCount: {keys}}}
-    - name: map
-      partitions: {partitions}
-      udf:
-        python: "identity.py:process"
+{maps}\
     - name: out
       sink:
         blackhole: {{}}
   edges:
     - {{from: in, to: map}}
-    - {{from: map, to: out}}
+{chained}\
+    - {{from: {last}, to: out}}
+"""
+_MAP = """\
+    - name: {name}
+      partitions: {partitions}
+      udf:
+        python: "identity.py:process"
 """
 _FUNCTION = "def process(value):\n    return value\n"
 
@@ -96,6 +99,8 @@ class Load:
     """Different ones, dealt out in turn; 0: records without a key."""
     partitions: int = 1
     """Of the map: a record goes to that of its key."""
+    chain: int = 1
+    """Maps, one behind the other in a chain."""
     warm_up_s: float = 0.0
     """Latencies of the first seconds are left out."""
     warm_up_count: int = 0
@@ -135,18 +140,21 @@ async def measure_map(
     tls: bool = False,
     workers: int | None = None,
 ) -> Measured:
-    """Generator, a Python function that gives back what it gets, blackhole. `tls`: connections to the broker are
+    """Generator, Python functions that give back what they get, blackhole. `tls`: connections to the broker are
     encrypted. `workers`: as of `RunOptions`."""
     if tls:
         make_certificate(directory / "data" / "broker")
     write_private(directory / "identity.py", _FUNCTION)
+    maps = ["map", *(f"map-{number}" for number in range(2, load.chain + 1))]
     text = _PIPELINE.format(
+        maps="".join(_MAP.format(name=name, partitions=load.partitions) for name in maps),
+        chained="".join(f"    - {{from: {one}, to: {other}, chain: true}}\n" for one, other in pairwise(maps)),
+        last=maps[-1],
         rate=load.rate,
         records=load.records,
         size=load.record_bytes,
         keys=load.keys,
-        partitions=load.partitions,
-        buffer=BUFFER_RECORDS,
+        buffer=BUFFER_RECORDS // load.partitions,
         ledger=ledger,
     )
     pipeline = Pipeline(text, ("in-0", "map-0", "out-0"), "out-0", LATENCY)
@@ -202,9 +210,10 @@ def _check(result: RunResult, load: Load) -> None:
         raise InfrastructureError(codes.EXPERIMENT_STOPPED, "the benchmark was stopped before its end")
     if not summary.balanced:
         raise MillstreamError(codes.UNBALANCED, f"the account does not balance: {'; '.join(summary.differences)}")
-    processed = summary.vertices[1].account.processed
-    if processed != load.records:
-        raise MillstreamError(codes.UNBALANCED, f"{load.records} records were made, and {processed} processed")
+    for vertex in summary.vertices[1 : 1 + load.chain]:
+        processed = vertex.account.processed
+        if processed != load.records:
+            raise MillstreamError(codes.UNBALANCED, f"{load.records} records were made, and {processed} processed")
 
 
 async def _watch(options: RunOptions, pipeline: Pipeline, used: Technology, load: Load, measured: Measured) -> None:
@@ -293,38 +302,44 @@ async def _sample(
     load: Load,
     measured: Measured,
 ) -> None:
-    """CPU and memory of all processes, and the latencies that one tells, again and again."""
-    while not begun.is_set():
-        # A source may have made all it has to make, and have ended, before the others are up.
-        _sample_use(directory, measured)
-        with suppress(TimeoutError):
-            await asyncio.wait_for(begun.wait(), _LOOK_FOR_PROCESSES_S)
-    for use in measured.use.values():
-        use.first_cpu_s, use.cpu_s = None, 0.0
-    port = _port_of(directory, pipeline.told_by)
-    before: LatencyCounts | None = None
+    """CPU and memory of all processes, and the latencies that one tells, again and again.
+
+    Also before what is measured begins: a source may have ended before the others are up, and on a slow machine the
+    first answer of the metrics may come when everything has.
+    """
+    before = None if load.warm_up_s or load.warm_up_count else LatencyCounts()
     loop = asyncio.get_running_loop()
-    begun_s = loop.time()
+    begun_s: float | None = None
     while True:
         _sample_use(directory, measured)
-        measured.sampled_s = loop.time() - begun_s
-        with suppress(RetryLaterError):
-            counts = await scrape_latency(port, pipeline.metric)
-            is_warm = loop.time() - begun_s >= load.warm_up_s and counts.total >= load.warm_up_count
-            if before is None and is_warm:
-                before = counts if load.warm_up_s or load.warm_up_count else LatencyCounts()
-            if before is not None:
-                measured.latency = counts.since(before)
-        await asyncio.sleep(_SAMPLE_INTERVAL_S)
+        if begun_s is not None:
+            measured.sampled_s = loop.time() - begun_s
+        port = _port_of(directory, pipeline.told_by)
+        if port is not None:
+            with suppress(RetryLaterError):
+                counts = await scrape_latency(port, pipeline.metric)
+                warm_s = 0.0 if begun_s is None else loop.time() - begun_s
+                if before is None and warm_s >= load.warm_up_s and counts.total >= load.warm_up_count:
+                    before = counts
+                if before is not None:
+                    measured.latency = counts.since(before)
+        if begun_s is not None:
+            await asyncio.sleep(_SAMPLE_INTERVAL_S)
+            continue
+        with suppress(TimeoutError):
+            await asyncio.wait_for(begun.wait(), _SAMPLE_INTERVAL_S)
+            begun_s = loop.time()
+            for use in measured.use.values():
+                use.first_cpu_s, use.cpu_s = None, 0.0
 
 
-def _port_of(directory: DataDirectory, replica: str) -> int:
-    """Of the metrics of the worker that runs a replica."""
+def _port_of(directory: DataDirectory, replica: str) -> int | None:
+    """Of the metrics of the worker that runs a replica; None while none does."""
     runtime = directory.read_runtime()
     for process in runtime.processes if runtime is not None else ():
         if replica in process.replicas and process.metrics_port is not None:
             return process.metrics_port
-    raise MillstreamError(codes.EXPERIMENT_FAILED, f"{replica} runs, and no process of the run says so")
+    return None
 
 
 def _sample_use(directory: DataDirectory, measured: Measured) -> None:

@@ -650,6 +650,7 @@ def _add_bench(commands: Commands) -> None:
     latency.add_argument("--rate", type=int, default=1000, metavar="N", help="records per second (default: 1000)")
     latency.add_argument("--seconds", type=float, default=10.0, metavar="S", help="how long (default: 10)")
     for bench in (throughput, latency):
+        bench.add_argument("--chain", type=int, default=1, metavar="N", help="maps in a chain (default: 1, no chain)")
         bench.add_argument(
             "--tls", action="store_true", help="a second time with encrypted connections to the broker, for comparison"
         )

@@ -53,13 +53,21 @@ def _check_positive(arguments: argparse.Namespace, *options: str) -> None:
 
 def _load(arguments: argparse.Namespace) -> Load:
     _check_positive(arguments, *(("records", "size") if arguments.bench == "map" else ("rate", "seconds", "size")))
+    _check_positive(arguments, "chain")
     if arguments.bench == "map":
         _check_positive(arguments, "partitions")
         if arguments.keys < 0:
             raise UserError(codes.OPTION_VALUE, f"--keys {arguments.keys}: a number of keys is not below 0")
-        return Load(arguments.records, arguments.size, keys=arguments.keys, partitions=arguments.partitions)
+        return Load(
+            *(arguments.records, arguments.size),
+            keys=arguments.keys,
+            partitions=arguments.partitions,
+            chain=arguments.chain,
+        )
     records = round(arguments.rate * (arguments.seconds + _WARM_UP_S))
-    return Load(records=records, record_bytes=arguments.size, rate=arguments.rate, warm_up_s=_WARM_UP_S)
+    return Load(
+        records=records, record_bytes=arguments.size, rate=arguments.rate, chain=arguments.chain, warm_up_s=_WARM_UP_S
+    )
 
 
 async def _measure(arguments: argparse.Namespace, directory: Path, load: Load) -> dict[str, Any]:
@@ -90,6 +98,7 @@ def _result(bench: str, load: Load, measured: Measured, raw_per_s: float) -> dic
         "record_bytes": load.record_bytes,
         "keys": load.keys,
         "partitions": load.partitions,
+        "chain": load.chain,
         "elapsed_s": round(measured.elapsed_s, 3),
         "records_per_s": round(measured.records_per_s),
         "raw_limit_records_per_s": round(raw_per_s),
@@ -116,20 +125,21 @@ def _milliseconds(measured: Measured, share: float) -> float | None:
 
 def _lines(result: dict[str, Any]) -> list[str]:
     rate, size = result["records_per_s"], result["record_bytes"]
-    latency = result["latency_ms"]
+    latency = {name: "not seen" if ms is None else f"{ms} ms" for name, ms in result["latency_ms"].items()}
     rows = [("PROCESS (with its functions)", "CPU s", "CPU", "RSS MiB")]
     rows += [
         (name, f"{use['cpu_s']:.2f}", f"{use['cpu_share'] or 0:.0%}", f"{use['rss_mib_max']:.0f}")
         for name, use in result["processes"].items()
     ]
     keyed = f", {result['keys']:,} keys, {result['partitions']} partitions" if result["keys"] else ""
+    maps = f"chain of {result['chain']} maps" if result["chain"] > 1 else "map"
     limit, share = result["raw_limit_records_per_s"], result["share_of_limit"]
     encrypted = [f"with TLS    {line}" for line in _lines(result["tls"])[1:4:2]] if "tls" in result else []
     return [
-        f"generator -> map (Python, identity) -> blackhole: {result['records']:,} records of {size} bytes{keyed}",
+        f"generator -> {maps} (Python, identity) -> blackhole: {result['records']:,} records of {size} bytes{keyed}",
         f"rate        {rate:,} records/s ({rate * size / _MIB:.1f} MiB/s of values), stored twice on their way",
         f"limit       {limit:,} records/s into JetStream alone, stored once; the pipeline reaches {share:.0%} of it",
-        f"latency     p50 {latency['p50']} ms, p99 {latency['p99']} ms, end to end",
+        f"latency     p50 {latency['p50']}, p99 {latency['p99']}, end to end",
         *encrypted,
         f"durability  {result['durability']}",
         *aligned(rows, left={0}),

@@ -127,6 +127,7 @@ EXAMPLES: dict[tuple[str, ...], tuple[Example, ...]] = {
     ("bench", "map"): (
         Example("records per second", "millstream bench map"),
         Example("the same, sooner and less exactly", "millstream bench map --records 400000"),
+        Example("of a chain of four maps", "millstream bench map --chain 4"),
     ),
     ("bench", "latency"): (
         Example("at a thousand records per second", "millstream bench latency"),
