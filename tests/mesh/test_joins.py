@@ -185,12 +185,15 @@ async def test_every_sink_takes_each_record_of_all_its_inputs_once(
     # From both sources, and from both again by way of the map.
     expected = Counter(dict.fromkeys(range(inputs.numbers), 4))
     found = {sink: _file_numbers(tmp_path / sink) for sink in ("jsonl", "parquet")}
-    found["csv"] = _file_numbers(tmp_path / "csv") + _file_numbers(tmp_path / "refused")
+    refused = _file_numbers(tmp_path / "refused")
+    # A fallback may have a record again after its owner was replaced; the sink itself may not.
+    assert all(times >= 2 for times in refused.values())
+    assert refused.keys() == {number for number in expected if number % 10 == 4}
+    found["csv"] = _file_numbers(tmp_path / "csv") + Counter(dict.fromkeys(refused, 2))
     found["http"] = Counter(int(number) for number in sent)
     found["kept"] = _kept_numbers(tmp_path / "kept.jsonl")
     assert not {sink: numbers - expected for sink, numbers in found.items() if numbers - expected}
     assert not {sink: expected - numbers for sink, numbers in found.items() if expected - numbers}
-    assert _file_numbers(tmp_path / "refused") == Counter({n: 2 for n in range(inputs.numbers) if n % 10 == 4})
     assert counted == expected.total()
     # What is printed again after a kill is more than that.
     lines = (line for line in capfd.readouterr().out.splitlines() if line.startswith("{") and '"value"' in line)

@@ -15,7 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # some are documented there alone
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+)
 from confluent_kafka.cimpl import NewTopic
 
 from millstream.die_with_parent import dying_with_parent
@@ -129,6 +134,17 @@ class KafkaServer:
             topic
         ].result(ANSWER_TIMEOUT_S)
         return topic
+
+    def configure(self, topic: str, name: str, value: str) -> None:
+        """Change a setting of a topic, and wait until the broker says so."""
+        setting = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+        resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[setting])
+        admin = self.admin()
+        admin.incremental_alter_configs([resource])[resource].result(ANSWER_TIMEOUT_S)
+        deadline = time.monotonic() + ANSWER_TIMEOUT_S
+        while admin.describe_configs([resource])[resource].result(ANSWER_TIMEOUT_S)[name].value != value:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
 
     def admin(self) -> AdminClient:
         return AdminClient(self._client())

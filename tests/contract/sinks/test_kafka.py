@@ -225,7 +225,25 @@ async def test_a_record_that_is_too_large_is_refused_alone_and_every_time(kafka:
             ((failure,),) = result.failures
             assert (failure.index, failure.retryable) == (1, False)
             assert "max.message.bytes is 2000" in failure.detail
+            await lane.flush()
     assert kafka.values(topic) == [b"a", b"b"]
+
+
+@pytest.mark.guarantee("I1")
+async def test_a_record_that_a_lane_stopped_over_comes_in_its_place_when_the_topic_takes_it(kafka: KafkaServer) -> None:
+    topic = kafka.create(f"sink-{uuid4()}", 1, {"max.message.bytes": "2000"})
+    large = b"x" * 3000
+    item = sink_frame([b"a", large, b"b"], 1)
+    async with opened(kafka, topic, sink_owner(1)) as lane:
+        assert (await lane.write([item], Position(1))).failures
+        # The delivery stops here: what is behind that record is not written, nor passed.
+        assert lane.durable < Position(1)  # type: ignore[operator]  # it has a position
+    assert kafka.values(topic) == [b"a"]
+    kafka.configure(topic, "max.message.bytes", "100000")
+    async with opened(kafka, topic, sink_owner(2)) as lane:
+        assert not (await lane.write([item, sink_frame([b"c"], 2)], Position(2))).failures
+        assert lane.durable == Position(2)
+    assert kafka.values(topic) == [b"a", large, b"b", b"c"]
 
 
 async def test_without_transactions_each_record_is_there(kafka: KafkaServer, topic: str) -> None:

@@ -37,7 +37,7 @@ END_TIMEOUT_S = 600.0
 """From the last strike until the run must have ended."""
 _FIND_TIMEOUT_S = 3.0
 """How long a process of the planned role is looked for; it may be just being started."""
-_FIND_SPARK_TIMEOUT_S = 20.0
+_FIND_SPARK_TIMEOUT_S = 60.0
 """The same for one of Spark's, which take longer."""
 _POLL_S = 0.03
 _FIRST_PROGRESS_TIMEOUT_S = 120.0

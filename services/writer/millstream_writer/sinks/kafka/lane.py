@@ -1,7 +1,7 @@
 """The Kafka sink: each write is one transaction, which holds the records and the position behind them.
 
-    write ─► too large? ─► beyond the position in Kafka? ─► transaction ─► durable
-                                                                └─ no answer ─► open again, look, and go on
+    write ─► up to the first record that is too large (`kept`) ─► transaction ─► durable
+                                                                       └─ no answer ─► open again, look, and go on
 
 A commit whose answer is lost has happened or not. Which of the two, the position says that is read when the lane's
 session is opened again; only then does the write return. Without transactions (`transactions: false`, and as a
@@ -13,9 +13,9 @@ Above it: the delivery. Below it: `session`, and one thread, because the calls o
 from __future__ import annotations
 
 import logging
+import sys
 import time
-from bisect import bisect_left
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from confluent_kafka import KafkaError
@@ -26,59 +26,50 @@ from millstream.limits import KAFKA_MARKER_REFRESH_S
 from millstream.record import Position
 from millstream.wire.kafka import ClientThread, open_thread
 from millstream_writer.connector import SinkOwner
-from millstream_writer.sink import (
-    Guarantee,
-    SinkFrame,
-    SinkLane,
-    UnkeptLane,
-    WriteResult,
-    exact_end,
-    exact_position,
-    frame_at,
-)
+from millstream_writer.sink import SinkFrame, SinkLane, UnkeptLane, WriteResult, frame_at
 from millstream_writer.sinks.kafka.connector import KafkaSink
-from millstream_writer.sinks.kafka.records import Message, messages_of, too_large
+from millstream_writer.sinks.kafka.records import Message, convert
 from millstream_writer.sinks.kafka.session import BrokenError, Session, refusal
+from millstream_writer.sinks.kept import Converted, KeptLane
 
 _log = logging.getLogger(__name__)
 
 
-class KafkaSinkLane:
+class KafkaSinkLane(KeptLane[Message]):
     """A lane that writes in transactions. The methods with an underscore and no `async` run in its thread."""
 
     def __init__(self, session: Session, spec: KafkaSink, owner: SinkOwner, thread: ClientThread) -> None:
-        self._session = session
+        # What a write takes is bounded by its bytes.
+        super().__init__(owner, records_max=sys.maxsize)
+        self._broker = session
         self._spec = spec
-        self._owner = owner
         self._thread = thread
-        self._durable = owner.start
         self._frame = ""
         """Name of the frame that `_durable` lies in, where it is known."""
 
-    @property
-    def guarantee(self) -> Guarantee:
-        return Guarantee.EXACTLY_ONCE_TRANSACTIONAL
-
-    @property
-    def durable(self) -> Position | None:
-        return self._durable
-
     async def open(self) -> None:
         """Errors: those of `SinkConnector.open`."""
-        await self._thread.run(self._session.prepare)
+        await self._thread.run(self._broker.prepare)
         await self._thread.run(self._open)
         await self._check_past()
 
-    async def write(self, frames: Sequence[SinkFrame], end: Position) -> WriteResult:
-        return await self._thread.run(self._write, frames, end)
-
-    async def flush(self) -> None:
-        """Every write is durable when it returns."""
-
     async def tick(self) -> None:
+        await super().tick()
         # Kafka forgets offsets of a group that commits none.
-        if time.monotonic() >= self._session.used_s + KAFKA_MARKER_REFRESH_S:
+        if time.monotonic() >= self._broker.used_s + KAFKA_MARKER_REFRESH_S:
             await self._thread.run(self._refresh)
+
+    def _convert(self, item: SinkFrame) -> Converted[Message]:
+        return convert(item.frame, self._broker.record_bytes_max, set_key=self._spec.set_key)
+
+    @asynccontextmanager
+    async def _session(self) -> AsyncIterator[None]:
+        if not self._broker.is_open:
+            await self._thread.run(self._open_again)
+        yield
+
+    async def _commit(self, made: Sequence[Message], end: Position, frame: str) -> None:
+        await self._thread.run(self._transact, made, end, frame)
 
     async def _check_past(self) -> None:
         """What Kafka holds beyond the mark is left out when it is offered again, so it must be what was stored then."""
@@ -93,14 +84,14 @@ class KafkaSinkLane:
                 f"sequence {sequence}, where the buffer holds {held} now, and the lane's mark is at "
                 f"{self._owner.start.sequence}: what the pipeline keeps is older than the topic. No record was left "
                 "out or written. Put back the data directory that was there when the records were written. "
-                f"{self._session.by_hand}",
+                f"{self._broker.by_hand}",
             )
 
     def _open(self) -> None:
         """Open the session, again where another owner or an outage ended it."""
         while True:
             try:
-                marker = self._session.open()
+                marker = self._broker.open()
             except BrokenError as broken:
                 # Another owner opened between two calls of ours; one of the two has the higher epoch, and stays.
                 if (stop := refusal(broken.error, self._spec.topic, self._owner.where)) is not None:
@@ -111,40 +102,18 @@ class KafkaSinkLane:
                 self._durable, self._frame = marker.position, marker.frame
             return
 
-    def _write(self, frames: Sequence[SinkFrame], end: Position) -> WriteResult:
-        bytes_max = self._session.record_bytes_max
-        failures = [too_large(item.frame, bytes_max, set_key=self._spec.set_key) for item in frames]
-        result = WriteResult(failures if any(failures) else ())
-        reached = exact_end(frames, end)
-        refused = [{failure.index for failure in of_frame} for of_frame in failures]
-        while True:
-            if not self._session.is_open:
+    def _transact(self, made: Sequence[Message], end: Position, frame: str) -> None:
+        """One transaction, made again until it is known to have happened."""
+        while self._durable < end:
+            if not self._broker.is_open:
                 self._open_again()
-            rows = list(map(self._rows, frames, refused))
-            if not any(rows):
-                # There already, or nothing was for this sink.
-                self._durable = max(self._durable, reached)
-                return result
-            messages = (
-                message
-                for item, wanted in zip(frames, rows, strict=True)
-                for message in _picked(item, wanted, set_key=self._spec.set_key)
-            )
-            name = frames[-1].name if frames[-1].sequence == frame_at(reached) else ""
+                continue
             try:
-                self._session.commit(messages, reached, name)
+                self._broker.commit(made, end, frame)
             except BrokenError as broken:
                 self._settle(broken)
             else:
-                self._durable, self._frame = reached, name
-                return result
-
-    def _rows(self, item: SinkFrame, refused: set[int]) -> list[int]:
-        """The records of a frame that Kafka does not have, and takes."""
-        indexes, durable = item.indexes(), self._durable
-        first = bisect_left(indexes, True, key=lambda index: exact_position(item, index + 1) > durable)
-        rows = range(first, len(indexes))
-        return [row for row in rows if row not in refused] if refused else list(rows)
+                self._durable, self._frame = end, frame
 
     def _settle(self, broken: BrokenError) -> None:
         """After a failed transaction: returns when the write may be looked at again, raises when it cannot go on."""
@@ -177,22 +146,11 @@ class KafkaSinkLane:
 
     def _refresh(self) -> None:
         try:
-            if not self._session.is_open:
+            if not self._broker.is_open:
                 self._open_again()
-            self._session.commit((), self._durable, self._frame)
+            self._broker.commit((), self._durable, self._frame)
         except BrokenError as broken:
             raise RetryLaterError(codes.TARGET_AWAY, f"{self._owner.where}: Kafka: {broken}") from broken
-
-
-def _picked(item: SinkFrame, rows: Sequence[int], *, set_key: bool) -> Iterator[Message]:
-    """The messages of some records of a frame."""
-    if not rows:
-        return iter(())
-    messages = messages_of(item.frame, set_key=set_key)
-    if len(rows) == item.frame.records:
-        return messages
-    wanted = set(rows)
-    return (message for row, message in enumerate(messages) if row in wanted)
 
 
 class UnfencedLane(UnkeptLane):
@@ -211,15 +169,9 @@ class UnfencedLane(UnkeptLane):
 
     def _write(self, frames: Sequence[SinkFrame]) -> WriteResult:
         bytes_max, set_key = self._session.record_bytes_max, self._spec.set_key
-        failures = [too_large(item.frame, bytes_max, set_key=set_key) for item in frames]
-        refused = [{failure.index for failure in of_frame} for of_frame in failures]
-        self._session.send(
-            message
-            for item, left_out in zip(frames, refused, strict=True)
-            for message in _picked(
-                item, [row for row in range(item.frame.records) if row not in left_out], set_key=set_key
-            )
-        )
+        converted = [convert(item.frame, bytes_max, set_key=set_key) for item in frames]
+        self._session.send(message for found in converted for message in found.made)
+        failures = [found.failures for found in converted]
         return WriteResult(failures if any(failures) else ())
 
 

@@ -8,6 +8,7 @@ from itertools import repeat
 
 from millstream.frame import Frame
 from millstream_writer.sink import SinkFailure
+from millstream_writer.sinks.kept import Converted
 
 MESSAGE_OVERHEAD_BYTES = 128
 """At most what a message takes in a batch of its own, beside key, value and headers."""
@@ -48,15 +49,22 @@ def messages_of(frame: Frame, *, set_key: bool) -> Iterator[Message]:
     return zip(frame.values(), keys, times, headers, strict=True)
 
 
-def too_large(frame: Frame, bytes_max: int, *, set_key: bool) -> list[SinkFailure]:
-    """The records that the topic does not take, whatever their batch. The same at every attempt."""
+def convert(frame: Frame, bytes_max: int, *, set_key: bool) -> Converted[Message]:
+    """What becomes of a frame's records. Those that the topic does not take, whatever their batch, are refused."""
+    messages = list(messages_of(frame, set_key=set_key))
     if frame.size + MESSAGE_OVERHEAD_BYTES <= bytes_max:
-        return []
-    failures = []
-    for row, (value, key, _, headers) in enumerate(messages_of(frame, set_key=set_key)):
+        return Converted(range(frame.records), messages, ())
+    rows: list[int] = []
+    made: list[Message] = []
+    failures: list[SinkFailure] = []
+    for row, message in enumerate(messages):
+        value, key, _, headers = message
         size = len(value) + len(key or b"") + MESSAGE_OVERHEAD_BYTES
         size += sum(len(name.encode()) + len(text or b"") + _HEADER_OVERHEAD_BYTES for name, text in headers or ())
         if size > bytes_max:
             detail = f"{size} bytes, and its max.message.bytes is {bytes_max}: raise that, or see `retryStrategy`"
             failures.append(SinkFailure(row, TOO_LARGE, retryable=False, detail=detail))
-    return failures
+        else:
+            rows.append(row)
+            made.append(message)
+    return Converted(rows, made, failures)
