@@ -13,12 +13,14 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 
 LIMIT_S = 100
 _POLL_S = 0.02
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +88,15 @@ class Running:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait for something, as long as the process runs."""
+        await self.found(lambda: condition() or None)
+
+    async def found(self, look: Callable[[], Found | None]) -> Found:
+        """Wait until there is something to be found, as long as the process runs; returns it."""
         async with asyncio.timeout(LIMIT_S):
             while True:
                 begun_s = time.monotonic()
-                if condition():
-                    return
+                if (found := look()) is not None:
+                    return found
                 assert self.process.returncode is None, (await self.ended()).err
                 # Looking takes a fifth of the time at most, so what reads all there is slows nothing down.
                 await asyncio.sleep(max(_POLL_S, 4 * (time.monotonic() - begun_s)))

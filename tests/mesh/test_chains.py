@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,10 +55,16 @@ def account(ended: Ended) -> dict[str, Any]:
     return {"vertices": vertices, "edges": told["edges"]}
 
 
-def alive(run: Running) -> int | None:
-    """The process that runs the chain; None while it is being started again."""
-    pid = run.pids().get("in-0")
-    return pid if pid is not None and psutil.pid_exists(pid) else None
+def processes(run: Running) -> tuple[psutil.Process, list[psutil.Process], psutil.Process] | None:
+    """The worker that runs the chain, two of its functions, and what keeps the records; None until all of them run."""
+    pids = run.pids()
+    try:
+        worker, broker = psutil.Process(pids["in-0"]), psutil.Process(pids["broker"])
+        functions = worker.children(recursive=True)[:2]
+        running = all(one.status() != psutil.STATUS_ZOMBIE for one in (worker, *functions, broker))
+    except (KeyError, psutil.NoSuchProcess):
+        return None
+    return (worker, functions, broker) if running and len(functions) == 2 else None
 
 
 def contents(files: PipelineFiles) -> dict[str, list[tuple[object, ...]]]:
@@ -90,21 +95,14 @@ async def test_a_chain_is_exact_when_its_worker_its_functions_and_its_broker_are
     files: PipelineFiles, tmp_path: Path, ledger: str
 ) -> None:
     write(files, {"slow", *VERTICES}, slow="slow", ledger=ledger)
-    killed = 0
     async with start(tmp_path, "run", "pipeline.yaml", "--quiet", "-o", "json") as run:
         for share in range(1, 6):
             wanted = share * RECORDS // 16
-            await run.until(lambda: run.records("in") >= wanted and alive(run) is not None)  # noqa: B023
-            with suppress(psutil.NoSuchProcess):
-                worker = psutil.Process(alive(run))
-                # The worker with all its functions, two of the functions, or what keeps the records.
-                functions = worker.children(recursive=True)[:2]
-                broker = psutil.Process(run.pids()["broker"])
-                for victim in ([worker], functions, [broker], [worker, broker], functions)[share - 1]:
-                    victim.kill()
-                    killed += 1
+            await run.until(lambda: run.records("in") >= wanted)  # noqa: B023
+            worker, functions, broker = await run.found(lambda: processes(run))
+            for victim in ([worker], functions, [broker], [worker, broker], functions)[share - 1]:
+                victim.kill()
         ended = await run.ended()
-    assert killed >= 5
     told = account(ended)
     counts = {one["vertex"]: (one["inputs"], one["processed"], one["dead_lettered"]) for one in told["vertices"]}
     assert counts["in"] == counts["slow"] == (RECORDS, RECORDS, 0)

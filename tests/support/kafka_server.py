@@ -144,7 +144,6 @@ class KafkaServer:
         deadline = time.monotonic() + ANSWER_TIMEOUT_S
         while admin.describe_configs([resource])[resource].result(ANSWER_TIMEOUT_S)[name].value != value:
             assert time.monotonic() < deadline
-            time.sleep(0.02)
 
     def admin(self) -> AdminClient:
         return AdminClient(self._client())
