@@ -1,6 +1,10 @@
-"""Asks a NATS server on this machine whether it is well: a connection, a ping, its answer.
+"""Asks a NATS server on this machine whether it is well: a connection, a question about all its streams, its answer.
 
-Above it: the supervisor of the broker. Below it: the client protocol of NATS, of which it needs three words.
+Above it: the supervisor of the broker. Below it: the client protocol of NATS, of which it needs four words.
+
+A stream can stand still while the server answers pings: nats-server 2.15 waits for itself when a purge meets a write
+that fails (`fileStore.PurgeEx` holds the lock that `rebuildState` takes), says nothing, and does not end when asked.
+So the question is one that every stream has to answer.
 """
 
 from __future__ import annotations
@@ -10,10 +14,12 @@ import json
 
 from millstream.buffers.jetstream.access import BrokerAccess
 
-_PONG = b"PONG\r\n"
+_ANSWERS = "_INBOX.millstream.health"
+_QUESTION = "$JS.API.STREAM.LIST"
+"""Needs the state of each stream, for the first 256."""
 
 
-async def answers_ping(port: int, access: BrokerAccess) -> bool:
+async def answers_for_all_streams(port: int, access: BrokerAccess) -> bool:
     """True when the server has answered, however long that took; False when there is none, or it hangs up."""
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -26,9 +32,9 @@ async def answers_ping(port: int, access: BrokerAccess) -> bool:
             await writer.start_tls(access.tls, server_hostname="127.0.0.1")
         who = {"user": access.user, "pass": access.password}
         hello = json.dumps({"verbose": False, "name": "millstream health", **who})
-        writer.write(f"CONNECT {hello}\r\nPING\r\n".encode())
+        writer.write(f"CONNECT {hello}\r\nSUB {_ANSWERS} 1\r\nPUB {_QUESTION} {_ANSWERS} 0\r\n\r\n".encode())
         while line := await reader.readline():
-            if line == _PONG:
+            if line.startswith(b"MSG "):
                 return True
         return False
     except (OSError, ValueError):

@@ -28,6 +28,9 @@ BATCH_INCOMPLETE = 10176
 BATCHES_IN_FLIGHT = 10210
 UNAVAILABLE = (10008, 10009)
 
+_SILENCES_REPORTED = 3
+"""So many times in a row a question may get no answer over a connection that is well before it is reported."""
+
 
 def tries() -> Pauses:
     """Between questions that are asked again."""
@@ -38,12 +41,22 @@ async def until_answered(
     connection: BrokerConnection, subject: str, body: Mapping[str, object] | None = None
 ) -> dict[str, Any]:
     """A request that may be repeated without harm, until it is answered. Raises `ApiError`."""
-    pauses = tries()
+    pauses, silences = tries(), 0
     while True:
         try:
             return await connection.api(subject, body)
         except AnswerLostError as error:
-            _log.info("%s: %s; asking again", subject, error)
+            silences = silences + 1 if connection.is_up else 0
+            if silences == _SILENCES_REPORTED:
+                _log.warning(
+                    "the NATS server at %s takes connections, and has not answered %s %d times in a row; asking again. "
+                    "See its log and its disk: a stream that could not be written waits for the server to be restarted",
+                    connection.place,
+                    subject,
+                    silences,
+                )
+            else:
+                _log.info("%s: %s; asking again", subject, error)
         except ApiError as error:
             if error.code not in UNAVAILABLE:
                 raise

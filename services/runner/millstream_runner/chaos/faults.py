@@ -166,7 +166,7 @@ def _take_all_room(ballast: Path) -> None:
 
 def refuse_large_disk(directory: Path) -> None:
     """Raise `UserError` unless the directory lies on a file system that is small and not used by anything else, as far
-    as far as is known: filling any other would hurt others."""
+    as is known: filling any other would hurt others."""
     total = shutil.disk_usage(directory).total
     if total > SMALL_DISK_BYTES_MAX:
         raise UserError(

@@ -35,6 +35,8 @@ STARTS_MAX = 10
 """In a row that may fail, of a broker that was ready before."""
 _STOP_TIMEOUT_S = 10.0
 """From SIGTERM to SIGKILL. Every acknowledged write is in the store either way."""
+_STOP_FOR_ROOM_TIMEOUT_S = 2.0
+"""The same where the disk was full: a stream that could not be written may keep the broker from ending."""
 _POLL_S = 0.005
 _LINES_KEPT = 5
 _FULL_BYTES = limits.MIB
@@ -95,8 +97,8 @@ class EmbeddedBroker:
         """
         failures, pauses = 0, restart_pauses()
         while not self._stop.is_set():
-            self._prepare()
             self._write_failed.clear()
+            self._prepare()
             async with open_process(
                 self._server.command(),
                 name=NAME,
@@ -126,6 +128,10 @@ class EmbeddedBroker:
             if self._for_room:
                 self._for_room = False
                 continue
+            if not self._first and self._free_bytes() < _FULL_BYTES:
+                # It has ended because of that, or was found hung, and would not come up.
+                await self._until_room()
+                continue
             failures += 1
             if failures >= (2 if self._first else STARTS_MAX):
                 raise InfrastructureError(
@@ -146,7 +152,8 @@ class EmbeddedBroker:
         if entry is not None:
             self._on_line(entry)
         self._last_lines.add(text_of(line))
-        if self._server.says_disk_full(line):
+        if self._server.says_disk_full(line) and not self._write_failed.is_set():
+            _log.warning("a write of the broker has failed: it stores nothing until it is started again")
             self._write_failed.set()
 
     def _prepare(self) -> None:
@@ -180,27 +187,27 @@ class EmbeddedBroker:
         await child.end(Stop(_STOP_TIMEOUT_S))
 
     async def _watch_disk(self, child: Process) -> None:
-        """Reports a full disk, and room on it.
+        """Starts the broker again when its disk was full and has room again.
 
-        A stream that could not write what it had taken takes nothing any more until the broker is started again. What
-        the broker refused because it could not stage it is offered again, and needs nothing but room.
+        A stream that could not write what it had taken takes nothing any more, and may not say so.
         """
-        while True:
-            await self._until(lambda: self._write_failed.is_set() or self._free_bytes() < _FULL_BYTES)
-            _log.error(
-                "the disk that holds %s is full: what cannot be stored waits, and nothing is lost; free some space and "
-                "it goes on",
-                self._directory,
-            )
-            await self._until(lambda: self._write_failed.is_set() or self._free_bytes() >= ROOM_BYTES_MIN)
-            if self._write_failed.is_set():
-                _log.warning("a write of the broker has failed: it stores nothing, and is started again on room")
-                await self._until(lambda: self._free_bytes() >= ROOM_BYTES_MIN)
-                _log.warning("there is room again: the broker is started again")
-                self._for_room = True
-                await child.end(Stop(_STOP_TIMEOUT_S))
-                return
-            _log.warning("there is room again")
+        await self._until(self._disk_is_full)
+        await self._until_room()
+        self._for_room = True
+        await child.end(Stop(_STOP_FOR_ROOM_TIMEOUT_S))
+
+    async def _until_room(self) -> None:
+        _log.error(
+            "the disk that holds %s is full: what cannot be stored waits, and nothing is lost; free some space and it "
+            "goes on",
+            self._directory,
+        )
+        await self._until(lambda: self._free_bytes() >= ROOM_BYTES_MIN or self._stop.is_set())
+        if not self._stop.is_set():
+            _log.warning("there is room again: the broker is started again")
+
+    def _disk_is_full(self) -> bool:
+        return self._write_failed.is_set() or self._free_bytes() < _FULL_BYTES
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         """Looks once a second: a file system reports no change."""

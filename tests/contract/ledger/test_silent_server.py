@@ -1,0 +1,52 @@
+"""A server that takes connections and answers nothing about its streams: it is not well, and that is reported."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+import pytest
+
+from millstream.buffers.jetstream.access import BrokerAccess
+from millstream.buffers.jetstream.connection import open_connection
+from millstream.buffers.jetstream.ping import answers_for_all_streams
+from millstream.buffers.jetstream.requests import until_answered
+from tests.nats_process import open_nats_process
+
+WITHOUT_STREAMS = 'listen: "127.0.0.1:-1"\n'
+
+
+def port_of(url: str) -> int:
+    return int(url.rpartition(":")[2])
+
+
+async def test_a_server_is_well_when_it_answers_for_its_streams(tmp_path: Path) -> None:
+    async with open_nats_process(tmp_path / "well") as server:
+        access = BrokerAccess(server.url)
+        assert await answers_for_all_streams(port_of(server.url), access)
+        async with open_connection(access, name="test") as connection:
+            for name in ("one", "two"):
+                await until_answered(connection, f"STREAM.CREATE.{name}", {"name": name, "subjects": [name]})
+        assert await answers_for_all_streams(port_of(server.url), access)
+    assert not await answers_for_all_streams(port_of(server.url), access)
+    async with open_nats_process(tmp_path / "silent", WITHOUT_STREAMS) as server:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await answers_for_all_streams(port_of(server.url), BrokerAccess(server.url))
+
+
+async def test_a_question_that_is_never_answered_is_reported_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with (
+        open_nats_process(tmp_path, WITHOUT_STREAMS) as server,
+        open_connection(BrokerAccess(server.url), name="test") as connection,
+    ):
+        with pytest.raises(TimeoutError), caplog.at_level(logging.INFO):
+            async with asyncio.timeout(2):
+                await until_answered(connection, "STREAM.INFO.one")
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warnings) == 1
+    assert "takes connections, and has not answered STREAM.INFO.one 3 times in a row" in warnings[0]
+    assert sum("asking again" in record.getMessage() for record in caplog.records) > 3
