@@ -249,8 +249,8 @@ async def test_a_full_disk_stops_nothing_for_good(files: PipelineFiles, tmp_path
             # What is consumed is removed, and its room is taken again, until something cannot be stored.
             def keep_full() -> bool:
                 fill(disk / "filler")
-                # Where the broker cannot stage a commit it refuses it; where it cannot write one it stops to store, and
-                # may stop to answer.
+                # Where the broker cannot stage a commit it refuses it; where it cannot write one it stores nothing
+                # more, and may not answer.
                 return "what cannot be stored waits" in run.err() and bool(
                     re.search(r"commit put off|a write of the broker has failed|broker has not answered", run.err())
                 )

@@ -14,7 +14,6 @@ from pathlib import Path
 from millstream import codes
 from millstream.buffers.jetstream.access import BrokerAccess
 from millstream.buffers.jetstream.nats_server import find_nats_server
-from millstream.buffers.jetstream.ping import answers_for_all_streams
 from millstream.buffers.jetstream.server_config import (
     ACCOUNT,
     PASSWORD_VARIABLE,
@@ -22,6 +21,7 @@ from millstream.buffers.jetstream.server_config import (
     new_password,
     server_config,
 )
+from millstream.buffers.jetstream.stream_health import answers_for_streams
 from millstream.durable import step
 from millstream.errors import InfrastructureError
 from millstream.files import make_private_directories
@@ -99,7 +99,7 @@ class JetStreamServer:
         return self._ports_file(pid).exists()
 
     async def answers(self) -> bool:
-        return await answers_for_all_streams(self.port, self.access)
+        return await answers_for_streams(self.port, self.access)
 
     def ended(self, pid: int) -> None:
         self._ports_file(pid).unlink(missing_ok=True)

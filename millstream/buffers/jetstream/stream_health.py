@@ -1,10 +1,10 @@
-"""Asks a NATS server on this machine whether it is well: a connection, a question about all its streams, its answer.
+"""Asks a NATS server on this machine whether it is well: a connection, a question about its streams, its answer.
 
 Above it: the supervisor of the broker. Below it: the client protocol of NATS, of which it needs four words.
 
 A stream can stand still while the server answers pings: nats-server 2.15 waits for itself when a purge meets a write
 that fails (`fileStore.PurgeEx` holds the lock that `rebuildState` takes), says nothing, and does not end when asked.
-So the question is one that every stream has to answer.
+So the question is one that the streams have to answer: the first 256, which is what the server puts on a page.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from millstream.buffers.jetstream.access import BrokerAccess
 
 _ANSWERS = "_INBOX.millstream.health"
 _QUESTION = "$JS.API.STREAM.LIST"
-"""Needs the state of each stream, for the first 256."""
+"""Needs the state of each stream of the first page."""
 
 
-async def answers_for_all_streams(port: int, access: BrokerAccess) -> bool:
+async def answers_for_streams(port: int, access: BrokerAccess) -> bool:
     """True when the server has answered, however long that took; False when there is none, or it hangs up."""
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
