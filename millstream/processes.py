@@ -132,6 +132,16 @@ class Process:
                 # Not the transport's: it looks whether the process has ended, and so takes its exit code from the loop.
                 os.kill(self.pid, number)
 
+    def pause(self) -> None:
+        """Stop it in its tracks, until `resume`. Returns when all of its threads stand still: one that is running when
+        the signal is sent would otherwise answer what was asked after this call."""
+        os.kill(self.pid, signal.SIGSTOP)
+        # One that has ended stands still, too. Its exit code stays with the loop.
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
+    def resume(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
     def kill(self) -> None:
         """End it by force."""
         self.signal(signal.SIGKILL)

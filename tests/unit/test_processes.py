@@ -22,6 +22,13 @@ pytestmark = pytest.mark.process
 
 LIMIT_S = 60
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('here', flush=True); signal.pause()"
+BUSY = (
+    "import hashlib, threading\n"
+    "def work():\n"
+    "    while True: hashlib.sha256(bytes(1_000_000))\n"
+    "for _ in range(4): threading.Thread(target=work).start()\n"
+    "print('here', flush=True)\n"
+)
 LEAVES_ONE = (
     "import subprocess, sys\n"
     "left = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
@@ -134,6 +141,25 @@ async def test_one_that_cannot_be_started(tmp_path: Path) -> None:
             pass
 
 
+async def test_all_threads_of_one_that_is_paused_stand_still_when_the_call_returns() -> None:
+    output = Output()
+    async with python(BUSY, output) as process:
+        await output.some.wait()
+        for _ in range(50):
+            process.pause()
+            states = [path.read_text() for path in Path(f"/proc/{process.pid}/task").glob("*/stat")]
+            assert [state.rpartition(") ")[2][0] for state in states] == ["T"] * 5
+            process.resume()
+
+
+async def test_one_that_has_ended_can_be_paused() -> None:
+    async with python("", Output()) as process:
+        # It has ended, and nothing has asked for its exit code yet.
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222 - it ends by itself
+        process.pause()
+        assert await process.wait() == 0
+
+
 @pytest.mark.parametrize(("code", "text"), [(0, "code 0"), (3, "code 3"), (-9, "signal SIGKILL"), (-200, "signal 200")])
 def test_how_it_ended_in_words(code: int, text: str) -> None:
     assert exit_text(code) == text
@@ -147,6 +173,8 @@ def test_how_it_ended_in_words(code: int, text: str) -> None:
         test_one_that_reads_orders_ends_when_there_are_no_more,
         test_what_a_group_leaves_behind_ends_with_it,
         test_one_that_was_left_behind_does_not_hide_the_end,
+        test_all_threads_of_one_that_is_paused_stand_still_when_the_call_returns,
+        test_one_that_has_ended_can_be_paused,
     ],
 )
 def test_the_same_holds_on_the_loop_that_runners_and_workers_have(

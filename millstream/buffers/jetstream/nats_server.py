@@ -10,7 +10,6 @@ import asyncio
 import json
 import os
 import shutil
-import signal
 import sysconfig
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -163,10 +162,12 @@ class NatsServer:
 
     def pause(self) -> None:
         """Stop it in its tracks: connections stay, nothing is answered."""
-        os.kill(self.pid, signal.SIGSTOP)
+        assert self._process is not None, "it was started"
+        self._process.pause()
 
     def resume(self) -> None:
-        os.kill(self.pid, signal.SIGCONT)
+        assert self._process is not None, "it was started"
+        self._process.resume()
 
     async def _until_ready(self) -> None:
         process = self._process

@@ -6,8 +6,6 @@ Above it: tests and benchmarks. Below it: the program of Valkey or Redis.
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -103,10 +101,12 @@ class RedisServer:
 
     def pause(self) -> None:
         """Stop it in its tracks: connections stay, nothing is answered."""
-        os.kill(self.pid, signal.SIGSTOP)
+        assert self._process is not None, "it was started"
+        self._process.pause()
 
     def resume(self) -> None:
-        os.kill(self.pid, signal.SIGCONT)
+        assert self._process is not None, "it was started"
+        self._process.resume()
 
     def _tail(self) -> str:
         return (self._directory / "redis.out").read_text(errors="replace")[-_LOG_TAIL_CHARS:].strip()
