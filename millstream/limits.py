@@ -169,6 +169,12 @@ REDIS_COMMIT_RECORDS_MAX = 4096
 """Records that a sink writes by one script: the server serves no other client meanwhile, some ten milliseconds."""
 REDIS_FIELDS_MAX = 1000
 """Fields of an entry or a hash that are written at once; Lua hands a command at most 8,000 words."""
+REDIS_READ_BYTES = 4 * MIB
+"""What a source asks for at once, by the mean size of its entries."""
+REDIS_READ_ENTRIES_FIRST = 64
+"""What it asks for while it knows no entry."""
+REDIS_COUNT_ENTRIES = 4096
+"""Entries that are counted by one script, as with those of a commit."""
 OT_PUBLISH_INTERVAL_S = 0.02
 """A lane publishes its watermark at most this often."""
 OT_LITTLE_INTERVAL_S = 0.1

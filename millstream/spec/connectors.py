@@ -194,6 +194,7 @@ SOURCES: Registry[SourceKind[SpecModel]] = Registry(
         "http": "millstream_reader.sources.http.connector:HTTP",
         "kafka": "millstream_reader.sources.kafka.connector:KAFKA",
         "postgres": "millstream_reader.sources.postgres.connector:POSTGRES",
+        "redisStreams": "millstream_reader.sources.redis_streams.connector:REDIS_STREAMS",
         "udsource": "millstream_reader.sources.udsource.connector:UDSOURCE",
     },
 )

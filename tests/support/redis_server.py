@@ -65,7 +65,7 @@ class RedisServer:
             self._process.wait()
             self._process = None
 
-    def command(self, *words: str | int) -> Any:
+    def command(self, *words: str | int | bytes) -> Any:
         """What the server answers to a command."""
         return self.client.execute_command(*words)  # type: ignore[no-untyped-call]
 

@@ -4,42 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from millstream import codes
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.kafka import KafkaCluster, clear_password
 from millstream.spec.problems import Finding, Path
-from millstream.spec.rules import After
-from millstream.spec.values import Flag, Text, problem
+from millstream.spec.values import Flag, Text
 from millstream_reader.connector import SourceConnector, SourceOwner
+from millstream_reader.sources.starts import EARLIEST, Start
 
 if TYPE_CHECKING:
     from millstream_reader.source import SourceLane
-
-EARLIEST, LATEST = "earliest", "latest"
-
-
-def start_time(written: str) -> datetime | None:
-    """The time that a `start` names; None where it is a word. Raises `ValueError`."""
-    if written in (EARLIEST, LATEST):
-        return None
-    time = datetime.fromisoformat(written)
-    if time.tzinfo is None:
-        raise ValueError(written)
-    return time
-
-
-def _checked_start(written: str) -> str:
-    try:
-        start_time(written)
-    except ValueError:
-        what = f"{written!r} is not a place to start at"
-        raise problem(
-            codes.VALUE_MALFORMED, what, "earliest, latest, or a time with its offset: 2024-01-01T00:00:00Z"
-        ) from None
-    return written
 
 
 class KafkaSource(KafkaCluster):
@@ -49,7 +24,7 @@ class KafkaSource(KafkaCluster):
 
     topic: Text
     """The topic; several with commas between them."""
-    start: Annotated[str, After(_checked_start)] = EARLIEST
+    start: Start = EARLIEST
     """Where the first run starts: `earliest`, `latest`, or at the first record of a time (RFC 3339, with an offset).
     Later runs go on where the last commit ended. Partitions that are added later are read from their beginning."""
     stop_at_end: Flag = False

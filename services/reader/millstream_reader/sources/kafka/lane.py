@@ -35,9 +35,10 @@ from millstream.wire.kafka import (
 )
 from millstream_reader.connector import SourceOwner
 from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane
-from millstream_reader.sources.kafka.connector import LATEST, KafkaSource, start_time
+from millstream_reader.sources.kafka.connector import KafkaSource
 from millstream_reader.sources.kafka.runs import Run, Split, Taken, is_too_large, runs_of
 from millstream_reader.sources.positions import pack_position, unpack_position
+from millstream_reader.sources.starts import LATEST, start_time
 
 KIND = "kafka"
 _SHOWN_BYTES = 1024

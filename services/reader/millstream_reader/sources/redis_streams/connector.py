@@ -1,0 +1,72 @@
+"""The `redisStreams` source, as pipeline files name it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from millstream import codes
+from millstream.redis.settings import RedisServer, server_notes
+from millstream.spec.connectors import Guarantee, GuaranteeId, Place
+from millstream.spec.problems import Finding, Path
+from millstream.spec.values import Flag, Text
+from millstream_reader.connector import SourceConnector, SourceOwner
+from millstream_reader.sources.starts import EARLIEST, Start
+
+if TYPE_CHECKING:
+    from millstream_reader.source import SourceLane
+
+
+class RedisSource(RedisServer):
+    """Reads the entries of streams of Redis; each stream is read by one lane, in order."""
+
+    noun = "a redisStreams source"
+
+    stream: Text
+    """Key of the stream; several with commas between them."""
+    format: Literal["fields", "record"] = "fields"
+    """What becomes of an entry. `fields`: a JSON object with the entry's fields, as texts. `record`: the record that
+    the redisStreams sink has written, with its value, keys, event time and headers."""
+    start: Start = EARLIEST
+    """Where the first run starts: `earliest`, `latest`, or at the first entry of a time (RFC 3339, with an offset).
+    Later runs go on behind the entry of the last commit."""
+    stop_at_end: Flag = False
+    """End at the last entry that is there when the first run starts."""
+    consumer_group: Text | None = None
+    """A group that is set to the lane's position after each commit, for tools that show lags. It is never read.
+    Default: none."""
+
+    @property
+    def streams(self) -> Sequence[str]:
+        """Each once."""
+        return tuple(dict.fromkeys(name.strip() for name in self.stream.split(",") if name.strip()))
+
+
+class _Redis(SourceConnector[RedisSource]):
+    model = RedisSource
+    meaning = "Entries of streams of Redis."
+    packages: ClassVar[Mapping[str, str]] = {"redis": "millstream[redis]"}
+    promise = Guarantee(GuaranteeId.POSITION, "exactly once: it reads on behind the entry in its last commit")
+    ends = "never, without `stopAtEnd`"
+    strangers = True
+
+    def bounded(self, settings: RedisSource) -> bool | None:
+        return settings.stop_at_end
+
+    def notes(self, settings: RedisSource, path: Path) -> Iterator[tuple[Path, str]]:
+        yield from server_notes(settings, path)
+
+    async def online_findings(self, settings: RedisSource, place: Place) -> Sequence[Finding]:
+        from millstream_reader.sources.redis_streams.lane import look
+
+        found = await look(settings, place.base_dir)
+        return [Finding(codes.TARGET_UNFIT, (*place.path, "stream"), what, expected) for what, expected in found]
+
+    def open(self, settings: RedisSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
+        from millstream_reader.sources.redis_streams.lane import open_redis_source
+
+        return open_redis_source(settings, owner)
+
+
+REDIS_STREAMS = _Redis()

@@ -1,0 +1,134 @@
+"""Entries of a stream as records. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from typing import NamedTuple
+
+from millstream.limits import RECORD_BYTES_MAX
+
+_RECORD_OVERHEAD_BYTES = 64
+_SHOWN_BYTES = 1024
+"""Of an entry that is too large."""
+_HEADER = b"header."
+
+
+class EntryId(NamedTuple):
+    """Two entries of a stream compare as theirs do."""
+
+    ms: int
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.ms}-{self.number}"
+
+
+BEGINNING = EntryId(0, 0)
+"""Before every entry."""
+
+
+def parse_id(text: bytes | str) -> EntryId:
+    """Raises `ValueError`."""
+    ms, _, number = (text.decode() if isinstance(text, bytes) else text).partition("-")
+    return EntryId(int(ms), int(number))
+
+
+class Entry(NamedTuple):
+    """As the server has it."""
+
+    id: EntryId
+    fields: Sequence[bytes]
+    """Names and values in turn."""
+
+    @property
+    def size(self) -> int:
+        """Bytes that a record of it has, about."""
+        return _RECORD_OVERHEAD_BYTES + sum(map(len, self.fields))
+
+    @property
+    def digest(self) -> str:
+        """By which an entry of the same id with other fields is noticed."""
+        found = blake2b(digest_size=8)
+        for word in self.fields:
+            found.update(len(word).to_bytes(4, "big") + word)
+        return found.hexdigest()
+
+
+class Read(NamedTuple):
+    """What an entry becomes."""
+
+    value: bytes
+    event_time_us: int
+    keys: tuple[bytes, ...] = ()
+    headers: Mapping[str, bytes] = {}
+
+
+class NotReadableError(ValueError):
+    """An entry that becomes no record: what was found of it, and why."""
+
+    def __init__(self, value: bytes, reason: str) -> None:
+        super().__init__(reason)
+        self.value = value
+
+
+def read_entry(entry: Entry, *, whole: bool) -> Read:
+    """`whole`: it has a record, as the sink writes it. Raises `NotReadableError`."""
+    if entry.size > RECORD_BYTES_MAX:
+        shown = b" ".join(word[:_SHOWN_BYTES] for word in entry.fields[:2])
+        raise NotReadableError(shown, f"the entry has {entry.size} bytes; the limit is {RECORD_BYTES_MAX}")
+    return _whole(entry) if whole else _members(entry)
+
+
+def _members(entry: Entry) -> Read:
+    try:
+        texts = [word.decode() for word in entry.fields]
+    except UnicodeDecodeError:
+        value = b" ".join(entry.fields)
+        raise NotReadableError(
+            value, "a field is not text in UTF-8, which JSON needs; `format: record` takes any bytes"
+        ) from None
+    members = dict(zip(texts[::2], texts[1::2], strict=True))
+    value = json.dumps(members, separators=(",", ":"), ensure_ascii=False).encode()
+    return Read(value, entry.id.ms * 1000)
+
+
+def _whole(entry: Entry) -> Read:
+    fields = dict(zip(entry.fields[::2], entry.fields[1::2], strict=True))
+    if b"value" not in fields:
+        value = b" ".join(entry.fields)
+        raise NotReadableError(
+            value, "the entry has no field `value`, which `format: record` needs; `fields` takes any"
+        )
+    value = fields[b"value"]
+    try:
+        time_us = int(fields[b"eventTime"]) * 1000 if b"eventTime" in fields else entry.id.ms * 1000
+    except ValueError:
+        raise NotReadableError(
+            value, f"its eventTime {fields[b'eventTime'][:40]!r} is not a number of milliseconds"
+        ) from None
+    headers = {
+        name.removeprefix(_HEADER).decode(errors="replace"): text
+        for name, text in fields.items()
+        if name.startswith(_HEADER)
+    }
+    return Read(value, time_us, _keys(fields.get(b"key")), headers)
+
+
+def _keys(written: bytes | None) -> tuple[bytes, ...]:
+    """A JSON array of texts is several keys, as the sink writes these. A key that is not text becomes its digits."""
+    if written is None:
+        return ()
+    if written.startswith(b"["):
+        try:
+            found = json.loads(written)
+        except ValueError:
+            found = None
+        if isinstance(found, list) and len(found) > 1 and all(isinstance(key, str) for key in found):
+            return tuple(key.encode(errors="replace") for key in found)
+    try:
+        written.decode()
+    except UnicodeDecodeError:
+        return (written.hex().encode(),)
+    return (written,)

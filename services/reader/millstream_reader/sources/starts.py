@@ -1,0 +1,37 @@
+"""Where the first run of a source begins, for sources whose records the outside keeps in order of time. Pure."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated
+
+from millstream import codes
+from millstream.spec.rules import After
+from millstream.spec.values import problem
+
+EARLIEST, LATEST = "earliest", "latest"
+
+
+def start_time(written: str) -> datetime | None:
+    """The time that a `start` names; None where it is a word. Raises `ValueError`."""
+    if written in (EARLIEST, LATEST):
+        return None
+    time = datetime.fromisoformat(written)
+    if time.tzinfo is None:
+        raise ValueError(written)
+    return time
+
+
+def _checked_start(written: str) -> str:
+    try:
+        start_time(written)
+    except ValueError:
+        what = f"{written!r} is not a place to start at"
+        raise problem(
+            codes.VALUE_MALFORMED, what, "earliest, latest, or a time with its offset: 2024-01-01T00:00:00Z"
+        ) from None
+    return written
+
+
+Start = Annotated[str, After(_checked_start)]
+"""`earliest`, `latest`, or a time with its offset."""
