@@ -23,9 +23,9 @@ from uuid import UUID
 
 import psutil
 
-from millstream.buffers.jetstream.connection import open_connection
 from millstream.frame import Frame, build_frame
 from millstream.ledger.protocol import DurabilityLevel, LedgerLimits
+from millstream.nats.connection import open_connection
 from millstream.record import ID_DIGEST_BYTES, LaneId, id_digest
 from millstream_reader.ids import SeenIds
 from tests.support.ledgers import LaneOwner, SettableClock, open_jetstream_harness

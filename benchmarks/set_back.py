@@ -25,10 +25,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from millstream.buffers.jetstream.connection import open_connection
 from millstream.clock import SystemClock
 from millstream.errors import DamageError
 from millstream.ledger.witness import newest
+from millstream.nats.connection import open_connection
 from millstream.wire.ledger.v1 import mark_pb2
 from millstream_worker.assembly import open_vertex
 from tests.support.pipelines import PipelineRun, open_pipeline

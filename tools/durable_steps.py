@@ -82,7 +82,7 @@ EXEMPT: Mapping[tuple[str, str], str] = {
     ("millstream/priority.py", ""): "a file of the kernel's about the process",
     ("millstream/health.py", ""): "a pipe between a process and its supervisor",
     ("millstream/wire/", ""): "the connection itself: its callers are looked at",
-    ("millstream/buffers/jetstream/connection.py", ""): "the connection itself: its callers are looked at",
+    ("millstream/nats/connection.py", ""): "the connection itself: its callers are looked at",
     ("millstream/buffers/redis/connection.py", ""): "the connection itself: its callers are looked at",
     ("millstream/buffers/redis/redis_server.py", ""): "a server of a test or a benchmark",
     ("millstream/buffers/redis/ledger.py", "remove_matching"): "its callers are looked at",

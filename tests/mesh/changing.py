@@ -10,11 +10,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from millstream.buffers.jetstream.access import BrokerAccess
 from millstream.buffers.jetstream.nats_server import NatsServer, open_nats_server
 from millstream.clock import SystemClock
 from millstream.die_with_parent import dying_with_parent
 from millstream.ledger.protocol import DurabilityLevel
+from millstream.nats.access import BrokerAccess
 from millstream.spec.loading import load
 from millstream_runner.local.changing import plan_change
 from millstream_runner.local.claiming import claim

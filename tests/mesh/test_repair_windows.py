@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from millstream.buffers.jetstream.connection import open_connection
 from millstream.buffers.jetstream.ledger import open_jetstream_broker
 from millstream.buffers.jetstream.technology import TECHNOLOGY
 from millstream.durable import listen
 from millstream.errors import DamageError
+from millstream.nats.connection import open_connection
 from millstream.record import BufferId, LaneId
 from millstream_runner.local.causes import first_cause
 from millstream_runner.local.ledgers import KnownLedgers

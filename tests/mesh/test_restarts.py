@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from millstream.buffers.jetstream.connection import open_connection
 from millstream.buffers.jetstream.ot_store import open_jetstream_ot_stores
 from millstream.clock import START_OF_TIME_US
+from millstream.nats.connection import open_connection
 from tests.support.pipelines import PipelineRun, open_pipeline
 
 if TYPE_CHECKING:

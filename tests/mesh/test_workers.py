@@ -19,10 +19,10 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from millstream.buffers.jetstream.connection import open_connection
 from millstream.buffers.jetstream.ot_store import open_jetstream_ot_stores
 from millstream.clock import SystemClock
 from millstream.errors import FencedError
+from millstream.nats.connection import open_connection
 from millstream.ports import free_ports
 from millstream.processors import processors
 from millstream.record import LaneId

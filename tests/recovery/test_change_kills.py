@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from millstream import codes
-from millstream.buffers.jetstream.connection import open_connection
 from millstream.errors import UserError
+from millstream.nats.connection import open_connection
 from millstream_runner.local.directory import read_json
 from tests.mesh.changing import Changing, open_changer, open_changing
 from tests.mesh.conftest import PipelineFiles

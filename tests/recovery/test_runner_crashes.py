@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from millstream.buffers.jetstream.connection import open_connection
 from millstream.buffers.jetstream.ledger import open_jetstream_broker
 from millstream.buffers.jetstream.nats_server import open_nats_server
 from millstream.buffers.jetstream.ot_store import open_jetstream_ot_stores
 from millstream.durable import CRASH_AT
 from millstream.ledger.protocol import LedgerLimits
+from millstream.nats.connection import open_connection
 from tools import durable_steps
 
 LIMIT_S = 30.0
@@ -38,7 +38,7 @@ from pathlib import Path
 from millstream.buffers.jetstream.ledger import open_jetstream_broker
 from millstream.buffers.jetstream.access_file import load_access
 from millstream.buffers.jetstream.ot_store import open_jetstream_ot_stores
-from millstream.buffers.jetstream.connection import open_connection
+from millstream.nats.connection import open_connection
 
 
 async def main():

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from millstream.background import open_tasks
-from millstream.buffers.jetstream.access import BrokerAccess
 from millstream.errors import DamageError, FencedError, InfrastructureError, RetryLaterError
 from millstream.ledger.memory import Faults, MemoryBroker
 from millstream.ledger.protocol import DurabilityLevel
+from millstream.nats.access import BrokerAccess
 from millstream.spec.lanes import all_lanes, inputs_of
 from millstream.watermark.memory import OtMemory
 from millstream_reduce.lane import units

@@ -16,8 +16,8 @@ from typing import Any
 
 from millstream import codes
 from millstream.buffers.access_files import TlsFiles, check_url, read_access, secret, tls_context
-from millstream.buffers.jetstream.access import INBOX, BrokerAccess
 from millstream.errors import UserError
+from millstream.nats.access import INBOX, BrokerAccess
 from millstream.spec.references import Reference, TextOrReference, referenced_files
 from millstream.spec.values import ShapeProblem, SpecModel, Text
 

@@ -13,15 +13,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from millstream import codes, limits
-from millstream.buffers.jetstream.connection import (
+from millstream.buffers.jetstream.server_config import SETTINGS_SUBJECT
+from millstream.errors import DurabilityError
+from millstream.ledger.protocol import Durability, DurabilityLevel
+from millstream.nats.connection import (
     AnswerLostError,
     BrokerConnection,
     NotPermittedError,
     UnansweredError,
 )
-from millstream.buffers.jetstream.server_config import SETTINGS_SUBJECT
-from millstream.errors import DurabilityError
-from millstream.ledger.protocol import Durability, DurabilityLevel
 
 _TIMEOUT_S = 5.0
 _STRENGTH = {DurabilityLevel.MEMORY: 0, DurabilityLevel.PROCESS: 1, DurabilityLevel.FSYNC: 2}

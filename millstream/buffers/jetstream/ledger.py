@@ -22,8 +22,6 @@ from uuid import uuid4
 
 from millstream import codes, limits
 from millstream.buffers.jetstream import durability
-from millstream.buffers.jetstream.access import BrokerAccess
-from millstream.buffers.jetstream.connection import AnswerLostError, ApiError, BrokerConnection, open_connection
 from millstream.buffers.jetstream.pull import PullReader, opened
 from millstream.buffers.jetstream.requests import (
     BATCH_INCOMPLETE,
@@ -75,6 +73,8 @@ from millstream.ledger.protocol import (
 )
 from millstream.ledger.subjects import buffer_filter, ids_filter, lane_filter, stream_name
 from millstream.ledger.witness import REPAIR, ReadCheck, Unchecked, witness_of
+from millstream.nats.access import BrokerAccess
+from millstream.nats.connection import AnswerLostError, ApiError, BrokerConnection, open_connection
 from millstream.record import BufferId, LaneId
 
 _log = logging.getLogger(__name__)

@@ -16,10 +16,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from millstream import codes
-from millstream.buffers.jetstream.access import BrokerAccess
 from millstream.buffers.jetstream.server_config import PASSWORD_VARIABLE, USER, new_password, server_config
 from millstream.errors import InfrastructureError
 from millstream.files import append_private, make_private_directories, write_private
+from millstream.nats.access import BrokerAccess
 from millstream.ports import free_ports
 from millstream.processes import Process, Stop, open_process
 from millstream.wire.certificates import make_certificate, trusting

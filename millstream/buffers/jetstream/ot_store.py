@@ -23,12 +23,12 @@ from typing import Any
 
 from millstream import codes, limits
 from millstream.background import open_tasks
-from millstream.buffers.jetstream.connection import AnswerLostError, ApiError, BrokerConnection
-from millstream.buffers.jetstream.nats_client import Msg
 from millstream.buffers.jetstream.pages import PageMessage, read_next, read_page
 from millstream.buffers.jetstream.requests import NO_MESSAGE, NO_STREAM, WRONG_LAST_SEQUENCE
 from millstream.durable import step
 from millstream.errors import DamageError, InfrastructureError, RetryLaterError
+from millstream.nats.client import Msg
+from millstream.nats.connection import AnswerLostError, ApiError, BrokerConnection
 from millstream.record import LaneId
 from millstream.watermark.revisions import RevisionedOtStore
 from millstream.watermark.store import OtUpdate, decode_update

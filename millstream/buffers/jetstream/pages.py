@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from millstream import limits
-from millstream.buffers.jetstream.connection import API_TIMEOUT_S, AnswerLostError, BrokerConnection
-from millstream.buffers.jetstream.nats_client import Msg
+from millstream.nats.client import Msg
+from millstream.nats.connection import API_TIMEOUT_S, AnswerLostError, BrokerConnection
 
 PAGE_MESSAGES = 1000
 """Messages asked for in one request."""

@@ -25,12 +25,12 @@ from typing import NamedTuple
 from uuid import uuid4
 
 from millstream import codes, limits
-from millstream.buffers.jetstream.connection import AnswerLostError, ApiError, BrokerConnection
-from millstream.buffers.jetstream.nats_client import Msg, nats_errors
 from millstream.buffers.jetstream.requests import NO_MESSAGE, NO_STREAM, message_headers
 from millstream.errors import DamageError
 from millstream.ledger.protocol import LedgerStatistics, StoredFrame, Witness
 from millstream.ledger.witness import REPAIR, ReadCheck, Unchecked, witness_of
+from millstream.nats.client import Msg, nats_errors
+from millstream.nats.connection import AnswerLostError, ApiError, BrokerConnection
 from millstream.pauses import Pauses
 
 _log = logging.getLogger(__name__)

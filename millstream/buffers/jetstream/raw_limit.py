@@ -14,9 +14,9 @@ from pathlib import Path
 from uuid import uuid4
 
 from millstream import limits
-from millstream.buffers.jetstream.connection import BrokerConnection, open_connection
 from millstream.buffers.jetstream.nats_server import open_nats_server
 from millstream.frame import build_frame
+from millstream.nats.connection import BrokerConnection, open_connection
 
 _STREAM = "raw"
 _IN_FLIGHT = 2

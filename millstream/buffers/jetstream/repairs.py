@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from millstream.buffers.jetstream.connection import ApiError, BrokerConnection
 from millstream.buffers.jetstream.requests import (
     NO_MESSAGE,
     NO_STREAM,
@@ -23,6 +22,7 @@ from millstream.ledger.batch import holds_mark, stored_mark
 from millstream.ledger.protocol import StoredFrame
 from millstream.ledger.subjects import buffer_of, lane_filter, lane_filter_of, stream_name
 from millstream.ledger.witness import witness_of
+from millstream.nats.connection import ApiError, BrokerConnection
 from millstream.record import BufferId, LaneId
 
 

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from millstream.buffers.jetstream.connection import AnswerLostError, ApiError, BrokerConnection
+from millstream.nats.connection import AnswerLostError, ApiError, BrokerConnection
 from millstream.pauses import Pauses
 
 _log = logging.getLogger(__name__)

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from uuid import uuid4
 
 from millstream import codes, limits
-from millstream.buffers.jetstream.connection import ApiError, BrokerConnection
-from millstream.buffers.jetstream.nats_client import nats_errors
 from millstream.durable import step
 from millstream.errors import MillstreamError, UserError
 from millstream.ledger.batch import Message
+from millstream.nats.client import nats_errors
+from millstream.nats.connection import ApiError, BrokerConnection
 
 BATCH_ID = "Nats-Batch-Id"
 BATCH_SEQUENCE = "Nats-Batch-Sequence"

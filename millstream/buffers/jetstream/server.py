@@ -12,7 +12,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from millstream import codes
-from millstream.buffers.jetstream.access import BrokerAccess
 from millstream.buffers.jetstream.nats_server import find_nats_server
 from millstream.buffers.jetstream.server_config import (
     ACCOUNT,
@@ -26,6 +25,7 @@ from millstream.durable import step
 from millstream.errors import InfrastructureError
 from millstream.files import make_private_directories
 from millstream.ledger.protocol import DurabilityLevel
+from millstream.nats.access import BrokerAccess
 from millstream.ports import free_ports, is_free
 from millstream.wire.certificates import trusting
 

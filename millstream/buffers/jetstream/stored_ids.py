@@ -11,13 +11,13 @@ from datetime import datetime
 from typing import Any
 
 from millstream import codes
-from millstream.buffers.jetstream.connection import AnswerLostError, BrokerConnection
 from millstream.buffers.jetstream.pages import PageMessage, read_page
 from millstream.buffers.jetstream.requests import tries
 from millstream.errors import DamageError
 from millstream.ledger import batch
 from millstream.ledger.protocol import StoredIds
 from millstream.ledger.witness import REPAIR
+from millstream.nats.connection import AnswerLostError, BrokerConnection
 
 _log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 
-from millstream.buffers.jetstream.access import BrokerAccess
+from millstream.nats.access import BrokerAccess
 
 _ANSWERS = "_INBOX.millstream.health"
 _QUESTION = "$JS.API.STREAM.LIST"

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from millstream.buffers.jetstream.access import BrokerAccess
 from millstream.buffers.jetstream.access_file import files_of, load_access
-from millstream.buffers.jetstream.connection import BrokerConnection, open_connection
 from millstream.buffers.jetstream.ledger import jetstream_broker
 from millstream.buffers.jetstream.ot_store import JetStreamOtStores, open_jetstream_ot_stores
 from millstream.buffers.jetstream.repairs import JetStreamRepairs
 from millstream.ledger.protocol import Broker, DurabilityLevel
+from millstream.nats.access import BrokerAccess
+from millstream.nats.connection import BrokerConnection, open_connection
 
 if TYPE_CHECKING:
     from millstream.buffers.jetstream.server import JetStreamServer

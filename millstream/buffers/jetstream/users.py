@@ -15,10 +15,10 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from millstream.buffers.jetstream.access import INBOX
 from millstream.buffers.jetstream.ot_store import bucket_name
 from millstream.buffers.jetstream.server_config import SETTINGS_SUBJECT, SYSTEM_ACCOUNT
 from millstream.ledger.subjects import stream_name
+from millstream.nats.access import INBOX
 from millstream.record import WINDOW_INPUT
 from millstream.spec.graph import Graph
 

@@ -17,11 +17,11 @@ import pytest
 import uvloop
 
 from millstream import codes
-from millstream.buffers.jetstream.access import BrokerAccess
 from millstream.buffers.jetstream.access_file import load_access
-from millstream.buffers.jetstream.connection import BrokerConnection, open_connection
 from millstream.buffers.jetstream.nats_server import open_nats_server
 from millstream.errors import InfrastructureError, UserError
+from millstream.nats.access import BrokerAccess
+from millstream.nats.connection import BrokerConnection, open_connection
 from millstream.wire.certificates import make_certificate
 from tests.nats_process import open_nats_process
 from tests.support.errors import raises

@@ -13,11 +13,11 @@ import nats
 import pytest
 from nats.aio.client import Client
 
-from millstream.buffers.jetstream.access import BrokerAccess
 from millstream.buffers.jetstream.access_file import load_access
 from millstream.clock import SystemClock
 from millstream.errors import InfrastructureError
 from millstream.ledger.protocol import DurabilityLevel
+from millstream.nats.access import BrokerAccess
 from millstream.spec import resolved
 from millstream.spec.loading import load
 from millstream_runner.cli.main import main

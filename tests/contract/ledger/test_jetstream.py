@@ -13,8 +13,6 @@ import pytest
 from millstream import codes, limits
 from millstream.buffers.jetstream import durability
 from millstream.buffers.jetstream import ledger as jetstream
-from millstream.buffers.jetstream.access import BrokerAccess
-from millstream.buffers.jetstream.connection import open_connection
 from millstream.buffers.jetstream.ledger import open_jetstream_broker
 from millstream.buffers.jetstream.nats_server import open_nats_server
 from millstream.buffers.jetstream.pull import PullReader
@@ -24,6 +22,8 @@ from millstream.errors import (
     StorageFullError,
 )
 from millstream.ledger.protocol import DurabilityLevel, Ledger, LedgerLimits
+from millstream.nats.access import BrokerAccess
+from millstream.nats.connection import open_connection
 from millstream.record import BufferId, LaneId
 from tests.nats_process import open_nats_process
 from tests.support.answers import taken

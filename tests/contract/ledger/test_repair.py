@@ -13,7 +13,6 @@ import pytest
 
 from millstream import codes
 from millstream.account import consumed
-from millstream.buffers.jetstream.connection import open_connection
 from millstream.buffers.jetstream.technology import TECHNOLOGY as JETSTREAM
 from millstream.durable import listen
 from millstream.errors import DamageError
@@ -21,6 +20,7 @@ from millstream.frame import build_frame
 from millstream.ledger.frames import decoded
 from millstream.ledger.protocol import Ledger, LedgerLimits, StoredFrame
 from millstream.ledger.witness import from_messages, given_up_of, merged, not_passed
+from millstream.nats.connection import open_connection
 from millstream.record import BufferId, LaneId
 from millstream.spec.loading import load
 from millstream_runner.local.ledgers import KnownLedgers

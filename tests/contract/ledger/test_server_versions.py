@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from millstream import codes
-from millstream.buffers.jetstream.connection import open_connection
 from millstream.buffers.jetstream.ledger import open_jetstream_broker
 from millstream.buffers.jetstream.nats_server import open_nats_server
 from millstream.buffers.jetstream.versions import VERSION_MIN, check_version
 from millstream.errors import InfrastructureError
+from millstream.nats.connection import open_connection
 from tests.support.errors import raises
 
 REPOSITORY = Path(__file__).resolve().parents[3]

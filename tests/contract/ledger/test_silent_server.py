@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from millstream.buffers.jetstream.access import BrokerAccess
-from millstream.buffers.jetstream.connection import open_connection
 from millstream.buffers.jetstream.requests import until_answered
 from millstream.buffers.jetstream.stream_health import answers_for_streams
+from millstream.nats.access import BrokerAccess
+from millstream.nats.connection import open_connection
 from tests.nats_process import open_nats_process
 
 WITHOUT_STREAMS = 'listen: "127.0.0.1:-1"\n'

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from nats.aio.subscription import Subscription
 
-from millstream.buffers.jetstream.connection import open_connection
 from millstream.ledger.protocol import Ledger, LedgerLimits
+from millstream.nats.connection import open_connection
 from millstream.record import BufferId, LaneId
 from millstream_vertex.trimming import Trimmer
 from tests.support.ledgers import JetStreamHarness, LaneOwner, open_jetstream_harness

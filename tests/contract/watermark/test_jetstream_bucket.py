@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from millstream import codes, limits
-from millstream.buffers.jetstream.connection import BrokerConnection, open_connection
 from millstream.buffers.jetstream.nats_server import NatsServer, open_nats_server
 from millstream.buffers.jetstream.ot_store import open_jetstream_ot_stores
+from millstream.nats.connection import BrokerConnection, open_connection
 from millstream.record import LaneId
 from millstream.wire.watermark.v1.ot_pb2 import OtEntry
 from tests.support.errors import raises

@@ -11,7 +11,6 @@ from typing import Protocol
 import pytest
 import pytest_asyncio
 
-from millstream.buffers.jetstream.connection import open_connection
 from millstream.buffers.jetstream.nats_server import NatsServer, open_nats_server
 from millstream.buffers.jetstream.ot_store import bucket_name, open_jetstream_ot_stores
 from millstream.buffers.redis.connection import open_connection as open_redis_connection
@@ -21,6 +20,7 @@ from millstream.buffers.redis.redis_server import RedisServer, open_redis_server
 from millstream.buffers.redis.scripts import PUT
 from millstream.clock import START_OF_TIME_US
 from millstream.errors import RetryLaterError
+from millstream.nats.connection import open_connection
 from millstream.record import LaneId
 from millstream.watermark.memory import OtMemory, open_memory_ot_stores
 from millstream.watermark.store import OtStore, OtStores, OtUpdate, follow

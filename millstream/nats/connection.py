@@ -21,9 +21,9 @@ from typing import Any
 from urllib.parse import ParseResult
 
 from millstream import codes, limits
-from millstream.buffers.jetstream.access import BrokerAccess
-from millstream.buffers.jetstream.nats_client import Client, Msg, TcpTransport, nats_errors
 from millstream.errors import InfrastructureError
+from millstream.nats.access import BrokerAccess
+from millstream.nats.client import Client, Msg, TcpTransport, nats_errors
 
 _log = logging.getLogger(__name__)
 
