@@ -36,11 +36,15 @@ OUTSIDE = "repository"
 """Where pages and files from outside docs/ lie on the site."""
 LANDING = {"README.md": "index.md"}
 """Pages outside docs/ that have a counterpart on the site."""
+FOR_CONTRIBUTORS = ("crash-points.md", "decisions/", "internals.md", f"{OUTSIDE}/CHANGELOG.md")
+"""The search shows pages for users before these."""
 _FENCE = re.compile(r"^(?P<indent> *)(`{3,}).*?^(?P=indent)\2[^\n]*$", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"`[^`\n]*`")
 _LINK = re.compile(r"(?P<before>\]\(|^\[[^\]]+\]: )(?P<target>[^)\s]+)", re.MULTILINE)
 _FOR_TESTS = re.compile(r"^(?P<kept> *```\w+.*?) data-[\w-]+=\"[^\"]*\"", re.MULTILINE)
 """What a fence tells the tests of its page; MkDocs would not take it for a fence."""
+_SAID_TWICE = re.compile(r"^`([^`\n]+)`\n\n(?=```\w+ title=\"\1\")", re.MULTILINE)
+"""A name above its file, which elsewhere is the only one; the site shows the title of the fence."""
 _ELSEWHERE = re.compile(r"[a-z]+:|#|/")
 _MADE = re.compile(r"<!-- made of the code: (\w+) -->.*\Z", re.DOTALL)
 
@@ -154,6 +158,8 @@ def _place(path: Path) -> str:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Put in what is made of the code, and lead links to where their targets lie on the site."""
+    if page.file.src_uri.startswith(FOR_CONTRIBUTORS):
+        page.meta.setdefault("search", {"boost": 0.3})
     made = _MADE.search(markdown)
     if made:
         return markdown[: made.start()] + MAKERS[made[1]]()
@@ -167,7 +173,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         anchor = match["target"].partition("#")[1:]
         parts += [markdown[end : match.start("target")], posixpath.relpath(_place(target), here or "."), *anchor]
         end = match.end("target")
-    return _FOR_TESTS.sub(r"\g<kept>", "".join([*parts, markdown[end:]]))
+    return _SAID_TWICE.sub("", _FOR_TESTS.sub(r"\g<kept>", "".join([*parts, markdown[end:]])))
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:

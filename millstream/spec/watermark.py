@@ -47,8 +47,8 @@ class Watermark(SpecModel):
     further out of order are late. Duration, default 0s."""
     max_future_s: PositiveDuration | None = field(default=None, alias="maxFuture")
     """How far ahead of the clock the event time of a source's record may be, behind its transformer; `onFuture` decides
-    about records beyond. Duration. Default: 5m for an `http` source and a `udsource`, which others write to; no bound
-    for generators and files."""
+    about records beyond. Duration. Default: no bound for generators and files, and 5m for every other source, because
+    other systems set its times."""
     on_future: OnFuture | None = field(default=None, alias="onFuture")
     """What becomes of a record whose event time is beyond `maxFuture`: `deadLetter`, `drop` (counted) or `stop`.
     Default: `deadLetter` where the source has a dead-letter edge, else `drop`."""
