@@ -187,6 +187,10 @@ class KafkaServer:
         finally:
             consumer.close()
 
+    def ends(self, topic: str) -> list[int]:
+        """The offset behind the last record of each partition."""
+        return self._ends(topic)[1]
+
     def _ends(self, topic: str) -> tuple[list[int], list[int]]:
         """The partitions of a topic, and the offset behind the last record of each, committed or not."""
         settings = {**self._client(), "group.id": "reader of a test", "isolation.level": "read_uncommitted"}
