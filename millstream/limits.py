@@ -175,6 +175,16 @@ REDIS_READ_ENTRIES_FIRST = 64
 """What it asks for while it knows no entry."""
 REDIS_COUNT_ENTRIES = 4096
 """Entries that are counted by one script, as with those of a commit."""
+NATS_PULL_MESSAGES = 4096
+"""Messages of a stream outside that a source asks for at once."""
+NATS_PULL_BYTES = 8 * MIB
+"""Bytes of them, at most."""
+NATS_BATCH_MESSAGES_MAX = 1000
+"""Messages of an atomic batch; a server takes no more by default."""
+NATS_UNANSWERED_MAX = 4096
+"""Messages that a sink without a position has on their way."""
+NATS_POSITION_REFRESH_S = 3600.0
+"""A lane that writes nothing repeats its position this often, so that a stream that forgets by age keeps it."""
 OT_PUBLISH_INTERVAL_S = 0.02
 """A lane publishes its watermark at most this often."""
 OT_LITTLE_INTERVAL_S = 0.1

@@ -37,6 +37,8 @@ class BrokerAccess:
     """The name that the server's certificate is for, where that is not the one in the URL."""
     inbox: str = INBOX
     """What the subjects that answers come to begin with."""
+    outside: bool = False
+    """Whether it is a server that a connector talks to, not the pipeline's own."""
     monitor_url: str | None = None
     """HTTP monitoring of the server, for one that does not tell its settings over NATS."""
 

@@ -19,9 +19,10 @@ try:
     from nats import errors as nats_errors
     from nats.aio.client import Client
     from nats.aio.msg import Msg
+    from nats.aio.subscription import Subscription
     from nats.aio.transport import TcpTransport
 finally:
     if _hidden:
         del sys.modules[_LIBRARY]
 
-__all__ = ["Client", "Msg", "TcpTransport", "nats_errors"]
+__all__ = ["Client", "Msg", "Subscription", "TcpTransport", "nats_errors"]

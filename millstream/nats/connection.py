@@ -268,7 +268,12 @@ class BrokerConnection:
             subject = known if known.lower() == subject else subject
         text = (
             f"the NATS server at {self.place} does not let {self._access.identity} {verb} to {subject}: grant it "
-            f"{verb} rights on that subject, or make the users again with `millstream broker config` (deploy/README.md)"
+            f"{verb} rights on that subject"
+            + (
+                ""
+                if self._access.outside
+                else ", or make the users again with `millstream broker config` (deploy/README.md)"
+            )
         )
         for token in waiting:
             self._fail(self._answers[token], NotPermittedError(text))
@@ -310,7 +315,8 @@ class BrokerConnection:
         elif not self._inbox and isinstance(error, ssl.SSLError):
             self._give_up_opening(
                 f"no encrypted connection to the NATS server at {self.place} can be made: "
-                f"{getattr(error, 'verify_message', '') or error}; see `tls` in the broker's access file"
+                f"{getattr(error, 'verify_message', '') or error}; see `tls`"
+                + ("" if self._access.outside else " in the broker's access file")
             )
         elif not self._inbox and any(sign in str(error).lower() for sign in _NOT_ADMITTED):
             # The client would try again, with the same credentials.

@@ -193,6 +193,7 @@ SOURCES: Registry[SourceKind[SpecModel]] = Registry(
         "file": "millstream_reader.sources.file.connector:FILE",
         "http": "millstream_reader.sources.http.connector:HTTP",
         "kafka": "millstream_reader.sources.kafka.connector:KAFKA",
+        "jetstream": "millstream_reader.sources.jetstream.connector:JETSTREAM",
         "postgres": "millstream_reader.sources.postgres.connector:POSTGRES",
         "redisStreams": "millstream_reader.sources.redis_streams.connector:REDIS_STREAMS",
         "udsource": "millstream_reader.sources.udsource.connector:UDSOURCE",
@@ -211,6 +212,7 @@ SINKS: Registry[SinkKind[SpecModel]] = Registry(
         "kafka": "millstream_writer.sinks.kafka.connector:KAFKA",
         "udsink": "millstream_writer.sinks.udsink.connector:UDSINK",
         "postgres": "millstream_writer.sinks.postgres.connector:POSTGRES",
+        "jetstream": "millstream_writer.sinks.jetstream.connector:JETSTREAM",
         "redisStreams": "millstream_writer.sinks.redis_streams.connector:REDIS_STREAMS",
     },
 )

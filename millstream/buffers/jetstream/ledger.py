@@ -44,7 +44,6 @@ from millstream.buffers.jetstream.stored_ids import stored_ids
 from millstream.buffers.jetstream.stream_config import LAYOUT, LAYOUT_NOW, OWNER_PIPELINE, OWNER_VERTEX, stream_config
 from millstream.buffers.jetstream.torn import ServerStart, TornEnds, time_of
 from millstream.buffers.jetstream.trims import purges
-from millstream.buffers.jetstream.versions import check_version
 from millstream.durable import step
 from millstream.errors import (
     BufferFullError,
@@ -75,6 +74,7 @@ from millstream.ledger.subjects import buffer_filter, ids_filter, lane_filter, s
 from millstream.ledger.witness import REPAIR, ReadCheck, Unchecked, witness_of
 from millstream.nats.access import BrokerAccess
 from millstream.nats.connection import AnswerLostError, ApiError, BrokerConnection, open_connection
+from millstream.nats.versions import check_version
 from millstream.record import BufferId, LaneId
 
 _log = logging.getLogger(__name__)

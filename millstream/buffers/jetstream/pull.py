@@ -31,6 +31,7 @@ from millstream.ledger.protocol import LedgerStatistics, StoredFrame, Witness
 from millstream.ledger.witness import REPAIR, ReadCheck, Unchecked, witness_of
 from millstream.nats.client import Msg, nats_errors
 from millstream.nats.connection import AnswerLostError, ApiError, BrokerConnection
+from millstream.nats.deliveries import origin_of
 from millstream.pauses import Pauses
 
 _log = logging.getLogger(__name__)
@@ -196,7 +197,7 @@ class PullReader:
                 self._heard_s = self._now_s()
                 self._on_status(message.headers or {})
             return
-        consumer, sequence, delivered = _origin(message.reply)
+        consumer, sequence, delivered, *_ = origin_of(message.reply)
         if consumer != self._consumer or self._restart is not None:
             return
         self._heard_s = self._now_s()
@@ -315,15 +316,6 @@ class PullReader:
 
     def _now_s(self) -> float:
         return asyncio.get_running_loop().time()
-
-
-def _origin(reply: str) -> tuple[str, int, int]:
-    """Consumer, stream sequence and delivery number of a delivered message."""
-    tokens = reply.split(".")
-    # "$JS.ACK.<stream>.<consumer>.<count>.<stream sequence>.<delivery>.<time>.<waiting>", or with <domain>.<account>
-    # before the stream and a random token at the end.
-    first = 3 if len(tokens) == 9 else 5
-    return tokens[first], int(tokens[first + 2]), int(tokens[first + 3])
 
 
 @asynccontextmanager

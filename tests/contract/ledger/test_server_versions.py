@@ -11,9 +11,9 @@ import pytest
 from millstream import codes
 from millstream.buffers.jetstream.ledger import open_jetstream_broker
 from millstream.buffers.jetstream.nats_server import open_nats_server
-from millstream.buffers.jetstream.versions import VERSION_MIN, check_version
 from millstream.errors import InfrastructureError
 from millstream.nats.connection import open_connection
+from millstream.nats.versions import VERSION_MIN, check_version
 from tests.support.errors import raises
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -40,7 +40,7 @@ async def test_the_installed_one_says_what_it_is_and_is_looked_at(
         async with open_connection(server.access, name="asks") as connection:
             said = str(connection.server["version"])
         assert re.match(r"\d+\.\d+\.\d+", said)
-        monkeypatch.setattr("millstream.buffers.jetstream.versions.VERSION_MIN", (999, 0, 0))
+        monkeypatch.setattr("millstream.nats.versions.VERSION_MIN", (999, 0, 0))
         with raises(codes.BROKER_VERSION, match=f"is NATS {said}; Millstream needs 999"):
             async with open_jetstream_broker(server.access, "p"):
                 pass

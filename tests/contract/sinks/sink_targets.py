@@ -17,6 +17,7 @@ from millstream_writer.sink import Guarantee
 from tests.contract.sinks.file_target import file_spec, numbers_in
 from tests.contract.sinks.http_target import HttpTarget, open_http_target
 from tests.support.kafka_server import KafkaServer
+from tests.support.nats_outside import OutsideNats, open_outside_nats
 from tests.support.postgres_server import Database, PostgresServer
 from tests.support.redis_server import RedisServer
 
@@ -33,6 +34,8 @@ KINDS = [
     "kafka",
     "redis stream",
     "redis set",
+    "jetstream positions",
+    "jetstream ids",
 ]
 
 _GUARANTEES = {
@@ -42,6 +45,8 @@ _GUARANTEES = {
     "postgres": Guarantee.EXACTLY_ONCE_TRANSACTIONAL,
     "kafka": Guarantee.EXACTLY_ONCE_TRANSACTIONAL,
     "redis": Guarantee.EXACTLY_ONCE_TRANSACTIONAL,
+    "jetstream positions": Guarantee.EXACTLY_ONCE_TRANSACTIONAL,
+    "jetstream ids": Guarantee.AT_LEAST_ONCE,
 }
 
 
@@ -57,12 +62,13 @@ class SinkTarget:
     database: Database | None = None
     kafka: KafkaServer | None = None
     redis: RedisServer | None = None
+    nats: OutsideNats | None = None
     topic: str = ""
     """Of Kafka; the stream or prefix of Redis."""
 
     @property
     def guarantee(self) -> Guarantee:
-        return _GUARANTEES[self.kind.split()[0]]
+        return _GUARANTEES.get(self.kind) or _GUARANTEES[self.kind.split()[0]]
 
     def numbers(self) -> list[int]:
         """What has arrived, in the order of its coming; repeated records as the target itself takes them."""
@@ -76,6 +82,8 @@ class SinkTarget:
             return [json.loads(value)["n"] for value in self.kafka.values(self.topic)]
         if self.redis is not None:
             return redis_numbers(self.redis, self.topic)
+        if self.nats is not None:
+            return [json.loads(value)["n"] for value in self.nats.values_at_once("orders", "orders.new")]
         written = self.directory / "written"
         return [json.loads(line)["n"] for line in written.read_text().splitlines()] if written.exists() else []
 
@@ -99,6 +107,12 @@ def redis_numbers(server: RedisServer, target: str) -> list[int]:
         return [json.loads(entry["value"])["n"] for entry in server.entries(target)]
     values = [server.client.get(key) for key in server.client.scan_iter(f"{target}*", count=1000)]
     return sorted(json.loads(value)["n"] for value in values if isinstance(value, bytes))
+
+
+async def jetstream_spec(nats: OutsideNats, /, **more: object) -> FallbackSink:
+    """A sink that writes to the subject `orders.new` of a stream that is made for it."""
+    await nats.create("orders", "orders.>", "positions.>", allow_atomic=True, allow_rollup_hdrs=True)
+    return FallbackSink.model_validate({"jetstream": {**nats.settings, "subject": "orders.new", **more}})
 
 
 @asynccontextmanager
@@ -128,6 +142,10 @@ async def open_target(
             assert redis is not None
             target = f"records-{uuid4()}"
             yield SinkTarget(kind, directory, redis_spec(redis, option, target), redis=redis, topic=target)
+        elif name == "jetstream":
+            nats = await stack.enter_async_context(open_outside_nats(directory / "nats"))
+            more = {"positions": "positions"} if option == "positions" else {}
+            yield SinkTarget(kind, directory, await jetstream_spec(nats, **more), nats=nats)
         elif name == "kafka":
             assert kafka is not None
             topic = kafka.create(f"records-{uuid4()}")

@@ -1,6 +1,6 @@
 """Which NATS servers can keep ledgers. Pure.
 
-Above it: `jetstream.py`. It knows what a server says of itself, and nothing else of it.
+Above it: ledgers in JetStream, and connectors. It knows what a server says of itself, and nothing else of it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,16 @@ VERSION_MIN = (2, 14, 6)
 counts as full after it (2.12.4); one that was torn is not completed by a restart (2.14.0)."""
 
 
+def is_too_old(server: Mapping[str, Any]) -> bool:
+    """Whether a server says that it is older than that."""
+    found = re.match(r"v?(\d+)\.(\d+)\.(\d+)", str(server.get("version", "")))
+    return found is not None and tuple(int(part) for part in found.groups()) < VERSION_MIN
+
+
 def check_version(server: Mapping[str, Any], place: str) -> None:
-    """Raise `InfrastructureError` for a server that says it is older than that."""
+    """Raise `InfrastructureError` for a server that is."""
     version = str(server.get("version", ""))
-    found = re.match(r"v?(\d+)\.(\d+)\.(\d+)", version)
-    if found is None or tuple(int(part) for part in found.groups()) >= VERSION_MIN:
+    if not is_too_old(server):
         return
     wanted = ".".join(map(str, VERSION_MIN))
     raise InfrastructureError(

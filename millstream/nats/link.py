@@ -1,0 +1,93 @@
+"""A lane's connection to a NATS server outside, and what its errors mean to the lane.
+
+Above it: connectors. Below it: the connection. Every failure becomes an error of ours, by who must act: what passes by
+itself is `RetryLaterError`, so a server that is away, restarts or is full is waited for.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+
+from millstream import codes
+from millstream.errors import InfrastructureError, RetryLaterError, UserError
+from millstream.nats.access import BrokerAccess
+from millstream.nats.client import nats_errors
+from millstream.nats.connection import AnswerLostError, ApiError, BrokerConnection, NotPermittedError, open_connection
+from millstream.nats.settings import NatsServer
+from millstream.spec.references import resolve
+from millstream.wire.client_tls import context_of
+
+NO_STREAM = 10059
+NO_MESSAGE = 10037
+PASSING = (10008, 10009, 10023, 10028, 10047, 10077, 10176, 10210)
+"""Error codes of what time may change: no leader, no room, no resources, a store that failed, a batch of which a part
+was lost, too many batches at once."""
+
+FAILURES = (AnswerLostError, ApiError, TimeoutError, nats_errors.Error)
+"""All that goes wrong between a lane and its server."""
+
+
+def access_of(settings: NatsServer, base_dir: Path, where: str) -> BrokerAccess:
+    """The server, with all secrets looked up. Raises `UserError`."""
+    auth = settings.auth
+    user = password = token = seed = None
+    if auth is not None and auth.basic is not None:
+        user = resolve(auth.basic.user, base_dir, f"{where}: auth.basic.user")
+        password = resolve(auth.basic.password, base_dir, f"{where}: auth.basic.password")
+    elif auth is not None and auth.token is not None:
+        token = resolve(auth.token, base_dir, f"{where}: auth.token")
+    elif auth is not None and auth.nkey is not None:
+        seed = resolve(auth.nkey, base_dir, f"{where}: auth.nkey")
+    creds = None if auth is None or auth.creds is None else base_dir / auth.creds
+    if creds is not None and not creds.is_file():
+        raise UserError(codes.SECRET_MISSING, f"{where}: auth.creds: there is no file {creds}")
+    tls: ssl.SSLContext | None = None
+    if settings.tls is not None:
+        tls = context_of(settings.tls, base_dir, where)
+    elif settings.encrypted:
+        tls = ssl.create_default_context()
+    url = ",".join(server.strip() for server in settings.url.split(","))
+    return BrokerAccess(
+        url, user=user, password=password, token=token, nkey_seed=seed, credentials_file=creds, tls=tls, outside=True
+    )
+
+
+@asynccontextmanager
+async def linked(settings: NatsServer, base_dir: Path, where: str, name: str) -> AsyncIterator[BrokerConnection]:
+    """A connection, which is made again whenever it is lost. Raises errors of ours where it cannot be made."""
+    access = access_of(settings, base_dir, where)
+    async with AsyncExitStack() as life:
+        try:
+            opening = open_connection(access, name=name, timeout_s=settings.timeout_s)
+            connection = await life.enter_async_context(opening)
+        except InfrastructureError as error:
+            if error.code == codes.BROKER_REFUSES:
+                raise UserError(codes.TARGET_REFUSES, f"{where}: {error}") from error
+            raise RetryLaterError(codes.TARGET_AWAY, f"{where}: {error}") from error
+        yield connection
+
+
+@contextmanager
+def translated(connection: BrokerConnection, where: str) -> Iterator[None]:
+    """Makes every failure inside an error of ours."""
+    place = f"{where}: NATS at {connection.place}"
+    try:
+        yield
+    except NotPermittedError as error:
+        raise UserError(codes.TARGET_REFUSES, f"{where}: {error}") from error
+    except InfrastructureError as error:
+        if error.code == codes.BROKER_REFUSES:
+            raise UserError(codes.TARGET_REFUSES, f"{where}: {error}") from error
+        raise
+    except ApiError as error:
+        if error.code in PASSING:
+            raise RetryLaterError(codes.TARGET_AWAY, f"{place} cannot do it now: {error}") from error
+        raise UserError(codes.TARGET_UNFIT, f"{place}: {error}") from error
+    except nats_errors.MaxPayloadError as error:
+        raise UserError(codes.TARGET_UNFIT, f"{place}: a message is larger than its max_payload") from error
+    except (AnswerLostError, TimeoutError, nats_errors.Error) as error:
+        said = str(error) or type(error).__name__
+        raise RetryLaterError(codes.TARGET_AWAY, f"{place} does not answer: {said}") from error

@@ -1,0 +1,132 @@
+"""How pipeline files name a NATS server outside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+from millstream import codes
+from millstream.spec.problems import Path
+from millstream.spec.references import Secret, TextOrReference
+from millstream.spec.rules import After
+from millstream.spec.tls import ServerTls, stays_on_this_machine
+from millstream.spec.values import PositiveDuration, ShapeProblem, SpecModel, Text, field, problem
+
+_SCHEMES = ("nats", "tls")
+
+
+def _checked_url(written: str) -> str:
+    for server in written.split(","):
+        try:
+            parts = urlsplit(server.strip())
+            valid = parts.scheme in _SCHEMES and bool(parts.hostname) and parts.port != 0 and parts.path in ("", "/")
+        except ValueError:
+            valid = False
+        if not valid or "@" in server:
+            what = f"{server.rpartition('@')[2].strip()!r} is not the address of a NATS server"
+            expected = "nats://host:port, or tls://host:port; `auth` beside it; several with commas between them"
+            raise problem(codes.VALUE_MALFORMED, what, expected)
+    return written
+
+
+def checked_subject(written: str) -> str:
+    """One to publish to. Raises a problem."""
+    if not is_subject(written) or any(token in ("*", ">") for token in written.split(".")):
+        raise problem(
+            codes.VALUE_MALFORMED, f"{written!r} is not a subject", "tokens with dots between them: orders.new"
+        )
+    return written
+
+
+def checked_filter(written: str) -> str:
+    """One to read, or several. Raises a problem."""
+    for name in filters_of(written):
+        if not is_subject(name):
+            what = f"{name!r} is not a subject, nor a pattern of some"
+            raise problem(codes.VALUE_MALFORMED, what, "orders.new, orders.*, or orders.>")
+    return written
+
+
+def is_subject(text: str) -> bool:
+    """Whether it is a subject or a pattern of subjects."""
+    tokens = text.split(".")
+    return all(tokens) and not any(char.isspace() for char in text) and ">" not in tokens[:-1]
+
+
+def filters_of(written: str) -> Sequence[str]:
+    """The patterns that are named with commas between them, each once."""
+    return tuple(dict.fromkeys(name.strip() for name in written.split(",")))
+
+
+def overlap(one: str, other: str) -> bool:
+    """Whether a subject can match both patterns."""
+    left, right = one.split("."), other.split(".")
+    for a, b in zip(left, right, strict=False):
+        if ">" in (a, b):
+            return True
+        if a != b and "*" not in (a, b):
+            return False
+    return len(left) == len(right)
+
+
+class NatsBasic(SpecModel):
+    """A user and a password."""
+
+    noun = "basic"
+
+    user: TextOrReference
+    """The user's name, or where it stands."""
+    password: Secret
+    """Where the password stands: `{env: NAME}`, `{file: PATH}`, or a key of a Kubernetes Secret."""
+
+
+class NatsAuth(SpecModel):
+    """How the server knows the pipeline: one of these."""
+
+    noun = "auth"
+
+    basic: NatsBasic | None = None
+    """By user and password."""
+    token: Secret | None = None
+    """By the token of a server that has one for all its clients."""
+    nkey: Secret | None = None
+    """By the seed of an NKey (it begins with SU)."""
+    creds: Text | None = None
+    """By a user's JWT and seed: the file that `nsc` wrote, relative to the pipeline file, read at every connection."""
+
+    @classmethod
+    def shape_problems(cls, data: Mapping[str, Any]) -> Iterator[ShapeProblem]:
+        """One way to say who one is."""
+        ways = [name for name in ("basic", "token", "nkey", "creds") if data.get(name) is not None]
+        if len(ways) != 1:
+            what = f"it has {', '.join(f'`{way}`' for way in ways) or 'none'} of the ways to say who connects"
+            yield ShapeProblem(codes.FIELDS_CONFLICT, (), what, "`basic`, `token`, `nkey` or `creds`")
+
+
+class NatsServer(SpecModel):
+    """A server, or several of a cluster, and who connects to it."""
+
+    noun = "a NATS connection"
+
+    url: Annotated[Text, After(_checked_url)]
+    """The server, `nats://host:port`, or `tls://host:port`; several of a cluster with commas between them."""
+    auth: NatsAuth | None = None
+    """Who connects. Default: the server asks for nothing."""
+    tls: ServerTls | None = None
+    """Encrypts the connection, and says which certificates count. Default: those of the authorities of the system where
+    `url` says `tls://`, else no encryption."""
+    timeout_s: PositiveDuration = field(default=10.0, alias="timeout")
+    """How long a vertex waits for the server when it starts, and for each answer. Duration, default 10s."""
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether the connection is."""
+        return self.tls is not None or self.url.startswith("tls:")
+
+
+def server_notes(settings: NatsServer, path: Path) -> Iterator[tuple[Path, str]]:
+    """What to know about the way to a server."""
+    hosts = [urlsplit(server.strip()).hostname or "" for server in settings.url.split(",")]
+    if settings.auth is not None and not settings.encrypted and not all(map(stays_on_this_machine, hosts)):
+        yield (*path, "url"), "credentials and records go to the server in the clear; `tls: {}` encrypts them"

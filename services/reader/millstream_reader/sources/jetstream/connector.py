@@ -1,0 +1,78 @@
+"""The `jetstream` source, as pipeline files name it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from itertools import combinations
+from typing import TYPE_CHECKING, Annotated
+
+from millstream import codes
+from millstream.nats.settings import NatsServer, checked_filter, filters_of, overlap, server_notes
+from millstream.spec.connectors import Guarantee, GuaranteeId, Place
+from millstream.spec.problems import Finding, Path
+from millstream.spec.rules import After
+from millstream.spec.values import Flag, ShapeProblem, Text
+from millstream_reader.connector import SourceConnector, SourceOwner
+from millstream_reader.sources.starts import EARLIEST, Start
+
+if TYPE_CHECKING:
+    from millstream_reader.source import SourceLane
+
+
+class JetStreamSource(NatsServer):
+    """Reads a stream of JetStream in order."""
+
+    noun = "a jetstream source"
+
+    stream: Text
+    """Name of the stream."""
+    subject: Annotated[Text, After(checked_filter)] | None = None
+    """Only messages of this subject, or of the subjects that a pattern such as `orders.*` matches; several with commas
+    between them, each of which is read by one lane. Default: all messages, read by one lane."""
+    start: Start = EARLIEST
+    """Where the first run starts: `earliest`, `latest`, or at the first message of a time (RFC 3339, with an offset).
+    Later runs go on behind the message of the last commit."""
+    stop_at_end: Flag = False
+    """End at the last message that is there when the first run starts."""
+
+    def relation_problems(self) -> Iterator[ShapeProblem]:
+        """Each message for one lane."""
+        yield from super().relation_problems()
+        for one, other in combinations(self.subjects, 2):
+            if overlap(one, other):
+                what = f"{one!r} and {other!r} match the same subjects, whose messages would be read twice"
+                yield ShapeProblem(codes.FIELDS_CONFLICT, ("subject",), what, "patterns that match different subjects")
+
+    @property
+    def subjects(self) -> Sequence[str]:
+        """Patterns of the subjects that are read; none: all are."""
+        return () if self.subject is None else filters_of(self.subject)
+
+
+class _JetStream(SourceConnector[JetStreamSource]):
+    model = JetStreamSource
+    meaning = "Messages of a stream of NATS JetStream."
+    promise = Guarantee(GuaranteeId.POSITION, "exactly once: it reads on behind the message in its last commit")
+    ends = "never, without `stopAtEnd`"
+    strangers = True
+
+    def bounded(self, settings: JetStreamSource) -> bool | None:
+        return settings.stop_at_end
+
+    def notes(self, settings: JetStreamSource, path: Path) -> Iterator[tuple[Path, str]]:
+        yield from server_notes(settings, path)
+
+    async def online_findings(self, settings: JetStreamSource, place: Place) -> Sequence[Finding]:
+        from millstream_reader.sources.jetstream.lane import look
+
+        found = await look(settings, place.base_dir)
+        return [Finding(codes.TARGET_UNFIT, (*place.path, "stream"), what, expected) for what, expected in found]
+
+    def open(self, settings: JetStreamSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
+        from millstream_reader.sources.jetstream.lane import open_jetstream_source
+
+        return open_jetstream_source(settings, owner)
+
+
+JETSTREAM = _JetStream()

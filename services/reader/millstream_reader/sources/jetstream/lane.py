@@ -1,0 +1,540 @@
+"""A stream of JetStream, in order, from behind the message that the lane's own mark holds.
+
+    mark: sequence ─► a consumer of this process (acknowledges nothing) ─► pull ─► messages, in order ─► frame
+                          ▲                                                                             │
+                          └── made again after the last message, when one is missing or the server goes ┘
+
+No durable consumer decides what is read. A stream forgets by age, size and number: what was removed before it was read
+is noticed by sequence. Where only some subjects are read, the lane's sequence follows the stream while nothing of
+them comes, so what was removed meanwhile is not missed.
+
+Above it: a source lane. Below it: one connection to the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import logging
+from array import array
+from collections import deque
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, NamedTuple
+from uuid import uuid4
+from zlib import crc32
+
+from millstream import codes
+from millstream.errors import DamageError, InfrastructureError, RetryLaterError, UserError
+from millstream.frame import build_frame
+from millstream.limits import NATS_PULL_BYTES, NATS_PULL_MESSAGES, RECORD_BYTES_MAX
+from millstream.nats.client import Msg, Subscription, nats_errors
+from millstream.nats.connection import ApiError, BrokerConnection
+from millstream.nats.deliveries import origin_of
+from millstream.nats.link import NO_MESSAGE, NO_STREAM, linked, translated
+from millstream.pauses import Pauses
+from millstream_reader.connector import SourceOwner
+from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane
+from millstream_reader.sources.jetstream.connector import JetStreamSource
+from millstream_reader.sources.positions import pack_position, unpack_position
+from millstream_reader.sources.starts import LATEST, start_time
+
+KIND = "jetstream"
+SUBJECT_HEADER = "Nats-Subject"
+_NANOSECONDS = 1_000_000_000
+_PULL_EXPIRES_S = 2
+_HEARTBEAT_S = 1
+assert 2 * _HEARTBEAT_S <= _PULL_EXPIRES_S, "a server refuses other pulls"
+_SILENCE_MAX_S = 3.0
+"""Three missed heartbeats."""
+_INACTIVE_S = 120
+"""The server removes the consumer of a lane that asks for nothing this long; going on, it makes a new one."""
+_AGAIN_FIRST_S, _AGAIN_LAST_S = 0.1, 5.0
+"""Between two tries to reach the server."""
+_SHOWN_BYTES = 1024
+"""Of a message that is too large."""
+_RECORD_OVERHEAD_BYTES = 64
+
+_log = logging.getLogger(__name__)
+
+
+class _Message(NamedTuple):
+    sequence: int
+    subject: str
+    headers: Mapping[str, str]
+    data: bytes
+    time_us: int
+
+    @property
+    def size(self) -> int:
+        """Bytes that a record of it has, about."""
+        pairs = sum(len(name) + len(text) for name, text in self.headers.items())
+        return _RECORD_OVERHEAD_BYTES + len(self.data) + len(self.subject) + pairs
+
+    @property
+    def digest(self) -> str:
+        return _digest(self.subject, self.data)
+
+
+def _digest(subject: str, data: bytes) -> str:
+    """By which another message at the same sequence is noticed."""
+    return blake2b(subject.encode() + b"\0" + data, digest_size=8).hexdigest()
+
+
+class JetStreamSourceLane:
+    """One lane. See `SourceLane`."""
+
+    def __init__(self, spec: JetStreamSource, owner: SourceOwner, connection: BrokerConnection) -> None:
+        self._spec = spec
+        self._owner = owner
+        self._connection = connection
+        self._where = f"lane {owner.lane}"
+        self._subjects = tuple(
+            name for name in spec.subjects if crc32(name.encode()) % owner.partitions == owner.lane.partition
+        )
+        whole_stream = crc32(spec.stream.encode()) % owner.partitions == owner.lane.partition
+        self._idle = not self._subjects if spec.subjects else not whole_stream
+        """Whether there is nothing for this lane."""
+        self._created = ""
+        """When the stream was made: one of the same name made later is another one."""
+        self._at: int | None = None
+        """The sequence up to which all was given that is there; None until a first run has found its beginning."""
+        self._read = 0
+        """Of the last message that was given."""
+        self._digest = ""
+        """Of that message."""
+        self._end: int | None = None
+        """The last sequence that is read, where the source ends there."""
+        self._inbox = connection.client.new_inbox()
+        self._consumer = ""
+        self._round = 0
+        """Counts consumers, so that what an earlier one still sends is recognised."""
+        self._losses = -1
+        self._delivered = 0
+        self._owed = 0
+        """Messages that were asked for and have not arrived."""
+        self._waiting = 0
+        """How many the server has for later, as it said last."""
+        self._arrived: deque[_Message] = deque()
+        self._something = asyncio.Event()
+        self._restart: str | None = "start"
+        """Why a new consumer is needed; None while all is well."""
+        self._heard_s = 0.0
+        self._ran_out = False
+        """Whether a pull ended with nothing more to give."""
+        self._again = Pauses(_AGAIN_FIRST_S, _AGAIN_LAST_S)
+        self._next_try_s = 0.0
+        self._draining = False
+        self._subscription: Subscription | None = None
+
+    @property
+    def replayable(self) -> bool:
+        return True
+
+    async def open(self) -> None:
+        """Errors: those of `SourceConnector.open`."""
+        self._restore()
+        if self._idle:
+            return
+        # The limits of the subscription are off: what is asked for is bounded, and a drop would be a gap.
+        self._subscription = await self._connection.client.subscribe(
+            f"{self._inbox}.*", cb=self._on_message, pending_msgs_limit=0, pending_bytes_limit=0
+        )
+        self._deaf = self._connection.on_loss(self._something.set)
+        deadline_s = self._now_s() + self._spec.timeout_s
+        while True:
+            try:
+                with translated(self._connection, self._where):
+                    await self._new_consumer()
+                return
+            except RetryLaterError as error:
+                if self._now_s() >= deadline_s:
+                    raise InfrastructureError(error.code, f"{error}; nothing was lost") from error
+                await self._again.wait()
+
+    async def close(self) -> None:
+        if self._subscription is None:
+            return
+        self._deaf()
+        client = self._connection.client
+        with suppress(nats_errors.Error):
+            if not client.is_closed:
+                await self._subscription.unsubscribe()
+            await self._remove_consumer()
+
+    async def read(self, records_max: int, bytes_max: int, timeout_s: float) -> SourceBatch:
+        if not self._arrived and not self._draining and not self._is_ended():
+            await self._fill(timeout_s)
+        return self._take(records_max, bytes_max)
+
+    async def committed(self, position: bytes) -> None:
+        """The server keeps nothing for this reader."""
+
+    def pending(self) -> int | None:
+        return 0 if self._idle else self._waiting + len(self._arrived)
+
+    async def drain(self) -> None:
+        self._draining = True
+
+    # Where the lane stands
+
+    def _restore(self) -> None:
+        owner, spec = self._owner, self._spec
+        body = unpack_position(owner.position, KIND, owner.partitions, owner.lane)
+        if body is None:
+            return
+        try:
+            self._at = None if body["at"] is None else int(body["at"])
+            self._read, self._digest, self._created = int(body["read"]), str(body["digest"]), str(body["created"])
+            self._end = None if body["end"] is None or not spec.stop_at_end else int(body["end"])
+            stream, subjects = str(body["stream"]), tuple(map(str, body["subjects"]))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DamageError(
+                codes.POSITION_UNREADABLE,
+                f"{self._where}: the stored position {owner.position[:80]!r} is not one of a jetstream source",
+            ) from error
+        if (stream, subjects) != (spec.stream, self._subjects):
+            raise UserError(
+                codes.SOURCE_CHANGED,
+                f"{self._where}: it reads {_named(spec.stream, self._subjects)}, and read {_named(stream, subjects)} "
+                "in earlier runs, whose position says nothing about the rest; put it back, or start over with --fresh",
+            )
+
+    def _position(self) -> bytes:
+        body = {
+            "at": self._at,
+            "read": self._read,
+            "digest": self._digest,
+            "created": self._created,
+            "end": self._end,
+            "stream": self._spec.stream,
+            "subjects": self._subjects,
+        }
+        return pack_position(KIND, self._owner.partitions, body)
+
+    async def _check_stream(self) -> None:
+        """Whether the stream is the one that was read, and has all that was not. Where a first run begins and ends."""
+        info = await _info(self._connection, self._spec.stream)
+        if info is None:
+            if self._created:
+                raise self._replaced("the stream is gone")
+            raise UserError(
+                codes.TARGET_UNFIT,
+                f"{self._where}: there is no stream {self._spec.stream} at {self._connection.place}; create it, or "
+                "name another one",
+            )
+        state = info["state"]
+        first, last = int(state["first_seq"]), int(state["last_seq"])
+        if not self._created:
+            for what, expected in _faults(info, self._spec, self._connection.server):
+                raise UserError(codes.TARGET_UNFIT, f"{self._where}: {what} (expected: {expected})")
+            self._created = info["created"]
+        elif info["created"] != self._created:
+            raise self._replaced(
+                f"the stream was made at {info['created']}, and the one that was read at {self._created}"
+            )
+        if self._at is None:
+            if self._spec.start == LATEST:
+                self._at = last
+            elif start_time(self._spec.start) is None:
+                self._at = max(0, first - 1)
+        else:
+            if last < self._at:
+                raise self._replaced(f"it was read up to sequence {self._at}, and ends at {last}")
+            await self._check_read()
+            if first > self._at + 1 and int(info["config"].get("max_msgs_per_subject", -1)) <= 0:
+                raise self._removed(first)
+        if self._spec.stop_at_end and self._end is None:
+            self._end = last
+
+    async def _check_read(self) -> None:
+        """Whether the last message that was read is that one still, where it is still there."""
+        if not self._digest:
+            return
+        try:
+            answer = await self._connection.api(f"STREAM.MSG.GET.{self._spec.stream}", {"seq": self._read})
+        except ApiError as error:
+            if error.code != NO_MESSAGE:
+                raise
+            return
+        message = answer["message"]
+        if _digest(message["subject"], base64.b64decode(message.get("data", ""))) != self._digest:
+            raise self._replaced(f"the message at sequence {self._read} is not the one that was read")
+
+    def _removed(self, first: int) -> DamageError:
+        which = f" (of {', '.join(self._subjects)} or of other subjects)" if self._subjects else ""
+        return DamageError(
+            codes.SOURCE_RECORDS_REMOVED,
+            f"{self._where}: {self._spec.stream}: the lane stands at sequence {self._at}, and the first message "
+            f"that is left is {first}: messages{which} were removed before they were read, by the limits of the "
+            "stream or a purge. Nothing else was skipped. Read what is left with a source of another name, or start "
+            "over with --fresh; and let the stream keep more",
+        )
+
+    def _replaced(self, what: str) -> DamageError:
+        return DamageError(
+            codes.SOURCE_RECORDS_REMOVED,
+            f"{self._where}: {self._spec.stream}: {what}: the stream was made again, or the server has lost its end or "
+            "was set back. Put its data back; or read what is there with a source of another name, or start over with "
+            "--fresh",
+        )
+
+    # What is read
+
+    async def _fill(self, timeout_s: float) -> None:
+        """Have messages here, if there are any in time."""
+        now_s = self._now_s()
+        if self._idle or now_s < self._next_try_s:
+            await asyncio.sleep(timeout_s if self._idle else min(timeout_s, self._next_try_s - now_s))
+            return
+        try:
+            with translated(self._connection, self._where):
+                if not await self._is_reached(timeout_s):
+                    return
+                async with asyncio.timeout(self._spec.timeout_s + timeout_s):
+                    await self._advance(now_s + timeout_s)
+            self._again.begin_again()
+        except RetryLaterError as error:
+            self._needs_restart(str(error))
+            if self._again.none_yet:
+                _log.warning("%s; it is tried again", error)
+            self._next_try_s = self._now_s() + self._again.take()
+
+    async def _is_reached(self, timeout_s: float) -> bool:
+        """Whether there is a connection, or one comes in time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._connection.connected()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _advance(self, until_s: float) -> None:
+        if self._restart is not None or self._losses != self._connection.losses:
+            await self._new_consumer()
+        while not self._arrived and self._restart is None and not self._is_ended():
+            if self._ran_out or (self._end is not None and self._waiting == 0):
+                await self._follow_stream()
+                if self._is_ended():
+                    return
+            self._something.clear()
+            await self._ask()
+            left_s = until_s - self._now_s()
+            if left_s <= 0:
+                return
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._something.wait()
+            if self._owed and self._now_s() >= self._heard_s + _SILENCE_MAX_S:
+                self._needs_restart("the server is silent")
+
+    async def _ask(self) -> None:
+        """Ask for more, when nothing is on its way."""
+        if self._owed:
+            return
+        self._owed = NATS_PULL_MESSAGES
+        self._heard_s = self._now_s()
+        # A pull that cannot hold the largest message would never deliver it.
+        size = max(NATS_PULL_BYTES, 2 * int(self._connection.server.get("max_payload", 0)))
+        request = {
+            "batch": NATS_PULL_MESSAGES,
+            "max_bytes": size,
+            "expires": _PULL_EXPIRES_S * _NANOSECONDS,
+            "idle_heartbeat": _HEARTBEAT_S * _NANOSECONDS,
+        }
+        await self._connection.publish(
+            f"$JS.API.CONSUMER.MSG.NEXT.{self._spec.stream}.{self._consumer}",
+            json.dumps(request).encode(),
+            reply=f"{self._inbox}.{self._round}",
+        )
+
+    async def _on_message(self, message: Msg) -> None:
+        # A message comes under its own subject; what it answers stands in its reply. A status comes to our inbox.
+        if not message.reply.startswith("$JS.ACK."):
+            if message.subject == f"{self._inbox}.{self._round}":
+                self._heard_s = self._now_s()
+                self._on_status(message.headers or {})
+            return
+        origin = origin_of(message.reply)
+        if origin.consumer != self._consumer or self._restart is not None:
+            return
+        self._heard_s = self._now_s()
+        if origin.delivered != self._delivered + 1:
+            self._needs_restart(f"delivery {origin.delivered} came after {self._delivered}")
+            return
+        self._delivered = origin.delivered
+        self._owed -= 1
+        self._waiting = origin.waiting
+        headers = message.headers or {}
+        self._arrived.append(_Message(origin.sequence, message.subject, headers, message.data, origin.time_ns // 1000))
+        self._something.set()
+
+    def _on_status(self, headers: Mapping[str, str]) -> None:
+        status, description = headers.get("Status", ""), headers.get("Description", "")
+        if status == "100":
+            last_delivered = int(headers.get("Nats-Last-Consumer", self._delivered))
+            if last_delivered > self._delivered:
+                self._needs_restart(f"deliveries up to {last_delivered} were sent, up to {self._delivered} arrived")
+            return
+        if status not in ("404", "408", "409") or "Nats-Pending-Messages" not in headers:
+            self._needs_restart(f"the server says {status} {description}")
+            return
+        # The pull has run out of time, or of bytes.
+        self._owed = 0
+        self._ran_out = status != "409"
+        self._something.set()
+
+    def _needs_restart(self, reason: str) -> None:
+        self._restart = reason
+        self._something.set()
+
+    async def _follow_stream(self) -> None:
+        """Nothing of the lane's subjects is left: all up to the stream's end has been looked at."""
+        info = await _info(self._connection, self._spec.stream)
+        consumer = await self._connection.api(f"CONSUMER.INFO.{self._spec.stream}.{self._consumer}")
+        delivered = int(consumer["delivered"]["consumer_seq"])
+        self._waiting = int(consumer["num_pending"])
+        self._ran_out = False
+        if info is not None and self._waiting == 0 and delivered == self._delivered and not self._arrived:
+            self._at = max(self._at or 0, int(info["state"]["last_seq"]))
+
+    async def _new_consumer(self) -> None:
+        """One after the last message that was given. What has arrived and was not given comes again."""
+        if self._restart != "start":
+            _log.info("%s: reading goes on after %s (%s)", self._where, self._at, self._restart or "reconnected")
+        async with asyncio.timeout(self._spec.timeout_s):
+            await self._connection.connected()
+            self._round += 1
+            self._losses = self._connection.losses
+            self._delivered = self._owed = 0
+            self._arrived.clear()
+            await self._check_stream()
+            await self._create_consumer()
+        self._restart = None
+        self._ran_out = False
+
+    async def _remove_consumer(self) -> None:
+        client = self._connection.client
+        if client.is_connected and self._consumer:
+            # No task waits for the answer; the server would remove it by itself, later.
+            await client.publish(f"$JS.API.CONSUMER.DELETE.{self._spec.stream}.{self._consumer}", b"")
+            self._consumer = ""
+
+    async def _create_consumer(self) -> None:
+        await self._remove_consumer()
+        name = f"r{uuid4().hex}"
+        config: dict[str, Any] = {
+            "name": name,
+            "ack_policy": "none",
+            "mem_storage": True,
+            "num_replicas": 1,
+            "inactive_threshold": _INACTIVE_S * _NANOSECONDS,
+        }
+        if self._at is None:
+            config |= {"deliver_policy": "by_start_time", "opt_start_time": self._spec.start}
+        else:
+            config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": self._at + 1}
+        if self._subjects:
+            config["filter_subjects"] = self._subjects
+        answer = await self._connection.api(
+            f"CONSUMER.CREATE.{self._spec.stream}.{name}", {"stream_name": self._spec.stream, "config": config}
+        )
+        self._consumer = name
+        self._waiting = int(answer["num_pending"])
+
+    def _take(self, records_max: int, bytes_max: int) -> SourceBatch:
+        """A batch of what has arrived."""
+        taken: list[_Message] = []
+        invalid: list[InvalidRecord] = []
+        size = 0
+        while self._arrived and len(taken) < records_max:
+            message = self._arrived[0]
+            if self._end is not None and message.sequence > self._end:
+                self._arrived.clear()
+                self._at = self._end
+                break
+            if taken and size + message.size > bytes_max:
+                break
+            self._arrived.popleft()
+            self._at = self._read = message.sequence
+            self._digest = message.digest
+            if message.size > RECORD_BYTES_MAX:
+                place = f"{self._spec.stream} at sequence {message.sequence}"
+                reason = f"{place}: the message has {message.size} bytes; the limit is {RECORD_BYTES_MAX}"
+                invalid.append(InvalidRecord(message.data[:_SHOWN_BYTES], reason, place))
+                continue
+            size += message.size
+            taken.append(message)
+        frame = None
+        if taken:
+            frame = build_frame(
+                [message.data for message in taken],
+                array("q", [message.time_us for message in taken]),
+                ingest_time_us=self._owner.clock.now_us(),
+                headers=[_headers(message) for message in taken],
+            )
+        return SourceBatch(frame, self._position(), ended=self._is_ended(), invalid=tuple(invalid))
+
+    def _is_ended(self) -> bool:
+        if not self._spec.stop_at_end:
+            return False
+        return self._idle or (self._end is not None and self._at is not None and self._at >= self._end)
+
+    def _now_s(self) -> float:
+        return self._owner.clock.monotonic_s()
+
+
+def _headers(message: _Message) -> Mapping[str, bytes]:
+    return {SUBJECT_HEADER: message.subject.encode(), **{n: t.encode() for n, t in message.headers.items()}}
+
+
+def _named(stream: str, subjects: Sequence[str]) -> str:
+    return f"{', '.join(subjects)} of {stream}" if subjects else f"all of {stream}"
+
+
+async def _info(connection: BrokerConnection, stream: str) -> dict[str, Any] | None:
+    """Of the stream; None where there is none."""
+    try:
+        return await connection.api(f"STREAM.INFO.{stream}")
+    except ApiError as error:
+        if error.code == NO_STREAM:
+            return None
+        raise
+
+
+def _faults(info: Mapping[str, Any], spec: JetStreamSource, server: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What does not fit, each with what would."""
+    retention = info["config"].get("retention", "limits")
+    if retention != "limits":
+        what = f"the stream {spec.stream} removes messages that its consumers have taken (retention {retention})"
+        return [(what, "a stream with `retention: limits`, or one that mirrors or sources it")]
+    return []
+
+
+async def look(spec: JetStreamSource, base_dir: Path) -> list[tuple[str, str]]:
+    """What does not fit, of a server that is reached, with what would. Raises errors of ours where it is not."""
+    where = "validate --online"
+    async with linked(spec, base_dir, where, "millstream validate") as connection:
+        with translated(connection, where):
+            info = await _info(connection, spec.stream)
+            if info is None:
+                return [(f"there is no stream {spec.stream}", "one that is there")]
+            return _faults(info, spec, connection.server)
+
+
+@asynccontextmanager
+async def open_jetstream_source(spec: JetStreamSource, owner: SourceOwner) -> AsyncIterator[SourceLane]:
+    """The lane at `owner.position`."""
+    where = f"lane {owner.lane}"
+    async with AsyncExitStack() as life:
+        try:
+            connection = await life.enter_async_context(linked(spec, owner.base_dir, where, f"millstream {owner.lane}"))
+        except RetryLaterError as error:
+            raise InfrastructureError(error.code, f"{error}; nothing was lost") from error
+        lane = JetStreamSourceLane(spec, owner, connection)
+        life.push_async_callback(lane.close)
+        await lane.open()
+        yield lane

@@ -1,0 +1,72 @@
+"""The `jetstream` sink, as pipeline files name it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Annotated
+
+from millstream import codes
+from millstream.nats.settings import NatsServer, checked_subject, server_notes
+from millstream.spec.connectors import Guarantee, GuaranteeId, Place
+from millstream.spec.problems import Finding, Path
+from millstream.spec.rules import After
+from millstream.spec.values import Text
+from millstream_writer.connector import SinkConnector, SinkOwner
+
+if TYPE_CHECKING:
+    from millstream_writer.sink import SinkLane
+
+_WITH_IDS = (
+    "at least once; each message has an id, by which the stream leaves out what is repeated within its duplicate "
+    "window. `positions` makes it exactly once"
+)
+
+
+class JetStreamSink(NatsServer):
+    """Publishes records to a subject of a stream of JetStream."""
+
+    noun = "a jetstream sink"
+
+    subject: Annotated[Text, After(checked_subject)]
+    """The subject, which a stream has to take."""
+    positions: Annotated[Text, After(checked_subject)] | None = None
+    """A subject under which the same stream takes the positions of lanes, such as `orders-positions`: records and
+    position are then one atomic batch, and each record is there exactly once. The stream needs `allow_atomic`, and
+    takes `<positions>.>` too. Default: none, which is at least once."""
+
+
+class _JetStream(SinkConnector[JetStreamSink]):
+    model = JetStreamSink
+    meaning = "To a subject of a stream of NATS JetStream."
+    promise = Guarantee(
+        GuaranteeId.TRANSACTIONAL,
+        "with `positions` exactly once: an atomic batch holds records and the position behind them, guarded by the one "
+        "before; without it at least once",
+    )
+
+    def guarantee(self, settings: JetStreamSink, *, fallback: bool) -> Guarantee:
+        if settings.positions is None:
+            return Guarantee(GuaranteeId.AT_LEAST_ONCE, _WITH_IDS)
+        if fallback:
+            what = "at least once: after a crash, records that went to the fallback shortly before may be there twice"
+            return Guarantee(GuaranteeId.AT_LEAST_ONCE, what)
+        what = "exactly once: an atomic batch holds records and the position behind them, guarded by the one before"
+        return Guarantee(GuaranteeId.TRANSACTIONAL, what)
+
+    async def online_findings(self, settings: JetStreamSink, place: Place) -> Sequence[Finding]:
+        from millstream_writer.sinks.jetstream.target import look
+
+        found = await look(settings, place.base_dir)
+        return [Finding(codes.TARGET_UNFIT, (*place.path, loc), what, expected) for loc, what, expected in found]
+
+    def notes(self, settings: JetStreamSink, path: Path) -> Iterator[tuple[Path, str]]:
+        yield from server_notes(settings, path)
+
+    def open(self, settings: JetStreamSink, owner: SinkOwner) -> AbstractAsyncContextManager[SinkLane]:
+        from millstream_writer.sinks.jetstream.lane import open_jetstream_sink
+
+        return open_jetstream_sink(settings, owner)
+
+
+JETSTREAM = _JetStream()

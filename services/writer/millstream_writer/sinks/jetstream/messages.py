@@ -1,0 +1,77 @@
+"""Records as messages. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from millstream_writer.sink import SinkFailure, SinkFrame
+from millstream_writer.sinks.kept import Converted
+
+KEYS = "Millstream-Keys"
+EVENT_TIME = "Millstream-Event-Time"
+MESSAGE_ID = "Nats-Msg-Id"
+TOO_LARGE = "record is larger than the stream takes"
+HEADER = "header cannot be written"
+
+_RESERVED = ("nats-", "millstream-")
+"""How headers begin that have a meaning for the server, or are ours."""
+_NAME = re.compile(r"[!-9;-~]+")
+_OVERHEAD_BYTES = 512
+"""For the headers of a batch."""
+
+
+class Put(NamedTuple):
+    """What a record becomes."""
+
+    data: bytes
+    headers: dict[str, str]
+
+
+def convert(item: SinkFrame, bytes_max: int, run: str | None) -> Converted[Put]:
+    """What a frame's records become. `run`: messages have ids, which are of this run."""
+    frame = item.frame
+    rows: list[int] = []
+    made: list[Put] = []
+    failures: list[SinkFailure] = []
+    ids = item.record_ids() if run is not None else None
+    columns = zip(frame.values(), frame.keys(), frame.event_times_us(), frame.headers(), strict=True)
+    for row, (value, keys, time_us, given) in enumerate(columns):
+        try:
+            headers = _headers(given)
+        except ValueError as error:
+            failures.append(SinkFailure(row, HEADER, retryable=False, detail=str(error)))
+            continue
+        if keys:
+            headers[KEYS] = json.dumps([key.decode(errors="replace") for key in keys], ensure_ascii=True)
+        headers[EVENT_TIME] = str(time_us // 1000)
+        if ids is not None:
+            headers[MESSAGE_ID] = f"{run}/{ids[row]}"
+        size = len(value) + sum(len(name) + len(text) + 4 for name, text in headers.items()) + _OVERHEAD_BYTES
+        if size > bytes_max:
+            detail = f"it has {size} bytes with its headers; the limit is {bytes_max}"
+            failures.append(SinkFailure(row, TOO_LARGE, retryable=False, detail=detail))
+            continue
+        rows.append(row)
+        made.append(Put(value, headers))
+    return Converted(rows, made, failures)
+
+
+def _headers(given: Mapping[str, bytes]) -> dict[str, str]:
+    """Raises `ValueError`."""
+    headers = {}
+    for name, value in given.items():
+        if name.lower().startswith(_RESERVED):
+            continue
+        if _NAME.fullmatch(name) is None:
+            raise ValueError(f"{name[:80]!r} is not a name of a header: printable ASCII without a colon or space")
+        try:
+            text = value.decode()
+        except UnicodeDecodeError:
+            raise ValueError(f"the value of {name!r} is not text in UTF-8") from None
+        if any(char in text for char in "\r\n") or text != text.strip():
+            raise ValueError(f"the value of {name!r} begins or ends with a space, or has several lines")
+        headers[name] = text
+    return headers

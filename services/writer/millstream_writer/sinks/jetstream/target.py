@@ -1,0 +1,82 @@
+"""The stream that a sink writes to: what it is, and whether it fits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from millstream.limits import NATS_POSITION_REFRESH_S
+from millstream.nats.connection import BrokerConnection
+from millstream.nats.link import linked, translated
+from millstream.nats.versions import VERSION_MIN, is_too_old
+from millstream_writer.sinks.jetstream.connector import JetStreamSink
+
+_NANOSECONDS = 1_000_000_000
+
+
+class Fault(NamedTuple):
+    """What does not fit."""
+
+    loc: str
+    what: str
+    expected: str
+
+
+class Target(NamedTuple):
+    """A stream."""
+
+    stream: str
+    bytes_max: int
+    """Of a message with its headers."""
+    rolls_up: bool
+    """Whether a position may take the place of the one before."""
+
+
+async def find_target(connection: BrokerConnection, settings: JetStreamSink) -> Target | Fault:
+    """The stream that takes the subject. Raises what requests raise."""
+    streams = await _streams_of(connection, settings.subject)
+    if len(streams) != 1:
+        what = (
+            f"no stream takes the subject {settings.subject}"
+            if not streams
+            else (f"several streams take the subject {settings.subject}: {', '.join(streams)}")
+        )
+        return Fault("subject", what, "a subject that one stream takes")
+    (stream,) = streams
+    config = (await connection.api(f"STREAM.INFO.{stream}"))["config"]
+    if settings.positions is not None:
+        if is_too_old(connection.server):
+            what = f"the server is NATS {connection.server.get('version')}, which may leave a batch half stored"
+            return Fault("positions", what, f"NATS {'.'.join(map(str, VERSION_MIN))} or later, or no `positions`")
+        probe = f"{settings.positions}.position"
+        if await _streams_of(connection, probe) != streams:
+            what = f"the stream {stream} does not take {settings.positions}.>"
+            return Fault("positions", what, f"that subject among those of {stream}")
+        if not config.get("allow_atomic"):
+            return Fault(
+                "positions", f"the stream {stream} takes no atomic batches", "a stream with `allow_atomic: true`"
+            )
+        if 0 < config.get("max_age", 0) < 2 * NATS_POSITION_REFRESH_S * _NANOSECONDS:
+            hours = 2 * NATS_POSITION_REFRESH_S / 3600
+            what = f"the stream {stream} forgets positions after {config['max_age'] / _NANOSECONDS:.0f} s (max_age)"
+            return Fault("positions", what, f"a stream that keeps messages for {hours:g} hours at least")
+        if config.get("retention", "limits") != "limits":
+            what = f"the stream {stream} removes positions when a consumer has taken them"
+            return Fault("positions", what, "a stream with `retention: limits`")
+    largest = [int(connection.server.get("max_payload", 0)), int(config.get("max_msg_size", -1))]
+    bytes_max = min(size for size in largest if size > 0)
+    return Target(stream, bytes_max, bool(config.get("allow_rollup_hdrs")))
+
+
+async def _streams_of(connection: BrokerConnection, subject: str) -> list[str]:
+    answer = await connection.api("STREAM.NAMES", {"subject": subject})
+    return list(answer.get("streams") or ())
+
+
+async def look(settings: JetStreamSink, base_dir: Path) -> list[Fault]:
+    """What does not fit, of a server that is reached, with what would. Raises errors of ours where it is not."""
+    where = "validate --online"
+    async with linked(settings, base_dir, where, "millstream validate") as connection:
+        with translated(connection, where):
+            found = await find_target(connection, settings)
+    return [found] if isinstance(found, Fault) else []
