@@ -135,12 +135,16 @@ class Process:
     def pause(self) -> None:
         """Stop it in its tracks, until `resume`. Returns when all of its threads stand still: one that is running when
         the signal is sent would otherwise answer what was asked after this call."""
-        os.kill(self.pid, signal.SIGSTOP)
-        # One that has ended stands still, too. Its exit code stays with the loop.
-        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        # One that has ended stands still, too; its exit code may have been taken by the loop.
+        with suppress(ProcessLookupError, ChildProcessError):
+            if self.running:
+                os.kill(self.pid, signal.SIGSTOP)
+                os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def resume(self) -> None:
-        os.kill(self.pid, signal.SIGCONT)
+        with suppress(ProcessLookupError):
+            if self.running:
+                os.kill(self.pid, signal.SIGCONT)
 
     def kill(self) -> None:
         """End it by force."""

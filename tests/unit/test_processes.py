@@ -153,11 +153,17 @@ async def test_all_threads_of_one_that_is_paused_stand_still_when_the_call_retur
 
 
 async def test_one_that_has_ended_can_be_paused() -> None:
-    async with python("", Output()) as process:
-        # It has ended, and nothing has asked for its exit code yet.
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222 - it ends by itself
-        process.pause()
+    output = Output()
+    async with python("print('here', flush=True)", output) as process:
+        await output.some.wait()
+        # It ends meanwhile, and the loop hears of it at any of these moments.
+        for _ in range(200):
+            process.pause()
+            process.resume()
+            await asyncio.sleep(0)
         assert await process.wait() == 0
+        process.pause()
+        process.resume()
 
 
 @pytest.mark.parametrize(("code", "text"), [(0, "code 0"), (3, "code 3"), (-9, "signal SIGKILL"), (-200, "signal 200")])

@@ -294,7 +294,11 @@ async def test_messages_that_come_again_are_left_out_by_their_ids(nats: OutsideN
 @pytest.mark.parametrize(
     ("change", "code", "said"),
     [
-        ({"auth": {"basic": {"user": "nobody", "password": {"env": "WRONG"}}}}, codes.TARGET_REFUSES, "user nobody"),
+        (
+            {"auth": {"basic": {"user": "stranger", "password": {"env": "WRONG"}}}},
+            codes.TARGET_REFUSES,
+            "user stranger",
+        ),
         ({"subject": "other"}, codes.TARGET_UNFIT, "no stream takes the subject other"),
         ({"positions": "elsewhere"}, codes.TARGET_UNFIT, r"does not take elsewhere\.>"),
         ({"subject": "plain.a", "positions": "plain"}, codes.TARGET_UNFIT, "takes no atomic batches"),

@@ -201,7 +201,11 @@ async def test_a_server_that_is_killed_is_waited_for(nats: OutsideNats) -> None:
 @pytest.mark.parametrize(
     ("change", "code", "said"),
     [
-        ({"auth": {"basic": {"user": "nobody", "password": {"env": "WRONG"}}}}, codes.TARGET_REFUSES, "user nobody"),
+        (
+            {"auth": {"basic": {"user": "stranger", "password": {"env": "WRONG"}}}},
+            codes.TARGET_REFUSES,
+            "user stranger",
+        ),
         ({"stream": "other"}, codes.TARGET_UNFIT, "there is no stream other"),
         ({"stream": "work"}, codes.TARGET_UNFIT, "retention workqueue"),
         ({"url": "nats://127.0.0.1:1", "timeout": "200ms"}, codes.TARGET_AWAY, "nothing was lost"),
