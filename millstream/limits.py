@@ -208,7 +208,7 @@ WORKER_END_GRACE_S = 5.0
 TELEMETRY_FLUSH_TIMEOUT_S = 5.0
 """How long a process that ends waits for a collector to take its last traces and metrics."""
 FAILURES_NAMED_MAX = 32
-"""Kinds of failures of a function, by what was raised and where, of which a lane logs the first."""
+"""Kinds of failures of a function or a sink, by what was raised and where, of which a lane logs the first."""
 SPAN_LINKS_MAX = 32
 """Trace contexts of its records that the span of a source frame, or of a hand-over, is linked to."""
 SLICE_TARGET_S = 0.5

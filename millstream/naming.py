@@ -85,6 +85,12 @@ def shown_value(value: bytes) -> str:
     return f"{text!r}{more}"
 
 
+def failure_kind(reason: str, *, misfit: bool = False) -> str:
+    """By what failures are told apart of which the first is logged. Not the whole reason: it may quote the record. Of a
+    value that does not fit, the field."""
+    return reason.partition("\n")[0].partition(" is " if misfit else ":")[0]
+
+
 def reason_and_detail(reason: str, detail: str = "") -> tuple[str, str]:
     """What went wrong on one line, and all there is to say about it.
 

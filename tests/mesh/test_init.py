@@ -10,6 +10,7 @@ import subprocess
 import urllib.request
 from contextlib import closing
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -45,6 +46,21 @@ async def run(project: Path, *options: str) -> Ended:
     return ended
 
 
+async def start_over(project: Path) -> None:
+    """As its README says."""
+    readme = (project / "README.md").read_text()
+    (line,) = [line for line in readme.splitlines() if line.endswith("# start over")]
+    for typed in line.partition("#")[0].split(";"):
+        program, *arguments = typed.split()
+        if program == "rm":
+            for name in arguments:
+                (project / name).unlink()
+        else:
+            assert program == "millstream"
+            ended = await command(project, *arguments)
+            assert ended.exit_code == 0, ended.err
+
+
 def rows(project: Path, sink: str) -> list[dict[str, object]]:
     files = sorted((project / "out" / sink).glob("*.jsonl"))
     return [json.loads(line) for file in files for line in file.read_text().splitlines()]
@@ -70,9 +86,7 @@ async def test_map(tmp_path: Path) -> None:
     assert ended.out.splitlines()[-1].startswith("next: look into out/large, out/all, out/refused and 1 more; change")
     assert "change functions.py" in ended.out.splitlines()[-1]
 
-    # As its README says.
-    shutil.rmtree(project / "out")
-    await run(project, "--fresh")
+    await start_over(project)
     assert len(rows(project, "all")) == 5
 
 
@@ -106,6 +120,7 @@ async def test_source(tmp_path: Path) -> None:
 async def test_sink(tmp_path: Path) -> None:
     project = await made(tmp_path, "sink")
     await run(project)
+    await start_over(project)
     with closing(sqlite3.connect(project / "orders.db")) as database:
         orders = database.execute("select customer, item from orders").fetchall()
     assert sorted(orders) == [("ada", "lamp"), ("alan", "chair"), ("grace", "desk"), ("grace", "lamp")]
@@ -172,6 +187,12 @@ async def test_what_every_project_has(tmp_path: Path, template: str) -> None:
     if template != "go":
         launch = json.loads((project / ".vscode" / "launch.json").read_text())
         assert all(one["type"] == "debugpy" for one in launch["configurations"])
+        modules = {one["module"] for one in launch["configurations"] if one["request"] == "launch"}
+        # PyCharm has the same.
+        shared = [ElementTree.parse(path).getroot() for path in (project / ".run").glob("*.run.xml")]
+        options = [{item.get("name"): item.get("value") for item in one.iter("option")} for one in shared]
+        assert all(one["MODULE_MODE"] == "true" for one in options)
+        assert {one["SCRIPT_NAME"] for one in options} >= modules
     refused = await command(tmp_path, "init", str(project), "--template", template)
     assert refused.exit_code == 2
     assert "exists already" in refused.err

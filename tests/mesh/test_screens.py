@@ -75,7 +75,9 @@ def test_a_run_and_those_who_watch_it_on_terminals(files: PipelineFiles, tmp_pat
     assert "not running; these numbers are" in second.text
     header = next(index for index, line in enumerate(own.all) if line.startswith("VERTEX"))
     assert own.all[header - 1].startswith("p  stopped")
-    # Nothing is wrapped.
+    # Nothing is wrapped, nor is the account, which has more columns than fit.
+    account = next(line for line in own.all[header + 1 :] if line.startswith("VERTEX"))
+    assert account.split()[-1] == "WRITTEN"
     assert [line.split()[0] for line in own.all[header + 1 : header + 4]] == ["in", "map", "out"]
 
 

@@ -102,7 +102,7 @@ class _Types:
         if collection in _LISTS:
             return self._list(list, arguments)
         if collection in _SETS:
-            return self._list(_SETS[collection], arguments)
+            return self._list(_SETS[collection], tuple(map(_hashable, arguments)))
         if collection is tuple:
             return self._tuple(arguments)
         if collection in _DICTS:
@@ -400,18 +400,47 @@ def _literal(values: tuple[Any, ...]) -> Convert:
 
 
 def _key_converter(kind: Any, convert: Convert) -> Convert:
-    """Names of an object are strings, also where they stand for numbers."""
-    if _bare(kind) not in (int, float) and not (isinstance(kind, type) and issubclass(kind, enum.IntEnum)):
-        return convert
+    """Names of an object are strings, also where they stand for numbers. Raises `UnsupportedType` where no name can be
+    such a key."""
+    if not _may_be_key(kind):
+        raise UnsupportedType(f"{name_of(kind)} cannot be the name of a field")
 
     def from_text(name: str) -> Any:
         try:
-            value = json.loads(name)
-        except ValueError:
-            value = name
-        return convert(value)
+            return convert(name)
+        except Misfit:
+            number = _number(name)
+            if number is None:
+                raise
+        return convert(number)
 
     return from_text
+
+
+def _may_be_key(kind: Any) -> bool:
+    kind = _bare(kind)
+    origin = typing.get_origin(kind)
+    if origin is typing.Union or origin is types.UnionType:
+        return any(map(_may_be_key, typing.get_args(kind)))
+    if kind in (Any, object) or origin is typing.Literal:
+        return True
+    return isinstance(kind, type) and kind is not bool and (kind in _SIMPLE or issubclass(kind, enum.Enum))
+
+
+def _number(text: str) -> int | float | None:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return None
+    return value if type(value) in (int, float) else None
+
+
+def _hashable(kind: Any) -> Any:
+    """The kind, if a set may hold it. Raises `UnsupportedType`."""
+    found = typing.get_origin(_bare(kind)) or _bare(kind)
+    if isinstance(found, type) and found.__hash__ is None:
+        raise UnsupportedType(f"a set cannot hold {name_of(kind)}, which has no hash")
+    return kind
 
 
 def _pydantic(kind: Any) -> Convert:

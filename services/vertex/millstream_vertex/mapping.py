@@ -23,7 +23,7 @@ from millstream.dead_letter import headers_of
 from millstream.errors import UdfError, UserError
 from millstream.frame import Frame, build_frame
 from millstream.limits import FAILURES_NAMED_MAX, RECORD_BYTES_MAX
-from millstream.naming import MISFIT, NO_ORIGIN, WITH_VALUES, Naming, Origin, reason_and_detail
+from millstream.naming import MISFIT, NO_ORIGIN, WITH_VALUES, Naming, Origin, failure_kind, reason_and_detail
 from millstream.retry import OnFailure, RetryPolicy, Waiting
 from millstream.tracebacks import places
 from millstream.udf.answers import MapAnswer, Outcome, Result
@@ -302,15 +302,15 @@ class Mapper:
     def _warn(self, index: int, outcome: Outcome, attempted: _Attempted, fate: str) -> None:
         """Log the first failure of each kind: a mistake in the function would else show in the account alone. What
         the function itself gives up has not failed, and `_may_wait` warns of what it asks to see again."""
-        if outcome.result != Result.ERROR or len(self._told) >= FAILURES_NAMED_MAX:
+        misfit = _is_misfit(outcome)
+        if (outcome.result != Result.ERROR and not misfit) or len(self._told) >= FAILURES_NAMED_MAX:
             return
-        # Not the whole of either: both may quote the record.
-        kind = outcome.reason.partition(":")[0], _last_frame(outcome.detail)
+        kind = failure_kind(outcome.reason, misfit=misfit), _last_frame(outcome.detail)
         if kind in self._told:
             return
         self._told.add(kind)
         named = self._naming.of(attempted.frame, index, attempted.origin)
-        failed = "does not fit the function" if _is_misfit(outcome) else "made the function fail"
+        failed = "does not fit the function" if misfit else "made the function fail"
         lines = [
             f"{self._where}: {named} {failed}, and {fate}: {outcome.reason}",
             *places(outcome.detail),

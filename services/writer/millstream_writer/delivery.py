@@ -23,7 +23,8 @@ from millstream.account import Account
 from millstream.codes.code import Code
 from millstream.durable import step
 from millstream.errors import RetryLaterError, UdfError, UserError
-from millstream.naming import WITH_VALUES, Naming, Origin
+from millstream.limits import FAILURES_NAMED_MAX
+from millstream.naming import WITH_VALUES, Naming, Origin, failure_kind
 from millstream.record import Position
 from millstream.retry import OnFailure, RetryPolicy, Waiting
 from millstream.tracebacks import raised, shortened
@@ -124,6 +125,8 @@ class Delivery:
         self._naming = naming
         self._unsettled: deque[_Write] = deque()
         self._statistics = DeliveryStatistics()
+        self._told: set[tuple[str, str]] = set()
+        """Kinds of failures that a warning has named."""
 
     @property
     def guarantee(self) -> Guarantee:
@@ -327,13 +330,14 @@ class Delivery:
             aside.dropped.append(failure.reason)
         elif wants_fallback and self._fallback is not None and policy is not self._fallback_policy:
             aside.fallback.setdefault(number, []).append(row)
+            self._warn(failure, frame, row, "it goes to the fallback sink")
         elif policy.on_failure is OnFailure.DROP and not failure.fallback:
             aside.dropped.append(failure.reason)
+            self._warn(failure, frame, row, "it is dropped")
         else:
             which = "fallback sink" if policy is self._fallback_policy else "sink"
             why = "it asks for a fallback sink, and there is none" if failure.fallback else failure.reason
-            detail = failure.detail if self._naming.values or not failure.shows_value else ""
-            short = "\n".join(shortened(detail)) if raised(detail) else detail
+            detail, short = self._detail(failure)
             raise self._stop_error(
                 failure.code or self._stop_code,
                 f"{self._where}: the {which} did not take {self._named(frame, row)} "
@@ -342,6 +346,30 @@ class Delivery:
                 "to fallback or drop.",
                 detail=detail if short != detail else "",
             )
+
+    def _warn(self, failure: SinkFailure, frame: SinkFrame, row: int, fate: str) -> None:
+        """Log the first failure of each kind: a mistake would else show in the account alone. What a function itself
+        sends to the fallback sink has not failed."""
+        if failure.fallback or len(self._told) >= FAILURES_NAMED_MAX:
+            return
+        kind = failure.reason, failure_kind(failure.detail, misfit=failure.code is codes.RECORD_MISFIT)
+        if kind in self._told:
+            return
+        self._told.add(kind)
+        _, short = self._detail(failure)
+        _log.warning(
+            "%s: the sink did not take %s, and %s: %s%s\nOthers like it are counted and not logged.",
+            self._where,
+            self._named(frame, row),
+            fate,
+            failure.reason,
+            f": {short}" if short else "",
+        )
+
+    def _detail(self, failure: SinkFailure) -> tuple[str, str]:
+        """What happened to the record as far as it may be shown, and the same with the function's own places alone."""
+        detail = failure.detail if self._naming.values or not failure.shows_value else ""
+        return detail, "\n".join(shortened(detail)) if raised(detail) else detail
 
     @property
     def _stop_code(self) -> Code:

@@ -214,6 +214,7 @@ def test_init_refuses_to_overwrite(tmp_path: Path, capsys: pytest.CaptureFixture
     assert {path.name for path in target.iterdir()} == {
         ".gitignore",
         ".millstream",
+        ".run",
         ".vscode",
         "README.md",
         "data",
@@ -224,7 +225,7 @@ def test_init_refuses_to_overwrite(tmp_path: Path, capsys: pytest.CaptureFixture
     }
     (target / "README.md").unlink()
     assert main(["init", str(target)]) == 2
-    assert "exists already, and 6 more; nothing was written" in capsys.readouterr().err
+    assert "exists already, and 8 more; nothing was written" in capsys.readouterr().err
     assert not (target / "README.md").exists()
 
 

@@ -56,6 +56,13 @@ def words(*typed: str) -> list[str]:
     return [found.word for found in candidates(parser(), typed)]
 
 
+def test_only_functions_with_a_process_of_their_own_can_be_debugged(here: Path) -> None:
+    window = '    - {name: sums, udf: {python: "json:loads", groupBy: {window: {fixed: {length: 1m}}}}}\n'
+    (here / "pipeline.yaml").write_text(PIPELINE.replace("  edges:\n", f"{window}  edges:\n"))
+    assert words("run", "--debug-function", "") == ["price"]
+    assert words("run", "pipeline.yaml", "--debug-function", "") == ["price"]
+
+
 def test_commands_and_options(here: Path) -> None:
     assert words("st") == ["status"]
     assert {"run", "init", "doctor"} <= set(words(""))

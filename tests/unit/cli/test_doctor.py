@@ -8,6 +8,7 @@ import resource
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from importlib.metadata import requires
 from pathlib import Path
 
 import psutil
@@ -193,8 +194,32 @@ def test_extras_are_looked_at_only_where_they_are_needed(tmp_path: Path) -> None
     edges = "  interStepBuffer: {redis: {}}\n  edges: [{from: in, to: m}, {from: m, to: out}]\n"
     needs = of_pipeline(tmp_path, PIPELINE.replace("  edges:\n    - {from: in, to: out}\n", udf + edges))
     assert set(looked(parts.extras, needs)) == {"millstream[arrow]", "millstream[redis]"}
-    assert needs.lacking(needs.arrow) is State.MISSING
-    assert needs.lacking(needs.sandbox) is State.OPTIONAL
+    assert needs.lacking(needs.spark) is State.OPTIONAL
+
+
+@pytest.mark.parametrize(
+    ("kafka", "sink", "extras"),
+    [
+        (True, "log: {}", {"millstream[kafka]"}),
+        (False, "redisStreams: {url: 'redis://127.0.0.1', stream: s}", {"millstream[redis]"}),
+        (False, "file: {path: out, format: parquet}", {"millstream[arrow]"}),
+    ],
+)
+def test_what_its_sources_and_sinks_need_is_looked_at(tmp_path: Path, kafka: bool, sink: str, extras: set[str]) -> None:
+    text = PIPELINE.replace("log: {}", sink)
+    if kafka:
+        text = text.replace("generator: {records: 5}", "kafka: {brokers: ['127.0.0.1:9092'], topic: t}")
+    assert set(looked(parts.extras, of_pipeline(tmp_path, text))) == extras
+
+
+def test_of_no_pipeline_every_extra_is_looked_at(tmp_path: Path) -> None:
+    named = set(looked(parts.extras, of_none(tmp_path)))
+    assert {f"millstream[{extra}]" for extra in ("arrow", "debug", "kafka", "nkeys", "postgres", "redis")} <= named
+    found = {requirement.partition("extra == ")[2].strip("\"' )") for requirement in requires("millstream") or ()}
+    # `reduce` has a check of its own, `typed` is the SDK's, and `demo` is for the examples of this repository.
+    wanted = {f"millstream[{extra}]" for extra in found - {"", "reduce", "typed", "demo"}}
+    assert wanted <= named
+    assert "millstream-udf[typed]" in named
 
 
 def test_a_file_that_is_no_pipeline_is_told_as_anywhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -92,3 +92,21 @@ def test_a_pipeline_that_has_stored_nothing_balances_and_has_not_ended() -> None
     summary = checked({})
     assert summary.balanced
     assert not summary.ended
+
+
+def test_a_narrow_terminal_gets_a_table_without_the_columns_that_say_nothing() -> None:
+    marks = finished()
+    wide = summary_lines(checked(marks))
+    table = wide[: wide.index("map: 1 dropped: too old")]
+    assert summary_lines(checked(marks), max(map(len, table))) == wide
+    # What is not zero stays, however narrow it is.
+    narrow = summary_lines(checked(marks), 80)[:7]
+    assert max(map(len, narrow)) <= 80
+    assert narrow[0].split() == ["DEAD-", "BELOW-"]
+    assert narrow[1].split()[-5:] == ["FILTERED", "LETTERED", "DROPPED", "WRITTEN", "WATERMARK"]
+    assert narrow[3].split()[-7:] == ["10", "6", "2", "1", "1", "7", "0"]
+    assert narrow[6] == "nothing in these columns, which do not fit this width: LATE"
+    del marks[MAP], marks[OUT], marks[DEAD], marks[IN_1]
+    empty = summary_lines(checked(marks), 60)
+    assert empty[0].split() == ["VERTEX", "TYPE", "INPUT", "PROCESSED", "DEAD-LETTERED", "WRITTEN"]
+    assert empty[5].endswith(": FILTERED, DROPPED, BELOW-WATERMARK, LATE")

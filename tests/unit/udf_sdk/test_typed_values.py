@@ -297,6 +297,27 @@ class HoldsPlain:
     inner: list[Plain]
 
 
+@dataclass
+class Keyed:
+    id: int
+
+
+@dataclass
+class HoldsKeys:
+    inner: dict[Keyed, int]
+
+
+class Level(enum.Enum):
+    LOW = 1
+
+
+def test_names_of_an_object_may_stand_for_numbers(engine: str) -> None:
+    assert decoder(dict[Level, int]).one(b'{"1": 2}') == {Level.LOW: 2}
+    assert decoder(dict[int | None, int]).one(b'{"1": 2}') == {1: 2}
+    assert decoder(dict[float, int]).one(b'{"1.5": 2}') == {1.5: 2}
+    assert decoder(dict[str, int]).one(b'{"1": 2}') == {"1": 2}
+
+
 @pytest.mark.parametrize(
     ("kind", "says"),
     [
@@ -304,6 +325,11 @@ class HoldsPlain:
         (HoldsPlain, "Plain is not made of JSON (field inner of HoldsPlain)"),
         (complex, "complex is not made of JSON"),
         (7, "7 is not a type"),
+        (dict[bool, int], "bool cannot be the name of a field"),
+        (dict[tuple[int, int], int], "tuple[int, int] cannot be the name of a field"),
+        (HoldsKeys, "Keyed cannot be the name of a field (field inner of HoldsKeys)"),
+        (set[list[int]], "a set cannot hold list[int], which has no hash"),
+        (frozenset[Keyed], "a set cannot hold Keyed, which has no hash"),
     ],
 )
 def test_types_that_json_cannot_be(engine: str, kind: Any, says: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -22,6 +23,12 @@ from millstream_udf.values import Record as Input
 from millstream_vertex.mapping import Mapped
 from tests.support.ledgers import SettableClock
 from tests.unit.vertex.lane_rig import STOP, mapper_of, open_stream, records_of
+
+
+@dataclass
+class Pair:
+    a: int
+    b: int
 
 
 async def mapped(
@@ -393,3 +400,22 @@ async def test_the_first_failure_of_each_kind_is_logged_where_the_run_goes_on(
     assert first[0].startswith("p/map/in-map.0: record map/in-map/0/345/13 (")
     assert "test_mapping.py:" in first[1]
     assert "AttributeError" in second[0]
+
+
+@pytest.mark.parametrize(
+    ("fate", "said"),
+    [(OnFailure.DEAD_LETTER, "it goes to the dead-letter edge"), (OnFailure.DROP, "it is dropped")],
+)
+async def test_the_first_record_that_does_not_fit_is_logged_for_each_field(
+    fate: OnFailure, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def function(order: Pair) -> None: ...
+
+    values = (b'{"a": 1}', b'{"a": 2}', b'{"a": "x", "b": 1}', b'{"a": 1, "b": 2}', b"junk", b'{"a": "y", "b": 1}')
+    async with open_stream(function) as stream:
+        await mapper_of(stream, policy(9, fate), dead_letter=True).map(records_of(*values), watermark_us=0)
+    told = [record.message.splitlines()[0] for record in caplog.records]
+    assert len(told) == 3
+    assert f"does not fit the function, and {said}: the value does not fit Pair: field `b` is missing" in told[0]
+    assert 'field `a` is "x"' in told[1]
+    assert "it is not JSON" in told[2]

@@ -12,6 +12,7 @@ import pytest
 from millstream import codes
 from millstream.account import OTHER_REASONS, REASONS_MAX, Account
 from millstream.errors import RetryLaterError, UdfError, UserError
+from millstream.naming import MISFIT
 from millstream.record import Position
 from millstream.retry import Backoff, OnFailure, RetryPolicy
 from millstream_writer.delivery import Delivery, DeliveryLimits
@@ -334,3 +335,35 @@ async def test_other_errors_pass_through() -> None:
 
     with raises(codes.CONNECTOR_SETTINGS):
         await delivery(Broken()).write([sink_frame([b"a"], 1)], Position(1))
+
+
+async def test_the_first_failure_of_each_kind_is_logged_where_the_run_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    kinds = {
+        b"a": SinkFailure(0, MISFIT, retryable=False, detail="the value: field `x` is 1", code=codes.RECORD_MISFIT),
+        b"b": SinkFailure(0, MISFIT, retryable=False, detail="the value: field `x` is 2", code=codes.RECORD_MISFIT),
+        b"c": SinkFailure(0, MISFIT, retryable=False, detail="the value: field `y` is 1", code=codes.RECORD_MISFIT),
+        b"d": SinkFailure(0, "refused", retryable=False, detail="the value of d", shows_value=True),
+        b"e": SinkFailure(0, "the function's own wish", retryable=False, drop=True),
+        b"f": SinkFailure(0, "the function's own wish", retryable=False, fallback=True),
+    }
+    frames = [sink_frame([*kinds, *kinds], 1)]
+    fallback = ListSink()
+    await delivery(ListSink(lambda value, _: kinds[value]), OnFailure.FALLBACK, fallback=fallback).write(
+        frames, Position(1)
+    )
+    assert len(fallback.taken) == 10
+    told = [record.message for record in caplog.records]
+    assert [line.partition(" (")[0] for line in told] == [
+        f"p/out/in.0: the sink did not take record out/in/0/1/{row}" for row in (0, 2, 3)
+    ]
+    assert all("it goes to the fallback sink: " in line for line in told)
+    assert told[2].splitlines()[0].endswith("refused: the value of d")
+    caplog.clear()
+    del kinds[b"f"]
+    await delivery(ListSink(lambda value, _: kinds[value]), OnFailure.DROP).write(
+        [sink_frame(list(kinds), 1)], Position(1)
+    )
+    assert len(caplog.records) == 3
+    assert all("it is dropped: " in record.message for record in caplog.records)

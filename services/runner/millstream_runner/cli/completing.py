@@ -139,7 +139,7 @@ def _values_of(action: argparse.Action, line: Line, current: str) -> Iterator[Ca
     if action.choices is not None:
         yield from (Candidate(str(choice)) for choice in action.choices)
         return
-    of_kind = VALUES.get(str(action.metavar))
+    of_kind = _OF_OPTION.get(action.dest) or VALUES.get(str(action.metavar))
     if of_kind is not None:
         yield from of_kind(line, current)
 
@@ -236,6 +236,20 @@ def _vertices(line: Line, _: str) -> Iterator[Candidate]:
         yield Candidate(str(vertex.get("name", "")), kind)
 
 
+def _debugged(line: Line, _: str) -> Iterator[Candidate]:
+    """Vertices with a function in Python that has a process of its own: that of a window is in Spark."""
+    for vertex in _members(line, "vertices"):
+        if _has(vertex, "python") and not _has(vertex, "groupBy"):
+            yield Candidate(str(vertex.get("name", "")))
+
+
+def _has(value: Any, name: str) -> bool:
+    """A field anywhere in it."""
+    if isinstance(value, dict):
+        return name in value or any(_has(item, name) for item in value.values())
+    return isinstance(value, list) and any(_has(item, name) for item in value)
+
+
 def _sources(line: Line, _: str) -> Iterator[Candidate]:
     return (vertex for vertex in _vertices(line, "") if vertex.help == "source")
 
@@ -308,6 +322,8 @@ VALUES: dict[str, Callable[[Line, str], Iterable[Candidate]] | None] = {
     **dict.fromkeys(("BYTES", "FIELD", "ID", "KEY", "N", "PORT", "S", "SEQUENCE", "SQL", "TEXT", "URL")),
 }
 """By what an option or an argument takes, its `metavar`: each has one, or choices. None: nothing is known of it."""
+_OF_OPTION: dict[str, Callable[[Line, str], Iterable[Candidate]]] = {"debug_function": _debugged}
+"""Options that take less than their `metavar` says, by `dest`."""
 
 
 # Shells

@@ -99,7 +99,7 @@ def _contents(template: str, values: Mapping[str, str]) -> dict[Path, bytes]:
     found = _files_below(templates / _COMMON, Path()) | _files_below(templates / template, Path())
     if template == "go":
         # There is no function in Python to attach to.
-        found = {path: text for path, text in found.items() if path.parts[0] != ".vscode"}
+        found = {path: text for path, text in found.items() if path.parts[0] not in (".vscode", ".run")}
     found[_PIPELINE] = MODELINE + found[_PIPELINE]
     filled = {path: _filled(text, values).encode() for path, text in found.items()}
     return filled | (_go_sdk() if template == "go" else {})

@@ -18,12 +18,12 @@ def next_step(loaded: Loaded, *, ended: bool) -> str:
     do. Empty where there is neither a file to look into nor one to change."""
     results = list(dict.fromkeys(_results(loaded)))
     look = f"look into {_listed(results)}" if results else ""
-    functions = list(dict.fromkeys(_functions(loaded)))
     change = ""
-    if functions:
+    if (first := next(_changes(loaded), None)) is not None:
+        what, is_reloaded = first
         again = " --fresh --move-outputs" if ended and results else " --fresh" if ended else ""
         command = f"millstream run {shlex.quote(str(loaded.path))}{again}"
-        change = f"change {functions[0]} and `{command}` (with --watch: while it runs)"
+        change = f"{what} and `{command}`" + (" (with --watch: while it runs)" if is_reloaded else "")
     steps = "; ".join(filter(None, (look, change)))
     return f"next: {steps}\n" if steps else ""
 
@@ -43,10 +43,15 @@ def _results(loaded: Loaded) -> Iterator[str]:
                     yield os.path.relpath(directory)
 
 
-def _functions(loaded: Loaded) -> Iterator[str]:
+def _changes(loaded: Loaded) -> Iterator[tuple[str, bool]]:
+    """What may be changed of each function whose file lies here, and whether `--watch` takes that in: a window keeps
+    the function that it began with."""
     for vertex in loaded.graph.vertices:
         for placed in vertex.programs:
+            place = loaded.base_dir / (placed.program.working_dir or Path())
             file = (placed.program.python or "").rpartition(":")[0]
-            path = loaded.base_dir / (placed.program.working_dir or Path()) / file
-            if file.endswith(".py") and path.is_file():
-                yield os.path.relpath(path)
+            program = (placed.program.command or [""])[0]
+            if file.endswith(".py") and (place / file).is_file():
+                yield f"change {os.path.relpath(place / file)}", not vertex.definition.has_windows
+            elif "/" in program and not os.path.isabs(program) and (place / program).is_file():
+                yield f"build {os.path.relpath(place / program)} again", True

@@ -26,7 +26,7 @@ from millstream_runner.local.formatting import duration_text
 from millstream_runner.local.replica import Failure
 from millstream_runner.local.run import ABORTED, RunOptions, RunResult
 from millstream_runner.local.run import run as run_pipeline
-from millstream_runner.local.screen import choose_screen
+from millstream_runner.local.screen import choose_screen, width_of
 from millstream_runner.local.summary import summary_json, summary_lines
 
 
@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps({"pipeline": loaded.pipeline.name, **result_json(result)}))
     elif not arguments.quiet or (result.summary is not None and not result.summary.balanced):
-        show_lines(result_lines(result), sys.stdout)
+        show_lines(result_lines(result, width_of(sys.stdout)), sys.stdout)
         if result.exit_code == 0 and result.summary is not None:
             print(next_step(loaded, ended=result.summary.ended), end="")
     return result.exit_code
@@ -119,9 +119,9 @@ def result_text(result: RunResult) -> str:
     return "\n".join(result_lines(result))
 
 
-def result_lines(result: RunResult) -> list[str]:
-    """How a run went, for people: its account, and what comes next."""
-    lines = list(summary_lines(result.summary)) if result.summary is not None else []
+def result_lines(result: RunResult, width: int | None = None) -> list[str]:
+    """How a run went, for people: its account, and what comes next. `width`: of the terminal."""
+    lines = list(summary_lines(result.summary, width)) if result.summary is not None else []
     lines.append(f"{how_it_went(result)}, after {duration_text(result.elapsed_s)}; data directory: {result.directory}")
     if result.exit_code == 0 and result.summary is not None:
         more = "start over with --fresh" if result.summary.ended else "the next run goes on from here"

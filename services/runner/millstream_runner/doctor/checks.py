@@ -59,7 +59,8 @@ class Needs:
     go: bool = False
     """One of its functions lies beside a go.mod."""
     sandbox: bool = False
-    arrow: bool = False
+    extras: frozenset[str] = frozenset()
+    """As pip takes them, such as `millstream[kafka]`."""
 
     def wants(self, needed: bool) -> bool:
         """Whether to look at something that not every pipeline needs."""

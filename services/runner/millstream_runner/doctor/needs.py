@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from millstream.spec.loading import Loaded
@@ -10,6 +10,7 @@ from millstream.spec.models import Program, Source
 from millstream_runner.doctor.checks import Needs
 from millstream_runner.local.directory import HOME
 from millstream_runner.local.storage import reserved_bytes
+from millstream_writer.sinks.file.connector import FileSink
 
 
 def needs_of(loaded: Loaded, data_dir: Path | None) -> Needs:
@@ -26,8 +27,21 @@ def needs_of(loaded: Loaded, data_dir: Path | None) -> Needs:
         spark=any(vertex.definition.has_windows for vertex in graph.vertices) and (spark is None or not spark.remote),
         go=any(_is_go(program, loaded.base_dir) for program in programs),
         sandbox=any(program.sandbox is not None for program in programs),
-        arrow=any(_uses_arrow(program, loaded.base_dir) for program in programs),
+        extras=frozenset(_extras(loaded, programs)),
     )
+
+
+def _extras(loaded: Loaded, programs: Sequence[Program]) -> Iterator[str]:
+    if any(_uses_arrow(program, loaded.base_dir) for program in programs):
+        yield "millstream[arrow]"
+    if loaded.pipeline.spec.buffer_technology == "redis":
+        yield "millstream[redis]"
+    for vertex in loaded.graph.vertices:
+        for placed in vertex.ends:
+            yield from placed.end.connector.packages.values()
+            settings = placed.end.settings
+            if isinstance(settings, FileSink) and settings.format == "parquet":
+                yield "millstream[arrow]"
 
 
 def _ports(loaded: Loaded) -> Iterator[tuple[str, str, int]]:

@@ -8,24 +8,27 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires, version
 from importlib.util import find_spec
 from pathlib import Path
 
 from millstream.buffers.registry import technology
 from millstream.errors import MillstreamError
 from millstream.sandbox import refusal
+from millstream.spec.connectors import SINKS, SOURCES
 from millstream_runner.doctor.checks import Finding, Needs, State
 from millstream_udf.columns import is_compiled
 
 _TIMEOUT_S = 20.0
 _GO_MIN = (1, 24)
 _EXTRAS = {
-    "arrow": ("pyarrow", "functions with `arrow=True`, Parquet"),
-    "nkeys": ("nkeys", "brokers that know users by NKeys or credentials files"),
-    "redis": ("redis", "buffers in Redis or Valkey"),
+    "millstream[arrow]": ("pyarrow", "functions with `arrow=True`, Parquet"),
+    "millstream[debug]": ("debugpy", "a debugger for functions (`--debug-function`)"),
+    "millstream[nkeys]": ("nkeys", "brokers that know users by NKeys or credentials files"),
+    "millstream[redis]": ("redis", "buffers in Redis or Valkey"),
+    "millstream-udf[typed]": ("msgspec", "functions with types: several times as fast"),
 }
-"""By extra: the package that shows that it is installed, and what it is for."""
+"""Those that no connector names: the module that shows that it is installed, and what it is for."""
 _OF_REDUCE = ("pyspark", "pandas", "pyarrow", "sqlglot", "fastavro", "zstandard")
 _REQUIREMENT = re.compile(r"^([\w.-]+)[^;]*(;.*extra.*)?$")
 _TRIED_RECORDS = 1000
@@ -86,17 +89,21 @@ def _program(key: str) -> str:
 
 
 def extras(needs: Needs) -> Iterator[Finding]:
-    """Those that a pipeline may need."""
-    wanted = {"arrow": needs.arrow, "redis": needs.technology == "redis", "nkeys": False}
-    for extra, (package, what) in _EXTRAS.items():
-        if not needs.wants(wanted[extra]):
+    """Those that a pipeline may need, with those of all kinds of sources and sinks that can be loaded."""
+    known = {extra: (module, [what]) for extra, (module, what) in _EXTRAS.items()}
+    for registry in (SOURCES, SINKS):
+        for name, connector in registry.all():
+            for module, extra in connector.packages.items():
+                known.setdefault(extra, (module, []))[1].append(f"the `{name}` {registry.noun}")
+    for extra, (module, whats) in sorted(known.items()):
+        needed = extra in needs.extras
+        if not needs.wants(needed):
             continue
-        name = f"millstream[{extra}]"
-        if find_spec(package) is not None:
-            yield Finding(name, State.OK, f"{package} {_version(package)}", what)
+        what = ", ".join(whats)
+        if find_spec(module) is not None:
+            yield Finding(extra, State.OK, " ".join(filter(None, (module, _version_of(module)))), what)
         else:
-            remedy = f"`pip install '{name}'`"
-            yield Finding(name, needs.lacking(wanted[extra]), f"{package} is not installed", what, remedy)
+            yield Finding(extra, needs.lacking(needed), f"{module} is not installed", what, f"`pip install '{extra}'`")
 
 
 def spark(needs: Needs) -> Iterator[Finding]:
@@ -161,6 +168,12 @@ def sandbox(needs: Needs) -> Iterator[Finding]:
     else:
         remedy = "allow user namespaces (docs/security.md), or run such pipelines elsewhere"
         yield Finding("Sandbox", needs.lacking(needs.sandbox), why, what, remedy)
+
+
+def _version_of(module: str) -> str:
+    """Of the distribution that brings it; empty where that is not known."""
+    names = packages_distributions().get(module, [])
+    return (_version(names[0]) or "") if names else ""
 
 
 def _version(distribution: str) -> str | None:

@@ -200,7 +200,9 @@ def _row(vertex: VertexProgress, scene: Scene) -> tuple[str, ...]:
 def plain_lines(scene: Scene) -> list[str]:
     """One or two lines of at most `LINE_CHARS_MAX` characters: rates, what waits, and what is slow or does not run."""
     begin = f"{duration_text(scene.elapsed_s)} {scene.state}: "
-    parts = [f"waits for {scene.waits_for}"] if scene.waits_for else []
+    # This state has said what it waits for.
+    says_why = scene.state == State.WAITING_FOR_SPARK.value
+    parts = [f"waits for {scene.waits_for}"] if scene.waits_for and not says_why else []
     if stale := _stale_text(scene):
         parts.append(stale)
     elif any(vertex.published for vertex in scene.vertices):

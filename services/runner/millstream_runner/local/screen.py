@@ -26,6 +26,20 @@ MESSAGES_PER_S = 5
 """Lines of the vertices shown at most; all of them are in the logs."""
 
 
+def terminal_size(stream: TextIO) -> os.terminal_size:
+    """Of this very terminal; standard output may be another, or none. One that does not know its size says 0."""
+    try:
+        size = os.get_terminal_size(stream.fileno())
+    except (OSError, ValueError):
+        size = os.terminal_size((0, 0))
+    return size if size.columns and size.lines else shutil.get_terminal_size()
+
+
+def width_of(stream: TextIO) -> int | None:
+    """How wide a table may be that is printed there; None where there is no terminal."""
+    return terminal_size(stream).columns if stream.isatty() else None
+
+
 class Screen(Protocol):
     """Where progress goes."""
 
@@ -119,12 +133,7 @@ class TerminalScreen:
         self._scene = None
 
     def _size(self) -> os.terminal_size:
-        """Of this very terminal; standard output may be another, or none. One that does not know its size says 0."""
-        try:
-            size = os.get_terminal_size(self._stream.fileno())
-        except (OSError, ValueError):
-            size = os.terminal_size((0, 0))
-        return size if size.columns and size.lines else shutil.get_terminal_size()
+        return terminal_size(self._stream)
 
     def _erase(self) -> None:
         # A terminal that has become narrower may have broken the lines: how many there are now is not known, and what

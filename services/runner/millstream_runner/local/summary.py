@@ -24,8 +24,8 @@ from millstream.spec.lanes import lanes_of
 from millstream.spec.models import Edge
 from millstream.spec.values import SpecModel
 from millstream.wire.ledger.v1 import mark_pb2
-from millstream_runner.colours import headed
-from millstream_runner.local.formatting import aligned
+from millstream_runner.colours import Heading
+from millstream_runner.local.formatting import aligned, shortened
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +92,12 @@ ACCOUNT_TITLES = (
 )
 
 
+_MAY_BE_EMPTY = ("LATE", "BELOW-WATERMARK", "DROPPED", "FILTERED", "DEAD-LETTERED")
+"""In this order they are left out of a table that is too wide, where there is nothing in them."""
+_NAME_CHARS = (24, 16)
+"""To which names are cut in a table that is still too wide."""
+
+
 def summarize(graph: Graph, marks: Mapping[LaneId, mark_pb2.Mark], waiting: Mapping[BufferId, int]) -> Summary:
     """Add the marks up and check them. `waiting`: records counted in the buffers; those left out are not compared."""
     written = _written(marks)
@@ -153,10 +159,10 @@ def account_row(vertex: VertexAccount) -> tuple[str, ...]:
     )
 
 
-def summary_lines(summary: Summary) -> list[str]:
-    """The summary for people."""
-    rows = [ACCOUNT_TITLES, *map(account_row, summary.vertices)]
-    lines = headed(aligned(rows, left={0, 1}))
+def summary_lines(summary: Summary, width: int | None = None) -> list[str]:
+    """The summary for people, its table at most `width` characters wide where that is possible: columns in which there
+    is nothing are left out."""
+    lines = _table(summary, width)
     lines += [remark for vertex in summary.vertices for remark in _remarks(vertex)]
     lines += [f"edge {edge.edge}: {edge.waiting:,} records wait" for edge in summary.edges if edge.waiting > 0]
     if summary.balanced:
@@ -166,6 +172,47 @@ def summary_lines(summary: Summary) -> list[str]:
         lines += [f"  {difference}" for difference in summary.differences]
         lines += [f"  damaged: {damage}" for damage in summary.damage]
     return lines
+
+
+def _table(summary: Summary, width: int | None) -> list[str]:
+    """Narrower in steps, until it fits: without columns in which there is nothing, with headings of two lines, with
+    short names, without the types."""
+    rows = [ACCOUNT_TITLES, *map(account_row, summary.vertices)]
+    columns = {column[0]: list(column) for column in zip(*rows, strict=True)}
+    empty = [title for title in _MAY_BE_EMPTY if all(cell in ("0", "") for cell in columns[title][1:])]
+    left_out: list[str] = []
+
+    def fits() -> bool:
+        return width is None or max(map(len, _lines(columns))) <= width
+
+    while empty and not fits():
+        left_out.append(empty.pop(0))
+        del columns[left_out[-1]]
+    heading = 1
+    if not fits():
+        heading = 2
+        columns = {title: [*_two_lines(title), *column[1:]] for title, column in columns.items()}
+    for longest in _NAME_CHARS:
+        if not fits():
+            columns["VERTEX"] = [shortened(cell, longest) for cell in columns["VERTEX"]]
+    if not fits():
+        del columns["TYPE"]
+    lines = _lines(columns)
+    lines[:heading] = map(Heading, lines[:heading])
+    if left_out:
+        named = ", ".join(title for title in ACCOUNT_TITLES if title in left_out)
+        lines.append(f"nothing in these columns, which do not fit this width: {named}")
+    return lines
+
+
+def _two_lines(title: str) -> tuple[str, str]:
+    first, hyphen, second = title.partition("-")
+    return (f"{first}-", second) if hyphen else ("", title)
+
+
+def _lines(columns: Mapping[str, Sequence[str]]) -> list[str]:
+    left = {place for place, title in enumerate(columns) if title in ("VERTEX", "TYPE")}
+    return aligned(list(zip(*columns.values(), strict=True)), left=left)
 
 
 def summary_json(summary: Summary) -> dict[str, Any]:
