@@ -89,6 +89,18 @@ POSTGRES_LOCK_TIMEOUT_S = 5.0
 POSTGRES_PAGE_ROWS = 16 * 1024
 POSTGRES_PAGE_BYTES = 8 * MIB
 """What a source reads of PostgreSQL at once; its lane holds no more."""
+POSTGRES_PREFETCH_BYTES = 8 * MIB
+"""Changes that were sent and are not read, at most; then the server waits."""
+POSTGRES_FEEDBACK_EVERY_S = 10.0
+"""How often a server hears from a source of changes at least; it ends a connection after a minute of silence."""
+POSTGRES_IDLE_BYTES = 1 * MIB
+"""Of other tables' changes that a slot lets pass before its lane commits that they have passed."""
+POSTGRES_SNAPSHOT_PART_S = 600.0
+"""How long one transaction reads a snapshot; the server cleans nothing up behind it. Then the next one goes on."""
+POSTGRES_SLOT_LOOK_EVERY_S = 30.0
+"""Between two looks at how much of the server's disk a slot holds."""
+POSTGRES_SLOT_REPORTED_BYTES = 1024 * MIB
+"""So much is reported, and each time when it has doubled."""
 POSTGRES_OPEN_REPORTED_EVERY_S = 60.0
 """Between two messages about a transaction that keeps a source waiting."""
 SIDECAR_BACKOFF_FIRST_S = 0.1

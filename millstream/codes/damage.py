@@ -326,6 +326,21 @@ SOURCE_RECORDS_REMOVED = Code(
     ),
 )
 
+SOURCE_PAST_REPLACED = Code(
+    5209,
+    "What a source has read was replaced",
+    happened=(
+        "The outside system has gone back to a state from before something that a source has read: it was restored "
+        "from a backup, or a standby without the last changes has taken over. Or a table was emptied while the "
+        "snapshot of its rows was interrupted."
+    ),
+    data="What was read before is kept. Nothing was skipped, and nothing of the other state was read.",
+    do=(
+        "Put the former state back, if it is anywhere. Otherwise start over with `--fresh`, or with a source of "
+        "another name, and see to what the outputs have of the state that is gone."
+    ),
+)
+
 SOURCE_DIFFERS = Code(
     5208,
     "A source gives other records than before",

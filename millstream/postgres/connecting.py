@@ -36,8 +36,11 @@ _REFUSED = ("28", "3D", "42501")
 _SERVER_SETTINGS = {"timezone": "UTC", "datestyle": "ISO", "intervalstyle": "iso_8601", "bytea_output": "hex"}
 
 
-async def connect(server: PostgresServer, base_dir: Path, where: str, application: str) -> Connection:
+async def connect(
+    server: PostgresServer, base_dir: Path, where: str, application: str, *, replicates: bool = False
+) -> Connection:
     """A connection whose commits are durable at the server. `application` is how the server's administrator sees it.
+    `replicates`: one to the sender of changes, which knows other commands.
 
     Raises `UserError` for what the user has to change, and `RetryLaterError` where the server cannot be reached now.
     """
@@ -53,8 +56,14 @@ async def connect(server: PostgresServer, base_dir: Path, where: str, applicatio
             password=password,
             ssl=_tls(server, base_dir, where),
             timeout=POSTGRES_CONNECT_TIMEOUT_S,
-            server_settings={**_SERVER_SETTINGS, "application_name": application},
+            server_settings={
+                **_SERVER_SETTINGS,
+                "application_name": application,
+                **({"replication": "database"} if replicates else {}),
+            },
         )
+        if replicates:
+            return connection
         try:
             # A server or a role may be set up to acknowledge what it has not written yet.
             if await connection.fetchval("SHOW synchronous_commit") == "off":

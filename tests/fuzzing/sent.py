@@ -13,6 +13,9 @@ from millstream.errors import DamageError
 from millstream.extract import Extraction
 from millstream.frame import build_frame
 from millstream_reader.sources.http.records import RequestRefused, read_records
+from millstream_reader.sources.postgres.changes import Changes, Table
+from millstream_reader.sources.postgres.pgoutput import Begin, Change, Column, NotPgoutputError, Relation, parse
+from millstream_reader.sources.postgres.texts import quoted, to_json
 from tests.fuzzing.using import Target, use
 
 
@@ -142,6 +145,43 @@ def _value_seeds() -> Sequence[bytes]:
     return b'{"n": 5, "s": "x", "d": "2024-01-31"}', b"5,x,2024-01-31"
 
 
+_PUBLISHED = Relation(
+    7, "public", "t", "d", (Column("id", 23, True), Column("list", 1009, False), Column("at", 1184, False))
+)
+
+
+def change(data: bytes) -> None:
+    """A message of PostgreSQL's replication, and what becomes of a row of it."""
+    with contextlib.suppress(NotPgoutputError):
+        message = parse(data)
+        if isinstance(message, Relation):
+            Table(message, [column.name for column in message.columns], {})
+        changes = Changes(0, 0, None)
+        changes.tables[7] = Table(_PUBLISHED, ["id"], {})
+        changes.begin(Begin(5, 0, 1))
+        if isinstance(message, Change):
+            made = changes.made(message)
+            changes.took()
+            assert made is None or made.value.startswith(b'{"op":')
+    assert json.loads(quoted(data).decode("utf-8", "replace")) is not None
+    assert isinstance(to_json(1009, {})(data), bytes)
+
+
+def _change_seeds() -> Sequence[bytes]:
+    """From a server of version 15."""
+    row = b'\0\x03t\0\0\0\x0212t\0\0\0\x09{a,"b",1}t\0\0\0\x162026-11-25 16:33:21+00'
+    relation = b"R\0\0@\x01public\0t\0d\0\x02\x01id\0\0\0\0\x17\xff\xff\xff\xff\0a\0\0\0\0\x19\xff\xff\xff\xff"
+    return (
+        b"I\0\0\0\x07N" + row,
+        b"U\0\0\0\x07K\0\x03t\0\0\0\x011nnN\0\x03t\0\0\0\x012un",
+        b"D\0\0\0\x07O" + row,
+        relation,
+        b"B\0\0\0\0\x01\x92P\x88\0\x03\x04\x1b'g\xa0\xec\0\0\x02\xd7",
+        b"C\0\0\0\0\0\x01\x92P\x88\0\0\0\0\x01\x92P\xb8\0\x03\x04\x1b'g\xa0\xec",
+        b"T\0\0\0\x02\0\0\0@\x01\0\0@\x02",
+    )
+
+
 def hand_over_results(data: bytes) -> None:
     """Arrow from the engine, as it is kept in a file."""
     from millstream_reduce.lane.jobs import Computed
@@ -163,5 +203,6 @@ TARGETS = {
     "http-request": Target(http_request, _http_seeds),
     "avro": Target(avro, _avro_seeds),
     "value": Target(value, _value_seeds),
+    "change": Target(change, _change_seeds),
     "results": Target(hand_over_results, _results_seeds),
 }

@@ -127,6 +127,50 @@ async def test_each_row_of_a_query_is_read_once_though_everything_is_killed(
     )
 
 
+@pytest.mark.guarantee("I1", "I2", "I9")
+@pytest.mark.timeout(240)
+async def test_each_change_is_read_once_though_everything_is_killed(tmp_path: Path) -> None:
+    """From the middle of the snapshot on."""
+    with open_postgres(wal_level="logical") as server:
+        database = await server.database()
+        await database.execute(
+            "CREATE TABLE rows (n bigserial PRIMARY KEY)",
+            "CREATE TABLE copies (op text, n bigint)",
+            "INSERT INTO rows SELECT FROM generate_series(1, 30000)",
+        )
+        cdc = {"publication": "ours", "slot": "ours", "tables": ["rows"], "createPublication": True}
+        columns = [{"name": "op"}, {"name": "n", "field": "after.n"}]
+        sink = {**database.settings, "table": "copies", "columns": columns}
+        text = COPYING.replace("SOURCE", json.dumps({**database.settings, "cdc": cdc})).replace(
+            "SINK", json.dumps(sink)
+        )
+        (tmp_path / "pipeline.yaml").write_text(text)
+        done = asyncio.Event()
+        async with start(tmp_path, "run", "pipeline.yaml") as run, asyncio.TaskGroup() as tasks:
+            writing = tasks.create_task(_write_out_of_order(database, done))
+            for victim in ("in-0", "postgres", "broker", "in-0"):
+                seen = run.records("in")
+                await run.until(lambda seen=seen: run.records("in") > seen + 100)  # type: ignore[misc]
+                if victim == "postgres":
+                    server.kill()
+                    await asyncio.to_thread(server.start)
+                else:
+                    with suppress(ProcessLookupError, KeyError):
+                        os.kill(run.pids()[victim], signal.SIGKILL)
+            done.set()
+            await writing
+            (rows,) = await database.column("SELECT count(*) FROM rows")
+            await run.until(lambda: run.records("out") >= rows)
+            run.interrupt()
+            ended = await run.ended()
+        assert ended.exit_code == 0, ended.err
+        assert "account: BALANCED" in ended.out
+        assert await database.column("SELECT n FROM copies ORDER BY n") == await database.column(
+            "SELECT n FROM rows ORDER BY n"
+        )
+        assert await database.column("SELECT DISTINCT op FROM copies ORDER BY op") == ["c", "r"]
+
+
 async def _write_out_of_order(database: Database, done: asyncio.Event) -> None:
     """The transaction that takes the smaller numbers is committed last."""
     while not done.is_set():

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from millstream import codes
-from millstream.postgres.settings import ColumnName, PostgresServer, server_findings, server_notes
+from millstream.postgres.settings import ColumnName, PostgresServer, TableName, server_findings, server_notes
 from millstream.spec.connectors import Guarantee, GuaranteeId, Place
 from millstream.spec.problems import Finding, Path
-from millstream.spec.rules import After, NotEmpty
-from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, Text, field, problem
+from millstream.spec.rules import After
+from millstream.spec.values import Flag, PositiveDuration, ShapeProblem, SpecModel, Text, field, problem
 from millstream_reader.connector import SourceConnector, SourceOwner
 
 if TYPE_CHECKING:
@@ -25,28 +26,81 @@ def _checked_query(written: str) -> str:
     return text
 
 
+_SLOT = re.compile(r"[a-z0-9_]{1,63}")
+
+
+def _checked_slot(written: str) -> str:
+    if _SLOT.fullmatch(written) is None:
+        what = f"{written[:80]!r} is not the name of a replication slot"
+        raise problem(codes.VALUE_MALFORMED, what, "at most 63 of a-z, 0-9 and _")
+    return written
+
+
+class PostgresCdc(SpecModel):
+    """Which changes of tables are read."""
+
+    noun = "`cdc`"
+
+    publication: ColumnName
+    """The publication that has the tables."""
+    slot: Annotated[Text, After(_checked_slot)]
+    """The replication slot, for this source alone. The first run creates it where there is none; the server keeps its
+    log for it until it is dropped."""
+    tables: tuple[TableName, ...] = ()
+    """Only the changes of these, as `table` (of the schema `public`) or `schema.table`. Default: all of the
+    publication."""
+    snapshot: Literal["initial", "never"] = "initial"
+    """Whether the first run reads the rows that the tables have, before their changes: `initial` or `never`."""
+    create_publication: Flag = False
+    """Create the publication, for `tables`, where there is none."""
+
+    @property
+    def table_paths(self) -> Sequence[str]:
+        """`tables`, each with its schema."""
+        return tuple(table if "." in table else f"public.{table}" for table in self.tables)
+
+    def relation_problems(self) -> Iterator[ShapeProblem]:
+        """What to create a publication for."""
+        if self.create_publication and not self.tables:
+            what = "`createPublication` does not say for which tables"
+            yield ShapeProblem(codes.FIELDS_CONFLICT, ("createPublication",), what, "`tables: [name]`")
+
+
 class PostgresSource(PostgresServer):
-    """Reads the rows of a query of PostgreSQL in the order of a cursor that grows."""
+    """Reads the rows of a query of PostgreSQL in the order of a cursor that grows, or the changes of tables."""
 
     noun = "a postgres source"
 
-    query: Annotated[Text, After(_checked_query)]
+    query: Annotated[Text, After(_checked_query)] | None = None
     """A SELECT. Each of its rows becomes a record: a JSON object with a member for each column."""
-    cursor: Annotated[tuple[ColumnName, ...], NotEmpty()]
+    cursor: tuple[ColumnName, ...] = ()
     """Columns of the query that identify a row together and grow from row to row, the most significant one first:
     `[id]`, or `[changed, id]`. An index on them keeps each read short. Rows in which one is null are left out."""
+    cdc: PostgresCdc | None = None
+    """Changes of tables in place of a query, by logical replication: each becomes a record, a JSON object with `op`,
+    `before` and `after`."""
     poll_every_s: PositiveDuration = field(default=1.0, alias="pollEvery")
     """How often it looks for new rows. Duration, default 1s."""
     stop_at_end: Flag = False
-    """End at the last row that is there when the first run starts."""
+    """End at the last row, or the last change, that is there when the first run starts."""
     wait_for: Literal["transactions", "writers"] = "transactions"
     """Which open transactions new rows wait for, because these may still commit a row with a smaller cursor:
     `transactions` (all of the database), or `writers` (those that have written to the tables of the query), which is
     enough where each INSERT takes its value from a sequence itself. A first column of type `xid8` waits for none."""
 
     def relation_problems(self) -> Iterator[ShapeProblem]:
-        """Each column once."""
+        """A query with a cursor, each of its columns once; or changes."""
         yield from super().relation_problems()
+        if (self.query is None) == (self.cdc is None):
+            what = "a postgres source reads one thing"
+            yield ShapeProblem(codes.FIELDS_CONFLICT, (), what, "`query` with `cursor`, or `cdc`")
+        elif self.query is not None and not self.cursor:
+            yield ShapeProblem(codes.FIELDS_CONFLICT, ("cursor",), "`query` has no `cursor`", "`cursor: [id]`")
+        elif self.cdc is not None:
+            for name, alias in (("cursor", "cursor"), ("poll_every_s", "pollEvery"), ("wait_for", "waitFor")):
+                if name in self.model_fields_set:
+                    what = f"`{alias}` has no effect with `cdc`"
+                    yield ShapeProblem(codes.FIELDS_CONFLICT, (alias,), what, f"`query`, or no `{alias}`")
         for index, name in enumerate(self.cursor):
             if name in self.cursor[:index]:
                 what = f"column `{name}` appears twice"
@@ -55,12 +109,12 @@ class PostgresSource(PostgresServer):
 
 class _Postgres(SourceConnector[PostgresSource]):
     model = PostgresSource
-    meaning = "Rows of a query of PostgreSQL."
+    meaning = "Rows of a query of PostgreSQL, or changes of its tables."
     packages: ClassVar[Mapping[str, str]] = {"asyncpg": "millstream[postgres]"}
     promise = Guarantee(
         GuaranteeId.POSITION,
         "exactly once: it reads on behind the cursor in its last commit, and waits for transactions that may still "
-        "write in front of it",
+        "write in front of it; or behind the change in its last commit, which its slot follows",
     )
     ends = "never, without `stopAtEnd`"
     has_headers = False
@@ -73,15 +127,24 @@ class _Postgres(SourceConnector[PostgresSource]):
         yield from server_findings(settings, place.path, place.base_dir)
 
     async def online_findings(self, settings: PostgresSource, place: Place) -> Sequence[Finding]:
-        from millstream_reader.sources.postgres.query import look
+        if settings.cdc is not None:
+            from millstream_reader.sources.postgres import catalog
 
-        faults = await look(settings, place.base_dir)
+            faults = await catalog.look(settings, settings.cdc, place.base_dir)
+        else:
+            from millstream_reader.sources.postgres.query import look
+
+            faults = await look(settings, place.base_dir)
         return [Finding(codes.TARGET_UNFIT, (*place.path, *fault.loc), fault.what, fault.expected) for fault in faults]
 
     def notes(self, settings: PostgresSource, path: Path) -> Iterator[tuple[Path, str]]:
         yield from server_notes(settings, path)
 
     def open(self, settings: PostgresSource, owner: SourceOwner) -> AbstractAsyncContextManager[SourceLane]:
+        if settings.cdc is not None:
+            from millstream_reader.sources.postgres.cdc import open_cdc
+
+            return open_cdc(settings, settings.cdc, owner)
         from millstream_reader.sources.postgres.lane import open_query
 
         return open_query(settings, owner)

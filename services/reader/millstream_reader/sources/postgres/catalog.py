@@ -1,0 +1,356 @@
+"""What a source of changes asks the server: what is published, how rows are identified, how its slot is.
+
+Every statement that is not replication itself is here. Above it: the lane, and `validate --online`. Below it: a
+connection.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from millstream.limits import POSTGRES_PAGE_BYTES
+from millstream.postgres.connecting import Connection, connected
+from millstream.postgres.replication import lsn_of
+from millstream.postgres.settings import quoted, quoted_table
+from millstream_reader.sources.postgres.changes import Table
+from millstream_reader.sources.postgres.connector import PostgresCdc, PostgresSource
+from millstream_reader.sources.postgres.pgoutput import Column, Relation, Texts
+from millstream_reader.sources.postgres.query import Fault
+from millstream_reader.sources.postgres.snapshot import Bound, Key, Snapshot, SnapshotTable
+from millstream_reader.sources.postgres.texts import LAST_BUILT_IN, UserType
+
+PLUGIN = "pgoutput"
+_PUBLISHED = """
+SELECT c.oid, n.nspname AS schema, c.relname AS name, c.relkind::text AS kind, c.relreplident::text AS identity,
+  to_jsonb(t) -> 'attnames' AS columns, to_jsonb(t) ->> 'rowfilter' AS filter
+FROM pg_publication_tables t JOIN pg_namespace n ON n.nspname = t.schemaname
+JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename
+WHERE t.pubname = $1 ORDER BY 2, 3
+"""
+_KEYS = """
+SELECT a.attname AS name, format_type(a.atttypid, a.atttypmod)
+  || CASE WHEN a.attcollation IN (0, 100) THEN '' ELSE (SELECT format(' COLLATE %I.%I', n.nspname, l.collname)
+       FROM pg_collation l JOIN pg_namespace n ON n.oid = l.collnamespace WHERE l.oid = a.attcollation) END AS type
+FROM pg_class c JOIN pg_index i ON i.indrelid = c.oid
+CROSS JOIN LATERAL unnest(i.indkey::int2[]) WITH ORDINALITY k (attnum, place)
+JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = k.attnum
+WHERE c.oid = $1 AND k.place <= i.indnkeyatts
+  AND CASE WHEN c.relreplident = 'i' THEN i.indisreplident ELSE i.indisprimary END
+ORDER BY k.place
+"""
+_COLUMNS = """
+SELECT attname AS name, atttypid AS type FROM pg_attribute
+WHERE attrelid = $1 AND attnum > 0 AND NOT attisdropped AND attgenerated = '' ORDER BY attnum
+"""
+_SLOT = """
+SELECT plugin, database, active_pid, wal_status, safe_wal_size,
+  confirmed_flush_lsn::text AS confirmed, pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)::bigint AS held
+FROM pg_replication_slots WHERE slot_name = $1
+"""
+_SERVER = """
+SELECT current_setting('wal_level') AS wal_level, current_setting('max_slot_wal_keep_size') AS keep,
+  (SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user) AS may_replicate,
+  pg_is_in_recovery() AS is_standby, (SELECT system_identifier FROM pg_control_system())::text AS system
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A table whose changes a publication has."""
+
+    oid: int
+    schema: str
+    name: str
+    kind: str
+    identity: str
+    columns: Sequence[str] | None
+    """Those that are published; None: all."""
+    filter: str | None
+    """Of its rows."""
+    keys: tuple[tuple[str, str], ...]
+    """The columns that identify a row, each with its type."""
+
+    @property
+    def path(self) -> str:
+        return f"{self.schema}.{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A replication slot, as the server has it."""
+
+    plugin: str | None
+    database: str | None
+    active_pid: int | None
+    status: str
+    """`lost`: the server has removed what it held."""
+    confirmed_lsn: int
+    held: int
+    """Bytes of the log that are kept for it."""
+    left: int | None
+    """Bytes until it is lost; None where there is no limit, or it cannot be said."""
+
+
+class Server(NamedTuple):
+    """What a server is set to."""
+
+    wal_level: str
+    keeps: str
+    """`max_slot_wal_keep_size`."""
+    may_replicate: bool
+    is_standby: bool
+    system: str
+
+
+async def server_of(connection: Connection) -> Server:
+    """Of the server, and the role that asks."""
+    row = await connection.fetchrow(_SERVER)
+    assert row is not None
+    return Server(*row)
+
+
+async def flushed_lsn(connection: Connection) -> int:
+    """How far its log is on disk."""
+    return lsn_of(await connection.fetchval("SELECT pg_current_wal_flush_lsn()::text"))
+
+
+async def slot_of(connection: Connection, name: str) -> Slot | None:
+    """None where there is none of that name."""
+    row = await connection.fetchrow(_SLOT, name)
+    if row is None:
+        return None
+    confirmed = lsn_of(row["confirmed"]) if row["confirmed"] else 0
+    return Slot(
+        row["plugin"],
+        row["database"],
+        row["active_pid"],
+        row["wal_status"] or "lost",
+        confirmed,
+        row["held"] or 0,
+        row["safe_wal_size"],
+    )
+
+
+async def published(connection: Connection, cdc: PostgresCdc) -> list[Published]:
+    """The tables of the publication that the source wants, in the order of their names."""
+    found = []
+    for row in await connection.fetch(_PUBLISHED, cdc.publication):
+        columns = None if row["columns"] is None else json.loads(row["columns"])
+        known = tuple((key["name"], key["type"]) for key in await connection.fetch(_KEYS, row["oid"]))
+        named = (row["oid"], row["schema"], row["name"], row["kind"], row["identity"])
+        table = Published(*named, columns, row["filter"], known)
+        if not cdc.tables or table.path in cdc.table_paths:
+            found.append(table)
+    return found
+
+
+async def faults_of(connection: Connection, settings: PostgresSource, cdc: PostgresCdc) -> list[Fault]:
+    """What does not fit. Changes nothing."""
+    server = await server_of(connection)
+    if server.wal_level != "logical":
+        what = f"the server's wal_level is `{server.wal_level}`"
+        return [Fault(("host",), what, "`wal_level = logical` in postgresql.conf, and a restart")]
+    if not server.may_replicate:
+        what = f"the role {settings.user} may not replicate"
+        return [Fault(("user",), what, f"ALTER ROLE {quoted(settings.user)} REPLICATION")]
+    exists = await connection.fetchval("SELECT count(*) FROM pg_publication WHERE pubname = $1", cdc.publication)
+    if not exists:
+        if cdc.create_publication:
+            return []
+        tables = ", ".join(quoted_table(table) for table in cdc.tables) or "…"
+        what = f"there is no publication `{cdc.publication}`"
+        statement = f"CREATE PUBLICATION {quoted(cdc.publication)} FOR TABLE {tables}"
+        return [Fault(("cdc", "publication"), what, f"{statement}; or `createPublication: true`")]
+    tables_found = await published(connection, cdc)
+    paths = {table.path for table in tables_found}
+    faults = [
+        Fault(
+            ("cdc", "tables", index),
+            f"the publication `{cdc.publication}` does not have the table {path}",
+            f"ALTER PUBLICATION {quoted(cdc.publication)} ADD TABLE {quoted_table(path)}",
+        )
+        for index, path in enumerate(cdc.table_paths)
+        if path not in paths
+    ]
+    if cdc.snapshot == "initial":
+        faults += [
+            Fault(
+                ("cdc", "snapshot"),
+                f"{table.path} has no primary key, so its rows cannot be read in an order",
+                "a primary key; or `snapshot: never`",
+            )
+            for table in tables_found
+            if not table.keys
+        ]
+    slot = await slot_of(connection, cdc.slot)
+    if slot is not None and slot.plugin != PLUGIN:
+        faults.append(
+            Fault(("cdc", "slot"), f"the slot `{cdc.slot}` has the plugin {slot.plugin}", f"one with {PLUGIN}")
+        )
+    return faults
+
+
+async def create_publication(connection: Connection, cdc: PostgresCdc) -> None:
+    """For the source's tables, if there is none."""
+    if not await connection.fetchval("SELECT count(*) FROM pg_publication WHERE pubname = $1", cdc.publication):
+        tables = ", ".join(quoted_table(table) for table in cdc.table_paths)
+        await connection.execute(f"CREATE PUBLICATION {quoted(cdc.publication)} FOR TABLE {tables}")
+
+
+async def create_slot(connection: Connection, cdc: PostgresCdc) -> None:
+    """From now on the server keeps its log. Waits for transactions that are under way."""
+    await connection.execute("SELECT pg_create_logical_replication_slot($1, $2)", cdc.slot, PLUGIN)
+
+
+async def running(connection: Connection) -> set[str]:
+    """Transactions that are under way, or committed and not visible."""
+    rows = await connection.fetch("SELECT pg_snapshot_xip(pg_current_snapshot())::text AS xid")
+    return {row["xid"] for row in rows}
+
+
+async def user_types(connection: Connection, oids: Iterable[int]) -> Mapping[int, UserType]:
+    """Domains and arrays that are not built in, and what they are made of."""
+    found: dict[int, UserType] = {}
+    wanted = {oid for oid in oids if oid > LAST_BUILT_IN}
+    asked: set[int] = set()
+    while wanted:
+        asked |= wanted
+        rows = await connection.fetch(
+            "SELECT oid, typbasetype AS base, CASE WHEN typcategory = 'A' THEN typelem ELSE 0 END AS element "
+            "FROM pg_type WHERE oid = ANY($1::oid[])",
+            list(wanted),
+        )
+        found.update((row["oid"], UserType(row["base"], row["element"])) for row in rows)
+        parts = {part for row in rows for part in (row["base"], row["element"])}
+        wanted = {oid for oid in parts if oid > LAST_BUILT_IN} - asked
+    return found
+
+
+async def keys_of(connection: Connection, relation: Relation) -> Sequence[str]:
+    """The columns that identify a row: as the relation says, or by the catalog where it names all of them."""
+    if relation.identity != "f":
+        return [column.name for column in relation.columns if column.in_identity]
+    return [row["name"] for row in await connection.fetch(_KEYS, relation.oid)]
+
+
+class Page:
+    """Statements that read a table of the snapshot in the order of its key, page by page."""
+
+    def __init__(self, table: Published, columns: Sequence[Column]) -> None:
+        self.table = table
+        self.relation = Relation(table.oid, table.schema, table.name, table.identity, tuple(columns))
+        names = [column.name for column in columns]
+        self.places = [names.index(name) for name, _ in table.keys]
+        self.shape: Table | None = None
+        """How its rows become records."""
+
+    async def read(self, connection: Connection, after: Key | None, rows: int) -> list[Texts]:
+        """So many rows at most, behind that key."""
+        table = self.table
+        keys = ", ".join(quoted(name) for name, _ in table.keys)
+        terms = [f"({table.filter})"] if table.filter else []
+        if after is not None:
+            terms.append(f"({keys}) > ({literals(after, table.keys)})")
+        columns = ", ".join(quoted(column.name) for column in self.relation.columns)
+        # Rows of tables that inherit from it are published as theirs.
+        only = "ONLY " if table.kind == "r" else ""
+        statement = (
+            f"SELECT {columns} FROM {only}{quoted(table.schema)}.{quoted(table.name)}"
+            f"{' WHERE ' + ' AND '.join(terms) if terms else ''} ORDER BY {keys} LIMIT {rows}"
+        )
+        data = bytearray()
+
+        async def keep(part: bytes) -> None:
+            data.extend(part)
+
+        await connection.copy_from_query(statement, output=keep)
+        return [_texts(line) for line in bytes(data).split(b"\n")[:-1]]
+
+
+async def page_of(connection: Connection, table: Published) -> Page:
+    """The statements for a table."""
+    rows = await connection.fetch(_COLUMNS, table.oid)
+    wanted = None if table.columns is None else set(table.columns)
+    identity = {name for name, _ in table.keys}
+    columns = [
+        Column(row["name"], row["type"], row["name"] in identity)
+        for row in rows
+        if wanted is None or row["name"] in wanted
+    ]
+    return Page(table, columns)
+
+
+def rows_within(rows: int, size: int) -> int:
+    """How many rows to read at once, from how large some were."""
+    return max(1, min(4 * rows, POSTGRES_PAGE_BYTES // (size // max(1, rows) + 1)))
+
+
+async def regions(connection: Connection, snapshot: Snapshot, table: int, keys: Sequence[Key]) -> list[int]:
+    """Which part of the snapshot has each key, by the order that the server has."""
+    types = snapshot.tables[table].keys
+    _, last = snapshot.parts_of(table)
+    cases = " ".join(
+        f"WHEN (k.*) <= ROW({literals(bound, types)}) THEN {number}" for number, bound in snapshot.bounds_of(table)
+    )
+    values = ", ".join(f"({number}, {literals(key, types)})" for number, key in enumerate(keys))
+    names = ", ".join(f"c{index}" for index in range(len(types)))
+    cases = cases.replace("(k.*)", f"ROW({names})")
+    statement = f"SELECT CASE {cases} ELSE {last} END FROM (VALUES {values}) v (n, {names}) ORDER BY n"
+    return [row[0] for row in await connection.fetch(statement)]
+
+
+def bound_of(snapshot: Snapshot, table: int, key: Key | None) -> Bound | None:
+    """A place in the order of reading, with the end of a table as the beginning of the next."""
+    if key is None:
+        return Bound(table, None) if table < len(snapshot.tables) else None
+    return Bound(table, key)
+
+
+def literals(key: Key, types: Sequence[tuple[str, str]]) -> str:
+    """The values of a key in a statement."""
+    quote = "'"
+    return ", ".join(f"'{text.replace(quote, quote * 2)}'::{of}" for text, (_, of) in zip(key, types, strict=True))
+
+
+def snapshot_tables(tables: Iterable[Published]) -> list[SnapshotTable]:
+    """What a position says of the tables that are read."""
+    return [SnapshotTable(table.schema, table.name, table.keys) for table in tables]
+
+
+_ESCAPES = {b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t", b"v": b"\v"}
+
+
+def _texts(line: bytes) -> Texts:
+    """The values of a line of COPY."""
+    if b"\\" not in line:
+        return list(line.split(b"\t"))
+    return [None if text == b"\\N" else _unescaped(text) for text in line.split(b"\t")]
+
+
+def _unescaped(text: bytes) -> bytes:
+    if b"\\" not in text:
+        return text
+    first, *parts = text.split(b"\\")
+    found = [first]
+    # What follows a doubled one is a part of its own, behind an empty one.
+    escaped = False
+    for part in parts:
+        if escaped:
+            found.append(part)
+            escaped = False
+        elif not part:
+            found.append(b"\\")
+            escaped = True
+        else:
+            found.append(_ESCAPES.get(part[:1], part[:1]) + part[1:])
+    return b"".join(found)
+
+
+async def look(settings: PostgresSource, cdc: PostgresCdc, base_dir: Path) -> list[Fault]:
+    """What does not fit, of a server that is reached. Raises errors of ours where it is not."""
+    async with connected(settings, base_dir, "validate --online", "millstream validate") as connection:
+        return await faults_of(connection, settings, cdc)

@@ -1,0 +1,750 @@
+"""Changes of tables of PostgreSQL: the rows that are there, then each change of them, from where the lane's mark is.
+
+    slot, created first ─► snapshot: rows by key, part by part ─► changes that no part has shown ─► frames
+         ▲                                                                                            │
+         └───────────── confirm: what is committed here is not needed any more ◄──── committed ◄──────┘
+
+The slot keeps the server's log from before the snapshot on, so nothing lies between the two. It follows the lane's
+commits and is never trusted: the lane skips what it has, and a slot that is ahead has lost something. Where only other
+tables change, the lane commits that these changes have passed, so that the server's log does not grow.
+
+Above it: a source lane. Below it: what was sent (`changes`), the server's catalog (`catalog`), and connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from array import array
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
+
+from millstream import codes
+from millstream.background import open_tasks
+from millstream.errors import DamageError, InfrastructureError, MillstreamError, RetryLaterError, UserError
+from millstream.frame import build_frame
+from millstream.limits import (
+    POSTGRES_FEEDBACK_EVERY_S,
+    POSTGRES_IDLE_BYTES,
+    POSTGRES_OPEN_REPORTED_EVERY_S,
+    POSTGRES_SLOT_LOOK_EVERY_S,
+    POSTGRES_SLOT_REPORTED_BYTES,
+    POSTGRES_SNAPSHOT_PART_S,
+    RECORD_BYTES_MAX,
+)
+from millstream.pauses import Pauses
+from millstream.postgres.connecting import FAILURES, Connection, connect, error_of, sqlstate_of
+from millstream.postgres.replication import Passed, Replication, lsn_of, lsn_text, open_replication
+from millstream_reader.connector import SourceOwner
+from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane
+from millstream_reader.sources.positions import pack_position, unpack_position
+from millstream_reader.sources.postgres import catalog
+from millstream_reader.sources.postgres.changes import (
+    Changes,
+    Made,
+    MustAskError,
+    Table,
+    Tail,
+    TruncatedError,
+    tail_of,
+)
+from millstream_reader.sources.postgres.connector import PostgresCdc, PostgresSource
+from millstream_reader.sources.postgres.pgoutput import (
+    Begin,
+    Change,
+    Commit,
+    Message,
+    NotPgoutputError,
+    Relation,
+    Texts,
+    Truncate,
+    parse,
+)
+from millstream_reader.sources.postgres.snapshot import Bound, Key, Snapshot, parse_seen, unpacked
+
+KIND = "postgresCdc"
+_AGAIN_FIRST_S, _AGAIN_LAST_S = 0.1, 5.0
+"""Between two tries to reach the server."""
+_LOOK_FIRST_S, _LOOK_LAST_S = 0.005, 0.1
+"""Between two looks at transactions that are waited for."""
+_TICK_S = 1.0
+"""How often the server hears what was committed."""
+_IN_USE = "55006"
+_IN_USE_S = 5.0
+"""How long another process of this lane may hold the slot before it is ended."""
+_SHOWN_BYTES = 1024
+"""Of a record that is too large."""
+_ASKED_AT_ONCE = 500
+"""Keys."""
+_FIRST_ROWS = 16
+"""Of a page, until it is known how large rows are."""
+
+_log = logging.getLogger(__name__)
+
+
+class _Row(NamedTuple):
+    """A row of the snapshot that waits."""
+
+    page: catalog.Page
+    texts: Texts
+    behind: Bound | None
+    """Where the lane stands when it was given."""
+
+
+class PostgresCdcLane:
+    """One lane. See `SourceLane`."""
+
+    def __init__(self, spec: PostgresSource, cdc: PostgresCdc, owner: SourceOwner) -> None:
+        self._spec = spec
+        self._cdc = cdc
+        self._owner = owner
+        self._where = f"lane {owner.lane}"
+        self._application = f"millstream {owner.lane} {cdc.slot}"[:63]
+        self._system = ""
+        self._timeline = 0
+        self._changes = Changes(0, 0, None)
+        self._snapshot: Snapshot | None = None
+        """The one that is being read; None when it is done."""
+        self._since_us = 0
+        """The event time of its rows: no change that follows was committed before."""
+        self._end_lsn: int | None = None
+        self._control: Connection | None = None
+        self._lock = asyncio.Lock()
+        """Of `_control`."""
+        self._reading: Connection | None = None
+        """Has the transaction of the snapshot's part."""
+        self._part_tail: Tail | None = None
+        self._part_since_s = 0.0
+        self._pages: dict[int, catalog.Page] = {}
+        self._rows: deque[_Row] = deque()
+        self._read_upto: Bound | None = None
+        """Where the next page begins."""
+        self._page_rows = _FIRST_ROWS
+        self._stream: Replication | None = None
+        self._waiting: deque[bytes | Passed | Message] = deque()
+        self._committed_lsn = 0
+        self._given = b""
+        """The last position that was given."""
+        self._given_lsn, self._given_s = 0, 0.0
+        self._told_lsn, self._told_s = 0, 0.0
+        self._looked_s = 0.0
+        self._reported_bytes = POSTGRES_SLOT_REPORTED_BYTES
+        self._in_use_since_s: float | None = None
+        self._warned_of_limit = False
+        self._again = Pauses(_AGAIN_FIRST_S, _AGAIN_LAST_S)
+        self._next_try_s = 0.0
+        self._draining = False
+
+    @property
+    def replayable(self) -> bool:
+        return True
+
+    async def open(self) -> None:
+        """Errors: those of `SourceConnector.open`; a server that is away is waited for, as long as `timeout` says."""
+        if self._is_idle:
+            return
+        self._restore()
+        deadline_s = self._now_s() + self._spec.timeout_s
+        while True:
+            try:
+                await self._connected()
+                return
+            except RetryLaterError as error:
+                if self._now_s() >= deadline_s:
+                    raise InfrastructureError(error.code, f"{error}; nothing was lost") from error
+                if self._again.none_yet:
+                    _log.warning("%s", error)
+                await self._again.wait()
+
+    async def read(self, records_max: int, bytes_max: int, timeout_s: float) -> SourceBatch:
+        if self._is_idle or self._draining or self._is_ended():
+            return SourceBatch(None, self._given, ended=self._is_idle or (self._is_ended() and not self._draining))
+        values: list[bytes] = []
+        times = array("q")
+        keys: list[tuple[bytes, ...]] = []
+        invalid: list[InvalidRecord] = []
+        try:
+            await self._fill(timeout_s)
+            await self._take(values, times, keys, invalid, records_max, bytes_max)
+        except FAILURES as error:
+            self.close()
+            self._bear(error_of(error, self._spec, self._where))
+        except RetryLaterError as error:
+            self.close()
+            self._bear(error)
+        except NotPgoutputError as error:
+            self.close()
+            what = f"{self._where}: the slot {self._cdc.slot} sent what cannot be read: {error}"
+            raise UserError(codes.TARGET_UNFIT, what) from error
+        except BaseException:
+            self.close()
+            raise
+        frame = None
+        if values:
+            now_us = self._owner.clock.now_us()
+            named = keys if any(keys) else None
+            frame = build_frame(values, times, ingest_time_us=now_us, keys=named)
+        ended = self._is_ended()
+        if values or invalid or ended or self._is_due():
+            self._given, self._given_lsn, self._given_s = self._position(), self._changes.lsn, self._now_s()
+        return SourceBatch(frame, self._given, ended=ended, invalid=tuple(invalid))
+
+    async def committed(self, position: bytes) -> None:
+        if self._is_idle:
+            return
+        body = unpack_position(position, KIND, self._owner.partitions, self._owner.lane)
+        if body is not None:
+            self._committed_lsn = max(self._committed_lsn, int(body["lsn"]))
+        if self._stream is not None and self._stream.is_asked:
+            self._confirm()
+
+    def pending(self) -> int | None:
+        """The server does not say how many changes wait."""
+        return None
+
+    async def drain(self) -> None:
+        self._draining = True
+
+    def close(self) -> None:
+        """Ends the connections. What was read and not given is read again."""
+        if self._stream is not None:
+            self._confirm()
+            self._stream.close()
+            self._stream = None
+        for connection in (self._control, self._reading):
+            if connection is not None:
+                connection.terminate()
+        self._control = self._reading = None
+        self._waiting.clear()
+        self._rows.clear()
+        self._changes.tail = None
+        self._changes.tables.clear()
+
+    async def tick(self) -> None:
+        """Have the server know where the lane is, and look at what it keeps, also while nothing is read."""
+        while True:
+            await asyncio.sleep(_TICK_S)
+            now_s = self._now_s()
+            if self._stream is not None:
+                if self._committed_lsn != self._told_lsn or self._stream.is_asked:
+                    self._confirm()
+                elif now_s >= self._told_s + POSTGRES_FEEDBACK_EVERY_S:
+                    self._confirm(asks=True)
+            if now_s >= self._looked_s + POSTGRES_SLOT_LOOK_EVERY_S:
+                self._looked_s = now_s
+                await self._look_at_slot()
+
+    # Where the lane stands
+
+    @property
+    def _is_idle(self) -> bool:
+        """A slot has one stream; further partitions have nothing to read."""
+        return self._owner.lane.partition > 0
+
+    def _restore(self) -> None:
+        owner = self._owner
+        body = unpack_position(owner.position, KIND, owner.partitions, owner.lane)
+        if body is None:
+            return
+        try:
+            snapshot = None if body["snapshot"] is None else unpacked(body["snapshot"])
+            self._changes = Changes(int(body["lsn"]), int(body["index"]), snapshot)
+            self._snapshot = snapshot if snapshot is not None and snapshot.at is not None else None
+            self._system, self._timeline = str(body["system"]), int(body["timeline"])
+            self._since_us = int(body["since"])
+            self._end_lsn = None if body["end"] is None else int(body["end"])
+            slot = str(body["slot"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DamageError(
+                codes.POSITION_UNREADABLE,
+                f"{self._where}: the stored position {owner.position[:80]!r} is not one of changes",
+            ) from error
+        if slot != self._cdc.slot:
+            raise UserError(
+                codes.SOURCE_CHANGED,
+                f"{self._where}: the slot is now {self._cdc.slot}, and was {slot} in earlier runs; put it back, or "
+                "start over with --fresh",
+            )
+        if not self._spec.stop_at_end:
+            self._end_lsn = None
+        self._given, self._given_lsn = owner.position, self._changes.lsn
+        self._committed_lsn = self._changes.lsn
+
+    def _position(self) -> bytes:
+        changes = self._changes
+        snapshot = changes.snapshot
+        if snapshot is not None and snapshot.is_over(changes.lsn):
+            snapshot = None
+        body = {
+            "lsn": changes.lsn,
+            "index": changes.index,
+            "slot": self._cdc.slot,
+            "system": self._system,
+            "timeline": self._timeline,
+            "since": self._since_us,
+            "end": self._end_lsn,
+            "snapshot": None if snapshot is None else snapshot.packed(),
+        }
+        return pack_position(KIND, self._owner.partitions, body)
+
+    def _is_due(self) -> bool:
+        """Whether a position without records is worth a commit: the first, or what has passed."""
+        if not self._given:
+            return True
+        passed = self._changes.lsn - self._given_lsn
+        waited = self._now_s() >= self._given_s + POSTGRES_FEEDBACK_EVERY_S
+        asked = self._stream is not None and self._stream.is_asked
+        return passed >= POSTGRES_IDLE_BYTES or (passed > 0 and (waited or asked))
+
+    def _is_ended(self) -> bool:
+        return self._snapshot is None and self._end_lsn is not None and self._changes.lsn >= self._end_lsn
+
+    def _confirm(self, *, asks: bool = False) -> None:
+        if self._stream is not None:
+            self._told_lsn, self._told_s = self._committed_lsn, self._now_s()
+            self._stream.confirm(self._committed_lsn, asks=asks)
+
+    # The server
+
+    async def _connected(self) -> Connection:
+        """The connection for questions, and on the way to it all that has to fit looked at."""
+        if self._control is not None and not self._control.is_closed():
+            return self._control
+        self.close()
+        control = await connect(self._spec, self._owner.base_dir, self._where, self._application)
+        try:
+            async with asyncio.timeout(self._spec.timeout_s):
+                await self._check(control)
+        except FAILURES as error:
+            control.terminate()
+            raise error_of(error, self._spec, self._where) from error
+        except BaseException:
+            control.terminate()
+            raise
+        self._control = control
+        return control
+
+    async def _check(self, control: Connection) -> None:
+        cdc, spec = self._cdc, self._spec
+        server = await catalog.server_of(control)
+        if server.is_standby:
+            what = f"{self._where}: PostgreSQL at {spec.host} is a standby, and changes are read from its primary"
+            raise RetryLaterError(codes.TARGET_AWAY, what)
+        if self._system not in ("", server.system):
+            raise UserError(
+                codes.SOURCE_CHANGED,
+                f"{self._where}: PostgreSQL at {spec.host} is another server ({server.system}) than the one that was "
+                f"read ({self._system}); put that one back, or start over with --fresh",
+            )
+        faults = await catalog.faults_of(control, spec, cdc)
+        if faults:
+            what = "; ".join(f"{fault.what} (expected: {fault.expected})" for fault in faults)
+            raise UserError(codes.TARGET_UNFIT, f"{self._where}: {what}")
+        self._warn_of_limit(server.keeps)
+        is_new = not self._given
+        if cdc.create_publication:
+            # Before the slot, which does not find what was created behind it.
+            await catalog.create_publication(control, cdc)
+        slot = await catalog.slot_of(control, cdc.slot)
+        if is_new:
+            if slot is None:
+                _log.info("%s: creates the slot %s", self._where, cdc.slot)
+                await catalog.create_slot(control, cdc)
+                slot = await catalog.slot_of(control, cdc.slot)
+            elif slot.active_pid is not None:
+                what = f"{self._where}: the slot {cdc.slot} is read by another process ({slot.active_pid})"
+                raise RetryLaterError(codes.TARGET_AWAY, what)
+        self._check_slot(slot)
+        assert slot is not None, "it was checked"
+        self._system = server.system
+        if is_new:
+            await self._begin(control, slot.confirmed_lsn)
+
+    def _check_slot(self, slot: catalog.Slot | None) -> None:
+        """Whether it still has everything behind the lane."""
+        lsn = self._changes.lsn
+        if slot is None:
+            raise self._lost(f"the slot {self._cdc.slot} is gone")
+        if slot.status == "lost":
+            raise self._lost(f"the slot {self._cdc.slot} is lost: the server has removed the log that it needs")
+        if self._given and slot.confirmed_lsn > lsn:
+            raise self._lost(
+                f"the slot {self._cdc.slot} stands at {lsn_text(slot.confirmed_lsn)}, and the lane at {lsn_text(lsn)}: "
+                "another reader has moved it"
+            )
+
+    def _lost(self, what: str) -> DamageError:
+        return DamageError(
+            codes.SOURCE_RECORDS_REMOVED,
+            f"{self._where}: {what}. Changes behind {lsn_text(self._changes.lsn)} cannot be read any more. Nothing was "
+            "skipped. Drop the slot if it is there (`SELECT pg_drop_replication_slot('"
+            f"{self._cdc.slot}')`), and start over with --fresh, which reads the tables again; let "
+            "max_slot_wal_keep_size have room for as long as the pipeline may stand still, and give each source a slot "
+            "of its own",
+        )
+
+    def _warn_of_limit(self, keeps: str) -> None:
+        if keeps == "-1" and not self._warned_of_limit:
+            self._warned_of_limit = True
+            _log.warning(
+                "%s: max_slot_wal_keep_size is not set at %s: while this source stands still, its slot %s lets the "
+                "server's log grow until the disk is full",
+                self._where,
+                self._spec.host,
+                self._cdc.slot,
+            )
+
+    async def _begin(self, control: Connection, lsn: int) -> None:
+        """What a first run does behind its slot."""
+        self._since_us = await control.fetchval("SELECT (extract(epoch FROM clock_timestamp()) * 1e6)::bigint")
+        snapshot = None
+        if self._cdc.snapshot == "initial":
+            # What was committed in front of the slot may not be visible yet: it waits for a standby, say.
+            await self._wait_for(control, await catalog.running(control))
+            tables = await catalog.published(control, self._cdc)
+            snapshot = Snapshot(catalog.snapshot_tables(tables))
+            if not tables:
+                snapshot = None
+        self._changes = Changes(lsn, 0, snapshot)
+        self._snapshot = snapshot
+        if self._spec.stop_at_end:
+            self._end_lsn = await catalog.flushed_lsn(control)
+
+    async def _wait_for(self, control: Connection, names: set[str]) -> None:
+        look = Pauses(_LOOK_FIRST_S, _LOOK_LAST_S)
+        reported_s = self._now_s()
+        while names := names & await catalog.running(control):
+            await look.wait()
+            if self._now_s() >= reported_s + POSTGRES_OPEN_REPORTED_EVERY_S:
+                reported_s = self._now_s()
+                shown = ", ".join(sorted(names)[:10])
+                _log.warning("%s: the snapshot waits for open transactions: %s", self._where, shown)
+
+    async def _look_at_slot(self) -> None:
+        """Warn of a log that grows."""
+        if self._control is None or self._lock.locked():
+            return
+        try:
+            async with self._lock, asyncio.timeout(self._spec.timeout_s):
+                slot = await catalog.slot_of(self._control, self._cdc.slot)
+        except FAILURES:
+            # The next read finds out.
+            return
+        if slot is None:
+            return
+        left = "" if slot.left is None else f"; {max(0, slot.left) >> 20} MiB more, and the slot is lost"
+        if slot.status == "unreserved" or slot.held >= self._reported_bytes:
+            self._reported_bytes = max(self._reported_bytes, 2 * slot.held)
+            _log.warning(
+                "%s: the slot %s holds %d MiB of the server's log%s: this source is behind",
+                self._where,
+                self._cdc.slot,
+                slot.held >> 20,
+                left,
+            )
+        elif slot.held < POSTGRES_SLOT_REPORTED_BYTES // 2:
+            self._reported_bytes = POSTGRES_SLOT_REPORTED_BYTES
+
+    async def _streaming(self) -> Replication:
+        """The connection that changes come through."""
+        if self._stream is not None and not (self._stream.is_closed and not self._waiting):
+            return self._stream
+        stream = await open_replication(self._spec, self._owner.base_dir, self._where, self._application)
+        try:
+            async with asyncio.timeout(self._spec.timeout_s):
+                await self._check_history(stream)
+                await stream.start(self._cdc.slot, self._changes.lsn, self._cdc.publication)
+        except FAILURES as error:
+            stream.close()
+            if sqlstate_of(error) == _IN_USE:
+                await self._end_older()
+            raise
+        except BaseException:
+            stream.close()
+            raise
+        self._in_use_since_s = None
+        self._stream = stream
+        self._confirm(asks=True)
+        return stream
+
+    async def _check_history(self, stream: Replication) -> None:
+        """Whether a server that took over has all that was read of the former one."""
+        ((_, timeline, *_),) = await stream.ask("IDENTIFY_SYSTEM")
+        now = int(timeline or 0)
+        if self._timeline not in (0, now):
+            ((_, history),) = await stream.ask(f"TIMELINE_HISTORY {now}")
+            ends = _ends_of(history or "")
+            end = ends.get(self._timeline)
+            if end is None or end < self._changes.lsn:
+                raise DamageError(
+                    codes.SOURCE_PAST_REPLACED,
+                    f"{self._where}: PostgreSQL at {self._spec.host} has been restored, or a standby has taken over, "
+                    f"from before {lsn_text(self._changes.lsn)}, which was read: what followed is not what it has now. "
+                    "Put the former server back; or start over with --fresh",
+                )
+        self._timeline = now
+
+    async def _end_older(self) -> None:
+        """A process of this lane that hangs, or a connection that the server has not noticed the end of, gives way."""
+        now_s = self._now_s()
+        if self._in_use_since_s is None:
+            self._in_use_since_s = now_s
+        elif now_s >= self._in_use_since_s + _IN_USE_S and self._control is not None:
+            async with self._lock:
+                await self._control.execute(
+                    "SELECT pg_terminate_backend(a.pid) FROM pg_replication_slots s JOIN pg_stat_activity a "
+                    "ON a.pid = s.active_pid WHERE s.slot_name = $1 AND a.application_name = $2",
+                    self._cdc.slot,
+                    self._application,
+                )
+
+    # What is read
+
+    async def _fill(self, timeout_s: float) -> None:
+        """Have something waiting, if there is any in time."""
+        now_s = self._now_s()
+        if now_s < self._next_try_s:
+            await asyncio.sleep(min(timeout_s, self._next_try_s - now_s))
+            return
+        await self._connected()
+        if self._snapshot is not None:
+            if not self._rows:
+                async with asyncio.timeout(self._spec.timeout_s):
+                    await self._read_page(self._snapshot)
+        elif not self._waiting:
+            self._waiting.extend(await (await self._streaming()).take(timeout_s))
+        self._again.begin_again()
+
+    async def _read_page(self, snapshot: Snapshot) -> None:
+        if self._reading is not None and self._now_s() >= self._part_since_s + POSTGRES_SNAPSHOT_PART_S:
+            self._reading.terminate()
+            self._reading = None
+        if self._reading is None or self._reading.is_closed():
+            self._reading = await self._begin_part(snapshot)
+        at = self._read_upto
+        assert at is not None, "it is not at the end"
+        page = self._pages[at.table]
+        found = await page.read(self._reading, at.key, self._page_rows)
+        size = sum(len(text) for texts in found for text in texts if isinstance(text, bytes))
+        behind: Bound | None = None
+        for texts in found:
+            behind = Bound(at.table, _key_of(texts, page.places))
+            self._rows.append(_Row(page, texts, behind))
+        is_all = len(found) < self._page_rows
+        if is_all:
+            behind = catalog.bound_of(snapshot, at.table + 1, None)
+        if found and is_all:
+            self._rows[-1] = self._rows[-1]._replace(behind=behind)
+        elif is_all:
+            self._moved(snapshot, behind)
+        self._read_upto = behind
+        self._page_rows = catalog.rows_within(self._page_rows, size) if found and not is_all else _FIRST_ROWS
+
+    async def _begin_part(self, snapshot: Snapshot) -> Connection:
+        """A transaction that sees one state, for the rows from here on."""
+        reading = await connect(self._spec, self._owner.base_dir, self._where, self._application)
+        try:
+            await reading.execute("SET idle_in_transaction_session_timeout TO 0; SET statement_timeout TO 0")
+            await reading.execute("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+            seen = await reading.fetchval("SELECT pg_current_snapshot()::text")
+            until = lsn_of(await reading.fetchval("SELECT pg_current_wal_insert_lsn()::text"))
+            tables = {table.path: table for table in await catalog.published(reading, self._cdc)}
+            self._pages = {}
+            for number, table in enumerate(snapshot.tables):
+                now = tables.get(f"{table.schema}.{table.name}")
+                if snapshot.at is not None and number < snapshot.at.table:
+                    continue
+                if now is None or now.keys != table.keys:
+                    raise UserError(
+                        codes.SOURCE_CHANGED,
+                        f"{self._where}: {table.schema}.{table.name} is not published any more, or has another primary "
+                        "key, while its rows are being read; put it back, or start over with --fresh",
+                    )
+                self._pages[number] = await catalog.page_of(reading, now)
+            for number, page in self._pages.items():
+                types = await catalog.user_types(reading, [column.type_oid for column in page.relation.columns])
+                keys = [name for name, _ in snapshot.tables[number].keys]
+                page.shape = Table(page.relation, keys, types)
+        except BaseException:
+            reading.terminate()
+            raise
+        snapshot.begin(parse_seen(seen), until)
+        self._part_tail = tail_of(until, self._since_us, None)
+        self._part_since_s = self._now_s()
+        self._read_upto = snapshot.at
+        self._page_rows = _FIRST_ROWS
+        return reading
+
+    def _moved(self, snapshot: Snapshot, at: Bound | None) -> None:
+        """The lane stands there in the snapshot."""
+        snapshot.at = at
+        if at is None:
+            self._snapshot = None
+            if self._reading is not None:
+                self._reading.terminate()
+                self._reading = None
+
+    async def _take(
+        self,
+        values: list[bytes],
+        times: array[int],
+        keys: list[tuple[bytes, ...]],
+        invalid: list[InvalidRecord],
+        records_max: int,
+        bytes_max: int,
+    ) -> None:
+        """A batch of what waits."""
+        size = 0
+
+        def fits(made: Made) -> bool:
+            return not values or size + len(made.value) <= bytes_max
+
+        def add(made: Made, time_us: int, place: str) -> None:
+            nonlocal size
+            if len(made.value) > RECORD_BYTES_MAX:
+                reason = f"{place}: its JSON has {len(made.value)} bytes; the limit is {RECORD_BYTES_MAX}"
+                invalid.append(InvalidRecord(made.value[:_SHOWN_BYTES], reason, place))
+                return
+            size += len(made.value)
+            values.append(made.value)
+            times.append(time_us)
+            keys.append(made.keys)
+
+        while self._rows and self._snapshot is not None and len(values) < records_max:
+            row = self._rows[0]
+            assert self._part_tail is not None, "a part was begun"
+            assert row.page.shape is not None, "a part was begun"
+            made = row.page.shape.record("r", None, False, row.texts, self._part_tail, 0)
+            if not fits(made):
+                return
+            self._rows.popleft()
+            self._moved(self._snapshot, row.behind)
+            add(made, self._part_tail.time_us, f"a row of {row.page.table.path}")
+        while self._waiting and len(values) < records_max and not self._is_ended():
+            item = self._waiting[0]
+            message = parse(item) if isinstance(item, bytes) else item
+            if isinstance(message, Change):
+                change = await self._made(message)
+                if change is not None and not fits(change):
+                    return
+                self._changes.took()
+                if change is not None and self._changes.tail is not None:
+                    place = f"a change at {lsn_text(self._changes.lsn)}"
+                    add(change, self._changes.tail.time_us, place)
+            elif isinstance(message, Truncate):
+                if len(message.relations) > 1:
+                    self._waiting.popleft()
+                    self._waiting.extendleft(Truncate((relation,)) for relation in reversed(message.relations))
+                    continue
+                for relation in message.relations:
+                    emptied = self._truncated(relation)
+                    if emptied is not None and not fits(emptied):
+                        return
+                    self._changes.took()
+                    if emptied is not None and self._changes.tail is not None:
+                        add(emptied, self._changes.tail.time_us, "a truncation")
+            else:
+                await self._hear(message)
+            self._waiting.popleft()
+
+    async def _hear(self, message: Message | Passed | None) -> None:
+        """What is not a record."""
+        if isinstance(message, Passed):
+            self._changes.passed(message.lsn)
+        elif isinstance(message, Begin):
+            self._changes.begin(message)
+        elif isinstance(message, Commit):
+            self._changes.commit(message)
+        elif isinstance(message, Relation):
+            wanted = not self._cdc.tables or f"{message.schema}.{message.name}" in self._cdc.table_paths
+            self._changes.tables[message.oid] = await self._table(message) if wanted else None
+
+    async def _table(self, relation: Relation) -> Table:
+        control = await self._connected()
+        async with self._lock, asyncio.timeout(self._spec.timeout_s):
+            types = await catalog.user_types(control, [column.type_oid for column in relation.columns])
+            keys = await catalog.keys_of(control, relation)
+        return Table(relation, keys, types)
+
+    async def _made(self, message: Change) -> Made | None:
+        while True:
+            try:
+                return self._changes.made(message)
+            except MustAskError as unknown:
+                await self._ask(unknown.table, unknown.key)
+
+    async def _ask(self, table: int, key: Key) -> None:
+        """Which part of the snapshot has a key, and those of changes that follow."""
+        snapshot = self._changes.snapshot
+        assert snapshot is not None, "it was looked into"
+        wanted = dict.fromkeys([key])
+        for item in list(self._waiting)[: 2 * _ASKED_AT_ONCE]:
+            message = parse(item) if isinstance(item, bytes) else None
+            shape = self._changes.tables.get(message.relation) if isinstance(message, Change) else None
+            if shape is None or not isinstance(message, Change):
+                continue
+            if snapshot.number_of(shape.relation.schema, shape.relation.name) != table:
+                continue
+            for texts in (message.old, message.new):
+                found = _key_of(texts, shape.keys) if texts is not None else ()
+                if len(found) == len(key) and len(wanted) < _ASKED_AT_ONCE:
+                    wanted[found] = None
+        control = await self._connected()
+        async with self._lock, asyncio.timeout(self._spec.timeout_s):
+            numbers = await catalog.regions(control, snapshot, table, list(wanted))
+        if len(self._changes.regions) > 100 * _ASKED_AT_ONCE:
+            self._changes.regions.clear()
+        self._changes.regions.update(((table, one), number) for one, number in zip(wanted, numbers, strict=True))
+
+    def _truncated(self, relation: int) -> Made | None:
+        try:
+            return self._changes.truncated(relation)
+        except TruncatedError as table:
+            raise DamageError(
+                codes.SOURCE_PAST_REPLACED,
+                f"{self._where}: {table} was truncated while its snapshot was interrupted, so which of its rows were "
+                "read before that is not known. Start over with --fresh",
+            ) from None
+
+    def _bear(self, error: MillstreamError) -> None:
+        if not isinstance(error, RetryLaterError):
+            raise error
+        if self._again.none_yet:
+            _log.warning("%s; it is tried again", error)
+        self._next_try_s = self._now_s() + self._again.take()
+
+    def _now_s(self) -> float:
+        return self._owner.clock.monotonic_s()
+
+
+def _key_of(texts: Texts, places: Sequence[int]) -> Key:
+    found = [texts[place] for place in places]
+    return tuple(text.decode("utf-8", "surrogateescape") for text in found if isinstance(text, bytes))
+
+
+def _ends_of(history: str) -> dict[int, int]:
+    """Where each former timeline ended, by the text of a history file."""
+    ends: dict[int, int] = {}
+    for line in history.splitlines():
+        words: Any = line.partition("#")[0].split()
+        if len(words) >= 2:
+            ends[int(words[0])] = lsn_of(words[1])
+    return ends
+
+
+@asynccontextmanager
+async def open_cdc(spec: PostgresSource, cdc: PostgresCdc, owner: SourceOwner) -> AsyncIterator[SourceLane]:
+    """The lane at `owner.position`."""
+    lane = PostgresCdcLane(spec, cdc, owner)
+    try:
+        await lane.open()
+        async with open_tasks() as tasks:
+            ticking = tasks.create_task(lane.tick(), name=f"slot {owner.lane}")
+            try:
+                yield lane
+            finally:
+                ticking.cancel()
+    finally:
+        lane.close()

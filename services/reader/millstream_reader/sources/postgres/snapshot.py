@@ -1,0 +1,155 @@
+"""Which changes a snapshot has already shown, though it was read in several parts. Pure.
+
+    part 1: what its transaction saw ─────────┬─ part 2 ──────┬─ part 3, to the end ─
+    tables and keys, in the order of reading ─►
+
+A snapshot is read table by table in the order of keys, inside one transaction, which sees one state. Where that one is
+ended, another goes on behind the last key, and sees a later state. A change that the part which has its key saw was
+read with its row; every other one follows. Above it: the lane. It knows no connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+Key = tuple[str, ...]
+"""Of a row, as the server writes it."""
+_XIDS = 1 << 32
+
+
+class Bound(NamedTuple):
+    """A place in the order of reading: behind a row, or in front of a table's first where `key` is None."""
+
+    table: int
+    key: Key | None
+
+
+BEGINNING = Bound(0, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a transaction sees: `pg_current_snapshot()`."""
+
+    xmin: int
+    xmax: int
+    running: frozenset[int]
+
+    def has(self, xid: int) -> bool:
+        """Whether it sees what a transaction has done; `xid` as the log has it, without its high bits."""
+        # The two are less than half of all numbers apart, or the server would have stopped.
+        whole = self.xmax + ((xid - self.xmax + _XIDS // 2) % _XIDS - _XIDS // 2)
+        return whole < self.xmax and (whole < self.xmin or whole not in self.running)
+
+    def __str__(self) -> str:
+        return f"{self.xmin}:{self.xmax}:{','.join(map(str, sorted(self.running)))}"
+
+
+def parse_seen(text: str) -> Seen:
+    """From the server's words. Raises `ValueError`."""
+    xmin, xmax, running = text.split(":")
+    return Seen(int(xmin), int(xmax), frozenset(int(xid) for xid in running.split(",") if xid))
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one transaction has read."""
+
+    seen: Seen
+    until_lsn: int
+    """All that it sees was committed before."""
+    upto: Bound | None
+    """The last that it read; None: it reads to the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotTable:
+    """A table that is read."""
+
+    schema: str
+    name: str
+    keys: tuple[tuple[str, str], ...]
+    """The columns of its key, each with its type."""
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """How far it is, and what its parts saw."""
+
+    tables: Sequence[SnapshotTable]
+    parts: list[Part] = field(default_factory=list)
+    at: Bound | None = field(default_factory=lambda: BEGINNING)
+    """Behind the last row that was given; None: all were."""
+
+    def begin(self, seen: Seen, until_lsn: int) -> None:
+        """Another part, from here on."""
+        self.cut()
+        self.parts.append(Part(seen, until_lsn, None))
+
+    def cut(self) -> None:
+        """The last part has read no more than what was given."""
+        if self.at is None or not self.parts or self.parts[-1].upto is not None:
+            return
+        last = self.parts.pop()
+        begun = self.parts[-1].upto if self.parts else BEGINNING
+        if self.at != begun:
+            self.parts.append(Part(last.seen, last.until_lsn, self.at))
+
+    def is_over(self, lsn: int) -> bool:
+        """Whether no change that is committed from there on was seen by any part."""
+        return self.at is None and (not self.parts or lsn >= self.parts[-1].until_lsn)
+
+    def number_of(self, schema: str, name: str) -> int | None:
+        """Of a table; None where the snapshot does not have it."""
+        places = (n for n, table in enumerate(self.tables) if (table.schema, table.name) == (schema, name))
+        return next(places, None)
+
+    def bounds_of(self, table: int) -> list[tuple[int, Key]]:
+        """Keys of a table at which a part ends, each with the number of that part."""
+        uptos = ((number, part.upto) for number, part in enumerate(self.parts))
+        return [(n, upto.key) for n, upto in uptos if upto is not None and upto.table == table and upto.key is not None]
+
+    def first_that_saw(self, xid: int) -> int:
+        """The number of the first part that sees a transaction, as all that follow do; behind the last: none does."""
+        return next((number for number, part in enumerate(self.parts) if part.seen.has(xid)), len(self.parts))
+
+    def parts_of(self, table: int) -> tuple[int, int]:
+        """The numbers of the first and the last part that have read something of a table."""
+        first = last = len(self.parts) - 1
+        for number, part in reversed(list(enumerate(self.parts))):
+            if part.upto is None or part.upto.table > table:
+                first = last = number
+            elif part.upto.table == table and part.upto.key is not None:
+                first = number
+            else:
+                break
+        return first, last
+
+    def packed(self) -> dict[str, Any]:
+        """For a position."""
+        return {
+            "tables": [[table.schema, table.name, table.keys] for table in self.tables],
+            "parts": [[str(part.seen), part.until_lsn, part.upto] for part in self.parts],
+            "at": self.at,
+        }
+
+
+def unpacked(body: Mapping[str, Any]) -> Snapshot:
+    """The inverse of `Snapshot.packed`. Raises `ValueError`, `TypeError` and `KeyError`."""
+    tables = [
+        SnapshotTable(str(schema), str(name), tuple((str(column), str(of)) for column, of in keys))
+        for schema, name, keys in body["tables"]
+    ]
+    parts = [Part(parse_seen(seen), int(lsn), _bound(upto, tables)) for seen, lsn, upto in body["parts"]]
+    return Snapshot(tables, parts, _bound(body["at"], tables))
+
+
+def _bound(written: Any, tables: Sequence[SnapshotTable]) -> Bound | None:
+    if written is None:
+        return None
+    table, key = written
+    if not 0 <= int(table) < max(1, len(tables)) or (key is not None and len(key) != len(tables[table].keys)):
+        raise ValueError(written)
+    return Bound(int(table), None if key is None else tuple(map(str, key)))
