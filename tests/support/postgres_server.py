@@ -140,6 +140,24 @@ class PostgresServer:
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(number)
 
+    async def encrypt(self) -> Path:
+        """Have it take encrypted connections; returns its certificate, which is its own authority's."""
+        certificate, key = self.directory / "server.crt", self.directory / "server.key"
+        subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+        files = ["-keyout", str(key), "-out", str(certificate)]
+        command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *subject, *files]
+        await asyncio.to_thread(subprocess.run, command, check=True, capture_output=True)
+        key.chmod(0o600)
+        if os.geteuid() == 0:
+            os.chown(key, pwd.getpwnam(_NOBODY).pw_uid, -1)
+        await Database(self, "postgres").execute(
+            f"ALTER SYSTEM SET ssl_cert_file = '{certificate}'",
+            f"ALTER SYSTEM SET ssl_key_file = '{key}'",
+            "ALTER SYSTEM SET ssl = on",
+            "SELECT pg_reload_conf()",
+        )
+        return certificate
+
     def restart(self) -> None:
         self.kill()
         self.start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from datetime import datetime
@@ -21,7 +22,7 @@ from millstream_reader.sources.postgres import cdc as cdc_module
 from millstream_runner.cli.main import main
 from tests.contract.sources.lanes import open_lane, read_to_end, read_until, records_of
 from tests.support.errors import raises
-from tests.support.postgres_server import Database, PostgresServer, open_postgres, why_missing
+from tests.support.postgres_server import LOCKED, PASSWORD, ROLE, Database, PostgresServer, open_postgres, why_missing
 
 pytestmark = pytest.mark.skipif(bool(why_missing()), reason=why_missing() or "it is there")
 
@@ -390,6 +391,35 @@ async def test_a_table_that_is_truncated_between_two_parts_stops_the_lane(
     with raises(codes.SOURCE_PAST_REPLACED, match=r"public\.numbers was truncated"):
         async with open_lane(spec(database), position) as lane:
             await read_until(lane, lambda records: len(records) > 1000)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl, which makes certificates, is not installed")
+async def test_an_encrypted_connection_and_a_password() -> None:
+    """Both for the query and for the changes, whose protocol follows asyncpg's login."""
+    with open_postgres(wal_level="logical") as server:
+        database = await server.database()
+        await database.execute(
+            "CREATE TABLE numbers (n bigserial PRIMARY KEY, text text)",
+            FILL,
+            "CREATE PUBLICATION ours FOR TABLE numbers",
+        )
+        certificate = await server.encrypt()
+        await database.execute(ROLE, f"ALTER ROLE {LOCKED} REPLICATION", f"GRANT SELECT ON numbers TO {LOCKED}")
+        safe = {"user": LOCKED, "password": PASSWORD, "sslmode": "verify-full", "sslRootCert": str(certificate)}
+        async with open_lane(spec(database, **safe)) as lane:
+            await read_until(lane, lambda records: len(records) == 100)
+            await database.execute(FILL)
+            assert len(await read_until(lane, lambda records: len(records) == 100)) == 100
+            encrypted = await database.column(
+                "SELECT bool_and(s.ssl) FROM pg_stat_ssl s JOIN pg_stat_replication r ON r.pid = s.pid"
+            )
+            assert encrypted == [True]
+        query = {**database.settings, **safe, "query": "SELECT * FROM numbers", "cursor": ["n"], "stopAtEnd": True}
+        async with open_lane({"postgres": query}) as lane:
+            assert len((await read_to_end(lane))[0]) == 200
+        with raises(codes.TARGET_REFUSES, match="password authentication failed"):
+            async with open_lane(spec(database, **safe | {"password": "wrong"})):
+                pass
 
 
 async def test_of_two_lanes_the_one_that_hangs_gives_the_slot_up(

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from array import array
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -24,7 +23,6 @@ from typing import Any, NamedTuple
 from millstream import codes
 from millstream.background import open_tasks
 from millstream.errors import DamageError, InfrastructureError, MillstreamError, RetryLaterError, UserError
-from millstream.frame import build_frame
 from millstream.limits import (
     POSTGRES_FEEDBACK_EVERY_S,
     POSTGRES_IDLE_BYTES,
@@ -32,16 +30,16 @@ from millstream.limits import (
     POSTGRES_SLOT_LOOK_EVERY_S,
     POSTGRES_SLOT_REPORTED_BYTES,
     POSTGRES_SNAPSHOT_PART_S,
-    RECORD_BYTES_MAX,
 )
 from millstream.pauses import Pauses
 from millstream.postgres.connecting import FAILURES, Connection, connect, error_of, sqlstate_of
 from millstream.postgres.replication import Passed, Replication, lsn_of, lsn_text, open_replication
 from millstream_reader.connector import SourceOwner
-from millstream_reader.source import InvalidRecord, SourceBatch, SourceLane
+from millstream_reader.source import SourceBatch, SourceLane
 from millstream_reader.sources.positions import pack_position, unpack_position
 from millstream_reader.sources.postgres import catalog
 from millstream_reader.sources.postgres.changes import (
+    Batch,
     Changes,
     Made,
     MustAskError,
@@ -74,8 +72,6 @@ _TICK_S = 1.0
 _IN_USE = "55006"
 _IN_USE_S = 5.0
 """How long another process of this lane may hold the slot before it is ended."""
-_SHOWN_BYTES = 1024
-"""Of a record that is too large."""
 _ASKED_AT_ONCE = 500
 """Keys."""
 _FIRST_ROWS = 16
@@ -161,13 +157,10 @@ class PostgresCdcLane:
     async def read(self, records_max: int, bytes_max: int, timeout_s: float) -> SourceBatch:
         if self._is_idle or self._draining or self._is_ended():
             return SourceBatch(None, self._given, ended=self._is_idle or (self._is_ended() and not self._draining))
-        values: list[bytes] = []
-        times = array("q")
-        keys: list[tuple[bytes, ...]] = []
-        invalid: list[InvalidRecord] = []
+        into = Batch()
         try:
             await self._fill(timeout_s)
-            await self._take(values, times, keys, invalid, records_max, bytes_max)
+            await self._take(into, records_max, bytes_max)
         except FAILURES as error:
             self.close()
             self._bear(error_of(error, self._spec, self._where))
@@ -181,15 +174,11 @@ class PostgresCdcLane:
         except BaseException:
             self.close()
             raise
-        frame = None
-        if values:
-            now_us = self._owner.clock.now_us()
-            named = keys if any(keys) else None
-            frame = build_frame(values, times, ingest_time_us=now_us, keys=named)
+        frame = into.frame(self._owner.clock.now_us())
         ended = self._is_ended()
-        if values or invalid or ended or self._is_due():
+        if frame is not None or into.invalid or ended or self._is_due():
             self._given, self._given_lsn, self._given_s = self._position(), self._changes.lsn, self._now_s()
-        return SourceBatch(frame, self._given, ended=ended, invalid=tuple(invalid))
+        return SourceBatch(frame, self._given, ended=ended, invalid=tuple(into.invalid))
 
     async def committed(self, position: bytes) -> None:
         if self._is_idle:
@@ -586,65 +575,35 @@ class PostgresCdcLane:
                 self._reading.terminate()
                 self._reading = None
 
-    async def _take(
-        self,
-        values: list[bytes],
-        times: array[int],
-        keys: list[tuple[bytes, ...]],
-        invalid: list[InvalidRecord],
-        records_max: int,
-        bytes_max: int,
-    ) -> None:
+    async def _take(self, into: Batch, records_max: int, bytes_max: int) -> None:
         """A batch of what waits."""
-        size = 0
-
-        def fits(made: Made) -> bool:
-            return not values or size + len(made.value) <= bytes_max
-
-        def add(made: Made, time_us: int, place: str) -> None:
-            nonlocal size
-            if len(made.value) > RECORD_BYTES_MAX:
-                reason = f"{place}: its JSON has {len(made.value)} bytes; the limit is {RECORD_BYTES_MAX}"
-                invalid.append(InvalidRecord(made.value[:_SHOWN_BYTES], reason, place))
-                return
-            size += len(made.value)
-            values.append(made.value)
-            times.append(time_us)
-            keys.append(made.keys)
-
-        while self._rows and self._snapshot is not None and len(values) < records_max:
+        while self._rows and self._snapshot is not None and len(into.values) < records_max:
             row = self._rows[0]
             assert self._part_tail is not None, "a part was begun"
             assert row.page.shape is not None, "a part was begun"
             made = row.page.shape.record("r", None, False, row.texts, self._part_tail, 0)
-            if not fits(made):
+            if not into.fits(made, bytes_max):
                 return
             self._rows.popleft()
             self._moved(self._snapshot, row.behind)
-            add(made, self._part_tail.time_us, f"a row of {row.page.table.path}")
-        while self._waiting and len(values) < records_max and not self._is_ended():
+            into.add(made, self._part_tail.time_us, f"a row of {row.page.table.path}")
+        while self._waiting and len(into.values) < records_max and not self._is_ended():
+            self._changes.insertions(self._waiting, into, records_max, bytes_max)
+            if not self._waiting or len(into.values) >= records_max:
+                return
             item = self._waiting[0]
             message = parse(item) if isinstance(item, bytes) else item
-            if isinstance(message, Change):
-                change = await self._made(message)
-                if change is not None and not fits(change):
+            if isinstance(message, Truncate) and len(message.relations) > 1:
+                self._waiting.popleft()
+                self._waiting.extendleft(Truncate((relation,)) for relation in reversed(message.relations))
+                continue
+            if isinstance(message, Change | Truncate):
+                change = await self._made(message) if isinstance(message, Change) else self._truncated(message)
+                if change is not None and not into.fits(change, bytes_max):
                     return
                 self._changes.took()
                 if change is not None and self._changes.tail is not None:
-                    place = f"a change at {lsn_text(self._changes.lsn)}"
-                    add(change, self._changes.tail.time_us, place)
-            elif isinstance(message, Truncate):
-                if len(message.relations) > 1:
-                    self._waiting.popleft()
-                    self._waiting.extendleft(Truncate((relation,)) for relation in reversed(message.relations))
-                    continue
-                for relation in message.relations:
-                    emptied = self._truncated(relation)
-                    if emptied is not None and not fits(emptied):
-                        return
-                    self._changes.took()
-                    if emptied is not None and self._changes.tail is not None:
-                        add(emptied, self._changes.tail.time_us, "a truncation")
+                    into.add(change, self._changes.tail.time_us, f"a change at {lsn_text(self._changes.lsn)}")
             else:
                 await self._hear(message)
             self._waiting.popleft()
@@ -698,9 +657,9 @@ class PostgresCdcLane:
             self._changes.regions.clear()
         self._changes.regions.update(((table, one), number) for one, number in zip(wanted, numbers, strict=True))
 
-    def _truncated(self, relation: int) -> Made | None:
+    def _truncated(self, message: Truncate) -> Made | None:
         try:
-            return self._changes.truncated(relation)
+            return self._changes.truncated(message.relations[0]) if message.relations else None
         except TruncatedError as table:
             raise DamageError(
                 codes.SOURCE_PAST_REPLACED,

@@ -9,12 +9,17 @@ many changes of the one that was committed there. Above it: the lane, which asks
 
 from __future__ import annotations
 
+from array import array
+from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from millstream.frame import Frame, build_frame
+from millstream.limits import RECORD_BYTES_MAX
 from millstream.postgres.replication import lsn_text
+from millstream_reader.source import InvalidRecord
 from millstream_reader.sources.postgres.pgoutput import (
     UNCHANGED,
     Begin,
@@ -27,6 +32,8 @@ from millstream_reader.sources.postgres.pgoutput import (
 from millstream_reader.sources.postgres.snapshot import Key, Snapshot
 from millstream_reader.sources.postgres.texts import UserType, quoted, to_json
 
+_SHOWN_BYTES = 1024
+"""Of a record that is too large."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -78,7 +85,15 @@ class Table:
             (quoted(column.name.encode()), quoted(column.name.encode()) + b":", to_json(column.type_oid, user_types))
             for column in relation.columns
         ]
+        self.parts = [
+            ((b"," if number else b"{") + member, None if convert is bytes else convert, number in self.keys)
+            for number, (_, member, convert) in enumerate(self._members)
+        ]
+        """Of a whole row: what stands before each value, how it becomes JSON, and whether it belongs to the key."""
+        self.is_in_order = self.keys == sorted(self.keys)
+        """Whether the columns of the key have the order of the row."""
         place = b'"schema":' + quoted(relation.schema.encode()) + b',"table":' + quoted(relation.name.encode())
+        self.inserted = b'{"op":"c",%b,"before":null,"after":' % place
         self._heads = {op: b'{"op":"%b",%b,"before":' % (op.encode(), place) for op in "rcudt"}
 
     def key_of(self, texts: Texts, older: Texts | None = None) -> tuple[bytes, ...]:
@@ -125,6 +140,38 @@ class Table:
             else:
                 parts.append(member + convert(text))
         return b"{" + b",".join(parts) + b"}", unchanged
+
+
+@dataclass(slots=True)
+class Batch:
+    """Records that are being put together."""
+
+    values: list[bytes] = field(default_factory=list)
+    times: array[int] = field(default_factory=lambda: array("q"))
+    keys: list[tuple[bytes, ...]] = field(default_factory=list)
+    invalid: list[InvalidRecord] = field(default_factory=list)
+    size: int = 0
+
+    def fits(self, made: Made, bytes_max: int) -> bool:
+        """Whether there is room; there is for the first."""
+        return not self.values or self.size + len(made.value) <= bytes_max
+
+    def add(self, made: Made, time_us: int, place: str) -> None:
+        """Another one; `place` says where it stands."""
+        if len(made.value) > RECORD_BYTES_MAX:
+            reason = f"{place}: its JSON has {len(made.value)} bytes; the limit is {RECORD_BYTES_MAX}"
+            self.invalid.append(InvalidRecord(made.value[:_SHOWN_BYTES], reason, place))
+            return
+        self.size += len(made.value)
+        self.values.append(made.value)
+        self.times.append(time_us)
+        self.keys.append(made.keys)
+
+    def frame(self, now_us: int) -> Frame | None:
+        """All of them; None where there is none."""
+        if not self.values:
+            return None
+        return build_frame(self.values, self.times, ingest_time_us=now_us, keys=self.keys if any(self.keys) else None)
 
 
 class Changes:
@@ -194,6 +241,59 @@ class Changes:
             # A row whose key changed went from what one part read to what another did.
             op = op if op != "u" or (new is not None and (old is not None or message.old is None)) else _half(new)
         return table.record(op, old, message.is_whole and old is not None, new, self._tail, self._seen)
+
+    def insertions(self, waiting: deque[Any], into: Batch, records_max: int, bytes_max: int) -> None:
+        """Take insertions into one table from the front of what waits, as far as nothing about them is special: what
+        `made`, `took` and their caller do one by one, in a loop of its own."""
+        if self.tail is None or self._seen < self._skip:
+            return
+        if self.snapshot is not None and self._saw < len(self.snapshot.parts):
+            return
+        tail, seen, size = self.tail, self._seen, into.size
+        values, keys, before = into.values, into.keys, len(into.values)
+        relation, table = b"", None
+        while waiting and len(values) < records_max:
+            data = waiting[0]
+            if type(data) is not bytes or data[:1] != b"I" or data[5:6] != b"N":
+                break
+            if data[1:5] != relation:
+                relation = data[1:5]
+                table = self.tables.get(int.from_bytes(relation, "big"))
+                if table is None or not table.is_in_order:
+                    break
+            if table is None or int.from_bytes(data[6:8], "big") != len(table.parts):
+                break
+            found = [table.inserted]
+            key: list[bytes] = []
+            at = 8
+            for head, convert, is_key in table.parts:
+                kind = data[at : at + 1]
+                if kind == b"t":
+                    start = at + 5
+                    at = start + int.from_bytes(data[at + 1 : start], "big")
+                    text = data[start:at]
+                    found += (head, text if convert is None else convert(text))
+                    if is_key:
+                        key.append(text)
+                elif kind == b"n":
+                    at += 1
+                    found += (head, b"null")
+                else:
+                    at = 0
+                    break
+            found += (b"}", tail.text, b"%d}" % seen)
+            value = b"".join(found)
+            if at != len(data) or len(value) > RECORD_BYTES_MAX or (values and size + len(value) > bytes_max):
+                break
+            waiting.popleft()
+            seen += 1
+            size += len(value)
+            values.append(value)
+            keys.append(tuple(key))
+        into.times.extend(array("q", [tail.time_us]) * (len(values) - before))
+        into.size = size
+        if seen > self._seen:
+            self._seen = self.index = seen
 
     def truncated(self, relation: int) -> Made | None:
         """The record of a table that was emptied. See `made`."""
