@@ -28,6 +28,9 @@ from millstream_reduce.windows.keyed import NO_LIMIT
 from millstream_reduce.windows.slots import Key
 from millstream_reduce.windows.span_windows import SpanWindows
 
+_LAST_US = END_OF_TIME_US - 1
+"""A row at the very end of time counts as one at this time: no window can end after it."""
+
 
 class SessionWindows(SpanWindows):
     """Sessions of one key each, or of all rows."""
@@ -66,11 +69,10 @@ class SessionWindows(SpanWindows):
         """Rows may join sessions that are open; `replayed` sees what did not."""
 
     def _parts(self, times: Times, groups: Rows) -> Rows:
-        return parts(times, groups, self._config.timeout_us)
+        return parts(np.minimum(times, _LAST_US), groups, self._config.timeout_us)
 
     def _spans(self, times: Times, firsts: Rows) -> tuple[Rows, Rows, Rows]:
-        # A row at the very end of time counts as one before it: no window can end after it.
-        start = np.minimum(np.minimum.reduceat(times, firsts), END_OF_TIME_US - 1)
+        start = np.minimum(np.minimum.reduceat(times, firsts), _LAST_US)
         last = np.maximum.reduceat(times, firsts)
         timeout = self._config.timeout_us
         return start, np.minimum(last, END_OF_TIME_US - timeout) + timeout, start

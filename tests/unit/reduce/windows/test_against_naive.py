@@ -102,6 +102,13 @@ def test_windows_at_the_ends_of_time_are_those_of_the_naive_model(kind: str, dat
     live(data.draw(KINDS[kind]), data.draw(steps(FAR)))
 
 
+@pytest.mark.parametrize("together", [True, False])
+def test_sessions_meet_at_the_very_end_of_time_whether_their_rows_come_together(together: bool) -> None:
+    config = WindowConfig(kind="session", timeout_us=11, lateness_us=0, keyed=False)
+    rows = [(END_OF_TIME_US - 11, b""), (END_OF_TIME_US, b"")]
+    live(config, [("append", rows)] if together else [("append", [row]) for row in rows])
+
+
 def test_last_results_that_go_one_by_one_are_those_of_the_naive_model() -> None:
     config = WindowConfig(kind="global", count=4, accumulate=True, lateness_us=0, keyed=True)
     live(
